@@ -1,0 +1,59 @@
+# `make demo` and `make test` are all a newcomer needs; both begin with `make setup`.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+# One thread an operator: test processes share the machine, and sums stay in one order.
+export OMP_NUM_THREADS ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast test-gpu lint types format zoo bench docs clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+
+setup: $(INSTALLED) ## make .venv and install what everything needs; skipped while pyproject.toml stands
+
+$(INSTALLED): pyproject.toml .ci/install-torch
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "shardwright needs Python 3.11 or later; name one: make setup PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv .venv
+	.ci/install-torch $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@touch $@
+
+demo: setup ## a real model, cut in two, run on two processes, compared with the whole
+	$(BIN)/shardwright demo
+
+test: lint types ## lint, types and every test that needs no GPU
+	$(BIN)/pytest -m 'not gpu'
+
+test-fast: setup ## the tests that need nothing but torch
+	$(BIN)/pytest -m 'not gpu and not processes'
+
+test-gpu: setup ## the tests that need a GPU
+	$(BIN)/pytest -m gpu
+
+lint: setup ## ruff: format and rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: setup ## mypy --strict over shardwright/
+	$(BIN)/mypy
+
+format: setup ## rewrite the sources as `make lint` wants them
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+zoo: setup ## capture, cut, run and compare 25 model families; prints the README's table
+	$(BIN)/python benchmarks/zoo.py
+
+bench: setup ## build time, runner overhead and throughput
+	$(BIN)/python benchmarks/build.py
+	$(BIN)/python benchmarks/runner.py
+
+docs: setup ## run every example of README.md and docs/
+	$(BIN)/pytest tests/test_docs.py
+
+clean: ## remove the virtual environment and caches
+	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache *.egg-info
