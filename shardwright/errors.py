@@ -1,0 +1,113 @@
+"""Every exception that shardwright raises, as one tree.
+
+    ShardwrightError
+    ├── GraphError          an IRGraph breaks a rule, or its text does not parse
+    ├── CaptureError        a model cannot be captured; names the line and what to change
+    ├── PlanError           a plan cannot be made, or does not belong to this graph
+    ├── PipelineError       a pipeline breaks a rule of the format; names rule, task and tensor
+    ├── WeightError         a weight file is missing, or lacks a tensor, or holds another shape
+    ├── InputError          arguments given to a graph or a pipeline do not fit it
+    ├── VerifyError         a pipeline computes something else than the model it came from
+    └── RunError            a pipeline could not be run
+        ├── DeviceError     this machine lacks a device that the pipeline names
+        ├── LaunchError     the worker processes could not be started or connected
+        └── WorkerError     a worker failed, died or stood still; names rank, task and tensor
+
+A message says where, what was found, what was expected, and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class ShardwrightError(Exception):
+    """Base of every error that shardwright raises on purpose."""
+
+
+class GraphError(ShardwrightError):
+    """An IRGraph is not valid, or a text is not the text of one."""
+
+
+class CaptureError(ShardwrightError):
+    """A model, or its arguments, cannot be captured as a graph."""
+
+
+class PlanError(ShardwrightError):
+    """A plan cannot be made as asked, or a plan does not fit the graph it is used with."""
+
+
+class PipelineError(ShardwrightError):
+    """A pipeline breaks a rule of the format.
+
+    ``rule`` names the rule (``one-producer``), ``task`` the supertask and ``tensor`` the tensor
+    where it was seen; each is None where the rule has no such place.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rule: str | None = None,
+        task: str | None = None,
+        tensor: str | None = None,
+    ) -> None:
+        place = [
+            f"{label} {name!r}"
+            for label, name in (("supertask", task), ("tensor", tensor))
+            if name is not None
+        ]
+        where = f"{', '.join(place)}: " if place else ""
+        suffix = f" [rule {rule}]" if rule else ""
+        super().__init__(f"{where}{message}{suffix}")
+        self.rule = rule
+        self.task = task
+        self.tensor = tensor
+
+
+class WeightError(ShardwrightError):
+    """A stored weight is missing or is not what the graph or the pipeline says it is."""
+
+
+class InputError(ShardwrightError):
+    """Arguments do not have the names, structure, shapes or dtypes that were captured."""
+
+
+class VerifyError(ShardwrightError):
+    """A pipeline's outputs differ from the reference model's."""
+
+
+class RunError(ShardwrightError):
+    """A pipeline could not be run."""
+
+
+class DeviceError(RunError):
+    """The machine has no device of the kind and index that a device slot names."""
+
+
+class LaunchError(RunError):
+    """Worker processes could not be started, or did not find one another."""
+
+
+class WorkerError(RunError):
+    """A worker failed while it ran a supertask.
+
+    ``rank`` is the index of the device slot, ``task`` and ``tensor`` the supertask and tensor at
+    hand, None where the worker was in none.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        task: str | None = None,
+        tensor: str | None = None,
+    ) -> None:
+        place = [
+            f"{label} {name}"
+            for label, name in (("rank", rank), ("supertask", task), ("tensor", tensor))
+            if name is not None
+        ]
+        super().__init__(f"{', '.join(place)}: {message}" if place else message)
+        self.rank = rank
+        self.task = task
+        self.tensor = tensor

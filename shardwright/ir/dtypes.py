@@ -1,0 +1,51 @@
+"""The one table of element types: the short name that texts and files use, and torch's dtype.
+
+The ten names of the pipeline format are `FILE_DTYPES`; a graph may hold the others too, and
+`build` refuses them where a tensor of such a type would have to stand in a file.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from shardwright.errors import GraphError
+
+DTYPES: dict[str, torch.dtype] = {
+    "f64": torch.float64,
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f8": torch.float8_e4m3fn,
+    "bool": torch.bool,
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "i16": torch.int16,
+    "i8": torch.int8,
+    "u8": torch.uint8,
+    "c64": torch.complex64,
+    "c128": torch.complex128,
+}
+FILE_DTYPES = tuple(DTYPES)[:10]
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The short name of a torch dtype: ``torch.float32`` is ``f32``. Raises GraphError."""
+    try:
+        return _NAMES[dtype]
+    except KeyError:
+        raise GraphError(f"dtype {dtype} is not supported; known are {', '.join(DTYPES)}") from None
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a short name. Raises GraphError."""
+    try:
+        return DTYPES[name]
+    except KeyError:
+        raise GraphError(f"unknown dtype {name!r}; known are {', '.join(DTYPES)}") from None
+
+
+def itemsize(name: str) -> int:
+    """Bytes of one element."""
+    return torch_dtype(name).itemsize

@@ -1,0 +1,188 @@
+"""The pipeline format: the types of one file, field for field.
+
+These Structs are the file: `msgspec.json` reads and writes them, and the JSON Schema is made from
+them. What the types cannot say (which fields a kind of supertask has, that tensor sets agree, that
+groups are complete) is said in `rules` and `check`.
+
+Fields below the line "optional keys" of a type are extensions: a file without them is exactly the
+format of the specification, and they are left out where they say nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from shardwright.ir.structure import Arguments, Tree
+
+Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+"""uint64 in the specification; bounded by what a signed tensor size can be."""
+
+DType = Literal["f64", "f32", "f16", "bf16", "f8", "bool", "i64", "i32", "i16", "i8"]
+"""``f8`` is torch.float8_e4m3fn."""
+
+ParamfileFormat = Literal["safetensors", "torch.save", "torch.export"]
+
+ComputeKind = Literal["dfg", "FX"]
+CommunicationKind = Literal[
+    "send",
+    "recv",
+    "reduce",
+    "all_gather",
+    "all_reduce",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+]
+SuperTaskKind = Literal[
+    "dfg",
+    "FX",
+    "send",
+    "recv",
+    "reduce",
+    "all_gather",
+    "all_reduce",
+    "reduce_scatter",
+    "all_to_all",
+    "broadcast",
+    "input",
+    "output",
+]
+ReduceOp = Literal["sum", "avg", "max", "min"]
+Phase = Literal["forward", "backward", "backward_weight", "update"]
+
+Placements = tuple[tuple[Natural, Natural], ...]
+"""Half-open range taken of each dimension of a tensor, one a dimension."""
+
+
+class Device(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """A device slot: ``kind`` is ``cpu``, ``npu`` or ``cuda``; ``idx`` counts within a host."""
+
+    kind: str
+    idx: Natural
+    # optional keys
+    host: str | None = None
+    pes: tuple[Natural, ...] | None = None
+
+
+class ParamValue(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """Where a constant tensor's contents lie.
+
+    ``path`` is relative to the pipeline file. ``name`` is the tensor's name in that file,
+    ``name_in_graph`` the placeholder it fills in its first user's graph, ``placements`` the part
+    of the stored tensor that this tensor is.
+    """
+
+    path: str
+    format: ParamfileFormat
+    name: str
+    name_in_graph: str
+    placements: Placements
+
+
+class TensorInfo(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """A tensor of the pipeline; ``value`` is there for constants and only for them."""
+
+    shape: tuple[Natural, ...]
+    dtype: DType
+    value: ParamValue | None = None
+    # optional keys
+    strides: tuple[Natural, ...] | None = None
+    init: Literal["zeros"] | None = None
+
+
+class SuperTask(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """One step of one device slot. Which fields stand, by kind, is a table in `rules`."""
+
+    kind: SuperTaskKind
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    device: str | None = None
+    data: str | None = None
+    group: str | None = None
+    device_idx: Natural | None = None
+    metadata: dict[str, Natural | str] | None = None
+    # optional keys
+    data_blob: str | None = None
+    phase: Phase | None = None
+
+
+class MetadataTensor(Struct, forbid_unknown_fields=True):
+    """A whole input or output of the original model; ``idx`` is its place among them."""
+
+    shape: tuple[Natural, ...]
+    dtype: DType
+    idx: Natural
+
+
+class MetadataTensors(Struct, forbid_unknown_fields=True):
+    """The original model's inputs and outputs by name."""
+
+    inputs: dict[str, MetadataTensor]
+    outputs: dict[str, MetadataTensor]
+
+
+class MetadataTensorSlice(Struct, forbid_unknown_fields=True):
+    """A pipeline input or output: which part of which original tensor, and on which slot."""
+
+    placements: Placements
+    origin: str
+    dtype: DType
+    device: str
+
+
+class MetadataTensorSlices(Struct, forbid_unknown_fields=True):
+    """The pipeline's inputs and outputs by tensor name."""
+
+    inputs: dict[str, MetadataTensorSlice]
+    outputs: dict[str, MetadataTensorSlice]
+
+
+class Structure(Struct, forbid_unknown_fields=True):
+    """How the flat inputs and outputs fold back into the original call and result."""
+
+    inputs: Arguments
+    outputs: Tree
+
+
+class Metadata(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """What the Generator needs to cut whole inputs and to join outputs; runners do not read it."""
+
+    tensors: MetadataTensors
+    tensor_slices: MetadataTensorSlices
+    # optional keys
+    structure: Structure | None = None
+
+
+class Training(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """How often tasks run, and which tensor replaces which after a step.
+
+    ``replaces`` maps a produced tensor to the constant whose contents it becomes. A pipeline of
+    one forward has it too, where the program changes its buffers.
+    """
+
+    replaces: dict[str, str] = {}
+    microbatches: dict[str, Any] | None = None
+    schedule: dict[str, Any] | None = None
+
+
+class Document(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """A pipeline file's contents: the specification's ``Pipeline``."""
+
+    name: str
+    devices: dict[str, Device]
+    tensors: dict[str, TensorInfo]
+    supertasks: dict[str, SuperTask]
+    metadata: Metadata
+    # optional keys
+    version: Natural | None = None
+    blobs: dict[str, str] | None = None
+    training: Training | None = None
+    requires: tuple[str, ...] | None = None
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a pipeline file."""
+    return msgspec.json.schema(Document)
