@@ -155,8 +155,10 @@ def _describe(value: Any, prefix: str, path: str, namer: _Namer) -> Tree:
         )
         return ListTree(items) if type(value) is list else TupleTree(items)
     if type(value) is dict:
-        return DictTree(tuple(_constant_key(key, path) for key in value),
-                        _describe_items(value.items(), prefix, path, namer))
+        return DictTree(
+            tuple(_constant_key(key, path) for key in value),
+            _describe_items(value.items(), prefix, path, namer),
+        )
     fields = _fields_of(value)
     if fields is None:
         raise InputError(
@@ -168,9 +170,7 @@ def _describe(value: Any, prefix: str, path: str, namer: _Namer) -> Tree:
     return ObjectTree(cls, tuple(fields), _describe_items(fields.items(), prefix, path, namer))
 
 
-def _describe_items(
-    items: Any, prefix: str, path: str, namer: _Namer
-) -> tuple[Tree, ...]:
+def _describe_items(items: Any, prefix: str, path: str, namer: _Namer) -> tuple[Tree, ...]:
     return tuple(_describe(item, _join(prefix, k), f"{path}[{k!r}]", namer) for k, item in items)
 
 
@@ -315,9 +315,7 @@ def flatten_call(
     return found
 
 
-def _bind(
-    arguments: Arguments, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
+def _bind(arguments: Arguments, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """What a call gives for each parameter; those left out are absent. Raises InputError."""
     variadic = ("VAR_POSITIONAL", "VAR_KEYWORD")
     signature = inspect.Signature(

@@ -1,0 +1,30 @@
+"""The intermediate representation: a functional, flat graph of operator calls."""
+
+from shardwright.ir.builder import Builder
+from shardwright.ir.execute import Program, compile_graph
+from shardwright.ir.fx import from_fx, to_fx
+from shardwright.ir.graph import IRGraph
+from shardwright.ir.operators import resolve
+from shardwright.ir.parse import parse_graph
+from shardwright.ir.text import format_graph
+from shardwright.ir.validate import validate
+from shardwright.ir.values import SLOT, Input, IRNode, IRValue, Scope, Source
+
+__all__ = [
+    "SLOT",
+    "Builder",
+    "IRGraph",
+    "IRNode",
+    "IRValue",
+    "Input",
+    "Program",
+    "Scope",
+    "Source",
+    "compile_graph",
+    "format_graph",
+    "from_fx",
+    "parse_graph",
+    "resolve",
+    "to_fx",
+    "validate",
+]

@@ -1,0 +1,355 @@
+"""Builder: the one writer of a graph.
+
+Capture uses it, transformations use it, and a person can write a graph by hand with it:
+
+    builder = Builder("mlp")
+    x = builder.input("x", (4, 8), "f32")
+    weight = builder.param("fc.weight", torch.randn(16, 8))
+    y = builder.call("aten.linear.default", x, weight)
+    graph = builder.finish(outputs=y)
+
+`finish` numbers ids in one order (inputs, stored values, then each node and what it makes), so
+that two graphs built alike are equal, and validates.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from shardwright.errors import GraphError
+from shardwright.ir.dtypes import dtype_name, torch_dtype
+from shardwright.ir.graph import IRGraph
+from shardwright.ir.operators import is_marker, join_call, operator_name, resolve, split_call
+from shardwright.ir.structure import Arguments, Fixed, Leaf, Parameter, Tree, TupleTree
+from shardwright.ir.validate import validate
+from shardwright.ir.values import IRNode, IRValue, Role, Scope, Source, contiguous_strides
+
+ValueLike = IRValue | int
+
+
+class Builder:
+    """Writes one graph, node after node; values may be given as `IRValue` or by id."""
+
+    def __init__(self, name: str = "graph") -> None:
+        self.graph = IRGraph(name)
+        self._scopes: tuple[Scope, ...] = ()
+
+    # --- values -----------------------------------------------------------------------------
+
+    def input(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: str = "f32",
+        *,
+        strides: Sequence[int] | None = None,
+        device: str = "cpu",
+    ) -> IRValue:
+        """A value that the caller gives."""
+        value = self.graph.new_value(
+            name, shape, dtype, role="input", strides=strides, device=device
+        )
+        self.graph.inputs.append(value.id)
+        return value
+
+    def param(self, name: str, tensor: torch.Tensor, **options: Any) -> IRValue:
+        """A parameter, stored under ``name``; options as for `stored`."""
+        return self.stored("param", name, tensor, **options)
+
+    def buffer(self, name: str, tensor: torch.Tensor, **options: Any) -> IRValue:
+        """A buffer, stored under ``name``."""
+        return self.stored("buffer", name, tensor, **options)
+
+    def state(self, name: str, tensor: torch.Tensor, **options: Any) -> IRValue:
+        """State of an optimizer or the like, stored under ``name``."""
+        return self.stored("state", name, tensor, **options)
+
+    def constant(self, name: str, tensor: torch.Tensor, **options: Any) -> IRValue:
+        """A tensor that the program closes over, stored under ``name``."""
+        return self.stored("constant", name, tensor, **options)
+
+    def stored(
+        self,
+        role: Role,
+        name: str,
+        tensor: torch.Tensor,
+        *,
+        names: Sequence[str] = (),
+        placements: Sequence[tuple[int, int]] | None = None,
+    ) -> IRValue:
+        """A value whose contents lie outside the graph: ``tensor``, possibly on meta.
+
+        ``names`` are all names under which a checkpoint may hold it, ``(name,)`` by default.
+        """
+        value = self.graph.new_value(
+            name,
+            tensor.shape,
+            dtype_name(tensor.dtype),
+            role=role,
+            strides=tensor.stride(),
+            device=_device_name(tensor),
+            names=names or (name,),
+            placements=placements,
+        )
+        self.graph.tensors[value.id] = tensor
+        return value
+
+    def value(
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: str = "f32",
+        *,
+        strides: Sequence[int] | None = None,
+        device: str = "cpu",
+    ) -> IRValue:
+        """A value that a later `emit` makes (``outputs=``)."""
+        return self.graph.new_value(name, shape, dtype, strides=strides, device=device)
+
+    # --- nodes ------------------------------------------------------------------------------
+
+    def call(self, op: OpOverload | str, *args: Any, **kwargs: Any) -> Any:
+        """Emit a call written as in Python, with values standing for tensors.
+
+        Returns the value made, or a list of them where the operator returns several.
+        """
+        overload = resolve(op) if isinstance(op, str) else op
+        inputs, attrs = split_call(
+            overload, args, kwargs, is_tensor=lambda item: isinstance(item, IRValue)
+        )
+        return self.emit(operator_name(overload), inputs, attrs)
+
+    def emit(
+        self,
+        op: str,
+        inputs: Sequence[ValueLike],
+        attrs: Mapping[str, Any] | None = None,
+        *,
+        outputs: Sequence[IRValue | torch.Tensor] | None = None,
+        name: str | None = None,
+        scopes: tuple[Scope, ...] | None = None,
+        source: Source | None = None,
+    ) -> Any:
+        """Append a node (see `values` for the form of inputs and attrs) and return what it makes.
+
+        ``outputs`` gives the specs of what is made, as tensors (fake or meta ones do) or as
+        values from `value`; left out, they are inferred by running the operator on meta tensors.
+        Returns one value, or a list of them where the operator returns several.
+        Raises GraphError.
+        """
+        ids = [_id_of(value) for value in inputs]
+        attrs = dict(attrs or {})
+        made: Sequence[IRValue | torch.Tensor]
+        if outputs is not None:
+            made, several = outputs, len(outputs) != 1
+        else:
+            result = self._infer(op, ids, attrs)
+            several = not isinstance(result, torch.Tensor)
+            made = result if isinstance(result, (list, tuple)) else [result]
+        base = name or _short_name(op)
+        device = self._device_of(ids)
+        values = [self._output(item, base, device) for item in made]
+        scopes = self._scopes if scopes is None else scopes
+        node_outputs = [value.id for value in values]
+        self.graph.emit(op, ids, node_outputs, attrs, scopes=scopes, source=source)
+        return values if several else values[0]
+
+    def inline(self, graph: IRGraph, inputs: Sequence[ValueLike]) -> list[IRValue]:
+        """Append another graph's nodes and stored values, fed by ``inputs``; gives its outputs."""
+        mapping = dict(zip(graph.inputs, (_id_of(value) for value in inputs), strict=True))
+        for value in graph.stored():
+            copy = self.copy_value(graph, value)
+            mapping[value.id] = copy.id
+        for node in graph.nodes:
+            self.copy_node(graph, node, mapping)
+        self.graph.updates |= {mapping[old]: mapping[new] for old, new in graph.updates.items()}
+        return [self.graph.values[mapping[value_id]] for value_id in graph.outputs]
+
+    def copy_value(self, graph: IRGraph, value: IRValue, *, role: Role | None = None) -> IRValue:
+        """The same value in this graph, with its contents; ``role`` replaces its role."""
+        role = role or value.role
+        copy = self.graph.new_value(
+            value.name,
+            value.shape,
+            value.dtype,
+            device=value.device,
+            role=role,
+            strides=value.strides,
+            names=value.names if role == value.role else (),
+            placements=value.placements if role == value.role else None,
+        )
+        if role == "input":
+            self.graph.inputs.append(copy.id)
+        elif value.id in graph.tensors and copy.is_stored:
+            self.graph.tensors[copy.id] = graph.tensors[value.id]
+        return copy
+
+    def copy_node(self, graph: IRGraph, node: IRNode, mapping: dict[int, int]) -> None:
+        """The same node in this graph; ``mapping`` takes value ids there to ids here, and grows."""
+        for value_id in node.outputs:
+            value = graph.values[value_id]
+            role: Role = "tmp" if value.role == "output" else value.role
+            mapping[value_id] = self.copy_value(graph, value, role=role).id
+        self.graph.emit(
+            node.op,
+            [mapping[value_id] for value_id in node.inputs],
+            [mapping[value_id] for value_id in node.outputs],
+            node.attrs,
+            scopes=self._scopes + node.scopes,
+            source=node.source,
+        )
+
+    @contextmanager
+    def scope(self, path: str, cls: str) -> Iterator[None]:
+        """Nodes emitted inside belong to the module ``path`` of class ``cls``."""
+        before = self._scopes
+        self._scopes = (*before, Scope(path, cls))
+        try:
+            yield
+        finally:
+            self._scopes = before
+
+    # --- the end ----------------------------------------------------------------------------
+
+    def finish(
+        self,
+        outputs: ValueLike | Sequence[ValueLike],
+        *,
+        in_structure: Arguments | None = None,
+        out_structure: Tree | None = None,
+        updates: Mapping[int, int] | None = None,
+    ) -> IRGraph:
+        """The finished graph. Raises GraphError where it is not valid.
+
+        Without structures the inputs are parameters under their own names, and the result is a
+        tensor, or a tuple where ``outputs`` is a sequence.
+        """
+        graph = self.graph
+        single = isinstance(outputs, (IRValue, int))
+        listed = [outputs] if isinstance(outputs, (IRValue, int)) else outputs
+        graph.outputs = [_id_of(value) for value in listed]
+        graph.updates |= dict(updates or {})
+        for value_id in graph.outputs:
+            if graph.values[value_id].role == "tmp":
+                graph.values[value_id].role = "output"
+        graph.in_structure = in_structure or _named_inputs(graph)
+        graph.out_structure = out_structure or _plain_outputs(len(listed), single=single)
+        graph = _renumbered(graph)
+        validate(graph)
+        return graph
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _infer(self, op: str, inputs: Sequence[int], attrs: dict[str, Any]) -> Any:
+        if is_marker(op):
+            return []
+        overload = resolve(op)
+        tensors = [meta_tensor(self.graph.values[value_id]) for value_id in inputs]
+        args, kwargs = join_call(overload, tensors, attrs, "meta")
+        try:
+            return overload(*args, **kwargs)
+        except (RuntimeError, NotImplementedError, IndexError, ValueError, TypeError) as error:
+            shapes = ", ".join(f"{v.dtype}{list(v.shape)}" for v in self._values(inputs))
+            raise GraphError(f"{op} on ({shapes}) with {attrs}: {error}") from error
+
+    def _values(self, ids: Sequence[int]) -> list[IRValue]:
+        return [self.graph.values[value_id] for value_id in ids]
+
+    def _device_of(self, inputs: Sequence[int]) -> str:
+        return self.graph.values[inputs[0]].device if inputs else "cpu"
+
+    def _output(self, item: IRValue | torch.Tensor, base: str, device: str) -> IRValue:
+        if isinstance(item, IRValue):
+            return item
+        found = device if item.is_meta else _device_name(item)
+        return self.graph.new_value(
+            base, item.shape, dtype_name(item.dtype), strides=item.stride(), device=found
+        )
+
+
+def meta_tensor(value: IRValue) -> torch.Tensor:
+    """A tensor on the meta device with a value's shape, dtype and strides."""
+    strides = value.strides or contiguous_strides(value.shape)
+    return torch.empty_strided(value.shape, strides, dtype=torch_dtype(value.dtype), device="meta")
+
+
+def _id_of(value: ValueLike) -> int:
+    return value.id if isinstance(value, IRValue) else value
+
+
+def _device_name(tensor: torch.Tensor) -> str:
+    return "cpu" if tensor.is_meta else str(tensor.device)
+
+
+def _short_name(op: str) -> str:
+    """The variable name for what an operator makes: ``aten.layer_norm.default`` → layer_norm."""
+    return op if is_marker(op) else op.split(".")[1]
+
+
+def _named_inputs(graph: IRGraph) -> Arguments:
+    names = [graph.values[value_id].name for value_id in graph.inputs]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD.name
+    if not all(name.isidentifier() for name in names):
+        raise GraphError(
+            f"the inputs {names} cannot be the parameters of a call; name them as Python "
+            "identifiers, or pass in_structure"
+        )
+    return Arguments(tuple(Parameter(name, kind, Leaf(name, i)) for i, name in enumerate(names)))
+
+
+def _plain_outputs(count: int, *, single: bool) -> Tree:
+    if single:
+        return Leaf("output", 0)
+    if count == 0:
+        return Fixed(None)
+    return TupleTree(tuple(Leaf(f"output_{i}", i) for i in range(count)))
+
+
+def _renumbered(graph: IRGraph) -> IRGraph:
+    """The same graph with ids in one order: inputs, stored, then each node and what it makes."""
+    result = IRGraph(graph.name, in_structure=graph.in_structure, out_structure=graph.out_structure)
+    mapping: dict[int, int] = {}
+
+    def take(value: IRValue) -> None:
+        copy = result.new_value(
+            value.name,
+            value.shape,
+            value.dtype,
+            device=value.device,
+            role=value.role,
+            strides=value.strides,
+            names=value.names,
+            placements=value.placements,
+        )
+        mapping[value.id] = copy.id
+
+    for value_id in graph.inputs:
+        take(graph.values[value_id])
+    for value in graph.stored():
+        take(value)
+    for node in graph.nodes:
+        node_id = result.fresh_id()
+        for value_id in node.outputs:
+            take(graph.values[value_id])
+        inputs = [mapping[value_id] for value_id in node.inputs]
+        outputs = [mapping[value_id] for value_id in node.outputs]
+        result.emit(
+            node.op,
+            inputs,
+            outputs,
+            node.attrs,
+            scopes=node.scopes,
+            source=node.source,
+            node_id=node_id,
+        )
+    result.inputs = [mapping[value_id] for value_id in graph.inputs]
+    result.outputs = [mapping[value_id] for value_id in graph.outputs]
+    result.updates = {mapping[old]: mapping[new] for old, new in graph.updates.items()}
+    result.tensors = {mapping[value_id]: t for value_id, t in graph.tensors.items()}
+    return result

@@ -1,0 +1,138 @@
+"""A graph to `torch.fx` and back, without loss.
+
+`to_fx` gives a GraphModule that runs by itself: placeholders for inputs, attributes for stored
+values, one call of an overload a node, ``operator.getitem`` for operators that return several
+tensors; it returns the flat outputs, then the updates' new values. What fx has no place for stands
+in ``meta``: each fx node carries the `IRValue` or `IRNode` it came from under ``"shardwright"``.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, cast
+
+import torch
+from torch import fx, nn
+
+from shardwright.errors import GraphError
+from shardwright.ir.builder import Builder
+from shardwright.ir.graph import IRGraph
+from shardwright.ir.operators import join_call, resolve, signature, split_call
+from shardwright.ir.values import IRNode, IRValue
+
+META = "shardwright"
+
+
+def to_fx(graph: IRGraph, device: str = "cpu") -> fx.GraphModule:
+    """The graph as a GraphModule whose factories make their tensors on ``device``."""
+    root = nn.Module()
+    result = fx.Graph()
+    made: dict[int, fx.Node] = {}
+    for value_id in graph.inputs:
+        made[value_id] = _tag(result.placeholder(f"v{value_id}"), graph.values[value_id])
+    for value in graph.stored():
+        name = f"stored_{value.id}"
+        root.register_buffer(name, graph.tensors.get(value.id), persistent=True)
+        made[value.id] = _tag(result.get_attr(name), value)
+    for node in graph.nodes:
+        _add_call(graph, node, result, made, device)
+    results = [*graph.outputs, *graph.updates.values()]
+    result.output(tuple(made[value_id] for value_id in results))
+    module = fx.GraphModule(root, result, class_name="ShardwrightGraph")
+    module.meta[META] = graph
+    return module
+
+
+def _tag(node: fx.Node, item: IRValue | IRNode) -> fx.Node:
+    node.meta[META] = item
+    return node
+
+
+def _add_call(
+    graph: IRGraph, node: IRNode, result: fx.Graph, made: dict[int, fx.Node], device: str
+) -> None:
+    overload = resolve(node.op)
+    inputs = [made[value_id] for value_id in node.inputs]
+    args, kwargs = join_call(overload, inputs, node.attrs, torch.device(device))
+    call = _tag(result.call_function(overload, args, kwargs), node)
+    if signature(overload).returns_one:
+        made[node.outputs[0]] = call
+        return
+    for i, value_id in enumerate(node.outputs):
+        made[value_id] = _tag(
+            result.call_function(operator.getitem, (call, i)), graph.values[value_id]
+        )
+
+
+def from_fx(module: fx.GraphModule) -> IRGraph:
+    """The graph that `to_fx` made a module of, with what was changed in the module since.
+
+    Nodes that were added there by hand need no ``meta``: their outputs are inferred.
+    Raises GraphError where the module did not come from `to_fx` or calls anything but operators.
+    """
+    origin = module.meta.get(META)
+    if not isinstance(origin, IRGraph):
+        raise GraphError("this GraphModule was not made by to_fx; capture it with sw.capture")
+    builder = Builder(origin.name)
+    made: dict[fx.Node, Any] = {}
+    results: tuple[fx.Node, ...] = ()
+    for node in module.graph.nodes:
+        if node.op in ("placeholder", "get_attr"):
+            made[node] = builder.copy_value(origin, _value_of(node))
+        elif node.op == "output":
+            results = cast("tuple[fx.Node, ...]", node.args[0])
+        elif node.target is operator.getitem:
+            made[node] = made[node.args[0]][node.args[1]]
+        else:
+            made[node] = _read_call(origin, node, builder, made)
+    values = [made[node] for node in results]
+    count = len(origin.outputs)
+    old_ids = [_copied(builder, origin.values[old]) for old in origin.updates]
+    return builder.finish(
+        values[:count],
+        in_structure=origin.in_structure,
+        out_structure=origin.out_structure,
+        updates=dict(zip(old_ids, (value.id for value in values[count:]), strict=True)),
+    )
+
+
+def _value_of(node: fx.Node) -> IRValue:
+    value = node.meta.get(META)
+    if not isinstance(value, IRValue):
+        raise GraphError(
+            f"{node.op} {node.name} was added after to_fx; add inputs and stored values with a "
+            "Builder before it"
+        )
+    return value
+
+
+def _copied(builder: Builder, value: IRValue) -> int:
+    return next(v.id for v in builder.graph.values.values() if v.name == value.name)
+
+
+def _read_call(
+    origin: IRGraph, node: fx.Node, builder: Builder, made: dict[fx.Node, Any]
+) -> IRValue | list[IRValue]:
+    overload = node.target
+    if not isinstance(overload, torch._ops.OpOverload):
+        raise GraphError(f"{node.op} {node.name} calls {node.target}; only operators are allowed")
+    inputs, attrs = split_call(
+        overload, node.args, dict(node.kwargs), is_tensor=lambda item: isinstance(item, fx.Node)
+    )
+    source = node.meta.get(META)
+    name = f"{overload.namespace}.{overload._opname}.{overload._overloadname}"
+    if not isinstance(source, IRNode):
+        return cast("IRValue | list[IRValue]", builder.emit(name, [made[i] for i in inputs], attrs))
+    values = [origin.values[value_id] for value_id in source.outputs]
+    outputs = [
+        builder.value(v.name, v.shape, v.dtype, strides=v.strides, device=v.device) for v in values
+    ]
+    builder.emit(
+        name,
+        [made[item] for item in inputs],
+        attrs,
+        outputs=outputs,
+        scopes=source.scopes,
+        source=source.source,
+    )
+    return outputs[0] if signature(overload).returns_one else outputs

@@ -1,0 +1,198 @@
+"""Operators: from a name to torch's overload, and from a Python call to (tensors, attrs) and back.
+
+Comes in: an overload's full name (``aten.linear.default``), or a call of one as torch records it.
+Goes out: the overload, or the node form that `graph` describes. What always holds:
+``join_call(op, *split_call(op, args, kwargs))`` is the same call with defaults written out.
+
+Only overloads of allowed namespaces are found, so a graph read from a file cannot reach any other
+code. A name without a dot (``Backward``) is a marker: it has no overload and cannot be executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+from torch._ops import OpOverload
+
+from shardwright.errors import GraphError
+from shardwright.ir.values import SLOT, Input
+
+T = TypeVar("T")
+
+_allowed_namespaces = {"aten", "shardwright"}
+
+
+def allow_namespace(namespace: str) -> None:
+    """Let graphs use the operators of ``torch.ops.<namespace>``."""
+    _allowed_namespaces.add(namespace)
+
+
+def is_marker(op: str) -> bool:
+    """Whether ``op`` names no torch operator but a step that lowering expands."""
+    return "." not in op
+
+
+def operator_name(overload: OpOverload) -> str:
+    """``torch.ops.aten.add.Tensor`` is ``aten.add.Tensor``."""
+    return f"{overload.namespace}.{overload._opname}.{overload._overloadname}"
+
+
+@cache
+def resolve(op: str) -> OpOverload:
+    """The overload with this full name. Raises GraphError where there is none or it is barred."""
+    namespace, _, rest = op.partition(".")
+    name, _, overload = rest.rpartition(".")
+    if namespace not in _allowed_namespaces:
+        raise GraphError(
+            f"operator {op!r}: namespace {namespace!r} is not allowed (allowed are "
+            f"{', '.join(sorted(_allowed_namespaces))}); register the operator first, or import "
+            "the module that does"
+        )
+    try:
+        found = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    except (AttributeError, RuntimeError, ValueError):
+        found = None
+    if not isinstance(found, OpOverload):
+        raise GraphError(
+            f"operator {op!r} does not exist in torch {torch.__version__}; names are "
+            "namespace.operator.overload, as aten.linear.default"
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One argument of an operator's schema."""
+
+    name: str
+    keyword_only: bool
+    required: bool
+    default: Any
+    is_device: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What is read of an operator's schema."""
+
+    parameters: tuple[Parameter, ...]
+    returns_one: bool
+    """Whether a call returns one tensor rather than a tuple or a list of them."""
+
+
+@cache
+def signature(overload: OpOverload) -> Signature:
+    """The signature of an overload."""
+    schema = overload._schema
+    parameters = tuple(
+        Parameter(
+            argument.name,
+            argument.kwarg_only,
+            not argument.has_default_value(),
+            argument.default_value if argument.has_default_value() else None,
+            str(argument.type) in ("Device", "Optional[Device]"),
+        )
+        for argument in schema.arguments
+    )
+    returns_one = len(schema.returns) == 1 and str(schema.returns[0].type) == "Tensor"
+    return Signature(parameters, returns_one)
+
+
+def split_call(
+    overload: OpOverload,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    *,
+    is_tensor: Callable[[Any], bool] = lambda value: isinstance(value, torch.Tensor),
+) -> tuple[list[Any], dict[str, Any]]:
+    """Tensors and attrs of a call, in the form of `IRNode`.
+
+    ``is_tensor`` says what stands for a tensor among the arguments: a tensor, an fx node, an
+    IRValue. Raises GraphError where the call does not fit the schema.
+    """
+    bound = _bind(overload, args, kwargs)
+    tensors = [value for value in bound.values() if is_tensor(value)]
+    attrs: dict[str, Any] = {}
+    for parameter in signature(overload).parameters:
+        value = bound[parameter.name]
+        if not is_tensor(value):
+            attrs[parameter.name] = _attribute(value, tensors, is_tensor)
+    _leave_device_to_slot(overload, attrs, has_inputs=bool(tensors))
+    return tensors, attrs
+
+
+def _bind(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Every argument of the schema with its value, in the schema's order."""
+    parameters = signature(overload).parameters
+    positional = [p for p in parameters if not p.keyword_only]
+    given = dict(zip((p.name for p in positional), args, strict=False)) | kwargs
+    unknown = given.keys() - {p.name for p in parameters}
+    missing = [p.name for p in parameters if p.required and p.name not in given]
+    if len(args) > len(positional) or unknown or missing:
+        raise GraphError(
+            f"a call of {operator_name(overload)} with {len(args)} positional arguments and "
+            f"keywords {sorted(kwargs)} does not fit its schema {overload._schema}"
+        )
+    return {p.name: given.get(p.name, p.default) for p in parameters}
+
+
+def _attribute(value: Any, tensors: list[Any], is_tensor: Callable[[Any], bool]) -> Any:
+    """``value`` as an attribute; tensors inside lists are appended to ``tensors``."""
+    if is_tensor(value):
+        tensors.append(value)
+        return Input(len(tensors) - 1)
+    if isinstance(value, (list, tuple)):
+        return [_attribute(item, tensors, is_tensor) for item in value]
+    return SLOT if isinstance(value, torch.device) else value
+
+
+def _leave_device_to_slot(overload: OpOverload, attrs: dict[str, Any], *, has_inputs: bool) -> None:
+    """A factory without tensor inputs makes its result where the slot is, not on a default."""
+    if has_inputs:
+        return
+    for parameter in signature(overload).parameters:
+        if parameter.is_device and attrs[parameter.name] is None:
+            attrs[parameter.name] = SLOT
+
+
+def join_call(
+    overload: OpOverload, inputs: Sequence[Any], attrs: dict[str, Any], device: Any = None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments and keywords of the call that a node stores, with ``device`` for `SLOT`.
+
+    Raises GraphError where inputs and attrs do not fill the schema exactly.
+    """
+    parameters = signature(overload).parameters
+    direct = iter(inputs)
+    values = {
+        p.name: substitute(attrs[p.name], inputs, device) if p.name in attrs else next(direct, None)
+        for p in parameters
+    }
+    expected = len(parameters) - len(attrs) + sum(count_inputs(value) for value in attrs.values())
+    if attrs.keys() - values.keys() or expected != len(inputs):
+        raise GraphError(
+            f"{operator_name(overload)} with {len(inputs)} inputs and attributes "
+            f"{', '.join(attrs) or 'none'} does not fit its schema {overload._schema}"
+        )
+    args = tuple(values[p.name] for p in parameters if not p.keyword_only)
+    return args, {p.name: values[p.name] for p in parameters if p.keyword_only}
+
+
+def substitute(value: Any, inputs: Sequence[Any], device: Any) -> Any:
+    """An attribute with its inputs and its device filled in."""
+    if isinstance(value, Input):
+        return inputs[value.index]
+    if isinstance(value, list):
+        return [substitute(item, inputs, device) for item in value]
+    return device if value is SLOT else value
+
+
+def count_inputs(value: Any) -> int:
+    """How many inputs stand inside an attribute."""
+    if isinstance(value, list):
+        return sum(count_inputs(item) for item in value)
+    return int(isinstance(value, Input))

@@ -1,0 +1,158 @@
+"""IRValue and IRNode: one tensor, one operator call.
+
+How a node's call is stored
+    ``inputs`` are the tensors: first those that stand alone in the operator's schema, in its
+    order, then those inside lists, in its order. ``attrs`` maps every other argument of the
+    schema to its value, defaults written out. In a list that holds tensors the k-th input stands
+    as ``Input(k)``, so ``aten.index_put.default(x, [None, i], v)`` has inputs (x, v, i) and attrs
+    ``{"indices": [None, Input(2)], "accumulate": False}``. A device argument is ``SLOT``: the
+    graph names no device, the slot that runs it supplies one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from shardwright.ir.dtypes import itemsize
+
+Role = Literal["input", "param", "buffer", "state", "constant", "tmp", "output"]
+STORED_ROLES: tuple[Role, ...] = ("param", "buffer", "state", "constant")
+"""Roles of values that exist before a run and whose contents live outside the graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """Inside a list of `IRNode.attrs`: the node's input number ``index`` stands here."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """The type of `SLOT`."""
+
+    def __repr__(self) -> str:
+        return "SLOT"
+
+
+SLOT = _Slot()
+"""A device argument: the device of whatever slot runs the node."""
+
+
+class Scope(NamedTuple):
+    """A module on the way to a node: its path (``layers.0.mlp``) and its class's qualified name."""
+
+    path: str
+    cls: str
+
+
+class Source(NamedTuple):
+    """The line of the program that made a node."""
+
+    file: str
+    line: int
+
+
+@dataclass(slots=True)
+class IRValue:
+    """One tensor: its identity, never its contents.
+
+    shape
+        Sizes, one a dimension; static.
+    dtype
+        A short name of `shardwright.ir.dtypes.DTYPES`.
+    device
+        Where the program had it; texts show it, nothing depends on it.
+    strides
+        In elements, one a dimension; None where the tensor is contiguous.
+    names
+        For stored roles, the names under which a checkpoint may hold it, the first one leading;
+        tied parameters have several.
+    placements
+        For stored roles, the half-open range taken of each dimension of the stored tensor; None
+        where the value is all of it.
+    producer, users
+        Node ids. A value without a producer is an input or stored.
+    """
+
+    id: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str = "cpu"
+    role: Role = "tmp"
+    strides: tuple[int, ...] | None = None
+    names: tuple[str, ...] = ()
+    placements: tuple[tuple[int, int], ...] | None = None
+    producer: int | None = None
+    users: list[int] = field(default_factory=list)
+
+    @property
+    def numel(self) -> int:
+        """How many elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the elements take."""
+        return self.numel * itemsize(self.dtype)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the contents come from a checkpoint rather than from an input or a node."""
+        return self.role in STORED_ROLES
+
+
+@dataclass(slots=True)
+class IRNode:
+    """One operator call; the module's docstring says how arguments are stored.
+
+    op
+        The full name of an overload, ``aten.linear.default``, or a marker such as ``Backward``.
+    scopes
+        The modules around the call, outermost first, the root model left out.
+    source
+        The line of the program it came from, where known.
+    """
+
+    id: int
+    op: str
+    inputs: list[int]
+    outputs: list[int]
+    attrs: dict[str, Any]
+    scopes: tuple[Scope, ...] = ()
+    source: Source | None = None
+
+    @property
+    def scope(self) -> str:
+        """The path of the innermost module, ``""`` for the root."""
+        return self.scopes[-1].path if self.scopes else ""
+
+    @property
+    def scope_class(self) -> str:
+        """The class of the innermost module, ``""`` where there is none."""
+        return self.scopes[-1].cls if self.scopes else ""
+
+
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides in elements of a contiguous tensor of this shape."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def strides_or_none(shape: Sequence[int], strides: Sequence[int] | None) -> tuple[int, ...] | None:
+    """``strides``, or None where they order the elements as a contiguous tensor does."""
+    if strides is None:
+        return None
+    expected = contiguous_strides(shape)
+    differs = any(
+        size > 1 and found != want
+        for size, found, want in zip(shape, strides, expected, strict=True)
+    )
+    return tuple(strides) if differs and math.prod(shape) > 0 else None
