@@ -17,6 +17,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from keyword import iskeyword
 from typing import Any
 
 import torch
@@ -293,14 +294,14 @@ def _short_name(op: str) -> str:
 
 
 def _named_inputs(graph: IRGraph) -> Arguments:
+    """Inputs as parameters of their own names, or as ``*inputs`` where one is no identifier."""
     names = [graph.values[value_id].name for value_id in graph.inputs]
+    items = tuple(Leaf(name, i) for i, name in enumerate(names))
+    if not all(name.isidentifier() and not iskeyword(name) for name in names):
+        kind = inspect.Parameter.VAR_POSITIONAL.name
+        return Arguments((Parameter("inputs", kind, TupleTree(items)),))
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD.name
-    if not all(name.isidentifier() for name in names):
-        raise GraphError(
-            f"the inputs {names} cannot be the parameters of a call; name them as Python "
-            "identifiers, or pass in_structure"
-        )
-    return Arguments(tuple(Parameter(name, kind, Leaf(name, i)) for i, name in enumerate(names)))
+    return Arguments(tuple(Parameter(leaf.name, kind, leaf) for leaf in items))
 
 
 def _plain_outputs(count: int, *, single: bool) -> Tree:
