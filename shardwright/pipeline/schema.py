@@ -6,10 +6,14 @@ groups are complete) is said in `rules` and `check`.
 
 Fields below the line "optional keys" of a type are extensions: a file without them is exactly the
 format of the specification, and they are left out where they say nothing.
+
+The types hold for what was read from a file. A Struct that is made in Python is taken as it is;
+`check` puts the types to the test, as it does every other rule.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -50,7 +54,9 @@ SuperTaskKind = Literal[
     "input",
     "output",
 ]
-ReduceOp = Literal["sum", "avg", "max", "min"]
+DeviceKind = Literal["cpu", "npu", "cuda"]
+"""``cuda`` is an extension of the specification's two."""
+
 Phase = Literal["forward", "backward", "backward_weight", "update"]
 
 Placements = tuple[tuple[Natural, Natural], ...]
@@ -58,9 +64,12 @@ Placements = tuple[tuple[Natural, Natural], ...]
 
 
 class Device(Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """A device slot: ``kind`` is ``cpu``, ``npu`` or ``cuda``; ``idx`` counts within a host."""
+    """A device slot: ``idx`` is the device's number among those of its kind on its host.
 
-    kind: str
+    ``host`` names the machine where there are several, ``pes`` the fused processing elements.
+    """
+
+    kind: DeviceKind
     idx: Natural
     # optional keys
     host: str | None = None
@@ -83,7 +92,11 @@ class ParamValue(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 class TensorInfo(Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """A tensor of the pipeline; ``value`` is there for constants and only for them."""
+    """A tensor of the pipeline; ``value`` is there for constants and only for them.
+
+    ``strides``, in elements, stand where the tensor is not contiguous. A tensor with ``init`` is a
+    constant without stored contents: state that begins with zeros.
+    """
 
     shape: tuple[Natural, ...]
     dtype: DType
@@ -94,9 +107,12 @@ class TensorInfo(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 class SuperTask(Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """One step of one device slot. Which fields stand, by kind, is a table in `rules`."""
+    """One step of one device slot. Which fields stand, by kind, is a table in `rules`.
 
-    kind: SuperTaskKind
+    ``fx`` is read as ``FX``. ``data_blob`` stands in the place of ``data``: a key of ``blobs``.
+    """
+
+    kind: SuperTaskKind | Literal["fx"]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     device: str | None = None
@@ -107,6 +123,10 @@ class SuperTask(Struct, omit_defaults=True, forbid_unknown_fields=True):
     # optional keys
     data_blob: str | None = None
     phase: Phase | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind == "fx":
+            self.kind = "FX"
 
 
 class MetadataTensor(Struct, forbid_unknown_fields=True):
@@ -169,7 +189,11 @@ class Training(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 
 class Document(Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """A pipeline file's contents: the specification's ``Pipeline``."""
+    """A pipeline file's contents: the specification's ``Pipeline``.
+
+    ``blobs`` hold the graphs that several supertasks share, ``requires`` the full names of the
+    operators that the graphs call and torch does not bring.
+    """
 
     name: str
     devices: dict[str, Device]
@@ -183,6 +207,16 @@ class Document(Struct, omit_defaults=True, forbid_unknown_fields=True):
     requires: tuple[str, ...] | None = None
 
 
+FORMAT_VERSION = 1
+"""The revision of the format that is written; a file without ``version`` is read as this one."""
+
+
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of a pipeline file."""
-    return msgspec.json.schema(Document)
+    described = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return described | msgspec.json.schema(Document)
+
+
+def json_schema_text() -> str:
+    """The JSON Schema as the text that ``schema.json`` beside this module holds."""
+    return json.dumps(json_schema(), indent=2, sort_keys=True) + "\n"

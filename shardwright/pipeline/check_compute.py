@@ -1,0 +1,171 @@
+"""Rules of computation: the graphs can be built, and take and give the tensors of their tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shardwright.errors import GraphError
+from shardwright.ir.operators import resolve
+from shardwright.ir.values import strides_or_none
+from shardwright.pipeline.connections import Connections
+from shardwright.pipeline.fxtext import Made, Text, decode, parse
+from shardwright.pipeline.rules import broken
+from shardwright.pipeline.schema import Document, SuperTask, TensorInfo
+
+BUILT_IN = ("aten", "shardwright")
+"""Namespaces of operators that need no mention in ``requires``."""
+
+
+def data_of(document: Document, task: SuperTask) -> str:
+    """The text of a compute supertask: its own, or the blob that it shares."""
+    if task.data is not None:
+        return task.data
+    assert document.blobs is not None
+    assert task.data_blob is not None
+    return document.blobs[task.data_blob]
+
+
+def check_blobs(document: Document, _: Connections) -> None:
+    """Blobs are there and used."""
+    blobs = document.blobs or {}
+    used = set()
+    for name, task in document.supertasks.items():
+        if task.data_blob is None:
+            continue
+        used.add(task.data_blob)
+        if task.data_blob not in blobs:
+            raise broken("blobs", f"there is no blob {task.data_blob!r}", task=name)
+    if unused := sorted(blobs.keys() - used):
+        raise broken("blobs", f"no supertask uses blob {unused[0]!r}; remove it")
+
+
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """What the rules need to know of one text."""
+
+    inputs: tuple[str, ...]
+    results: list[Made | int]
+
+
+def check_graphs(document: Document, connections: Connections) -> None:
+    """Graphs can be built, and their inputs and outputs are their tasks'."""
+    texts: dict[str, Text] = {}
+    graphs: dict[str, _Graph] = {}
+    for name, task in document.supertasks.items():
+        if task.kind != "FX":
+            continue
+        data = data_of(document, task)
+        if data not in graphs:
+            texts[data] = _parse(name, data)
+            graphs[data] = _Graph(texts[data].inputs, texts[data].results())
+            _check_counts(name, task, graphs[data])
+            _build(document, name, task, texts[data])
+        _check_counts(name, task, graphs[data])
+        _check_results(document, name, task, graphs[data])
+        _check_placeholders(document, connections, name, graphs[data])
+    _check_unused_requires(document, texts.values())
+
+
+def _parse(name: str, data: str) -> Text:
+    try:
+        return parse(data)
+    except GraphError as error:
+        raise broken("graph", str(error), task=name) from None
+
+
+def _build(document: Document, name: str, task: SuperTask, text: Text) -> None:
+    """Build the graph once, unless it calls operators that are not loaded here."""
+    foreign = _foreign(text)
+    if missing := sorted(foreign.difference(document.requires or ())):
+        raise broken(
+            "requires",
+            f"the graph calls {missing[0]!r}, which torch does not bring; list it in requires",
+            task=name,
+        )
+    if not all(map(_is_loaded, foreign)):
+        return
+    try:
+        decode(text, [document.tensors[tensor] for tensor in task.inputs])
+    except GraphError as error:
+        raise broken("graph", str(error), task=name) from None
+
+
+def _foreign(text: Text) -> set[str]:
+    """The operators of a text that neither torch nor shardwright brings."""
+    operators = {node.op for node in text.nodes}
+    return {op for op in operators if op.partition(".")[0] not in BUILT_IN}
+
+
+def _is_loaded(op: str) -> bool:
+    try:
+        resolve(op)
+    except GraphError:
+        return False
+    return True
+
+
+def _check_unused_requires(document: Document, texts: Iterable[Text]) -> None:
+    called = {op for text in texts for op in _foreign(text)}
+    if unused := sorted(set(document.requires or ()) - called):
+        raise broken("requires", f"no graph calls the operator {unused[0]!r}; remove it")
+
+
+# --- a graph and its task --------------------------------------------------------------------
+
+
+def _check_counts(name: str, task: SuperTask, graph: _Graph) -> None:
+    for side, found, expected in (
+        ("takes", len(task.inputs), len(graph.inputs)),
+        ("gives", len(task.outputs), len(graph.results)),
+    ):
+        if found != expected:
+            raise broken(
+                "graph-tensors",
+                f"the graph {side} {expected} tensors, the supertask names {found}",
+                task=name,
+            )
+
+
+def _check_results(document: Document, name: str, task: SuperTask, graph: _Graph) -> None:
+    """What the graph says that it makes is what the tensors are."""
+    for tensor, result in zip(task.outputs, graph.results, strict=True):
+        info = document.tensors[tensor]
+        made = document.tensors[task.inputs[result]] if isinstance(result, int) else result
+        if (made.shape, made.dtype) != (info.shape, info.dtype):
+            raise broken(
+                "graph-tensors",
+                f"the graph makes {made.dtype}{list(made.shape)}, the tensor is "
+                f"{info.dtype}{list(info.shape)}",
+                task=name,
+                tensor=tensor,
+            )
+        if info.strides is not None and _strides(info) != _strides(made):
+            raise broken(
+                "graph-tensors",
+                f"the graph makes a tensor of strides {_strides(made)}, the tensor's are "
+                f"{_strides(info)} (None: contiguous)",
+                task=name,
+                tensor=tensor,
+            )
+
+
+def _strides(spec: TensorInfo | Made) -> tuple[int, ...] | None:
+    return strides_or_none(spec.shape, spec.strides)
+
+
+def _check_placeholders(
+    document: Document, connections: Connections, name: str, graph: _Graph
+) -> None:
+    """Constants that are first used here say which placeholder they fill."""
+    for tensor, placeholder in zip(document.supertasks[name].inputs, graph.inputs, strict=True):
+        value = document.tensors[tensor].value
+        if value is None or connections.users[tensor][0] != name:
+            continue
+        if value.name_in_graph != placeholder:
+            raise broken(
+                "name-in-graph",
+                f"name_in_graph is {value.name_in_graph!r}, the placeholder {placeholder!r}",
+                task=name,
+                tensor=tensor,
+            )

@@ -1,0 +1,267 @@
+"""Rules of communication groups: each one is complete, and its tensors fit together.
+
+A group is one communication: its supertasks run at once, one on each device, in the order of
+``device_idx``. Sizes of uneven pieces are those of the members' tensors, larger pieces first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from shardwright.errors import PipelineError
+from shardwright.pipeline.connections import Connections
+from shardwright.pipeline.rules import INTEGERS, broken
+from shardwright.pipeline.schema import Document, SuperTask, TensorInfo
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One communication: its members by ``device_idx``, with the tensors that each has."""
+
+    name: str
+    document: Document
+    tasks: tuple[str, ...]
+
+    @property
+    def members(self) -> list[SuperTask]:
+        """The supertasks."""
+        return [self.document.supertasks[task] for task in self.tasks]
+
+    @property
+    def inputs(self) -> list[TensorInfo]:
+        """The input of each member that has one."""
+        return [self.document.tensors[name] for m in self.members for name in m.inputs]
+
+    @property
+    def outputs(self) -> list[TensorInfo]:
+        """The output of each member that has one."""
+        return [self.document.tensors[name] for m in self.members for name in m.outputs]
+
+    def dim(self, key: str) -> int:
+        """A dimension of the group's metadata."""
+        assert self.members[0].metadata is not None
+        return int(self.members[0].metadata[key])
+
+    def broken(self, rule: str, message: str, member: int = 0) -> PipelineError:
+        """The error for a rule that this member breaks."""
+        task = self.members[member]
+        tensor = next(iter((*task.inputs, *task.outputs)), None)
+        return broken(
+            rule, f"group {self.name!r}: {message}", task=self.tasks[member], tensor=tensor
+        )
+
+
+def check_groups(document: Document, connections: Connections) -> None:
+    """Every group is one whole communication."""
+    for name, tasks in connections.groups.items():
+        group = Group(name, document, tuple(tasks))
+        for check in (
+            _check_kinds,
+            _check_members,
+            _check_metadata,
+            _check_dtypes,
+            _check_dims,
+            _check_shapes,
+        ):
+            check(group)
+
+
+def _check_kinds(group: Group) -> None:
+    kinds = [task.kind for task in group.members]
+    pair = {"send", "recv"}
+    if pair.isdisjoint(kinds):
+        if len(set(kinds)) > 1:
+            odd = next(i for i, kind in enumerate(kinds) if kind != kinds[0])
+            raise group.broken(
+                "group-kind", f"it holds {kinds[0]} and {kinds[odd]}; one kind a group", odd
+            )
+    elif sorted(kinds) != ["recv", "send"]:
+        raise group.broken(
+            "group-kind", f"it holds {', '.join(kinds)}; expected one send and one recv"
+        )
+
+
+def _check_members(group: Group) -> None:
+    indices = [task.device_idx for task in group.members]
+    if indices != list(range(len(indices))):
+        odd = next(i for i, index in enumerate(indices) if index != i)
+        raise group.broken(
+            "group-members",
+            f"the device_idx are {indices}, expected 0 to {len(indices) - 1}, each once; is a "
+            "member missing?",
+            odd,
+        )
+    if len(indices) < 2:
+        raise group.broken("group-members", "it has one member, expected two or more")
+    if group.members[0].kind == "recv":
+        raise group.broken("group-members", "device_idx is 0 for the send and 1 for the recv")
+    devices = [task.device for task in group.members]
+    for i, device in enumerate(devices):
+        if device in devices[:i]:
+            raise group.broken("group-members", f"two members are on device {device!r}", i)
+        for key in ("src", "dst"):
+            root = (group.members[i].metadata or {}).get(key, devices[0])
+            if root not in devices:
+                raise group.broken("group-members", f"{key} {root!r} is no member's device", i)
+
+
+def _check_metadata(group: Group) -> None:
+    first = group.members[0]
+    for i, task in enumerate(group.members):
+        if task.metadata != first.metadata:
+            raise group.broken(
+                "group-metadata",
+                f"metadata is {task.metadata} here and {first.metadata} on {group.tasks[0]!r}",
+                i,
+            )
+        if task.phase != first.phase:
+            raise group.broken(
+                "group-metadata",
+                f"phase is {task.phase} here and {first.phase} on {group.tasks[0]!r}",
+                i,
+            )
+
+
+def _check_dtypes(group: Group) -> None:
+    tensors = group.document.tensors
+    dtype = (group.inputs or group.outputs)[0].dtype
+    for i, task in enumerate(group.members):
+        for name in (*task.inputs, *task.outputs):
+            if tensors[name].dtype != dtype:
+                raise broken(
+                    "group-dtype",
+                    f"group {group.name!r}: the tensor is {tensors[name].dtype}, others {dtype}",
+                    task=group.tasks[i],
+                    tensor=name,
+                )
+    metadata = group.members[0].metadata or {}
+    if metadata.get("reduce_op") == "avg" and dtype in (*INTEGERS, "bool"):
+        raise group.broken(
+            "group-dtype", f"avg of {dtype} is not defined; use sum, or convert to a float first"
+        )
+
+
+def _check_dims(group: Group) -> None:
+    ndim = len((group.inputs or group.outputs)[0].shape)
+    for i, task in enumerate(group.members):
+        for name in (*task.inputs, *task.outputs):
+            if len(group.document.tensors[name].shape) != ndim:
+                raise _shape_error(group, i, name, f"of {ndim} dimensions, as the others are")
+    for key in ("dim", "src_dim", "dst_dim"):
+        if key in (group.members[0].metadata or {}) and group.dim(key) >= ndim:
+            raise group.broken(
+                "group-shape", f"{key} is {group.dim(key)}, but the tensors have {ndim} dimensions"
+            )
+
+
+def _shape_error(group: Group, member: int, tensor: str, expected: str) -> PipelineError:
+    info = group.document.tensors[tensor]
+    kind = group.members[member].kind
+    return broken(
+        "group-shape",
+        f"group {group.name!r}: {kind} has the shape {list(info.shape)} here, expected {expected}",
+        task=group.tasks[member],
+        tensor=tensor,
+    )
+
+
+# --- shapes, by kind -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """What a kind of communication makes of shapes.
+
+    ``expected`` gives, from the group, the shape that each member's input must have and that each
+    member's output must have; a -1 stands where any size does. ``pieces`` names the side whose
+    sizes along ``dim`` must not grow.
+    """
+
+    expected: Callable[[Group], tuple[Sequence[Shape], Sequence[Shape]]]
+    pieces: tuple[tuple[str, str], ...] = ()
+
+
+def _all_alike(group: Group) -> tuple[Sequence[Shape], Sequence[Shape]]:
+    shape = group.inputs[0].shape
+    return [shape] * len(group.inputs), [shape] * len(group.outputs)
+
+
+def _gathered(group: Group) -> tuple[Sequence[Shape], Sequence[Shape]]:
+    dim = group.dim("dim")
+    inputs = [info.shape for info in group.inputs]
+    whole = _with(inputs[0], dim, sum(shape[dim] for shape in inputs))
+    return [_with(inputs[0], dim, -1)] * len(inputs), [whole] * len(inputs)
+
+
+def _scattered(group: Group) -> tuple[Sequence[Shape], Sequence[Shape]]:
+    dim = group.dim("dim")
+    outputs = [info.shape for info in group.outputs]
+    whole = _with(group.inputs[0].shape, dim, sum(shape[dim] for shape in outputs))
+    return [whole] * len(outputs), [_with(whole, dim, -1)] * len(outputs)
+
+
+def _exchanged(group: Group) -> tuple[Sequence[Shape], Sequence[Shape]]:
+    """Input i holds piece i of ``dst_dim`` and all of ``src_dim``; output i the mirror."""
+    src, dst = group.dim("src_dim"), group.dim("dst_dim")
+    if src == dst:
+        return _exchanged_in_place(group, src)
+    first = group.inputs[0].shape
+    src_size = sum(info.shape[src] for info in group.outputs)
+    dst_size = sum(info.shape[dst] for info in group.inputs)
+    inputs = _with(_with(first, src, src_size), dst, -1)
+    outputs = _with(_with(first, dst, dst_size), src, -1)
+    return [inputs] * len(group.tasks), [outputs] * len(group.tasks)
+
+
+def _exchanged_in_place(group: Group, dim: int) -> tuple[Sequence[Shape], Sequence[Shape]]:
+    """Split and joined along one dimension: pieces must be even, as no tensor tells their sizes."""
+    count = len(group.tasks)
+    first = group.inputs[0].shape
+    size = -(-first[dim] // count) * count
+    return [_with(first, dim, size)] * count, [_with(first, dim, size)] * count
+
+
+def _with(shape: Shape, dim: int, size: int) -> Shape:
+    return (*shape[:dim], size, *shape[dim + 1 :])
+
+
+SHAPES: dict[str, Shapes] = {
+    "send": Shapes(_all_alike),
+    "reduce": Shapes(_all_alike),
+    "broadcast": Shapes(_all_alike),
+    "all_reduce": Shapes(_all_alike),
+    "all_gather": Shapes(_gathered, (("inputs", "dim"),)),
+    "reduce_scatter": Shapes(_scattered, (("outputs", "dim"),)),
+    "all_to_all": Shapes(_exchanged, (("outputs", "src_dim"), ("inputs", "dst_dim"))),
+}
+
+
+def _check_shapes(group: Group) -> None:
+    row = SHAPES[group.members[0].kind]
+    for side, shapes in zip(("inputs", "outputs"), row.expected(group), strict=True):
+        expected = iter(shapes)
+        for i, task in enumerate(group.members):
+            for tensor in getattr(task, side):
+                _check_shape(group, i, tensor, next(expected))
+    for side, key in row.pieces:
+        _check_pieces(group, side, group.dim(key))
+
+
+def _check_shape(group: Group, member: int, tensor: str, expected: Shape) -> None:
+    found = group.document.tensors[tensor].shape
+    if any(want not in (-1, size) for size, want in zip(found, expected, strict=True)):
+        sizes = ", ".join("any" if size == -1 else str(size) for size in expected)
+        raise _shape_error(group, member, tensor, f"[{sizes}]")
+
+
+def _check_pieces(group: Group, side: str, dim: int) -> None:
+    names = [getattr(task, side)[0] for task in group.members]
+    sizes = [group.document.tensors[name].shape[dim] for name in names]
+    for i in range(1, len(sizes)):
+        if sizes[i] > sizes[i - 1]:
+            raise _shape_error(
+                group, i, names[i], f"larger pieces first, found {sizes} in dimension {dim}"
+            )

@@ -1,0 +1,206 @@
+"""Rules of slices: what the pipeline's tensors are of the original's, and what replaces what."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from shardwright.errors import PipelineError
+from shardwright.pipeline.check_tensors import check_extents
+from shardwright.pipeline.connections import Connections
+from shardwright.pipeline.rules import broken
+from shardwright.pipeline.schema import (
+    Document,
+    MetadataTensor,
+    MetadataTensorSlice,
+    Placements,
+    TensorInfo,
+)
+
+Originals = Mapping[str, MetadataTensor]
+
+
+def check_slices(document: Document, connections: Connections) -> None:
+    """Slices are the pipeline's inputs and outputs, each a true part of its origin."""
+    slices, originals = document.metadata.tensor_slices, document.metadata.tensors
+    (source,), (sink,) = connections.ends["input"], connections.ends["output"]
+    for side, task, named, found, wholes in (
+        ("inputs", source, document.supertasks[source].outputs, slices.inputs, originals.inputs),
+        ("outputs", sink, document.supertasks[sink].inputs, slices.outputs, originals.outputs),
+    ):
+        _check_listed(side, task, named, found)
+        for tensor, piece in found.items():
+            _check_slice(document, tensor, piece, wholes, side)
+            _check_device(document, connections, tensor, piece.device)
+
+
+def _check_listed(
+    side: str, task: str, named: Sequence[str], found: Mapping[str, MetadataTensorSlice]
+) -> None:
+    where = f"metadata.tensor_slices.{side}"
+    for tensor in named:
+        if tensor not in found:
+            raise broken(
+                "slices", f"the pipeline's tensor is not in {where}", task=task, tensor=tensor
+            )
+    for tensor in found.keys() - set(named):
+        raise broken(
+            "slices",
+            f"{where} lists a tensor that supertask {task!r} does not name",
+            tensor=tensor,
+        )
+
+
+def _check_slice(
+    document: Document, tensor: str, piece: MetadataTensorSlice, wholes: Originals, side: str
+) -> None:
+    info, whole = document.tensors[tensor], wholes.get(piece.origin)
+    if whole is None:
+        raise broken(
+            "origin",
+            f"the origin {piece.origin!r} is not in metadata.tensors.{side}, which has "
+            f"{', '.join(map(repr, wholes)) or 'none'}",
+            tensor=tensor,
+        )
+    if not piece.dtype == info.dtype == whole.dtype:
+        raise broken(
+            "slice-dtype",
+            f"the slice is {piece.dtype}, the tensor {info.dtype}, the origin "
+            f"{piece.origin!r} {whole.dtype}; they must be one",
+            tensor=tensor,
+        )
+    check_extents(piece.placements, info, tensor)
+    if len(piece.placements) != len(whole.shape) or any(
+        end > size for (_, end), size in zip(piece.placements, whole.shape, strict=True)
+    ):
+        raise broken(
+            "placements",
+            f"the ranges {_ranges(piece.placements)} are not inside the origin "
+            f"{piece.origin!r} of shape {list(whole.shape)}",
+            tensor=tensor,
+        )
+
+
+def _check_device(document: Document, connections: Connections, tensor: str, device: str) -> None:
+    if device not in document.devices:
+        known = ", ".join(map(repr, document.devices))
+        raise broken(
+            "device-known", f"device {device!r} is not among devices: {known}", tensor=tensor
+        )
+    if connections.devices[tensor] != device:
+        raise broken(
+            "slice-device",
+            f"the slice says device {device!r}, the tensor is on {connections.devices[tensor]!r}",
+            tensor=tensor,
+        )
+
+
+def check_originals(document: Document, _: Connections) -> None:
+    """The original's inputs and outputs are numbered, and its outputs whole."""
+    originals = document.metadata.tensors
+    for side, wholes in (("inputs", originals.inputs), ("outputs", originals.outputs)):
+        by_idx: dict[int, str] = {}
+        for name, whole in wholes.items():
+            if whole.idx >= len(wholes) or whole.idx in by_idx:
+                raise broken(
+                    "idx",
+                    f"idx is {whole.idx} in metadata.tensors.{side}; the {len(wholes)} {side} are "
+                    f"numbered 0 to {len(wholes) - 1}, each once",
+                    tensor=name,
+                )
+            by_idx[whole.idx] = name
+    _check_covered(document)
+
+
+def _check_covered(document: Document) -> None:
+    """Outputs can be put together from their slices."""
+    boxes: dict[str, list[Placements]] = {}
+    for piece in document.metadata.tensor_slices.outputs.values():
+        boxes.setdefault(piece.origin, []).append(piece.placements)
+    for name, whole in document.metadata.tensors.outputs.items():
+        if name not in boxes:
+            raise broken(
+                "outputs-covered", "no pipeline output is a slice of this output", tensor=name
+            )
+        if (hole := uncovered(whole.shape, boxes[name])) is not None:
+            raise broken(
+                "outputs-covered",
+                f"no pipeline output holds the part {_ranges(hole)} of this output",
+                tensor=name,
+            )
+
+
+def uncovered(shape: Sequence[int], boxes: Sequence[Placements]) -> Placements | None:
+    """A part of a tensor of ``shape`` that is in none of ``boxes``, or None."""
+    rest: list[Placements] = [tuple((0, size) for size in shape)]
+    for box in dict.fromkeys(boxes):
+        rest = [piece for part in rest for piece in _outside(part, box)]
+    return rest[0] if rest else None
+
+
+def _outside(part: Placements, box: Placements) -> Iterator[Placements]:
+    """``part`` without ``box``, as boxes that hold something and do not overlap."""
+    core = list(part)
+    for dim, ((start, end), (low, high)) in enumerate(zip(part, box, strict=True)):
+        low, high = max(start, low), min(end, high)
+        if low >= high:
+            if _volume(core):
+                yield tuple(core)
+            return
+        for piece in ((start, low), (high, end)):
+            if piece[0] < piece[1]:
+                yield (*core[:dim], piece, *core[dim + 1 :])
+        core[dim] = (low, high)
+
+
+def _volume(box: Sequence[tuple[int, int]]) -> int:
+    return math.prod(end - start for start, end in box)
+
+
+def _ranges(placements: Placements) -> str:
+    return ", ".join(f"[{start}, {end})" for start, end in placements) or "()"
+
+
+# --- training -------------------------------------------------------------------------------
+
+
+def check_training(document: Document, connections: Connections) -> None:
+    """``replaces`` maps produced tensors to constants that they can become."""
+    replaced: dict[str, str] = {}
+    for new, old in (document.training.replaces if document.training else {}).items():
+        for tensor in (new, old):
+            if tensor not in document.tensors:
+                raise broken(
+                    "tensor-known",
+                    "training.replaces names a tensor that is not a key of tensors",
+                    tensor=tensor,
+                )
+        if old in replaced:
+            raise _cannot_replace(new, old, f"so does {replaced[old]!r}")
+        replaced[old] = new
+        _check_replacement(document, connections, new, old)
+
+
+def _check_replacement(document: Document, connections: Connections, new: str, old: str) -> None:
+    producer = connections.producers.get(new, [""])[0]
+    if old in connections.producers:
+        raise _cannot_replace(new, old, f"{old!r} is no constant")
+    if not producer or producer in connections.ends["input"]:
+        raise _cannot_replace(new, old, "no supertask of a device produces it")
+    before, after = document.tensors[old], document.tensors[new]
+    if (before.shape, before.dtype) != (after.shape, after.dtype):
+        raise _cannot_replace(new, old, f"{_spec(after)} is not {_spec(before)}")
+    if connections.devices[new] != connections.devices[old]:
+        raise _cannot_replace(
+            new,
+            old,
+            f"one is on {connections.devices[new]!r}, the other on {connections.devices[old]!r}",
+        )
+
+
+def _cannot_replace(new: str, old: str, why: str) -> PipelineError:
+    return broken("replaces", f"the tensor replaces constant {old!r}, but {why}", tensor=new)
+
+
+def _spec(info: TensorInfo) -> str:
+    return f"{info.dtype}{list(info.shape)}"

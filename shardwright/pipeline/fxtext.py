@@ -1,0 +1,260 @@
+"""The ``data`` of an ``FX`` supertask: a graph as JSON text, and back.
+
+    {"version": 1, "inputs": ["i0", "i1"],
+     "nodes": [{"name": "n0", "op": "aten.linear.default", "args": [{"ref": "i0"}, {"ref": "i1"},
+                null], "kwargs": {}, "outputs": [{"shape": [4, 8], "dtype": "f32"}]}],
+     "outputs": [{"ref": "n0"}]}
+
+A reference names an input or a node; ``{"ref": name, "index": i}`` is element i of a node that
+makes several tensors. Every argument of the operator's schema is written, defaults too; what JSON
+cannot say is tagged (`ir.attributes`). Names are positions, so that equal layers give equal text.
+Inputs have no shape here: they are the tensors that a supertask binds.
+
+What always holds: ``decode(encode(graph), inputs)`` computes what ``graph`` does, and encodes to
+the same text. The text holds no code; decoding calls no operator, and gives only operators of
+allowed namespaces that write to nothing and open no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+from torch._ops import OpOverload
+
+from shardwright.errors import GraphError
+from shardwright.ir import Builder, IRGraph, IRNode, IRValue, resolve
+from shardwright.ir.attributes import from_json, to_json
+from shardwright.ir.dtypes import DTYPES
+from shardwright.ir.operators import join_call, split_call
+from shardwright.ir.values import SLOT, Input
+from shardwright.pipeline.schema import Natural, TensorInfo
+
+Places = Mapping[int, "Reference"]
+
+
+class Reference(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A tensor of the text: an input, what a node makes, or one of several things it makes."""
+
+    ref: str
+    index: Natural | None = None
+
+
+class Made(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A tensor that a node makes; ``strides`` stand where it is not contiguous."""
+
+    shape: tuple[Natural, ...]
+    dtype: str
+    strides: tuple[Natural, ...] | None = None
+
+
+class Node(Struct, frozen=True, forbid_unknown_fields=True):
+    """One operator call; in a parsed text references stand as `Reference`."""
+
+    name: str
+    op: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+    outputs: tuple[Made, ...]
+
+    @property
+    def references(self) -> list[Reference]:
+        """How the things that the node makes are referred to."""
+        if len(self.outputs) == 1:
+            return [Reference(self.name)]
+        return [Reference(self.name, i) for i in range(len(self.outputs))]
+
+
+class Text(Struct, frozen=True, forbid_unknown_fields=True):
+    """A whole graph."""
+
+    version: Literal[1]
+    inputs: tuple[str, ...]
+    nodes: tuple[Node, ...]
+    outputs: tuple[Reference, ...]
+
+    def results(self) -> list[Made | int]:
+        """Each output as what a node makes, or as the position of the input that it is."""
+        found: dict[Reference, Made | int] = {
+            Reference(name): k for k, name in enumerate(self.inputs)
+        }
+        for node in self.nodes:
+            found.update(zip(node.references, node.outputs, strict=True))
+        return [found[reference] for reference in self.outputs]
+
+
+# --- writing -------------------------------------------------------------------------------
+
+
+def encode(graph: IRGraph) -> str:
+    """The text of a graph whose tensors all come in as inputs.
+
+    Raises GraphError where the graph has stored values or markers.
+    """
+    if stored := next(graph.stored(), None):
+        raise GraphError(
+            f"graph {graph.name!r} stores %{stored.name}; a supertask's constants are inputs"
+        )
+    places = {value_id: Reference(f"i{k}") for k, value_id in enumerate(graph.inputs)}
+    nodes = []
+    for k, node in enumerate(graph.nodes):
+        nodes.append(_encode_node(graph, node, f"n{k}", places))
+        places.update(zip(node.outputs, nodes[-1].references, strict=True))
+    inputs = tuple(places[value_id].ref for value_id in graph.inputs)
+    outputs = tuple(places[value_id] for value_id in graph.outputs)
+    return msgspec.json.encode(Text(1, inputs, tuple(nodes), outputs)).decode()
+
+
+def _encode_node(graph: IRGraph, node: IRNode, name: str, places: Places) -> Node:
+    inputs = [places[value_id] for value_id in node.inputs]
+    args, kwargs = join_call(resolve(node.op), inputs, node.attrs, SLOT)
+    values = [graph.values[value_id] for value_id in node.outputs]
+    return Node(
+        name,
+        node.op,
+        [_encode_argument(item) for item in args],
+        {key: _encode_argument(item) for key, item in kwargs.items()},
+        tuple(Made(value.shape, value.dtype, value.strides) for value in values),
+    )
+
+
+def _encode_argument(value: Any) -> Any:
+    if isinstance(value, Reference):
+        return value
+    if isinstance(value, list | tuple):
+        return [_encode_argument(item) for item in value]
+    return to_json(value)
+
+
+# --- reading -------------------------------------------------------------------------------
+
+
+def parse(text: str) -> Text:
+    """The parts of a text, with names, references and dtypes that are right. Raises GraphError."""
+    try:
+        parsed = msgspec.json.decode(text, type=Text)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        raise GraphError(f"this is not the text of a graph: {error}") from None
+    names = [*parsed.inputs, *(node.name for node in parsed.nodes)]
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise GraphError(f"the name {twice!r} stands twice among the inputs and nodes")
+    known = {Reference(name) for name in parsed.inputs}
+    nodes = []
+    for node in parsed.nodes:
+        nodes.append(_bind(node, known))
+        known.update(node.references)
+    for reference in parsed.outputs:
+        _check_reference(reference, known, "the outputs")
+    return msgspec.structs.replace(parsed, nodes=tuple(nodes))
+
+
+def _bind(node: Node, known: set[Reference]) -> Node:
+    """The node with `Reference` for references. Raises GraphError."""
+    where = f"node {node.name!r} ({node.op})"
+    for made in node.outputs:
+        _check_made(made, where)
+    args = [_bind_argument(item, known, where) for item in node.args]
+    kwargs = {key: _bind_argument(item, known, where) for key, item in node.kwargs.items()}
+    return msgspec.structs.replace(node, args=args, kwargs=kwargs)
+
+
+def _bind_argument(data: Any, known: set[Reference], where: str) -> Any:
+    if isinstance(data, list):
+        return [_bind_argument(item, known, where) for item in data]
+    if not isinstance(data, dict) or "ref" not in data:
+        return data
+    try:
+        reference = msgspec.convert(data, Reference)
+    except msgspec.ValidationError as error:
+        raise GraphError(f"{where}: {data!r} is no reference: {error}") from None
+    _check_reference(reference, known, where)
+    return reference
+
+
+def _check_reference(reference: Reference, known: set[Reference], where: str) -> None:
+    if reference not in known:
+        index = "" if reference.index is None else f" with index {reference.index}"
+        raise GraphError(
+            f"{where}: the reference to {reference.ref!r}{index} is to no input and to nothing "
+            "that an earlier node makes"
+        )
+
+
+def _check_made(made: Made, where: str) -> None:
+    if made.dtype not in DTYPES:
+        raise GraphError(
+            f"{where} makes a tensor of the unknown dtype {made.dtype!r}; known are "
+            f"{', '.join(DTYPES)}"
+        )
+    if made.strides is not None and len(made.strides) != len(made.shape):
+        raise GraphError(
+            f"{where} makes a tensor with {len(made.strides)} strides for {len(made.shape)} "
+            "dimensions"
+        )
+
+
+def decode(text: str | Text, inputs: Sequence[TensorInfo], name: str = "graph") -> IRGraph:
+    """The graph of a text, bound to tensors with the shapes and dtypes of ``inputs``.
+
+    Raises GraphError where the text is not a graph's, where an operator is not to be had, or where
+    a call does not fit the operator's schema.
+    """
+    parsed = parse(text) if isinstance(text, str) else text
+    if len(parsed.inputs) != len(inputs):
+        raise GraphError(f"the graph takes {len(parsed.inputs)} tensors, given are {len(inputs)}")
+    builder = Builder(name)
+    values: dict[Reference, IRValue] = {}
+    for k, info in enumerate(inputs):
+        value = builder.input(f"i{k}", info.shape, info.dtype, strides=info.strides)
+        values[Reference(parsed.inputs[k])] = value
+    for k, node in enumerate(parsed.nodes):
+        made = _decode_node(builder, node, f"n{k}", values)
+        values.update(zip(node.references, made, strict=True))
+    return builder.finish([values[reference] for reference in parsed.outputs])
+
+
+def _decode_node(
+    builder: Builder, node: Node, name: str, values: Mapping[Reference, IRValue]
+) -> list[IRValue]:
+    """Append the call; gives what it makes."""
+    overload = resolve(node.op)
+    _check_operator(overload, node)
+    tensors, attrs = split_call(
+        overload,
+        [_decode_argument(item, values) for item in node.args],
+        {key: _decode_argument(item, values) for key, item in node.kwargs.items()},
+        is_tensor=lambda item: isinstance(item, IRValue),
+    )
+    made = [
+        builder.value(name, item.shape, item.dtype, strides=item.strides) for item in node.outputs
+    ]
+    builder.emit(node.op, tensors, attrs, outputs=made)
+    return made
+
+
+def _decode_argument(data: Any, values: Mapping[Reference, IRValue]) -> Any:
+    if isinstance(data, Reference):
+        return values[data]
+    if isinstance(data, list):
+        return [_decode_argument(item, values) for item in data]
+    value = from_json(data)
+    if isinstance(value, Input):
+        raise GraphError(f"{data!r} cannot stand in a text; write a reference to the tensor")
+    return value
+
+
+def _check_operator(overload: OpOverload, node: Node) -> None:
+    """The operator opens no file, and makes as many tensors as the node says."""
+    schema = overload._schema
+    where = f"node {node.name!r} ({node.op})"
+    if any(argument.name == "filename" for argument in schema.arguments):
+        raise GraphError(f"{where}: operators that open files cannot stand in a pipeline")
+    returns = [str(item.type) for item in schema.returns]
+    if "List[Tensor]" in returns:
+        return
+    expected = returns.count("Tensor")
+    if len(node.outputs) != expected:
+        raise GraphError(f"{where} makes {expected} tensors, the text says {len(node.outputs)}")

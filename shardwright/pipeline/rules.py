@@ -1,0 +1,141 @@
+"""The rules of the format that types cannot say, as tables.
+
+`RULES` names each rule that `check` proves and says it in one line; a PipelineError carries the
+name. `FAMILIES` says which fields stand on a supertask, `COMMUNICATION` which metadata, inputs and
+outputs each kind of communication has. Nothing here reads a pipeline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shardwright.errors import PipelineError
+
+RULES: dict[str, str] = {
+    # the file
+    "file": "the file can be read",
+    "json": "the file is one whole JSON object in UTF-8",
+    "unique-keys": "no JSON object has a key twice",
+    "type": "every field has the type and the name that the format gives it",
+    "version": "the format version is one that this shardwright reads",
+    # supertasks and devices
+    "names": "names of devices, tensors, supertasks, groups and blobs are not empty",
+    "device-unique": "idx is unique among the devices of a host and kind; so are a device's pes",
+    "device-known": "a device that is named is a key of devices",
+    "device-used": "each device runs at least one supertask",
+    "fields": "a supertask has the fields of its kind and no others",
+    "task-metadata": "a communication's metadata has exactly the keys of its kind",
+    "task-tensors": "a supertask has as many inputs and outputs as its kind says",
+    "one-input-task": "there is exactly one input supertask",
+    "one-output-task": "there is exactly one output supertask",
+    # tensors
+    "tensor-known": "a tensor that a supertask names is a key of tensors",
+    "tensor-used": "each tensor is an input or output of some supertask",
+    "one-producer": "a tensor is produced once",
+    "one-kind": "a tensor is a constant, a pipeline input, or produced, and only one of them",
+    "pipeline-output": "a pipeline output is a produced tensor, and stands once",
+    "tensor-size": "a tensor takes less than 2**63 bytes",
+    "strides": "there is a stride a dimension, and where memory is allocated none overlap",
+    "one-device": "a tensor is used on the device where it is; communication moves it",
+    "placements": "placements have a range a dimension, inside the original, as long as the shape",
+    "weight-file": "a parameter file has a path and one format",
+    "name-in-graph": "name_in_graph is the placeholder of the constant in its first user's graph",
+    # metadata
+    "slices": "tensor_slices lists exactly the pipeline's inputs and outputs",
+    "origin": "the origin of a slice is an input or output of the original model",
+    "slice-dtype": "a slice, its tensor and its origin have one dtype",
+    "slice-device": "a slice's device is where its tensor is",
+    "idx": "the idx of the original's inputs count from 0, as do those of its outputs",
+    "outputs-covered": "the slices of each output of the original cover all of it",
+    "structure": "the leaves of structure are the original's inputs and outputs, by name and idx",
+    "replaces": "a constant is replaced once, by a produced tensor of its shape, dtype and device",
+    # groups and order
+    "group-members": "a group has two or more supertasks, numbered from 0, each on its own device",
+    "group-kind": "the supertasks of a group are of one kind, or one send and one recv",
+    "group-metadata": "the supertasks of a group have the same metadata and the same phase",
+    "group-dtype": "the tensors of a group have one dtype, and its reduce_op can reduce it",
+    "group-shape": "the shapes in a group follow from its kind",
+    "file-order": "a device's supertasks stand in the file after those whose tensors they use",
+    "no-cycle": "no supertask waits for itself through tensors and groups",
+    "no-deadlock": "with blocking communication, each device in file order, all supertasks run",
+    # computation
+    "blobs": "each data_blob is a key of blobs, and each blob is used",
+    "graph": "the data of an FX supertask is the text of a graph that can be built",
+    "graph-tensors": "a graph takes and gives the tensors that its supertask names",
+    "requires": "operators that torch does not bring are listed in requires, and only they",
+}
+
+
+def broken(
+    rule: str, message: str, *, task: str | None = None, tensor: str | None = None
+) -> PipelineError:
+    """The error for a rule of `RULES`."""
+    assert rule in RULES, rule
+    return PipelineError(message, rule=rule, task=task, tensor=tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Which fields stand on the supertasks of some kinds; all others must be absent.
+
+    ``one_of`` are fields of which exactly one stands.
+    """
+
+    kinds: tuple[str, ...]
+    required: tuple[str, ...] = ()
+    one_of: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+
+
+FAMILIES: dict[str, Family] = {
+    "compute": Family(("dfg", "FX"), ("device",), ("data", "data_blob"), ("phase",)),
+    "communication": Family(
+        (
+            "send",
+            "recv",
+            "reduce",
+            "all_gather",
+            "all_reduce",
+            "reduce_scatter",
+            "all_to_all",
+            "broadcast",
+        ),
+        ("device", "group", "device_idx", "metadata"),
+        optional=("phase",),
+    ),
+    "input": Family(("input",)),
+    "output": Family(("output",)),
+}
+FAMILY_OF: dict[str, str] = {kind: name for name, row in FAMILIES.items() for kind in row.kinds}
+"""Kind of a supertask to the name of its family."""
+
+REDUCE_OPS = ("sum", "avg", "max", "min")
+INTEGERS = ("i64", "i32", "i16", "i8")
+
+MetadataType = Literal["reduce_op", "device", "dim"]
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """One kind of communication: its metadata, and how many inputs and outputs a member has.
+
+    ``root`` is the metadata key that names the one device whose counts are ``root_tensors``.
+    """
+
+    metadata: dict[str, MetadataType]
+    tensors: tuple[int, int]
+    root: str | None = None
+    root_tensors: tuple[int, int] = (1, 1)
+
+
+COMMUNICATION: dict[str, Communication] = {
+    "send": Communication({}, (1, 0)),
+    "recv": Communication({}, (0, 1)),
+    "reduce": Communication({"reduce_op": "reduce_op", "dst": "device"}, (1, 0), root="dst"),
+    "all_gather": Communication({"dim": "dim"}, (1, 1)),
+    "all_reduce": Communication({"reduce_op": "reduce_op"}, (1, 1)),
+    "reduce_scatter": Communication({"reduce_op": "reduce_op", "dim": "dim"}, (1, 1)),
+    "all_to_all": Communication({"src_dim": "dim", "dst_dim": "dim"}, (1, 1)),
+    "broadcast": Communication({"src": "device"}, (0, 1), root="src"),
+}
