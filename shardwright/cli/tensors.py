@@ -1,0 +1,79 @@
+"""The tensors of a run on the command line: read from a file, drawn at random, written to a file.
+
+Tensors are named as the pipeline file's metadata names the original model's inputs and outputs;
+files of them are safetensors.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from shardwright.errors import InputError
+from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.structure import Call, describe_result, leaves, rebuild_call
+from shardwright.pipeline.schema import Document
+
+
+def read_inputs(path: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file by name. Raises InputError."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"inputs cannot be read from {path}: {error}") from None
+
+
+def random_inputs(document: Document, seed: int = 0) -> dict[str, torch.Tensor]:
+    """A tensor for each input: normal for floats, 0 or 1 for integers (a valid index into
+    nearly any table), True for bools. The same seed gives the same tensors.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: _random(info.shape, torch_dtype(info.dtype), generator)
+        for name, info in document.metadata.tensors.inputs.items()
+    }
+
+
+def _random(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    if dtype is torch.bool:
+        return torch.ones(shape, dtype=dtype)
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=generator).to(dtype)
+    return torch.randint(0, 2, shape, dtype=dtype, generator=generator)
+
+
+def as_call(document: Document, tensors: Mapping[str, torch.Tensor]) -> Call:
+    """The arguments of the captured call that hold these tensors. Raises InputError."""
+    wanted = sorted(document.metadata.tensors.inputs.items(), key=lambda item: item[1].idx)
+    names = [name for name, _ in wanted]
+    if set(names) != set(tensors):
+        raise InputError(
+            f"the inputs are {', '.join(names) or 'none'}; found {', '.join(tensors) or 'none'}"
+        )
+    structure = document.metadata.structure
+    if structure is None:
+        return Call((), dict(tensors))
+    return rebuild_call(structure.inputs, [tensors[name] for name in names])
+
+
+def outputs_by_name(result: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a result, named as in the file's metadata."""
+    tree, tensors = describe_result(result)
+    return {leaf.name: tensors[leaf.index] for leaf in leaves(tree)}
+
+
+def write_outputs(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write a safetensors file under a temporary name, then give it its own."""
+    separate = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        save_file(separate, temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
