@@ -24,7 +24,18 @@ from shardwright.errors import GraphError
 from shardwright.ir.dtypes import dtype_name, torch_dtype
 from shardwright.ir.values import SLOT, Input
 
-LAYOUTS = {str(item).removeprefix("torch."): item for item in (torch.strided, torch.sparse_coo)}
+LAYOUTS = {
+    str(item).removeprefix("torch."): item
+    for item in (
+        torch.strided,
+        torch.sparse_coo,
+        torch.sparse_csr,
+        torch.sparse_csc,
+        torch.sparse_bsr,
+        torch.sparse_bsc,
+        torch.jagged,
+    )
+}
 MEMORY_FORMATS = {
     str(item).removeprefix("torch."): item
     for item in (
@@ -34,6 +45,13 @@ MEMORY_FORMATS = {
         torch.channels_last_3d,
     )
 }
+
+
+def is_attribute(value: Any) -> bool:
+    """Whether an attribute may be this; tuples and subclasses of the plain types may not."""
+    if type(value) is list:
+        return all(is_attribute(item) for item in value)
+    return type(value) in _KINDS
 
 
 def to_json(value: Any) -> Any:
@@ -68,7 +86,7 @@ def from_json(data: Any) -> Any:
 def _decode(tag: str, content: Any) -> Any:
     try:
         return _DECODERS[tag](content)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, IndexError, TypeError, ValueError):
         raise GraphError(f"{content!r} is no value of the tag {tag!r}") from None
 
 
@@ -93,6 +111,7 @@ _TAGS: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
     (type(SLOT), "device", lambda value: "slot"),
     (Input, "input", lambda value: value.index),
 )
+_KINDS = {type(None), bool, int, float, complex, str, *(kind for kind, _, _ in _TAGS)}
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     "dtype": torch_dtype,
     "layout": LAYOUTS.__getitem__,

@@ -62,7 +62,12 @@ class IRGraph:
         names: Sequence[str] = (),
         placements: Sequence[tuple[int, int]] | None = None,
     ) -> IRValue:
-        """Add a value under a fresh id and, where ``name`` is taken, under ``name__k``."""
+        """Add a value under a fresh id and, where ``name`` is taken, under ``name__k``.
+
+        Raises GraphError where the strides are not as many as the sizes.
+        """
+        if strides is not None and len(strides) != len(shape):
+            raise GraphError(f"value %{name} has {len(strides)} strides for {len(shape)} sizes")
         value = IRValue(
             id=self.fresh_id(),
             name=self._free_name(name),
@@ -94,6 +99,9 @@ class IRGraph:
         """
         node_id = self.fresh_id() if node_id is None else node_id
         node = IRNode(node_id, op, list(inputs), list(outputs), dict(attrs or {}), scopes, source)
+        for value_id in (*node.inputs, *node.outputs):
+            if value_id not in self.values:
+                raise GraphError(f"{op}: the graph {self.name!r} has no value {value_id}")
         for value_id in node.outputs:
             if self.values[value_id].producer is not None:
                 raise GraphError(f"value %{self.values[value_id].name} already has a producer")

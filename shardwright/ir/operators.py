@@ -10,7 +10,8 @@ code. A name without a dot (``Backward``) is a marker: it has no overload and ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -73,6 +74,8 @@ class Parameter:
     required: bool
     default: Any
     is_device: bool
+    takes_tensor: bool
+    """Whether one tensor may stand here; torch takes a tensor of one element for a number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,11 @@ class Signature:
     parameters: tuple[Parameter, ...]
     returns_one: bool
     """Whether a call returns one tensor rather than a tuple or a list of them."""
+    returned: int | None
+    """How many tensors a call returns; None where a list of them is among what it returns."""
+
+
+_TENSOR_TYPES = ("Tensor", "Optional[Tensor]", "number", "Optional[number]")
 
 
 @cache
@@ -95,11 +103,13 @@ def signature(overload: OpOverload) -> Signature:
             not argument.has_default_value(),
             argument.default_value if argument.has_default_value() else None,
             str(argument.type) in ("Device", "Optional[Device]"),
+            str(argument.type) in _TENSOR_TYPES,
         )
         for argument in schema.arguments
     )
-    returns_one = len(schema.returns) == 1 and str(schema.returns[0].type) == "Tensor"
-    return Signature(parameters, returns_one)
+    returns = [str(item.type) for item in schema.returns]
+    returned = None if any(item.startswith("List") for item in returns) else len(returns)
+    return Signature(parameters, returns == ["Tensor"], returned)
 
 
 def split_call(
@@ -129,10 +139,11 @@ def _bind(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> 
     """Every argument of the schema with its value, in the schema's order."""
     parameters = signature(overload).parameters
     positional = [p for p in parameters if not p.keyword_only]
-    given = dict(zip((p.name for p in positional), args, strict=False)) | kwargs
-    unknown = given.keys() - {p.name for p in parameters}
+    by_place = dict(zip((p.name for p in positional), args, strict=False))
+    given = by_place | kwargs
+    wrong = (given.keys() - {p.name for p in parameters}) | (by_place.keys() & kwargs.keys())
     missing = [p.name for p in parameters if p.required and p.name not in given]
-    if len(args) > len(positional) or unknown or missing:
+    if len(args) > len(positional) or wrong or missing:
         raise GraphError(
             f"a call of {operator_name(overload)} with {len(args)} positional arguments and "
             f"keywords {sorted(kwargs)} does not fit its schema {overload._schema}"
@@ -147,6 +158,8 @@ def _attribute(value: Any, tensors: list[Any], is_tensor: Callable[[Any], bool])
         return Input(len(tensors) - 1)
     if isinstance(value, (list, tuple)):
         return [_attribute(item, tensors, is_tensor) for item in value]
+    if isinstance(value, float) and math.isnan(value):
+        return math.nan  # one object, so that equal calls have equal attributes
     return SLOT if isinstance(value, torch.device) else value
 
 
@@ -172,7 +185,7 @@ def join_call(
         p.name: substitute(attrs[p.name], inputs, device) if p.name in attrs else next(direct, None)
         for p in parameters
     }
-    expected = len(parameters) - len(attrs) + sum(count_inputs(value) for value in attrs.values())
+    expected = len(parameters) - len(attrs) + sum(1 for _ in listed_inputs(list(attrs.values())))
     if attrs.keys() - values.keys() or expected != len(inputs):
         raise GraphError(
             f"{operator_name(overload)} with {len(inputs)} inputs and attributes "
@@ -191,8 +204,10 @@ def substitute(value: Any, inputs: Sequence[Any], device: Any) -> Any:
     return device if value is SLOT else value
 
 
-def count_inputs(value: Any) -> int:
-    """How many inputs stand inside an attribute."""
-    if isinstance(value, list):
-        return sum(count_inputs(item) for item in value)
-    return int(isinstance(value, Input))
+def listed_inputs(value: Any) -> Iterator[int]:
+    """The indices of the inputs that stand inside an attribute, or a list of them, in order."""
+    if isinstance(value, Input):
+        yield value.index
+    elif isinstance(value, list):
+        for item in value:
+            yield from listed_inputs(item)

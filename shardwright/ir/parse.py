@@ -6,9 +6,10 @@ Errors name the line and the column.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import msgspec
 
@@ -16,38 +17,47 @@ from shardwright.errors import GraphError
 from shardwright.ir.attributes import LAYOUTS, MEMORY_FORMATS
 from shardwright.ir.dtypes import DTYPES
 from shardwright.ir.graph import IRGraph
+from shardwright.ir.operators import is_marker, resolve
 from shardwright.ir.structure import Arguments, Tree
-from shardwright.ir.text import NO_SCOPE
+from shardwright.ir.text import NO_SCOPE, PLAIN_CLASS, PLAIN_FILE, PLAIN_NAME
 from shardwright.ir.validate import validate
 from shardwright.ir.values import SLOT, STORED_ROLES, Input, IRValue, Role, Scope, Source
 
+T = TypeVar("T")
+
+_STRING = r'"(?:[^"\\]|\\.)*"'
 _TOKEN = re.compile(
-    r"""\s*(?:(?P<name>%(?:[\w.@/-]+|"(?:[^"\\]|\\.)*"))
-    |(?P<string>"(?:[^"\\]|\\.)*")
-    |(?P<number>-?(?:\d[\w.]*(?:[eE][+-]\d+)?)|-?inf|nan|\([^()]*j\))
+    rf"""\s*(?:(?P<name>%(?:{PLAIN_NAME.pattern}|{_STRING}))
+    |(?P<string>{_STRING})
+    |(?P<number>-?(?:\d+(?:\.\d+)?(?:[eE][+-]?\d+)?\b|inf\b))
     |(?P<word>[A-Za-z_][\w.]*)
-    |(?P<mark>[\[\](){}:,=@!]))""",
+    |(?P<mark>[\[\](){{}}:,=@!]))""",
     re.VERBOSE,
 )
+_NAME = re.compile(rf"\s*(?P<name>{PLAIN_NAME.pattern}|{_STRING})")
+_SCOPE = re.compile(
+    rf"\s*(?P<path>{PLAIN_NAME.pattern}|{_STRING}):(?P<cls>{_STRING}|{PLAIN_CLASS.pattern})"
+)
+_SOURCE = re.compile(rf"\s*# (?P<file>{_STRING}|{PLAIN_FILE.pattern}):(?P<line>\d+)")
 _WORDS: dict[str, Any] = {
     "None": None,
     "True": True,
     "False": False,
+    "nan": math.nan,
     "slot": SLOT,
     **{str(dtype): dtype for dtype in DTYPES.values()},
     **{str(item): item for item in (*LAYOUTS.values(), *MEMORY_FORMATS.values())},
 }
-_SOURCE = re.compile(r"  # (?P<file>.*):(?P<line>\d+)$")
 
 
 def parse_graph(text: str) -> IRGraph:
     """The graph that a text describes, validated. Raises GraphError with line and column."""
     reader = _GraphReader()
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             reader.read(_Line(number, line))
     if reader.graph is None:
-        raise GraphError("line 1: expected 'graph NAME', found nothing")
+        raise GraphError("line 1, column 1: expected 'graph NAME', found an empty text")
     validate(reader.graph)
     return reader.graph
 
@@ -58,45 +68,77 @@ class _Line:
     def __init__(self, number: int, text: str) -> None:
         self.number = number
         self.text = text
-        self.at = 0
+        self.at = len(text) - len(text.lstrip())
 
-    def fail(self, message: str) -> GraphError:
-        found = self.text[self.at : self.at + 20].strip() or "the end of the line"
-        return GraphError(f"line {self.number}, column {self.at + 1}: {message}, found {found!r}")
+    def fail(self, message: str, at: int | None = None) -> NoReturn:
+        """Raise with the place: where the reading stands, or ``at``."""
+        at = self.at if at is None else at
+        at += len(self.text[at:]) - len(self.text[at:].lstrip())
+        found = self.text[at : at + 20].strip()
+        raise GraphError(
+            f"line {self.number}, column {at + 1}: {message}, "
+            f"found {repr(found) if found else 'the end of the line'}"
+        )
 
-    def take(self, *kinds: str, mark: str | None = None) -> str | None:
-        """The next token if it is of one of these kinds, or this mark; else None."""
+    def next_is(self, start: str) -> bool:
+        return self.text[self.at :].lstrip().startswith(start)
+
+    def match(self, pattern: re.Pattern[str], what: str) -> re.Match[str]:
+        match = pattern.match(self.text, self.at)
+        if match is None:
+            self.fail(f"expected {what}")
+        self.at = match.end()
+        return match
+
+    def take(self, kind: str = "mark", *, mark: str | None = None) -> str | None:
+        """The next token if it is of this kind, or this mark; else None."""
         match = _TOKEN.match(self.text, self.at)
-        if match is None or match.lastgroup not in (kinds or ("mark",)):
-            return None
-        token = match[match.lastgroup]
-        if mark is not None and token != mark:
+        if match is None or match.lastgroup != kind or mark not in (None, match[kind]):
             return None
         self.at = match.end()
-        return token
+        return match[kind]
 
-    def need(self, what: str, *kinds: str, mark: str | None = None) -> str:
-        token = self.take(*kinds, mark=mark)
+    def need(self, what: str, kind: str = "mark", *, mark: str | None = None) -> str:
+        token = self.take(kind, mark=mark)
         if token is None:
-            raise self.fail(f"expected {what}")
+            self.fail(f"expected {what}")
         return token
 
-    def rest(self) -> str:
-        rest, self.at = self.text[self.at :].strip(), len(self.text)
-        return rest
+    def mark(self, mark: str) -> None:
+        self.need(f"'{mark}'", mark=mark)
 
-    def items(self, closing: str, read: Callable[[], Any]) -> list[Any]:
+    def integer(self, what: str) -> int:
+        start = self.at
+        token = self.need(what, "number")
+        if not token.removeprefix("-").isdecimal():
+            self.fail(f"expected {what}, an integer", start)
+        return int(token)
+
+    def unquoted(self, token: str, start: int) -> str:
+        """A name or string without its quotes; ``start`` is where it stands."""
+        if not token.startswith('"'):
+            return token
+        try:
+            return cast(str, json.loads(token))
+        except json.JSONDecodeError as error:
+            self.fail(f"the string does not read ({error.msg})", start)
+
+    def string(self, what: str) -> str:
+        start = self.at
+        return self.unquoted(self.need(what, "string"), start)
+
+    def items(self, closing: str, read: Callable[[], T]) -> list[T]:
         """What ``read`` gives, separated by commas, up to the closing mark."""
-        found: list[Any] = []
+        found: list[T] = []
         while self.take(mark=closing) is None:
             if found:
-                self.need(f"',' or {closing!r}", mark=",")
+                self.need(f"',' or '{closing}'", mark=",")
             found.append(read())
         return found
 
-
-def _unquote(token: str) -> str:
-    return cast(str, json.loads(token)) if token.startswith('"') else token
+    def end(self) -> None:
+        if self.text[self.at :].strip():
+            self.fail("expected the end of the line")
 
 
 class _GraphReader:
@@ -106,49 +148,66 @@ class _GraphReader:
         self.graph: IRGraph | None = None
         self.by_name: dict[str, int] = {}
         self.scopes: tuple[Scope, ...] = ()
-
-    def read(self, line: _Line) -> None:
-        if self.graph is None:
-            if line.take("word") != "graph":
-                raise line.fail("expected 'graph NAME'")
-            self.graph = IRGraph(_unquote(line.rest()))
-            return
-        start = line.at
-        word = line.take("word")
-        readers: dict[str, Callable[[IRGraph, _Line], None]] = {
+        self.readers: dict[str, Callable[[IRGraph, _Line], None]] = {
             "input": self._input,
-            "in": self._scopes,
+            **{role: self._stored(role) for role in STORED_ROLES},
+            "in": self._in,
             "return": self._return,
             "update": self._update,
             "arguments": self._arguments,
             "result": self._result,
         }
-        if word in readers:
-            readers[word](self.graph, line)
-        elif word in STORED_ROLES:
-            self._stored(self.graph, line, word)
+
+    def read(self, line: _Line) -> None:
+        start = line.at
+        word = line.take("word")
+        if self.graph is None:
+            if word != "graph":
+                line.fail("expected 'graph NAME'", start)
+            match = line.match(_NAME, "the graph's name")
+            self.graph = IRGraph(line.unquoted(match["name"], match.start("name")))
+        elif word in self.readers:
+            self.readers[word](self.graph, line)
         else:
             line.at = start
             self._node(self.graph, line)
+        line.end()
+
+    # --- values -----------------------------------------------------------------------------
 
     def _value(self, graph: IRGraph, line: _Line, role: Role) -> IRValue:
         """``%name!: f32[2, 3]{3, 1}@cuda:0``."""
-        name = _unquote(line.need("a value's name", "name")[1:])
+        start = line.at
+        name = self._name(line)
         if name in self.by_name:
-            raise line.fail(f"the value %{name} is declared twice")
+            line.fail(f"the value %{name} is declared twice", start)
         if line.take(mark="!"):
             role = "output"
-        line.need("':'", mark=":")
-        dtype = line.need("a dtype", "word")
-        line.need("'['", mark="[")
-        shape = line.items("]", lambda: int(line.need("a size", "number")))
+        line.mark(":")
+        dtype = self._dtype(line)
+        line.mark("[")
+        shape = line.items("]", lambda: line.integer("a size"))
         strides = None
         if line.take(mark="{"):
-            strides = line.items("}", lambda: int(line.need("a stride", "number")))
+            start = line.at
+            strides = line.items("}", lambda: line.integer("a stride"))
+            if len(strides) != len(shape):
+                line.fail(f"expected {len(shape)} strides, as many as sizes", start)
         device = self._device(line) if line.take(mark="@") else "cpu"
         value = graph.new_value(name, shape, dtype, role=role, strides=strides, device=device)
         self.by_name[name] = value.id
         return value
+
+    def _name(self, line: _Line) -> str:
+        start = line.at
+        return line.unquoted(line.need("a value's name", "name")[1:], start)
+
+    def _dtype(self, line: _Line) -> str:
+        start = line.at
+        dtype = line.need("a dtype", "word")
+        if dtype not in DTYPES:
+            line.fail(f"expected one of the dtypes {', '.join(DTYPES)}", start)
+        return dtype
 
     def _device(self, line: _Line) -> str:
         kind = line.need("a device", "word")
@@ -159,98 +218,126 @@ class _GraphReader:
         return kind
 
     def _reference(self, line: _Line) -> int:
-        name = _unquote(line.need("a value's name", "name")[1:])
+        start = line.at
+        name = self._name(line)
         if name not in self.by_name:
-            raise line.fail(f"no value named %{name} stands before this")
+            line.fail(f"no value named %{name} stands before this", start)
         return self.by_name[name]
 
     def _input(self, graph: IRGraph, line: _Line) -> None:
         graph.inputs.append(self._value(graph, line, "input").id)
 
-    def _stored(self, graph: IRGraph, line: _Line, role: str) -> None:
-        value = self._value(graph, line, cast(Role, role))
-        line.need("'='", mark="=")
-        names = [json.loads(line.need("a quoted name", "string"))]
-        while line.take(mark=","):
-            names.append(json.loads(line.need("a quoted name", "string")))
-        value.names = tuple(names)
-        if line.take(mark="["):
-            value.placements = tuple(line.items("]", lambda: self._range(line)))
+    def _stored(self, role: Role) -> Callable[[IRGraph, _Line], None]:
+        def read(graph: IRGraph, line: _Line) -> None:
+            value = self._value(graph, line, role)
+            line.mark("=")
+            names = [line.string("a quoted name")]
+            while line.take(mark=","):
+                names.append(line.string("a quoted name"))
+            value.names = tuple(names)
+            if line.take(mark="["):
+                value.placements = tuple(line.items("]", lambda: self._range(line)))
+
+        return read
 
     def _range(self, line: _Line) -> tuple[int, int]:
-        start = int(line.need("the start of a range", "number"))
-        line.need("':'", mark=":")
-        return start, int(line.need("the end of a range", "number"))
+        start = line.integer("the start of a range")
+        line.mark(":")
+        return start, line.integer("the end of a range")
 
-    def _scopes(self, graph: IRGraph, line: _Line) -> None:
-        rest = line.rest()
-        parts = [] if rest == NO_SCOPE else rest.split(" > ")
-        self.scopes = tuple(Scope(*part.split(":", 1)) for part in parts)
+    # --- nodes ------------------------------------------------------------------------------
+
+    def _in(self, graph: IRGraph, line: _Line) -> None:
+        if line.text[line.at :].strip() == NO_SCOPE:
+            self.scopes, line.at = (), len(line.text)
+            return
+        scopes = [self._scope(line)]
+        while line.next_is(">"):
+            line.at = line.text.index(">", line.at) + 1
+            scopes.append(self._scope(line))
+        self.scopes = tuple(scopes)
+
+    def _scope(self, line: _Line) -> Scope:
+        match = line.match(_SCOPE, "a module's path and class, PATH:CLASS")
+        return Scope(*(line.unquoted(match[part], match.start(part)) for part in ("path", "cls")))
 
     def _node(self, graph: IRGraph, line: _Line) -> None:
-        source = _SOURCE.search(line.text)
-        if source is not None:
-            line.text = line.text[: source.start()]
         node_id = graph.fresh_id()
         outputs: list[int] = []
-        while line.text[line.at :].lstrip().startswith("%"):
+        while line.next_is("%"):
             outputs.append(self._value(graph, line, "tmp").id)
             if line.take(mark="="):
                 break
             line.need("',' or '='", mark=",")
-        op = line.need("an operator's name", "word")
-        line.need("'('", mark="(")
+        op = self._operator(line)
+        line.mark("(")
         inputs: list[int] = []
         attrs: dict[str, Any] = {}
         line.items(")", lambda: self._argument(line, inputs, attrs))
-        graph.emit(
-            op,
-            inputs,
-            outputs,
-            attrs,
-            scopes=self.scopes,
-            source=Source(source["file"], int(source["line"])) if source else None,
-            node_id=node_id,
-        )
+        source = self._source(line) if line.next_is("#") else None
+        graph.emit(op, inputs, outputs, attrs, scopes=self.scopes, source=source, node_id=node_id)
+
+    def _operator(self, line: _Line) -> str:
+        start = line.at
+        op = line.need("an operator's name", "word")
+        if not is_marker(op):
+            try:
+                resolve(op)
+            except GraphError as error:
+                line.fail(str(error), start)
+        return op
+
+    def _source(self, line: _Line) -> Source:
+        match = line.match(_SOURCE, "a source line, '# FILE:LINE'")
+        return Source(line.unquoted(match["file"], match.start("file")), int(match["line"]))
 
     def _argument(self, line: _Line, inputs: list[int], attrs: dict[str, Any]) -> None:
+        start = line.at
         if (key := line.take("word")) is None:
             inputs.append(self._reference(line))
-        else:
-            line.need("'='", mark="=")
-            attrs[key] = self._attribute(line, inputs)
+            return
+        line.mark("=")
+        if key in attrs:
+            line.fail(f"the attribute {key} is given twice", start)
+        attrs[key] = self._attribute(line, inputs)
 
     def _attribute(self, line: _Line, inputs: list[int]) -> Any:
         if line.take(mark="["):
             return line.items("]", lambda: self._attribute(line, inputs))
-        if (text := line.take("string")) is not None:
-            return json.loads(text)
-        if (word := line.take("number")) is not None:
-            return self._number(line, word)
-        if line.text[line.at :].lstrip().startswith("%"):
+        if line.next_is('"'):
+            return line.string("a string")
+        if line.next_is("%"):
             inputs.append(self._reference(line))
             return Input(len(inputs) - 1)
+        if (number := line.take("number")) is not None:
+            return int(number) if number.removeprefix("-").isdecimal() else float(number)
+        start = line.at
         word = line.need("an attribute's value", "word")
+        if word == "complex":
+            return self._complex(line)
         if word not in _WORDS:
-            raise line.fail(f"unknown value {word!r} before this")
+            line.fail("expected an attribute's value", start)
         return _WORDS[word]
 
-    def _number(self, line: _Line, word: str) -> int | float | complex:
-        for read in (int, float, complex):
-            try:
-                return read(word)
-            except ValueError:
-                continue
-        raise line.fail(f"{word!r} before this is not a number")
+    def _complex(self, line: _Line) -> complex:
+        start = line.at
+        line.mark("(")
+        parts = line.items(")", lambda: self._attribute(line, []))
+        if len(parts) != 2 or not all(isinstance(part, (int, float)) for part in parts):
+            line.fail("expected two numbers in parentheses", start)
+        return complex(*parts)
+
+    # --- ends -------------------------------------------------------------------------------
 
     def _return(self, graph: IRGraph, line: _Line) -> None:
-        while line.text[line.at :].strip():
+        while line.next_is("%"):
             graph.outputs.append(self._reference(line))
-            line.take(mark=",")
+            if line.take(mark=",") is None:
+                break
 
     def _update(self, graph: IRGraph, line: _Line) -> None:
         old = self._reference(line)
-        line.need("'='", mark="=")
+        line.mark("=")
         graph.updates[old] = self._reference(line)
 
     def _arguments(self, graph: IRGraph, line: _Line) -> None:
@@ -261,9 +348,8 @@ class _GraphReader:
 
 
 def _decode(line: _Line, kind: type[Any]) -> Any:
-    at = line.at
+    start, line.at = line.at, len(line.text)
     try:
-        return msgspec.json.decode(line.rest().encode(), type=kind)
+        return msgspec.json.decode(line.text[start:], type=kind)
     except msgspec.DecodeError as error:
-        line.at = at
-        raise line.fail(f"the structure does not read ({error})") from None
+        line.fail(f"the structure does not read ({error})", start)

@@ -16,7 +16,6 @@ reads the text back into an equal graph.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,12 +23,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
+from shardwright.ir.operators import listed_inputs
 from shardwright.ir.values import SLOT, Input, IRNode, IRValue, Scope
 
 if TYPE_CHECKING:
     from shardwright.ir.graph import IRGraph
 
 PLAIN_NAME = re.compile(r"[\w.@/-]+")
+PLAIN_CLASS = re.compile(r"[\w.<>-]+")
+PLAIN_FILE = re.compile(r'[^\s"]([^\r\n]*\S)?')
 NO_SCOPE = "-"
 
 
@@ -62,12 +64,17 @@ def _lines(graph: IRGraph) -> Iterator[str]:
 def format_node(graph: IRGraph, node: IRNode) -> str:
     """``%y: f32[4, 16] = aten.linear.default(%x, %w, bias=None)  # mlp.py:12``."""
     made = ", ".join(declare(graph.values[value_id]) for value_id in node.outputs)
-    listed = set(_listed_inputs(list(node.attrs.values())))
+    listed = set(listed_inputs(list(node.attrs.values())))
     names = [f"%{format_name(graph.values[value_id].name)}" for value_id in node.inputs]
     parts = [name for i, name in enumerate(names) if i not in listed]
     parts += [f"{key}={format_attribute(value, names)}" for key, value in node.attrs.items()]
-    source = f"  # {node.source.file}:{node.source.line}" if node.source else ""
-    return f"{made}{' = ' if made else ''}{node.op}({', '.join(parts)}){source}"
+    return f"{made}{' = ' if made else ''}{node.op}({', '.join(parts)}){_source(node)}"
+
+
+def _source(node: IRNode) -> str:
+    if node.source is None:
+        return ""
+    return f"  # {_quoted_unless(PLAIN_FILE, node.source.file)}:{node.source.line}"
 
 
 def declare(value: IRValue) -> str:
@@ -81,12 +88,17 @@ def declare(value: IRValue) -> str:
 
 def format_name(name: str) -> str:
     """A name as it is, or in quotes where it holds other than word characters and ``.@/-``."""
-    return name if PLAIN_NAME.fullmatch(name) else json.dumps(name)
+    return _quoted_unless(PLAIN_NAME, name)
+
+
+def _quoted_unless(plain: re.Pattern[str], text: str) -> str:
+    return text if plain.fullmatch(text) else json.dumps(text)
 
 
 def format_scopes(scopes: Sequence[Scope]) -> str:
     """``layers.0:Block > layers.0.mlp:MLP``, or ``-`` for the root."""
-    return " > ".join(f"{scope.path}:{scope.cls}" for scope in scopes) or NO_SCOPE
+    parts = (f"{format_name(path)}:{_quoted_unless(PLAIN_CLASS, cls)}" for path, cls in scopes)
+    return " > ".join(parts) or NO_SCOPE
 
 
 def format_attribute(value: Any, inputs: Sequence[str]) -> str:
@@ -97,19 +109,11 @@ def format_attribute(value: Any, inputs: Sequence[str]) -> str:
         return f"[{', '.join(format_attribute(item, inputs) for item in value)}]"
     if isinstance(value, str):
         return json.dumps(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
+    if isinstance(value, complex):
+        return f"complex({value.real!r}, {value.imag!r})"
     if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
         return str(value)
     return "slot" if value is SLOT else repr(value)
-
-
-def _listed_inputs(value: Any) -> Iterator[int]:
-    if isinstance(value, Input):
-        yield value.index
-    elif isinstance(value, list):
-        for item in value:
-            yield from _listed_inputs(item)
 
 
 def _location(value: IRValue) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardwright.errors import GraphError
-from shardwright.ir.dtypes import DTYPES
-from shardwright.ir.operators import count_inputs, is_marker, resolve, signature
+from shardwright.ir.attributes import is_attribute
+from shardwright.ir.dtypes import DTYPES, dtype_name
+from shardwright.ir.operators import Signature, is_marker, listed_inputs, resolve, signature
 from shardwright.ir.structure import leaves
 from shardwright.ir.values import IRNode, IRValue
 
@@ -22,8 +23,15 @@ def validate(graph: IRGraph) -> None:
     _check_order(graph)
     _check_users(graph)
     for node in graph.nodes:
-        _check_call(graph, node)
+        _check_attributes(node)
+        if not is_marker(node.op):
+            _check_call(node)
     _check_ends(graph)
+    _check_structures(graph)
+    _check_contents(graph)
+
+
+# --- values ----------------------------------------------------------------------------------
 
 
 def _check_value(graph: IRGraph, value: IRValue) -> None:
@@ -38,12 +46,22 @@ def _check_value(graph: IRGraph, value: IRValue) -> None:
         raise GraphError(f"{where} has {len(value.strides)} strides for {len(value.shape)} sizes")
     if value.is_stored and not value.names:
         raise GraphError(f"{where} is a {value.role} without a name in a checkpoint")
+    if value.placements is not None and not _covers(value):
+        raise GraphError(f"{where}: placements {value.placements} do not give {value.shape}")
     made = value.role in ("tmp", "output")
     if made != (value.producer is not None):
         raise GraphError(
             f"{where} is {value.role} and has {'no' if made else 'a'} producer; only values of "
             "the roles tmp and output are made by a node"
         )
+
+
+def _covers(value: IRValue) -> bool:
+    """Whether the placements' ranges have the sizes of the value."""
+    ranges = value.placements or ()
+    return value.shape == tuple(end - start for start, end in ranges) and all(
+        start >= 0 for start, _ in ranges
+    )
 
 
 def _check_names(graph: IRGraph) -> None:
@@ -54,21 +72,35 @@ def _check_names(graph: IRGraph) -> None:
         seen.add(value.name)
 
 
+# --- nodes -----------------------------------------------------------------------------------
+
+
+def _place(node: IRNode) -> str:
+    return f"{node.op} (node {node.id})"
+
+
 def _check_order(graph: IRGraph) -> None:
     """Each value has one producer, and it comes before every use."""
     defined = {value.id for value in graph.values.values() if value.producer is None}
+    node_ids: set[int] = set()
     for node in graph.nodes:
+        if node.id in node_ids:
+            raise GraphError(f"{_place(node)}: another node has the same id")
+        node_ids.add(node.id)
         for value_id in (*node.inputs, *node.outputs):
             if value_id not in graph.values:
-                raise GraphError(f"{node.op} (node {node.id}) names the unknown value {value_id}")
+                raise GraphError(f"{_place(node)} names the unknown value {value_id}")
         for value_id in node.inputs:
             if value_id not in defined:
                 name = graph.values[value_id].name
-                raise GraphError(f"{node.op} (node {node.id}) uses %{name} before it is made")
+                raise GraphError(f"{_place(node)} uses %{name} before it is made")
         for value_id in node.outputs:
             value = graph.values[value_id]
             if value_id in defined or value.producer != node.id:
-                raise GraphError(f"%{value.name} is made by {node.op} (node {node.id}) and before")
+                raise GraphError(
+                    f"{_place(node)} makes %{value.name}, which is an input, stored, or made by "
+                    "another node; a value has one producer"
+                )
             defined.add(value_id)
     if undefined := graph.values.keys() - defined:
         names = ", ".join(f"%{graph.values[value_id].name}" for value_id in sorted(undefined))
@@ -86,40 +118,70 @@ def _check_users(graph: IRGraph) -> None:
             raise GraphError(f"%{value.name} lists the users {value.users}, but they are {found}")
 
 
-def _check_call(graph: IRGraph, node: IRNode) -> None:
-    """A call fills its operator's schema, and the operator writes to nothing."""
-    if is_marker(node.op):
-        return
-    overload = resolve(node.op)
-    if overload._schema.is_mutable:
-        raise GraphError(f"{node.op} (node {node.id}) writes to its input; graphs are functional")
-    parameters = {parameter.name for parameter in signature(overload).parameters}
-    expected = len(parameters) - len(node.attrs) + sum(map(count_inputs, node.attrs.values()))
-    if node.attrs.keys() - parameters or expected != len(node.inputs):
+def _check_attributes(node: IRNode) -> None:
+    """Attributes are of the kinds that texts and files hold, and name the listed inputs in turn."""
+    for name, value in node.attrs.items():
+        if not is_attribute(value):
+            raise GraphError(
+                f"{_place(node)}: the attribute {name} is {value!r}; attributes are None, numbers, "
+                "strings, dtypes, layouts, memory formats, SLOT, Input, and lists of these"
+            )
+    listed = list(listed_inputs(list(node.attrs.values())))
+    count = len(node.inputs)
+    if listed != list(range(count - len(listed), count)):
         raise GraphError(
-            f"{node.op} (node {node.id}) has {len(node.inputs)} inputs and the attributes "
-            f"{', '.join(node.attrs) or 'none'}; its schema is {overload._schema}"
+            f"{_place(node)} has {count} inputs, and its attributes name {listed}; they must name "
+            "the last ones, each once and in order"
         )
 
 
+def _check_call(node: IRNode) -> None:
+    """A call fills its operator's schema, and the operator writes to nothing."""
+    overload = resolve(node.op)
+    schema = overload._schema
+    if schema.is_mutable:
+        raise GraphError(f"{_place(node)} writes to its input; graphs are functional")
+    if not _fits(node, signature(overload)):
+        raise GraphError(
+            f"{_place(node)} has {len(node.inputs)} inputs and the attributes "
+            f"{', '.join(node.attrs) or 'none'}; its schema is {schema}"
+        )
+    returned = signature(overload).returned
+    if returned not in (None, len(node.outputs)):
+        raise GraphError(f"{_place(node)} makes {len(node.outputs)} values; its schema is {schema}")
+
+
+def _fits(node: IRNode, schema: Signature) -> bool:
+    """Whether attributes and direct inputs together are the arguments of the schema."""
+    direct = [p for p in schema.parameters if p.name not in node.attrs]
+    listed = sum(1 for _ in listed_inputs(list(node.attrs.values())))
+    return (
+        len(direct) + len(node.attrs) == len(schema.parameters)
+        and len(direct) + listed == len(node.inputs)
+        and all(p.takes_tensor for p in direct)
+    )
+
+
+# --- the graph -------------------------------------------------------------------------------
+
+
 def _check_ends(graph: IRGraph) -> None:
-    """Inputs, outputs and updates name the right values and fit the structures."""
+    """Inputs, outputs and updates name the right values."""
     by_role = [value.id for value in graph.values.values() if value.role == "input"]
     if sorted(graph.inputs) != sorted(by_role):
         raise GraphError("graph.inputs and the values of role input are not the same")
     for value_id in (*graph.outputs, *graph.updates, *graph.updates.values()):
         if value_id not in graph.values:
             raise GraphError(f"outputs or updates name the unknown value {value_id}")
+    returned = set(graph.outputs)
+    for value in graph.values.values():
+        if value.producer is not None and (value.role == "output") != (value.id in returned):
+            raise GraphError(
+                f"value %{value.name} is {value.role} and is "
+                f"{'' if value.id in returned else 'not '}among the graph's outputs"
+            )
     for old, new in graph.updates.items():
         _check_update(graph.values[old], graph.values[new])
-    for structure, ids, kind in (
-        (graph.in_structure, graph.inputs, "inputs"),
-        (graph.out_structure, graph.outputs, "outputs"),
-    ):
-        if structure is not None:
-            count = sum(1 for _ in leaves(structure))
-            if count != len(ids):
-                raise GraphError(f"the structure has {count} {kind}, the graph {len(ids)}")
 
 
 def _check_update(old: IRValue, new: IRValue) -> None:
@@ -128,3 +190,33 @@ def _check_update(old: IRValue, new: IRValue) -> None:
             f"%{new.name} {new.dtype}{list(new.shape)} cannot replace %{old.name} "
             f"({old.role}) {old.dtype}{list(old.shape)}"
         )
+
+
+def _check_structures(graph: IRGraph) -> None:
+    """The structures' leaves are the inputs and the outputs, in order, under names of their own."""
+    for structure, ids, kind in (
+        (graph.in_structure, graph.inputs, "inputs"),
+        (graph.out_structure, graph.outputs, "outputs"),
+    ):
+        if structure is None:
+            continue
+        found = list(leaves(structure))
+        if len(found) != len(ids):
+            raise GraphError(f"the structure has {len(found)} {kind}, the graph {len(ids)}")
+        if [leaf.index for leaf in found] != list(range(len(ids))):
+            raise GraphError(f"the structure does not number the {kind} from 0 up, in order")
+        if len({leaf.name for leaf in found}) != len(ids):
+            raise GraphError(f"the structure names two of the {kind} alike")
+
+
+def _check_contents(graph: IRGraph) -> None:
+    """Contents belong to stored values and are what these say."""
+    for value_id, tensor in graph.tensors.items():
+        value = graph.values.get(value_id)
+        if value is None or not value.is_stored:
+            raise GraphError(f"graph.tensors holds contents for {value_id}, which is not stored")
+        if tuple(tensor.shape) != value.shape or dtype_name(tensor.dtype) != value.dtype:
+            raise GraphError(
+                f"the contents of %{value.name} are {dtype_name(tensor.dtype)}"
+                f"{list(tensor.shape)}, the value is {value.dtype}{list(value.shape)}"
+            )
