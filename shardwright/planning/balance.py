@@ -15,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
@@ -39,8 +39,8 @@ class Loads:
     shared: list[tuple[int, list[int]]]
     total_work: int
     total_bytes: int
-    extra: dict[int, int] = field(default_factory=dict)
-    """Bytes that a stage holds whatever its nodes are, by stage."""
+    extra: int = 0
+    """Bytes that every stage holds whatever its nodes are."""
 
     def stored_bytes(self, start: int, stop: int) -> int:
         """Bytes of parameters, buffers and constants that nodes start..stop-1 read."""
@@ -50,9 +50,9 @@ class Loads:
             found += size if at < len(positions) and positions[at] < stop else 0
         return found
 
-    def load(self, stage: int, start: int, stop: int) -> float:
+    def load(self, start: int, stop: int) -> float:
         """The larger share, of work or of stored bytes, of nodes start..stop-1."""
-        stored = self.stored_bytes(start, stop) + self.extra.get(stage, 0)
+        stored = self.stored_bytes(start, stop) + self.extra
         work = self.work[stop] - self.work[start]
         return max(work / self.total_work, stored / self.total_bytes)
 
@@ -85,7 +85,7 @@ def cut(loads: Loads, stages: int, crossing: Sequence[int]) -> list[int]:
 def smallest_bound(loads: Loads, stages: int) -> float:
     """The smallest possible largest load of any stage."""
     n = len(loads.work) - 1
-    best = [loads.load(0, 0, stop) for stop in range(n + 1)]
+    best = [loads.load(0, stop) for stop in range(n + 1)]
     for stage in range(1, stages):
         best = [float("inf")] * stage + [
             _best_split(loads, best, stage, stop) for stop in range(stage, n + 1)
@@ -98,13 +98,13 @@ def _best_split(loads: Loads, best: Sequence[float], stage: int, stop: int) -> f
     low, high = stage, stop - 1
     while low < high:
         middle = (low + high) // 2
-        if best[middle] >= loads.load(stage, middle, stop):
+        if best[middle] >= loads.load(middle, stop):
             high = middle
         else:
             low = middle + 1
     candidates = (start for start in (low - 1, low) if stage <= start < stop)
     return min(
-        (max(best[start], loads.load(stage, start, stop)) for start in candidates),
+        (max(best[start], loads.load(start, stop)) for start in candidates),
         default=float("inf"),
     )
 
@@ -112,11 +112,11 @@ def _best_split(loads: Loads, best: Sequence[float], stage: int, stop: int) -> f
 def _fewest_bytes(loads: Loads, stages: int, crossing: Sequence[int], bound: float) -> list[int]:
     """The cut of fewest crossing bytes whose stages all stay within ``bound``."""
     n = len(loads.work) - 1
-    cost = [0.0 if loads.load(0, 0, stop) <= bound else float("inf") for stop in range(n + 1)]
+    cost = [0.0 if loads.load(0, stop) <= bound else float("inf") for stop in range(n + 1)]
     cost[0] = float("inf")
     choices: list[list[int]] = []
-    for stage in range(1, stages):
-        cost, choice = _extend(cost, crossing, partial(_fits, loads, bound, stage))
+    for _ in range(1, stages):
+        cost, choice = _extend(cost, crossing, partial(_fits, loads, bound))
         choices.append(choice)
     cuts = [n]
     for choice in reversed(choices):
@@ -124,8 +124,8 @@ def _fewest_bytes(loads: Loads, stages: int, crossing: Sequence[int], bound: flo
     return [0, *reversed(cuts)]
 
 
-def _fits(loads: Loads, bound: float, stage: int, start: int, stop: int) -> bool:
-    return loads.load(stage, start, stop) <= bound
+def _fits(loads: Loads, bound: float, start: int, stop: int) -> bool:
+    return loads.load(start, stop) <= bound
 
 
 def _extend(

@@ -74,7 +74,7 @@ def _without_tables(graph: IRGraph, loads: Loads, tables: Sequence[int], devices
         moved += nbytes
         single[position + 1 :] = [found - nbytes for found in single[position + 1 :]]
     share = -(-moved // devices)
-    return replace(loads, single=single, extra=dict.fromkeys(range(devices), share))
+    return replace(loads, single=single, extra=share)
 
 
 def _stages(graph: IRGraph, cuts: Sequence[int], splits: Sequence[TableSplit]) -> tuple[Stage, ...]:

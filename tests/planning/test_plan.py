@@ -1,0 +1,57 @@
+import msgspec
+import pytest
+
+from shardwright.errors import PlanError
+from shardwright.planning import Plan, plan
+from shardwright.planning.plan import check_belongs, fingerprint_graph
+from tests.graphs import language_model
+
+
+def test_a_plan_reads_at_a_glance():
+    assert str(plan(language_model(layers=2, vocabulary=4), 2)) == (
+        "plan for language_model: pipeline, 2 stages\n"
+        "  d0: 11 nodes, 51.6% of the work, 0.00 MB stored (50.0%), receives 0.000 MB\n"
+        "  d1: 11 nodes, 48.4% of the work, 0.00 MB stored (50.0%), receives 0.000 MB"
+    )
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+def test_every_node_is_in_one_stage_and_stages_follow_the_data(devices):
+    graph = language_model()
+    stages = plan(graph, devices).stages
+    positions = [position for stage in stages for position in stage.nodes]
+    assert positions == list(range(len(graph.nodes)))
+    assert [stage.device for stage in stages] == [f"d{i}" for i in range(devices)]
+
+
+def test_a_plan_is_a_value_that_can_be_written_down():
+    made = plan(language_model(), 3)
+    assert msgspec.json.decode(msgspec.json.encode(made), type=Plan) == made
+
+
+def test_the_fingerprint_is_of_what_is_computed_not_of_names():
+    graph, same = language_model(), language_model()
+    for value in same.values.values():
+        value.name = f"other_{value.id}"
+    assert fingerprint_graph(graph) == fingerprint_graph(same)
+    assert fingerprint_graph(graph) != fingerprint_graph(language_model(layers=3))
+    assert fingerprint_graph(graph) != fingerprint_graph(language_model(tied=True))
+
+
+def test_a_plan_of_another_graph_is_refused():
+    with pytest.raises(PlanError, match="plan again for this graph"):
+        check_belongs(plan(language_model(), 2), language_model(layers=3))
+
+
+@pytest.mark.parametrize(
+    ("devices", "policy", "message"),
+    [
+        (0, "pipeline", "devices must be a number of slots from 1 up, found 0"),
+        (True, "pipeline", "found True"),
+        (2, "magic", "unknown policy 'magic'; known are pipeline"),
+        (100, "pipeline", "100 stages, but the graph 'language_model' has only 40 nodes"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(devices, policy, message):
+    with pytest.raises(PlanError, match=message):
+        plan(language_model(), devices, policy)
