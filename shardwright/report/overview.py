@@ -15,11 +15,12 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
+from shardwright.pipeline.connections import is_constant
+from shardwright.pipeline.rules import FAMILY_OF
 from shardwright.pipeline.schema import Device, Document, Placements, SuperTask
 from shardwright.report.quantities import bytes_text, count_text, tensor_text
 from shardwright.report.tables import new_table
 from shardwright.report.totals import (
-    COMMUNICATION_KINDS,
     communication_groups,
     constants_of,
     operator_count,
@@ -136,7 +137,7 @@ def _task_lines(
     tasks = [(name, task) for name, task in document.supertasks.items() if task.device == slot]
     for _, repeated in groupby(tasks, key=lambda item: item[1].data_blob or item[0]):
         run = list(repeated)
-        if run[0][1].kind in COMMUNICATION_KINDS:
+        if FAMILY_OF[run[0][1].kind] == "communication":
             yield _communication_line(document, groups, *run[0])
         else:
             yield _compute_line(document, run)
@@ -161,7 +162,7 @@ def _compute_line(document: Document, run: _Tasks) -> Text:
     repeated = len(run) > 1
     operators = count_text(operator_count(document, task), "operator")
     constants = constants_of(document, (task for _, task in run))
-    variables = [name for name in task.inputs if document.tensors[name].value is None]
+    variables = [name for name in task.inputs if not is_constant(document.tensors[name])]
     return Text.assemble(
         (f"{first} … {last}" if repeated else first, "cyan"),
         f"  {task.kind} ",

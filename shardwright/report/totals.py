@@ -8,21 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import get_args
 
 import msgspec
 
 from shardwright.ir.dtypes import itemsize
-from shardwright.pipeline.schema import (
-    CommunicationKind,
-    ComputeKind,
-    Document,
-    SuperTask,
-    TensorInfo,
-)
-
-COMPUTE_KINDS = frozenset(get_args(ComputeKind))
-COMMUNICATION_KINDS = frozenset(get_args(CommunicationKind))
+from shardwright.pipeline.check_compute import data_of
+from shardwright.pipeline.connections import connect, is_constant
+from shardwright.pipeline.rules import FAMILY_OF
+from shardwright.pipeline.schema import Document, SuperTask, TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +39,8 @@ class SlotTotals:
 def slot_totals(document: Document, slot: str) -> SlotTotals:
     """Counts and bytes of one device slot."""
     tasks = [task for task in document.supertasks.values() if task.device == slot]
-    compute = [task for task in tasks if task.kind in COMPUTE_KINDS]
-    communication = [task for task in tasks if task.kind in COMMUNICATION_KINDS]
+    compute = [task for task in tasks if FAMILY_OF[task.kind] == "compute"]
+    communication = [task for task in tasks if FAMILY_OF[task.kind] == "communication"]
     constants = constants_of(document, tasks)
     return SlotTotals(
         slot=slot,
@@ -66,18 +59,15 @@ def slot_totals(document: Document, slot: str) -> SlotTotals:
 def constants_of(document: Document, tasks: Iterable[SuperTask]) -> list[str]:
     """The constants that some tasks read, each once, in order of their first use."""
     read = dict.fromkeys(name for task in tasks for name in task.inputs)
-    return [name for name in read if document.tensors[name].value is not None]
+    return [name for name in read if is_constant(document.tensors[name])]
 
 
 def communication_groups(document: Document) -> dict[str, list[SuperTask]]:
     """Communication supertasks by group, members in order of their index."""
-    groups: dict[str, list[SuperTask]] = {}
-    for task in document.supertasks.values():
-        if task.kind in COMMUNICATION_KINDS:
-            groups.setdefault(str(task.group), []).append(task)
-    for tasks in groups.values():
-        tasks.sort(key=lambda task: task.device_idx or 0)
-    return groups
+    return {
+        group: [document.supertasks[name] for name in names]
+        for group, names in connect(document).groups.items()
+    }
 
 
 def tensor_bytes(info: TensorInfo) -> int:
@@ -100,5 +90,4 @@ def operator_count(document: Document, task: SuperTask) -> int:
     """How many operators a compute supertask's graph calls; 0 where the text is not FX."""
     if task.kind != "FX":
         return 0
-    text = task.data if task.data_blob is None else (document.blobs or {})[task.data_blob]
-    return len(msgspec.json.decode(text or '{"nodes": []}', type=_NodeList).nodes)
+    return len(msgspec.json.decode(data_of(document, task), type=_NodeList).nodes)
