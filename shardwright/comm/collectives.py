@@ -1,0 +1,152 @@
+"""What each kind of communication computes, as plain tensor arithmetic.
+
+In come an operation and the tensors that its members give; out come the tensors that they get.
+`combine` is the meaning of the eight kinds, and all of the in-process transport; the others move
+bytes and then call the same pieces of arithmetic (`pieces`, `reduce`, `concatenate`), so
+that every transport of ours gives the same bits.
+
+What always holds: a reduction adds in the order of the members, ``((x0 + x1) + x2)``; half
+precision and f8 are added in f32 and rounded once; the sum of bools is ``or``. Where a dimension
+does not divide evenly, the pieces have the sizes of the members' declared tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce as fold
+
+import torch
+from torch import Tensor
+
+from shardwright.comm.operation import Operation
+
+ACCUMULATE: dict[torch.dtype, torch.dtype] = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float8_e4m3fn: torch.float32,
+}
+"""The dtype a reduction is computed in, where it is not the tensors' own."""
+
+_FOLDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": torch.add,
+    "avg": torch.add,
+    "max": torch.maximum,
+    "min": torch.minimum,
+}
+_BOOL_FOLDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": torch.logical_or,
+    "max": torch.logical_or,
+    "min": torch.logical_and,
+}
+
+
+def combine(operation: Operation, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """What every member gets when member ``i`` gives ``inputs[i]``.
+
+    ``inputs`` and the result have one entry a member, None where it gives or gets nothing.
+    """
+    outputs = _KINDS[operation.kind](operation, inputs)
+    return [
+        output if spec is not None else None
+        for output, spec in zip(outputs, operation.outputs, strict=True)
+    ]
+
+
+def reduce(operation: Operation, tensors: Sequence[Tensor]) -> Tensor:
+    """The tensors, one a member and in their order, reduced element by element."""
+    dtype = tensors[0].dtype
+    name = operation.reduce_op or "sum"
+    folds = _BOOL_FOLDS if dtype == torch.bool else _FOLDS
+    total = fold(folds[name], (t.to(ACCUMULATE.get(dtype, dtype)) for t in tensors))
+    if name == "avg":
+        total = total / len(tensors)
+    return total.to(dtype)
+
+
+def pieces(operation: Operation, member: int, tensor: Tensor) -> list[Tensor]:
+    """What ``member`` gives to each member in a reduce_scatter or all_to_all."""
+    if operation.kind == "reduce_scatter":
+        assert operation.dim is not None
+        return list(tensor.split(shares(operation, operation.dim), operation.dim))
+    assert operation.src_dim is not None
+    return list(tensor.split(_sent_sizes(operation, member), operation.src_dim))
+
+
+def piece_shape(operation: Operation, sender: int, receiver: int) -> tuple[int, ...]:
+    """The shape of ``pieces(operation, sender, ...)[receiver]``."""
+    shape = list(operation.given(sender).shape)
+    if operation.kind == "reduce_scatter":
+        assert operation.dim is not None
+        shape[operation.dim] = shares(operation, operation.dim)[receiver]
+    else:
+        assert operation.src_dim is not None
+        shape[operation.src_dim] = _sent_sizes(operation, sender)[receiver]
+    return tuple(shape)
+
+
+def concatenate(operation: Operation, tensors: Sequence[Tensor]) -> Tensor:
+    """The members' tensors, in their order, joined as all_gather and all_to_all join them."""
+    dim = operation.dim if operation.kind == "all_gather" else operation.dst_dim
+    assert dim is not None
+    return torch.cat(list(tensors), dim)
+
+
+def shares(operation: Operation, dim: int) -> list[int]:
+    """The size along ``dim`` of what each member gets."""
+    return [operation.gotten(member).shape[dim] for member in range(operation.size)]
+
+
+def even_sizes(total: int, parts: int) -> list[int]:
+    """``total`` in ``parts`` sizes as equal as can be, larger ones first."""
+    quotient, rest = divmod(total, parts)
+    return [quotient + (part < rest) for part in range(parts)]
+
+
+def _sent_sizes(operation: Operation, sender: int) -> list[int]:
+    """How all_to_all cuts a sender's tensor along ``src_dim``.
+
+    The receivers' sizes say it, except where pieces are joined along the dimension they were cut
+    in: there each sender cuts as evenly as can be.
+    """
+    assert operation.src_dim is not None
+    if operation.src_dim == operation.dst_dim:
+        return even_sizes(operation.given(sender).shape[operation.src_dim], operation.size)
+    return shares(operation, operation.src_dim)
+
+
+def _present(inputs: Sequence[Tensor | None]) -> list[Tensor]:
+    return [tensor for tensor in inputs if tensor is not None]
+
+
+def _from_one(operation: Operation, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
+    (source,) = _present(inputs)
+    return [source] * operation.size
+
+
+def _reduced(operation: Operation, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
+    return [reduce(operation, _present(inputs))] * operation.size
+
+
+def _gathered(operation: Operation, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
+    return [concatenate(operation, _present(inputs))] * operation.size
+
+
+def _scattered(operation: Operation, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
+    total = reduce(operation, _present(inputs))
+    return list(pieces(operation, 0, total))
+
+
+def _exchanged(operation: Operation, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
+    cut = [pieces(operation, i, tensor) for i, tensor in enumerate(_present(inputs))]
+    return [concatenate(operation, received) for received in zip(*cut, strict=True)]
+
+
+_KINDS: dict[str, Callable[[Operation, Sequence[Tensor | None]], list[Tensor | None]]] = {
+    "send": _from_one,
+    "broadcast": _from_one,
+    "reduce": _reduced,
+    "all_reduce": _reduced,
+    "all_gather": _gathered,
+    "reduce_scatter": _scattered,
+    "all_to_all": _exchanged,
+}

@@ -1,0 +1,185 @@
+"""Messages between ranks over point-to-point operations of torch.distributed (gloo).
+
+A message is a header of four integers (the group's tag, call, round, number of bytes) and, unless
+empty, one flat buffer of bytes under that tag. Sends are posted at once
+and waited for by one sleeping thread a destination. One thread a source always has a receive
+posted for the next header, then posts one for its bytes: so what arrives is taken at once, whatever
+this rank is computing, and no thread polls (waiting releases the GIL and sleeps).
+
+What always holds: a pair of ranks moves its messages in the order they were sent; a source that is
+gone makes `Mailbox.take` raise for what it has not sent.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardwright.comm.transport import Interval, Notify
+from shardwright.errors import WorkerError
+
+_HEADER_TAG = 0
+_GOODBYE = -1
+_JOIN_SECONDS = 5.0
+
+
+class Address(NamedTuple):
+    """Which message of a pair of ranks: its group's tag, its call, its round."""
+
+    tag: int
+    call: int
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A message's bytes, and when they travelled."""
+
+    content: Tensor
+    interval: Interval
+
+
+class Sent:
+    """A message that was handed over; ``interval`` is None until all of it has left."""
+
+    def __init__(self) -> None:
+        self.start = time.monotonic()
+        self.interval: Interval | None = None
+        self.error: WorkerError | None = None
+
+
+class Post:
+    """This rank's messages: sends to ``destinations``, keeps what ``sources`` send."""
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        sources: Iterable[int],
+        destinations: Iterable[int],
+        notify: Notify,
+    ) -> None:
+        self._group = group
+        self._notify = notify
+        self._lock = threading.Lock()
+        self._arrived: dict[tuple[int, Address], Arrived] = {}
+        self._lost: dict[int, WorkerError] = {}
+        self._outboxes = {rank: _Outbox(group, rank, notify) for rank in destinations}
+        self._receivers = [
+            threading.Thread(target=self._receive, args=(rank,), name=f"from {rank}", daemon=True)
+            for rank in sources
+        ]
+        for thread in self._receivers:
+            thread.start()
+
+    def send(self, destination: int, address: Address, content: Tensor) -> Sent:
+        """Post a message of flat bytes on the host; they must not change until it has left."""
+        return self._outboxes[destination].send(address, content)
+
+    def has(self, source: int, address: Address) -> bool:
+        """Whether a message is there. Raises WorkerError where it cannot come any more."""
+        with self._lock:
+            if (source, address) in self._arrived:
+                return True
+            if source in self._lost:
+                raise self._lost[source]
+            return False
+
+    def take(self, source: int, address: Address) -> Arrived:
+        """A message that is there; the post forgets it."""
+        with self._lock:
+            return self._arrived.pop((source, address))
+
+    def close(self) -> None:
+        """Say goodbye to every destination and wait for the sources' goodbyes."""
+        for outbox in self._outboxes.values():
+            outbox.close()
+        for thread in self._receivers:
+            thread.join(_JOIN_SECONDS)
+
+    def _receive(self, source: int) -> None:
+        """Take one message after another until the source says goodbye or is gone."""
+        reason = "it has ended its run"
+        try:
+            while self._receive_one(source):
+                self._notify()
+        except RuntimeError as error:
+            reason = _first_line(error)
+        with self._lock:
+            self._lost[source] = WorkerError(f"rank {source} is gone: {reason}")
+        self._notify()
+
+    def _receive_one(self, source: int) -> bool:
+        """Take one message; False when it was the goodbye."""
+        header = torch.empty(4, dtype=torch.int64)
+        self._group.recv([header], source, _HEADER_TAG).wait()
+        tag, call, turn, size = header.tolist()
+        if tag == _GOODBYE:
+            return False
+        start = time.monotonic()
+        content = torch.empty(size, dtype=torch.uint8)
+        if size:
+            self._group.recv([content], source, tag + 1).wait()
+        address = Address(tag, call, turn)
+        with self._lock:
+            self._arrived[source, address] = Arrived(content, Interval(start, time.monotonic()))
+        return True
+
+
+class _Outbox:
+    """What goes to one destination."""
+
+    def __init__(self, group: dist.ProcessGroup, destination: int, notify: Notify) -> None:
+        self._group = group
+        self._destination = destination
+        self._notify = notify
+        self._posted: SimpleQueue[tuple[Sent, list[dist.Work], list[Tensor]] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._wait, name=f"to {destination}", daemon=True)
+        self._thread.start()
+
+    def send(self, address: Address, content: Tensor) -> Sent:
+        sent = Sent()
+        header = torch.tensor([*address, content.numel()], dtype=torch.int64)
+        try:
+            works = [self._group.send([header], self._destination, _HEADER_TAG)]
+            if content.numel():
+                works.append(self._group.send([content], self._destination, address.tag + 1))
+        except RuntimeError as error:
+            raise self._gone(error) from None
+        self._posted.put((sent, works, [header, content]))
+        return sent
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            try:
+                self.send(Address(_GOODBYE, 0, 0), torch.empty(0, dtype=torch.uint8))
+            except WorkerError:
+                return
+            self._posted.put(None)
+            self._thread.join(_JOIN_SECONDS)
+
+    def _wait(self) -> None:
+        """Note when messages have left, in turn; their memory is held until then."""
+        while (posted := self._posted.get()) is not None:
+            sent, works, _ = posted
+            try:
+                for work in works:
+                    work.wait()
+                sent.interval = Interval(sent.start, time.monotonic())
+            except RuntimeError as error:
+                sent.error = self._gone(error)
+            self._notify()
+
+    def _gone(self, error: RuntimeError) -> WorkerError:
+        return WorkerError(f"rank {self._destination} is gone: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
