@@ -15,7 +15,7 @@ that two graphs built alike are equal, and validates.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from keyword import iskeyword
 from typing import Any
@@ -24,12 +24,13 @@ import torch
 from torch._ops import OpOverload
 
 from shardwright.errors import GraphError
-from shardwright.ir.dtypes import dtype_name, torch_dtype
+from shardwright.ir.dtypes import dtype_name
 from shardwright.ir.graph import IRGraph
-from shardwright.ir.operators import is_marker, join_call, operator_name, resolve, split_call
+from shardwright.ir.inference import Inference
+from shardwright.ir.operators import is_marker, operator_name, resolve, signature, split_call
 from shardwright.ir.structure import Arguments, Fixed, Leaf, Parameter, Tree, TupleTree
 from shardwright.ir.validate import validate
-from shardwright.ir.values import IRNode, IRValue, Role, Scope, Source, contiguous_strides
+from shardwright.ir.values import IRNode, IRValue, Role, Scope, Source
 
 ValueLike = IRValue | int
 
@@ -40,6 +41,7 @@ class Builder:
     def __init__(self, name: str = "graph") -> None:
         self.graph = IRGraph(name)
         self._scopes: tuple[Scope, ...] = ()
+        self._inference = Inference()
 
     # --- values -----------------------------------------------------------------------------
 
@@ -115,10 +117,11 @@ class Builder:
 
     # --- nodes ------------------------------------------------------------------------------
 
-    def call(self, op: OpOverload | str, *args: Any, **kwargs: Any) -> Any:
+    def call(self, op: OpOverload | str, /, *args: Any, **kwargs: Any) -> Any:
         """Emit a call written as in Python, with values standing for tensors.
 
         Returns the value made, or a list of them where the operator returns several.
+        Raises GraphError.
         """
         overload = resolve(op) if isinstance(op, str) else op
         inputs, attrs = split_call(
@@ -140,49 +143,69 @@ class Builder:
         """Append a node (see `values` for the form of inputs and attrs) and return what it makes.
 
         ``outputs`` gives the specs of what is made, as tensors (fake or meta ones do) or as
-        values from `value`; left out, they are inferred by running the operator on meta tensors.
+        values from `value`; left out, they are inferred. A marker makes what ``outputs`` says.
         Returns one value, or a list of them where the operator returns several.
         Raises GraphError.
         """
-        ids = [_id_of(value) for value in inputs]
+        ids = [self._id_of(value) for value in inputs]
         attrs = dict(attrs or {})
-        made: Sequence[IRValue | torch.Tensor]
-        if outputs is not None:
-            made, several = outputs, len(outputs) != 1
-        else:
-            result = self._infer(op, ids, attrs)
-            several = not isinstance(result, torch.Tensor)
-            made = result if isinstance(result, (list, tuple)) else [result]
+        if outputs is None:
+            outputs = [] if is_marker(op) else self._inference.outputs(op, self._values(ids), attrs)
         base = name or _short_name(op)
-        device = self._device_of(ids)
-        values = [self._output(item, base, device) for item in made]
+        device = self.graph.values[ids[0]].device if ids else "cpu"
+        values = [self._output(item, base, device) for item in outputs]
         scopes = self._scopes if scopes is None else scopes
-        node_outputs = [value.id for value in values]
-        self.graph.emit(op, ids, node_outputs, attrs, scopes=scopes, source=source)
-        return values if several else values[0]
+        made = [value.id for value in values]
+        self.graph.emit(op, ids, made, attrs, scopes=scopes, source=source)
+        one = len(values) == 1 if is_marker(op) else signature(resolve(op)).returns_one
+        return values[0] if one else values
 
-    def inline(self, graph: IRGraph, inputs: Sequence[ValueLike]) -> list[IRValue]:
-        """Append another graph's nodes and stored values, fed by ``inputs``; gives its outputs."""
-        mapping = dict(zip(graph.inputs, (_id_of(value) for value in inputs), strict=True))
+    def inline(
+        self,
+        graph: IRGraph,
+        inputs: Sequence[ValueLike],
+        *,
+        prefix: str = "",
+        stored: Mapping[int, ValueLike] | None = None,
+    ) -> list[IRValue]:
+        """Append another graph's nodes and stored values, fed by ``inputs``; gives its outputs.
+
+        ``prefix`` is the path under which its stored values and modules stand here. ``stored``
+        maps those of its stored values that this graph holds already to the values here; where an
+        update replaces one, what is appended reads the new value.
+        Raises GraphError where ``inputs`` are not as many as the graph's.
+        """
+        if len(inputs) != len(graph.inputs):
+            raise GraphError(
+                f"graph {graph.name!r} has {len(graph.inputs)} inputs, {len(inputs)} given"
+            )
+        mapping = dict(zip(graph.inputs, map(self._id_of, inputs), strict=True))
+        homes = {old: self._id_of(here) for old, here in (stored or {}).items()}
         for value in graph.stored():
-            copy = self.copy_value(graph, value)
-            mapping[value.id] = copy.id
+            if value.id not in homes:
+                homes[value.id] = self.copy_value(graph, value, prefix=prefix).id
+            mapping[value.id] = self.graph.updates.get(homes[value.id], homes[value.id])
         for node in graph.nodes:
-            self.copy_node(graph, node, mapping)
-        self.graph.updates |= {mapping[old]: mapping[new] for old, new in graph.updates.items()}
-        return [self.graph.values[mapping[value_id]] for value_id in graph.outputs]
+            self.copy_node(graph, node, mapping, prefix=prefix)
+        self.graph.updates |= {homes[old]: mapping[new] for old, new in graph.updates.items()}
+        return self._values([mapping[value_id] for value_id in graph.outputs])
 
-    def copy_value(self, graph: IRGraph, value: IRValue, *, role: Role | None = None) -> IRValue:
-        """The same value in this graph, with its contents; ``role`` replaces its role."""
+    def copy_value(
+        self, graph: IRGraph, value: IRValue, *, role: Role | None = None, prefix: str = ""
+    ) -> IRValue:
+        """The same value in this graph, with its contents; ``role`` replaces its role.
+
+        ``prefix`` is a path before the name, and before the names in a checkpoint.
+        """
         role = role or value.role
         copy = self.graph.new_value(
-            value.name,
+            _under(prefix, value.name),
             value.shape,
             value.dtype,
             device=value.device,
             role=role,
             strides=value.strides,
-            names=value.names if role == value.role else (),
+            names=[_under(prefix, name) for name in value.names] if role == value.role else (),
             placements=value.placements if role == value.role else None,
         )
         if role == "input":
@@ -191,8 +214,13 @@ class Builder:
             self.graph.tensors[copy.id] = graph.tensors[value.id]
         return copy
 
-    def copy_node(self, graph: IRGraph, node: IRNode, mapping: dict[int, int]) -> None:
-        """The same node in this graph; ``mapping`` takes value ids there to ids here, and grows."""
+    def copy_node(
+        self, graph: IRGraph, node: IRNode, mapping: dict[int, int], *, prefix: str = ""
+    ) -> None:
+        """The same node in this graph; ``mapping`` takes value ids there to ids here, and grows.
+
+        ``prefix`` is a path before those of its modules.
+        """
         for value_id in node.outputs:
             value = graph.values[value_id]
             role: Role = "tmp" if value.role == "output" else value.role
@@ -202,7 +230,7 @@ class Builder:
             [mapping[value_id] for value_id in node.inputs],
             [mapping[value_id] for value_id in node.outputs],
             node.attrs,
-            scopes=self._scopes + node.scopes,
+            scopes=self._scopes + tuple(Scope(_under(prefix, p), cls) for p, cls in node.scopes),
             source=node.source,
         )
 
@@ -231,42 +259,35 @@ class Builder:
         Without structures the inputs are parameters under their own names, and the result is a
         tensor, or a tuple where ``outputs`` is a sequence.
         """
-        graph = self.graph
         single = isinstance(outputs, (IRValue, int))
         listed = [outputs] if isinstance(outputs, (IRValue, int)) else outputs
-        graph.outputs = [_id_of(value) for value in listed]
-        graph.updates |= dict(updates or {})
-        for value_id in graph.outputs:
-            if graph.values[value_id].role == "tmp":
-                graph.values[value_id].role = "output"
+        graph = _renumbered(
+            self.graph,
+            [self._id_of(value) for value in listed],
+            self.graph.updates | dict(updates or {}),
+        )
         graph.in_structure = in_structure or _named_inputs(graph)
         graph.out_structure = out_structure or _plain_outputs(len(listed), single=single)
-        graph = _renumbered(graph)
         validate(graph)
         return graph
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _infer(self, op: str, inputs: Sequence[int], attrs: dict[str, Any]) -> Any:
-        if is_marker(op):
-            return []
-        overload = resolve(op)
-        tensors = [meta_tensor(self.graph.values[value_id]) for value_id in inputs]
-        args, kwargs = join_call(overload, tensors, attrs, "meta")
-        try:
-            return overload(*args, **kwargs)
-        except (RuntimeError, NotImplementedError, IndexError, ValueError, TypeError) as error:
-            shapes = ", ".join(f"{v.dtype}{list(v.shape)}" for v in self._values(inputs))
-            raise GraphError(f"{op} on ({shapes}) with {attrs}: {error}") from error
+    def _id_of(self, value: ValueLike) -> int:
+        """The id of a value of this graph. Raises GraphError where it is none."""
+        value_id = value.id if isinstance(value, IRValue) else value
+        if value_id not in self.graph.values:
+            raise GraphError(f"the graph {self.graph.name!r} has no value {value_id}")
+        if isinstance(value, IRValue) and self.graph.values[value_id] is not value:
+            raise GraphError(f"%{value.name} is a value of another graph than {self.graph.name!r}")
+        return value_id
 
     def _values(self, ids: Sequence[int]) -> list[IRValue]:
         return [self.graph.values[value_id] for value_id in ids]
 
-    def _device_of(self, inputs: Sequence[int]) -> str:
-        return self.graph.values[inputs[0]].device if inputs else "cpu"
-
     def _output(self, item: IRValue | torch.Tensor, base: str, device: str) -> IRValue:
         if isinstance(item, IRValue):
+            self._id_of(item)
             return item
         found = device if item.is_meta else _device_name(item)
         return self.graph.new_value(
@@ -274,14 +295,8 @@ class Builder:
         )
 
 
-def meta_tensor(value: IRValue) -> torch.Tensor:
-    """A tensor on the meta device with a value's shape, dtype and strides."""
-    strides = value.strides or contiguous_strides(value.shape)
-    return torch.empty_strided(value.shape, strides, dtype=torch_dtype(value.dtype), device="meta")
-
-
-def _id_of(value: ValueLike) -> int:
-    return value.id if isinstance(value, IRValue) else value
+def _under(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
 
 
 def _device_name(tensor: torch.Tensor) -> str:
@@ -312,45 +327,59 @@ def _plain_outputs(count: int, *, single: bool) -> Tree:
     return TupleTree(tuple(Leaf(f"output_{i}", i) for i in range(count)))
 
 
-def _renumbered(graph: IRGraph) -> IRGraph:
-    """The same graph with ids in one order: inputs, stored, then each node and what it makes."""
-    result = IRGraph(graph.name, in_structure=graph.in_structure, out_structure=graph.out_structure)
+def _renumbered(graph: IRGraph, outputs: Sequence[int], updates: Mapping[int, int]) -> IRGraph:
+    """The graph with these ends, and ids in one order: inputs, stored, each node and its outputs.
+
+    Values that nothing makes are left out. Raises GraphError where one of them is used.
+    """
+    result = IRGraph(graph.name)
     mapping: dict[int, int] = {}
+    returned = set(outputs)
 
     def take(value: IRValue) -> None:
+        role = value.role
+        if value.producer is not None:
+            role = "output" if value.id in returned else "tmp"
         copy = result.new_value(
             value.name,
             value.shape,
             value.dtype,
             device=value.device,
-            role=value.role,
+            role=role,
             strides=value.strides,
             names=value.names,
             placements=value.placements,
         )
         mapping[value.id] = copy.id
 
+    def taken(value_ids: Iterable[int]) -> list[int]:
+        """The ids in the result."""
+        ids = list(value_ids)
+        for value_id in ids:
+            if value_id not in mapping:
+                name = graph.values[value_id].name if value_id in graph.values else value_id
+                raise GraphError(f"%{name} is used, but no node before that makes it")
+        return [mapping[value_id] for value_id in ids]
+
     for value_id in graph.inputs:
         take(graph.values[value_id])
     for value in graph.stored():
         take(value)
     for node in graph.nodes:
-        node_id = result.fresh_id()
+        node_id, inputs = result.fresh_id(), taken(node.inputs)
         for value_id in node.outputs:
             take(graph.values[value_id])
-        inputs = [mapping[value_id] for value_id in node.inputs]
-        outputs = [mapping[value_id] for value_id in node.outputs]
         result.emit(
             node.op,
             inputs,
-            outputs,
+            taken(node.outputs),
             node.attrs,
             scopes=node.scopes,
             source=node.source,
             node_id=node_id,
         )
-    result.inputs = [mapping[value_id] for value_id in graph.inputs]
-    result.outputs = [mapping[value_id] for value_id in graph.outputs]
-    result.updates = {mapping[old]: mapping[new] for old, new in graph.updates.items()}
+    result.inputs = taken(graph.inputs)
+    result.outputs = taken(outputs)
+    result.updates = dict(zip(taken(updates), taken(updates.values()), strict=True))
     result.tensors = {mapping[value_id]: t for value_id, t in graph.tensors.items()}
     return result

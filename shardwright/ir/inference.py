@@ -1,0 +1,70 @@
+"""What an operator makes, without computing it: shapes, dtypes and strides.
+
+The operator runs on fake CPU tensors, which follow the kernels that the CPU chooses; strides on
+the meta device do not (convolutions in channels-last, attention). An answer is kept for the next
+call on tensors of the same kind, so a stack of equal layers costs what one of them costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from shardwright.errors import GraphError
+from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.operators import join_call, resolve
+from shardwright.ir.values import IRValue, contiguous_strides
+
+
+class Inference:
+    """Answers for one graph under construction."""
+
+    def __init__(self) -> None:
+        self._mode = FakeTensorMode()
+        self._known: dict[object, tuple[torch.Tensor, ...]] = {}
+
+    def outputs(
+        self, op: str, inputs: Sequence[IRValue], attrs: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, ...]:
+        """Fake tensors like those that ``op`` makes. Raises GraphError where it cannot be told."""
+        kinds = tuple((value.shape, value.dtype, value.strides) for value in inputs)
+        key = (op, kinds, repr(attrs))
+        if key not in self._known:
+            self._known[key] = self._run(op, inputs, attrs)
+        return self._known[key]
+
+    def _run(
+        self, op: str, inputs: Sequence[IRValue], attrs: Mapping[str, Any]
+    ) -> tuple[torch.Tensor, ...]:
+        overload = resolve(op)
+        try:
+            with self._mode:
+                tensors = [_fake_tensor(value) for value in inputs]
+                args, kwargs = join_call(overload, tensors, dict(attrs), "cpu")
+                result = overload(*args, **kwargs)
+        except GraphError:
+            raise
+        except Exception as error:
+            raise GraphError(f"{_call(op, inputs, attrs)} does not run: {error}") from error
+        made = tuple(result) if isinstance(result, (list, tuple)) else (result,)
+        for item in made:
+            if not isinstance(item, torch.Tensor):
+                raise GraphError(
+                    f"{_call(op, inputs, attrs)} returns {item!r}; a graph holds operators that "
+                    "return tensors only"
+                )
+        return made
+
+
+def _fake_tensor(value: IRValue) -> torch.Tensor:
+    strides = value.strides or contiguous_strides(value.shape)
+    return torch.empty_strided(value.shape, strides, dtype=torch_dtype(value.dtype))
+
+
+def _call(op: str, inputs: Sequence[IRValue], attrs: Mapping[str, Any]) -> str:
+    """The call in a message: ``aten.add.Tensor(%x f32[2, 3], %y f32[4], alpha=1)``."""
+    tensors = [f"%{value.name} {value.dtype}{list(value.shape)}" for value in inputs]
+    return f"{op}({', '.join(tensors + [f'{key}={value!r}' for key, value in attrs.items()])})"
