@@ -3,8 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-# One thread an operator: test processes share the machine, and sums stay in one order.
-export OMP_NUM_THREADS ?= 1
+# One thread an operator: the processes of a test share the machine, and sums stay in one order.
+test test-fast test-gpu docs: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast test-gpu lint types format zoo bench docs clean
@@ -46,11 +46,11 @@ format: setup ## rewrite the sources as `make lint` wants them
 	$(BIN)/ruff check --fix .
 
 zoo: setup ## capture, cut, run and compare 25 model families; prints the README's table
-	$(BIN)/python benchmarks/zoo.py
+	$(BIN)/python -m zoo
 
 bench: setup ## build time, runner overhead and throughput
-	$(BIN)/python benchmarks/build.py
-	$(BIN)/python benchmarks/runner.py
+	$(BIN)/python -m benchmarks.build
+	$(BIN)/python -m benchmarks.runner
 
 docs: setup ## run every example of README.md and docs/
 	$(BIN)/pytest tests/test_docs.py

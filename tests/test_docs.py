@@ -1,0 +1,62 @@
+"""Runs what README.md and docs/ show: blocks of Python in order, and shardwright's own commands.
+
+A page is one session in one empty folder. A block marked ``json NAME`` or ``python NAME`` is
+written to the file NAME; other Python blocks run one after another; of ``sh`` blocks the lines that
+begin with ``shardwright`` run.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from typer.testing import CliRunner
+
+from shardwright.cli.app import app
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w+) ?(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
+
+
+class Block(NamedTuple):
+    language: str
+    file: str
+    text: str
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    return (Block(*match.groups()) for match in FENCE.finditer(page.read_text()))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_examples_of_a_page_run(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": page.stem}
+    for block in blocks(page):
+        if block.file:
+            Path(block.file).write_text(block.text)
+        elif block.language == "python":
+            exec(compile(block.text, str(page), "exec"), names)
+        elif block.language == "sh":
+            run_commands(block.text)
+
+
+def run_commands(text: str) -> None:
+    for line in text.splitlines():
+        command, *arguments = shlex.split(line, comments=True) or [""]
+        if command == "shardwright" and arguments != ["demo"]:
+            result = CliRunner().invoke(app, arguments)
+            assert result.exit_code == 0, f"{line}\n{result.output}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_of_a_page_lead_to_files(page: Path) -> None:
+    missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
+    assert missing == []
