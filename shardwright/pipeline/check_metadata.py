@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from shardwright.errors import PipelineError
-from shardwright.pipeline.check_tensors import check_extents
+from shardwright.pipeline.check_tensors import check_extents, check_inside, format_ranges
 from shardwright.pipeline.connections import Connections
 from shardwright.pipeline.rules import broken
 from shardwright.pipeline.schema import (
@@ -70,15 +70,7 @@ def _check_slice(
             tensor=tensor,
         )
     check_extents(piece.placements, info, tensor)
-    if len(piece.placements) != len(whole.shape) or any(
-        end > size for (_, end), size in zip(piece.placements, whole.shape, strict=True)
-    ):
-        raise broken(
-            "placements",
-            f"the ranges {_ranges(piece.placements)} are not inside the origin "
-            f"{piece.origin!r} of shape {list(whole.shape)}",
-            tensor=tensor,
-        )
+    check_inside(piece.placements, whole.shape, piece.origin, tensor)
 
 
 def _check_device(document: Document, connections: Connections, tensor: str, device: str) -> None:
@@ -125,7 +117,7 @@ def _check_covered(document: Document) -> None:
         if (hole := uncovered(whole.shape, boxes[name])) is not None:
             raise broken(
                 "outputs-covered",
-                f"no pipeline output holds the part {_ranges(hole)} of this output",
+                f"no pipeline output holds the part {format_ranges(hole)} of this output",
                 tensor=name,
             )
 
@@ -155,13 +147,6 @@ def _outside(part: Placements, box: Placements) -> Iterator[Placements]:
 
 def _volume(box: Sequence[tuple[int, int]]) -> int:
     return math.prod(end - start for start, end in box)
-
-
-def _ranges(placements: Placements) -> str:
-    return ", ".join(f"[{start}, {end})" for start, end in placements) or "()"
-
-
-# --- training -------------------------------------------------------------------------------
 
 
 def check_training(document: Document, connections: Connections) -> None:

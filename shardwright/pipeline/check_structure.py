@@ -110,10 +110,11 @@ def _check_tree(tree: Tree, where: str) -> None:
         return
     if isinstance(tree, DictTree | ObjectTree):
         keys = tree.keys if isinstance(tree, DictTree) else tree.fields
-        if len(keys) != len(tree.items) or len(set(keys)) != len(keys):
+        distinct = len(set(keys))
+        if not len(tree.items) == len(keys) == distinct:
             raise broken(
                 "structure",
-                f"{where}: {len(tree.items)} items have {len(keys)} keys, {len(set(keys))} distinct",
+                f"{where}: {len(tree.items)} items for {len(keys)} keys ({distinct} distinct)",
             )
     if isinstance(tree, ObjectTree) and not all(tree.cls.partition(":")):
         raise broken("structure", f"{where}: {tree.cls!r} is no class, expected module:qualname")

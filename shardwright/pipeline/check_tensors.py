@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import chain
 
-from shardwright.ir.dtypes import itemsize
-from shardwright.pipeline.connections import Connections, is_constant
+from shardwright.pipeline.connections import Connections
 from shardwright.pipeline.rules import COMMUNICATION, broken
 from shardwright.pipeline.schema import Document, Placements, TensorInfo
 
@@ -43,7 +41,7 @@ def check_kinds(document: Document, connections: Connections) -> None:
                 task=producers[1],
                 tensor=tensor,
             )
-        if is_constant(info) and producers:
+        if info.is_constant and producers:
             what = "a pipeline input" if producers[0] == inputs else "an output of this supertask"
             raise broken(
                 "one-kind",
@@ -51,7 +49,7 @@ def check_kinds(document: Document, connections: Connections) -> None:
                 task=producers[0],
                 tensor=tensor,
             )
-        if not producers and not is_constant(info):
+        if not producers and not info.is_constant:
             raise broken(
                 "one-kind",
                 "the tensor is used but nothing produces it, and it has no value; add its "
@@ -70,7 +68,7 @@ def check_outputs(document: Document, connections: Connections) -> None:
     (inputs,) = connections.ends["input"]
     for tensor in names:
         maker = connections.producers.get(tensor, ["the parameter file"])[0]
-        if maker == inputs or is_constant(document.tensors[tensor]):
+        if maker == inputs or document.tensors[tensor].is_constant:
             raise broken(
                 "pipeline-output",
                 f"the pipeline output comes straight from {maker!r}; let it pass through an "
@@ -91,7 +89,7 @@ def check_outputs(document: Document, connections: Connections) -> None:
 def check_sizes(document: Document, connections: Connections) -> None:
     """Shapes and strides describe tensors that can exist."""
     for tensor, info in document.tensors.items():
-        if math.prod(info.shape) * itemsize(info.dtype) >= 2**63:
+        if info.nbytes >= 2**63:
             raise broken(
                 "tensor-size", f"the shape {list(info.shape)} is beyond any memory", tensor=tensor
             )
@@ -139,6 +137,8 @@ def check_constants(document: Document, _: Connections) -> None:
         if info.value is None:
             continue
         check_extents(info.value.placements, info, tensor)
+        if info.value.shape is not None:
+            check_inside(info.value.placements, info.value.shape, info.value.name, tensor)
         path, found = info.value.path, info.value.format
         if not path or "\0" in path:
             raise broken("weight-file", f"{path!r} is no path of a parameter file", tensor=tensor)
@@ -166,6 +166,24 @@ def check_extents(placements: Placements, info: TensorInfo, tensor: str) -> None
                 f"dimension {dim} takes [{start}, {end}), but the tensor's size there is {size}",
                 tensor=tensor,
             )
+
+
+def check_inside(placements: Placements, whole: Sequence[int], origin: str, tensor: str) -> None:
+    """Placements are a part of the original, which is of shape ``whole``."""
+    if len(placements) != len(whole) or any(
+        end > size for (_, end), size in zip(placements, whole, strict=True)
+    ):
+        raise broken(
+            "placements",
+            f"the ranges {format_ranges(placements)} are not inside {origin!r} of shape "
+            f"{list(whole)}",
+            tensor=tensor,
+        )
+
+
+def format_ranges(placements: Placements) -> str:
+    """Placements as a message shows them: ``[0, 4), [2, 3)``."""
+    return ", ".join(f"[{start}, {end})" for start, end in placements) or "()"
 
 
 def check_locality(document: Document, connections: Connections) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shardwright.pipeline.schema import Document, TensorInfo
+from shardwright.pipeline.schema import Document
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,3 @@ def _place(document: Document, found: Connections) -> None:
         device = document.supertasks[producers[0]].device
         if device is not None:
             found.devices[tensor] = device
-
-
-def is_constant(info: TensorInfo) -> bool:
-    """Whether the tensor exists before a run: it has stored contents, or begins with zeros."""
-    return info.value is not None or info.init is not None

@@ -14,11 +14,13 @@ The types hold for what was read from a file. A Struct that is made in Python is
 from __future__ import annotations
 
 import json
+import math
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
+from shardwright.ir.dtypes import itemsize
 from shardwright.ir.structure import Arguments, Tree
 
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -81,7 +83,8 @@ class ParamValue(Struct, omit_defaults=True, forbid_unknown_fields=True):
 
     ``path`` is relative to the pipeline file. ``name`` is the tensor's name in that file,
     ``name_in_graph`` the placeholder it fills in its first user's graph, ``placements`` the part
-    of the stored tensor that this tensor is.
+    of the stored tensor that this tensor is, ``shape`` the stored tensor's whole shape: with it
+    a file that holds another tensor under the name is told from the right one.
     """
 
     path: str
@@ -89,6 +92,8 @@ class ParamValue(Struct, omit_defaults=True, forbid_unknown_fields=True):
     name: str
     name_in_graph: str
     placements: Placements
+    # optional keys
+    shape: tuple[Natural, ...] | None = None
 
 
 class TensorInfo(Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -104,6 +109,16 @@ class TensorInfo(Struct, omit_defaults=True, forbid_unknown_fields=True):
     # optional keys
     strides: tuple[Natural, ...] | None = None
     init: Literal["zeros"] | None = None
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the tensor exists before a run: stored, or beginning with zeros."""
+        return self.value is not None or self.init is not None
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the elements take."""
+        return math.prod(self.shape) * itemsize(self.dtype)
 
 
 class SuperTask(Struct, omit_defaults=True, forbid_unknown_fields=True):

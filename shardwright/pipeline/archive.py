@@ -1,0 +1,189 @@
+"""Tensors of a ``torch.export`` archive (``.pt2``), read in place and written.
+
+torch has no way to read one tensor of an archive without building the whole program, so this
+module knows the layout: a zip file, not compressed, with ``data/weights/model_weights_config.json``
+and ``data/constants/model_constants_config.json``, which say for each tensor which entry holds its
+bytes, and its shape, strides and dtype (a number of `DTYPES`). It is the one place that does.
+Entries that torch pickled are refused, never read.
+"""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import numpy as np
+import torch
+from torch import nn
+
+from shardwright.errors import WeightError
+from shardwright.ir.dtypes import itemsize, torch_dtype
+
+DTYPES = {
+    1: "u8",
+    2: "i8",
+    3: "i16",
+    4: "i32",
+    5: "i64",
+    6: "f16",
+    7: "f32",
+    8: "f64",
+    10: "c64",
+    11: "c128",
+    12: "bool",
+    13: "bf16",
+    29: "f8",
+}
+"""torch.export's numbers of dtypes."""
+STRIDED = 7
+"""torch.export's number of the layout that has strides."""
+
+CONFIGS = ("weights/model_weights_config.json", "constants/model_constants_config.json")
+
+
+class _Int(msgspec.Struct):
+    as_int: int
+
+
+class _Meta(msgspec.Struct):
+    dtype: int
+    sizes: list[_Int]
+    strides: list[_Int]
+    storage_offset: _Int
+    layout: int
+
+
+class _Payload(msgspec.Struct):
+    path_name: str
+    use_pickle: bool
+    tensor_meta: _Meta | None
+
+
+class _Config(msgspec.Struct):
+    config: dict[str, _Payload]
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveTensor:
+    """One tensor of an archive: ``size`` bytes of the file from ``start`` hold its storage."""
+
+    path: Path
+    start: int
+    size: int
+    shape: tuple[int, ...]
+    dtype: str
+    strides: tuple[int, ...]
+    offset: int
+
+    def mapped(self) -> torch.Tensor:
+        """The tensor, mapped from the file; a write to it stays in memory.
+
+        Raises RuntimeError or ValueError where the file is shorter than it says.
+        """
+        if not self.size // itemsize(self.dtype):
+            return torch.empty(self.shape, dtype=torch_dtype(self.dtype))
+        data = np.memmap(self.path, dtype=np.uint8, mode="c", offset=self.start, shape=self.size)
+        storage = torch.from_numpy(data).view(torch_dtype(self.dtype))
+        return torch.as_strided(storage, self.shape, self.strides, self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """What an archive holds: tensors by name, and why others cannot be read."""
+
+    tensors: dict[str, ArchiveTensor]
+    refused: dict[str, str]
+
+
+def read_archive(path: Path) -> Archive:
+    """The tensors of an archive; none is read yet.
+
+    Raises WeightError where it is another kind of zip file, zipfile.BadZipFile where it is none.
+    """
+    found = Archive({}, {})
+    with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+        entries = {name.partition("/data/")[2]: name for name in archive.namelist()}
+        if CONFIGS[0] not in entries:
+            raise WeightError(
+                f"{path} is no archive of torch.export.save: it has no {CONFIGS[0]}; save it "
+                "again with torch 2.13"
+            )
+        for config in CONFIGS:
+            if config not in entries:
+                continue
+            folder = config.partition("/")[0]
+            listed = msgspec.json.decode(archive.read(entries[config]), type=_Config)
+            for name, payload in listed.config.items():
+                entry = archive.getinfo(entries[f"{folder}/{payload.path_name}"])
+                if reason := _refusal(payload, entry):
+                    found.refused[name] = reason
+                else:
+                    found.tensors[name] = _locate(path, file, payload, entry)
+    return found
+
+
+def _refusal(payload: _Payload, entry: zipfile.ZipInfo) -> str:
+    """Why the tensor cannot be read; empty where it can."""
+    meta = payload.tensor_meta
+    if payload.use_pickle or meta is None:
+        return "it is pickled, and nothing is unpickled here; save it as a plain tensor"
+    if meta.layout != STRIDED:
+        return "it is no strided tensor"
+    if meta.dtype not in DTYPES:
+        return f"torch.export's dtype number {meta.dtype} is none that is known"
+    if entry.compress_type != zipfile.ZIP_STORED:
+        return "the archive was compressed after torch wrote it"
+    return ""
+
+
+def _locate(path: Path, file: BinaryIO, payload: _Payload, entry: zipfile.ZipInfo) -> ArchiveTensor:
+    meta = payload.tensor_meta
+    assert meta is not None
+    file.seek(entry.header_offset)
+    name_length, extra_length = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+    return ArchiveTensor(
+        path=path,
+        start=entry.header_offset + _LOCAL_HEADER.size + name_length + extra_length,
+        size=entry.file_size,
+        shape=tuple(size.as_int for size in meta.sizes),
+        dtype=DTYPES[meta.dtype],
+        strides=tuple(stride.as_int for stride in meta.strides),
+        offset=meta.storage_offset.as_int,
+    )
+
+
+_LOCAL_HEADER = struct.Struct("<26xHH")
+"""The fixed part of a zip entry's header; it ends with the lengths of name and extra field."""
+
+
+# --- writing -------------------------------------------------------------------------------
+
+
+class _Holder(nn.Module):
+    """A program that does nothing; it is there for its state dict."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 0
+
+
+def write_archive(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Write tensors as the state dict of an exported program.
+
+    Raises ValueError where the names cannot be those of a state dict.
+    """
+    holder = _Holder()
+    for name, tensor in tensors.items():
+        *modules, last = name.split(".")
+        owner: nn.Module = holder
+        for part in modules:
+            owner = owner._modules.setdefault(part, nn.Module()) or owner
+        owner._buffers[last] = tensor
+    program = torch.export.export(holder, (torch.zeros(1),))
+    if lost := tensors.keys() - program.state_dict.keys():
+        raise ValueError(f"{min(lost)!r} cannot be the name of a tensor in a state dict")
+    with path.open("wb") as file:
+        torch.export.save(program, file)

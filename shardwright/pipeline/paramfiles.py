@@ -1,0 +1,327 @@
+"""Parameter files: the three formats, read and written behind one interface.
+
+    safetensors     read in slices, straight from the mapped file
+    torch.save      a dict from names to tensors; mapped, with weights_only=True
+    torch.export    a .pt2 archive's weights and constants (see `archive`)
+
+What always holds: reading a slice brings only the slice into memory, gives contiguous memory of
+its own (nothing refers to the file afterwards), and never unpickles an object. Every failure is a
+WeightError that names file and tensor.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from shardwright.errors import WeightError
+from shardwright.ir.dtypes import dtype_name
+from shardwright.pipeline.archive import ArchiveTensor, read_archive, write_archive
+from shardwright.pipeline.atomic import replacing
+from shardwright.pipeline.schema import ParamfileFormat
+
+Range = tuple[int, int]
+
+
+class Paramfile(ABC):
+    """Named tensors that can be read in parts. ``label`` is what messages call it."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+
+    @abstractmethod
+    def names(self) -> Sequence[str]:
+        """The names of the tensors, in the file's order."""
+
+    @abstractmethod
+    def _has(self, name: str) -> bool: ...
+
+    @abstractmethod
+    def _shape(self, name: str) -> tuple[int, ...]: ...
+
+    @abstractmethod
+    def _dtype(self, name: str) -> str: ...
+
+    @abstractmethod
+    def _read(self, name: str, ranges: tuple[slice, ...]) -> torch.Tensor: ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The whole tensor's shape. Raises WeightError where there is no such tensor."""
+        self._need(name)
+        return self._shape(name)
+
+    def dtype(self, name: str) -> str:
+        """The tensor's dtype by its short name. Raises WeightError."""
+        self._need(name)
+        return self._dtype(name)
+
+    def read(self, name: str, placements: Sequence[Range] | None = None) -> torch.Tensor:
+        """The tensor, or the part of it that ``placements`` takes, in memory of its own.
+
+        Raises WeightError where there is no such tensor or no such part.
+        """
+        shape = self.shape(name)
+        ranges = [(0, size) for size in shape] if placements is None else list(placements)
+        inside = len(ranges) == len(shape) and all(
+            0 <= start <= end <= size for (start, end), size in zip(ranges, shape, strict=True)
+        )
+        if not inside:
+            raise WeightError(
+                f"{self.label}: tensor {name!r} has the shape {list(shape)}, which has no part "
+                f"{[list(part) for part in ranges]}"
+            )
+        try:
+            found = self._read(name, tuple(slice(start, end) for start, end in ranges))
+        except (SafetensorError, OSError, RuntimeError, ValueError) as error:
+            raise WeightError(f"{self.label}: tensor {name!r} cannot be read: {error}") from error
+        return found.detach().clone(memory_format=torch.contiguous_format)
+
+    def _need(self, name: str) -> None:
+        if not self._has(name):
+            names = self.names()
+            some = ", ".join(map(repr, names[:5])) + (", …" if len(names) > 5 else "")
+            raise WeightError(
+                f"{self.label}: there is no tensor {name!r}; the file has {len(names)}: "
+                f"{some or 'none'}"
+            )
+
+
+class TensorsInMemory(Paramfile):
+    """Tensors that are in memory, or mapped, behind the interface of a file."""
+
+    def __init__(self, label: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        super().__init__(label)
+        self.tensors = tensors
+
+    def names(self) -> Sequence[str]:
+        """The names, in the order of the mapping."""
+        return list(self.tensors)
+
+    def _has(self, name: str) -> bool:
+        return name in self.tensors
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self.tensors[name].shape)
+
+    def _dtype(self, name: str) -> str:
+        return dtype_name(self.tensors[name].dtype)
+
+    def _read(self, name: str, ranges: tuple[slice, ...]) -> torch.Tensor:
+        return self.tensors[name][ranges]
+
+
+class SafetensorsFile(Paramfile):
+    """A safetensors file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self._file = cast("Any", safe_open(path, framework="pt"))  # its stubs say too little
+        self._names = dict.fromkeys(self._file.keys())
+
+    def names(self) -> Sequence[str]:
+        """The names, as the file sorts them."""
+        return list(self._names)
+
+    def _has(self, name: str) -> bool:
+        return name in self._names
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._file.get_slice(name).get_shape())
+
+    def _dtype(self, name: str) -> str:
+        found = str(self._file.get_slice(name).get_dtype())
+        return SAFETENSORS_DTYPES.get(found, found)
+
+    def _read(self, name: str, ranges: tuple[slice, ...]) -> torch.Tensor:
+        if not ranges:
+            tensor: torch.Tensor = self._file.get_tensor(name)
+            return tensor
+        part: torch.Tensor = self._file.get_slice(name)[ranges]
+        return part
+
+
+SAFETENSORS_DTYPES = {
+    "F64": "f64",
+    "F32": "f32",
+    "F16": "f16",
+    "BF16": "bf16",
+    "F8_E4M3": "f8",
+    "BOOL": "bool",
+    "I64": "i64",
+    "I32": "i32",
+    "I16": "i16",
+    "I8": "i8",
+    "U8": "u8",
+    "C64": "c64",
+}
+
+
+class ArchiveFile(Paramfile):
+    """A ``torch.export`` archive."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        archive = read_archive(path)
+        self._tensors: dict[str, ArchiveTensor] = archive.tensors
+        self._refused: dict[str, str] = archive.refused
+
+    def names(self) -> Sequence[str]:
+        """The names of the state dict, then those of constants."""
+        return list(self._tensors)
+
+    def _has(self, name: str) -> bool:
+        if name in self._refused:
+            raise WeightError(f"{self.label}: tensor {name!r}: {self._refused[name]}")
+        return name in self._tensors
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return self._tensors[name].shape
+
+    def _dtype(self, name: str) -> str:
+        return self._tensors[name].dtype
+
+    def _read(self, name: str, ranges: tuple[slice, ...]) -> torch.Tensor:
+        return self._tensors[name].mapped()[ranges]
+
+
+# --- opening and writing -----------------------------------------------------------------------
+
+
+def open_paramfile(path: str | Path, format: ParamfileFormat) -> Paramfile:
+    """The parameter file at ``path``. Raises WeightError where it is missing or of no such format.
+
+    The file is mapped, not read, and let go when the object is.
+    """
+    path = Path(path)
+    if not path.is_file():
+        what = "is a directory" if path.is_dir() else "does not exist"
+        raise WeightError(
+            f"{path} {what}; put the parameter file there, or build the pipeline again with "
+            "weights= naming it"
+        )
+    try:
+        return FORMATS[format].open(path)
+    except WeightError:
+        raise
+    except Exception as error:  # readers of a damaged file raise whatever they run into
+        reason = str(error).split("\n", 1)[0]
+        raise WeightError(f"{path} cannot be read as {format}: {reason}") from error
+
+
+def _open_torch_save(path: Path) -> Paramfile:
+    loaded = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    if not isinstance(loaded, Mapping):
+        raise WeightError(
+            f"{path} holds a {type(loaded).__name__}, expected a dict from names to tensors, as "
+            "torch.save(model.state_dict(), path) writes"
+        )
+    tensors = {str(k): item for k, item in loaded.items() if isinstance(item, torch.Tensor)}
+    nested = [str(key) for key, item in loaded.items() if isinstance(item, Mapping)]
+    if nested and not tensors:
+        raise WeightError(
+            f"{path} holds the dicts {', '.join(nested)}, expected a dict from names to tensors; "
+            "save the state dict alone"
+        )
+    return TensorsInMemory(str(path), tensors)
+
+
+def write_paramfile(
+    path: str | Path, tensors: Mapping[str, torch.Tensor], format: ParamfileFormat = "safetensors"
+) -> None:
+    """Write a parameter file; it is there whole or not at all.
+
+    Tensors that share memory, or are parts of others, are written each on its own.
+    Raises WeightError where a tensor has no contents or the format cannot hold it.
+    """
+    path = Path(path)
+    plain = _plain(tensors)
+    with replacing(path) as temporary:
+        try:
+            FORMATS[format].write(temporary, plain)
+        except (SafetensorError, RuntimeError, ValueError, TypeError, KeyError) as error:
+            raise WeightError(f"{path} cannot be written as {format}: {error}") from error
+
+
+def _plain(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors on the CPU, contiguous, each the only owner of exactly its memory."""
+    found: dict[str, torch.Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        if tensor.is_meta:
+            raise WeightError(
+                f"tensor {name!r} has no contents: the model was built on the meta device; pass "
+                "weights= to build, or capture a model that holds its weights"
+            )
+        own = tensor.detach().cpu().contiguous()
+        storage = own.untyped_storage()
+        if storage.nbytes() != own.nbytes or (own.nbytes and storage.data_ptr() in storages):
+            own = own.clone()
+        storages.add(own.untyped_storage().data_ptr())
+        found[name] = own
+    return found
+
+
+def _write_safetensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def _write_torch_save(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    torch.save(tensors, path)
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How files of one format are opened and written."""
+
+    open: Callable[[Path], Paramfile]
+    write: Callable[[Path, dict[str, torch.Tensor]], None]
+
+
+FORMATS: dict[ParamfileFormat, Format] = {
+    "safetensors": Format(SafetensorsFile, _write_safetensors),
+    "torch.save": Format(_open_torch_save, _write_torch_save),
+    "torch.export": Format(ArchiveFile, write_archive),
+}
+
+
+# --- checkpoints -------------------------------------------------------------------------------
+
+
+class _Index(msgspec.Struct):
+    """``model.safetensors.index.json``: which file holds which tensor."""
+
+    weight_map: dict[str, str]
+
+
+def find_weights(path: str | Path) -> dict[str, Path]:
+    """The safetensors file of each tensor of a checkpoint.
+
+    ``path`` is a safetensors file, or the index of one in shards (``….index.json``), whose files
+    lie beside it. Raises WeightError where a file is missing or is neither.
+    """
+    path = Path(path)
+    if not path.name.endswith(".index.json"):
+        return dict.fromkeys(open_paramfile(path, "safetensors").names(), path)
+    try:
+        index = msgspec.json.decode(path.read_bytes(), type=_Index)
+    except OSError as error:
+        raise WeightError(f"{path} cannot be read: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise WeightError(f"{path} is no index of a checkpoint: {error}") from None
+    for file in dict.fromkeys(index.weight_map.values()):
+        if not file.endswith(".safetensors"):
+            raise WeightError(
+                f"{path} lists {file!r}; only safetensors files are read: save the checkpoint "
+                "with safe_serialization=True"
+            )
+        if not (path.parent / file).is_file():
+            raise WeightError(f"{path} lists {file!r}, which is not beside it")
+    return {name: path.parent / file for name, file in index.weight_map.items()}

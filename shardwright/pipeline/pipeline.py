@@ -1,0 +1,168 @@
+"""Pipeline: the user's object. A document, with the weights that its constants name.
+
+    pipeline = sw.build(graph, plan)
+    pipeline.save("model.pipeline.json")
+    pipeline = sw.Pipeline.load("model.pipeline.json")
+
+What always holds of a pipeline that was loaded: it is right (`check`), and nothing was imported,
+evaluated or unpickled to read it. Files are written to a temporary name and renamed, weights
+before the file that names them.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+import torch
+
+from shardwright.pipeline import serialize
+from shardwright.pipeline.atomic import replacing
+from shardwright.pipeline.check import check, check_rules
+from shardwright.pipeline.check_compute import data_of
+from shardwright.pipeline.connections import Connections, connect
+from shardwright.pipeline.paramfiles import write_paramfile
+from shardwright.pipeline.rules import broken
+from shardwright.pipeline.schema import Document, ParamValue, TensorInfo
+from shardwright.pipeline.text import format_pipeline
+from shardwright.pipeline.weights import Weights
+
+
+class Pipeline(Document, dict=True):
+    """A pipeline: the fields of the format, and ``weights``, which are no field of it."""
+
+    @cached_property
+    def weights(self) -> Weights:
+        """Where the contents of the constants are."""
+        return Weights()
+
+    # --- files ------------------------------------------------------------------------------
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """The pipeline of a file. Raises PipelineError where the file breaks a rule.
+
+        Parameter files are not opened; ``pipeline.weights.check(pipeline.tensors)`` does.
+        """
+        path = Path(path)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise broken("file", f"{path} cannot be read: {error.strerror or error}") from None
+        try:
+            return cls.from_json(data, directory=path.parent)
+        except Exception as error:
+            error.add_note(f"in {path}")
+            raise
+
+    @classmethod
+    def from_json(cls, data: bytes, *, directory: str | Path | None = None) -> Self:
+        """The pipeline of a file's bytes; paths of parameter files begin at ``directory``.
+
+        Raises PipelineError where the bytes break a rule.
+        """
+        pipeline = serialize.read(data, cls)
+        check_rules(pipeline)
+        pipeline.weights = Weights(directory)
+        return pipeline
+
+    def to_json(self) -> bytes:
+        """The bytes of the file, a line for each device, tensor and supertask."""
+        return serialize.write(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the pipeline, and beside it the weights that are in memory; check it first.
+
+        For ``model.pipeline.json`` weights go to ``model.weights.safetensors``. Weights in files
+        stay where they are, and are named by their paths from the new file. Afterwards the object
+        is as if it was loaded from ``path``. Raises PipelineError, WeightError.
+        """
+        check(self)
+        path = Path(path)
+        if not path.parent.is_dir():
+            raise broken("file", f"the directory {path.parent} does not exist; make it first")
+        stored = _Stored(self, path)
+        with replacing(path) as temporary:
+            temporary.write_bytes(
+                serialize.write(msgspec.structs.replace(self, tensors=stored.tensors))
+            )
+            if stored.contents:
+                write_paramfile(stored.file, stored.contents)
+        self.tensors = stored.tensors
+        self.weights = Weights(path.parent)
+
+    # --- reading the object -----------------------------------------------------------------
+
+    @property
+    def connections(self) -> Connections:
+        """Who makes and uses each tensor, the groups, and each device's supertasks."""
+        return connect(self)
+
+    def tasks_of(self, device: str) -> list[str]:
+        """The supertasks that a device runs, in order. Raises KeyError for an unknown device."""
+        return self.connections.order[device]
+
+    def data_of(self, task: str) -> str:
+        """The graph of a compute supertask as text: its own or the blob that it shares."""
+        return data_of(self, self.supertasks[task])
+
+    def __str__(self) -> str:
+        return format_pipeline(self)
+
+
+class _Stored:
+    """A pipeline's tensors as a file at ``path`` names them, and what to write beside it.
+
+    tensors
+        The pipeline's, with paths from the new file.
+    file, contents
+        The parameter file to write, and its tensors by name.
+    """
+
+    def __init__(self, pipeline: Pipeline, path: Path) -> None:
+        self.weights = pipeline.weights
+        self.directory = path.parent.resolve()
+        self.contents: dict[str, torch.Tensor] = {}
+        self.names: dict[tuple[str, str], str] = {}
+        self.file = self._free_file(pipeline, path)
+        self.tensors = {name: self._stored(info) for name, info in pipeline.tensors.items()}
+
+    def _free_file(self, pipeline: Pipeline, path: Path) -> Path:
+        """A file that no constant is still to be read from."""
+        values = [info.value for info in pipeline.tensors.values() if info.value is not None]
+        needed = {
+            self.weights.locate(value.path).resolve()
+            for value in values
+            if self.weights.held(value) is None
+        }
+        stem = path.name.removesuffix(".json").removesuffix(".pipeline")
+        file, k = self.directory / f"{stem}.weights.safetensors", 0
+        while file in needed:
+            file, k = self.directory / f"{stem}.weights.{k + 1}.safetensors", k + 1
+        return file
+
+    def _stored(self, info: TensorInfo) -> TensorInfo:
+        if info.value is None:
+            return info
+        held = self.weights.held(info.value)
+        changes = self._relative(info.value) if held is None else self._written(info.value, held)
+        return msgspec.structs.replace(info, value=msgspec.structs.replace(info.value, **changes))
+
+    def _relative(self, value: ParamValue) -> dict[str, Any]:
+        """The path from the new file; symbolic links count where ``..`` would step over them."""
+        file = self.weights.locate(value.path)
+        place = file.parent.resolve() / file.name
+        return {"path": Path(os.path.relpath(place, self.directory)).as_posix()}
+
+    def _written(self, value: ParamValue, tensor: torch.Tensor) -> dict[str, Any]:
+        key = (value.path, value.name)
+        if key not in self.names:
+            name, k = value.name, 1
+            while name in self.contents:
+                name, k = f"{value.name}__{k}", k + 1
+            self.names[key] = name
+            self.contents[name] = tensor
+        return {"path": self.file.name, "format": "safetensors", "name": self.names[key]}

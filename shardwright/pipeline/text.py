@@ -1,0 +1,99 @@
+"""A pipeline as text that a person reads at a glance: devices, their constants, their supertasks.
+
+pipeline mlp: 2 devices, 9 tensors (4 constants, 1.2 kB), 6 supertasks
+  input   x f32[4, 8] on d0
+  output  y f32[4, 2] on d1
+d0  cpu:0, 2 constants, 640 B
+  d0.0          FX    (x, 2 constants) -> (h)
+  send.h.d0.d1  send  h f32[4, 16] -> d1
+d1  cpu:1, 2 constants, 560 B
+  recv.h.d0.d1  recv  h@d1 f32[4, 16] <- d0
+  d1.0          FX    (h@d1, 2 constants) -> (y)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from shardwright.pipeline.connections import Connections, connect
+from shardwright.pipeline.rules import COMMUNICATION
+from shardwright.pipeline.schema import Device, Document, SuperTask, TensorInfo
+
+
+def format_pipeline(document: Document) -> str:
+    """The text of a pipeline that is known to be right."""
+    return "\n".join(_lines(document, connect(document)))
+
+
+def _lines(document: Document, connections: Connections) -> Iterator[str]:
+    constants = [info for info in document.tensors.values() if info.is_constant]
+    yield (
+        f"pipeline {document.name}: {_count(len(document.devices), 'device')}, "
+        f"{_count(len(document.tensors), 'tensor')} ({_stored(constants)}), "
+        f"{_count(len(document.supertasks), 'supertask')}"
+    )
+    slices = document.metadata.tensor_slices
+    for label, side in (("input ", slices.inputs), ("output", slices.outputs)):
+        for name, piece in side.items():
+            yield f"  {label}  {_tensor(document, name)} on {piece.device}"
+    width = max((len(name) for names in connections.order.values() for name in names), default=0)
+    kinds = max((len(task.kind) for task in document.supertasks.values()), default=0)
+    for device, tasks in connections.order.items():
+        here = [
+            document.tensors[name]
+            for name, place in connections.devices.items()
+            if place == device and document.tensors[name].is_constant
+        ]
+        yield f"{device}  {_device(document.devices[device])}, {_stored(here)}"
+        for name in tasks:
+            task = document.supertasks[name]
+            what = _communication if task.kind in COMMUNICATION else _computation
+            yield f"  {name:{width}}  {task.kind:{kinds}}  {what(document, connections, task)}"
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")
+
+
+def _stored(constants: Sequence[TensorInfo]) -> str:
+    return f"{_count(len(constants), 'constant')}, {format_bytes(sum(i.nbytes for i in constants))}"
+
+
+def format_bytes(count: int) -> str:
+    """A number of bytes with a decimal unit: ``512 B``, ``1.2 kB``, ``90.9 MB``."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def _device(device: Device) -> str:
+    host = f" on {device.host}" if device.host else ""
+    pes = f" pes {', '.join(map(str, device.pes))}" if device.pes else ""
+    return f"{device.kind}:{device.idx}{pes}{host}"
+
+
+def _tensor(document: Document, name: str) -> str:
+    info = document.tensors[name]
+    return f"{name} {info.dtype}{list(info.shape)}"
+
+
+def _computation(document: Document, _: Connections, task: SuperTask) -> str:
+    names = [name for name in task.inputs if not document.tensors[name].is_constant]
+    constants = len(task.inputs) - len(names)
+    if constants:
+        names.append(_count(constants, "constant"))
+    return f"({', '.join(names)}) -> ({', '.join(task.outputs)})"
+
+
+def _communication(document: Document, connections: Connections, task: SuperTask) -> str:
+    assert task.group is not None
+    members = [document.supertasks[name] for name in connections.groups[task.group]]
+    others = ", ".join(str(member.device) for member in members if member.device != task.device)
+    made = [_tensor(document, name) for name in (*task.inputs, *task.outputs)]
+    if task.kind in ("send", "recv"):
+        return f"{made[0]} {'->' if task.kind == 'send' else '<-'} {others}"
+    options = "".join(f", {key}={item}" for key, item in (task.metadata or {}).items())
+    return f"{' -> '.join(made)} with {others}{options}"

@@ -1,0 +1,136 @@
+"""Weights: the contents of a pipeline's constants, in memory or in parameter files.
+
+Comes in: `ParamValue`s, which say path, name and placements, and `TensorInfo`s, which say what a
+constant must be. Goes out: tensors of exactly that shape, dtype and strides, each in memory of its
+own, of which only the part that is asked for was read. What differs is a WeightError that names
+file and tensor. Contents in memory go before files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from shardwright.errors import WeightError
+from shardwright.ir.dtypes import torch_dtype
+from shardwright.pipeline.check_tensors import format_ranges
+from shardwright.pipeline.paramfiles import Paramfile, TensorsInMemory, open_paramfile
+from shardwright.pipeline.schema import ParamfileFormat, ParamValue, TensorInfo
+
+
+class Weights:
+    """Where contents are found: in memory, and in files under ``directory``.
+
+    Relative paths begin at ``directory``, or where the process runs if that is None.
+    """
+
+    def __init__(self, directory: str | Path | None = None) -> None:
+        self.directory = Path(directory) if directory is not None else None
+        self._memory: dict[str, dict[str, torch.Tensor]] = {}
+        self._open: dict[tuple[Path, ParamfileFormat], Paramfile] = {}
+
+    def put(self, path: str, name: str, tensor: torch.Tensor) -> None:
+        """Keep contents for the constants that have this path and name, until they are saved."""
+        self._memory.setdefault(path, {})[name] = tensor
+
+    def held(self, value: ParamValue) -> torch.Tensor | None:
+        """The whole stored tensor where it is in memory."""
+        return self._memory.get(value.path, {}).get(value.name)
+
+    def locate(self, path: str) -> Path:
+        """Where a file of this path lies."""
+        return (self.directory or Path.cwd()) / path
+
+    # --- reading ----------------------------------------------------------------------------
+
+    def read(self, value: ParamValue, info: TensorInfo) -> torch.Tensor:
+        """The contents of a constant. Raises WeightError.
+
+        The file stays open for the next one; `close` lets go of it.
+        """
+        source = self._source(value)
+        _check(source, value, info)
+        found = source.read(value.name, value.placements)
+        return found if info.strides is None else _with_strides(found, info.strides)
+
+    def load(self, tensors: Mapping[str, TensorInfo]) -> dict[str, torch.Tensor]:
+        """The contents of every constant among ``tensors``, by name; files are closed after.
+
+        Constants with ``init`` begin with zeros. Raises WeightError.
+        """
+        try:
+            return {
+                name: self._load(name, info) for name, info in tensors.items() if info.is_constant
+            }
+        finally:
+            self.close()
+
+    def _load(self, name: str, info: TensorInfo) -> torch.Tensor:
+        if info.value is None:
+            zeros = torch.zeros(info.shape, dtype=torch_dtype(info.dtype))
+            return zeros if info.strides is None else _with_strides(zeros, info.strides)
+        try:
+            return self.read(info.value, info)
+        except WeightError as error:
+            raise WeightError(f"constant {name!r}: {error}") from error
+
+    def check(self, tensors: Mapping[str, TensorInfo]) -> None:
+        """Raise WeightError where a constant's contents are missing or are not what it says.
+
+        Reads names, shapes and dtypes, no contents.
+        """
+        try:
+            for name, info in tensors.items():
+                if info.value is not None:
+                    self._check_one(name, info.value, info)
+        finally:
+            self.close()
+
+    def _check_one(self, name: str, value: ParamValue, info: TensorInfo) -> None:
+        try:
+            _check(self._source(value), value, info)
+        except WeightError as error:
+            raise WeightError(f"constant {name!r}: {error}") from error
+
+    def close(self) -> None:
+        """Let go of the files that `read` opened."""
+        self._open.clear()
+
+    def _source(self, value: ParamValue) -> Paramfile:
+        if self.held(value) is not None:
+            return TensorsInMemory("tensors in memory", self._memory[value.path])
+        key = (self.locate(value.path), value.format)
+        if key not in self._open:
+            self._open[key] = open_paramfile(*key)
+        return self._open[key]
+
+
+def _check(source: Paramfile, value: ParamValue, info: TensorInfo) -> None:
+    """Raise WeightError where the stored tensor has no such part, or another dtype."""
+    found, dtype = source.shape(value.name), source.dtype(value.name)
+    where = f"{source.label}: tensor {value.name!r}"
+    if dtype != info.dtype:
+        raise WeightError(
+            f"{where} is {dtype}, the pipeline expects {info.dtype}; give the file that the "
+            "pipeline was built from, or build it again"
+        )
+    if value.shape is not None:
+        if found != value.shape:
+            raise _wrong_shape(where, found, f"expects {list(value.shape)}")
+    elif len(value.placements) != len(found) or any(
+        end > size for (_, end), size in zip(value.placements, found, strict=True)
+    ):
+        raise _wrong_shape(where, found, f"takes {format_ranges(value.placements)} of it")
+
+
+def _wrong_shape(where: str, found: tuple[int, ...], expected: str) -> WeightError:
+    return WeightError(
+        f"{where} has the shape {list(found)}, the pipeline {expected}; give the file that the "
+        "pipeline was built from, or build it again"
+    )
+
+
+def _with_strides(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype).copy_(tensor)
