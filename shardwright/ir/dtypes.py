@@ -38,6 +38,11 @@ def dtype_name(dtype: torch.dtype) -> str:
         raise GraphError(f"dtype {dtype} is not supported; known are {', '.join(DTYPES)}") from None
 
 
+def describe_dtype(dtype: torch.dtype) -> str:
+    """The short name of any torch dtype for a message; torch's own where it is not supported."""
+    return _NAMES.get(dtype, str(dtype))
+
+
 def torch_dtype(name: str) -> torch.dtype:
     """The torch dtype of a short name. Raises GraphError."""
     try:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardwright.errors import GraphError, InputError, WeightError
-from shardwright.ir.dtypes import dtype_name
-from shardwright.ir.operators import is_marker, join_call, resolve, signature
+from shardwright.ir.dtypes import describe_dtype, torch_dtype
+from shardwright.ir.operators import join_call, resolve, signature
 from shardwright.ir.structure import flatten_call, leaves, rebuild
 from shardwright.ir.values import IRNode, IRValue
 
@@ -70,10 +70,10 @@ def compile_graph(graph: IRGraph, device: str | torch.device = "cpu") -> Program
 
     Raises GraphError where the graph holds a marker, or an operator that is not to be had.
     """
-    used = [value.id for value in graph.stored() if value.users or value.id in graph.outputs]
-    used += [new for new in graph.updates.values() if graph.values[new].is_stored]
-    arguments = tuple(dict.fromkeys([*graph.inputs, *used]))
     results = [*graph.outputs, *graph.updates.values()]
+    returned = set(results)
+    used = [value.id for value in graph.stored() if value.users or value.id in returned]
+    arguments = (*graph.inputs, *used)
     namespace: dict[str, Any] = {}
     dead = _last_uses(graph, keep={*arguments, *results})
     lines = ["def run(tensors):", f"    {_targets(arguments) or '()'} = tensors"]
@@ -94,8 +94,6 @@ def _call_line(
     graph: IRGraph, node: IRNode, namespace: dict[str, Any], device: torch.device
 ) -> str:
     """``v7 = f7(v1, v2, k7_0)``, its function and constants filed in ``namespace``."""
-    if is_marker(node.op):
-        raise GraphError(f"{describe_node(node)}: a marker cannot be executed; lower the graph")
     overload = resolve(node.op)
     names = [_Name(f"v{value_id}") for value_id in node.inputs]
     args, kwargs = join_call(overload, names, node.attrs, device)
@@ -160,8 +158,9 @@ def run_graph(graph: IRGraph, args: Sequence[Any], kwargs: dict[str, Any]) -> An
     if graph.in_structure is None or graph.out_structure is None:
         raise GraphError("the graph has no structure of inputs and outputs; finish it first")
     tensors = flatten_call(graph.in_structure, args, kwargs)
-    for leaf, tensor in zip(leaves(graph.in_structure), tensors, strict=True):
-        check_input(graph.values[graph.inputs[leaf.index]], leaf.name, tensor)
+    named = zip(graph.inputs, leaves(graph.in_structure), tensors, strict=True)
+    for value_id, leaf, tensor in named:
+        check_input(graph.values[value_id], leaf.name, tensor)
     device = tensors[0].device if tensors else torch.device("cpu")
     program = compile_graph(graph, device)
     stored = [_contents(graph, value_id) for value_id in program.arguments[len(tensors) :]]
@@ -171,12 +170,11 @@ def run_graph(graph: IRGraph, args: Sequence[Any], kwargs: dict[str, Any]) -> An
 
 def check_input(value: IRValue, name: str, tensor: torch.Tensor) -> None:
     """Raise InputError where ``tensor`` is not of the shape and dtype of ``value``."""
-    found = (tuple(tensor.shape), tensor.dtype)
-    if tuple(tensor.shape) != value.shape or dtype_name(tensor.dtype) != value.dtype:
+    if tuple(tensor.shape) != value.shape or tensor.dtype != torch_dtype(value.dtype):
         raise InputError(
-            f"input {name!r} is {dtype_name(found[1])}{list(found[0])}, but the graph was "
-            f"captured for {value.dtype}{list(value.shape)}; shapes are static, so pass tensors "
-            "of that shape or capture again"
+            f"input {name!r} is {describe_dtype(tensor.dtype)}{list(tensor.shape)}, but the graph "
+            f"was captured for {value.dtype}{list(value.shape)}; shapes are static, so pass "
+            "tensors of that shape or capture again"
         )
 
 

@@ -9,6 +9,7 @@ in ``meta``: each fx node carries the `IRValue` or `IRNode` it came from under `
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -17,7 +18,7 @@ from torch import fx, nn
 from shardwright.errors import GraphError
 from shardwright.ir.builder import Builder
 from shardwright.ir.graph import IRGraph
-from shardwright.ir.operators import join_call, resolve, signature, split_call
+from shardwright.ir.operators import join_call, operator_name, resolve, signature, split_call
 from shardwright.ir.values import IRNode, IRValue
 
 META = "shardwright"
@@ -67,7 +68,8 @@ def _add_call(
 def from_fx(module: fx.GraphModule) -> IRGraph:
     """The graph that `to_fx` made a module of, with what was changed in the module since.
 
-    Nodes that were added there by hand need no ``meta``: their outputs are inferred.
+    Nodes that were added there by hand need no ``meta``. Outputs of nodes that were added or
+    changed, or that read another kind of tensor than before, are inferred.
     Raises GraphError where the module did not come from `to_fx` or calls anything but operators.
     """
     origin = module.meta.get(META)
@@ -75,24 +77,39 @@ def from_fx(module: fx.GraphModule) -> IRGraph:
         raise GraphError("this GraphModule was not made by to_fx; capture it with sw.capture")
     builder = Builder(origin.name)
     made: dict[fx.Node, Any] = {}
+    copied: dict[int, int] = {}
     results: tuple[fx.Node, ...] = ()
     for node in module.graph.nodes:
         if node.op in ("placeholder", "get_attr"):
-            made[node] = builder.copy_value(origin, _value_of(node))
+            value = _value_of(node)
+            if value.id not in copied:
+                copied[value.id] = builder.copy_value(origin, value).id
+            made[node] = builder.graph.values[copied[value.id]]
+            if value.id in origin.tensors:
+                contents = operator.attrgetter(str(node.target))(module)
+                builder.graph.tensors[copied[value.id]] = contents
         elif node.op == "output":
             results = cast("tuple[fx.Node, ...]", node.args[0])
         elif node.target is operator.getitem:
             made[node] = made[node.args[0]][node.args[1]]
         else:
             made[node] = _read_call(origin, node, builder, made)
-    values = [made[node] for node in results]
     count = len(origin.outputs)
-    old_ids = [_copied(builder, origin.values[old]) for old in origin.updates]
+    if len(results) != count + len(origin.updates):
+        raise GraphError(
+            f"the module returns {len(results)} tensors; it must return the graph's {count} "
+            f"outputs and the new values of its {len(origin.updates)} updates"
+        )
+    for old in origin.updates:
+        if old not in copied:  # fx drops the attribute where nothing reads the old contents
+            copied[old] = builder.copy_value(origin, origin.values[old]).id
+    values = [made[node] for node in results]
+    updates = zip(origin.updates, values[count:], strict=True)
     return builder.finish(
         values[:count],
         in_structure=origin.in_structure,
         out_structure=origin.out_structure,
-        updates=dict(zip(old_ids, (value.id for value in values[count:]), strict=True)),
+        updates={copied[old]: new.id for old, new in updates},
     )
 
 
@@ -106,10 +123,6 @@ def _value_of(node: fx.Node) -> IRValue:
     return value
 
 
-def _copied(builder: Builder, value: IRValue) -> int:
-    return next(v.id for v in builder.graph.values.values() if v.name == value.name)
-
-
 def _read_call(
     origin: IRGraph, node: fx.Node, builder: Builder, made: dict[fx.Node, Any]
 ) -> IRValue | list[IRValue]:
@@ -119,20 +132,24 @@ def _read_call(
     inputs, attrs = split_call(
         overload, node.args, dict(node.kwargs), is_tensor=lambda item: isinstance(item, fx.Node)
     )
+    values = [made[item] for item in inputs]
+    name = operator_name(overload)
     source = node.meta.get(META)
-    name = f"{overload.namespace}.{overload._opname}.{overload._overloadname}"
     if not isinstance(source, IRNode):
-        return cast("IRValue | list[IRValue]", builder.emit(name, [made[i] for i in inputs], attrs))
-    values = [origin.values[value_id] for value_id in source.outputs]
-    outputs = [
-        builder.value(v.name, v.shape, v.dtype, strides=v.strides, device=v.device) for v in values
-    ]
-    builder.emit(
-        name,
-        [made[item] for item in inputs],
-        attrs,
-        outputs=outputs,
-        scopes=source.scopes,
-        source=source.source,
+        return cast("IRValue | list[IRValue]", builder.emit(name, values, attrs))
+    read = [origin.values[value_id] for value_id in source.inputs]
+    outputs = None
+    if (name, attrs, _kinds(values)) == (source.op, source.attrs, _kinds(read)):
+        outputs = [
+            builder.copy_value(origin, origin.values[value_id], role="tmp")
+            for value_id in source.outputs
+        ]
+    made_here = builder.emit(
+        name, values, attrs, outputs=outputs, scopes=source.scopes, source=source.source
     )
-    return outputs[0] if signature(overload).returns_one else outputs
+    return cast("IRValue | list[IRValue]", made_here)
+
+
+def _kinds(values: Sequence[IRValue]) -> list[object]:
+    """What the outputs of a call depend on."""
+    return [(value.shape, value.dtype, value.strides) for value in values]

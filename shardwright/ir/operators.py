@@ -45,6 +45,8 @@ def operator_name(overload: OpOverload) -> str:
 @cache
 def resolve(op: str) -> OpOverload:
     """The overload with this full name. Raises GraphError where there is none or it is barred."""
+    if is_marker(op):
+        raise GraphError(f"{op!r} is a marker, which torch cannot run; lower the graph first")
     namespace, _, rest = op.partition(".")
     name, _, overload = rest.rpartition(".")
     if namespace not in _allowed_namespaces:
@@ -131,7 +133,7 @@ def split_call(
         value = bound[parameter.name]
         if not is_tensor(value):
             attrs[parameter.name] = _attribute(value, tensors, is_tensor)
-    _leave_device_to_slot(overload, attrs, has_inputs=bool(tensors))
+    _leave_devices_to_slot(overload, attrs, has_inputs=bool(tensors))
     return tensors, attrs
 
 
@@ -160,15 +162,15 @@ def _attribute(value: Any, tensors: list[Any], is_tensor: Callable[[Any], bool])
         return [_attribute(item, tensors, is_tensor) for item in value]
     if isinstance(value, float) and math.isnan(value):
         return math.nan  # one object, so that equal calls have equal attributes
-    return SLOT if isinstance(value, torch.device) else value
+    return value
 
 
-def _leave_device_to_slot(overload: OpOverload, attrs: dict[str, Any], *, has_inputs: bool) -> None:
-    """A factory without tensor inputs makes its result where the slot is, not on a default."""
-    if has_inputs:
-        return
+def _leave_devices_to_slot(
+    overload: OpOverload, attrs: dict[str, Any], *, has_inputs: bool
+) -> None:
+    """A device that is named, and the default one of a call without tensors, is the slot's."""
     for parameter in signature(overload).parameters:
-        if parameter.is_device and attrs[parameter.name] is None:
+        if parameter.is_device and (attrs[parameter.name] is not None or not has_inputs):
             attrs[parameter.name] = SLOT
 
 

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 import torch
@@ -39,6 +41,12 @@ class Fixed(msgspec.Struct, frozen=True, tag="constant"):
     value: Constant = None
 
 
+class FixedFloat(msgspec.Struct, frozen=True, tag="float"):
+    """A constant float that JSON has no number for."""
+
+    value: Literal["inf", "-inf", "nan"]
+
+
 class ListTree(msgspec.Struct, frozen=True, tag="list"):
     """A list."""
 
@@ -59,14 +67,14 @@ class DictTree(msgspec.Struct, frozen=True, tag="dict"):
 
 
 class ObjectTree(msgspec.Struct, frozen=True, tag="object"):
-    """An instance of another class (``module:qualname``) with named fields."""
+    """An instance of another class (``module:qualname``) with named fields, or a mapping's keys."""
 
     cls: str = msgspec.field(name="class")
-    fields: tuple[str, ...]
+    fields: tuple[Constant, ...]
     items: tuple[Tree, ...]
 
 
-Tree = Leaf | Fixed | ListTree | TupleTree | DictTree | ObjectTree
+Tree = Leaf | Fixed | FixedFloat | ListTree | TupleTree | DictTree | ObjectTree
 
 
 class Parameter(msgspec.Struct, frozen=True):
@@ -83,7 +91,7 @@ class Arguments(msgspec.Struct, frozen=True):
     parameters: tuple[Parameter, ...]
 
 
-class Record(dict[str, Any]):
+class Record(dict[Any, Any]):
     """A dict with attribute access: stands for an object whose class is not loaded."""
 
     def __getattr__(self, name: str) -> Any:
@@ -100,16 +108,16 @@ class _Namer:
     """Hands out leaf names and indices: the smallest free ``name__k`` where a name is taken."""
 
     def __init__(self) -> None:
-        self.names: list[str] = []
+        self.names: set[str] = set()
         self.tensors: list[torch.Tensor] = []
 
     def leaf(self, wanted: str, tensor: torch.Tensor) -> Leaf:
         name, k = wanted, 1
         while name in self.names:
             name, k = f"{wanted}__{k}", k + 1
-        self.names.append(name)
+        self.names.add(name)
         self.tensors.append(tensor)
-        return Leaf(name, len(self.names) - 1)
+        return Leaf(name, len(self.tensors) - 1)
 
 
 def describe_arguments(
@@ -128,7 +136,7 @@ def describe_arguments(
             prefix = "" if parameter.kind is parameter.VAR_KEYWORD else name
             value = _describe(bound.arguments[name], prefix, name, namer)
         elif parameter.default is not parameter.empty and _is_constant(parameter.default):
-            value = Fixed(parameter.default)
+            value = _fixed(parameter.default)
         parameters.append(Parameter(name, parameter.kind.name, value))
     return Arguments(tuple(parameters)), namer.tensors
 
@@ -148,17 +156,14 @@ def _describe(value: Any, prefix: str, path: str, namer: _Namer) -> Tree:
     if isinstance(value, torch.Tensor):
         return namer.leaf(prefix, value)
     if _is_constant(value):
-        return Fixed(value)
+        return _fixed(value)
     if type(value) in (list, tuple, torch.Size):
         items = tuple(
             _describe(item, _join(prefix, i), f"{path}[{i}]", namer) for i, item in enumerate(value)
         )
         return ListTree(items) if type(value) is list else TupleTree(items)
     if type(value) is dict:
-        return DictTree(
-            tuple(_constant_key(key, path) for key in value),
-            _describe_items(value.items(), prefix, path, namer),
-        )
+        return DictTree(_keys(value, path), _describe_items(value.items(), prefix, path, namer))
     fields = _fields_of(value)
     if fields is None:
         raise InputError(
@@ -167,7 +172,8 @@ def _describe(value: Any, prefix: str, path: str, namer: _Namer) -> Tree:
             "dicts and dataclasses of them"
         )
     cls = f"{type(value).__module__}:{type(value).__qualname__}"
-    return ObjectTree(cls, tuple(fields), _describe_items(fields.items(), prefix, path, namer))
+    items = _describe_items(fields.items(), prefix, path, namer)
+    return ObjectTree(cls, _keys(fields, path), items)
 
 
 def _describe_items(items: Any, prefix: str, path: str, namer: _Namer) -> tuple[Tree, ...]:
@@ -182,25 +188,39 @@ def _is_constant(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str)
 
 
-def _constant_key(key: Any, path: str) -> Constant:
-    if not _is_constant(key):
-        raise InputError(f"{path} has the key {key!r}; keys must be strings, numbers or None")
-    return key  # type: ignore[no-any-return]
+def _fixed(value: Constant) -> Fixed | FixedFloat:
+    if isinstance(value, float) and not math.isfinite(value):
+        return FixedFloat(cast(Any, str(value)))
+    return Fixed(value)
+
+
+def _keys(value: Mapping[Any, Any], path: str) -> tuple[Constant, ...]:
+    for key in value:
+        if not _is_constant(key) or (isinstance(key, float) and not math.isfinite(key)):
+            raise InputError(f"{path} has the key {key!r}; keys must be strings, numbers or None")
+    return tuple(value)
 
 
 def _is_mapping(value: Any) -> bool:
     return isinstance(value, Mapping)
 
 
-def _fields_of(value: Any) -> dict[str, Any] | None:
-    """Field names and values of a namedtuple, a mapping's subclass or a dataclass; else None."""
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return dict(zip(value._fields, value, strict=True))
+def _fields_of(value: Any) -> dict[Any, Any] | None:
+    """Field names and values of a named tuple, a mapping's subclass or a dataclass; else None."""
+    if isinstance(value, tuple) and (names := _tuple_fields(type(value))) is not None:
+        return dict(zip(names, value, strict=True))
     if _is_mapping(value) and type(value) is not dict:
-        return {str(key): item for key, item in value.items()}
+        return dict(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
     return None
+
+
+def _tuple_fields(cls: type) -> tuple[str, ...] | None:
+    """The fields of a class made by namedtuple, or of torch's own results (torch.max)."""
+    if cls.__module__ == "torch.return_types":
+        return cast("tuple[str, ...]", cls.__match_args__)  # type: ignore[attr-defined]
+    return getattr(cls, "_fields", None)
 
 
 # --- from trees to objects -----------------------------------------------------------------
@@ -214,7 +234,7 @@ def leaves(structure: Arguments | Tree) -> Iterator[Leaf]:
                 yield from leaves(parameter.value)
     elif isinstance(structure, Leaf):
         yield structure
-    elif not isinstance(structure, Fixed):
+    elif not isinstance(structure, (Fixed, FixedFloat)):
         for item in structure.items:
             yield from leaves(item)
 
@@ -226,6 +246,8 @@ def rebuild(tree: Tree, tensors: Sequence[Any]) -> Any:
             return tensors[tree.index]
         case Fixed():
             return tree.value
+        case FixedFloat():
+            return float(tree.value)
         case ListTree():
             return [rebuild(item, tensors) for item in tree.items]
         case TupleTree():
@@ -243,11 +265,35 @@ def _rebuild_object(tree: ObjectTree, tensors: Sequence[Any]) -> Any:
         key: rebuild(item, tensors) for key, item in zip(tree.fields, tree.items, strict=True)
     }
     cls = _loaded_class(tree.cls)
-    if cls is None:
+    if cls is not None and dataclasses.is_dataclass(cls):
+        return _rebuild_dataclass(cls, fields)
+    if cls is not None and issubclass(cls, Mapping):
+        return _rebuild_mapping(cls, fields)
+    if cls is not None and _tuple_fields(cls) == tree.fields:
+        return _rebuild_tuple(cls, fields.values())
+    return Record(fields)
+
+
+def _rebuild_dataclass(cls: type, fields: dict[Any, Any]) -> Any:
+    """An instance made by the constructor; fields that it does not take are set after it."""
+    declared = {field.name: field.init for field in dataclasses.fields(cls)}
+    if not fields.keys() <= declared.keys():
         return Record(fields)
-    if issubclass(cls, Mapping) and not dataclasses.is_dataclass(cls):
-        return cls(fields)  # type: ignore[call-arg]
-    return cls(**fields)
+    result = cls(**{name: value for name, value in fields.items() if declared[name]})
+    for name, value in fields.items():
+        if not declared[name]:
+            object.__setattr__(result, name, value)
+    return result
+
+
+def _rebuild_mapping(cls: type, fields: dict[Any, Any]) -> Any:
+    if issubclass(cls, defaultdict):
+        return cls(None, fields)
+    return cls(fields)  # type: ignore[call-arg]
+
+
+def _rebuild_tuple(cls: type, values: Iterable[Any]) -> Any:
+    return cls(values) if cls.__module__ == "torch.return_types" else cls(*values)
 
 
 def _loaded_class(name: str) -> type | None:
@@ -256,10 +302,7 @@ def _loaded_class(name: str) -> type | None:
     found: Any = sys.modules.get(module)
     for part in qualname.split("."):
         found = getattr(found, part, None)
-    safe = isinstance(found, type) and (
-        dataclasses.is_dataclass(found) or issubclass(found, Mapping) or hasattr(found, "_fields")
-    )
-    return found if safe else None
+    return found if isinstance(found, type) else None
 
 
 class Call(NamedTuple):
@@ -283,11 +326,9 @@ def rebuild_call(arguments: Arguments, tensors: Sequence[Any]) -> Call:
             args.extend(value)
         elif parameter.kind == "VAR_KEYWORD":
             kwargs.update(value)
-        elif parameter.kind == "POSITIONAL_ONLY" or (
-            positional and parameter.kind == "POSITIONAL_OR_KEYWORD"
-        ):
+        elif positional and parameter.kind in ("POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD"):
             args.append(value)
-        else:
+        elif parameter.kind != "POSITIONAL_ONLY":
             kwargs[parameter.name] = value
     return Call(tuple(args), kwargs)
 
@@ -307,8 +348,11 @@ def flatten_call(
             if parameter.value is not None and any(leaves(parameter.value)):
                 raise InputError(f"input {parameter.name!r} is missing; {_wanted(arguments)}")
         elif parameter.value is None:
+            given = bound[parameter.name]
+            names = given if parameter.kind == "VAR_KEYWORD" else (parameter.name,)
             raise InputError(
-                f"input {parameter.name!r} was not given at capture; capture again with it"
+                f"input {', '.join(map(repr, names))} was not given at capture; "
+                f"{_wanted(arguments)}; capture again to add one"
             )
         else:
             _collect(parameter.value, bound[parameter.name], parameter.name, found)
@@ -346,12 +390,12 @@ def _collect(tree: Tree, value: Any, path: str, found: list[torch.Tensor]) -> No
             if not isinstance(value, torch.Tensor):
                 raise InputError(f"input {path} must be a tensor, found {_kind(value)}")
             found.append(value)
-        case Fixed():
-            same = _is_constant(value) and type(value) is type(tree.value) and value == tree.value
-            if not same:
+        case Fixed() | FixedFloat():
+            captured = rebuild(tree, ())
+            if type(value) is not type(captured) or _fixed(value) != tree:
                 raise InputError(
                     f"input {path} is {_kind(value)}, but the graph was captured with "
-                    f"{tree.value!r}, which is part of it; capture again with the new value"
+                    f"{captured!r}, which is part of it; capture again with the new value"
                 )
         case ListTree() | TupleTree():
             kind = list if isinstance(tree, ListTree) else tuple
@@ -365,8 +409,10 @@ def _collect(tree: Tree, value: Any, path: str, found: list[torch.Tensor]) -> No
         case DictTree():
             _collect_fields(tree.keys, tree.items, value, path, found)
         case ObjectTree():
-            fields = value if isinstance(value, Record) else _fields_of(value)
-            _collect_fields(tree.fields, tree.items, fields, path, found)
+            fields = _fields_of(value)
+            _collect_fields(
+                tree.fields, tree.items, value if fields is None else fields, path, found
+            )
 
 
 def _collect_fields(

@@ -10,6 +10,7 @@ from shardwright.ir.structure import (
     Arguments,
     DictTree,
     Fixed,
+    FixedFloat,
     Leaf,
     ObjectTree,
     Parameter,
@@ -103,7 +104,7 @@ def _holds(parameter: Parameter) -> bool:
 
 def _check_tree(tree: Tree, where: str) -> None:
     """Containers have a key an item, and constants are such as JSON keeps."""
-    if isinstance(tree, Leaf):
+    if isinstance(tree, Leaf | FixedFloat):
         return
     if isinstance(tree, Fixed):
         _check_constant(tree.value, where)
