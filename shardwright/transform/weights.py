@@ -1,0 +1,132 @@
+"""Where the contents of stored values lie: in the user's checkpoint, or beside the pipeline.
+
+With ``weights=`` each parameter is a reference into that file (or into a shard of its index); what
+no checkpoint holds (non-persistent buffers, constants of the program) is carried along. Without
+it everything is carried, and written beside the pipeline when that is saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from shardwright.errors import WeightError
+from shardwright.ir import IRGraph, IRValue
+from shardwright.pipeline import ParamValue, Weights, find_weights, open_paramfile
+from shardwright.pipeline.paramfiles import Paramfile
+
+CARRIED = "weights.safetensors"
+"""The path under which carried tensors stand until the pipeline is saved."""
+
+Rename = Callable[[str], str] | Mapping[str, str] | None
+
+
+class WeightSource:
+    """Finds each stored value's contents: `locate` gives the reference that the file holds."""
+
+    def __init__(self, graph: IRGraph, weights: str | Path | None, rename: Rename) -> None:
+        self.carried = Weights()
+        self._whole = {value.names[0]: value for value in graph.stored()}
+        self._tensors = graph.tensors
+        self._rename = rename
+        self._files = {} if weights is None else find_weights(Path(weights))
+        self._origin = weights
+        self._open: dict[Path, Paramfile] = {}
+        self._used: set[str] = set()
+
+    def locate(self, value: IRValue, name_in_graph: str) -> ParamValue:
+        """The reference to a value's contents. Raises WeightError where there are none."""
+        placements = value.placements or tuple((0, size) for size in value.shape)
+        key = self._key(value)
+        if key is None:
+            return self._carry(value, name_in_graph, placements)
+        path = self._files[key]
+        self._compare(value, key, path)
+        self._used.add(key)
+        return ParamValue(
+            path=str(path.resolve()),
+            format="safetensors",
+            name=key,
+            name_in_graph=name_in_graph,
+            placements=placements,
+        )
+
+    @property
+    def unused(self) -> list[str]:
+        """Names in the checkpoint that the graph does not read."""
+        return sorted(self._files.keys() - self._used)
+
+    def _key(self, value: IRValue) -> str | None:
+        """The first of a value's names that the checkpoint has."""
+        for name in value.names:
+            if (key := self._renamed(name)) in self._files:
+                return key
+        return None
+
+    def _renamed(self, name: str) -> str:
+        if self._rename is None:
+            return name
+        if isinstance(self._rename, Mapping):
+            return self._rename.get(name, name)
+        return self._rename(name)
+
+    def _compare(self, value: IRValue, key: str, path: Path) -> None:
+        """Raise WeightError where the file holds another tensor than the model."""
+        if path not in self._open:
+            self._open[path] = open_paramfile(path, "safetensors")
+        file = self._open[path]
+        whole = self._whole.get(value.names[0], value)
+        found = (tuple(file.shape(key)), file.dtype(key))
+        if found != (whole.shape, whole.dtype):
+            raise WeightError(
+                f"{path}: {key!r} is {found[1]}{list(found[0])}, but the model's "
+                f"{value.names[0]!r} is {whole.dtype}{list(whole.shape)}; give the checkpoint of "
+                "this model, or load the model in the checkpoint's dtype before capture"
+            )
+        held = self._tensors.get(whole.id)
+        if held is not None and not held.is_meta and key not in self._used:
+            stored = file.read(key, tuple((0, size) for size in whole.shape))
+            if not _same_bytes(stored, held):
+                raise WeightError(
+                    f"{path}: {key!r} has other contents than the model's {value.names[0]!r}; "
+                    "save the model and give that file, or leave weights= out"
+                )
+
+    def _carry(
+        self, value: IRValue, name_in_graph: str, placements: tuple[tuple[int, int], ...]
+    ) -> ParamValue:
+        """Keep the whole tensor in memory, once for all its parts."""
+        whole = self._whole.get(value.names[0], value)
+        tensor = self._tensors.get(whole.id)
+        if tensor is None or tensor.is_meta:
+            raise WeightError(self._missing(value))
+        self.carried.put(CARRIED, value.names[0], tensor)
+        return ParamValue(
+            path=CARRIED,
+            format="safetensors",
+            name=value.names[0],
+            name_in_graph=name_in_graph,
+            placements=placements,
+        )
+
+    def _missing(self, value: IRValue) -> str:
+        if self._origin is None:
+            return (
+                f"{value.role} {value.names[0]!r} has no contents (the model was built on the "
+                'meta device); give the checkpoint: build(graph, plan, weights="model.'
+                'safetensors")'
+            )
+        looked = ", ".join(repr(self._renamed(name)) for name in value.names)
+        return (
+            f"{self._origin}: no tensor {looked} for the model's {value.role}; if the checkpoint "
+            "uses other names, pass rename= (a dict or a function from the model's names to the "
+            "file's)"
+        )
+
+
+def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one shape and dtype hold the same bits."""
+    flat = [t.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for t in (one, other)]
+    return torch.equal(*flat)
