@@ -15,10 +15,10 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from shardwright.pipeline.connections import is_constant
 from shardwright.pipeline.rules import FAMILY_OF
 from shardwright.pipeline.schema import Device, Document, Placements, SuperTask
-from shardwright.report.quantities import bytes_text, count_text, tensor_text
+from shardwright.pipeline.text import format_bytes
+from shardwright.report.quantities import count_text, tensor_text
 from shardwright.report.tables import new_table
 from shardwright.report.totals import (
     communication_groups,
@@ -68,10 +68,10 @@ def device_table(document: Document) -> Table:
             str(totals.supertasks),
             str(totals.operators),
             str(totals.constants),
-            bytes_text(totals.stored_bytes),
-            bytes_text(totals.made_bytes),
-            bytes_text(totals.sent_bytes),
-            bytes_text(totals.received_bytes),
+            format_bytes(totals.stored_bytes),
+            format_bytes(totals.made_bytes),
+            format_bytes(totals.sent_bytes),
+            format_bytes(totals.received_bytes),
         )
     return table
 
@@ -162,7 +162,7 @@ def _compute_line(document: Document, run: _Tasks) -> Text:
     repeated = len(run) > 1
     operators = count_text(operator_count(document, task), "operator")
     constants = constants_of(document, (task for _, task in run))
-    variables = [name for name in task.inputs if not is_constant(document.tensors[name])]
+    variables = [name for name in task.inputs if not document.tensors[name].is_constant]
     return Text.assemble(
         (f"{first} … {last}" if repeated else first, "cyan"),
         f"  {task.kind} ",
@@ -184,4 +184,4 @@ def _type_of(document: Document, name: str) -> str:
 
 
 def _bytes_of(document: Document, names: Sequence[str]) -> str:
-    return bytes_text(total_bytes(document, names))
+    return format_bytes(total_bytes(document, names))

@@ -5,17 +5,15 @@ In comes a checked document; sizes are counted from shapes and dtypes, no weight
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
 
-from shardwright.ir.dtypes import itemsize
 from shardwright.pipeline.check_compute import data_of
-from shardwright.pipeline.connections import connect, is_constant
+from shardwright.pipeline.connections import connect
 from shardwright.pipeline.rules import FAMILY_OF
-from shardwright.pipeline.schema import Document, SuperTask, TensorInfo
+from shardwright.pipeline.schema import Document, SuperTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ def slot_totals(document: Document, slot: str) -> SlotTotals:
 def constants_of(document: Document, tasks: Iterable[SuperTask]) -> list[str]:
     """The constants that some tasks read, each once, in order of their first use."""
     read = dict.fromkeys(name for task in tasks for name in task.inputs)
-    return [name for name in read if is_constant(document.tensors[name])]
+    return [name for name in read if document.tensors[name].is_constant]
 
 
 def communication_groups(document: Document) -> dict[str, list[SuperTask]]:
@@ -70,14 +68,9 @@ def communication_groups(document: Document) -> dict[str, list[SuperTask]]:
     }
 
 
-def tensor_bytes(info: TensorInfo) -> int:
-    """Bytes of a tensor's elements."""
-    return math.prod(info.shape) * itemsize(info.dtype)
-
-
 def total_bytes(document: Document, names: Iterable[str]) -> int:
     """Bytes of several tensors together."""
-    return sum(tensor_bytes(document.tensors[name]) for name in names)
+    return sum(document.tensors[name].nbytes for name in names)
 
 
 class _NodeList(msgspec.Struct):
