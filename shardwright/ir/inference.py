@@ -29,7 +29,7 @@ class Inference:
     def outputs(
         self, op: str, inputs: Sequence[IRValue], attrs: Mapping[str, Any]
     ) -> tuple[torch.Tensor, ...]:
-        """Fake tensors like those that ``op`` makes. Raises GraphError where it cannot be told."""
+        """Meta tensors like those that ``op`` makes. Raises GraphError where it cannot be told."""
         kinds = tuple((value.shape, value.dtype, value.strides) for value in inputs)
         key = (op, kinds, repr(attrs))
         if key not in self._known:
@@ -56,7 +56,9 @@ class Inference:
                     f"{_call(op, inputs, attrs)} returns {item!r}; a graph holds operators that "
                     "return tensors only"
                 )
-        return made
+        return tuple(
+            torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in made
+        )
 
 
 def _fake_tensor(value: IRValue) -> torch.Tensor:

@@ -1,0 +1,70 @@
+import torch
+from hypothesis import given
+
+from shardwright.ir import SLOT, Builder, Input, Source, parse_graph
+from shardwright.ir.text import format_attribute, format_scopes
+from tests.ir.random_graphs import RandomGraph, random_graphs
+
+
+def test_a_graph_reads_at_a_glance():
+    builder = Builder("mlp")
+    x = builder.input("x", (4, 8), strides=(1, 4), device="cuda:0")
+    weight = builder.param("fc.weight", torch.zeros(16, 8), names=("fc.weight", "tied"))
+    part = builder.buffer("rows", torch.zeros(4, 16), placements=[(0, 4), (0, 16)])
+    with builder.scope("fc", "torch.nn.Linear"), builder.scope("fc.0", "my.Mine"):
+        y = builder.emit(
+            "aten.linear.default", [x, weight], {"bias": None}, source=Source("mlp.py", 12)
+        )
+    total = builder.call("aten.add.Tensor", part, y)
+    graph = builder.finish([y, total], updates={part.id: total.id})
+    assert str(graph) == (
+        "graph mlp\n"
+        "input %x: f32[4, 8]{1, 4}@cuda:0\n"
+        'param %fc.weight: f32[16, 8] = "fc.weight", "tied"\n'
+        'buffer %rows: f32[4, 16] = "rows" [0:4, 0:16]\n'
+        "in fc:torch.nn.Linear > fc.0:my.Mine\n"
+        "  %linear!: f32[4, 16]@cuda:0 = aten.linear.default(%x, %fc.weight, bias=None)"
+        "  # mlp.py:12\n"
+        "in -\n"
+        "  %add!: f32[4, 16] = aten.add.Tensor(%rows, %linear, alpha=1)\n"
+        "return %linear, %add\n"
+        "update %rows = %add\n"
+        'arguments {"parameters":[{"name":"x","kind":"POSITIONAL_OR_KEYWORD",'
+        '"value":{"type":"tensor","name":"x","index":0}}]}\n'
+        'result {"type":"tuple","items":[{"type":"tensor","name":"output_0","index":0},'
+        '{"type":"tensor","name":"output_1","index":1}]}\n'
+    )
+
+
+def test_attributes_read_as_python():
+    written = {
+        "None": None,
+        "-3": -3,
+        "1e-05": 1e-05,
+        "-inf": float("-inf"),
+        "nan": float("nan"),
+        "complex(-0.0, inf)": complex(-0.0, float("inf")),
+        '"say \\"hi\\""': 'say "hi"',
+        "torch.bfloat16": torch.bfloat16,
+        "torch.channels_last": torch.channels_last,
+        "torch.strided": torch.strided,
+        "slot": SLOT,
+        "[None, %b, [True]]": [None, Input(1), [True]],
+    }
+    for text, value in written.items():
+        assert format_attribute(value, ["%a", "%b"]) == text
+
+
+def test_odd_scopes_stand_in_quotes():
+    assert format_scopes(()) == "-"
+    assert format_scopes((("", "M"), ("a:b", "<locals>.M > N"))) == (
+        '"":M > "a:b":"<locals>.M > N"'
+    )
+
+
+@given(random_graphs())
+def test_the_text_reads_back_as_an_equal_graph(case: RandomGraph):
+    text = str(case.graph)
+    again = parse_graph(text)
+    assert again == case.graph
+    assert str(again) == text
