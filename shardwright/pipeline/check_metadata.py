@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from shardwright.errors import PipelineError
@@ -124,7 +123,7 @@ def _check_covered(document: Document) -> None:
 
 def uncovered(shape: Sequence[int], boxes: Sequence[Placements]) -> Placements | None:
     """A part of a tensor of ``shape`` that is in none of ``boxes``, or None."""
-    rest: list[Placements] = [tuple((0, size) for size in shape)]
+    rest: list[Placements] = [] if 0 in shape else [tuple((0, size) for size in shape)]
     for box in dict.fromkeys(boxes):
         rest = [piece for part in rest for piece in _outside(part, box)]
     return rest[0] if rest else None
@@ -136,17 +135,12 @@ def _outside(part: Placements, box: Placements) -> Iterator[Placements]:
     for dim, ((start, end), (low, high)) in enumerate(zip(part, box, strict=True)):
         low, high = max(start, low), min(end, high)
         if low >= high:
-            if _volume(core):
-                yield tuple(core)
+            yield tuple(core)
             return
         for piece in ((start, low), (high, end)):
             if piece[0] < piece[1]:
                 yield (*core[:dim], piece, *core[dim + 1 :])
         core[dim] = (low, high)
-
-
-def _volume(box: Sequence[tuple[int, int]]) -> int:
-    return math.prod(end - start for start, end in box)
 
 
 def check_training(document: Document, connections: Connections) -> None:
