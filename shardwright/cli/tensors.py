@@ -1,19 +1,17 @@
-"""The tensors of a run on the command line: read from a file, drawn at random, written to a file.
+"""The inputs and outputs of a run on the command line.
 
-Tensors are named as the pipeline file's metadata names the original model's inputs and outputs;
-files of them are safetensors.
+Tensors are named as the pipeline file's metadata names the original model's inputs and outputs.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from shardwright.errors import InputError
 from shardwright.ir.dtypes import torch_dtype
@@ -66,14 +64,3 @@ def outputs_by_name(result: Any) -> dict[str, torch.Tensor]:
     """The tensors of a result, named as in the file's metadata."""
     tree, tensors = describe_result(result)
     return {leaf.name: tensors[leaf.index] for leaf in leaves(tree)}
-
-
-def write_outputs(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write a safetensors file under a temporary name, then give it its own."""
-    separate = {name: tensor.contiguous().clone() for name, tensor in tensors.items()}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        save_file(separate, temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -1,0 +1,194 @@
+"""``shardwright``: the steps of the package as commands.
+
+A result goes to standard output, what is being done to the error stream. A `ShardwrightError`, or
+a file that cannot be read or written, ends a command with one line and exit status 1; ``--debug``
+before the command shows the traceback instead.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from shardwright.cli.demo import run_demo
+from shardwright.cli.modelfile import load_example
+from shardwright.cli.run import RunOptions, run_file
+from shardwright.cli.steps import Steps
+from shardwright.errors import InputError, ShardwrightError
+from shardwright.pipeline import Pipeline, json_schema_text
+from shardwright.pipeline.atomic import replacing
+from shardwright.pipeline.fxtext import decode
+from shardwright.planning import plan
+from shardwright.report import device_table, headline, overview
+from shardwright.tracing import capture
+from shardwright.transform import build as build_pipeline
+from shardwright.version import __version__
+
+
+class Commands(TyperGroup):
+    """Turns the errors of this package, and of files, into one line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; exit with status 1 where it fails."""
+        try:
+            return super().invoke(ctx)
+        except (ShardwrightError, OSError) as error:
+            if ctx.params["debug"]:
+                raise
+            parts = (f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ()))
+            Console(stderr=True).print(
+                ", ".join(parts), style="red", markup=False, highlight=False, soft_wrap=True
+            )
+            raise typer.Exit(1) from None
+
+
+app = typer.Typer(
+    cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"shardwright {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show it.")
+    ] = False,
+) -> None:
+    """Turn a PyTorch program for one device into a checked pipeline file for many, and run it."""
+
+
+PipelineFile = Annotated[Path, typer.Argument(metavar="FILE", help="A pipeline file.")]
+
+
+@app.command()
+def build(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE.py:FUNCTION", help="A function that returns (model, args, kwargs)."
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The pipeline file to write.")],
+    devices: Annotated[int, typer.Option(help="How many device slots.")] = 2,
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="The safetensors file, or sharded index, that holds the weights."),
+    ] = None,
+    policy: Annotated[str, typer.Option(help="How the graph is cut.")] = "pipeline",
+) -> None:
+    """Capture a model, cut it, and write a pipeline file."""
+    steps = Steps(Console(stderr=True))
+    with steps.step("make the model"):
+        model, args, kwargs = load_example(target)
+    with steps.step("capture"):
+        graph = capture(model, args, kwargs)
+    with steps.step("plan"):
+        chosen = plan(graph, devices=devices, policy=policy)
+    with steps.step("build"):
+        pipeline = build_pipeline(graph, chosen, weights=weights)
+    with steps.step("save"):
+        pipeline.save(output)
+    Console().print(headline(pipeline), device_table(pipeline), sep="\n")
+
+
+@app.command()
+def check(file: PipelineFile) -> None:
+    """Check a pipeline file against every rule of the format."""
+    with Steps(Console(stderr=True)).step("check"):
+        pipeline = Pipeline.load(file)
+    Console().print("right:", headline(pipeline))
+
+
+@app.command()
+def show(
+    file: PipelineFile,
+    task: Annotated[str | None, typer.Option(help="Print this supertask's graph instead.")] = None,
+) -> None:
+    """Show what a pipeline file holds: device slots, supertasks, bytes, communication."""
+    pipeline = Pipeline.load(file)
+    if task is None:
+        Console().print(overview(pipeline))
+    else:
+        typer.echo(graph_text(pipeline, task))
+
+
+def graph_text(pipeline: Pipeline, task: str) -> str:
+    """The graph of a compute supertask, one node a line. Raises InputError."""
+    computing = [name for name, known in pipeline.supertasks.items() if known.kind == "FX"]
+    if task not in computing:
+        raise InputError(f"{task!r} has no graph; supertasks that have: {', '.join(computing)}")
+    tensors = [pipeline.tensors[name] for name in pipeline.supertasks[task].inputs]
+    return str(decode(pipeline.data_of(task), tensors, name=task))
+
+
+@app.command()
+def run(
+    file: PipelineFile,
+    inputs: Annotated[
+        Path | None, typer.Option(help="A safetensors file with the inputs by name.")
+    ] = None,
+    random: Annotated[bool, typer.Option("--random", help="Draw the inputs at random.")] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="Write the outputs to this safetensors file.")
+    ] = None,
+    in_process: Annotated[
+        bool, typer.Option("--in-process", help="Run all slots in this process.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds that one operation may wait.")] = 60.0,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option("--import", help="A module that registers operators; may be repeated."),
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write the timeline as a Chrome trace.")
+    ] = None,
+    timeline: Annotated[bool, typer.Option("--timeline", help="Draw the timeline.")] = False,
+    repeat: Annotated[int, typer.Option(min=1, help="How many calls to stream.")] = 1,
+) -> None:
+    """Run a pipeline file on local processes, or as one rank of torchrun."""
+    run_file(
+        file,
+        RunOptions(
+            inputs=inputs,
+            random=random,
+            output=output,
+            in_process=in_process,
+            timeout=timeout,
+            modules=tuple(modules or ()),
+            trace=trace,
+            timeline=timeline,
+            repeat=repeat,
+        ),
+    )
+
+
+@app.command()
+def schema(
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it here.")] = None,
+) -> None:
+    """Print the JSON Schema of a pipeline file."""
+    if output is None:
+        typer.echo(json_schema_text(), nl=False)
+    else:
+        with replacing(output) as temporary:
+            temporary.write_text(json_schema_text())
+
+
+@app.command()
+def demo(
+    directory: Annotated[
+        Path | None, typer.Option(help="Keep the pipeline file and the trace here.")
+    ] = None,
+) -> None:
+    """Cut all-MiniLM-L6-v2 in two, run it on two processes, and compare."""
+    run_demo(directory, Console())

@@ -1,0 +1,121 @@
+"""``shardwright run``: a pipeline file, inputs from a file or at random, and what comes out.
+
+The calls are streamed through a `Runner`. Under torchrun every rank runs this and is one device
+slot; only rank 0 has the outputs and prints.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from shardwright.cli.steps import Steps
+from shardwright.cli.tensors import as_call, outputs_by_name, random_inputs, read_inputs
+from shardwright.errors import InputError
+from shardwright.ir.dtypes import dtype_name
+from shardwright.ir.structure import Call
+from shardwright.pipeline import Pipeline, write_paramfile
+from shardwright.report import (
+    TimelineChart,
+    new_table,
+    seconds_text,
+    slot_table,
+    task_table,
+    tensor_text,
+)
+from shardwright.runtime import Runner
+from shardwright.runtime.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """The options of the command; its help says what each means."""
+
+    inputs: Path | None
+    random: bool
+    output: Path | None
+    in_process: bool
+    timeout: float
+    modules: tuple[str, ...]
+    trace: Path | None
+    timeline: bool
+    repeat: int
+
+
+def run_file(file: Path, options: RunOptions) -> None:
+    """Run a pipeline file as the options say. Raises ShardwrightError."""
+    leads = os.environ.get("RANK", "0") == "0"
+    steps = Steps(Console(stderr=True), quiet=not leads)
+    with steps.step("load"):
+        pipeline = Pipeline.load(file)
+        call = as_call(pipeline, _inputs(pipeline, options))
+    with steps.step("start"):
+        runner = _start(pipeline, options)
+    with runner:
+        with steps.step("run"):
+            result, seconds = _stream(runner, call, options.repeat)
+        timeline = runner.timeline
+    if leads:
+        _report(outputs_by_name(result), seconds, timeline, options)
+
+
+def _inputs(pipeline: Pipeline, options: RunOptions) -> Mapping[str, torch.Tensor]:
+    if options.random == (options.inputs is not None):
+        raise InputError("give either --inputs FILE or --random")
+    return read_inputs(options.inputs) if options.inputs else random_inputs(pipeline)
+
+
+def _start(pipeline: Pipeline, options: RunOptions) -> Runner:
+    return Runner(
+        pipeline,
+        in_process=options.in_process,
+        timeout=options.timeout,
+        modules=options.modules,
+        trace=options.timeline or options.trace is not None,
+    )
+
+
+def _stream(runner: Runner, call: Call, count: int) -> tuple[Any, float]:
+    """The last result of ``count`` equal calls in a stream, and the seconds they all took."""
+    start = time.perf_counter()
+    futures = [runner.submit(*call.args, **call.kwargs) for _ in range(count)]
+    results = [future.result() for future in futures]
+    return results[-1], time.perf_counter() - start
+
+
+def _report(
+    outputs: Mapping[str, torch.Tensor], seconds: float, timeline: Timeline, options: RunOptions
+) -> None:
+    """Print what came out and, where asked, who did what; write the files that were asked for."""
+    console = Console()
+    if options.output is not None:
+        write_paramfile(options.output, outputs)
+    if options.trace is not None:
+        timeline.save_chrome_trace(options.trace)
+    console.print(output_table(outputs))
+    if options.repeat > 1:
+        each = seconds_text(seconds / options.repeat)
+        console.print(f"{options.repeat} calls in {seconds_text(seconds)}: {each} a call")
+    if options.timeline:
+        console.print("", TimelineChart(timeline.events), "", sep="\n")
+        console.print(slot_table(timeline), "", task_table(timeline), sep="\n")
+
+
+def output_table(outputs: Mapping[str, torch.Tensor]) -> Table:
+    """One row an output: its name, its type, and its least, mean and greatest number."""
+    table = new_table("Outputs", ("output", "type"), ("least", "mean", "greatest"))
+    for name, tensor in outputs.items():
+        kind = tensor_text(dtype_name(tensor.dtype), tensor.shape)
+        numbers = tensor.double()
+        found = (numbers.min(), numbers.mean(), numbers.max()) if tensor.numel() else ()
+        table.add_row(escape(name), escape(kind), *(f"{number.item():.4g}" for number in found))
+    return table
