@@ -59,13 +59,13 @@ def without_member(name: str) -> Callable[[Document], None]:
             (gone.inputs, "inputs", "input"),
             (gone.outputs, "outputs", "output"),
         ):
-            for tensor in tensors:
-                del document.tensors[tensor]
-                del getattr(document.metadata.tensors, side)[tensor]
-                del getattr(document.metadata.tensor_slices, side)[tensor]
-                task = document.supertasks[end]
-                task.inputs = tuple(n for n in task.inputs if n != tensor)
-                task.outputs = tuple(n for n in task.outputs if n != tensor)
+            for lost in tensors:
+                del document.tensors[lost]
+                del getattr(document.metadata.tensors, side)[lost]
+                del getattr(document.metadata.tensor_slices, side)[lost]
+                last = document.supertasks[end]
+                last.inputs = tuple(name for name in last.inputs if name != lost)
+                last.outputs = tuple(name for name in last.outputs if name != lost)
         for originals in (document.metadata.tensors.inputs, document.metadata.tensors.outputs):
             for idx, whole in enumerate(originals.values()):
                 whole.idx = idx

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from shardwright.errors import PipelineError
 from shardwright.pipeline import Document, SuperTask, TensorInfo, check
 from shardwright.pipeline.check_order import check_deadlock
 from shardwright.pipeline.connections import connect
-from tests.pipeline.documents import Broken, cases, collective, linear, prove_broken, two_stages
+from tests.pipeline.documents import Broken, cases, collective, prove_broken, two_stages
 
 
 def order(*names: str) -> object:
@@ -159,23 +160,12 @@ def test_deadlock_is_what_trying_shows(
     names = list(document.supertasks)
     shuffled.shuffle(names)
     document.supertasks = {name: document.supertasks[name] for name in names}
-    expected = waits_for_ever(document)
-    try:
+    stands = waits_for_ever(document)
+    with pytest.raises(PipelineError, match="no-deadlock") if stands else nullcontext():
         check_deadlock(document, connect(document))
-    except PipelineError as error:
-        assert expected
-        assert error.rule == "no-deadlock"
-    else:
-        assert not expected
 
 
 @given(st.lists(st.permutations(range(4)).map(lambda p: (p[0], p[1])), max_size=8))
 def test_one_order_for_all_never_deadlocks(pairs: list[tuple[int, int]]) -> None:
     document = ring(pairs, 4)
     check_deadlock(document, connect(document))
-
-
-def test_a_graph_that_uses_a_tensor_is_not_a_communication() -> None:
-    document = two_stages()
-    document.supertasks["d1.0"].data = linear(4, 8, 2)
-    check(document)

@@ -1,0 +1,149 @@
+"""One wrong thing at a time: blobs, graphs and their tensors, requires."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from shardwright.ir.operators import allow_namespace
+from shardwright.pipeline import Document, SuperTask, check
+from tests.pipeline.documents import Broken, cases, prove_broken, task, tensor, two_stages, value
+
+
+def text(change: Callable[[Any], object]) -> Callable[[Document], None]:
+    """A change of the JSON of d1's graph."""
+
+    def apply(document: Document) -> None:
+        data = json.loads(document.supertasks["d1.0"].data or "")
+        change(data)
+        document.supertasks["d1.0"].data = json.dumps(data)
+
+    return apply
+
+
+def node(**fields: Any) -> Callable[[Document], None]:
+    """A change of the one node of d1's graph."""
+    return text(lambda d: d["nodes"][0].update(fields))
+
+
+def identity(document: Document) -> None:
+    """d1's task gives its input."""
+    text(lambda d: d.update(outputs=[{"ref": "i0"}]))(document)
+
+
+CASES = cases(
+    Broken("unknown", "blobs", task("d0.1", data_blob="q"), "d0.1"),
+    Broken("no blobs", "blobs", lambda d: setattr(d, "blobs", None), "d0.0"),
+    Broken("unused", "blobs", lambda d: d.blobs.update(spare="")),
+    Broken("garbage", "graph", task("d1.0", data="garbage"), "d1.0"),
+    Broken("empty", "graph", task("d1.0", data=""), "d1.0"),
+    Broken("a pickle", "graph", task("d1.0", data="\x80\x04K\x01."), "d1.0"),
+    Broken(
+        "cut short", "graph", lambda d: task("d1.0", data=d.supertasks["d1.0"].data[:-9])(d), "d1.0"
+    ),
+    Broken("an unknown operator", "graph", node(op="aten.lineer.default"), "d1.0"),
+    Broken("a missing argument", "graph", node(args=[]), "d1.0"),
+    Broken(
+        "an operator that writes",
+        "graph",
+        node(op="aten.relu_.default", args=[{"ref": "i0"}]),
+        "d1.0",
+    ),
+    Broken(
+        "one input too many",
+        "graph-tensors",
+        task("d1.0", inputs=("h2@d1", "w3", "w3")),
+        "d1.0",
+    ),
+    Broken("one output too few", "graph-tensors", text(lambda d: d.update(outputs=[])), "d1.0"),
+    Broken(
+        "another shape",
+        "graph-tensors",
+        node(outputs=[{"shape": [2, 4], "dtype": "f32"}]),
+        "d1.0",
+        "y",
+    ),
+    Broken(
+        "another dtype",
+        "graph-tensors",
+        node(outputs=[{"shape": [4, 2], "dtype": "f64"}]),
+        "d1.0",
+        "y",
+    ),
+    Broken("other strides", "graph-tensors", tensor("h1", strides=(1, 4)), "d0.0", "h1"),
+    Broken("an input of another shape", "graph-tensors", identity, "d1.0", "y"),
+    Broken("another placeholder", "name-in-graph", value("w3", name_in_graph="i0"), "d1.0", "w3"),
+    Broken(
+        "another placeholder of a blob",
+        "name-in-graph",
+        value("w2", name_in_graph="w"),
+        "d0.1",
+        "w2",
+    ),
+    Broken("a foreign operator", "requires", node(op="mine.act.default"), "d1.0"),
+    Broken("one too many", "requires", lambda d: setattr(d, "requires", ("mine.act.default",))),
+)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_broken(case: Broken) -> None:
+    prove_broken(case)
+
+
+def test_a_constant_is_named_as_in_its_first_users_graph() -> None:
+    document = two_stages()
+    document.supertasks["d0.1"].inputs = ("w1", "w1")
+    document.tensors["h2"].shape = document.tensors["h2@d1"].shape = (8, 8)
+    del document.tensors["w2"]
+    with pytest.raises(Exception, match="graph-tensors"):
+        check(document)
+
+
+def test_strides_of_a_graph_may_be_left_out_of_tensors() -> None:
+    document = two_stages()
+    node(outputs=[{"shape": [4, 2], "dtype": "f32", "strides": [1, 4]}])(document)
+    check(document)
+    document.tensors["y"].strides = (1, 4)
+    check(document)
+
+
+def test_an_operator_that_is_not_loaded_is_believed_if_it_is_required() -> None:
+    document = two_stages()
+    node(op="absent.act.default", args=[{"ref": "i0"}, {"ref": "i1"}])(document)
+    document.requires = ("absent.act.default",)
+    check(document)
+    node(args=[{"ref": "i7"}])(document)
+    with pytest.raises(Exception, match="'i7' is to no input"):
+        check(document)
+
+
+@pytest.fixture
+def registered() -> Iterator[str]:
+    """An operator of a namespace of its own."""
+    library = torch.library.Library("shardwright_test", "DEF")
+    library.define("act(Tensor x, Tensor w) -> Tensor")
+    allow_namespace("shardwright_test")
+    yield "shardwright_test.act.default"
+    library._destroy()
+
+
+def test_a_required_operator_that_is_loaded_is_held_to_its_schema(registered: str) -> None:
+    document = two_stages()
+    document.requires = (registered,)
+    node(op=registered, args=[{"ref": "i0"}, {"ref": "i1"}])(document)
+    check(document)
+    node(args=[{"ref": "i0"}])(document)
+    with pytest.raises(Exception, match="does not fit its schema"):
+        check(document)
+
+
+def test_a_graph_of_no_tensors() -> None:
+    document = two_stages()
+    document.supertasks["d0.nothing"] = SuperTask(
+        "FX", (), (), "d0", '{"version":1,"inputs":[],"nodes":[],"outputs":[]}'
+    )
+    check(document)
