@@ -1,0 +1,98 @@
+import pytest
+import torch
+
+from shardwright.errors import GraphError
+from shardwright.ir import Builder, IRValue
+
+
+def value_like(builder: Builder, tensor: torch.Tensor) -> IRValue:
+    name = f"x{len(builder.graph.inputs)}"
+    return builder.input(name, tensor.shape, "f32", strides=tensor.stride())
+
+
+Q = torch.randn(2, 8, 4, 16).transpose(1, 2)
+IMAGE = torch.randn(2, 3, 8, 8).to(memory_format=torch.channels_last)
+FILTER = torch.randn(4, 3, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("op", "tensors", "attributes"),
+    [
+        ("aten.scaled_dot_product_attention.default", (Q, Q, Q), ()),
+        ("aten.conv2d.default", (IMAGE, FILTER), ()),
+        ("aten.max_pool2d.default", (IMAGE,), ([2],)),
+        ("aten.add.Tensor", (torch.randn(4, 5).t(), torch.randn(5, 4)), ()),
+        ("aten.softmax.int", (torch.randn(4, 5, 3).transpose(0, 1),), (-1,)),
+        ("aten.expand.default", (torch.randn(4, 1),), ([4, 5],)),
+        ("aten.sum.default", (Q,), ()),
+    ],
+)
+def test_shapes_and_strides_are_those_of_the_cpu(op, tensors, attributes):
+    builder = Builder("g")
+    made = builder.call(op, *(value_like(builder, tensor) for tensor in tensors), *attributes)
+    graph = builder.finish(made)
+    found = graph.values[graph.outputs[0]]
+    expected = graph.run(*tensors)
+    assert found.shape == tuple(expected.shape)
+    assert found.strides == (None if expected.is_contiguous() else expected.stride())
+
+
+def test_one_answer_serves_every_call_of_its_kind(monkeypatch):
+    builder = Builder("g")
+    asked = []
+    run = builder._inference._run
+    monkeypatch.setattr(
+        builder._inference, "_run", lambda *args: asked.append(args[0]) or run(*args)
+    )
+    x = builder.input("x", (2, 2))
+    for _ in range(3):
+        x = builder.call("aten.add.Tensor", x, 1)
+    assert len(asked) == 1
+    x = builder.call("aten.add.Tensor", x, True)
+    x = builder.call("aten.add.Tensor", builder.call("aten.t.default", x), 1)
+    assert len(asked) == 4
+
+
+def test_a_call_that_does_not_run_says_which():
+    builder = Builder("g")
+    x, y = builder.input("x", (2, 3)), builder.input("y", (4, 5))
+    with pytest.raises(GraphError) as caught:
+        builder.call("aten.add.Tensor", x, y)
+    message = str(caught.value)
+    assert message.startswith("aten.add.Tensor(%x f32[2, 3], %y f32[4, 5], alpha=1) does not run: ")
+
+
+@pytest.mark.parametrize(
+    ("op", "message"),
+    [
+        ("aten.nonzero.default", r"aten.nonzero.default\(%x f32\[2, 3\]\) does not run"),
+        ("aten.equal.default", r"aten.equal.default\(%x f32.*does not run"),
+        ("aten.sym_size.int", "sym_size.int.* returns 2; a graph holds operators that return tens"),
+    ],
+)
+def test_results_that_are_no_tensors_of_a_known_shape(op: str, message: str):
+    builder = Builder("g")
+    x = builder.input("x", (2, 3))
+    more = {"aten.equal.default": (x,), "aten.sym_size.int": (0,)}.get(op, ())
+    with pytest.raises(GraphError, match=message):
+        builder.call(op, x, *more)
+
+
+def test_an_output_that_is_left_undefined_is_refused():
+    builder = Builder("g")
+    x, weight = builder.input("x", (1, 1, 4)), builder.input("w", (1, 1, 1))
+    with pytest.raises(GraphError, match="returns None"):
+        builder.call(
+            "aten.convolution_backward.default",
+            x,
+            x,
+            weight,
+            None,
+            [1],
+            [0],
+            [1],
+            False,
+            [0],
+            1,
+            [True, False, False],
+        )
