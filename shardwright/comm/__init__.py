@@ -5,9 +5,9 @@
 """
 
 from shardwright.comm.collectives import combine
-from shardwright.comm.distributed import DistributedTransport, join_group
+from shardwright.comm.distributed import DistributedTransport, adopt_group, join_group, open_store
 from shardwright.comm.local import LocalTransport, Switchboard
-from shardwright.comm.operation import Membership, Operation, TensorSpec, memberships
+from shardwright.comm.operation import Membership, Operation, TensorSpec, memberships, operations
 from shardwright.comm.transport import Interval, Pending, Transport
 
 __all__ = [
@@ -20,7 +20,10 @@ __all__ = [
     "Switchboard",
     "TensorSpec",
     "Transport",
+    "adopt_group",
     "combine",
     "join_group",
     "memberships",
+    "open_store",
+    "operations",
 ]

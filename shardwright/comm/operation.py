@@ -106,6 +106,12 @@ def memberships(document: Document) -> dict[str, Membership]:
     return found
 
 
+def operations(document: Document) -> list[Operation]:
+    """Every operation of a document, by tag."""
+    found = {part.operation.tag: part.operation for part in memberships(document).values()}
+    return [found[tag] for tag in sorted(found)]
+
+
 def _operation(document: Document, group: str, tag: int, tasks: dict[str, SuperTask]) -> Operation:
     """The operation of one group."""
     ordered = dict(sorted(tasks.items(), key=lambda item: item[1].device_idx or 0))

@@ -1,0 +1,151 @@
+"""Messages with tensors over a socket between the driver and a worker.
+
+A message is a length, a header in MessagePack (the message's Struct and each tensor's name, dtype,
+shape and strides) and the tensors' bytes. Bytes go from a tensor's memory to the socket and from
+the socket to a new tensor's memory, without a copy between; nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+
+import msgspec
+import torch
+from torch import Tensor
+
+from shardwright.comm.operation import TensorSpec
+from shardwright.comm.wire import memory_of, pack, unpack, wire_bytes
+from shardwright.ir.dtypes import dtype_name, torch_dtype
+from shardwright.runtime.timeline import Event
+
+_LENGTH = struct.Struct("=Q")
+
+
+class Start(msgspec.Struct, tag=True):
+    """To a worker: what it is to be. The tensors are constants that are in no file.
+
+    ``document`` is the pipeline as JSON, ``directory`` where paths of parameter files begin,
+    ``port`` the rendezvous of the ranks on this host, None where they need none.
+    """
+
+    rank: int
+    document: bytes
+    directory: str | None
+    port: int | None
+    threads: int
+    trace: bool
+    modules: tuple[str, ...]
+
+
+class Begin(msgspec.Struct, tag=True):
+    """To a worker: run a call. The tensors are its slot's pipeline inputs."""
+
+    call: int
+
+
+class Stop(msgspec.Struct, tag=True):
+    """To a worker: end."""
+
+
+class Ready(msgspec.Struct, tag=True):
+    """From a worker: it has loaded its slot and reaches the others."""
+
+
+class Done(msgspec.Struct, tag=True):
+    """From a worker: it has finished a call. The tensors are the pipeline outputs made there."""
+
+    call: int
+    events: list[Event]
+
+
+class Failed(msgspec.Struct, tag=True):
+    """From a worker: it has failed, and ends.
+
+    ``error`` is the name of the exception's class, ``traceback`` its whole text; ``task`` and
+    ``tensor`` are where it was, if anywhere.
+    """
+
+    error: str
+    message: str
+    traceback: str
+    task: str | None = None
+    tensor: str | None = None
+
+
+Message = Start | Begin | Stop | Ready | Done | Failed
+
+
+class _Described(msgspec.Struct, array_like=True):
+    """A tensor that follows a header."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def spec(self) -> TensorSpec:
+        return TensorSpec(self.shape, torch_dtype(self.dtype), self.strides)
+
+
+class _Header(msgspec.Struct):
+    message: Message
+    tensors: tuple[_Described, ...]
+
+
+_decoder = msgspec.msgpack.Decoder(_Header)
+
+
+class Connection:
+    """One end of a socket. Any thread may send; one thread at a time may receive."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._sending = threading.Lock()
+
+    def send(self, message: Message, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Send a message and tensors by name; they come from any device. Raises OSError."""
+        contents = {name: tensor.detach().cpu() for name, tensor in (tensors or {}).items()}
+        described = tuple(_describe(name, tensor) for name, tensor in contents.items())
+        header = msgspec.msgpack.encode(_Header(message, described))
+        with self._sending:
+            self._socket.sendall(_LENGTH.pack(len(header)) + header)
+            for item, tensor in zip(described, contents.values(), strict=True):
+                self._socket.sendall(memory_of(pack(tensor, item.spec())))
+
+    def receive(self) -> tuple[Message, dict[str, Tensor]]:
+        """The next message and its tensors. Raises EOFError where the other end is gone."""
+        (length,) = _LENGTH.unpack(self._read(bytearray(_LENGTH.size)))
+        header = _decoder.decode(self._read(bytearray(length)))
+        return header.message, {item.name: self._tensor(item) for item in header.tensors}
+
+    def close(self) -> None:
+        """End the connection; whoever reads or writes at either end notices."""
+        with suppress(OSError):  # The other end may have been faster.
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _tensor(self, described: _Described) -> Tensor:
+        spec = described.spec()
+        content = torch.empty(wire_bytes(spec), dtype=torch.uint8)
+        self._read(memory_of(content))
+        return unpack(content, spec)
+
+    def _read(self, buffer: bytearray | memoryview) -> bytearray | memoryview:
+        view = memoryview(buffer)
+        while view:
+            try:
+                count = self._socket.recv_into(view, 0, socket.MSG_WAITALL)
+            except OSError as error:
+                raise EOFError(str(error)) from None
+            if not count:
+                raise EOFError("the other end is closed")
+            view = view[count:]
+        return buffer
+
+
+def _describe(name: str, tensor: Tensor) -> _Described:
+    return _Described(name, dtype_name(tensor.dtype), tuple(tensor.shape), tensor.stride())

@@ -1,0 +1,103 @@
+"""Starting worker processes, and ending them.
+
+A worker is ``python -m shardwright.runtime.process`` with two inherited descriptors: its end of a
+pair of sockets and the notice board. So there is no port, no path and no secret by which anybody
+else could reach it, scripts and notebooks need no ``__main__`` guard, and the kernel tells the
+driver at once when it dies.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from shardwright.errors import LaunchError
+from shardwright.runtime.connection import Connection
+
+_MODULE = "shardwright.runtime.process"
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A worker process and the driver's end of the connection to it."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    connection: Connection
+
+    def ending(self) -> str:
+        """How the process ended, or that it has not; waits a moment for the kernel to say."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(2)
+        code = self.process.returncode
+        if code is None:
+            return "it closed its connection"
+        if code >= 0:
+            return f"its process ended with exit code {code}"
+        name = signal.Signals(-code).name
+        hint = " (out of memory?)" if name == "SIGKILL" else ""
+        return f"its process was killed by {name}{hint}"
+
+
+def launch(size: int, threads: int, board: int) -> list[Child]:
+    """Start ``size`` workers that compute with ``threads`` threads each. Raises LaunchError."""
+    children: list[Child] = []
+    try:
+        for rank in range(size):
+            children.append(_launch_one(rank, size, threads, board))
+    except OSError as error:
+        end(children, patience=0)
+        raise LaunchError(f"worker {len(children)} of {size} cannot be started: {error}") from None
+    return children
+
+
+def end(children: Sequence[Child], *, patience: float) -> None:
+    """Give the workers ``patience`` seconds to end by themselves, then kill and bury them."""
+    deadline = time.monotonic() + patience
+    for child in children:
+        with suppress(subprocess.TimeoutExpired):
+            child.process.wait(max(0.0, deadline - time.monotonic()))
+    for child in children:
+        child.process.kill()
+    for child in children:
+        child.process.wait()
+        child.connection.close()
+
+
+def _launch_one(rank: int, size: int, threads: int, board: int) -> Child:
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", _MODULE, *map(str, (theirs.fileno(), board, rank, size))]
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(), board),
+            env=_environment(threads),
+            process_group=0,  # The terminal's Ctrl-C is for the driver, which ends its workers.
+        )
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return Child(rank, process, Connection(ours))
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """The driver's environment and module path; local ranks meet on the loopback interface."""
+    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "OMP_NUM_THREADS": str(threads),
+    }
+    if loopback is not None:
+        environment.setdefault("GLOO_SOCKET_IFNAME", loopback)
+    return environment

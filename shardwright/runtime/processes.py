@@ -1,0 +1,306 @@
+"""A process a slot on this machine, kept alive between calls.
+
+The driver starts the workers (`launch`), sends each its part of a call and collects what they
+finish. One thread a worker sleeps on its connection; one more looks at the notice board now and
+then. Whatever goes wrong anywhere ends all workers and becomes one error that names rank and
+supertask; no process outlives the driver, or a failure.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
+
+from shardwright.comm import open_store, operations
+from shardwright.errors import (
+    DeviceError,
+    GraphError,
+    LaunchError,
+    RunError,
+    ShardwrightError,
+    WeightError,
+    WorkerError,
+)
+from shardwright.pipeline import Pipeline
+from shardwright.runtime.backend import Backend, Finish, running_future, settle
+from shardwright.runtime.board import make_board
+from shardwright.runtime.connection import Begin, Done, Failed, Message, Ready, Start, Stop
+from shardwright.runtime.generator import Slices
+from shardwright.runtime.launch import Child, end, launch
+from shardwright.runtime.slot import constants_of
+from shardwright.runtime.stall import describe_place, describe_stall
+from shardwright.runtime.timeline import Event
+
+_START_PATIENCE = 120.0
+"""Seconds without progress that a start may have: importing torch and reading weights take time."""
+
+_END_PATIENCE = 10.0
+"""Seconds that idle workers get to end by themselves."""
+
+_GRACE = 0.5
+"""Seconds in which the death of a worker is heard of after others have lost it."""
+
+
+_PASSED_ON: dict[str, type[ShardwrightError]] = {
+    kind.__name__: kind for kind in (DeviceError, GraphError, LaunchError, RunError, WeightError)
+}
+"""Errors about the pipeline or the machine: they stay what they are when a worker meets them."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call under way: what has come of it, and which ranks are not done with it."""
+
+    future: Future[Any]
+    finish: Finish
+    waiting: set[int]
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Processes(Backend):
+    """Worker processes, their connections, and the calls they are running."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        timeout: float,
+        threads: int,
+        trace: bool,
+        modules: Sequence[str],
+    ) -> None:
+        self._pipeline = pipeline
+        self._slots = list(pipeline.devices)
+        self._timeout = timeout
+        self._lock = threading.Lock()
+        self._calls: dict[int, _Call] = {}
+        self._events: list[Event] = []
+        self._answers = 0
+        self._ready: set[int] = set()
+        self._started = threading.Event()
+        self._ended = threading.Event()
+        self._error: ShardwrightError | None = None
+        self._board_file, self._board = make_board(len(self._slots))
+        self._store = _rendezvous(pipeline)
+        self._children = launch(len(self._slots), threads, self._board_file.fileno())
+        self._start(threads, trace, tuple(modules))
+
+    def begin(self, call: int, inputs: Slices, finish: Finish) -> Future[Any]:
+        """Send every worker its inputs; returns when they are on their way."""
+        future = running_future()
+        with self._lock:
+            if self._error is not None or self._ended.is_set():
+                raise RunError(f"the workers have ended: {self._error or 'the runner was closed'}")
+            self._calls[call] = _Call(future, finish, set(range(len(self._slots))))
+        try:
+            for child, slot in zip(self._children, self._slots, strict=True):
+                child.connection.send(Begin(call), inputs[slot])
+        except OSError:
+            future.exception()  # The thread that listens to the worker finds out what happened.
+        except BaseException:
+            self.close(abort=True)  # A message that was cut off cannot be mended.
+            raise
+        return future
+
+    def events(self) -> Sequence[Event]:
+        """The events of finished calls."""
+        with self._lock:
+            return list(self._events)
+
+    def close(self, *, abort: bool) -> None:
+        """End the workers: idle ones by themselves, all others by force."""
+        if not abort:
+            for call in self._under_way():
+                call.future.exception()
+        graceful = not abort and not self._ended.is_set()
+        self._ended.set()
+        if graceful:
+            self._send_all(Stop())
+        self._bury(_END_PATIENCE if graceful else 0.0)
+        for call in self._under_way(forget=True):
+            call.future.set_exception(RunError("the runner was closed during the call"))
+
+    def _under_way(self, *, forget: bool = False) -> list[_Call]:
+        with self._lock:
+            calls = list(self._calls.values())
+            if forget:
+                self._calls.clear()
+        return calls
+
+    # --- starting ---------------------------------------------------------------------------
+
+    def _start(self, threads: int, trace: bool, modules: tuple[str, ...]) -> None:
+        """Tell the workers what to be and wait until all are ready; ends them if one is not."""
+        try:
+            document = self._pipeline.to_json()
+            directory = self._pipeline.weights.directory
+            where = str(directory.resolve()) if directory is not None else None
+            port = self._store.port if self._store is not None else None
+            for child, slot in zip(self._children, self._slots, strict=True):
+                start = Start(child.rank, document, where, port, threads, trace, modules)
+                self._send(child, start, self._held_constants(slot))
+            for child in self._children:
+                threading.Thread(target=self._listen, args=(child,), daemon=True).start()
+            threading.Thread(target=self._watch, daemon=True).start()
+            self._started.wait()
+        except BaseException:
+            self.close(abort=True)
+            raise
+        if self._error is not None:
+            raise self._error
+
+    def _held_constants(self, slot: str) -> dict[str, Tensor]:
+        """The slot's constants that are in no file."""
+        weights = self._pipeline.weights
+        return {
+            name: weights.read(info.value, info)
+            for name, info in constants_of(self._pipeline, slot).items()
+            if info.value is not None and weights.held(info.value) is not None
+        }
+
+    # --- hearing from workers ---------------------------------------------------------------
+
+    def _listen(self, child: Child) -> None:
+        """Take a worker's messages until its connection ends."""
+        try:
+            while True:
+                self._hear(child.rank, *child.connection.receive())
+        except EOFError:
+            if not self._ended.is_set():
+                self._fail(self._death(child))
+
+    def _hear(self, rank: int, message: Message, tensors: dict[str, Tensor]) -> None:
+        match message:
+            case Ready():
+                self._ready.add(rank)
+                if len(self._ready) == len(self._slots):
+                    self._started.set()
+            case Done():
+                self._collect(rank, message, tensors)
+            case Failed():
+                self._fail(self._failure(rank, message))
+
+    def _collect(self, rank: int, done: Done, tensors: dict[str, Tensor]) -> None:
+        with self._lock:
+            self._answers += 1
+            self._events.extend(done.events)
+            call = self._calls.get(done.call)
+            if call is None:
+                return
+            call.outputs.update(tensors)
+            call.waiting.discard(rank)
+            if call.waiting:
+                return
+            del self._calls[done.call]
+        settle(call.future, call.finish, call.outputs)
+
+    # --- failing ----------------------------------------------------------------------------
+
+    def _fail(self, error: ShardwrightError) -> None:
+        """The first error ends all workers and all calls."""
+        with self._lock:
+            if self._error is not None:
+                return
+            self._error = error
+        self._ended.set()
+        self._bury(0.0)
+        self._started.set()
+        for call in self._under_way(forget=True):
+            call.future.set_exception(error)
+
+    def _failure(self, rank: int, failed: Failed) -> ShardwrightError:
+        """The error that a worker reports; its own kind where it is about the user's input."""
+        if failed.error == "WorkerError":
+            time.sleep(_GRACE)
+            for child in self._children:
+                if child.rank != rank and child.process.poll() is not None:
+                    return self._death(child)
+        if failed.error in _PASSED_ON:
+            kind = _PASSED_ON[failed.error]
+            return kind(f"rank {rank} (device slot {self._slots[rank]!r}): {failed.message}")
+        return WorkerError(
+            f"{failed.error}: {failed.message}\n\nOn the worker:\n{failed.traceback}",
+            rank=rank,
+            task=failed.task,
+            tensor=failed.tensor,
+        )
+
+    def _death(self, child: Child) -> ShardwrightError:
+        if not self._started.is_set():
+            return LaunchError(
+                f"worker {child.rank} (device slot {self._slots[child.rank]!r}) ended before it "
+                f"was ready: {child.ending()}; what it printed says more"
+            )
+        place = describe_place(self._pipeline, child.rank, self._board.read(child.rank))
+        return WorkerError(
+            f"the worker is gone: {child.ending()}, {place.doing}",
+            rank=child.rank,
+            task=place.task,
+            tensor=place.tensor,
+        )
+
+    def _watch(self) -> None:
+        """Fail when nothing has moved for too long although there is something to do."""
+        seen, since = None, time.monotonic()
+        while not self._ended.wait(min(1.0, self._timeout / 10)):
+            lines = [self._board.read(rank) for rank in range(len(self._slots))]
+            state = (self._answers, len(self._ready), [line.changes for line in lines])
+            idle = self._started.is_set() and not self._calls
+            if idle or state != seen:
+                seen, since = state, time.monotonic()
+                continue
+            patience = self._timeout
+            if not self._started.is_set():
+                patience = max(patience, _START_PATIENCE)
+            if time.monotonic() - since > patience:
+                self._fail(self._stall(lines, patience))
+
+    def _stall(self, lines: Sequence[Any], patience: float) -> ShardwrightError:
+        if not self._started.is_set():
+            missing = sorted(set(range(len(self._slots))) - self._ready)
+            return LaunchError(
+                f"workers {missing} were not ready after {patience:g} s without progress; is the "
+                "machine overloaded? Raise timeout= to wait longer"
+            )
+        with self._lock:
+            waiting = next((set(call.waiting) for call in self._calls.values()), set())
+        return describe_stall(self._pipeline, lines, waiting, patience)
+
+    # --- sending and ending -----------------------------------------------------------------
+
+    def _send(self, child: Child, message: Message, tensors: dict[str, Tensor]) -> None:
+        try:
+            child.connection.send(message, tensors)
+        except OSError:
+            raise self._death(child) from None
+
+    def _send_all(self, message: Message) -> None:
+        for child in self._children:
+            try:
+                child.connection.send(message)
+            except OSError:
+                continue  # It has ended already, which is what is wanted.
+
+    def _bury(self, patience: float) -> None:
+        end(self._children, patience=patience)
+        self._board_file.close()
+        self._store = None
+
+
+def _rendezvous(pipeline: Pipeline) -> TCPStore | None:
+    """Where the ranks find each other, on a port that is free; None where none communicates."""
+    if not operations(pipeline):
+        return None
+    try:
+        return open_store(host=True)
+    except RuntimeError as error:
+        raise LaunchError(
+            f"no port of this machine can be opened for the workers: {error}"
+        ) from None

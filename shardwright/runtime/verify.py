@@ -1,0 +1,141 @@
+"""verify: a pipeline computes what the model it came from computes.
+
+In come a pipeline, the model (or its graph) and arguments; both are run, with the same number of
+threads, and their outputs compared tensor by tensor. Out comes a `Report` of the differences, or a
+VerifyError that lists them.
+
+What always holds: the model is left as it was, its buffers too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwright.errors import VerifyError
+from shardwright.ir import IRGraph
+from shardwright.ir.structure import describe_result, leaves
+from shardwright.pipeline import Pipeline
+from shardwright.runtime.in_process import computing_threads
+from shardwright.runtime.runner import Runner
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One output: the largest ``|a - b|``, the largest ``|b|``, and whether it is within bounds."""
+
+    output: str
+    largest: float
+    scale: float
+    equal: bool
+
+    def __str__(self) -> str:
+        verdict = "equal" if self.equal and not self.largest else f"differs by {self.largest:.3g}"
+        return f"{self.output}: {verdict} (largest value {self.scale:.3g})"
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `verify` found; prints as a line an output."""
+
+    outputs: tuple[Difference, ...]
+
+    @property
+    def equal(self) -> bool:
+        """Whether every output is within bounds."""
+        return all(difference.equal for difference in self.outputs)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.outputs))
+
+
+def verify(
+    pipeline: Pipeline | str | Path,
+    model: Callable[..., Any] | IRGraph,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    in_process: bool = True,
+    tolerance: float = 0.0,
+    threads: int = 1,
+    timeout: float = 60.0,
+) -> Report:
+    """Hold a pipeline against a model on one call.
+
+    With ``tolerance`` 0 every output must be equal bit for bit (NaN equals NaN); else
+    ``max|a - b| <= tolerance * max|b|`` for each, ``b`` being the model's. Raises VerifyError where
+    an output differs more or is another in shape, dtype or place, and what `Runner` raises.
+    """
+    kwargs = kwargs or {}
+    expected = _reference(model, args, kwargs, threads)
+    with Runner(pipeline, in_process=in_process, threads=threads, timeout=timeout) as runner:
+        found = runner(*args, **kwargs)
+    tree, wanted = describe_result(expected)
+    found_tree, tensors = describe_result(found)
+    if tree != found_tree:
+        raise VerifyError(
+            f"the pipeline returns another structure than the model:\n{found_tree}\n"
+            f"expected\n{tree}"
+        )
+    names = [leaf.name for leaf in leaves(tree)]
+    report = Report(
+        tuple(
+            compare(name, a, b, tolerance)
+            for name, a, b in zip(names, tensors, wanted, strict=True)
+        )
+    )
+    if not report.equal:
+        raise VerifyError(
+            f"the pipeline's outputs are not the model's (tolerance {tolerance:g}):\n{report}"
+        )
+    return report
+
+
+def compare(name: str, found: Tensor, expected: Tensor, tolerance: float) -> Difference:
+    """Hold one tensor against another. Raises VerifyError for another shape or dtype."""
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        raise VerifyError(
+            f"output {name!r} is {found.dtype}{list(found.shape)}, the model's is "
+            f"{expected.dtype}{list(expected.shape)}"
+        )
+    a, b = (tensor.detach().cpu().to(torch.float64) for tensor in (found, expected))
+    both_nan = a.isnan() & b.isnan()
+    same = (a == b) | both_nan
+    gap = torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=float("inf"))
+    largest = float(gap.max()) if gap.numel() else 0.0
+    finite = b[b.isfinite()]
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    within = bool(same.all()) if tolerance == 0 else largest <= tolerance * scale
+    return Difference(name, largest, scale, within)
+
+
+def _reference(
+    model: Callable[..., Any] | IRGraph,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    threads: int,
+) -> Any:
+    """What the model returns, with the workers' number of threads."""
+    call = model.run if isinstance(model, IRGraph) else model
+    with computing_threads(threads), torch.no_grad(), _unchanged(model):
+        return call(*args, **kwargs)
+
+
+@contextmanager
+def _unchanged(model: object) -> Iterator[None]:
+    """Undo what a call changes in a module's buffers."""
+    if not isinstance(model, torch.nn.Module):
+        yield
+        return
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    try:
+        yield
+    finally:
+        for name, buffer in model.named_buffers():
+            buffer.copy_(before[name])
