@@ -1,0 +1,32 @@
+"""How the slots of a mesh hold a tensor, and the cheapest communication from one way to another."""
+
+from shardwright.layout.cluster import ETHERNET, GLOO, Cluster, Link, Links
+from shardwright.layout.convert import Conversion, convert
+from shardwright.layout.crossing import Crossing, cross
+from shardwright.layout.layout import Layout, Partial, Placement, Replicate, Shard
+from shardwright.layout.mesh import Mesh
+from shardwright.layout.moves import Step
+from shardwright.layout.transfer import Assembly, Piece, Transfer, transfer
+
+__all__ = [
+    "ETHERNET",
+    "GLOO",
+    "Assembly",
+    "Cluster",
+    "Conversion",
+    "Crossing",
+    "Layout",
+    "Link",
+    "Links",
+    "Mesh",
+    "Partial",
+    "Piece",
+    "Placement",
+    "Replicate",
+    "Shard",
+    "Step",
+    "Transfer",
+    "convert",
+    "cross",
+    "transfer",
+]

@@ -1,0 +1,118 @@
+"""The cheapest way from a layout on one mesh to a layout on another.
+
+Comes in: as for `transfer`, and the source may be a partial sum. Goes out: a `Crossing`: steps on
+the mesh that gives, messages, steps on the mesh that takes. Either may have no steps.
+
+Partial sums are reduced before anything is sent, and reduced to slices where that is cheaper. What
+the taking mesh wants on every slot may be sent once in slices and gathered there, which pays where
+the links between the meshes are slower than those inside. On one mesh the messages alone may also
+be cheaper than any sequence of collectives.
+
+What always holds: no pair of layouts at which to leave and arrive, out of those the candidates
+name, is cheaper by the cluster's prices; among equally cheap ones the one of fewer steps and
+messages is taken, then the first.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from functools import lru_cache
+
+import msgspec
+
+from shardwright.layout.cluster import Cluster
+from shardwright.layout.convert import PICOSECOND, Conversion, convert
+from shardwright.layout.layout import (
+    Layout,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    leaves_none_empty,
+)
+from shardwright.layout.mesh import Mesh
+from shardwright.layout.ranges import Shape
+from shardwright.layout.transfer import Transfer, transfer
+
+
+class Crossing(msgspec.Struct, frozen=True):
+    """Steps on the mesh that gives, messages to the mesh that takes, steps there."""
+
+    before: Conversion
+    transfer: Transfer
+    after: Conversion
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.before}\n{self.transfer}\n{self.after}"
+
+
+@lru_cache(maxsize=1 << 14)
+def cross(
+    source: Layout,
+    source_mesh: Mesh,
+    target: Layout,
+    target_mesh: Mesh,
+    shape: Shape,
+    itemsize: int = 4,
+    cluster: Cluster | None = None,
+) -> Crossing:
+    """The cheapest way from one mesh and layout to another.
+
+    ``shape`` is the whole tensor's, ``itemsize`` bytes an element; without a cluster all slots are
+    processes of one host. Raises PlanError where a layout does not fit its mesh or the shape, or
+    where the target is a partial sum.
+    """
+    if cluster is None:
+        cluster = Cluster((tuple(dict.fromkeys((*source_mesh.devices, *target_mesh.devices))),))
+    source.check(source_mesh, shape)
+    target.check(target_mesh, shape)
+    leaving = _freed(source, source_mesh, shape, Partial)
+    if source_mesh == target_mesh:
+        leaving = [*leaving, target]
+    arriving = _freed(target, target_mesh, shape, Replicate)
+    befores = [
+        convert(source, at, mesh=source_mesh, shape=shape, itemsize=itemsize, cluster=cluster)
+        for at in leaving
+    ]
+    afters = [
+        convert(at, target, mesh=target_mesh, shape=shape, itemsize=itemsize, cluster=cluster)
+        for at in arriving
+    ]
+    return _cheapest(befores, afters, itemsize, cluster)
+
+
+def _freed(
+    layout: Layout, mesh: Mesh, shape: Shape, freed: type[Partial] | type[Replicate]
+) -> list[Layout]:
+    """The layouts that may stand for this one: every choice along axes placed as ``freed``.
+
+    The first replicates along them; others leave no slot without data.
+    """
+    shards = [Shard(dim) for dim in range(len(shape))]
+    choices: list[list[Placement]] = [
+        [Replicate(), *shards] if isinstance(placement, freed) and size > 1 else [placement]
+        for placement, size in zip(layout.placements, mesh.sizes, strict=True)
+    ]
+    first, *others = map(Layout, itertools.product(*choices))
+    return [first, *(at for at in others if leaves_none_empty(at.placements, mesh.sizes, shape))]
+
+
+def _cheapest(
+    befores: Sequence[Conversion], afters: Sequence[Conversion], itemsize: int, cluster: Cluster
+) -> Crossing:
+    """The best pair; those whose steps alone cost more than the best found are not looked at."""
+    pairs = sorted(itertools.product(befores, afters), key=lambda p: p[0].seconds + p[1].seconds)
+    found: list[tuple[int, int, Crossing]] = []
+    least = float("inf")
+    for before, after in pairs:
+        steps = before.seconds + after.seconds
+        if steps > least:
+            break
+        sent = transfer(before.target, before.mesh, after.source, after.mesh, before.shape)
+        seconds = steps + sent.seconds(itemsize, cluster)
+        least = min(least, seconds)
+        effort = len(before.steps) + len(sent.sends) + len(after.steps)
+        found.append((round(seconds / PICOSECOND), effort, Crossing(before, sent, after, seconds)))
+    return min(found, key=lambda entry: entry[:2])[2]

@@ -1,0 +1,106 @@
+"""Moves: the single collectives that take a tensor from one layout to another.
+
+A move changes the placement along one axis of the mesh, for all groups of slots along that axis at
+once. The table `KINDS` says which collective does it; `moves` lists those that are right.
+
+A move into or out of ``Shard(dim)`` is right only where its axis is the innermost of those that
+split ``dim``. Gathering along an outer axis joins pieces that are no neighbours in the whole: with
+``[Shard(0), Shard(0)]`` on 2 × 2, the slots (0, 0) and (1, 0) hold the first and the third quarter.
+Slicing along an outer axis would need elements that the slot does not hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from shardwright.layout.cluster import Kind
+from shardwright.layout.layout import Layout, Partial, Placement, Placements, Replicate, Shard
+
+KINDS: Mapping[tuple[type, type], Kind] = {
+    (Partial, Replicate): "all_reduce",
+    (Partial, Shard): "reduce_scatter",
+    (Shard, Replicate): "all_gather",
+    (Shard, Shard): "all_to_all",
+    (Replicate, Shard): "slice",
+}
+"""The collective from one placement to another. Nothing leads to ``Partial``."""
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One move, done along mesh axis ``axis`` by every group of slots at once.
+
+    ``before`` and ``after`` are the layouts, which differ in that axis only; ``seconds`` is what
+    the cluster model says it takes.
+    """
+
+    axis: int
+    before: Layout
+    after: Layout
+    seconds: float = 0.0
+
+    @property
+    def kind(self) -> Kind:
+        """The communication, or ``slice`` for what each slot does by itself."""
+        return move_kind(self.source, self.target)
+
+    @property
+    def source(self) -> Placement:
+        """The axis's placement before."""
+        return self.before.placements[self.axis]
+
+    @property
+    def target(self) -> Placement:
+        """The axis's placement after."""
+        return self.after.placements[self.axis]
+
+    @property
+    def metadata(self) -> dict[str, int | str]:
+        """The keys of the pipeline format for this kind; for a slice its ``dim``."""
+        source, target = self.source, self.target
+        found: dict[str, int | str] = {}
+        if isinstance(source, Partial):
+            found["reduce_op"] = source.op
+        if isinstance(source, Shard) and isinstance(target, Shard):
+            return {"src_dim": target.dim, "dst_dim": source.dim}
+        for placement in (source, target):
+            if isinstance(placement, Shard):
+                found["dim"] = placement.dim
+        return found
+
+    def __str__(self) -> str:
+        said = ", ".join(f"{key} {value}" for key, value in self.metadata.items())
+        return f"{self.kind} along axis {self.axis} ({said}): {self.before} -> {self.after}"
+
+
+def move_kind(source: Placement, target: Placement) -> Kind:
+    """The collective between two placements that differ."""
+    return KINDS[type(source), type(target)]
+
+
+def moves(
+    placements: Placements, sizes: tuple[int, ...], ndim: int
+) -> Iterator[tuple[int, Placements]]:
+    """The axis and the result of every right move for a tensor of ``ndim`` dimensions.
+
+    Axes of one slot never move.
+    """
+    depth = _innermost(placements, sizes, ndim)
+    for axis, source in enumerate(placements):
+        if sizes[axis] == 1 or (isinstance(source, Shard) and depth[source.dim] > axis):
+            continue
+        targets: list[Placement] = [Shard(dim) for dim in range(ndim) if depth[dim] < axis]
+        if not isinstance(source, Replicate):
+            targets.append(Replicate())
+        for target in targets:
+            yield axis, (*placements[:axis], target, *placements[axis + 1 :])
+
+
+def _innermost(placements: Placements, sizes: tuple[int, ...], ndim: int) -> list[int]:
+    """The innermost axis that splits each dimension, -1 where none does."""
+    depth = [-1] * ndim
+    for axis, placement in enumerate(placements):
+        if isinstance(placement, Shard) and sizes[axis] > 1:
+            depth[placement.dim] = axis
+    return depth
