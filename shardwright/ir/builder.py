@@ -88,7 +88,7 @@ class Builder:
     ) -> IRValue:
         """A value whose contents lie outside the graph: ``tensor``, possibly on meta.
 
-        ``names`` are all names under which a checkpoint may hold it, ``(name,)`` by default.
+        ``names`` are all names under which a checkpoint may hold it, the value's by default.
         """
         value = self.graph.new_value(
             name,
@@ -97,9 +97,10 @@ class Builder:
             role=role,
             strides=tensor.stride(),
             device=_device_name(tensor),
-            names=names or (name,),
+            names=names,
             placements=placements,
         )
+        value.names = value.names or (value.name,)
         self.graph.tensors[value.id] = tensor
         return value
 

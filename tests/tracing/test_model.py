@@ -1,0 +1,153 @@
+import pytest
+import torch
+from torch import nn
+
+from shardwright.errors import CaptureError, GraphError
+from shardwright.ir import Builder, IRValue, parse_graph
+from shardwright.tracing.model import Model
+
+
+class Scale:
+    """A layer that writes its own node."""
+
+    def emit(self, builder: Builder, x: IRValue) -> IRValue:
+        weight = builder.param("weight", torch.full((x.shape[-1],), 2.0))
+        return builder.call("aten.mul.Tensor", x, weight)
+
+
+class Halves:
+    def emit(self, builder: Builder, x: IRValue) -> list[IRValue]:
+        return builder.call("aten.chunk.default", x, 2, -1)
+
+
+class Attend(nn.Module):
+    """Arguments of several kinds, and a dict for a result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(4, 4)
+
+    def forward(self, x, pair, *, scale=1.0, mask=None):
+        y = self.mix(x) * scale + pair[0] - pair[1]
+        return {"y": y if mask is None else y * mask, "x": x}
+
+
+def test_layers_are_added_one_after_the_other():
+    torch.manual_seed(0)
+    layers = [nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4)]
+    model = Model("mlp")
+    model.input("x", (2, 8))
+    for layer in layers:
+        made = model.add(layer)
+    assert isinstance(made, IRValue)
+    graph = model.finish()
+    reference = nn.Sequential(*layers)
+    x = torch.randn(2, 8)
+    assert torch.equal(graph.run(x), reference(x))
+    stored = {name: graph.tensors[value.id] for value in graph.stored() for name in value.names}
+    assert stored.keys() == reference.state_dict().keys()
+    assert all(stored[name] is tensor for name, tensor in reference.named_parameters())
+    assert [node.scopes for node in graph.nodes] == [
+        (("0", "torch.nn.modules.linear.Linear"),),
+        (("1", "torch.nn.modules.activation.GELU"),),
+        (("2", "torch.nn.modules.linear.Linear"),),
+    ]
+    assert parse_graph(str(graph)) == graph
+
+
+def test_layers_that_write_their_own_nodes():
+    model = Model()
+    x = model.input("x", (2, 8))
+    first, second = model.add(Halves(), x)
+    total = model.builder.call("aten.add.Tensor", model.add(Scale(), first), second)
+    model.add(Scale(), total, name="last")
+    graph = model.finish()
+    assert [node.scope for node in graph.nodes] == ["0", "1", "", "last"]
+    assert [value.names for value in graph.stored()] == [("weight",), ("weight__1",)]
+    tensor = torch.randn(2, 8)
+    left, right = tensor.chunk(2, -1)
+    assert torch.equal(graph.run(tensor), (left * 2 + right) * 2)
+
+
+def test_several_values_feed_the_next_layer_and_are_returned_as_a_tuple():
+    model = Model()
+    model.input("a", (2, 4))
+    model.input("b", (2, 4))
+    model.add(nn.Bilinear(4, 4, 6))
+    model.add(Halves())
+    left, right = model.finish().run(torch.zeros(2, 4), torch.zeros(2, 4))
+    assert left.shape == right.shape == (2, 3)
+
+
+def test_arguments_and_results_keep_their_structure():
+    torch.manual_seed(0)
+    layer = Attend()
+    model = Model()
+    x, y = model.input("x", (2, 4)), model.input("y", (2, 4))
+    made = model.add(layer, x, (y, x), scale=0.5, mask=y)
+    assert made.keys() == {"y", "x"}
+    assert isinstance(made["y"], IRValue)
+    graph = model.finish()
+    one, two = torch.randn(2, 4), torch.randn(2, 4)
+    found, expected = graph.run(one, two), layer(one, (two, one), scale=0.5, mask=two)
+    assert torch.equal(found["y"], expected["y"])
+    assert found["x"] is one
+    assert graph.output_names == ["y", "x"]
+
+
+def test_a_layer_added_twice_and_tied_weights_are_one_value():
+    embed, head = nn.Embedding(10, 4), nn.Linear(4, 10, bias=False)
+    head.weight = embed.weight
+    mix = nn.Linear(4, 4)
+    model = Model()
+    model.input("tokens", (3,), "i64")
+    for name, layer in [("embed", embed), ("a", mix), ("b", mix), ("head", head)]:
+        model.add(layer, name=name)
+    graph = model.finish()
+    assert [value.names for value in graph.stored()] == [
+        ("embed.weight", "head.weight"),
+        ("a.weight", "b.weight"),
+        ("a.bias", "b.bias"),
+    ]
+    tokens = torch.tensor([1, 5, 9])
+    assert torch.equal(graph.run(tokens), head(mix(mix(embed(tokens)))))
+
+
+def test_buffers_that_a_layer_changes_twice_hold_the_last_contents():
+    norm = nn.BatchNorm1d(4)
+    model = Model()
+    model.input("x", (8, 4))
+    model.add(norm)
+    model.add(norm)
+    graph = model.finish()
+    updated = [graph.values[value_id].names[0] for value_id in graph.updates]
+    assert sorted(updated) == ["0.num_batches_tracked", "0.running_mean", "0.running_var"]
+    reads = [graph.values[value_id].users for value_id in graph.updates]
+    assert all(len(users) == 1 for users in reads), "the second call reads what the first wrote"
+    x = torch.randn(8, 4)
+    torch.testing.assert_close(graph.run(x), norm(norm(x)))
+
+
+def test_the_outputs_can_be_chosen():
+    model = Model()
+    x = model.input("x", (2, 4))
+    y = model.add(nn.ReLU())
+    graph = model.finish([y, x])
+    tensor = torch.randn(2, 4)
+    assert torch.equal(graph.run(tensor)[0], tensor.relu())
+
+
+def test_what_is_no_layer_is_refused():
+    model = Model()
+    model.input("x", (2, 4))
+    model.add(nn.ReLU(), name="act")
+    with pytest.raises(GraphError, match="a layer 'act' was added before"):
+        model.add(nn.ReLU(), name="act")
+    with pytest.raises(GraphError, match=r"layer '1' is a function; a layer is an nn\.Module or"):
+        model.add(test_what_is_no_layer_is_refused)
+    with pytest.raises(CaptureError):
+        model.add(nn.Linear(5, 5))
+
+
+def test_an_empty_model_has_no_result():
+    assert Model().finish().run() is None
