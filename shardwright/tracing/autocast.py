@@ -1,0 +1,160 @@
+"""Autocast as casts: what torch.autocast does to the arguments of an operator.
+
+Comes in: a call of an operator, on fake tensors, and the dtype of an enabled autocast region.
+Goes out: for each tensor the dtype it is cast to, or None. Nothing is known of operators here:
+the call is run three times on fake tensors, while the operators that reach the kernels are
+noted, and asked
+
+    plain       without autocast
+    autocast    with it: which inputs are cast, and to what?
+    cast        without it, on inputs cast so: are the operators the same, on the same dtypes?
+
+What always holds: where "cast" is the same as "autocast", writing the casts is the same program;
+where it is not, and the operator has no autocast rule of its own (it is a composite that casts
+something inside), the answer is a CaptureError. Answers are kept by operator and dtypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shardwright.errors import CaptureError
+from shardwright.ir.operators import join_call, operator_name
+from shardwright.tracing.memory import storage_key
+
+Casts = tuple[torch.dtype | None, ...]
+"""For each tensor input the dtype it is cast to."""
+
+_known: dict[tuple[object, ...], Casts] = {}
+_TO_COPY = torch.ops.aten._to_copy.default
+# With views, what gives the same whether it comes before or after a cast.
+_MOVES = (torch.ops.aten.clone.default, torch.ops.aten._unsafe_view.default)
+
+
+def autocast_casts(
+    overload: OpOverload,
+    inputs: Sequence[torch.Tensor],
+    attrs: dict[str, Any],
+    device_type: str,
+    dtype: torch.dtype,
+) -> Casts:
+    """What autocast to ``dtype`` on ``device_type`` does to the inputs of a call.
+
+    ``inputs`` are tensors of the call's shapes and dtypes; their contents are not looked at.
+    Raises CaptureError.
+    """
+    composite = _is_composite(overload)
+    if not composite and not has_autocast_rule(overload, device_type):
+        return (None,) * len(inputs)
+    key: tuple[object, ...] = (overload, device_type, dtype, *(tensor.dtype for tensor in inputs))
+    if composite:
+        key += (*(tensor.shape for tensor in inputs), repr(attrs))
+    if key not in _known:
+        _known[key] = _discover(overload, inputs, attrs, device_type, dtype)
+    return _known[key]
+
+
+def _discover(
+    overload: OpOverload,
+    inputs: Sequence[torch.Tensor],
+    attrs: dict[str, Any],
+    device_type: str,
+    dtype: torch.dtype,
+) -> Casts:
+    nothing: Casts = (None,) * len(inputs)
+    plain = _run(overload, inputs, attrs, device_type, None)
+    under = _run(overload, inputs, attrs, device_type, dtype)
+    if plain == under:
+        return nothing
+    casts = tuple(under.casts.get(index) for index in range(len(inputs)))
+    dtypes = [cast or tensor.dtype for cast, tensor in zip(casts, inputs, strict=True)]
+    cast = _run(overload, inputs, attrs, device_type, None, dtypes)
+    own_rule = has_autocast_rule(overload, device_type) and cast.results == under.results
+    if cast.operators != under.operators and not own_rule:
+        raise CaptureError(
+            f"under torch.autocast {operator_name(overload)} casts tensors inside it, which a "
+            "graph cannot say; disable autocast around it (torch.autocast(..., enabled=False))"
+        )
+    return casts
+
+
+def _is_composite(overload: OpOverload) -> bool:
+    """Whether an operator is made of others, which autocast may treat."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return bool(overload.has_kernel_for_dispatch_key(key))
+
+
+def has_autocast_rule(overload: OpOverload, device_type: str) -> bool:
+    """Whether autocast treats this operator itself, rather than operators it is made of."""
+    key = f"Autocast{device_type.upper()}"
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key))
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes the operators that reach kernels with the dtypes they see, and casts of inputs."""
+
+    def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operators: list[tuple[Any, ...]] = []
+        self.casts: dict[int, torch.dtype] = {}
+        self.results: tuple[torch.dtype, ...] = ()
+        self._inputs = {storage_key(tensor): index for index, tensor in enumerate(inputs)}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is _TO_COPY:
+            index = self._inputs.get(storage_key(args[0]))
+            if index is not None and kwargs.get("dtype") is not None:
+                self.casts.setdefault(index, kwargs["dtype"])
+        elif func.namespace != "prim" and not func.is_view and func not in _MOVES:
+            self.operators.append((func, *_dtypes((args, kwargs))))
+        return func(*args, **kwargs)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Recorder) and (
+            (self.operators, self.casts, self.results)
+            == (other.operators, other.casts, other.results)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _run(
+    overload: OpOverload,
+    inputs: Sequence[torch.Tensor],
+    attrs: dict[str, Any],
+    device_type: str,
+    dtype: torch.dtype | None,
+    input_dtypes: Sequence[torch.dtype] | None = None,
+) -> _Recorder:
+    """Run the call on fake tensors, under autocast where ``dtype`` is given."""
+    with FakeTensorMode():
+        fakes = [
+            torch.empty_strided(
+                tensor.shape,
+                tensor.stride(),
+                dtype=input_dtypes[index] if input_dtypes else tensor.dtype,
+                device=tensor.device,
+            )
+            for index, tensor in enumerate(inputs)
+        ]
+        args, kwargs = join_call(overload, fakes, attrs, torch.device(device_type))
+        region = torch.autocast(device_type, dtype=dtype, enabled=dtype is not None)
+        recorder = _Recorder(fakes)
+        with region, recorder:
+            result = overload(*args, **kwargs)
+        recorder.results = _dtypes(result)
+        return recorder
+
+
+def _dtypes(value: Any) -> tuple[torch.dtype, ...]:
+    leaves = torch.utils._pytree.tree_leaves(value)
+    return tuple(leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor))

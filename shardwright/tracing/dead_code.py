@@ -1,0 +1,41 @@
+"""Dropping what nothing needs.
+
+Comes in: a graph that is being built, with its outputs and updates. Goes out: the same graph
+without nodes whose results nobody uses and without stored values that nobody uses. What always
+holds: outputs and updates are what they were, and the random numbers too, since a node that
+draws some stays, used or not, as do nodes without results, which are there for an effect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from shardwright.ir.graph import IRGraph
+from shardwright.ir.operators import is_marker, resolve
+from shardwright.ir.values import IRNode
+
+
+def remove_dead_code(graph: IRGraph, needed: Iterable[int]) -> None:
+    """Drop nodes and stored values that the values ``needed`` do not depend on."""
+    live = set(needed)
+    kept: list[IRNode] = []
+    for node in reversed(graph.nodes):
+        if _has_effect(node) or not live.isdisjoint(node.outputs):
+            live.update(node.inputs, node.outputs)
+            kept.append(node)
+    dropped = {node.id for node in graph.nodes} - {node.id for node in kept}
+    graph.nodes[:] = reversed(kept)
+    for value_id, value in list(graph.values.items()):
+        if value_id in live or value.role == "input":
+            value.users = [user for user in value.users if user not in dropped]
+        else:
+            del graph.values[value_id]
+            graph.tensors.pop(value_id, None)
+
+
+def _has_effect(node: IRNode) -> bool:
+    if not node.outputs or is_marker(node.op):
+        return True
+    return torch.Tag.nondeterministic_seeded in resolve(node.op).tags

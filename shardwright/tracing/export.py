@@ -1,0 +1,87 @@
+"""torch.export, called so that the model is left as it was and nothing is printed.
+
+Comes in: a flat model and the tensors of a call. Goes out: torch's exported program, or a
+CaptureError. What always holds: modules' attributes, parameters, buffers and modes are afterwards
+what they were.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+
+from shardwright.errors import CaptureError
+from shardwright.tracing.empty_weights import stand_ins
+from shardwright.tracing.failures import explain
+from shardwright.tracing.flat import FlatModel, fresh_inputs
+
+# What they say is in the CaptureError.
+_LOGGERS = (
+    "torch.fx.experimental.symbolic_shapes",
+    "torch._subclasses.fake_tensor",
+    "torch.export._trace",
+)
+
+
+def export_flat(flat: FlatModel, tensors: list[torch.Tensor]) -> ExportedProgram:
+    """The exported program of ``flat`` on tensors like ``tensors``. Raises CaptureError."""
+    device = tensors[0].device if tensors else torch.device("cpu")
+    inputs = fresh_inputs(tensors)
+    with ExitStack() as stack:
+        stack.enter_context(_unchanged(flat.model))
+        stack.enter_context(_quiet())
+        stack.enter_context(stand_ins(flat.model, device))
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.no_grad())
+        try:
+            return torch.export.export(flat, inputs, strict=False)
+        except CaptureError:
+            raise
+        except Exception as error:
+            raise explain(error) from error
+
+
+@contextmanager
+def _unchanged(model: nn.Module) -> Iterator[None]:
+    """Put back every module's attributes, and its parameters and buffers."""
+    before = [
+        (module, dict(module.__dict__), dict(module._parameters), dict(module._buffers))
+        for module in model.modules()
+    ]
+    try:
+        yield
+    finally:
+        for module, attributes, parameters, buffers in before:
+            module.__dict__.clear()
+            module.__dict__.update(attributes)
+            _restore(module._parameters, parameters)
+            _restore(module._buffers, buffers)
+
+
+def _restore(found: dict[str, Any], before: dict[str, Any]) -> None:
+    found.clear()
+    found.update(before)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's log lines about what a CaptureError says, and a warning of its own."""
+    loggers = [logging.getLogger(name) for name in _LOGGERS]
+    before = [logger.disabled for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.disabled = True
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The tensor attribute")
+            yield
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled

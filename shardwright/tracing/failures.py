@@ -1,0 +1,75 @@
+"""What a model does that no graph can hold, told with its line and what to do instead.
+
+Comes in: an exception that the model raised while it was traced, or a node of the exported graph.
+Goes out: a CaptureError. What always holds: its message begins with the deepest line of the
+program that is neither torch's nor ours, where there is one.
+"""
+
+from __future__ import annotations
+
+import linecache
+import traceback
+from pathlib import Path
+
+import torch
+
+from shardwright.errors import CaptureError
+from shardwright.ir.values import Source
+
+_TORCH = str(Path(torch.__file__).parent) + "/"
+_OURS = str(Path(__file__).parent.parent) + "/"
+
+# What is found in the exception's type or text, and what to do about it; the first that fits.
+_ADVICE: tuple[tuple[str, str], ...] = (
+    (
+        "DataDependent",
+        "the program branches on the contents of a tensor, and a graph has one path: compute both "
+        "sides and choose with torch.where, or decide before the call and pass a Python bool",
+    ),
+    (
+        "data-dependent",
+        "a size depends on the contents of a tensor, and a graph's sizes are fixed: use masks, "
+        "torch.where or a fixed size",
+    ),
+    (
+        "exported program constant's list",
+        "a tensor was taken past torch's operators, as by `x.data`: use x.detach()",
+    ),
+    (
+        ".numpy()",
+        "numpy sees contents, of which there are none while a graph is made: write it with torch",
+    ),
+    (
+        "FakeTensor",
+        "a tensor was used outside of torch's operators: compute with torch operators alone",
+    ),
+)
+_DEFAULT_ADVICE = "the model raised this while it was traced on the given arguments"
+
+
+def explain(error: BaseException) -> CaptureError:
+    """The CaptureError for an exception that the model raised."""
+    kind = type(error).__name__
+    summary = (str(error).strip() or kind).splitlines()[0]
+    advice = next((text for sign, text in _ADVICE if sign in f"{kind} {error}"), _DEFAULT_ADVICE)
+    return CaptureError(f"{line_before(line_of(error))}{advice} ({kind}: {summary})")
+
+
+def line_of(error: BaseException) -> Source | None:
+    """The deepest line in an exception's traceback that is neither torch's nor ours."""
+    frames = traceback.walk_tb(error.__traceback__)
+    lines = [Source(frame.f_code.co_filename, line) for frame, line in frames]
+    return next((source for source in reversed(lines) if is_of_program(source.file)), None)
+
+
+def is_of_program(file: str) -> bool:
+    """Whether a file is neither torch's nor ours, nor generated code."""
+    return not file.startswith((_TORCH, _OURS, "<"))
+
+
+def line_before(source: Source | None) -> str:
+    """``model.py:7 `if x.sum() > 0:`: ``, or nothing where the line is not known."""
+    if source is None:
+        return ""
+    code = linecache.getline(source.file, source.line).strip()
+    return f"{source.file}:{source.line}{f' `{code}`' if code else ''}: "

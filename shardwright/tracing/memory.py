@@ -1,0 +1,212 @@
+"""Memory that a program writes to, as values that never change.
+
+Comes in: the program's tensors, told apart by storage and by how each is a view of another.
+Goes out: for each read the value of the contents at that point; a write makes new values.
+What always holds: identity is (storage, version). A write makes the next version of a storage;
+the tensor written to and all it is a view of have their new values at once, through the inverse
+of each view, and every other tensor of the storage is read again from its parent at its next use.
+
+    y = x.view(-1)         root x                 %x, version 0
+    y[1:3].add_(1)         x ← view ← slice       slice, add, slice_scatter, reshape: version 1
+    x + z                  reads the new x, and y again as reshape(x) where it is used
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+
+from shardwright.ir.values import IRValue, Source, contiguous_strides
+from shardwright.tracing.emitter import Emitter
+from shardwright.tracing.views import Call, View, ViewCall, describe_view
+
+Owner = Literal["input", "param", "buffer", "constant", "tmp"]
+
+
+@dataclass(slots=True, eq=False)
+class Storage:
+    """Memory: ``version`` counts the writes, ``seen`` is the last version that was read.
+
+    ``owner`` and ``name`` say whose it is, ``written`` where it was written to first; ``apart`` is
+    False where tensors share it of which none is a view of the other.
+    """
+
+    owner: Owner
+    name: str
+    version: int = 0
+    seen: int = 0
+    apart: bool = True
+    written: Source | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A tensor of the program: the root of a storage, or ``origin`` of its ``parent``.
+
+    ``spec`` is export's fake tensor, ``value`` the contents at ``version``, ``first`` those at the
+    beginning. What is read from a ``detached`` place has no gradient.
+    """
+
+    storage: Storage
+    spec: torch.Tensor
+    value: IRValue
+    version: int = 0
+    parent: Place | None = None
+    origin: ViewCall | None = None
+    detached: bool = False
+    first: IRValue = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.first = self.value
+
+
+class Memory:
+    """All storages of a program."""
+
+    def __init__(self, emitter: Emitter) -> None:
+        self.emitter = emitter
+        self._storages: dict[int, Storage] = {}
+
+    def root(
+        self, spec: torch.Tensor, value: IRValue, owner: Owner = "tmp", name: str = ""
+    ) -> Place:
+        """A tensor that is a view of no other."""
+        key = storage_key(spec)
+        storage = Storage(owner, name or value.name)
+        if (other := self._storages.get(key)) is not None:
+            storage.apart = other.apart = False
+        self._storages[key] = storage
+        return Place(storage, spec, value)
+
+    def join(self, spec: torch.Tensor, place: Place) -> None:
+        """Say that ``spec`` lies in the storage of ``place``, though its fake does not."""
+        self._storages[storage_key(spec)] = place.storage
+
+    def parent_of(self, spec: torch.Tensor, candidates: list[Place]) -> Place | None:
+        """The first of ``candidates`` that shares its storage with ``spec``."""
+        storage = self._storages.get(storage_key(spec))
+        return next((place for place in candidates if place.storage is storage), None)
+
+    def view(
+        self, parent: Place, value: IRValue, origin: ViewCall, *, detached: bool = False
+    ) -> Place:
+        """A tensor that is a view of ``parent``, whose contents are current."""
+        storage = parent.storage
+        return Place(storage, origin.part, value, storage.version, parent, origin, detached)
+
+    def read(self, place: Place) -> IRValue:
+        """The contents of ``place`` at this point of the program."""
+        place.storage.seen = place.storage.version
+        return self._current(place)
+
+    def _current(self, place: Place) -> IRValue:
+        if place.version != place.storage.version and place.parent is not None:
+            value = self._apply(self._view(place).read, self._current(place.parent))
+            place.value = self.emitter.detached(value) if place.detached else value
+            place.version = place.storage.version
+        return place.value
+
+    def write(self, place: Place, value: IRValue, *, detached: bool = False) -> None:
+        """``place`` has the contents ``value`` from this point on, of its shape and dtype.
+
+        ``detached`` says that the program writes without gradient. Raises CaptureError.
+        """
+        self._check_write(place, detached=detached)
+        place.storage.written = place.storage.written or self.emitter.source
+        self._store(place, value)
+
+    def _store(self, place: Place, value: IRValue) -> None:
+        """Write to the root first, then note the new values on the way back."""
+        if place.parent is None:
+            value = self._with_strides(place, value)
+            place.storage.version += 1
+        else:
+            view = self._view(place)
+            if view.partial and view.write is not None:
+                whole = self._current(place.parent)
+                op, args = view.write
+                self._store(place.parent, self.emitter.one(op, whole, value, *args))
+            else:
+                self._store(place.parent, self._apply(view.write, value))
+        if same_layout(value, place.spec):
+            place.value, place.version = value, place.storage.version
+
+    def _apply(self, call: Call | None, value: IRValue) -> IRValue:
+        return value if call is None else self.emitter.one(call.op, value, *call.args)
+
+    def _view(self, place: Place) -> View:
+        assert place.origin is not None
+        view = describe_view(place.origin)
+        if view is None:
+            raise self.emitter.refuse(
+                f"memory is written to of which another tensor is a view by "
+                f"{place.origin.name}, which cannot be followed; clone() that tensor first"
+            )
+        return view
+
+    def _with_strides(self, place: Place, value: IRValue) -> IRValue:
+        """``value`` laid out as ``place`` is: a write keeps a tensor's strides."""
+        if same_layout(value, place.spec):
+            return value
+        before = self.emitter.detached(place.value)
+        size = place.spec.shape[0]
+        return self.emitter.one("aten.slice_scatter.default", before, value, 0, 0, size)
+
+    # --- what may be written ----------------------------------------------------------------
+
+    def _check_write(self, place: Place, *, detached: bool) -> None:
+        storage = place.storage
+        refuse = self.emitter.refuse
+        if storage.owner == "param":
+            raise refuse(
+                f"the model writes to its parameter {storage.name!r} while it runs; parameters "
+                "are fixed in a graph, so compute with a copy (clone) or make it a buffer"
+            )
+        if storage.owner == "constant":
+            raise refuse(
+                f"the model writes to the tensor {storage.name!r}, which it keeps outside of its "
+                "parameters and buffers; register it as a buffer (register_buffer), or clone it"
+            )
+        if not storage.apart:
+            raise refuse(
+                f"the model writes to {storage.name!r}, which shares memory with another tensor in "
+                "a way that cannot be followed; clone() it first"
+            )
+        chain = list(_chain(place))
+        if not all(self._view(item).writable for item in chain[:-1]):
+            raise refuse(
+                "the model writes to an expanded tensor, of which elements share memory; use "
+                "repeat() or clone() in place of expand()"
+            )
+        cut = detached or any(item.detached for item in chain)
+        if cut and self.emitter.is_differentiable(self._current(chain[-1])):
+            raise refuse(
+                "the model writes, without gradient, to a tensor that has one, and a graph would "
+                "give another gradient; write a new tensor instead (h = h + 1), or, where no "
+                "gradient is needed, capture inside `with torch.no_grad():`"
+            )
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """What tells storages apart: fake tensors share them exactly as real ones do."""
+    key: int = tensor.untyped_storage()._cdata
+    return key
+
+
+def same_layout(value: IRValue, spec: torch.Tensor) -> bool:
+    """Whether a value's elements lie in memory as those of ``spec``, which has its shape."""
+    strides = value.strides or contiguous_strides(value.shape)
+    return all(
+        size <= 1 or found == expected
+        for size, found, expected in zip(value.shape, strides, spec.stride(), strict=True)
+    )
+
+
+def _chain(place: Place) -> list[Place]:
+    """``place``, what it is a view of, and so on to the root."""
+    chain = [place]
+    while (parent := chain[-1].parent) is not None:
+        chain.append(parent)
+    return chain

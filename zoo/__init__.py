@@ -1,0 +1,1 @@
+"""Tiny random-weight transformers models: the proof that the pipeline works on real ones."""

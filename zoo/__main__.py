@@ -1,0 +1,171 @@
+"""The zoo, end to end: `python -m zoo` captures, cuts, runs and compares every model.
+
+Each model is captured, cut in 2 and in 4, and held against eager bit for bit, in one process and,
+in 2, on two worker processes. Beside it stands what torch's own pipeline splitter
+(`torch.distributed.pipelining.pipeline`, cut before the middle block) does with the same model in
+PyTorch's default mode, gradients on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from torch import nn
+from torch.distributed.pipelining import SplitPoint, pipeline
+
+import shardwright as sw
+from zoo.models import MODELS, ZooModel
+
+PASSED = "equal"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What happened to one model; a field a column."""
+
+    model: str
+    nodes: str
+    capture: str
+    two_stages: str
+    four_stages: str
+    two_processes: str
+    stored_twice: str
+    torch_pipelining: str
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything of ours is as it should be."""
+        ours = (self.two_stages, self.four_stages, self.two_processes)
+        return self.stored_twice == "0" and all(result in (PASSED, "") for result in ours)
+
+
+def run(entry: ZooModel, *, processes: bool) -> Row:
+    """One model through the whole way."""
+    model, args, kwargs = entry.make()
+    start = time.perf_counter()
+    graph = sw.capture(model, args, kwargs, name=entry.name)
+    seconds = time.perf_counter() - start
+    files = {stages: sw.build(graph, sw.plan(graph, devices=stages)) for stages in (2, 4)}
+    return Row(
+        model=entry.name,
+        nodes=str(len(graph.nodes)),
+        capture=f"{seconds:.1f} s",
+        two_stages=compare(files[2], model, kwargs, in_process=True),
+        four_stages=compare(files[4], model, kwargs, in_process=True),
+        two_processes=compare(files[2], model, kwargs, in_process=False) if processes else "",
+        stored_twice=str(stored_twice(model, files[4])),
+        torch_pipelining=peer(model, kwargs),
+    )
+
+
+def compare(file: sw.Pipeline, model: nn.Module, kwargs: dict, *, in_process: bool) -> str:
+    """`equal` where every output equals eager's to the last bit, else the first line of why not."""
+    try:
+        sw.verify(file, model, (), kwargs, in_process=in_process)
+    except sw.ShardwrightError as error:
+        return str(error).splitlines()[0]
+    return PASSED
+
+
+def stored_twice(model: nn.Module, file: sw.Pipeline) -> int:
+    """How many of the model's parameters stand under more than one name in weight files."""
+    stored = {info.value.name for info in file.tensors.values() if info.value is not None}
+    names: dict[int, set[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), set()).add(name)
+    return sum(len(aliases & stored) > 1 for aliases in names.values())
+
+
+def peer(model: nn.Module, kwargs: dict) -> str:
+    """What torch.distributed.pipelining's splitter does, cut before the middle block."""
+    blocks = next(blocks_of(model))
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            split = pipeline(model, (), kwargs, split_spec={blocks: SplitPoint.BEGINNING})
+            found = split(**kwargs)
+            expected = model(**kwargs)
+    except Exception as error:  # whatever the peer raises is what the table is about
+        return f"fails: {type(error).__name__}"
+    finally:
+        logging.disable(logging.NOTSET)
+    same = all(map(torch.equal, tensors(found), tensors(expected)))
+    return PASSED if same else "differs"
+
+
+def blocks_of(model: nn.Module) -> Iterator[str]:
+    """The path of the middle child of each list of modules, the longest list first."""
+    lists = [
+        (len(module), path)
+        for path, module in model.named_modules()
+        if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(module) > 1
+    ]
+    for count, path in sorted(lists, key=lambda found: -found[0]):
+        yield f"{path}.{count // 2}"
+
+
+def tensors(result: object) -> Iterator[torch.Tensor]:
+    """The tensors of a result, in order."""
+    if isinstance(result, torch.Tensor):
+        yield result
+    elif isinstance(result, dict):
+        for item in result.values():
+            yield from tensors(item)
+    elif isinstance(result, (list, tuple)):
+        for item in result:
+            yield from tensors(item)
+
+
+def as_table(rows: list[Row]) -> Table:
+    """The rows for a terminal."""
+    table = Table(title=f"{sum(row.passed for row in rows)} of {len(rows)} models pass")
+    for column in fields(Row):
+        table.add_column(column.name.replace("_", " "))
+    for row in rows:
+        table.add_row(*(getattr(row, column.name) for column in fields(Row)))
+    return table
+
+
+def as_markdown(rows: list[Row]) -> str:
+    """The rows for the README."""
+    names = [column.name for column in fields(Row)]
+    lines = [[name.replace("_", " ") for name in names], ["---"] * len(names)]
+    lines += [[getattr(row, name) for name in names] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main() -> int:
+    """Print the table; 1 where a model does not pass."""
+    parser = argparse.ArgumentParser(
+        prog="python -m zoo", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("models", nargs="*", help="names of models; all where none is given")
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    parser.add_argument("--no-processes", action="store_true", help="run in this process only")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    chosen = [entry for entry in MODELS if not options.models or entry.name in options.models]
+    console = Console(stderr=True)
+    rows = [
+        run(entry, processes=not options.no_processes)
+        for entry in track(chosen, "models", console=console)
+    ]
+    if options.markdown:
+        print(as_markdown(rows))
+    else:
+        Console(width=140).print(as_table(rows))
+    return 0 if all(row.passed for row in rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
