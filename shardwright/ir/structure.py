@@ -313,14 +313,22 @@ class Call(NamedTuple):
 
 
 def rebuild_call(arguments: Arguments, tensors: Sequence[Any]) -> Call:
-    """The call that was captured, with ``tensors`` in place of its tensors."""
+    """The call that was captured, with ``tensors`` in place of its tensors.
+
+    From the first constant on parameters are given by keyword where that is possible: it may be a
+    default, and decorators that add a keyword do not expect one by position.
+    """
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     positional = True
+    spread = any(p.kind == "VAR_POSITIONAL" and p.value for p in arguments.parameters)
     for parameter in arguments.parameters:
         if parameter.value is None:
             positional = False
             continue
+        named = parameter.kind == "POSITIONAL_OR_KEYWORD" and not spread
+        if named and isinstance(parameter.value, Fixed):
+            positional = False
         value = rebuild(parameter.value, tensors)
         if parameter.kind == "VAR_POSITIONAL":
             args.extend(value)

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import inspect
 import math
 from collections import OrderedDict, UserDict, defaultdict
@@ -173,8 +174,9 @@ def test_calls_fold_back_after_a_trip_through_json(two: Any, rest: Any, others: 
     found = flatten_call(structure, args, kwargs)
     assert list(map(id, found)) == list(map(id, flat))
     call = rebuild_call(structure, flat)
-    assert same(call.args, args)
-    assert same(call.kwargs, kwargs)
+    signature = inspect.signature(forward)
+    bound = signature.bind(*call.args, **call.kwargs).arguments
+    assert same(bound, signature.bind(*args, **kwargs).arguments)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +252,19 @@ def test_what_was_left_out_stays_left_out():
     structure, _ = describe_arguments(forward, (T,), {})
     assert structure.parameters[4] == Parameter("shape", "KEYWORD_ONLY", None)
     call = rebuild_call(structure, [T])
-    assert call == ((T, None, True), {"scale": 1.0})
+    assert call == ((T,), {"mask": None, "flag": True, "scale": 1.0})
+
+
+def test_defaults_are_keywords_so_that_decorators_can_set_them():
+    def function(x, flag=None): ...
+
+    @functools.wraps(function)
+    def decorated(*args, **kwargs):
+        return function(*args, **{"flag": True, **kwargs})
+
+    structure, _ = describe_arguments(decorated, (T,), {})
+    call = rebuild_call(structure, [T])
+    decorated(*call.args, **call.kwargs)
 
 
 def test_arguments_after_one_left_out_are_keywords():
