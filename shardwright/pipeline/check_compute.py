@@ -6,15 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shardwright.errors import GraphError
-from shardwright.ir.operators import resolve
+from shardwright.ir.operators import BUILT_IN_NAMESPACES, resolve
 from shardwright.ir.values import strides_or_none
 from shardwright.pipeline.connections import Connections
 from shardwright.pipeline.fxtext import Made, Text, decode, parse
 from shardwright.pipeline.rules import broken
 from shardwright.pipeline.schema import Document, SuperTask, TensorInfo
-
-BUILT_IN = ("aten", "shardwright")
-"""Namespaces of operators that need no mention in ``requires``."""
 
 
 def data_of(document: Document, task: SuperTask) -> str:
@@ -94,7 +91,7 @@ def _build(document: Document, name: str, task: SuperTask, text: Text) -> None:
 def _foreign(text: Text) -> set[str]:
     """The operators of a text that neither torch nor shardwright brings."""
     operators = {node.op for node in text.nodes}
-    return {op for op in operators if op.partition(".")[0] not in BUILT_IN}
+    return {op for op in operators if op.partition(".")[0] not in BUILT_IN_NAMESPACES}
 
 
 def _is_loaded(op: str) -> bool:

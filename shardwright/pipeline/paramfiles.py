@@ -115,6 +115,8 @@ class TensorsInMemory(Paramfile):
         return dtype_name(self.tensors[name].dtype)
 
     def _read(self, name: str, ranges: tuple[slice, ...]) -> torch.Tensor:
+        if self.tensors[name].is_meta:
+            raise _no_contents(name)
         return self.tensors[name][ranges]
 
 
@@ -256,10 +258,7 @@ def _plain(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     storages: set[int] = set()
     for name, tensor in tensors.items():
         if tensor.is_meta:
-            raise WeightError(
-                f"tensor {name!r} has no contents: the model was built on the meta device; pass "
-                "weights= to build, or capture a model that holds its weights"
-            )
+            raise _no_contents(name)
         own = tensor.detach().cpu().contiguous()
         storage = own.untyped_storage()
         if storage.nbytes() != own.nbytes or (own.nbytes and storage.data_ptr() in storages):
@@ -267,6 +266,13 @@ def _plain(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         storages.add(own.untyped_storage().data_ptr())
         found[name] = own
     return found
+
+
+def _no_contents(name: str) -> WeightError:
+    return WeightError(
+        f"tensor {name!r} has no contents: the model was built on the meta device; pass weights= "
+        "to build, or capture a model that holds its weights"
+    )
 
 
 def _write_safetensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:

@@ -234,7 +234,7 @@ def node(index: int, **fields: Any) -> Callable[[Any], object]:
 )
 def test_a_wrong_text(change: Callable[[Any], object], message: str) -> None:
     text = edited(change)
-    with pytest.raises(GraphError, match=".*") as caught:
+    with pytest.raises(GraphError) as caught:
         decode(text, infos(layer("0")))
     assert message in str(caught.value)
 

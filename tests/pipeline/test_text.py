@@ -1,0 +1,55 @@
+"""Pipelines as text."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardwright.pipeline import Device
+from shardwright.pipeline.text import format_bytes, format_pipeline
+from tests.pipeline.documents import COLLECTIVES, two_stages
+
+
+def test_two_stages() -> None:
+    assert format_pipeline(two_stages()) == (
+        "pipeline mlp: 2 devices, 8 tensors (3 constants, 576 B), 7 supertasks\n"
+        "  input   x f32[4, 8] on d0\n"
+        "  output  y f32[4, 2] on d1\n"
+        "d0  cpu:0, 2 constants, 512 B\n"
+        "  d0.0  FX      (x, 1 constant) -> (h1)\n"
+        "  d0.1  FX      (h1, 1 constant) -> (h2)\n"
+        "  send  send    h2 f32[4, 8] -> d1\n"
+        "d1  cpu:1, 1 constant, 64 B\n"
+        "  recv  recv    h2@d1 f32[4, 8] <- d0\n"
+        "  d1.0  FX      (h2@d1, 1 constant) -> (y)"
+    )
+
+
+def test_collectives() -> None:
+    lines = format_pipeline(COLLECTIVES["reduce"]()).splitlines()
+    assert lines[-5] == "  reduce.0  reduce  x0 f32[4, 6] with d1, d2, reduce_op=min, dst=d1"
+    assert lines[-3] == (
+        "  reduce.1  reduce  x1 f32[4, 6] -> y1 f32[4, 6] with d0, d2, reduce_op=min, dst=d1"
+    )
+
+
+def test_devices() -> None:
+    document = two_stages()
+    document.devices = {"d0": Device("npu", 0, pes=(0, 1)), "d1": Device("cuda", 1, "right")}
+    text = format_pipeline(document)
+    assert "\nd0  npu:0 pes 0, 1, 2 constants" in text
+    assert "\nd1  cuda:1 on right, 1 constant" in text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (90_900_000, "90.9 MB"),
+        (2_500_000_000, "2.5 GB"),
+        (10**13, "10.0 TB"),
+    ],
+)
+def test_bytes(count: int, text: str) -> None:
+    assert format_bytes(count) == text
