@@ -24,7 +24,7 @@ import torch
 from torch._ops import OpOverload
 
 from shardwright.errors import GraphError
-from shardwright.ir.dtypes import dtype_name
+from shardwright.ir.dtypes import dtype_name, torch_dtype
 from shardwright.ir.graph import IRGraph
 from shardwright.ir.inference import Inference
 from shardwright.ir.operators import is_marker, operator_name, resolve, signature, split_call
@@ -155,6 +155,8 @@ class Builder:
         base = name or _short_name(op)
         device = self.graph.values[ids[0]].device if ids else "cpu"
         values = [self._output(item, base, device) for item in outputs]
+        if not ids and len(values) == 1 and attrs.get("dtype", ...) is None:
+            attrs["dtype"] = torch_dtype(values[0].dtype)  # whatever torch's default is at a run
         scopes = self._scopes if scopes is None else scopes
         made = [value.id for value in values]
         self.graph.emit(op, ids, made, attrs, scopes=scopes, source=source)

@@ -41,7 +41,7 @@ class Inference:
     ) -> tuple[torch.Tensor, ...]:
         overload = resolve(op)
         try:
-            with self._mode:
+            with torch.no_grad(), torch.autocast("cpu", enabled=False), self._mode:
                 tensors = [_fake_tensor(value) for value in inputs]
                 args, kwargs = join_call(overload, tensors, dict(attrs), "cpu")
                 result = overload(*args, **kwargs)

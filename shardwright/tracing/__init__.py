@@ -2,5 +2,6 @@
 
 from shardwright.tracing.capture import CaptureWarning, capture
 from shardwright.tracing.empty_weights import empty_weights
+from shardwright.tracing.model import Model
 
-__all__ = ["CaptureWarning", "capture", "empty_weights"]
+__all__ = ["CaptureWarning", "Model", "capture", "empty_weights"]

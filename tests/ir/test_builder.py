@@ -82,6 +82,26 @@ def x_like() -> torch.Tensor:
     return torch.empty(2, 3, device="meta")
 
 
+def test_a_factory_keeps_the_dtype_it_had_when_it_was_written():
+    builder = Builder("g")
+    made = [
+        builder.call("aten.zeros.default", [2]),
+        builder.call("aten.arange.default", 3),
+        builder.call("aten.full.default", [2], True),
+    ]
+    graph = builder.finish(made)
+    assert [node.attrs["dtype"] for node in graph.nodes] == [
+        torch.float32,
+        torch.int64,
+        torch.bool,
+    ]
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert graph.run()[0].dtype is torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_markers_make_what_they_are_told_to():
     builder = Builder("g")
     x = builder.input("x", (2,))

@@ -53,6 +53,13 @@ def test_one_answer_serves_every_call_of_its_kind(monkeypatch):
     assert len(asked) == 4
 
 
+def test_settings_around_the_builder_do_not_matter():
+    builder = Builder("g")
+    x, weight = builder.input("x", (2, 3)), builder.input("w", (4, 3))
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode():
+        assert builder.call("aten.linear.default", x, weight).dtype == "f32"
+
+
 def test_a_call_that_does_not_run_says_which():
     builder = Builder("g")
     x, y = builder.input("x", (2, 3)), builder.input("y", (4, 5))
