@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from shardwright.ir import Builder, IRGraph, IRValue, Source, resolve
+from shardwright.ir import Builder, IRGraph, IRValue, Scope, Source, resolve
 from shardwright.ir.operators import split_call
 from shardwright.ir.structure import describe_arguments, describe_result
 
 N = 4
 NAMES = st.text('ab0._/-% "\\:,>#\n\u2028é', max_size=6)
-SCOPES = st.lists(st.tuples(NAMES, NAMES), max_size=2)
+SCOPES = st.lists(st.builds(Scope, NAMES, NAMES), max_size=2).map(tuple)
 SOURCES = st.none() | st.builds(Source, NAMES, st.integers(0, 10**6))
 
 
@@ -60,15 +60,14 @@ class Writer:
         inputs, attrs = split_call(
             resolve(op), args, kwargs, is_tensor=lambda item: isinstance(item, Pair)
         )
-        scopes = self.draw(SCOPES)
-        with self.builder.scope(*scopes[0]) if scopes else self.builder.scope("m", "M"):
-            made = self.builder.emit(
-                op,
-                [pair.value for pair in inputs],
-                attrs,
-                name=self.draw(st.none() | NAMES),
-                source=self.draw(SOURCES),
-            )
+        made = self.builder.emit(
+            op,
+            [pair.value for pair in inputs],
+            attrs,
+            name=self.draw(st.none() | NAMES),
+            scopes=self.draw(SCOPES),
+            source=self.draw(SOURCES),
+        )
         tensors = resolve(op)(*_tensors(args), **_tensors(kwargs))
         if isinstance(made, list):
             return [Pair(v, t) for v, t in zip(made, tensors, strict=True)]
@@ -131,26 +130,11 @@ def _cast(w: Writer, x: Pair, y: Pair) -> Pair:
 
 
 def _recurrent(w: Writer, x: Pair, y: Pair) -> Pair:
-    zeros = torch.zeros(1, N, dtype=torch.float64)
-    state = [w.stored(zeros), w.stored(zeros)]
+    state = [w.stored(torch.zeros(1, 1, N, dtype=torch.float64)) for _ in range(2)]
     weights = [w.stored(_matrix(i).repeat(4, 1) / 4) for i in (2, 3)]
-    outputs = w.call(
-        "aten.lstm.input",
-        x_3d(w, x),
-        [w.call("aten.unsqueeze.default", s, 0) for s in state],
-        weights,
-        False,
-        1,
-        0.0,
-        False,
-        False,
-        True,
-    )
-    return w.call("aten.squeeze.dim", outputs[0], 0)
-
-
-def x_3d(w: Writer, x: Pair) -> Pair:
-    return w.call("aten.unsqueeze.default", x, 0)
+    batch = w.call("aten.unsqueeze.default", x, 0)
+    made = w.call("aten.lstm.input", batch, state, weights, False, 1, 0.0, False, False, True)
+    return w.call("aten.squeeze.dim", made[0], 0)
 
 
 STEPS: dict[str, Callable[[Writer, Pair, Pair], Pair]] = {
