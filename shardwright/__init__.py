@@ -19,12 +19,13 @@ from shardwright.errors import (
     WeightError,
     WorkerError,
 )
-from shardwright.ir import (
-    Builder,
-    IRGraph,
-    IRNode,
-    IRValue,
-)
+from shardwright.ir import Builder, IRGraph, IRNode, IRValue
+from shardwright.pipeline import Pipeline, check
+from shardwright.planning import Plan, plan
+from shardwright.report import TimelineChart
+from shardwright.runtime import Runner, Timeline, run, verify
+from shardwright.tracing import capture, empty_weights
+from shardwright.transform import build
 from shardwright.version import __version__
 
 __all__ = [
@@ -37,12 +38,24 @@ __all__ = [
     "IRValue",
     "InputError",
     "LaunchError",
+    "Pipeline",
     "PipelineError",
+    "Plan",
     "PlanError",
     "RunError",
+    "Runner",
     "ShardwrightError",
+    "Timeline",
+    "TimelineChart",
     "VerifyError",
     "WeightError",
     "WorkerError",
     "__version__",
+    "build",
+    "capture",
+    "check",
+    "empty_weights",
+    "plan",
+    "run",
+    "verify",
 ]

@@ -59,18 +59,22 @@ def run(entry: ZooModel, *, processes: bool) -> Row:
         model=entry.name,
         nodes=str(len(graph.nodes)),
         capture=f"{seconds:.1f} s",
-        two_stages=compare(files[2], model, kwargs, in_process=True),
-        four_stages=compare(files[4], model, kwargs, in_process=True),
-        two_processes=compare(files[2], model, kwargs, in_process=False) if processes else "",
+        two_stages=compare(entry, files[2], model, kwargs, in_process=True),
+        four_stages=compare(entry, files[4], model, kwargs, in_process=True),
+        two_processes=compare(entry, files[2], model, kwargs, in_process=False)
+        if processes
+        else "",
         stored_twice=str(stored_twice(model, files[4])),
         torch_pipelining=peer(model, kwargs),
     )
 
 
-def compare(file: sw.Pipeline, model: nn.Module, kwargs: dict, *, in_process: bool) -> str:
+def compare(
+    entry: ZooModel, file: sw.Pipeline, model: nn.Module, kwargs: dict, *, in_process: bool
+) -> str:
     """`equal` where every output equals eager's to the last bit, else the first line of why not."""
     try:
-        sw.verify(file, model, (), kwargs, in_process=in_process)
+        sw.verify(file, model, (), kwargs, in_process=in_process, modules=entry.modules)
     except sw.ShardwrightError as error:
         return str(error).splitlines()[0]
     return PASSED

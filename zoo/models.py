@@ -26,7 +26,7 @@ class ZooModel:
     """One row: the class and configuration of transformers, and the inputs.
 
     ``config`` holds the settings that make the configuration tiny, ``inputs`` makes the keyword
-    arguments of a call.
+    arguments of a call. ``modules`` register operators that the model calls and torch lacks.
     """
 
     name: str
@@ -34,6 +34,7 @@ class ZooModel:
     config_class: str
     config: dict[str, Any]
     inputs: Callable[[], Inputs]
+    modules: tuple[str, ...] = ()
 
     def make(self, seed: int = 0) -> tuple[torch.nn.Module, tuple[()], Inputs]:
         """The model and the arguments of a call, the same for the same seed."""
@@ -137,6 +138,7 @@ MODELS: tuple[ZooModel, ...] = (
         "MixtralConfig",
         GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2},
         text,
+        modules=("transformers.integrations.moe",),
     ),
     ZooModel("qwen2", "Qwen2ForCausalLM", "Qwen2Config", GROUPED, padded_text),
     ZooModel("qwen3", "Qwen3ForCausalLM", "Qwen3Config", GROUPED | {"head_dim": 8}, text),

@@ -24,12 +24,21 @@ from shardwright.ir.values import SLOT, Input
 
 T = TypeVar("T")
 
-_allowed_namespaces = {"aten", "shardwright"}
+BUILT_IN_NAMESPACES = ("aten", "shardwright")
+"""Namespaces whose operators every process has."""
+
+_allowed_namespaces = {*BUILT_IN_NAMESPACES}
+_allowed_operators: set[str] = set()
 
 
 def allow_namespace(namespace: str) -> None:
     """Let graphs use the operators of ``torch.ops.<namespace>``."""
     _allowed_namespaces.add(namespace)
+
+
+def allow_operator(op: str) -> None:
+    """Let graphs use the one operator with this full name."""
+    _allowed_operators.add(op)
 
 
 def is_marker(op: str) -> bool:
@@ -49,7 +58,7 @@ def resolve(op: str) -> OpOverload:
         raise GraphError(f"{op!r} is a marker, which torch cannot run; lower the graph first")
     namespace, _, rest = op.partition(".")
     name, _, overload = rest.rpartition(".")
-    if namespace not in _allowed_namespaces:
+    if namespace not in _allowed_namespaces and op not in _allowed_operators:
         raise GraphError(
             f"operator {op!r}: namespace {namespace!r} is not allowed (allowed are "
             f"{', '.join(sorted(_allowed_namespaces))}); register the operator first, or import "

@@ -7,7 +7,6 @@ a `Failed` message; if the driver is gone it ends at once, whatever it is doing.
 
 from __future__ import annotations
 
-import importlib
 import os
 import socket
 import sys
@@ -39,6 +38,7 @@ from shardwright.runtime.connection import (
     Ready,
     Start,
 )
+from shardwright.runtime.operators import load_operators
 from shardwright.runtime.serve import Call, End, Inbox, Wake, serve
 from shardwright.runtime.slot import Slot, constants_of, make_slot, torch_device
 from shardwright.runtime.worker import Finished, Worker
@@ -70,9 +70,8 @@ class WorkerProcess:
     def _run(self, start: Start, constants: dict[str, Tensor]) -> None:
         self._board.write(State.STARTING)
         torch.set_num_threads(start.threads)
-        for module in start.modules:
-            importlib.import_module(module)
         document = msgspec.json.decode(start.document, type=Document)
+        load_operators(document, start.modules)
         slot = _load(start, document, constants)
         self._board.write(State.STARTING)
         transport = self._connect(start, document)

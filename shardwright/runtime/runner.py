@@ -12,7 +12,6 @@ finish in the order they began.
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import threading
 import weakref
@@ -30,6 +29,7 @@ from shardwright.pipeline import Pipeline, check
 from shardwright.runtime.backend import Backend
 from shardwright.runtime.generator import Generator
 from shardwright.runtime.in_process import InProcess
+from shardwright.runtime.operators import load_operators
 from shardwright.runtime.processes import Processes
 from shardwright.runtime.slot import torch_device
 from shardwright.runtime.timeline import Timeline
@@ -71,9 +71,8 @@ class Runner:
         modules: Sequence[str] = (),
         in_flight: int | None = None,
     ) -> None:
-        for module in modules:
-            importlib.import_module(module)
         self.pipeline = _checked(pipeline)
+        load_operators(self.pipeline, modules)
         make = _backend(in_process, self.pipeline)
         if make is Rank:
             self.pipeline = outputs_on_first_slot(self.pipeline)
@@ -156,10 +155,14 @@ def run(
     *args: Any,
     in_process: bool = False,
     timeout: float = 60.0,
+    modules: Sequence[str] = (),
     **kwargs: Any,
 ) -> Any:
-    """Run a pipeline once, as ``Runner(pipeline)(*args, **kwargs)``, and end its workers."""
-    with Runner(pipeline, in_process=in_process, timeout=timeout) as runner:
+    """Run a pipeline once, as ``Runner(pipeline)(*args, **kwargs)``, and end its workers.
+
+    A model whose own arguments are called like one of the options is run with `Runner`.
+    """
+    with Runner(pipeline, in_process=in_process, timeout=timeout, modules=modules) as runner:
         return runner(*args, **kwargs)
 
 

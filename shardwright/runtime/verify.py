@@ -65,6 +65,7 @@ def verify(
     tolerance: float = 0.0,
     threads: int = 1,
     timeout: float = 60.0,
+    modules: Sequence[str] = (),
 ) -> Report:
     """Hold a pipeline against a model on one call.
 
@@ -74,7 +75,9 @@ def verify(
     """
     kwargs = kwargs or {}
     expected = _reference(model, args, kwargs, threads)
-    with Runner(pipeline, in_process=in_process, threads=threads, timeout=timeout) as runner:
+    with Runner(
+        pipeline, in_process=in_process, threads=threads, timeout=timeout, modules=modules
+    ) as runner:
         found = runner(*args, **kwargs)
     tree, wanted = describe_result(expected)
     found_tree, tensors = describe_result(found)

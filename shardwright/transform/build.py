@@ -22,6 +22,7 @@ import shardwright.pipeline as pl
 from shardwright.errors import PipelineError, PlanError
 from shardwright.ir import Builder, IRGraph, IRValue
 from shardwright.ir.dtypes import FILE_DTYPES
+from shardwright.ir.operators import BUILT_IN_NAMESPACES
 from shardwright.ir.structure import leaves
 from shardwright.ir.values import contiguous_strides
 from shardwright.pipeline.fxtext import encode
@@ -271,7 +272,13 @@ class _Assembly:
             version=FORMAT_VERSION,
             blobs=blobs or None,
             training=pl.Training(replaces=self.replaces) if self.replaces else None,
+            requires=self._requires() or None,
         )
+
+    def _requires(self) -> tuple[str, ...]:
+        """The operators that torch does not bring: runners must import what registers them."""
+        operators = {node.op for node in self.graph.nodes}
+        return tuple(sorted(op for op in operators if op.split(".")[0] not in BUILT_IN_NAMESPACES))
 
     def _share_graphs(self) -> dict[str, str]:
         """Move texts that several tasks have to blobs."""
