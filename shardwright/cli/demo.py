@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import normalize
@@ -94,7 +95,8 @@ def _write(steps: Steps, example: Example, path: Path) -> Path:
     console.print(f"  {len(graph.nodes)} operators, {len(list(graph.stored()))} stored tensors")
     with steps.step("plan = sw.plan(graph, devices=2)"):
         chosen = plan(graph, devices=2)
-    console.print(*(f"  {line}" for line in str(chosen).splitlines()[1:]), sep="\n")
+    lines = [line.strip() for line in str(chosen).splitlines()[1:]]
+    console.print(Padding("\n".join(lines), (0, 0, 0, 2)))
     with steps.step('pipeline = sw.build(graph, plan, weights="model.safetensors")'):
         pipeline = build(graph, chosen, weights=example.weights)
     with steps.step(f'pipeline.save("{path.name}")'):
@@ -111,9 +113,8 @@ def _run(steps: Steps, path: Path, batches: list[Batch]) -> list[Any]:
     with steps.step(f'runner = sw.Runner("{path.name}", trace=True)'):
         runner = Runner(path, trace=True)
     with runner:
-        with steps.step("outputs = [f.result() for f in map(submit, batches)]"):
-            futures = [runner.submit(**batch) for batch in batches]
-            outputs = [future.result() for future in futures]
+        with steps.step("outputs = list(runner.map(batches))"):
+            outputs = list(runner.map(batches))
         timeline = runner.timeline
     chart = TimelineChart(timeline.events)
     steps.console.print("", chart, "", slot_table(timeline), "", sep="\n")

@@ -33,8 +33,9 @@ class Steps:
         """Show and time what stands in the block; a block that raises leaves no line."""
         text = Text(label.ljust(self.width), style=self.style)
         columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        silent = self.quiet or not self.console.is_terminal
         start = time.perf_counter()
-        with Progress(*columns, console=self.console, transient=True, disable=self.quiet) as shown:
+        with Progress(*columns, console=self.console, transient=True, disable=silent) as shown:
             shown.add_task(text.markup, total=None)
             yield
         if not self.quiet:

@@ -57,8 +57,8 @@ def headline(document: Document) -> Text:
 
 def device_table(document: Document) -> Table:
     """One row a device slot: its device, its work, its weights, what it sends and receives."""
-    counts = ("supertasks", "operators", "constants")
-    sizes = ("weights", "makes", "sends", "receives")
+    counts = ("tasks", "operators", "constants")
+    sizes = ("weights", "sends", "receives")
     table = new_table("Device slots", ("slot", "device"), (*counts, *sizes))
     for slot, device in document.devices.items():
         totals = slot_totals(document, slot)
@@ -69,7 +69,6 @@ def device_table(document: Document) -> Table:
             str(totals.operators),
             str(totals.constants),
             format_bytes(totals.stored_bytes),
-            format_bytes(totals.made_bytes),
             format_bytes(totals.sent_bytes),
             format_bytes(totals.received_bytes),
         )

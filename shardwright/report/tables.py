@@ -15,6 +15,7 @@ def new_table(title: str, texts: Sequence[str], numbers: Sequence[str] = ()) -> 
         title_justify="left",
         title_style="bold",
         box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
         pad_edge=False,
         show_edge=False,
     )

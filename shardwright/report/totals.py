@@ -20,8 +20,8 @@ from shardwright.pipeline.schema import Document, SuperTask
 class SlotTotals:
     """What one device slot does in one run of the pipeline.
 
-    ``stored_bytes`` are the constants it loads, ``made_bytes`` the tensors its compute tasks
-    produce, ``sent_bytes`` and ``received_bytes`` what its communication tasks read and make.
+    ``stored_bytes`` are the constants it loads, ``sent_bytes`` and ``received_bytes`` what its
+    communication tasks read and make.
     """
 
     slot: str
@@ -29,7 +29,6 @@ class SlotTotals:
     operators: int
     constants: int
     stored_bytes: int
-    made_bytes: int
     sent_bytes: int
     received_bytes: int
 
@@ -46,7 +45,6 @@ def slot_totals(document: Document, slot: str) -> SlotTotals:
         operators=sum(operator_count(document, task) for task in compute),
         constants=len(constants),
         stored_bytes=total_bytes(document, constants),
-        made_bytes=total_bytes(document, (name for task in compute for name in task.outputs)),
         sent_bytes=total_bytes(document, (name for task in communication for name in task.inputs)),
         received_bytes=total_bytes(
             document, (name for task in communication for name in task.outputs)

@@ -9,15 +9,15 @@ OVERVIEW = """\
 layers  2 device slots, 7 supertasks, 8 tensors, 3 constants of 768 B
 
 Device slots
-slot   device      supertasks   operators   constants   weights   makes   sends   receives
-──────────────────────────────────────────────────────────────────────────────────────────
-d0     cpu:0                3           4           2     512 B   256 B   128 B        0 B
-d1     far/cpu:1            2           2           1     256 B   128 B     0 B      128 B
+slot  device     tasks  operators  constants  weights  sends  receives
+──────────────────────────────────────────────────────────────────────
+d0    cpu:0          3          4          2    512 B  128 B       0 B
+d1    far/cpu:1      2          2          1    256 B    0 B     128 B
 
 Communication
-group   kind        slots     tensor   type        bytes
-────────────────────────────────────────────────────────
-g0      send/recv   d0 → d1   h1       f32[4, 8]   128 B
+group  kind       slots    tensor  type       bytes
+───────────────────────────────────────────────────
+g0     send/recv  d0 → d1  h1      f32[4, 8]  128 B
 
 layers
 ├── inputs

@@ -96,18 +96,18 @@ def test_computing_is_drawn_over_communication_beside_it() -> None:
 
 SLOTS = """
 Who did what for how long
-slot   calls   computes   share   communicates   waits    sends
-───────────────────────────────────────────────────────────────
-d0         2      20 ms     65%           1 ms    0 µs   8.0 kB
-d1         2      20 ms     65%           1 ms   11 ms      0 B
+slot  calls  computes  share  communicates  waits   sends
+─────────────────────────────────────────────────────────
+d0        2     20 ms    65%          1 ms   0 µs  8.0 kB
+d1        2     20 ms    65%          1 ms  11 ms     0 B
 """
 TASKS = """
 The 3 longest of 4 tasks
-slot   supertask    kind      calls   together   a call
-───────────────────────────────────────────────────────
-d0     compute.d0   compute       2      20 ms    10 ms
-d1     compute.d1   compute       2      20 ms    10 ms
-d0     send.d0      send          2       1 ms   500 µs
+slot  supertask   kind     calls  together  a call
+──────────────────────────────────────────────────
+d0    compute.d0  compute      2     20 ms   10 ms
+d1    compute.d1  compute      2     20 ms   10 ms
+d0    send.d0     send         2      1 ms  500 µs
 """
 
 

@@ -10,7 +10,6 @@ def test_a_slots_work_is_counted_from_shapes(document: Document) -> None:
         operators=4,
         constants=2,
         stored_bytes=2 * weight,
-        made_bytes=2 * activation,
         sent_bytes=activation,
         received_bytes=0,
     )

@@ -1,0 +1,160 @@
+"""The commands, run in this process; processes of workers are started where a test says so."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner, Result
+
+from shardwright.cli.app import app
+from shardwright.pipeline import Pipeline
+from shardwright.version import __version__
+
+MODEL = """
+import torch
+
+def make():
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(8, 8) for _ in range(4)]
+    return torch.nn.Sequential(*layers).eval(), (torch.ones(3, 8),), {}
+"""
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def succeed(*arguments: object) -> str:
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "cli_model.py").write_text(MODEL)
+    return tmp_path
+
+
+@pytest.fixture
+def built(folder: Path) -> Path:
+    succeed("build", "cli_model.py:make", "--devices", 2, "-o", "model.pipeline.json")
+    return folder / "model.pipeline.json"
+
+
+def expected_output(x: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])(x).detach()
+
+
+def test_build_writes_a_pipeline_and_says_what_is_in_it(folder: Path) -> None:
+    output = succeed("build", "cli_model.py:make", "--devices", 2, "-o", "model.pipeline.json")
+    assert "2 device slots" in output
+    assert "cpu:1" in output
+    assert list(Pipeline.load(folder / "model.pipeline.json").devices) == ["d0", "d1"]
+
+
+def test_build_refers_to_weights_that_are_in_a_file(folder: Path) -> None:
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
+    save_file(layers.state_dict(), folder / "weights.safetensors")
+    succeed("build", "cli_model.py:make", "--weights", "weights.safetensors", "-o", "m.json")
+    values = [info.value for info in Pipeline.load(folder / "m.json").tensors.values()]
+    assert {value.path for value in values if value} == {"weights.safetensors"}
+
+
+def test_check_and_show(built: Path) -> None:
+    assert "right: " in succeed("check", built)
+    shown = succeed("show", built)
+    assert "send/recv" in shown
+    assert "all of output" in shown
+
+
+def test_show_prints_the_graph_of_a_supertask(built: Path) -> None:
+    assert succeed("show", built, "--task", "d0.0").count("aten.linear.default") >= 1
+    assert "'input' has no graph" in invoke("show", built, "--task", "input").output
+
+
+def test_run_in_process_with_inputs_from_a_file(built: Path, folder: Path) -> None:
+    x = torch.randn(3, 8)
+    save_file({"input": x}, folder / "in.safetensors")
+    arguments = ("--in-process", "--inputs", "in.safetensors", "--output", "out.safetensors")
+    table = succeed("run", built, *arguments)
+    assert "f32[3, 8]" in table
+    assert torch.equal(load_file(folder / "out.safetensors")["output"], expected_output(x))
+
+
+def test_run_draws_and_writes_the_timeline(built: Path, folder: Path) -> None:
+    options = ("--random", "--in-process", "--repeat", 3, "--timeline", "--trace", "trace.json")
+    output = succeed("run", built, *options)
+    assert "3 calls in" in output
+    assert "Who did what for how long" in output
+    names = {event["name"] for event in json.loads(Path("trace.json").read_text())["traceEvents"]}
+    assert set(Pipeline.load(built).tasks_of("d0")) <= names
+
+
+@pytest.mark.processes
+def test_run_on_processes_as_a_program(built: Path, folder: Path) -> None:
+    save_file({"input": torch.ones(3, 8)}, folder / "in.safetensors")
+    options = ["--inputs", "in.safetensors", "--output", "out.safetensors"]
+    command = [sys.executable, "-m", "shardwright", "run", str(built), *options]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=90)
+    assert done.returncode == 0, done.stderr.decode()
+    found = load_file(folder / "out.safetensors")["output"]
+    assert torch.equal(found, expected_output(torch.ones(3, 8)))
+
+
+def test_schema_is_the_one_in_the_repository(folder: Path) -> None:
+    assert json.loads(succeed("schema"))["$ref"]
+    succeed("schema", "-o", "schema.json")
+    assert Path("schema.json").read_text() == succeed("schema")
+
+
+def test_version_and_help() -> None:
+    assert __version__ in succeed("--version")
+    for command in ("build", "check", "show", "run", "schema", "demo"):
+        assert command in succeed("--help")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("check", "missing.json"), "PipelineError: .*missing.json cannot be read"),
+        (("build", "cli_model.py:other", "-o", "x.json"), "CaptureError: .*defines no function"),
+        (("run", "{built}"), "InputError: give either --inputs FILE or --random"),
+        (("run", "{built}", "--inputs", "none"), "InputError: inputs cannot be read from none"),
+        (("build", "cli_model.py:make", "-o", "none/x.json"), "PipelineError: .*none does not"),
+        (("build", "cli_model.py:make", "--devices", 0, "-o", "x.json"), "PlanError: "),
+        (("build", "cli_model.py:make", "--policy", "odd", "-o", "x.json"), "PlanError: .*odd"),
+    ],
+)
+def test_an_error_is_one_line_and_exit_status_1(
+    built: Path, arguments: tuple[object, ...], message: str
+) -> None:
+    result = invoke(*(str(argument).format(built=built) for argument in arguments))
+    assert result.exit_code == 1
+    (line,) = [line for line in result.stderr.splitlines() if "Error" in line]
+    assert re.match(message, line)
+    assert "Traceback" not in result.output
+
+
+def test_a_damaged_file_is_named(built: Path) -> None:
+    built.write_text(built.read_text()[:100])
+    result = invoke("check", built)
+    assert result.exit_code == 1
+    assert "PipelineError" in result.stderr
+    assert f"in {built}" in result.stderr
+
+
+def test_debug_lets_the_error_through(folder: Path) -> None:
+    result = CliRunner().invoke(app, ["--debug", "check", "missing.json"])
+    assert type(result.exception).__name__ == "PipelineError"
