@@ -35,7 +35,7 @@ from shardwright.pipeline.check_tensors import (
 )
 from shardwright.pipeline.connections import Connections, connect
 from shardwright.pipeline.schema import Document
-from shardwright.pipeline.serialize import check_types
+from shardwright.pipeline.serialize import reread
 
 CHECKS: tuple[Callable[[Document, Connections], None], ...] = (
     check_version,
@@ -67,8 +67,7 @@ def check(pipeline: Document) -> None:
     The error's ``rule`` is a key of `rules.RULES`; ``task`` and ``tensor`` say where, where the
     rule is about one.
     """
-    check_types(pipeline)
-    check_rules(pipeline)
+    check_rules(reread(pipeline))
 
 
 def check_rules(document: Document) -> None:

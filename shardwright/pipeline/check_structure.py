@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Mapping
 
 from shardwright.ir.structure import (
@@ -103,11 +102,8 @@ def _holds(parameter: Parameter) -> bool:
 
 
 def _check_tree(tree: Tree, where: str) -> None:
-    """Containers have a key an item, and constants are such as JSON keeps."""
-    if isinstance(tree, Leaf | FixedFloat):
-        return
-    if isinstance(tree, Fixed):
-        _check_constant(tree.value, where)
+    """Containers have a key an item, and classes are named as they can be found."""
+    if isinstance(tree, Leaf | Fixed | FixedFloat):
         return
     if isinstance(tree, DictTree | ObjectTree):
         keys = tree.keys if isinstance(tree, DictTree) else tree.fields
@@ -121,12 +117,3 @@ def _check_tree(tree: Tree, where: str) -> None:
         raise broken("structure", f"{where}: {tree.cls!r} is no class, expected module:qualname")
     for item in tree.items:
         _check_tree(item, where)
-
-
-def _check_constant(value: object, where: str) -> None:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise broken(
-            "structure",
-            f"{where}: the argument {value!r} cannot stand in a file; bind it in the model, so "
-            "that it is no argument",
-        )

@@ -8,6 +8,7 @@ it never imports, evaluates or unpickles anything.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -37,10 +38,22 @@ def write(document: Document) -> bytes:
     Raises PipelineError where a field holds what JSON cannot (a Struct made in Python may).
     """
     try:
+        _check_numbers(msgspec.to_builtins([document.metadata, document.training]))
         fields = [_field(key, item) for key, item in _fields(document)]
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise broken("type", f"the pipeline cannot be written as JSON: {error}") from None
     return b"{\n" + b",\n".join(fields) + b"\n}\n"
+
+
+def _check_numbers(data: Any) -> None:
+    """Raise ValueError at a float that JSON has no number for; it would be read as None."""
+    if isinstance(data, float) and not math.isfinite(data):
+        raise ValueError(f"it holds the constant {data!r}; write it as FixedFloat({str(data)!r})")
+    if isinstance(data, dict):
+        data = list(data.values())
+    if isinstance(data, list | tuple):
+        for item in data:
+            _check_numbers(item)
 
 
 def _fields(document: Document) -> Iterator[tuple[str, Any]]:
@@ -65,9 +78,12 @@ def read(data: bytes, kind: type[D]) -> D:
     return _decode(data, kind)
 
 
-def check_types(document: Document) -> None:
-    """Raise PipelineError where a field is not of its type, as one made in Python may be."""
-    _decode(write(document), Document)
+def reread(document: Document) -> Document:
+    """The document as reading its file would give it: types tested, lists as tuples.
+
+    Raises PipelineError where a field is not of its type, as one made in Python may be.
+    """
+    return _decode(write(document), Document)
 
 
 def _decode(data: bytes, kind: type[D]) -> D:

@@ -84,17 +84,6 @@ def test_broken(case: Broken) -> None:
     prove_broken(case)
 
 
-@pytest.mark.parametrize("constant", [float("inf"), float("-inf"), float("nan")])
-def test_numbers_that_json_does_not_have(constant: float) -> None:
-    """They would come back as None."""
-    parameters = (
-        Parameter("x", "POSITIONAL_OR_KEYWORD", X),
-        Parameter("fill", "KEYWORD_ONLY", Fixed(constant)),
-    )
-    error = prove_broken(Broken("", "structure", inputs(*parameters)))
-    assert "parameter 'fill'" in str(error)
-
-
 def test_every_kind_of_parameter_and_of_tree() -> None:
     document = two_stages()
     names = [f"x{i}" for i in range(4)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from shardwright.ir.structure import (
     Arguments,
     DictTree,
     Fixed,
+    FixedFloat,
     Leaf,
     ListTree,
     ObjectTree,
@@ -38,7 +40,7 @@ from shardwright.pipeline import (
     Training,
 )
 from shardwright.pipeline import schema as s
-from shardwright.pipeline.serialize import check_types, read, write
+from shardwright.pipeline.serialize import read, reread, write
 from tests.pipeline.documents import GOOD, two_stages
 
 # --- any document -----------------------------------------------------------------------------
@@ -71,7 +73,9 @@ CONSTANTS = (
     | NAMES
 )
 TREES = st.recursive(
-    st.builds(Leaf, NAMES, st.integers(0, 9)) | st.builds(Fixed, CONSTANTS),
+    st.builds(Leaf, NAMES, st.integers(0, 9))
+    | st.builds(Fixed, CONSTANTS)
+    | st.builds(FixedFloat, st.sampled_from(["inf", "-inf", "nan"])),
     lambda inner: st.one_of(
         st.builds(ListTree, st.lists(inner, max_size=3).map(tuple)),
         st.builds(TupleTree, st.lists(inner, max_size=3).map(tuple)),
@@ -328,8 +332,27 @@ def test_a_struct_with_a_wrong_type_is_found() -> None:
     document = two_stages()
     document.supertasks["send"].device = 3  # type: ignore[assignment]
     with pytest.raises(PipelineError, match="supertask 'send'") as caught:
-        check_types(document)
+        reread(document)
     assert caught.value.rule == "type"
+
+
+def test_what_python_writes_otherwise_is_put_right() -> None:
+    document = two_stages()
+    document.tensors["x"].shape = [4, 8]  # type: ignore[assignment]
+    document.supertasks["d1.0"].kind = "fx"
+    assert reread(document) == two_stages()
+
+
+@pytest.mark.parametrize("constant", [math.inf, -math.inf, math.nan])
+def test_numbers_that_would_come_back_as_none(constant: float) -> None:
+    document = two_stages()
+    assert document.metadata.structure is not None
+    document.metadata.structure.outputs = TupleTree((Leaf("output", 0), Fixed(constant)))
+    with pytest.raises(PipelineError, match=rf"FixedFloat\('{constant}'\)"):
+        write(document)
+    number = FixedFloat(str(constant))  # type: ignore[arg-type]
+    document.metadata.structure.outputs = TupleTree((Leaf("output", 0), number))
+    assert reread(document) == document
 
 
 def test_reading_imports_nothing_and_runs_nothing() -> None:
