@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import pytest
 
 from shardwright.errors import PipelineError
@@ -223,7 +222,7 @@ def prove_broken(case: Broken) -> PipelineError:
 
 
 def put(**fields: Any) -> Callable[[Any], None]:
-    """Not used alone: sets fields of a Struct."""
+    """Sets fields of a Struct; `task`, `tensor` and `value` say of which."""
 
     def change(struct: Any) -> None:
         for key, item in fields.items():
@@ -255,8 +254,3 @@ def together(*changes: Callable[[Document], object]) -> Callable[[Document], Non
             one(document)
 
     return change
-
-
-def copy(document: Document) -> Document:
-    """An equal document that shares nothing with the first."""
-    return msgspec.json.decode(msgspec.json.encode(document), type=Document)
