@@ -3,11 +3,11 @@
 Comes in: the device slots of each host, and what links them inside a host and between hosts. Goes
 out: the seconds that a kind of communication takes among a number of slots, for a number of bytes.
 
-A collective among ``n`` slots is a number of messages after one another, each with a latency and an
-``n``-th of the bytes (the alpha-beta model; Thakur, Rabenseifner and Gropp, 2005): ``n - 1``
-rounds, and twice as many for all_reduce, which is reduce_scatter and all_gather. An axis of a mesh
-is as slow as its slowest group: a group that spans hosts pays the links between hosts in every
-round.
+A collective among ``n`` slots costs its start and then a number of messages after one another,
+each with a latency and an ``n``-th of the bytes (the alpha-beta model; Thakur, Rabenseifner and
+Gropp, 2005): ``n - 1`` of them, and twice as many for all_reduce, which is a reduce_scatter and an
+all_gather with one start. An axis of a mesh is as slow as its slowest group: a group that spans
+hosts pays the links between hosts for every message.
 
 What always holds: no price is negative, more bytes or more slots never cost less, and what stays
 on a slot costs nothing.
@@ -53,18 +53,23 @@ class Link(msgspec.Struct, frozen=True):
 
 
 class Links(msgspec.Struct, frozen=True):
-    """The link as each kind of communication sees it."""
+    """The link as each kind of communication sees it; ``start`` of a collective is in seconds."""
 
     send: Link
     all_gather: Link
     reduce_scatter: Link
     all_reduce: Link
     all_to_all: Link
+    start: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.start >= 0:
+            raise PlanError(f"the start of a collective must not be negative, found {self.start} s")
 
     @classmethod
-    def of(cls, send: Link, collective: Link) -> Links:
+    def of(cls, send: Link, collective: Link, start: float = 0.0) -> Links:
         """One link for messages between two slots, another for all collectives."""
-        return cls(send, collective, collective, collective, collective)
+        return cls(send, collective, collective, collective, collective, start)
 
     def seconds(self, kind: Kind, members: int, nbytes: int) -> float:
         """The time of one communication among ``members`` slots.
@@ -77,12 +82,12 @@ class Links(msgspec.Struct, frozen=True):
         if kind == "send":
             return self.send.seconds(nbytes)
         link: Link = getattr(self, kind)
-        return ROUNDS[kind](members) * link.seconds(nbytes / members)
+        return self.start + ROUNDS[kind](members) * link.seconds(nbytes / members)
 
 
-GLOO = Links.of(send=Link(60e-6, 3.2e9), collective=Link(60e-6, 0.5e9))
+GLOO = Links.of(send=Link(60e-6, 3.2e9), collective=Link(60e-6, 0.5e9), start=150e-6)
 """Processes of one host on CPU, as measured with gloo."""
-ETHERNET = Links.of(send=Link(100e-6, 1.1e9), collective=Link(100e-6, 0.4e9))
+ETHERNET = Links.of(send=Link(100e-6, 1.1e9), collective=Link(100e-6, 0.4e9), start=150e-6)
 """Hosts on a network of 10 Gbit/s, assumed."""
 
 

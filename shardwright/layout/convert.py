@@ -6,8 +6,8 @@ take; none where the layouts agree.
 
 The way is found by Dijkstra's search over layouts, along the `moves` that are right. What a move
 costs depends on how much the slots hold at that moment, so it may pay to slice along one axis
-before communicating along another. No way passes through a layout that leaves a slot without data,
-unless the target itself splits so finely.
+before communicating along another. No step cuts so finely that a slot is left without data, unless
+the target does.
 
 What always holds: no sequence of right moves is cheaper by the cluster's prices; among equally
 cheap ones the shortest is taken, then the first in the order of axes and placements, so that the
@@ -171,7 +171,8 @@ class _Terrain:
             want = self.target[axis]
             if isinstance(want, Partial):
                 continue
-            if there[axis] == want or leaves_none_empty(there, self.sizes, self.shape):
+            coarser = not isinstance(there[axis], Shard)
+            if coarser or there[axis] == want or leaves_none_empty(there, self.sizes, self.shape):
                 yield axis, there
 
     def price(self, axis: int, here: Placements, there: Placements) -> int:

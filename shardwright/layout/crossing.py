@@ -5,12 +5,11 @@ the mesh that gives, messages, steps on the mesh that takes. Either may have no 
 
 Partial sums are reduced before anything is sent, and reduced to slices where that is cheaper. What
 the taking mesh wants on every slot may be sent once in slices and gathered there, which pays where
-the links between the meshes are slower than those inside. On one mesh the messages alone may also
-be cheaper than any sequence of collectives.
+the links between the meshes are slower than those inside. On one mesh `convert` is the way.
 
-What always holds: no pair of layouts at which to leave and arrive, out of those the candidates
-name, is cheaper by the cluster's prices; among equally cheap ones the one of fewer steps and
-messages is taken, then the first.
+What always holds: of all layouts to leave in, which differ from the source where it is partial, and
+all to arrive in, which differ from the target where it is replicated, no pair is cheaper by the
+cluster's prices; among equally cheap ones the one of fewest steps and messages is taken.
 """
 
 from __future__ import annotations
@@ -69,8 +68,6 @@ def cross(
     source.check(source_mesh, shape)
     target.check(target_mesh, shape)
     leaving = _freed(source, source_mesh, shape, Partial)
-    if source_mesh == target_mesh:
-        leaving = [*leaving, target]
     arriving = _freed(target, target_mesh, shape, Replicate)
     befores = [
         convert(source, at, mesh=source_mesh, shape=shape, itemsize=itemsize, cluster=cluster)
