@@ -1,9 +1,10 @@
 """Pipelines and runs as text for a terminal: tables, trees and timelines."""
 
+from shardwright.report.chart import TimelineChart
+from shardwright.report.durations import slot_table, task_table
 from shardwright.report.overview import device_table, headline, overview
 from shardwright.report.quantities import count_text, seconds_text, tensor_text
 from shardwright.report.tables import new_table
-from shardwright.report.timeline import TimelineChart, slot_table, task_table
 
 __all__ = [
     "TimelineChart",

@@ -1,8 +1,11 @@
-"""A small pipeline written by hand: two slots, repeated layers, a tensor that goes across."""
+"""What reports are made of: a small pipeline and the events of a run, written by hand."""
 
 import json
+from collections.abc import Callable
+from io import StringIO
 
 import pytest
+from rich.console import Console, RenderableType
 
 from shardwright.pipeline.schema import (
     Device,
@@ -16,6 +19,7 @@ from shardwright.pipeline.schema import (
     SuperTask,
     TensorInfo,
 )
+from shardwright.runtime.timeline import Event
 
 LAYER = json.dumps({"version": 1, "inputs": ["i0", "i1"], "nodes": [{}, {}], "outputs": []})
 
@@ -40,6 +44,7 @@ def transfer(kind: str, name: str, device: str, index: int) -> SuperTask:
 
 @pytest.fixture
 def document() -> Document:
+    """Two slots, layers that share a graph, a tensor that goes across."""
     whole = ((0, 4), (0, 8))
     return Document(
         name="layers",
@@ -67,3 +72,39 @@ def document() -> Document:
         ),
         blobs={"layer": LAYER},
     )
+
+
+@pytest.fixture
+def drawn() -> Callable[..., str]:
+    """What a renderable looks like in a terminal."""
+
+    def draw(renderable: RenderableType, width: int = 84, color: str | None = None) -> str:
+        console = Console(
+            file=StringIO(), width=width, color_system=color, force_terminal=bool(color)
+        )
+        console.print(renderable)
+        return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+
+    return draw
+
+
+@pytest.fixture
+def stream() -> Callable[[int], list[Event]]:
+    """Calls of 10 ms a slot: d0 computes and sends; d1 waits for the first, then does the same."""
+
+    def event(slot: str, call: int, kind: str, start: float, end: float, nbytes: int = 0) -> Event:
+        return Event(
+            slot, int(slot[1:]), call, f"{kind}.{slot}", kind, start / 1e3, end / 1e3, nbytes
+        )
+
+    def make(calls: int) -> list[Event]:
+        events = [event("d1", 0, "wait", 0, 11)]
+        for call in range(calls):
+            start = 10 * call
+            events.append(event("d0", call, "compute", start, start + 10))
+            events.append(event("d0", call, "send", start + 10, start + 10.5, 4000))
+            events.append(event("d1", call, "recv", start + 10.5, start + 11, 4000))
+            events.append(event("d1", call, "compute", start + 11, start + 21))
+        return events
+
+    return make

@@ -1,9 +1,9 @@
-from io import StringIO
-
-from rich.console import Console, RenderableType
+from collections.abc import Callable
 
 from shardwright.pipeline.schema import Document
 from shardwright.report.overview import overview, slice_text, supertask_tree
+
+Draw = Callable[..., str]
 
 OVERVIEW = """\
 layers  2 device slots, 7 supertasks, 8 tensors, 3 constants of 768 B
@@ -33,17 +33,13 @@ layers
 """
 
 
-def drawn(renderable: RenderableType, width: int = 110) -> str:
-    console = Console(file=StringIO(), width=width, color_system=None)
-    console.print(renderable)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
-
-
-def test_overview(document: Document) -> None:
+def test_overview(document: Document, drawn: Draw) -> None:
     assert drawn(overview(document)) == OVERVIEW.strip()
 
 
-def test_layers_that_run_different_graphs_have_lines_of_their_own(document: Document) -> None:
+def test_layers_that_run_different_graphs_have_lines_of_their_own(
+    document: Document, drawn: Draw
+) -> None:
     task = document.supertasks["d0.1"]
     document.supertasks["d0.1"] = type(task)(
         "FX", task.inputs, task.outputs, task.device, data=(document.blobs or {})["layer"]
@@ -53,7 +49,7 @@ def test_layers_that_run_different_graphs_have_lines_of_their_own(document: Docu
     assert "d0.1  FX 2 operators, 1 constant of 256 B: h0 → h1" in text
 
 
-def test_long_lists_of_tensors_end_in_a_count(document: Document) -> None:
+def test_long_lists_of_tensors_end_in_a_count(document: Document, drawn: Draw) -> None:
     names = tuple(f"y{i}" for i in range(7))
     document.tensors |= dict.fromkeys(names, document.tensors["y"])
     task = document.supertasks["d1.0"]
@@ -67,6 +63,6 @@ def test_a_part_of_a_tensor_is_written_as_a_slice() -> None:
     assert slice_text("x", (), ()) == "all of x"
 
 
-def test_names_are_not_read_as_markup(document: Document) -> None:
+def test_names_are_not_read_as_markup(document: Document, drawn: Draw) -> None:
     document.name = "[red]odd[/red]"
     assert "[red]odd[/red]" in drawn(overview(document))

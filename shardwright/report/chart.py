@@ -1,9 +1,9 @@
-"""A run's timeline in the terminal: a chart with one row a device slot, and tables of who did what.
+"""A run's timeline in the terminal: a chart with one row a device slot over a time axis.
 
-In come the events of a `Timeline`; out go rich renderables. Each kind of work has its own letter
-as well as its own colour, so that the chart also reads without colours. While events are few, each
-is at least one column wide; when they are many, a column shows what took most of it. Computing is
-drawn over communication that goes on beside it.
+In come the events of a `Timeline`; out goes a rich renderable as wide as the console. Each kind of
+work has its own letter as well as its own colour, so that the chart also reads without colours.
+While events are few, each is at least one column wide; when they are many, a column shows what
+took most of it. Computing is drawn over communication that goes on beside it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,10 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
-from shardwright.pipeline.text import format_bytes
 from shardwright.report.quantities import seconds_text
-from shardwright.report.tables import new_table
-from shardwright.runtime.timeline import Event, EventKind, Timeline
+from shardwright.runtime.timeline import Event, EventKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,45 +163,3 @@ def _legend(events: Sequence[Event]) -> Text:
         if kind in seen:
             legend.append(f"{look.letter} {look.label}   ", style=look.style)
     return legend.append("digits: calls", style="dim")
-
-
-def slot_table(timeline: Timeline) -> Table:
-    """One row a device slot: seconds it computed, communicated and waited, and bytes it sent.
-
-    The share is of the time from the first event of all slots to the last. Communication goes on
-    beside computing, so the columns need not add up to it.
-    """
-    headings = ("calls", "computes", "share", "communicates", "waits", "sends")
-    table = new_table("Who did what for how long", ("slot",), headings)
-    start = min((event.start for event in timeline.events), default=0.0)
-    span = max((event.end for event in timeline.events), default=start) - start
-    for row in timeline.summary():
-        table.add_row(
-            escape(row.slot),
-            str(row.calls),
-            seconds_text(row.compute),
-            f"{row.compute / span if span else 0:.0%}",
-            seconds_text(row.communication),
-            seconds_text(row.waiting),
-            format_bytes(row.sent),
-        )
-    return table
-
-
-def task_table(timeline: Timeline, rows: int = 12) -> Table:
-    """The supertasks that took longest in all calls together, slowest first."""
-    durations: dict[tuple[str, str, str], list[float]] = {}
-    for event in timeline.events:
-        if event.kind != "wait":
-            key = (event.slot, event.task, event.kind)
-            durations.setdefault(key, []).append(event.end - event.start)
-    slowest = sorted(durations.items(), key=lambda item: -sum(item[1]))
-    shown = "Supertasks" if len(slowest) <= rows else f"The {rows} longest of {len(slowest)} tasks"
-    table = new_table(shown, ("slot", "supertask", "kind"), ("calls", "together", "a call"))
-    for (slot, task, kind), seconds in slowest[:rows]:
-        total = sum(seconds)
-        each = seconds_text(total / len(seconds))
-        table.add_row(
-            escape(slot), escape(task), kind, str(len(seconds)), seconds_text(total), each
-        )
-    return table
