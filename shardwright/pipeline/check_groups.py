@@ -217,11 +217,12 @@ def _exchanged(group: Group) -> tuple[Sequence[Shape], Sequence[Shape]]:
 
 
 def _exchanged_in_place(group: Group, dim: int) -> tuple[Sequence[Shape], Sequence[Shape]]:
-    """Split and joined along one dimension: pieces must be even, as no tensor tells their sizes."""
+    """Split and joined along one dimension: each input is cut as evenly as can be."""
     count = len(group.tasks)
     first = group.inputs[0].shape
-    size = -(-first[dim] // count) * count
-    return [_with(first, dim, size)] * count, [_with(first, dim, size)] * count
+    sizes = [info.shape[dim] for info in group.inputs]
+    received = [sum(size // count + (i < size % count) for size in sizes) for i in range(count)]
+    return [_with(first, dim, -1)] * count, [_with(first, dim, size) for size in received]
 
 
 def _with(shape: Shape, dim: int, size: int) -> Shape:

@@ -158,6 +158,9 @@ COLLECTIVES: dict[str, Callable[[], Document]] = {
     "all_to_all in one dimension": lambda: collective(
         "all_to_all", [(4, 3)] * 2, [(4, 3)] * 2, {"src_dim": 0, "dst_dim": 0}
     ),
+    "all_to_all uneven in one dimension": lambda: collective(
+        "all_to_all", [(5, 3), (3, 3)], [(5, 3), (3, 3)], {"src_dim": 0, "dst_dim": 0}
+    ),
     "reduce": lambda: collective(
         "reduce", [(4, 6)] * 3, [None, (4, 6), None], {"reduce_op": "min", "dst": "d1"}
     ),

@@ -205,12 +205,12 @@ CASES = cases(
         "y1",
     ),
     row(
-        "an exchange in one dimension that is not even",
+        "exchange in one dimension into another",
         "group-shape",
         "all_to_all in one dimension",
         together(*(shape(name, 5, 3) for name in ("x0", "x1", "y0", "y1"))),
         0,
-        "x0",
+        "y0",
     ),
     row("dim", "group-shape", "all_gather", all_metadata("all_gather", 3, dim=2), 0, "x0"),
     row(
