@@ -13,16 +13,10 @@ from rich.table import Table
 
 import shardwright as sw
 from benchmarks.measure import alternate, console, print_machine, print_timings
-from benchmarks.models import GPT
+from benchmarks.models import gpt
 
 LAYERS = (8, 16, 32, 64)
 SLOTS = 4
-
-
-def gpt(layers: int) -> tuple[torch.nn.Module, tuple[torch.Tensor]]:
-    torch.manual_seed(0)
-    model = GPT(layers=layers, hidden=256, heads=8, vocabulary=1024, length=64).eval()
-    return model, (torch.randint(0, 1024, (1, 64)),)
 
 
 def best(function, rounds: int = 3):

@@ -16,6 +16,7 @@ import torch
 import shardwright as sw
 from benchmarks.measure import alternate, console, print_machine, print_timings
 from benchmarks.models import minilm
+from shardwright.ir import compile_graph
 
 BATCHES = 32
 
@@ -23,7 +24,7 @@ BATCHES = 32
 def overhead(model: torch.nn.Module, kwargs: dict[str, torch.Tensor], rounds: int) -> None:
     graph = sw.capture(model, (), kwargs)
     pipeline = sw.build(graph, sw.plan(graph, devices=1))
-    program = sw.compile_graph(graph)
+    program = compile_graph(graph)
     stored = [graph.tensors[value_id] for value_id in program.arguments[len(graph.inputs) :]]
     flat = [kwargs[graph.values[value_id].name] for value_id in graph.inputs]
     with sw.Runner(pipeline, in_process=True, threads=1) as runner, torch.no_grad():
@@ -43,7 +44,7 @@ def two_workers(model: torch.nn.Module, kwargs: dict[str, torch.Tensor], rounds:
     graph = sw.capture(model, (), kwargs)
     one = sw.build(graph, sw.plan(graph, devices=1))
     two = sw.build(graph, sw.plan(graph, devices=2))
-    stream = [((), kwargs)] * BATCHES
+    stream = [kwargs] * BATCHES
 
     def eager() -> None:
         for _ in range(BATCHES):
