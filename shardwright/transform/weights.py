@@ -51,12 +51,17 @@ class WeightSource:
             name=key,
             name_in_graph=name_in_graph,
             placements=placements,
+            shape=self._whole_of(value).shape,
         )
 
     @property
     def unused(self) -> list[str]:
         """Names in the checkpoint that the graph does not read."""
         return sorted(self._files.keys() - self._used)
+
+    def _whole_of(self, value: IRValue) -> IRValue:
+        """The stored value that ``value`` is, or is a part of."""
+        return self._whole.get(value.names[0], value)
 
     def _key(self, value: IRValue) -> str | None:
         """The first of a value's names that the checkpoint has."""
@@ -77,7 +82,7 @@ class WeightSource:
         if path not in self._open:
             self._open[path] = open_paramfile(path, "safetensors")
         file = self._open[path]
-        whole = self._whole.get(value.names[0], value)
+        whole = self._whole_of(value)
         found = (tuple(file.shape(key)), file.dtype(key))
         if found != (whole.shape, whole.dtype):
             raise WeightError(
@@ -98,7 +103,7 @@ class WeightSource:
         self, value: IRValue, name_in_graph: str, placements: tuple[tuple[int, int], ...]
     ) -> ParamValue:
         """Keep the whole tensor in memory, once for all its parts."""
-        whole = self._whole.get(value.names[0], value)
+        whole = self._whole_of(value)
         tensor = self._tensors.get(whole.id)
         if tensor is None or tensor.is_meta:
             raise WeightError(self._missing(value))
@@ -109,6 +114,7 @@ class WeightSource:
             name=value.names[0],
             name_in_graph=name_in_graph,
             placements=placements,
+            shape=self._whole_of(value).shape,
         )
 
     def _missing(self, value: IRValue) -> str:
