@@ -24,13 +24,14 @@ from shardwright.pipeline import Pipeline, check
 from shardwright.planning import Plan, plan
 from shardwright.report import TimelineChart
 from shardwright.runtime import Runner, Timeline, run, verify
-from shardwright.tracing import capture, empty_weights
+from shardwright.tracing import CaptureWarning, Model, capture, empty_weights
 from shardwright.transform import build
 from shardwright.version import __version__
 
 __all__ = [
     "Builder",
     "CaptureError",
+    "CaptureWarning",
     "DeviceError",
     "GraphError",
     "IRGraph",
@@ -38,6 +39,7 @@ __all__ = [
     "IRValue",
     "InputError",
     "LaunchError",
+    "Model",
     "Pipeline",
     "PipelineError",
     "Plan",
