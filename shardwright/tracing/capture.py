@@ -171,8 +171,9 @@ class _Capture:
         """A parameter, a buffer or a constant; a tied one is the same place again."""
         if entry.kind not in _ROLES or entry.target is None:
             raise CaptureError(
-                f"the model holds {entry.target!r}, an object of a kind that a graph cannot hold "
-                f"({entry.kind.name.lower()}); keep tensors in parameters and buffers"
+                "the model computes with an object that a graph cannot hold, such as a "
+                "torch.Generator or a script object; use tensors, and the default generator with "
+                "torch.manual_seed"
             )
         name = entry.target.removeprefix(f"{PREFIX}.")
         role = _ROLES[entry.kind]

@@ -21,6 +21,7 @@ from shardwright.errors import CaptureError
 from shardwright.tracing.empty_weights import stand_ins
 from shardwright.tracing.failures import explain
 from shardwright.tracing.flat import FlatModel, fresh_inputs
+from shardwright.tracing.origins import notes_lines
 
 # What they say is in the CaptureError.
 _LOGGERS = (
@@ -37,16 +38,19 @@ def export_flat(flat: FlatModel, tensors: list[torch.Tensor]) -> ExportedProgram
     with ExitStack() as stack:
         stack.enter_context(_unchanged(flat.model))
         stack.enter_context(_quiet())
+        stack.enter_context(notes_lines())
         stack.enter_context(stand_ins(flat.model, device))
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())
         try:
             return torch.export.export(flat, inputs, strict=False)
-        except CaptureError:
-            raise
+        except CaptureError as error:
+            message = str(error)
         except Exception as error:
-            raise explain(error) from error
+            message = str(explain(error))
+    # Raised anew: a traceback through torch's tracer says nothing, and keeps its tensors alive.
+    raise CaptureError(message)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import linecache
 import traceback
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from shardwright.ir.values import Source
 
 _TORCH = str(Path(torch.__file__).parent) + "/"
 _OURS = str(Path(__file__).parent.parent) + "/"
+_GENERATED = ("<string>", "<frozen ", "<eval_with_key>")
 
 # What is found in the exception's type or text, and what to do about it; the first that fits.
 _ADVICE: tuple[tuple[str, str], ...] = (
@@ -62,9 +64,16 @@ def line_of(error: BaseException) -> Source | None:
     return next((source for source in reversed(lines) if is_of_program(source.file)), None)
 
 
+@cache
 def is_of_program(file: str) -> bool:
     """Whether a file is neither torch's nor ours, nor generated code."""
-    return not file.startswith((_TORCH, _OURS, "<"))
+    return not file.startswith((_TORCH, _OURS, *_GENERATED))
+
+
+@cache
+def is_ours(file: str) -> bool:
+    """Whether a file is one of this package."""
+    return file.startswith(_OURS)
 
 
 def line_before(source: Source | None) -> str:

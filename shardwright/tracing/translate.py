@@ -31,7 +31,7 @@ from shardwright.tracing.emitter import Emitter
 from shardwright.tracing.functional_forms import FunctionalForm, functional_form
 from shardwright.tracing.memory import Memory, Place
 from shardwright.tracing.norms import NORMS
-from shardwright.tracing.origins import Origins
+from shardwright.tracing.origins import Scopes, source_of
 from shardwright.tracing.views import ViewCall, same_geometry
 
 
@@ -52,7 +52,7 @@ class Translator:
     def __init__(self, emitter: Emitter) -> None:
         self.emitter = emitter
         self.memory = Memory(emitter)
-        self.origins = Origins()
+        self.scopes = Scopes()
         self.held: dict[torch.fx.Node, Any] = {}
         self.region = Region()
 
@@ -69,8 +69,8 @@ class Translator:
             elif node.op == "get_attr":
                 self.held[node] = getattr(body, str(node.target))
             elif node.op == "call_function":
-                self.emitter.scopes = self.origins.scopes(node)
-                self.emitter.source = self.origins.source(node) or self.emitter.source
+                self.emitter.scopes = self.scopes.of(node)
+                self.emitter.source = source_of(node)
                 self.held[node] = self._call(node)
         self.region = outer
         return self._standing_for(body.graph.output_node().args[0])
