@@ -22,6 +22,7 @@ from shardwright.errors import InputError, ShardwrightError
 from shardwright.pipeline import Pipeline, json_schema_text
 from shardwright.pipeline.atomic import replacing
 from shardwright.pipeline.fxtext import decode
+from shardwright.pipeline.schema import DeviceKind
 from shardwright.planning import plan
 from shardwright.report import device_table, headline, overview
 from shardwright.tracing import capture
@@ -36,6 +37,8 @@ class Commands(TyperGroup):
         """Run the command; exit with status 1 where it fails."""
         try:
             return super().invoke(ctx)
+        except BrokenPipeError:
+            raise  # the reader of a pipe has enough; typer ends the command quietly
         except (ShardwrightError, OSError) as error:
             if ctx.params["debug"]:
                 raise
@@ -85,6 +88,7 @@ def build(
         typer.Option(help="The safetensors file, or sharded index, that holds the weights."),
     ] = None,
     policy: Annotated[str, typer.Option(help="How the graph is cut.")] = "pipeline",
+    device_kind: Annotated[DeviceKind, typer.Option(help="What every slot is.")] = "cpu",
 ) -> None:
     """Capture a model, cut it, and write a pipeline file."""
     steps = Steps(Console(stderr=True))
@@ -95,17 +99,24 @@ def build(
     with steps.step("plan"):
         chosen = plan(graph, devices=devices, policy=policy)
     with steps.step("build"):
-        pipeline = build_pipeline(graph, chosen, weights=weights)
+        pipeline = build_pipeline(graph, chosen, weights, device_kind=device_kind)
     with steps.step("save"):
         pipeline.save(output)
     Console().print(headline(pipeline), device_table(pipeline), sep="\n")
 
 
 @app.command()
-def check(file: PipelineFile) -> None:
+def check(
+    file: PipelineFile,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="Open the parameter files too.")
+    ] = False,
+) -> None:
     """Check a pipeline file against every rule of the format."""
     with Steps(Console(stderr=True)).step("check"):
         pipeline = Pipeline.load(file)
+        if weights:
+            pipeline.weights.check(pipeline.tensors)
     Console().print("right:", headline(pipeline))
 
 

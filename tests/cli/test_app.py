@@ -78,6 +78,15 @@ def test_check_and_show(built: Path) -> None:
     assert "all of output" in shown
 
 
+def test_check_opens_the_parameter_files_where_asked(built: Path, folder: Path) -> None:
+    succeed("check", built, "--weights")
+    (folder / "model.weights.safetensors").unlink()
+    succeed("check", built)
+    result = invoke("check", built, "--weights")
+    assert result.exit_code == 1
+    assert "WeightError" in result.stderr
+
+
 def test_show_prints_the_graph_of_a_supertask(built: Path) -> None:
     assert succeed("show", built, "--task", "d0.0").count("aten.linear.default") >= 1
     assert "'input' has no graph" in invoke("show", built, "--task", "input").output
