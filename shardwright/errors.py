@@ -3,6 +3,7 @@
     ShardwrightError
     ├── GraphError          an IRGraph breaks a rule, or its text does not parse
     ├── CaptureError        a model cannot be captured; names the line and what to change
+    ├── AnnotationError     a dimension annotation is wrong, or does not allow what is asked
     ├── PlanError           a plan cannot be made, or does not belong to this graph
     ├── PipelineError       a pipeline breaks a rule of the format; names rule, task and tensor
     ├── WeightError         a weight file is missing, or lacks a tensor, or holds another shape
@@ -18,6 +19,8 @@ A message says where, what was found, what was expected, and what to do next.
 
 from __future__ import annotations
 
+import re
+
 
 class ShardwrightError(Exception):
     """Base of every error that shardwright raises on purpose."""
@@ -29,6 +32,26 @@ class GraphError(ShardwrightError):
 
 class CaptureError(ShardwrightError):
     """A model, or its arguments, cannot be captured as a graph."""
+
+
+class AnnotationError(ShardwrightError):
+    """A dimension annotation does not parse or fit, or a split would compute something else.
+
+    ``text`` is the annotation and ``column`` where in it, counted from 1; None where the error
+    has no such place.
+    """
+
+    def __init__(
+        self, message: str, *, text: str | None = None, column: int | None = None
+    ) -> None:
+        where = ""
+        if text is not None and column:
+            line = re.sub(r"\s", " ", text)
+            where = f"column {column}: "
+            message = f"{message}\n    {line}\n    {' ' * (column - 1)}^"
+        super().__init__(f"{where}{message}")
+        self.text = text
+        self.column = column
 
 
 class PlanError(ShardwrightError):

@@ -1,0 +1,560 @@
+"""A call or more for every row of the catalog, with sizes to be drawn.
+
+``case("aten.linear.default", F("a b k"), F("n k"), F("n"))`` is a linear layer of random sizes: a
+letter is a size from 4 up, another for each letter, so that four parts are possible and few
+divide evenly. ``"h*2"`` is a product. An argument that is a function gets the sizes.
+"""
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shardwright.dimops.catalog_elementwise import OVERLOADS, TENSOR_AND_SCALAR, UNARY
+from shardwright.ir import Builder, IRGraph
+
+
+class Sizes(dict):
+    """Sizes by letter, drawn when first asked for."""
+
+    def __init__(self, seed: str):
+        super().__init__()
+        self.draws = random.Random(seed)
+
+    def __missing__(self, letter: str) -> int:
+        unused = [size for size in range(4, 9) if size not in self.values()]
+        self[letter] = self.draws.choice(unused or range(4, 9))
+        return self[letter]
+
+    def of(self, text: str) -> int:
+        return math.prod(int(f) if f.isdecimal() else self[f] for f in text.split("*"))
+
+
+@dataclass(frozen=True)
+class T:
+    """A tensor argument: its dimensions and how it is filled."""
+
+    dims: str
+    fill: Callable[[tuple[int, ...], Sizes], torch.Tensor]
+    constant: bool = False
+
+    def make(self, sizes: Sizes) -> torch.Tensor:
+        tensor = self.fill(tuple(sizes.of(text) for text in self.dims.split()), sizes)
+        return tensor.requires_grad_(tensor.is_floating_point() and not self.constant)
+
+
+def F(dims):
+    """Normal numbers."""
+    return T(dims, lambda shape, _: torch.randn(shape, dtype=torch.float64))
+
+
+def U(dims):
+    """Numbers between 0.1 and 0.9."""
+    return T(dims, lambda shape, _: 0.1 + 0.8 * torch.rand(shape, dtype=torch.float64))
+
+
+def K(dims):
+    """Numbers between 0.1 and 0.9 that the operator has no derivative by."""
+    return T(dims, U(dims).fill, constant=True)
+
+
+def I(dims, below):  # noqa: E743
+    """Integers below a size."""
+    return T(dims, lambda shape, sizes: torch.randint(sizes.of(str(below)), shape))
+
+
+def B(dims):
+    """True and false."""
+    return T(dims, lambda shape, _: torch.rand(shape) > 0.4)
+
+
+def C(dims):
+    """Complex numbers."""
+    return T(dims, lambda shape, _: torch.randn(shape, dtype=torch.complex128))
+
+
+def distinct(dims, below):
+    """Different integers below a size."""
+    return T(dims, lambda shape, sizes: torch.randperm(sizes.of(str(below)))[: math.prod(shape)])
+
+
+def sorted_list(dims):
+    """Ascending numbers."""
+    return T(dims, lambda shape, _: torch.rand(shape, dtype=torch.float64).sort().values)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call: operator, arguments."""
+
+    op: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def make(self, seed: int = 0) -> tuple[IRGraph, list[torch.Tensor]]:
+        """A graph of this one call, and contents for the inputs of its node."""
+        sizes = Sizes(f"{seed}")
+        builder = Builder("call")
+        tensors: list[torch.Tensor] = []
+
+        def filled(arg: Any) -> Any:
+            if isinstance(arg, T):
+                tensors.append(arg.make(sizes))
+                spec = tensors[-1]
+                dtype = {v: k for k, v in SHORT.items()}[spec.dtype]
+                return builder.input(f"x{len(tensors)}", spec.shape, dtype)
+            if isinstance(arg, list):
+                return [filled(item) for item in arg]
+            return arg(sizes) if callable(arg) else arg
+
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            args = [filled(arg) for arg in self.args]
+            kwargs = {name: filled(arg) for name, arg in self.kwargs.items()}
+        made = builder.call(self.op, *args, **kwargs)
+        graph = builder.finish(made if isinstance(made, list) else [made])
+        order = [graph.inputs.index(value_id) for value_id in graph.nodes[0].inputs]
+        graph.inputs = list(graph.nodes[0].inputs)
+        return graph, [tensors[place] for place in order]
+
+
+SHORT = {
+    "f64": torch.float64,
+    "f32": torch.float32,
+    "i64": torch.int64,
+    "i32": torch.int32,
+    "bool": torch.bool,
+    "c128": torch.complex128,
+}
+
+
+def case(op, *args, **kwargs):
+    return Case(f"aten.{op}", args, kwargs)
+
+
+def sizes_of(text):
+    """A list of sizes."""
+    return lambda sizes: [sizes.of(item) for item in text.split()]
+
+
+def of(letter):
+    return lambda sizes: sizes[letter]
+
+
+SPECIAL_UNARY = {
+    "acosh": [case("acosh.default", T("a b", lambda s, _: 1 + torch.rand(s, dtype=torch.float64)))],
+    "bitwise_not": [case("bitwise_not.default", I("a b", 9))],
+    "logical_not": [case("logical_not.default", B("a b"))],
+    "threshold": [case("threshold.default", F("a b"), 0.1, 0.0)],
+    "clamp": [case("clamp.default", F("a b"), -0.3, 0.3)],
+    "clip": [case("clip.default", F("a b"), -0.3, 0.3)],
+    "clamp_min": [case("clamp_min.default", F("a b"), 0.3)],
+    "clamp_max": [case("clamp_max.default", F("a b"), 0.3)],
+    "full_like": [case("full_like.default", F("a b"), 3.0)],
+    "erfinv": [case("erfinv.default", U("a b"))],
+    "real": [case("real.default", C("a b"))],
+    "imag": [case("imag.default", C("a b"))],
+    "gelu": [case("gelu.default", F("a b c"), approximate=how) for how in ("none", "tanh")],
+}
+SPECIAL_OVERLOADS = {
+    "round.decimals": [case("round.decimals", F("a b"), decimals=1)],
+    "pow.Tensor_Scalar": [case("pow.Tensor_Scalar", U("a b"), 3)],
+    "pow.Scalar": [case("pow.Scalar", 2.0, F("a b"))],
+    "rsub.Scalar": [case("rsub.Scalar", F("a b"), 2.0)],
+    "remainder.Scalar_Tensor": [case("remainder.Scalar_Tensor", 2.0, K("a b"))],
+    "to.dtype": [case("to.dtype", F("a b"), torch.float32)],
+    "to.device": [case("to.device", F("a b"), torch.device("cpu"), torch.float32)],
+    "to.dtype_layout": [case("to.dtype_layout", F("a b"), dtype=torch.float32)],
+    "to.other": [case("to.other", F("a b"), F("a b"))],
+    "fill.Scalar": [case("fill.Scalar", F("a b"), 2.0)],
+    "masked_fill.Scalar": [case("masked_fill.Scalar", F("a b c"), B("b 1"), -1.0)],
+    "masked_fill.Tensor": [case("masked_fill.Tensor", F("a b"), B("a b"), F(""))],
+    "where.self": [case("where.self", B("a 1 c"), F("b c"), F("a b 1"))],
+    "where.ScalarOther": [case("where.ScalarOther", B("a b"), F("a b"), 0.5)],
+    "where.ScalarSelf": [case("where.ScalarSelf", B("a b"), 0.5, F("a b"))],
+    "where.Scalar": [case("where.Scalar", B("a b"), 0.5, 1.5)],
+    "lerp.Scalar": [case("lerp.Scalar", F("a b"), F("a b"), 0.3)],
+    "lerp.Tensor": [case("lerp.Tensor", F("a b"), F("a b"), U("b"))],
+    "addcmul.default": [case("addcmul.default", F("a b"), F("a b"), F("b"), value=2)],
+    "addcdiv.default": [case("addcdiv.default", F("a b"), F("a b"), U("b"), value=2)],
+    "clamp.Tensor": [case("clamp.Tensor", F("a b"), F("b"), None)],
+    "clip.Tensor": [case("clip.Tensor", F("a b"), F("b"), None)],
+    "div.Tensor_mode": [case("div.Tensor_mode", F("a b"), U("b"), rounding_mode="floor")],
+    "div.Scalar_mode": [case("div.Scalar_mode", F("a b"), 0.3, rounding_mode="floor")],
+    "floor_divide.Scalar": [case("floor_divide.Scalar", K("a b"), 0.3)],
+    "floor_divide.default": [case("floor_divide.default", K("a b"), K("b"))],
+    "heaviside.default": [case("heaviside.default", K("a b"), K("b"))],
+    "logical_and.default": [case("logical_and.default", B("a b"), B("a 1"))],
+    "logical_or.default": [case("logical_or.default", B("a b"), B("a 1"))],
+    "logical_xor.default": [case("logical_xor.default", B("a b"), B("a 1"))],
+    "expand_as.default": [case("expand_as.default", F("a 1"), F("a b"))],
+    "polar.default": [case("polar.default", U("a b"), F("a b"))],
+    "complex.default": [case("complex.default", F("a b"), F("a b"))],
+}
+
+
+def elementwise():
+    for name in UNARY:
+        yield from SPECIAL_UNARY.get(name, [case(f"{name}.default", U("a b"))])
+    for name in OVERLOADS:
+        yield from SPECIAL_OVERLOADS.get(name, [case(name, U("a b c"), U("b 1"))])
+    for name in TENSOR_AND_SCALAR:
+        whole = "bitwise" in name or "__" in name
+        yield case(f"{name}.Tensor", *([I("a b", 9), I("b", 9)] if whole else [F("a b"), U("b")]))
+        yield case(f"{name}.Scalar", *([I("a b", 9), 5] if whole else [F("a b"), 0.7]))
+
+
+CASES: list[Case] = [
+    *elementwise(),
+    case("add.Tensor", F("a 1 c"), F("b 1"), alpha=2),
+    case("mul.Tensor", F("a b"), F("")),
+    case("dropout.default", F("a b"), 0.5, False),
+    case("feature_dropout.default", F("a b"), 0.5, False),
+    case("alpha_dropout.default", F("a b"), 0.5, False),
+    case("type_as.default", F("a b"), I("c", 9)),
+    case("prelu.default", F("a b c"), F("b")),
+    case("prelu.default", F("a b c"), F("1")),
+    case("glu.default", F("a b*2 c"), 1),
+    # products
+    case("linear.default", F("a b k"), F("n k"), F("n")),
+    case("linear.default", F("a k"), F("n k")),
+    case("matmul.default", F("a b m k"), F("b k n")),
+    case("matmul.default", F("a m k"), F("k n")),
+    case("matmul.default", F("a 1 m k"), F("b k n")),
+    case("matmul.default", F("m k"), F("k")),
+    case("matmul.default", F("k"), F("a k n")),
+    case("matmul.default", F("k"), F("k")),
+    case("mm.default", F("m k"), F("k n")),
+    case("bmm.default", F("b m k"), F("b k n")),
+    case("mv.default", F("m k"), F("k")),
+    case("dot.default", F("k"), F("k")),
+    case("outer.default", F("m"), F("n")),
+    case("addmm.default", F("n"), F("m k"), F("k n"), beta=0.5, alpha=2),
+    case("addmm.default", F("m 1"), F("m k"), F("k n")),
+    case("addmv.default", F("m"), F("m k"), F("k")),
+    case("baddbmm.default", F("b 1 n"), F("b m k"), F("b k n"), alpha=0.3),
+    case("addbmm.default", F("m n"), F("b m k"), F("b k n")),
+    case("bilinear.default", F("a i"), F("a j"), F("n i j"), F("n")),
+    case("bilinear.default", F("a i"), F("a j"), F("n i j")),
+    case("einsum.default", "bij,bjk->bik", [F("b i j"), F("b j k")]),
+    case("einsum.default", "b i j, j -> b i", [F("b i j"), F("j")]),
+    case("einsum.default", "...i,ij", [F("a b i"), F("i j")]),
+    case("einsum.default", "ab,bc,cd->ad", [F("a b"), F("b c"), F("c d")]),
+    case("einsum.default", "ii->i", [F("i i")]),
+    case("scaled_dot_product_attention.default", F("b h l d"), F("b h s d"), F("b h s e")),
+    case(
+        "scaled_dot_product_attention.default",
+        *(F("b h l d"), F("b h s d"), F("b h s d"), F("b 1 l s")),
+        scale=0.3,
+    ),
+    case(
+        "scaled_dot_product_attention.default",
+        *(F("b h l d"), F("b 1 s d"), F("b 1 s d"), B("l s")),
+    ),
+    case(
+        "scaled_dot_product_attention.default",
+        *(F("b h l d"), F("b h l d"), F("b h l d")),
+        is_causal=True,
+    ),
+    case(
+        "scaled_dot_product_attention.default",
+        *(F("b h*2 l d"), F("b h s d"), F("b h s d"), F("1 h*2 l s")),
+        enable_gqa=True,
+    ),
+    case(
+        "scaled_dot_product_attention.default",
+        *(F("b h l d"), F("b 1 s d"), F("b 1 s d")),
+        enable_gqa=True,
+        is_causal=True,
+    ),
+    # views
+    case("view.default", F("a b*c"), sizes_of("a b c")),
+    case("view.default", F("a b c"), lambda s: [s["a"] * s["b"], -1]),
+    case("view.default", F("6 4"), [8, 3]),
+    case("view.default", F("a 1 b"), lambda s: [1, s["a"], s["b"], 1]),
+    case("_unsafe_view.default", F("a b*c"), sizes_of("a b c")),
+    case("reshape.default", F("a b c d"), sizes_of("a b*c d")),
+    case("reshape.default", F("a b*4 c"), sizes_of("a*b 4*c")),
+    case("flatten.using_ints", F("a b c"), 1, 2),
+    case("ravel.default", F("a b")),
+    case("unflatten.int", F("a b*c"), 1, sizes_of("b c")),
+    case("unsqueeze.default", F("a b"), 1),
+    case("squeeze.default", F("a 1 b")),
+    case("squeeze.dim", F("a 1 b"), 1),
+    case("squeeze.dim", F("a b"), 1),
+    case("squeeze.dims", F("a 1 b"), [0, 1]),
+    case("transpose.int", F("a b c"), 1, -1),
+    case("swapaxes.default", F("a b c"), 0, 2),
+    case("swapdims.default", F("a b c"), 0, 2),
+    case("permute.default", F("a b c"), [2, 0, -2]),
+    case("movedim.int", F("a b c"), 0, -1),
+    case("movedim.intlist", F("a b c"), [0, 1], [1, 2]),
+    case("t.default", F("a b")),
+    case("numpy_T.default", F("a b")),
+    case("mT.default", F("a b c")),
+    case("slice.Tensor", F("a b"), 1, 1, 3),
+    case("slice.Tensor", F("a b"), 1, 0, 9223372036854775807),
+    case("slice.Tensor", F("a b*2"), 1, 1, -1, 2),
+    case("narrow.default", F("a b"), 1, 1, 2),
+    case("split.Tensor", F("a b"), 2, 1),
+    case("split.sizes", F("a 6"), [2, 4], 1),
+    case("split_with_sizes.default", F("a 6"), [2, 4], -1),
+    case("chunk.default", F("a b*3"), 3, 1),
+    case("unsafe_chunk.default", F("a b*3"), 3, 1),
+    case("tensor_split.sections", F("a b"), 3, 1),
+    case("tensor_split.indices", F("a b"), [1, 3], 1),
+    case("expand.default", F("a 1 b"), lambda s: [s["c"], -1, s["d"], -1]),
+    case("broadcast_to.default", F("a 1"), sizes_of("b a c")),
+    case("repeat.default", F("a b 1"), lambda s: [s["c"], 1, s["d"], s["e"]]),
+    case("tile.default", F("a b"), [3]),
+    case("repeat_interleave.self_int", F("a b"), 3, 1),
+    case("repeat_interleave.self_int", F("a b"), 3),
+    case("repeat_interleave.self_int", F("a b"), 3, 1, output_size=lambda s: 3 * s["b"]),
+    case("select.int", F("a b c"), 1, 2),
+    case("unbind.int", F("a 3 c"), 1),
+    case("cat.default", [F("a b"), F("a 3"), F("a b")], 1),
+    case("cat.default", [F("0"), F("a 3"), F("a b")], 1),
+    case("concat.default", [F("a b"), F("a 3")], -1),
+    case("stack.default", [F("a b"), F("a b")], 1),
+    case("flip.default", F("a b"), [1]),
+    case("roll.default", F("a b c"), [1, 2], [1, 2]),
+    case("roll.default", F("a b"), [1]),
+    case("pad.default", F("a b"), [1, 2]),
+    case("pad.default", F("a b c"), [1, 2, 0, 0], "reflect"),
+    case("constant_pad_nd.default", F("a b"), [1, 2], 3.0),
+    case("tril.default", F("a m n"), 1),
+    case("triu.default", F("m n"), -1),
+    case("diagonal.default", F("a b c"), 1, 1, 2),
+    case("unfold.default", F("a b"), 1, 3, 2),
+    case("meshgrid.indexing", [F("a"), F("b")], indexing="xy"),
+    case("meshgrid.default", [F("a"), F("b"), F("c")]),
+    case("pixel_shuffle.default", F("a b*4 c d"), 2),
+    case("pixel_unshuffle.default", F("a b c*2 d*2"), 2),
+    case("view_as_complex.default", F("a b 2")),
+    case("view_as_real.default", C("a b")),
+    # along a dimension
+    case("softmax.int", F("a b c"), 1),
+    case("_softmax.default", F("a b c"), -1, False),
+    case("log_softmax.int", F("a b"), -1),
+    case("_log_softmax.default", F("a b"), 1, False),
+    case("logsumexp.default", F("a b"), [1]),
+    *(
+        case(f"{name}.default", F("a b c"), 1)
+        for name in ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
+    ),
+    case("sort.default", F("a b c"), 1),
+    case("sort.stable", F("a b c"), stable=True, dim=1),
+    case("argsort.default", F("a b"), 1),
+    case("argsort.stable", F("a b"), stable=True, dim=1),
+    case("topk.default", F("a b c"), 2, 1),
+    case("kthvalue.default", F("a b"), 2, 1),
+    case("argmax.default", F("a b"), 1),
+    case("argmax.default", F("a b")),
+    case("argmin.default", F("a b"), 1, True),
+    *(case(f"{name}.dim", F("a b"), 1) for name in ("max", "min", "median", "nanmedian")),
+    case("mode.default", F("a b"), 1),
+    case("prod.default", F("a b")),
+    case("prod.dim_int", F("a b"), 1),
+    case("var.correction", F("a b c"), [1], correction=1),
+    case("std.correction", F("a b"), [1], correction=0, keepdim=True),
+    case("var.dim", F("a b"), [1]),
+    case("std.dim", F("a b"), [1]),
+    case("var.default", F("a b")),
+    case("std.default", F("a b")),
+    case("var_mean.correction", F("a b"), [1], correction=1),
+    case("std_mean.correction", F("a b"), [1], correction=1),
+    case("linalg_vector_norm.default", F("a b"), 2, [1], True),
+    case("norm.ScalarOpt_dim", F("a b"), 2, [1]),
+    case("norm.Scalar", F("a b"), 2),
+    case("aminmax.default", F("a b"), dim=1),
+    case("median.default", F("a b")),
+    case("msort.default", F("a b")),
+    case("sum.default", F("a b")),
+    case("sum.dim_IntList", F("a b c"), [1]),
+    case("sum.dim_IntList", F("a b c"), [0, 2], True),
+    case("nansum.default", F("a b"), [1]),
+    case("count_nonzero.dim_IntList", I("a b", 2), [1]),
+    case("count_nonzero.default", I("a b", 2)),
+    case("amax.default", F("a b"), [1]),
+    case("max.default", F("a b")),
+    case("amin.default", F("a b"), [0], True),
+    case("min.default", F("a b")),
+    *(case(f"{name}.default", B("a b")) for name in ("any", "all")),
+    *(case(f"{name}.dim", B("a b"), 1) for name in ("any", "all")),
+    *(case(f"{name}.dims", B("a b c"), [0, 1]) for name in ("any", "all")),
+    case("mean.default", F("a b")),
+    case("mean.dim", F("a b c"), [1, 2], True),
+    case("mean.dim", F("a b c"), [-1]),
+    case("histc.default", U("a b"), 4, 0, 1),
+    case("histc.default", U("a"), 4),
+    case("cosine_similarity.default", F("a b c"), F("a b 1"), 1),
+    case("diff.default", F("a b"), 1, -1, F("a 1")),
+    # layers
+    case("layer_norm.default", F("a b c d"), sizes_of("c d"), F("c d"), F("c d")),
+    case("layer_norm.default", F("a b c"), sizes_of("c")),
+    case("native_layer_norm.default", F("a b c"), sizes_of("c"), F("c"), F("c"), 1e-5),
+    case("rms_norm.default", F("a b c"), sizes_of("c"), F("c")),
+    case("group_norm.default", F("n g*3 h w"), of("g"), F("g*3"), F("g*3")),
+    case("group_norm.default", F("n c h"), 1, F("c"), F("c")),
+    case("group_norm.default", F("n c h"), of("c")),
+    case(
+        "batch_norm.default",
+        *(F("n c h w"), F("c"), F("c"), K("c"), K("c")),
+        *(False, 0.1, 1e-5, False),
+    ),
+    case(
+        "_native_batch_norm_legit_functional.default",
+        *(F("n c h w"), F("c"), F("c"), K("c"), K("c")),
+        *(True, 0.1, 1e-5),
+    ),
+    case(
+        "_native_batch_norm_legit_no_training.default",
+        *(F("n c h w"), F("c"), F("c"), K("c"), K("c")),
+        *(0.1, 1e-5),
+    ),
+    case(
+        "instance_norm.default",
+        *(F("n c h w"), F("c"), F("c"), None, None),
+        *(True, 0.1, 1e-5, False),
+    ),
+    case("conv1d.default", F("n c 9"), F("o c 3"), F("o"), [2], [1]),
+    case("conv1d.default", F("n g 9"), F("g 1 3"), F("g"), [1], [2], [1], of("g")),
+    case("conv1d.padding", F("n c 9"), F("o c 3"), None, [1], "same"),
+    case("conv2d.default", F("n c 6 7"), F("o c 3 2"), F("o"), [1, 1], [1, 0]),
+    case("conv2d.default", F("n h*2 w*3 c"), F("o h*2 2 3"), F("o")),
+    case("conv2d.default", F("n c h*2 w*3"), F("o c 2 3"), F("o"), [2, 3]),
+    case("conv2d.default", F("n c h w"), F("o c 1 1")),
+    case("conv2d.default", F("n g*2 6 5"), F("g*3 2 3 3"), F("g*3"), groups=of("g")),
+    case("conv2d.default", F("c 6 5"), F("o c 3 3"), F("o")),
+    case("conv2d.padding", F("n c 6 6"), F("o c 3 3"), F("o"), [1, 1], "valid"),
+    case("conv3d.default", F("n c 4 4 4"), F("o c 2 2 2"), F("o")),
+    case("conv3d.padding", F("n c 4 4 4"), F("o c 2 2 2"), F("o"), [1, 1, 1], "same"),
+    case("conv_transpose1d.default", F("n c 5"), F("c o 3"), F("o"), [2]),
+    case("conv_transpose2d.input", F("n c 5 4"), F("c o 3 3"), F("o"), [2, 2]),
+    case(
+        "conv_transpose2d.input", F("n g*2 4 4"), F("g*2 3 2 2"), F("g*3"), groups=of("g")
+    ),
+    case("conv_transpose3d.input", F("n c 3 3 3"), F("c o 2 2 2"), F("o")),
+    case(
+        "convolution.default",
+        *(F("n c 6 6"), F("o c 3 3"), F("o")),
+        *([1, 1], [0, 0], [1, 1], False, [0, 0], 1),
+    ),
+    case("max_pool1d.default", F("n c 8"), [2]),
+    case("max_pool2d.default", F("n c 6 6"), [3, 3], [2, 2], [1, 1]),
+    case("max_pool3d.default", F("n c 4 4 4"), [2, 2, 2]),
+    case("max_pool2d_with_indices.default", F("n c 6 6"), [2, 2]),
+    case("max_pool3d_with_indices.default", F("n c 4 4 4"), [2, 2, 2]),
+    case("avg_pool1d.default", F("n c 8"), [3]),
+    case("avg_pool2d.default", F("n c 6 6"), [2, 2]),
+    case("avg_pool3d.default", F("n c 4 4 4"), [2, 2, 2]),
+    *(
+        case(f"adaptive_{kind}_pool{n}d.default", F("n c 5 6 4"[: 2 * n + 3]), [2] * n)
+        for n in (1, 2, 3)
+        for kind in ("avg", "max")
+    ),
+    case("upsample_nearest1d.vec", F("n c 5"), None, [2.0]),
+    case("upsample_nearest2d.vec", F("n c 5 4"), [10, 8], None),
+    case("upsample_nearest3d.vec", F("n c 3 4 3"), None, [2.0, 2.0, 2.0]),
+    case("upsample_nearest1d.default", F("n c 5"), [10]),
+    case("upsample_nearest2d.default", F("n c 5 4"), [10, 8]),
+    case("upsample_nearest3d.default", F("n c 3 3 3"), [6, 6, 6]),
+    case("_upsample_nearest_exact1d.vec", F("n c 5"), None, [2.0]),
+    case("_upsample_nearest_exact2d.vec", F("n c 5 4"), None, [2.0, 2.0]),
+    case("_upsample_nearest_exact3d.vec", F("n c 3 3 3"), None, [2.0, 2.0, 2.0]),
+    case("upsample_linear1d.vec", F("n c 5"), None, False, [2.0]),
+    case("upsample_bilinear2d.vec", F("n c 5 4"), None, True, [2.0, 2.0]),
+    case("upsample_bilinear2d.default", F("n c 5 4"), [10, 8], False),
+    case("upsample_bicubic2d.vec", F("n c 5 4"), None, True, [2.0, 2.0]),
+    case("upsample_trilinear3d.vec", F("n c 3 3 3"), None, True, [2.0, 2.0, 2.0]),
+    case("_upsample_bilinear2d_aa.vec", F("n c 6 6"), [3, 3], False, None),
+    *(
+        case(f"{kind}_pad{n}d.default", F("n c 4 5 3"[: 2 * n + 3]), [1] * (2 * n))
+        for n in (1, 2, 3)
+        for kind in ("reflection", "replication")
+    ),
+    case("grid_sampler.default", F("n c 5 4"), F("n h w 2"), 0, 0, False),
+    case(
+        "lstm.input",
+        *(F("l n i"), [F("1 n h"), F("1 n h")]),
+        [F("h*4 i"), F("h*4 h"), F("h*4"), F("h*4")],
+        *(True, 1, 0.0, False, False, False),
+    ),
+    case(
+        "gru.input",
+        *(F("n l i"), F("2 n h")),
+        [F("h*3 i"), F("h*3 h"), F("h*3 i"), F("h*3 h")],
+        *(False, 1, 0.0, False, True, True),
+    ),
+    *(
+        case(
+            f"rnn_{kind}.input",
+            *(F("l n i"), F("1 n h"), [F("h i"), F("h h")]),
+            *(False, 1, 0.0, False, False, False),
+        )
+        for kind in ("tanh", "relu")
+    ),
+    # losses
+    *(
+        case(f"{name}.default", F("a b"), F("a b"), reduction)
+        for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+        for reduction in (0, 1, 2)
+    ),
+    case("soft_margin_loss.default", F("a b"), K("a b"), 1),
+    case("binary_cross_entropy.default", U("a b"), U("a b"), K("b"), 1),
+    case("binary_cross_entropy_with_logits.default", F("a b"), U("a b"), None, K("b"), 1),
+    case("poisson_nll_loss.default", F("a b"), U("a b"), True, False, 1e-8, 1),
+    case("kl_div.default", F("a b"), U("a b"), 2),
+    case("kl_div.default", F("a b"), U("a b"), 1),
+    *(case("cross_entropy_loss.default", F("a c"), I("a", "c"), None, r) for r in (0, 1, 2)),
+    case("cross_entropy_loss.default", F("a c d"), I("a d", "c"), K("c"), 2),
+    case("cross_entropy_loss.default", F("a c"), U("a c"), None, 2, -100, 0.1),
+    case("nll_loss.default", F("a c"), I("a", "c"), None, 2),
+    case("nll_loss_nd.default", F("a c"), I("a", "c"), K("c"), 0),
+    case("nll_loss2d.default", F("a c d e"), I("a d e", "c"), None, 2),
+    # indices
+    case("embedding.default", F("v d"), I("a b", "v")),
+    case("embedding.default", F("v d"), I("a", "v"), 2),
+    case("gather.default", F("a v c"), 1, I("a j c", "v")),
+    case("gather.default", F("a v"), 1, I("3 j", "v")),
+    case("index_select.default", F("a v c"), 1, I("j", "v")),
+    case("index.Tensor", F("v d"), [I("j i", "v")]),
+    case("index.Tensor", F("a v d"), [None, T("j", lambda s, z: torch.arange(s[0]) % 4 - 2)]),
+    case("index.Tensor", F("a b c"), [I("j 1", "a"), I("i", "b")]),
+    case("index.Tensor", F("a b c"), [I("j", "a"), None, I("j", "c")]),
+    case("scatter.src", F("a v c"), 1, I("a 1 c", "v"), F("a 1 c")),
+    case("scatter.value", F("a v"), 1, I("a j", "v"), 2.0),
+    case("scatter.reduce", K("a v"), 1, I("a j", "v"), K("a j"), reduce="add"),
+    case("scatter.value_reduce", K("a v"), 1, I("a j", "v"), 2.0, reduce="multiply"),
+    case("scatter_add.default", F("a v"), 1, I("a j", "v"), F("a j")),
+    case("scatter_reduce.two", F("a v"), 1, I("a j", "v"), F("a j"), "amax"),
+    case("index_add.default", F("a v"), 1, I("j", "v"), F("a j")),
+    case("index_copy.default", F("a v"), 1, distinct("3", 4), F("a 3")),
+    case("index_fill.int_Scalar", F("a v"), 1, distinct("3", 4), 2.0),
+    case("index_fill.int_Tensor", F("a v"), 1, distinct("3", 4), F("")),
+    case("index_put.default", F("a b"), [I("j", "a")], F("j b"), True),
+    case("index_put.default", F("a b c"), [None, I("3", "b")], F("c"), True),
+    case("one_hot.default", I("a b", 7), 7),
+    case("bucketize.Tensor", U("a b"), sorted_list("c")),
+    case("isin.Tensor_Tensor", I("a b", 9), I("c", 9)),
+    case("searchsorted.Tensor", sorted_list("c"), U("a b")),
+    case("searchsorted.Tensor", sorted_list("a c"), U("a b")),
+    # from nothing
+    case("zeros.default", sizes_of("a 1 b")),
+    case("ones.default", sizes_of("a b"), dtype=torch.bool),
+    case("full.default", sizes_of("a b"), 2.5),
+    case("empty.memory_format", sizes_of("a b")),
+    case("new_zeros.default", F("c"), sizes_of("a b")),
+    case("new_ones.default", F("c"), sizes_of("a b")),
+    case("new_full.default", F("c"), sizes_of("a b"), 2.5),
+    case("new_empty.default", F("c"), sizes_of("a b")),
+    case("arange.default", of("a")),
+    case("arange.default", 6.5),
+    case("arange.start", 2, 9, dtype=torch.int32),
+    case("arange.start_step", 9, -3, -2),
+    case("arange.start_step", 0.5, 4.0, 0.75),
+    case("scalar_tensor.default", 2.5),
+]
