@@ -67,8 +67,8 @@ def two_workers(model: torch.nn.Module, kwargs: dict[str, torch.Tensor], rounds:
     gain = 1 / timings.ratio("runner, two workers", "eager, one process")
     console.print(f"throughput of two workers over one process: {gain:.2f}")
     whole = sum(value.nbytes for value in graph.stored())
-    for stage in sw.plan(graph, devices=2).stages:
-        console.print(f"{stage.device} holds {100 * stage.stored_bytes / whole:.1f}% of the bytes")
+    for load in sw.plan(graph, devices=2).loads:
+        console.print(f"{load.device} holds {100 * load.stored_bytes / whole:.1f}% of the bytes")
 
 
 def main() -> None:

@@ -38,10 +38,10 @@ ValueLike = IRValue | int
 class Builder:
     """Writes one graph, node after node; values may be given as `IRValue` or by id."""
 
-    def __init__(self, name: str = "graph") -> None:
+    def __init__(self, name: str = "graph", *, inference: Inference | None = None) -> None:
         self.graph = IRGraph(name)
         self._scopes: tuple[Scope, ...] = ()
-        self._inference = Inference()
+        self._inference = inference or Inference()
 
     # --- values -----------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
-"""Plans: which device runs which node."""
+"""Plans: which device slots run which node, and how it is split over them."""
 
-from shardwright.planning.pipeline import plan
-from shardwright.planning.plan import Plan, Stage, TableSplit
+from shardwright.planning.make import make_plan, plan
+from shardwright.planning.plan import Assignment, Plan, SlotLoad, Split
 
-__all__ = ["Plan", "Stage", "TableSplit", "plan"]
+__all__ = ["Assignment", "Plan", "SlotLoad", "Split", "make_plan", "plan"]

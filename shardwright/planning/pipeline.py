@@ -1,53 +1,57 @@
 """The pipeline policy: N contiguous stages of balanced work and memory.
 
-Comes in: a graph and the number of device slots. Goes out: a `Plan`. The cut is made in the flat
-sequence of nodes, never in the tree of modules, so that skip connections, tied weights and values
-used by several stages need no special case: whatever a stage lacks is sent to it.
+The cut is made in the flat sequence of nodes, never in the tree of modules, so that skip
+connections, tied weights and values used by several stages need no special case: whatever a stage
+lacks is sent to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.ir.repeats import crossing_bytes
 from shardwright.planning.balance import Loads, cut, measure_loads, smallest_bound
-from shardwright.planning.cost import node_work
-from shardwright.planning.plan import Plan, Stage, TableSplit, fingerprint_graph
-from shardwright.planning.tables import find_tables, split_tables
+from shardwright.planning.plan import Assignment
+from shardwright.planning.tables import cut_table, find_tables
 
 TABLE_SHARE = 0.1
 """A lookup table is worth cutting from this share of all stored bytes on."""
 TABLE_GAIN = 1.1
 """...and where the largest load without the cut is at least this much larger."""
 
-POLICIES = ("pipeline",)
 
+def pipeline(graph: IRGraph, devices: Sequence[str]) -> tuple[list[Assignment], list[str]]:
+    """The assignment of each node to one of ``devices``, and notes.
 
-def plan(graph: IRGraph, devices: int, policy: str = "pipeline") -> Plan:
-    """Which of ``devices`` slots runs which node.
-
-    ``policy="pipeline"`` cuts the graph in that many contiguous stages, so that the largest share
-    of the work or of the stored bytes that any stage carries is as small as possible.
-    Raises PlanError where that cannot be done.
+    The largest share of the work or of the stored bytes that any stage carries is as small as
+    possible. Raises PlanError where there are more stages than nodes.
     """
-    if policy not in POLICIES:
-        raise PlanError(f"unknown policy {policy!r}; known are {', '.join(POLICIES)}")
-    if type(devices) is not int or devices < 1:
-        raise PlanError(f"devices must be a number of slots from 1 up, found {devices!r}")
-    if devices > len(graph.nodes):
-        raise PlanError(
-            f"{devices} stages, but the graph {graph.name!r} has only {len(graph.nodes)} "
-            f"nodes; ask for at most {len(graph.nodes)} devices"
-        )
+    count = len(devices)
     loads = measure_loads(graph)
-    tables, notes = _choose_tables(graph, loads, devices)
-    cuts = cut(_without_tables(graph, loads, tables, devices), devices, crossing_bytes(graph))
-    splits = tuple(TableSplit(position, devices) for position in tables)
-    stages = _stages(graph, cuts, splits)
-    return Plan(graph.name, fingerprint_graph(graph), policy, stages, splits, tuple(notes))
+    tables, notes = _choose_tables(graph, loads, count)
+    bounds = stage_bounds(graph, _without_tables(graph, loads, tables, count), count)
+    assigned = [
+        Assignment.on(device)
+        for device, (start, stop) in zip(devices, pairwise(bounds), strict=True)
+        for _ in range(start, stop)
+    ]
+    for position in tables:
+        assigned[position] = cut_table(graph, position, devices)
+    return assigned, notes
+
+
+def stage_bounds(graph: IRGraph, loads: Loads, stages: int) -> list[int]:
+    """Where stages begin, and where the last one ends. Raises PlanError."""
+    if stages > len(graph.nodes):
+        raise PlanError(
+            f"{stages} stages, but the graph {graph.name!r} has only {len(graph.nodes)} "
+            f"nodes; ask for at most {len(graph.nodes)} stages"
+        )
+    return cut(loads, stages, crossing_bytes(graph))
 
 
 def _choose_tables(graph: IRGraph, loads: Loads, devices: int) -> tuple[list[int], list[str]]:
@@ -73,37 +77,4 @@ def _without_tables(graph: IRGraph, loads: Loads, tables: Sequence[int], devices
         nbytes = graph.values[graph.nodes[position].inputs[0]].nbytes
         moved += nbytes
         single[position + 1 :] = [found - nbytes for found in single[position + 1 :]]
-    share = -(-moved // devices)
-    return replace(loads, single=single, extra=share)
-
-
-def _stages(graph: IRGraph, cuts: Sequence[int], splits: Sequence[TableSplit]) -> tuple[Stage, ...]:
-    """Stages over the positions of the graph in which the tables are cut."""
-    count = len(cuts) - 1
-    owned: list[list[int]] = [[] for _ in range(count)]
-    parts_at = {split.node: split.parts for split in splits}
-    position = 0
-    for stage in range(count):
-        for node in range(cuts[stage], cuts[stage + 1]):
-            for part in range(parts_at.get(node, 0)):
-                owned[part].append(position)
-                position += 1
-            owned[stage].append(position)
-            position += 1
-    final = split_tables(graph, splits)
-    return tuple(_describe(final, f"d{i}", sorted(nodes)) for i, nodes in enumerate(owned))
-
-
-def _describe(graph: IRGraph, device: str, positions: Sequence[int]) -> Stage:
-    """A stage with its totals."""
-    nodes = [graph.nodes[position] for position in positions]
-    made = {value_id for node in nodes for value_id in node.outputs}
-    read = {value_id for node in nodes for value_id in node.inputs} - made
-    values = [graph.values[value_id] for value_id in read]
-    return Stage(
-        device,
-        tuple(positions),
-        work=sum(node_work(graph, node) for node in nodes),
-        stored_bytes=sum(value.nbytes for value in values if value.is_stored),
-        received_bytes=sum(value.nbytes for value in values if value.producer is not None),
-    )
+    return replace(loads, single=single, extra=-(-moved // devices))

@@ -1,66 +1,114 @@
-"""Plan: which device slot runs which node of one graph.
+"""Plan: on which device slots each node of one graph runs, and how it is split over them.
+
+Each node has an `Assignment`: a mesh of slots and, for each axis of the mesh, the identifier of
+the operator's dimension annotation that the axis splits, or None where every slot along the axis
+does the same. A pipeline stage is a mesh of one slot; a lookup table cut over all slots, or a
+layer under tensor parallelism, is a node split along an axis.
 
 A plan belongs to the graph it was made for: it holds the graph's fingerprint, and `build` refuses
-another. It names nodes by their position in execution order, after its table splits were made
-(`tables.split_tables`).
+another.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 
 import msgspec
 
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.ir.repeats import fingerprint
+from shardwright.layout import Mesh
 
 
-class Stage(msgspec.Struct, frozen=True):
-    """What one device slot runs.
+class Split(msgspec.Struct, frozen=True):
+    """What a mesh axis splits: an identifier of the operator's annotation.
 
-    ``nodes`` are positions, ascending. ``work`` is in estimated floating-point operations a run,
-    ``stored_bytes`` counts each parameter and buffer of the slot once, ``received_bytes`` what
-    other slots send it in a run.
+    The parts are multiples of ``unit`` values, as even as can be, larger ones first.
+    """
+
+    identifier: str
+    unit: int = 1
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """Where a node runs: a mesh, and what each of its axes splits."""
+
+    mesh: Mesh
+    splits: tuple[Split | None, ...] = ()
+
+    @classmethod
+    def whole(cls, mesh: Mesh) -> Assignment:
+        """All of the node on every slot of the mesh."""
+        return cls(mesh, (None,) * mesh.ndim)
+
+    @classmethod
+    def on(cls, device: str) -> Assignment:
+        """All of the node on one slot."""
+        return cls(Mesh((), (), (device,)))
+
+
+class SlotLoad(msgspec.Struct, frozen=True):
+    """What one slot carries, estimated.
+
+    ``work`` is in floating-point operations a run, ``stored_bytes`` counts each parameter and
+    buffer of the slot once, ``received_bytes`` is what it lacks of the values it reads.
     """
 
     device: str
-    nodes: tuple[int, ...]
+    nodes: int
     work: int
     stored_bytes: int
     received_bytes: int
 
 
-class TableSplit(msgspec.Struct, frozen=True):
-    """A lookup table cut by columns over all slots: the embedding at position ``node``."""
-
-    node: int
-    parts: int
-
-
 class Plan(msgspec.Struct, frozen=True):
-    """Stages in the order of the data; ``notes`` say in words what was decided and why."""
+    """Assignments, and the index of the assignment of each node in execution order.
+
+    ``loads`` has an entry a slot; ``notes`` say in words what was decided and why.
+    """
 
     graph: str
     fingerprint: str
     policy: str
-    stages: tuple[Stage, ...]
-    table_splits: tuple[TableSplit, ...] = ()
+    devices: tuple[str, ...]
+    assignments: tuple[Assignment, ...]
+    nodes: tuple[int, ...]
+    loads: tuple[SlotLoad, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        work = sum(stage.work for stage in self.stages) or 1
-        stored = sum(stage.stored_bytes for stage in self.stages) or 1
-        lines = [f"plan for {self.graph}: {self.policy}, {len(self.stages)} stages"]
-        for stage in self.stages:
+        work = sum(load.work for load in self.loads) or 1
+        stored = sum(load.stored_bytes for load in self.loads) or 1
+        lines = [f"plan for {self.graph}: {self.policy}, {len(self.devices)} slots"]
+        for load in self.loads:
             lines.append(
-                f"  {stage.device}: {len(stage.nodes)} nodes, "
-                f"{100 * stage.work / work:.1f}% of the work, "
-                f"{stage.stored_bytes / 1e6:.2f} MB stored "
-                f"({100 * stage.stored_bytes / stored:.1f}%), "
-                f"receives {stage.received_bytes / 1e6:.3f} MB"
+                f"  {load.device}: {load.nodes} nodes, "
+                f"{100 * load.work / work:.1f}% of the work, "
+                f"{load.stored_bytes / 1e6:.2f} MB stored "
+                f"({100 * load.stored_bytes / stored:.1f}%), "
+                f"receives {load.received_bytes / 1e6:.3f} MB"
             )
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+
+def assignments(plan: Plan, nodes: int) -> Iterator[Assignment]:
+    """The assignment of each node in order. Raises PlanError where the plan lacks one."""
+    if len(plan.nodes) != nodes:
+        raise PlanError(f"the plan assigns {len(plan.nodes)} nodes, the graph has {nodes}")
+    for position, index in enumerate(plan.nodes):
+        if not 0 <= index < len(plan.assignments):
+            raise PlanError(f"node {position} has the assignment {index}, which the plan lacks")
+        assignment = plan.assignments[index]
+        unknown = [d for d in assignment.mesh.devices if d not in plan.devices]
+        if unknown or len(assignment.splits) != assignment.mesh.ndim:
+            raise PlanError(
+                f"node {position} is assigned to {assignment.mesh} with "
+                f"{len(assignment.splits)} splits; the plan's slots are {', '.join(plan.devices)}, "
+                "and each axis of a mesh has one split or None"
+            )
+        yield assignment
 
 
 def fingerprint_graph(graph: IRGraph) -> str:

@@ -1,13 +1,12 @@
 """From a graph and a plan to a Pipeline.
 
-Each segment becomes an FX supertask; a value that another slot reads becomes a send and a recv
-behind the task that makes it, so that the file's order is one in which every slot can run its
-tasks with blocking communication. Inputs, parameters and buffers that several slots read are one
-tensor a slot, with one origin: nothing is sent that can be read in place.
+The planned graph is written out as one graph a slot (`localize`), cut in tasks (`segments`), and
+put into the file's form here: tensors with their names and origins, supertasks in an order that
+every slot can run with blocking communication, and the metadata that the Generator needs.
 
-Names: a tensor has its value's name on the slot where it is made or first read, and ``name@slot``
-elsewhere. A returned input, a returned stored value and an output that repeats another pass
-through an identity task.
+Names: a tensor has its value's name on the slot that first has it, and ``name@slot`` elsewhere. A
+returned input, a returned stored value and an output that repeats another pass through an identity
+task.
 """
 
 from __future__ import annotations
@@ -27,8 +26,9 @@ from shardwright.ir.structure import leaves
 from shardwright.ir.values import contiguous_strides
 from shardwright.pipeline.fxtext import encode
 from shardwright.planning.plan import Plan, check_belongs
-from shardwright.planning.tables import split_tables
-from shardwright.transform.segments import Segment, segments
+from shardwright.transform.localize import localize
+from shardwright.transform.segments import Segment, tasks
+from shardwright.transform.slots import Communication, Localized, Part
 from shardwright.transform.weights import Rename, WeightSource
 
 FORMAT_VERSION = 1
@@ -52,16 +52,18 @@ def build(
     """
     check_belongs(plan, graph)
     source = WeightSource(graph, weights, rename)
-    graph = split_tables(graph, plan.table_splits)
-    parts = segments(graph, plan)
-    assembly = _Assembly(graph, source, readers(parts))
-    for segment in parts:
-        assembly.add_segment(segment)
+    localized = localize(graph, plan)
+    assembly = _Assembly(graph, localized, source)
+    assembly.add_inputs()
+    for task in tasks(localized):
+        if isinstance(task, Segment):
+            assembly.add_segment(task)
+        else:
+            assembly.add_communication(task)
     assembly.add_outputs()
     assembly.add_updates()
     slots = {
-        stage.device: pl.Device(kind=device_kind, idx=index)
-        for index, stage in enumerate(plan.stages)
+        device: pl.Device(kind=device_kind, idx=index) for index, device in enumerate(plan.devices)
     }
     pipeline = assembly.finish(graph.name, slots)
     pipeline.weights = source.carried
@@ -69,89 +71,47 @@ def build(
     return pipeline
 
 
-def readers(parts: Sequence[Segment]) -> dict[int, list[str]]:
-    """The slots that read each value, in the order in which they first do."""
-    found: dict[int, list[str]] = {}
-    for segment in parts:
-        for value_id in segment.part.inputs:
-            slots = found.setdefault(value_id, [])
-            if segment.device not in slots:
-                slots.append(segment.device)
-    return found
-
-
 @dataclass
 class _Assembly:
     """A file in the making; `finish` gives it."""
 
     graph: IRGraph
+    localized: Localized
     weights: WeightSource
-    readers: dict[int, list[str]]
     tensors: dict[str, pl.TensorInfo] = field(default_factory=dict)
     tasks: dict[str, pl.SuperTask] = field(default_factory=dict)
-    place: dict[tuple[int, str], str] = field(default_factory=dict)
-    """The tensor that holds a value on a slot."""
-    home: dict[int, str] = field(default_factory=dict)
-    """The slot where a value was first made or read."""
+    names: dict[tuple[str, int], str] = field(default_factory=dict)
+    """The tensor of each value of a slot."""
     inputs: dict[str, pl.MetadataTensorSlice] = field(default_factory=dict)
     outputs: dict[str, pl.MetadataTensorSlice] = field(default_factory=dict)
     replaces: dict[str, str] = field(default_factory=dict)
     groups: int = 0
 
-    # --- compute ------------------------------------------------------------------------------
+    # --- tensors ------------------------------------------------------------------------------
 
-    def add_segment(self, segment: Segment) -> None:
-        """A compute task, and behind it the sends to every slot that reads what it makes."""
-        device = segment.device
-        for value_id in segment.part.inputs:
-            self.bring(value_id, device)
-        placeholders = {v: f"i{i}" for i, v in enumerate(segment.part.inputs)}
-        for value_id, placeholder in placeholders.items():
-            self.name_in_graph(self.place[value_id, device], placeholder)
-        for value_id in segment.part.outputs:
-            self.declare(self.graph.values[value_id], device)
-        self.tasks[segment.name] = pl.SuperTask(
-            kind="FX",
-            inputs=tuple(self.place[value_id, device] for value_id in segment.part.inputs),
-            outputs=tuple(self.place[value_id, device] for value_id in segment.part.outputs),
-            device=device,
-            data=encode(segment.part.graph),
-        )
-        for value_id in segment.part.outputs:
-            for reader in self.readers.get(value_id, ()):
-                self.bring(value_id, reader)
+    def tensor(self, device: str, value_id: int, placeholder: str = "") -> str:
+        """The tensor of a slot's value, declared at its first use.
 
-    def name_in_graph(self, tensor: str, placeholder: str) -> None:
-        """Note the placeholder of a constant in its first user's graph."""
-        value = self.tensors[tensor].value
-        if value is not None and not value.name_in_graph:
-            value.name_in_graph = placeholder
+        ``placeholder`` is its name in the graph that uses it here.
+        """
+        key = (device, value_id)
+        if key not in self.names:
+            value = self.localized.slots[device].value(value_id)
+            stored = self.weights.locate(value, placeholder) if value.is_stored else None
+            self.names[key] = self.declare(value.name, device, value, stored)
+        return self.names[key]
 
-    def bring(self, value_id: int, device: str) -> str:
-        """The name of the tensor that holds a value on a slot, after making sure one does."""
-        if (value_id, device) in self.place:
-            return self.place[value_id, device]
-        value = self.graph.values[value_id]
-        if value.is_stored:
-            return self.declare(value, device, self.weights.locate(value, ""))
-        if value.role == "input":
-            return self.add_input(value, device)
-        return self.transfer(value, self.home[value_id], device)
-
-    def declare(self, value: IRValue, device: str, stored: pl.ParamValue | None = None) -> str:
-        """A tensor for a value on a slot."""
+    def declare(
+        self, wanted: str, device: str, value: IRValue, stored: pl.ParamValue | None = None
+    ) -> str:
+        """A tensor of a value's kind: ``wanted``, or ``wanted@slot`` where that is taken."""
         if value.dtype not in FILE_DTYPES:
             raise PipelineError(
                 f"dtype {value.dtype} is none of the format's ({', '.join(FILE_DTYPES)}); "
                 "cast it in the model, or on the way in",
                 tensor=value.name,
             )
-        name = value.name if value.id not in self.home else f"{value.name}@{device}"
-        return self._declare_as(name, value, device, stored)
-
-    def _declare_as(
-        self, name: str, value: IRValue, device: str, stored: pl.ParamValue | None = None
-    ) -> str:
+        name = wanted if wanted not in self.tensors else f"{wanted}@{device}"
         while name in self.tensors:
             name += "'"
         self.tensors[name] = pl.TensorInfo(
@@ -160,96 +120,99 @@ class _Assembly:
             value=stored,
             strides=value.strides if is_dense(value.shape, value.strides) else None,
         )
-        self.home.setdefault(value.id, device)
-        self.place[value.id, device] = name
         return name
 
-    def add_input(self, value: IRValue, device: str) -> str:
-        """A pipeline input: the whole of an original input, on a slot that reads it."""
-        name = self.declare(value, device)
-        self.inputs[name] = self._slice(value, value.name, device)
-        return name
+    def add_inputs(self) -> None:
+        """The pipeline's inputs: the slices that slots take of the original's."""
+        for value_id, parts in self.localized.inputs.items():
+            for part in parts:
+                origin = self.graph.values[value_id]
+                name = self.tensor(part.device, part.value)
+                self.inputs[name] = self.slice_of(origin, origin.name, part)
 
-    def _slice(self, value: IRValue, origin: str, device: str) -> pl.MetadataTensorSlice:
+    def slice_of(self, value: IRValue, origin: str, part: Part) -> pl.MetadataTensorSlice:
+        """What a tensor is of an original input or output."""
         return pl.MetadataTensorSlice(
-            placements=tuple((0, size) for size in value.shape),
+            placements=part.ranges,
             origin=origin,
             dtype=value.dtype,  # type: ignore[arg-type]
-            device=device,
+            device=part.device,
         )
 
-    # --- communication ------------------------------------------------------------------------
+    # --- tasks --------------------------------------------------------------------------------
 
-    def transfer(self, value: IRValue, source: str, device: str) -> str:
-        """A send on the slot that made a value and a recv on one that reads it."""
-        sent = self.place[value.id, source]
-        received = self.declare(value, device)
+    def add_segment(self, segment: Segment) -> None:
+        """A compute task."""
+        device, part = segment.device, segment.part
+        self.tasks[segment.name] = pl.SuperTask(
+            kind="FX",
+            inputs=tuple(self.tensor(device, v, f"i{i}") for i, v in enumerate(part.inputs)),
+            outputs=tuple(self.tensor(device, v) for v in part.outputs),
+            device=device,
+            data=encode(part.graph),
+        )
+
+    def add_communication(self, communication: Communication) -> None:
+        """A task for each member, all in one group."""
         group = f"g{self.groups}"
         self.groups += 1
-        ends = ((0, "send", source, (sent,), ()), (1, "recv", device, (), (received,)))
-        for index, kind, slot, inputs, outputs in ends:
-            self.tasks[f"{kind}.{received}"] = pl.SuperTask(
+        message = communication.kind == "send"
+        for index, member in enumerate(communication.members):
+            given = () if member.gives is None else (self.tensor(member.device, member.gives),)
+            got = () if member.gets is None else (self.tensor(member.device, member.gets),)
+            kind = "recv" if message and index == 1 else communication.kind
+            self.tasks[f"{group}.{kind}.{member.device}"] = pl.SuperTask(
                 kind=kind,  # type: ignore[arg-type]
-                inputs=inputs,
-                outputs=outputs,
-                device=slot,
+                inputs=given,
+                outputs=got,
+                device=member.device,
                 group=group,
                 device_idx=index,
-                metadata={},
+                metadata=dict(communication.metadata),
             )
-        return received
+
+    def add_identity(self, part: Part, name: str) -> str:
+        """A task that hands a slot's value on as a produced tensor called ``name``."""
+        value = self.localized.slots[part.device].value(part.value)
+        source = self.tensor(part.device, part.value, "i0")
+        builder = Builder("identity")
+        text = encode(builder.finish([builder.input("x", value.shape, value.dtype)]))
+        result = self.declare(name, part.device, value)
+        self.tasks[f"identity.{result}"] = pl.SuperTask(
+            kind="FX", inputs=(source,), outputs=(result,), device=part.device, data=text
+        )
+        return result
 
     # --- ends ---------------------------------------------------------------------------------
 
     def add_outputs(self) -> None:
-        """The pipeline's outputs, each a produced tensor of its own."""
-        seen: set[int] = set()
-        for leaf, value_id in zip(self.graph.output_names, self.graph.outputs, strict=True):
+        """The pipeline's outputs, each slice a produced tensor of its own."""
+        origins = zip(self.graph.output_names, self.graph.outputs, strict=True)
+        for (origin, value_id), parts in zip(origins, self.localized.outputs, strict=True):
             value = self.graph.values[value_id]
-            if value.producer is None or value_id in seen:
-                device = self.home.get(value_id) or self._any_device()
-                name = self.add_identity(value, device, leaf)
-            else:
-                device = self.home[value_id]
-                name = self.place[value_id, device]
-            seen.add(value_id)
-            self.outputs[name] = self._slice(value, leaf, device)
-
-    def add_identity(self, value: IRValue, device: str, name: str) -> str:
-        """A task that hands a value on as a produced tensor called ``name``."""
-        source = self.bring(value.id, device)
-        self.name_in_graph(source, "i0")
-        builder = Builder("identity")
-        same = builder.copy_value(self.graph, value, role="input")
-        text = encode(builder.finish([same]))
-        place = self.place[value.id, device]
-        result = self._declare_as(name, value, device)
-        self.place[value.id, device] = place
-        self.tasks[f"identity.{result}"] = pl.SuperTask(
-            kind="FX", inputs=(source,), outputs=(result,), device=device, data=text
-        )
-        return result
-
-    def _any_device(self) -> str:
-        """A slot that has a task already."""
-        return next(task.device for task in self.tasks.values() if task.device is not None)
+            for part in parts:
+                name = self.names.get((part.device, part.value))
+                if value.producer is None or name is None or name in self.outputs:
+                    name = self.add_identity(part, origin)
+                self.outputs[name] = self.slice_of(value, origin, part)
 
     def add_updates(self) -> None:
         """Which produced tensor replaces which stored one after a run, on every slot that has it.
 
         A stored value that nothing reads has no tensor, and its update no effect.
         """
-        for old, new in self.graph.updates.items():
-            for (value_id, device), tensor in list(self.place.items()):
-                if value_id == old:
-                    self.replaces[self.add_replacement(new, device, tensor)] = tensor
+        for old, new in self.localized.updates:
+            tensor = self.names.get((old.device, old.value))
+            if tensor is not None:
+                self.replaces[self.replacement(new, tensor)] = tensor
 
-    def add_replacement(self, new: int, device: str, old: str) -> str:
-        """The produced tensor on a slot that holds a new value, not yet used as one."""
-        value = self.graph.values[new]
-        if value.producer is None or self.place.get((new, device)) in self.replaces:
-            return self.add_identity(value, device, f"{old}.new")
-        return self.bring(new, device)
+    def replacement(self, new: Part, old: str) -> str:
+        """The produced tensor of a slot's new value, not yet used as one."""
+        value = self.localized.slots[new.device].value(new.value)
+        name = self.names.get((new.device, new.value))
+        if value.producer is None or name is None or name in self.replaces:
+            return self.add_identity(new, f"{old}.new")
+        return name
 
     # --- the end ------------------------------------------------------------------------------
 
@@ -258,16 +221,16 @@ class _Assembly:
         idle = devices.keys() - {task.device for task in self.tasks.values()}
         if idle:
             raise PlanError(f"the plan gives {', '.join(sorted(idle))} nothing to do; plan again")
-        ends = {
-            "input": pl.SuperTask(kind="input", inputs=(), outputs=tuple(self.inputs)),
-            "output": pl.SuperTask(kind="output", inputs=tuple(self.outputs), outputs=()),
-        }
         blobs = self._share_graphs()
         return pl.Pipeline(
             name=name,
             devices=devices,
             tensors=self.tensors,
-            supertasks={"input": ends["input"], **self.tasks, "output": ends["output"]},
+            supertasks={
+                "input": pl.SuperTask(kind="input", inputs=(), outputs=tuple(self.inputs)),
+                **self.tasks,
+                "output": pl.SuperTask(kind="output", inputs=tuple(self.outputs), outputs=()),
+            },
             metadata=self._metadata(),
             version=FORMAT_VERSION,
             blobs=blobs or None,
@@ -294,11 +257,10 @@ class _Assembly:
         graph = self.graph
         assert graph.in_structure is not None
         assert graph.out_structure is not None
+        input_names = [leaf.name for leaf in leaves(graph.in_structure)]
         return pl.Metadata(
             tensors=pl.MetadataTensors(
-                inputs=self._originals(
-                    [leaf.name for leaf in leaves(graph.in_structure)], graph.inputs
-                ),
+                inputs=self._originals(input_names, graph.inputs),
                 outputs=self._originals(graph.output_names, graph.outputs),
             ),
             tensor_slices=pl.MetadataTensorSlices(inputs=self.inputs, outputs=self.outputs),

@@ -1,21 +1,20 @@
-"""A planned graph as segments: runs of nodes that one slot executes without talking to another.
+"""From slots to tasks: runs of nodes between communications become graphs.
 
-Comes in: a graph and its plan. Goes out: segments in one order in which all of them can be run,
-each with its part of the graph as a graph. A stage is several segments where layers repeat, so
-that equal layers give equal text and share it in the file. What always holds: a segment reads
-only stored values, inputs, and what segments before it made.
+Comes in: what each slot does, in order. Goes out: one list of `Segment`s and communications for all
+slots, in an order that every slot can follow: a communication stands behind the segments that its
+members run before it. A run of nodes ends at a communication and where one repeated layer meets the
+next, so that equal layers give equal text and share it in the file. What always holds: a segment
+reads only stored values, inputs, and what its slot made or received before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode
-from shardwright.ir.repeats import repeated_blocks
 from shardwright.ir.subgraph import Subgraph, extract
-from shardwright.planning import Plan
+from shardwright.transform.slots import Border, Communication, Localized, SlotGraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,64 +26,77 @@ class Segment:
     part: Subgraph
 
 
-def segments(graph: IRGraph, plan: Plan) -> list[Segment]:
-    """The segments of a graph whose tables are cut already, in an order that can be executed."""
-    runs = list(_runs(graph, _devices(graph, plan)))
-    home = {
-        value_id: i
-        for i, (_, nodes) in enumerate(runs)
-        for node in nodes
-        for value_id in node.outputs
-    }
-    escaping = _escaping(graph, runs, home)
-    counts: dict[str, int] = {}
-    found = []
-    for i, (device, nodes) in enumerate(runs):
-        number = counts.get(device, 0)
-        counts[device] = number + 1
-        name = f"{device}.{number}"
-        found.append(Segment(name, device, extract(graph, nodes, escaping[i], name)))
+Task = Segment | Communication
+
+
+def tasks(localized: Localized) -> list[Task]:
+    """Segments and communications of all slots, in an order that can be executed."""
+    wanted = _wanted(localized)
+    queues = {device: _Queue(slot, wanted[device]) for device, slot in localized.slots.items()}
+    found: list[Task] = []
+    for communication in localized.communications:
+        for member in communication.members:
+            found += queues[member.device].until(communication)
+        found.append(communication)
+    for queue in queues.values():
+        found += queue.until(None)
     return found
 
 
-def _devices(graph: IRGraph, plan: Plan) -> list[str]:
-    """The slot of each node, by position. Raises PlanError where the plan leaves one out."""
-    devices: list[str | None] = [None] * len(graph.nodes)
-    for stage in plan.stages:
-        for position in stage.nodes:
-            if not 0 <= position < len(devices) or devices[position] is not None:
-                raise PlanError(
-                    f"stage {stage.device} names node {position}, which another stage has or "
-                    f"which the graph of {len(devices)} nodes lacks; plan again"
-                )
-            devices[position] = stage.device
-    if None in devices:
-        raise PlanError(f"no stage has the node {devices.index(None)}; plan again")
-    return [device for device in devices if device is not None]
+def _wanted(localized: Localized) -> dict[str, set[int]]:
+    """For each slot, the values that leave it: given away, outputs, or new contents."""
+    wanted: dict[str, set[int]] = {device: set() for device in localized.slots}
+    for communication in localized.communications:
+        for member in communication.members:
+            if member.gives is not None:
+                wanted[member.device].add(member.gives)
+    ends = [part for parts in localized.outputs for part in parts]
+    for part in (*ends, *(new for _, new in localized.updates)):
+        wanted[part.device].add(part.value)
+    return wanted
 
 
-def _runs(graph: IRGraph, devices: Sequence[str]) -> Iterator[tuple[str, list[IRNode]]]:
-    """Maximal runs of nodes on one slot, cut where repeated layers meet."""
-    borders = {cut for repeat in repeated_blocks(graph) for cut in repeat.cuts}
-    run: list[IRNode] = []
-    for position, node in enumerate(graph.nodes):
-        if run and (position in borders or devices[position] != devices[position - 1]):
-            yield devices[position - 1], run
+@dataclass(slots=True)
+class _Queue:
+    """The segments of one slot, handed out up to a communication at a time."""
+
+    slot: SlotGraph
+    wanted: set[int]
+    at: int = 0
+    count: int = 0
+
+    def until(self, communication: Communication | None) -> Iterator[Segment]:
+        """The segments before a communication, or all that are left; goes past it."""
+        run: list[IRNode] = []
+        items = self.slot.items
+        while self.at < len(items):
+            item = items[self.at]
+            self.at += 1
+            if isinstance(item, IRNode):
+                run.append(item)
+                continue
+            yield from self._segment(run)
             run = []
-        run.append(node)
-    if run:
-        yield devices[-1], run
+            if not isinstance(item, Border):
+                assert item is communication, "members meet communications in one order"
+                return
+        yield from self._segment(run)
 
+    def _segment(self, run: list[IRNode]) -> Iterator[Segment]:
+        if run:
+            graph = self.slot.builder.graph
+            name = f"{self.slot.device}.{self.count}"
+            self.count += 1
+            yield Segment(
+                name, self.slot.device, extract(graph, run, self._escaping(graph, run), name)
+            )
 
-def _escaping(
-    graph: IRGraph, runs: Sequence[tuple[str, list[IRNode]]], home: dict[int, int]
-) -> list[list[int]]:
-    """For each run, the values it makes that are read elsewhere, in the order it makes them."""
-    wanted = {*graph.outputs, *graph.updates.values()}
-    for i, (_, nodes) in enumerate(runs):
-        for node in nodes:
-            wanted.update(value_id for value_id in node.inputs if home.get(value_id, i) != i)
-    return [
-        [value_id for node in nodes for value_id in node.outputs if value_id in wanted]
-        for _, nodes in runs
-    ]
+    def _escaping(self, graph: IRGraph, run: list[IRNode]) -> list[int]:
+        """What a run makes that is read after it, in the order it makes it."""
+        inside = {node.id for node in run}
+        return [
+            value_id
+            for node in run
+            for value_id in node.outputs
+            if value_id in self.wanted or not inside.issuperset(graph.values[value_id].users)
+        ]

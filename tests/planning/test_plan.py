@@ -2,14 +2,14 @@ import msgspec
 import pytest
 
 from shardwright.errors import PlanError
-from shardwright.planning import Plan, plan
-from shardwright.planning.plan import check_belongs, fingerprint_graph
+from shardwright.planning import Assignment, Plan, make_plan, plan
+from shardwright.planning.plan import assignments, check_belongs, fingerprint_graph
 from tests.graphs import language_model
 
 
 def test_a_plan_reads_at_a_glance():
     assert str(plan(language_model(layers=2, vocabulary=4), 2)) == (
-        "plan for language_model: pipeline, 2 stages\n"
+        "plan for language_model: pipeline, 2 slots\n"
         "  d0: 11 nodes, 51.6% of the work, 0.00 MB stored (50.0%), receives 0.000 MB\n"
         "  d1: 11 nodes, 48.4% of the work, 0.00 MB stored (50.0%), receives 0.000 MB"
     )
@@ -18,10 +18,10 @@ def test_a_plan_reads_at_a_glance():
 @pytest.mark.parametrize("devices", [1, 2, 3, 4])
 def test_every_node_is_in_one_stage_and_stages_follow_the_data(devices):
     graph = language_model()
-    stages = plan(graph, devices).stages
-    positions = [position for stage in stages for position in stage.nodes]
-    assert positions == list(range(len(graph.nodes)))
-    assert [stage.device for stage in stages] == [f"d{i}" for i in range(devices)]
+    made = plan(graph, devices)
+    slots = [assignment.mesh.devices for assignment in assignments(made, len(graph.nodes))]
+    assert slots == sorted(slots)
+    assert set(slots) == {(f"d{i}",) for i in range(devices)}
 
 
 def test_a_plan_is_a_value_that_can_be_written_down():
@@ -55,3 +55,19 @@ def test_a_plan_of_another_graph_is_refused():
 def test_what_cannot_be_planned_is_refused(devices, policy, message):
     with pytest.raises(PlanError, match=message):
         plan(language_model(), devices, policy)
+
+
+def test_a_plan_for_another_number_of_nodes_is_refused():
+    made = plan(language_model(), 2)
+    with pytest.raises(PlanError, match="the plan assigns 40 nodes, the graph has 39"):
+        list(assignments(made, 39))
+
+
+def test_an_assignment_to_a_slot_that_the_plan_lacks_is_refused():
+    graph = language_model()
+    assigned = [Assignment.on("d0")] * 39 + [Assignment.on("d7")]
+    made = msgspec.structs.replace(
+        plan(graph, 1), assignments=tuple(assigned), nodes=tuple(range(40))
+    )
+    with pytest.raises(PlanError, match="node 39 is assigned to one slot: d7"):
+        list(assignments(made, 40))

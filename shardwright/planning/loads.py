@@ -1,0 +1,90 @@
+"""What each slot carries under an assignment of nodes: work, stored bytes, received bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from shardwright.dimops.bound import Flow
+from shardwright.dimops.catalog import dimop_of
+from shardwright.ir import IRGraph, IRNode
+from shardwright.ir.repeats import fingerprint
+from shardwright.planning.cost import node_work
+from shardwright.planning.plan import Assignment, SlotLoad
+
+
+@dataclass(slots=True)
+class _Slot:
+    nodes: int = 0
+    work: float = 0
+    stored: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Bytes by stored value and number of its parts."""
+    received: dict[int, int] = field(default_factory=dict)
+    """Bytes by value."""
+
+
+def slot_loads(
+    graph: IRGraph, devices: Sequence[str], assigned: Sequence[Assignment]
+) -> tuple[SlotLoad, ...]:
+    """The load of each slot; what is split counts by its even share."""
+    slots = {device: _Slot() for device in devices}
+    flows = _Flows(graph)
+    homes: dict[int, frozenset[str]] = {}
+    for node, assignment in zip(graph.nodes, assigned, strict=True):
+        parts = flows.parts(node, assignment)
+        work = node_work(graph, node) / _size(assignment)
+        for device in assignment.mesh.devices:
+            slot = slots[device]
+            slot.nodes += 1
+            slot.work += work
+            for value_id, count in zip(node.inputs, parts, strict=True):
+                value = graph.values[value_id]
+                if value.is_stored:
+                    slot.stored[value_id, count] = value.nbytes // count
+                elif value.producer is not None and device not in homes[value_id]:
+                    slot.received[value_id] = value.nbytes // count
+        homes |= dict.fromkeys(node.outputs, frozenset(assignment.mesh.devices))
+    return tuple(
+        SlotLoad(
+            device,
+            slot.nodes,
+            round(slot.work),
+            sum(slot.stored.values()),
+            sum(slot.received.values()),
+        )
+        for device, slot in slots.items()
+    )
+
+
+def _size(assignment: Assignment) -> int:
+    """In how many parts the node is split."""
+    pairs = zip(assignment.mesh.sizes, assignment.splits, strict=True)
+    return math.prod(size for size, split in pairs if split is not None)
+
+
+@dataclass(slots=True)
+class _Flows:
+    """How many parts each input of a node is in, worked out once for equal nodes."""
+
+    graph: IRGraph
+    known: dict[object, tuple[int, ...]] = field(default_factory=dict)
+
+    def parts(self, node: IRNode, assignment: Assignment) -> tuple[int, ...]:
+        if _size(assignment) == 1:
+            return (1,) * len(node.inputs)
+        key = (fingerprint(self.graph, node), assignment)
+        if key not in self.known:
+            self.known[key] = self._work_out(node, assignment)
+        return self.known[key]
+
+    def _work_out(self, node: IRNode, assignment: Assignment) -> tuple[int, ...]:
+        bound = dimop_of(self.graph, node)
+        assert bound is not None
+        counts = [1] * len(node.inputs)
+        for size, split in zip(assignment.mesh.sizes, assignment.splits, strict=True):
+            if split is not None:
+                flow: Flow = bound.flow(split.identifier)
+                for i, carry in enumerate(flow.inputs):
+                    counts[i] *= size if carry.kind == "shard" else 1
+        return tuple(counts)

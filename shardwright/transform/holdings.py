@@ -1,0 +1,259 @@
+"""Where each value is, and how it gets to where it is wanted.
+
+A `Holding` is a value on the slots of a mesh in a layout. `Holdings.fetch` gives the holding that
+a node asks for: an existing one, or one made from the cheapest existing one by slices, collectives
+and messages, which it writes into the slots. What it makes is kept, each step of the way included,
+so that a conversion is done once however many nodes want it. Inputs and stored values are nowhere
+until they are asked for, and then everywhere at no cost: each slot takes its slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from shardwright.ir import IRGraph, IRValue
+from shardwright.ir.dtypes import itemsize
+from shardwright.layout import (
+    Cluster,
+    Conversion,
+    Crossing,
+    Layout,
+    Mesh,
+    Replicate,
+    Step,
+    convert,
+    cross,
+)
+from shardwright.layout.ranges import Ranges, shape_of, whole, within
+from shardwright.layout.transfer import Assembly, Transfer
+from shardwright.transform.slots import Communication, Member, Part, SlotGraph
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A value on a mesh: the local value of each of its slots."""
+
+    mesh: Mesh
+    layout: Layout
+    local: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class Holdings:
+    """Everything that the slots hold of a graph's values."""
+
+    graph: IRGraph
+    slots: Mapping[str, SlotGraph]
+    cluster: Cluster
+    communications: list[Communication] = field(default_factory=list)
+    held: dict[int, list[Holding]] = field(default_factory=dict)
+    loaded: dict[tuple[int, str, Ranges], int] = field(default_factory=dict)
+    """Slices of inputs and stored values, by value, slot and ranges."""
+    cut: dict[tuple[str, int, Ranges], int] = field(default_factory=dict)
+    """Slices of local values, by slot, local value and ranges within it."""
+
+    def add(self, value_id: int, holding: Holding) -> Holding:
+        """Note that the slots hold a value."""
+        self.held.setdefault(value_id, []).append(holding)
+        return holding
+
+    def fetch(self, value_id: int, mesh: Mesh, layout: Layout) -> Holding:
+        """The value on this mesh in this layout, brought there where need be."""
+        layout = plain(layout, mesh)
+        for holding in self.held.get(value_id, ()):
+            if holding.mesh == mesh and holding.layout == layout:
+                return holding
+        value = self.graph.values[value_id]
+        if value.producer is None:
+            return self._load(value, mesh, layout)
+        _, source = min(
+            (self._seconds(value, holding, mesh, layout), i)
+            for i, holding in enumerate(self.held[value_id])
+        )
+        return self._bring(value, self.held[value_id][source], mesh, layout)
+
+    def parts(self, value: IRValue, holding: Holding) -> Iterator[Part]:
+        """The slices of a holding, in the order of its mesh."""
+        slices = holding.layout.slices(holding.mesh, value.shape)
+        for device, ranges in zip(holding.mesh.devices, slices, strict=True):
+            yield Part(device, holding.local[device], ranges)
+
+    # --- inputs and stored values -------------------------------------------------------------
+
+    def _load(self, value: IRValue, mesh: Mesh, layout: Layout) -> Holding:
+        slices = layout.slices(mesh, value.shape)
+        local = {
+            device: self._load_slice(value, device, ranges)
+            for device, ranges in zip(mesh.devices, slices, strict=True)
+        }
+        return self.add(value.id, Holding(mesh, layout, local))
+
+    def _load_slice(self, value: IRValue, device: str, ranges: Ranges) -> int:
+        key = (value.id, device, ranges)
+        if key not in self.loaded:
+            self.loaded[key] = self._new_slice(value, self.slots[device], ranges).id
+        return self.loaded[key]
+
+    def _new_slice(self, value: IRValue, slot: SlotGraph, ranges: Ranges) -> IRValue:
+        all_of_it = ranges == whole(value.shape)
+        strides = value.strides if all_of_it else None
+        if value.role == "input":
+            return slot.builder.input(value.name, shape_of(ranges), value.dtype, strides=strides)
+        origin = value.placements or whole(value.shape)
+        return slot.builder.graph.new_value(
+            value.name,
+            shape_of(ranges),
+            value.dtype,
+            role=value.role,
+            strides=strides,
+            names=value.names,
+            placements=tuple(
+                (start + first, end + first)
+                for (start, end), (first, _) in zip(ranges, origin, strict=True)
+            ),
+        )
+
+    # --- from one holding to another ----------------------------------------------------------
+
+    def _seconds(self, value: IRValue, source: Holding, mesh: Mesh, layout: Layout) -> float:
+        """What it would take to bring the value."""
+        if source.mesh == mesh:
+            return self._conversion(value, source.layout, layout, mesh).seconds
+        return self._crossing(value, source, mesh, layout).seconds
+
+    def _conversion(self, value: IRValue, source: Layout, to: Layout, mesh: Mesh) -> Conversion:
+        size = itemsize(value.dtype)
+        return convert(
+            source, to, mesh=mesh, shape=value.shape, itemsize=size, cluster=self.cluster
+        )
+
+    def _crossing(self, value: IRValue, source: Holding, mesh: Mesh, layout: Layout) -> Crossing:
+        return cross(
+            source.layout,
+            source.mesh,
+            layout,
+            mesh,
+            shape=value.shape,
+            itemsize=itemsize(value.dtype),
+            cluster=self.cluster,
+        )
+
+    def _bring(self, value: IRValue, source: Holding, mesh: Mesh, layout: Layout) -> Holding:
+        if source.mesh == mesh:
+            return self._convert(
+                value, source, self._conversion(value, source.layout, layout, mesh)
+            )
+        crossing = self._crossing(value, source, mesh, layout)
+        leaving = self._convert(value, source, crossing.before)
+        arriving = self._transfer(value, leaving, crossing.transfer, mesh, crossing.after.source)
+        return self._convert(value, arriving, crossing.after)
+
+    def _convert(self, value: IRValue, holding: Holding, conversion: Conversion) -> Holding:
+        """Take the steps of a conversion, keeping what each makes."""
+        for step in conversion.steps:
+            known = self._known(value.id, holding.mesh, step.after)
+            holding = known or self._take(value, holding, conversion, step)
+        return holding
+
+    def _known(self, value_id: int, mesh: Mesh, layout: Layout) -> Holding | None:
+        layout = plain(layout, mesh)
+        found = (h for h in self.held[value_id] if h.mesh == mesh and h.layout == layout)
+        return next(found, None)
+
+    def _take(
+        self, value: IRValue, holding: Holding, conversion: Conversion, step: Step
+    ) -> Holding:
+        mesh, shape = holding.mesh, value.shape
+        before = dict(zip(mesh.devices, step.before.slices(mesh, shape), strict=True))
+        after = dict(zip(mesh.devices, step.after.slices(mesh, shape), strict=True))
+        local: dict[str, int] = {}
+        if step.kind == "slice":
+            for device in mesh.devices:
+                inside = within(after[device], before[device])
+                local[device] = self._slice(device, holding.local[device], inside)
+        else:
+            for group in conversion.groups(step):
+                local |= self._collective(value, holding, step, group, after)
+        return self.add(value.id, Holding(mesh, plain(step.after, mesh), local))
+
+    def _collective(
+        self,
+        value: IRValue,
+        holding: Holding,
+        step: Step,
+        group: tuple[str, ...],
+        after: Mapping[str, Ranges],
+    ) -> dict[str, int]:
+        """One collective of a group; what each member gets."""
+        gets = {device: self._new(device, value, shape_of(after[device])).id for device in group}
+        members = tuple(Member(d, holding.local[d], gets[d]) for d in group)
+        self._communicate(Communication(step.kind, step.metadata, members))
+        return gets
+
+    def _new(self, device: str, value: IRValue, shape: tuple[int, ...]) -> IRValue:
+        """A value of a slot that communication makes; contiguous unless it is all of the tensor."""
+        strides = value.strides if shape == value.shape else None
+        return self.slots[device].builder.input(value.name, shape, value.dtype, strides=strides)
+
+    def _communicate(self, communication: Communication) -> None:
+        self.communications.append(communication)
+        for member in communication.members:
+            self.slots[member.device].add(communication)
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def _transfer(
+        self, value: IRValue, holding: Holding, transfer: Transfer, mesh: Mesh, layout: Layout
+    ) -> Holding:
+        """Send what slots lack, and put together what they need."""
+        origin = {part.device: part.ranges for part in self.parts(value, holding)}
+        local = {
+            assembly.device: self._assemble(value, holding, origin, assembly)
+            for assembly in transfer.assemblies
+        }
+        return self.add(value.id, Holding(mesh, plain(layout, mesh), local))
+
+    def _assemble(
+        self, value: IRValue, holding: Holding, origin: Mapping[str, Ranges], assembly: Assembly
+    ) -> int:
+        """One slot's slice, of pieces."""
+        pieces = []
+        for piece in assembly.pieces:
+            inside = within(piece.ranges, origin[piece.source])
+            sent = self._slice(piece.source, holding.local[piece.source], inside)
+            if not piece.is_sent:
+                pieces.append(sent)
+                continue
+            got = self._new(piece.destination, value, shape_of(piece.ranges)).id
+            members = (Member(piece.source, sent, None), Member(piece.destination, None, got))
+            self._communicate(Communication("send", {}, members))
+            pieces.append(got)
+        builder = self.slots[assembly.device].builder
+        values = [builder.graph.values[value_id] for value_id in pieces]
+        for dim, count in assembly.joins:
+            runs = [values[i : i + count] for i in range(0, len(values), count)]
+            values = [builder.call("aten.cat.default", run, dim) for run in runs]
+        return values[0].id
+
+    def _slice(self, device: str, local: int, ranges: Ranges) -> int:
+        """A slice of a local value; the value itself where it is all of it."""
+        slot = self.slots[device]
+        value = slot.value(local)
+        if ranges == whole(value.shape):
+            return local
+        key = (device, local, ranges)
+        if key not in self.cut:
+            for dim, (start, end) in enumerate(ranges):
+                if (start, end) != (0, value.shape[dim]):
+                    value = slot.builder.call("aten.slice.Tensor", value, dim, start, end)
+            self.cut[key] = value.id
+        return self.cut[key]
+
+
+def plain(layout: Layout, mesh: Mesh) -> Layout:
+    """The layout with Replicate along axes of one slot, where all placements are the same."""
+    for axis, size in enumerate(mesh.sizes):
+        if size == 1:
+            layout = layout.replace(axis, Replicate())
+    return layout

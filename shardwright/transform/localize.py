@@ -1,0 +1,261 @@
+"""From a graph and a plan to one graph a device slot.
+
+Each node is written on every slot of its mesh: whole where it is not split, else the part that its
+dimension annotation gives there. What a node reads is fetched in the layout that it asks for, and
+what it makes is held in the layout that its split gives; `holdings` puts the communication between.
+A plan of stages that split nothing is the special case in which every mesh is one slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shardwright.dimops.bound import BoundDimop, BoundPart, Carry
+from shardwright.dimops.catalog import dimop_of
+from shardwright.dimops.cuts import Cut
+from shardwright.errors import PlanError
+from shardwright.ir import IRGraph, IRNode, IRValue
+from shardwright.ir.inference import Inference
+from shardwright.ir.repeats import fingerprint, repeated_blocks
+from shardwright.layout import Cluster, Layout, Mesh, Partial, Placement, Replicate, Shard
+from shardwright.layout.ranges import part
+from shardwright.planning.plan import Assignment, Plan, assignments
+from shardwright.transform.holdings import Holding, Holdings, plain
+from shardwright.transform.slots import BORDER, Localized, Part, SlotGraph
+
+
+def localize(graph: IRGraph, plan: Plan) -> Localized:
+    """The slots of a planned graph. Raises PlanError where the plan cannot be carried out."""
+    inference = Inference()
+    slots = {device: SlotGraph.empty(device, inference) for device in plan.devices}
+    holdings = Holdings(graph, slots, Cluster((tuple(plan.devices),)))
+    localizer = _Localizer(graph, slots, holdings)
+    borders = {cut for repeat in repeated_blocks(graph) for cut in repeat.cuts}
+    ends = _Ends(graph, holdings)
+    for position, assignment in enumerate(assignments(plan, len(graph.nodes))):
+        if position in borders:
+            for device in assignment.mesh.devices:
+                slots[device].add(BORDER)
+        localizer.add(graph.nodes[position], assignment)
+    outputs = ends.outputs()
+    updates = ends.updates()
+    for slot in slots.values():
+        slot.note()
+    return Localized(slots, holdings.communications, ends.inputs(), outputs, updates)
+
+
+class _Parts(NamedTuple):
+    """A split node: the layouts that it reads and makes, and its part on each slot."""
+
+    inputs: tuple[Layout | None, ...]
+    outputs: tuple[Layout, ...]
+    terms: tuple[bool, ...]
+    """Inputs that only the first of the slots adds, where they are added together."""
+    parts: Mapping[str, BoundPart]
+    first: frozenset[str]
+    """The slots whose terms count."""
+
+
+@dataclass(slots=True)
+class _Localizer:
+    graph: IRGraph
+    slots: Mapping[str, SlotGraph]
+    holdings: Holdings
+    known: dict[object, _Parts] = field(default_factory=dict)
+
+    def add(self, node: IRNode, assignment: Assignment) -> None:
+        """Write a node on the slots of its mesh."""
+        if any(split is not None for split in assignment.splits):
+            self._add_parts(node, assignment)
+        else:
+            self._add_copies(node, assignment.mesh)
+
+    def _add_copies(self, node: IRNode, mesh: Mesh) -> None:
+        """The node as it is, on every slot of the mesh."""
+        whole = Layout.replicated(mesh)
+        sources = [self.holdings.fetch(value_id, mesh, whole) for value_id in node.inputs]
+        made: list[dict[str, int]] = [{} for _ in node.outputs]
+        for device in mesh.devices:
+            builder = self.slots[device].builder
+            values = [
+                builder.value(value.name, value.shape, value.dtype, strides=value.strides)
+                for value in self._outputs(node)
+            ]
+            inputs = [source.local[device] for source in sources]
+            builder.emit(
+                node.op,
+                inputs,
+                node.attrs,
+                outputs=values,
+                scopes=node.scopes,
+                source=node.source,
+            )
+            for local, value in zip(made, values, strict=True):
+                local[device] = value.id
+        for value_id, local in zip(node.outputs, made, strict=True):
+            self.holdings.add(value_id, Holding(mesh, plain(whole, mesh), local))
+
+    def _outputs(self, node: IRNode) -> list[IRValue]:
+        return [self.graph.values[value_id] for value_id in node.outputs]
+
+    # --- split nodes --------------------------------------------------------------------------
+
+    def _add_parts(self, node: IRNode, assignment: Assignment) -> None:
+        """The node's part on each slot of the mesh."""
+        mesh, split = assignment.mesh, self._split(node, assignment)
+        sources = [
+            self.holdings.fetch(value_id, mesh, layout) if layout is not None else None
+            for value_id, layout in zip(node.inputs, split.inputs, strict=True)
+        ]
+        made: list[dict[str, int]] = [{} for _ in node.outputs]
+        for device in mesh.devices:
+            slot = self.slots[device]
+            inputs = [
+                None
+                if source is None or (term and device not in split.first)
+                else slot.value(source.local[device])
+                for source, term in zip(sources, split.terms, strict=True)
+            ]
+            values = split.parts[device].emit(
+                slot.builder, inputs, scopes=node.scopes, source=node.source
+            )
+            for local, value in zip(made, values, strict=True):
+                local[device] = value.id
+        for value_id, layout, local in zip(node.outputs, split.outputs, made, strict=True):
+            self.holdings.add(value_id, Holding(mesh, plain(layout, mesh), local))
+
+    def _split(self, node: IRNode, assignment: Assignment) -> _Parts:
+        """Layouts and parts, worked out once for all nodes that do the same."""
+        key = (fingerprint(self.graph, node), assignment)
+        if key not in self.known:
+            bound = dimop_of(self.graph, node)
+            if bound is None:
+                raise PlanError(f"{node.op} has no annotation, so the plan cannot split it")
+            self.known[key] = _work_out(bound, assignment)
+        return self.known[key]
+
+
+def _work_out(bound: BoundDimop, assignment: Assignment) -> _Parts:
+    mesh = assignment.mesh
+    flows = [None if s is None else bound.flow(s.identifier) for s in assignment.splits]
+    units = [1 if s is None else s.unit for s in assignment.splits]
+
+    def layout(carries: Sequence[Carry | None]) -> Layout:
+        placed = zip(carries, units, strict=True)
+        return Layout(tuple(_placement(carry, unit, bound.reduction) for carry, unit in placed))
+
+    inputs = [
+        [flow.inputs[i] if flow else None for flow in flows] for i in range(len(bound.call.inputs))
+    ]
+    outputs = [
+        [flow.outputs[i] if flow else None for flow in flows]
+        for i in range(len(bound.call.outputs))
+    ]
+    terms = tuple(any(c is not None and c.kind == "partial" for c in row) for row in inputs)
+    parts = {
+        device: bound.part(_cuts(bound, assignment, coordinate))
+        for device, coordinate in zip(mesh.devices, mesh.coordinates(), strict=True)
+    }
+    return _Parts(
+        tuple(_wanted(layout(row), term, row) for row, term in zip(inputs, terms, strict=True)),
+        tuple(layout(row) for row in outputs),
+        terms,
+        parts,
+        frozenset(
+            device
+            for device, coordinate in zip(mesh.devices, mesh.coordinates(), strict=True)
+            if all(
+                at == 0
+                for at, flow in zip(coordinate, flows, strict=True)
+                if flow is not None and any(c.kind == "partial" for c in flow.inputs)
+            )
+        ),
+    )
+
+
+def _placement(carry: Carry | None, unit: int, reduction: str) -> Placement:
+    """How a tensor lies along one axis of the mesh."""
+    if carry is None or carry.kind in ("whole", "any"):
+        return Replicate()
+    if carry.kind == "partial":
+        return Partial(reduction)
+    assert carry.dim is not None
+    return Shard(carry.dim, carry.unit * unit)
+
+
+def _wanted(layout: Layout, term: bool, carries: Sequence[Carry | None]) -> Layout | None:
+    """The layout to fetch an input in: terms whole, None where only the dtype is read."""
+    if any(carry is not None and carry.kind == "any" for carry in carries):
+        return None
+    if not term:
+        return layout
+    return Layout(tuple(Replicate() if isinstance(p, Partial) else p for p in layout.placements))
+
+
+def _cuts(bound: BoundDimop, assignment: Assignment, coordinate: tuple[int, ...]) -> dict[str, Cut]:
+    """The range of each split identifier at a coordinate; outer axes cut first."""
+    cuts: dict[str, Cut] = {}
+    for split, size, index in zip(
+        assignment.splits, assignment.mesh.sizes, coordinate, strict=True
+    ):
+        if split is None:
+            continue
+        outer = cuts.get(split.identifier) or Cut(0, bound.length(split.identifier))
+        start, end = part((outer.start, outer.end), size, index, split.unit)
+        cuts[split.identifier] = Cut(start, end, outer.index * size + index, outer.num * size)
+    return cuts
+
+
+# --- ends ---------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Ends:
+    """Inputs, outputs and updates of a graph whose nodes are all written."""
+
+    graph: IRGraph
+    holdings: Holdings
+
+    def inputs(self) -> dict[int, list[Part]]:
+        """The slices of inputs that slots take."""
+        found: dict[int, list[Part]] = {value_id: [] for value_id in self.graph.inputs}
+        for (value_id, device, ranges), local in self.holdings.loaded.items():
+            if value_id in found:
+                found[value_id].append(Part(device, local, ranges))
+        return found
+
+    def outputs(self) -> list[list[Part]]:
+        """Slices that cover each output, each slice from the first slot that holds it."""
+        return [self._distinct(value_id) for value_id in self.graph.outputs]
+
+    def _distinct(self, value_id: int) -> list[Part]:
+        value = self.graph.values[value_id]
+        held = self.holdings.held.get(value_id, [])
+        ready = next((h for h in held if not h.layout.partial_axes(h.mesh)), None)
+        if ready is None:
+            mesh = held[0].mesh if held else _one_slot(next(iter(self.holdings.slots)))
+            ready = self.holdings.fetch(value_id, mesh, Layout.replicated(mesh))
+        found: dict[object, Part] = {}
+        for slice_ in self.holdings.parts(value, ready):
+            found.setdefault(slice_.ranges, slice_)
+        return list(found.values())
+
+    def updates(self) -> list[tuple[Part, Part]]:
+        """For each slice of a stored value that a slot holds, the slice that replaces it."""
+        found: list[tuple[Part, Part]] = []
+        for old, new in self.graph.updates.items():
+            value = self.graph.values[old]
+            for holding in list(self.holdings.held.get(old, ())):
+                made = self.holdings.fetch(new, holding.mesh, holding.layout)
+                found += zip(
+                    self.holdings.parts(value, holding),
+                    self.holdings.parts(self.graph.values[new], made),
+                    strict=True,
+                )
+        return list(dict.fromkeys(found))
+
+
+def _one_slot(device: str) -> Mesh:
+    return Mesh((), (), (device,))

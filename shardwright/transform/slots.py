@@ -1,0 +1,106 @@
+"""What each device slot does: a graph of its own, and communication between its nodes.
+
+A `SlotGraph` is written node by node with a Builder. Its ``items`` say in which order: nodes,
+communications, and borders between repeated layers. Communications stand once in the list of all
+and once in the items of each member, in the same order everywhere, so that no two slots can wait
+for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shardwright.ir import Builder, IRNode, IRValue
+from shardwright.ir.inference import Inference
+from shardwright.layout.ranges import Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A slot's part in a communication: the value it gives and the value it gets."""
+
+    device: str
+    gives: int | None
+    gets: int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Communication:
+    """One collective, or one message, among members in the order of their index in the group.
+
+    ``kind`` is a kind of the format; a message is ``send`` and has the sender first.
+    """
+
+    kind: str
+    metadata: Mapping[str, int | str]
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """A task ends here: one repeated layer meets the next."""
+
+
+BORDER = Border()
+
+Item = IRNode | Communication | Border
+
+
+@dataclass(slots=True)
+class SlotGraph:
+    """One slot: its graph, under construction, and the order of what it does."""
+
+    device: str
+    builder: Builder
+    items: list[Item] = field(default_factory=list)
+    noted: int = 0
+    """How many nodes of the graph stand in ``items`` already."""
+
+    @classmethod
+    def empty(cls, device: str, inference: Inference) -> SlotGraph:
+        """A slot that does nothing yet; slots share what is known of operators."""
+        return cls(device, Builder(device, inference=inference))
+
+    def value(self, value_id: int) -> IRValue:
+        """A value of this slot."""
+        return self.builder.graph.values[value_id]
+
+    def note(self) -> None:
+        """Put the nodes that were written since the last item in order."""
+        nodes = self.builder.graph.nodes
+        self.items += nodes[self.noted :]
+        self.noted = len(nodes)
+
+    def add(self, item: Communication | Border) -> None:
+        """Put a communication or a border behind everything written so far."""
+        self.note()
+        self.items.append(item)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A slice of an original tensor as a value on a slot."""
+
+    device: str
+    value: int
+    ranges: Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Localized:
+    """A whole graph as slots, and how its ends lie on them.
+
+    inputs
+        For each input of the graph that is read, by value id, the slices that slots take.
+    outputs
+        For each output of the graph, in order, slices that cover it, each once.
+    updates
+        Slices of stored values on slots, and the slices that replace them after a run.
+    """
+
+    slots: Mapping[str, SlotGraph]
+    communications: Sequence[Communication]
+    inputs: Mapping[int, Sequence[Part]]
+    outputs: Sequence[Sequence[Part]]
+    updates: Sequence[tuple[Part, Part]]
