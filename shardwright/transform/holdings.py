@@ -131,9 +131,9 @@ class Holdings:
     def _crossing(self, value: IRValue, source: Holding, mesh: Mesh, layout: Layout) -> Crossing:
         return cross(
             source.layout,
-            source.mesh,
             layout,
-            mesh,
+            source_mesh=source.mesh,
+            target_mesh=mesh,
             shape=value.shape,
             itemsize=itemsize(value.dtype),
             cluster=self.cluster,

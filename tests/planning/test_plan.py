@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from shardwright.errors import PlanError
-from shardwright.planning import Assignment, Plan, make_plan, plan
+from shardwright.planning import Assignment, Plan, plan
 from shardwright.planning.plan import assignments, check_belongs, fingerprint_graph
 from tests.graphs import language_model
 
