@@ -20,7 +20,7 @@ from torch import Tensor
 from shardwright.comm.operation import TensorSpec
 from shardwright.comm.wire import conform
 from shardwright.errors import InputError
-from shardwright.ir.dtypes import dtype_name, torch_dtype
+from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.structure import flatten_call, leaves, rebuild
 from shardwright.pipeline.schema import Document, MetadataTensor, Placements
 
@@ -92,11 +92,12 @@ def _by_place(originals: Mapping[str, MetadataTensor]) -> list[str]:
 
 def _check(name: str, tensor: Tensor, expected: MetadataTensor) -> None:
     """Raise InputError where a tensor is not what the pipeline was made for."""
-    if tuple(tensor.shape) != expected.shape or tensor.dtype != torch_dtype(expected.dtype):
+    dtype = torch_dtype(expected.dtype)
+    if tuple(tensor.shape) != expected.shape or tensor.dtype != dtype:
         raise InputError(
-            f"input {name!r} is {dtype_name(tensor.dtype)}{list(tensor.shape)}, but the pipeline "
-            f"takes {expected.dtype}{list(expected.shape)}; shapes are static, so pad or cut the "
-            "input, or build a pipeline for this shape"
+            f"input {name!r} is {tensor.dtype}{list(tensor.shape)}, but the pipeline takes "
+            f"{dtype}{list(expected.shape)}; shapes are static, so pad or cut the input, or build "
+            "a pipeline for this shape"
         )
 
 

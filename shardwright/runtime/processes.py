@@ -89,7 +89,7 @@ class Processes(Backend):
         self._error: ShardwrightError | None = None
         self._board_file, self._board = make_board(len(self._slots))
         self._store = _rendezvous(pipeline)
-        self._children = launch(len(self._slots), threads, self._board_file.fileno())
+        self._children: list[Child] = []
         self._start(threads, trace, tuple(modules))
 
     def begin(self, call: int, inputs: Slices, finish: Finish) -> Future[Any]:
@@ -97,7 +97,8 @@ class Processes(Backend):
         future = running_future()
         with self._lock:
             if self._error is not None or self._ended.is_set():
-                raise RunError(f"the workers have ended: {self._error or 'the runner was closed'}")
+                reason = self._error or "the runner was closed"
+                raise RunError(f"the workers have ended: {reason}") from self._error
             self._calls[call] = _Call(future, finish, set(range(len(self._slots))))
         try:
             for child, slot in zip(self._children, self._slots, strict=True):
@@ -137,8 +138,9 @@ class Processes(Backend):
     # --- starting ---------------------------------------------------------------------------
 
     def _start(self, threads: int, trace: bool, modules: tuple[str, ...]) -> None:
-        """Tell the workers what to be and wait until all are ready; ends them if one is not."""
+        """Start the workers, tell them what to be and wait until all are ready, or end them."""
         try:
+            self._children = launch(len(self._slots), threads, self._board_file.fileno())
             document = self._pipeline.to_json()
             directory = self._pipeline.weights.directory
             where = str(directory.resolve()) if directory is not None else None

@@ -108,14 +108,22 @@ def compare(name: str, found: Tensor, expected: Tensor, tolerance: float) -> Dif
             f"{expected.dtype}{list(expected.shape)}"
         )
     a, b = (tensor.detach().cpu().to(torch.float64) for tensor in (found, expected))
-    both_nan = a.isnan() & b.isnan()
-    same = (a == b) | both_nan
-    gap = torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=float("inf"))
+    same = _equal(found.detach().cpu(), expected.detach().cpu())
+    gap = torch.where(same, 0.0, (a - b).abs())
+    gap = torch.where(gap.isnan(), torch.inf, gap)
     largest = float(gap.max()) if gap.numel() else 0.0
     finite = b[b.isfinite()]
     scale = float(finite.abs().max()) if finite.numel() else 0.0
     within = bool(same.all()) if tolerance == 0 else largest <= tolerance * scale
     return Difference(name, largest, scale, within)
+
+
+def _equal(a: Tensor, b: Tensor) -> Tensor:
+    """Where elements are equal; NaN equals NaN. Integers are compared as they are."""
+    if not a.is_floating_point():
+        return a == b
+    a, b = a.to(torch.float64), b.to(torch.float64)
+    return (a == b) | (a.isnan() & b.isnan())
 
 
 def _reference(

@@ -1,9 +1,10 @@
 """A worker runs one slot, for several calls at once.
 
 Calls come in by `begin`; each has a cursor that walks the slot's steps in file order. `advance`
-moves the oldest call that can move by one step: computing and posted sends always can, a receive
-or collective can when its result is there. So what of a later call needs nothing from others runs
-while an earlier call waits. Calls finish in the order they began.
+moves one call by one step: computing and posted sends can always be done, a receive or collective
+when its result is there. So a later call runs while an earlier one waits. Steps up to the last that
+gives something to another slot go first, since somebody may be waiting for it; else the oldest call
+does. Calls finish in the order they began.
 
 What always holds: each step is done in the order of the calls; communication of a step is started
 when the cursor reaches it; a call is finished when all that it sends has left. Where the slot has
@@ -16,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -61,6 +63,9 @@ class Worker:
         self._cursors: deque[_Cursor] = deque()
         self._finished: deque[Finished] = deque()
         self._at: Step | None = None
+        self._end = len(slot.steps)
+        gives = [i for i, step in enumerate(slot.steps) if step.membership and step.inputs]
+        self._last_given = gives[-1] + 1 if gives else 0
 
     def begin(self, call: int, inputs: Mapping[str, Tensor]) -> None:
         """Take on a call, with the pipeline inputs of this slot."""
@@ -72,14 +77,7 @@ class Worker:
 
         Whatever a step raises comes out as it is; `at` says which step it was.
         """
-        limit = len(self.slot.steps)
-        for cursor in self._cursors:
-            if cursor.position < limit and self._advance(cursor):
-                return True
-            limit = min(limit, cursor.position)
-            if self._serial:
-                break
-        return self._retire()
+        return any(self._advance(cursor) for cursor in self._turns()) or self._retire()
 
     def finished(self) -> Finished | None:
         """The next call that is done with, if there is one."""
@@ -98,7 +96,7 @@ class Worker:
     def awaited(self) -> tuple[int, int]:
         """The oldest call under way, and the index of the step that it waits for."""
         cursor = self._cursors[0]
-        if cursor.position < len(self.slot.steps):
+        if cursor.position < self._end:
             return cursor.call, cursor.position
         return cursor.call, self.slot.steps.index(cursor.leaving[0][0])
 
@@ -120,6 +118,18 @@ class Worker:
         """Forget all calls."""
         self._cursors.clear()
         self._finished.clear()
+
+    def _turns(self) -> list[_Cursor]:
+        """The calls that may move, in the order to try them; none comes up to the one before it."""
+        if self._serial:
+            return [cursor for cursor in islice(self._cursors, 1) if cursor.position < self._end]
+        limit, turns = self._end, []
+        for cursor in self._cursors:
+            if cursor.position < limit:
+                turns.append(cursor)
+            limit = min(limit, cursor.position)
+        turns.sort(key=lambda cursor: cursor.position >= self._last_given)
+        return turns
 
     def _advance(self, cursor: _Cursor) -> bool:
         step = self._at = self.slot.steps[cursor.position]
@@ -166,7 +176,7 @@ class Worker:
 
     def _retire(self) -> bool:
         """Finish the oldest call if all its steps are done and all it sends has left."""
-        if not self._cursors or self._cursors[0].position < len(self.slot.steps):
+        if not self._cursors or self._cursors[0].position < self._end:
             return False
         cursor = self._cursors[0]
         cursor.leaving = [left for left in cursor.leaving if not self._has_left(cursor, *left)]

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from shardwright.errors import VerifyError
+from shardwright.runtime.verify import compare, verify
+from tests.runtime.sketch import chain, chain_result, chain_weight
+
+X = torch.randn(3, 4)
+NAN, INF = float("nan"), float("inf")
+
+
+def test_equal() -> None:
+    report = verify(chain(3), lambda x: chain_result(x, 3), (X,))
+    assert report.equal
+    assert [d.output for d in report.outputs] == ["output"]
+    assert str(report).startswith("output: equal (largest value ")
+
+
+def test_different() -> None:
+    with pytest.raises(VerifyError, match=r"tolerance 0\):\noutput: differs by"):
+        verify(chain(2), lambda x: chain_result(x, 2) * (1 + 1e-5), (X,))
+    assert verify(
+        chain(2), lambda x: chain_result(x, 2) * (1 + 1e-5), kwargs={"x": X}, tolerance=1e-4
+    ).equal
+
+
+def test_another_structure() -> None:
+    with pytest.raises(VerifyError, match="another structure"):
+        verify(chain(2), lambda x: (chain_result(x, 2),), (X,))
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "tolerance", "equal", "largest"),
+    [
+        ([1.0, NAN], [1.0, NAN], 0, True, 0),
+        ([1.0, NAN], [1.0, 2.0], 0, False, INF),
+        ([1.0, NAN], [1.0, 2.0], 10.0, False, INF),
+        ([INF, -INF], [INF, -INF], 0, True, 0),
+        ([INF], [-INF], 1.0, False, INF),
+        ([1.0, 4.5], [1.0, 5.0], 0.1, True, 0.5),
+        ([1.0, 4.5], [1.0, 5.0], 0.01, False, 0.5),
+        ([0.0], [-0.0], 0, True, 0),
+        ([], [], 0, True, 0),
+    ],
+)
+def test_compare(found, expected, tolerance, equal, largest) -> None:
+    difference = compare("y", torch.tensor(found), torch.tensor(expected), tolerance)
+    assert (difference.equal, difference.largest) == (equal, largest)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.float8_e4m3fn, torch.bfloat16])
+def test_compare_any_dtype(dtype: torch.dtype) -> None:
+    a = torch.tensor([0, 1, 1]).to(dtype)
+    assert compare("y", a, a.clone(), 0.0).equal
+    assert not compare("y", a, torch.tensor([1, 1, 1]).to(dtype), 0.0).equal
+
+
+def test_large_integers_are_compared_exactly() -> None:
+    a = torch.tensor([2**53 + 1])
+    assert not compare("y", a, a - 1, 0.0).equal
+
+
+def test_compare_refuses_other_shapes_and_dtypes() -> None:
+    with pytest.raises(VerifyError, match=r"'y' is torch.float32\[2\], the model's is"):
+        compare("y", torch.zeros(2), torch.zeros(3), 0.0)
+    with pytest.raises(VerifyError, match=r"the model's is torch.float64\[2\]"):
+        compare("y", torch.zeros(2), torch.zeros(2).double(), 0.0)
+
+
+class Counting(nn.Module):
+    """A chain of two that counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.threads = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.threads = torch.get_num_threads()
+        return torch.relu(torch.relu(x @ chain_weight(0).T) @ chain_weight(1).T)
+
+
+def test_the_model_is_left_as_it_was_and_computes_with_the_workers_threads() -> None:
+    model = Counting()
+    before = torch.get_num_threads()
+    assert verify(chain(2), model, (X,), threads=before + 1).equal
+    assert model.calls.item() == 0
+    assert model.threads == before + 1
+    assert torch.get_num_threads() == before
