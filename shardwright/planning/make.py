@@ -1,35 +1,65 @@
-"""`plan`: from a graph and a number of slots to a Plan, by a policy."""
+"""`plan`: from a graph and a number of slots to a Plan, by a policy or over a mesh."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.planning.loads import slot_loads
+from shardwright.planning.mesh import AXES, PIPELINE, over_mesh
 from shardwright.planning.pipeline import pipeline
 from shardwright.planning.plan import Assignment, Plan, fingerprint_graph
 
-Assigner = Callable[[IRGraph, Sequence[str]], tuple[list[Assignment], list[str]]]
-"""From a graph and slots to the assignment of each node, and notes."""
-
-POLICIES: dict[str, Assigner] = {"pipeline": pipeline}
+POLICIES = AXES
 
 
-def plan(graph: IRGraph, devices: int, policy: str = "pipeline") -> Plan:
-    """Which of ``devices`` slots runs which node.
+def plan(
+    graph: IRGraph,
+    devices: int | None = None,
+    policy: str = "pipeline",
+    *,
+    mesh: Mapping[str, int] | None = None,
+) -> Plan:
+    """Which of ``devices`` slots runs which node, and which dimensions are split over them.
 
-    ``policy="pipeline"`` cuts the graph in that many contiguous stages, so that the largest share
-    of the work or of the stored bytes that any stage carries is as small as possible.
+    policy
+        ``pipeline``: contiguous stages, so that the largest share of the work or of the stored
+        bytes that any stage carries is as small as possible. ``data``: the batch is split.
+        ``tensor``: layers are split by their dimensions, columns and then rows. ``sequence``: as
+        tensor, with what lies between the layers split along the sequence.
+    mesh
+        Several of these at once, by the size of each: ``{"pipeline": 2, "tensor": 2}``. Goes
+        before ``policy``; ``devices`` may be left out.
+
     Raises PlanError where that cannot be done.
     """
-    if policy not in POLICIES:
-        raise PlanError(f"unknown policy {policy!r}; known are {', '.join(POLICIES)}")
-    if type(devices) is not int or devices < 1:
-        raise PlanError(f"devices must be a number of slots from 1 up, found {devices!r}")
-    names = tuple(f"d{i}" for i in range(devices))
-    assigned, notes = POLICIES[policy](graph, names)
-    return make_plan(graph, policy, names, assigned, notes)
+    axes = _axes(devices, policy, mesh)
+    names = tuple(f"d{i}" for i in range(math.prod(axes.values())))
+    if tuple(axes) == (PIPELINE,):
+        assigned, notes = pipeline(graph, names)
+    else:
+        assigned, notes = over_mesh(graph, axes, names)
+    label = " × ".join(f"{axis} {size}" for axis, size in axes.items()) if mesh else policy
+    return make_plan(graph, label, names, assigned, notes)
+
+
+def _axes(devices: int | None, policy: str, mesh: Mapping[str, int] | None) -> Mapping[str, int]:
+    """The mesh that is asked for. Raises PlanError."""
+    if mesh is None:
+        if policy not in POLICIES:
+            raise PlanError(f"unknown policy {policy!r}; known are {', '.join(POLICIES)}")
+        if type(devices) is not int or devices < 1:
+            raise PlanError(f"devices must be a number of slots from 1 up, found {devices!r}")
+        return {policy: devices}
+    for axis, size in mesh.items():
+        if type(size) is not int or size < 1:
+            raise PlanError(f"mesh axis {axis!r} must have a size from 1 up, found {size!r}")
+    if devices is not None and devices != math.prod(mesh.values()):
+        sizes = " × ".join(map(str, mesh.values()))
+        raise PlanError(f"the mesh has {sizes} slots, but devices is {devices}; leave it out")
+    return mesh
 
 
 def make_plan(

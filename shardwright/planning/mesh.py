@@ -1,0 +1,80 @@
+"""Plans over a mesh: stages along the axis ``pipeline``, splits along the others.
+
+Along each other axis the whole graph is split as `splits` says, by itself; a node gets what each
+axis gives it. Where two axes would cut one identifier finer than its units allow, the inner axis
+leaves the node whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from shardwright.dimops.catalog import dimop_of
+from shardwright.errors import PlanError
+from shardwright.ir import IRGraph, IRNode
+from shardwright.layout import Mesh
+from shardwright.planning.balance import measure_loads
+from shardwright.planning.pipeline import stage_bounds
+from shardwright.planning.plan import Assignment, Split
+from shardwright.planning.splits import SPLITTERS
+
+PIPELINE = "pipeline"
+AXES = (PIPELINE, *SPLITTERS)
+
+
+def over_mesh(
+    graph: IRGraph, axes: Mapping[str, int], devices: Sequence[str]
+) -> tuple[list[Assignment], list[str]]:
+    """The assignment of each node to slots of a mesh with these axes, and notes.
+
+    Raises PlanError where an axis is unknown or there are more stages than nodes.
+    """
+    if unknown := [axis for axis in axes if axis not in AXES]:
+        raise PlanError(f"unknown mesh axis {unknown[0]!r}; known are {', '.join(AXES)}")
+    whole = Mesh.of(axes, devices)
+    stages = whole.along(whole.axis(PIPELINE)) if PIPELINE in axes else (whole,)
+    bounds = stage_bounds(graph, measure_loads(graph), len(stages))
+    inner = [axis for axis in axes if axis != PIPELINE]
+    found = [SPLITTERS[axis](graph, axes[axis]).splits() for axis in inner]
+    sizes = [axes[axis] for axis in inner]
+    splits = [
+        _compatible(graph, node, sizes, [column[i] for column in found])
+        for i, node in enumerate(graph.nodes)
+    ]
+    assigned = [
+        Assignment(mesh, splits[i])
+        for mesh, (start, stop) in zip(stages, pairwise(bounds), strict=True)
+        for i in range(start, stop)
+    ]
+    return assigned, _notes(graph, splits)
+
+
+def _compatible(
+    graph: IRGraph, node: IRNode, sizes: Sequence[int], splits: Sequence[Split | None]
+) -> tuple[Split | None, ...]:
+    """The splits of all axes, without those that would leave a slot without a unit."""
+    parts: dict[str, int] = {}
+    kept: list[Split | None] = []
+    for split, size in zip(splits, sizes, strict=True):
+        if split is not None and split.identifier in parts:
+            bound = dimop_of(graph, node)
+            assert bound is not None
+            fine = bound.length(split.identifier) % (parts[split.identifier] * size * split.unit)
+            split = None if fine else split
+        if split is not None:
+            parts[split.identifier] = parts.get(split.identifier, 1) * size
+        kept.append(split)
+    return tuple(kept)
+
+
+def _notes(graph: IRGraph, splits: Sequence[tuple[Split | None, ...]]) -> list[str]:
+    """Which operators every slot computes for want of an annotation."""
+    whole = {
+        node.op
+        for node, found in zip(graph.nodes, splits, strict=True)
+        if found and not any(found) and dimop_of(graph, node) is None
+    }
+    if not whole:
+        return []
+    return [f"without an annotation, so done whole by every slot: {', '.join(sorted(whole))}"]
