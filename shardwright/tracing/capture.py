@@ -33,7 +33,7 @@ from shardwright.tracing.export import export_flat
 from shardwright.tracing.failures import line_before
 from shardwright.tracing.flat import PREFIX, FlatModel
 from shardwright.tracing.memory import Owner, Place
-from shardwright.tracing.translate import Region, Translator
+from shardwright.tracing.translate import Translator
 
 
 class CaptureWarning(UserWarning):
@@ -114,7 +114,7 @@ class _Capture:
         self.program = program
         self.contents = contents
         self.builder = Builder(name)
-        self.emitter = Emitter(self.builder, with_gradient=torch.is_grad_enabled())
+        self.emitter = Emitter(self.builder)
         self.translator = Translator(self.emitter)
         self.memory = self.translator.memory
         self.inputs: list[Place] = []
@@ -123,9 +123,9 @@ class _Capture:
     def graph(self) -> IRGraph:
         """The finished graph."""
         roots = self._roots()
-        region = Region(autocast=_ambient_autocast())
-        places = self.translator.walk(self.program.graph_module, roots, region)
-        values = [self.memory.read(place) for place in places]
+        places = self.translator.walk(self.program.graph_module, roots)
+        self.emitter.records = torch.is_grad_enabled()
+        values = [self.emitter.seen(self.memory.read(place)) for place in places]
         outcome = self.flat.outcome
         assert outcome.result is not None
         count = sum(1 for _ in leaves(outcome.result))
@@ -162,7 +162,7 @@ class _Capture:
             strides=spec.stride(),
             device=str(spec.device),
         )
-        self.emitter.mark_differentiable(value)
+        self._let_flow(value)
         place = self.memory.root(spec, value, "input", name)
         self.inputs.append(place)
         return place
@@ -181,9 +181,14 @@ class _Capture:
         if id(stored) not in self.stored:
             value = self.builder.stored(role, stored.names[0], stored.tensor, names=stored.names)
             if stored.tensor.requires_grad:
-                self.emitter.mark_differentiable(value)
+                self._let_flow(value)
             self.stored[id(stored)] = self.memory.root(spec, value, role, name)
         return self.stored[id(stored)]
+
+    def _let_flow(self, value: IRValue) -> None:
+        """Gradients flow from ``value`` on, unless the capture itself stands under no_grad."""
+        if torch.is_grad_enabled():
+            self.emitter.let_flow(value)
 
     def _constant(self, name: str, target: str) -> _Stored:
         tensor = self.program.constants[target]
@@ -243,12 +248,3 @@ _ROLES: dict[InputKind, Owner] = {
     InputKind.BUFFER: "buffer",
     InputKind.CONSTANT_TENSOR: "constant",
 }
-
-
-def _ambient_autocast() -> dict[str, torch.dtype]:
-    """What is enabled around the capture, which export notes nowhere."""
-    return {
-        kind: torch.get_autocast_dtype(kind)
-        for kind in ("cpu", "cuda")
-        if torch.is_autocast_enabled(kind)
-    }

@@ -1,9 +1,9 @@
 """Writing nodes while a program is translated.
 
 Comes in: operators on values. Goes out: nodes in a `Builder`, under the scopes and the source
-line of the program's node at hand. What always holds: `differentiable` says of every value
-whether a gradient may flow through it in the program, so that what a program computes without
-gradient is detached in the graph exactly where that makes a difference.
+line of the program's node at hand. What always holds: a gradient flows in the graph where one
+flows in the program. What the program makes without gradient is noted as hidden, and detached
+where something that records gradients reads it, and nowhere else.
 """
 
 from __future__ import annotations
@@ -23,16 +23,20 @@ from shardwright.tracing.failures import line_before
 
 
 class Emitter:
-    """Emits into ``builder``; ``scopes``, ``source`` and ``name`` belong to the next nodes."""
+    """Emits into ``builder``.
 
-    def __init__(self, builder: Builder, *, with_gradient: bool) -> None:
+    ``scopes`` and ``source`` belong to the next nodes, and ``records`` says whether the program
+    records gradients there.
+    """
+
+    def __init__(self, builder: Builder) -> None:
         self.builder = builder
         self.scopes: tuple[Scope, ...] = ()
         self.source: Source | None = None
-        self.with_gradient = with_gradient
-        self._differentiable: set[int] = set()
+        self.records = True
+        self._flows: set[int] = set()
+        self._hidden: set[int] = set()
         self._detached: dict[int, IRValue] = {}
-        self._casts: dict[tuple[int, torch.dtype], IRValue] = {}
 
     def emit(
         self,
@@ -44,6 +48,23 @@ class Emitter:
         name: str | None = None,
     ) -> list[IRValue]:
         """One node; its results as a list, with the specs of ``outputs`` where given."""
+        if self._hidden:
+            inputs = [self.seen(value) for value in inputs]
+        values = self._append(overload, inputs, attrs, outputs, name)
+        if any(value.id in self._flows for value in inputs):
+            self.let_flow(*values)
+            if not self.records:
+                self.hide(*values)
+        return values
+
+    def _append(
+        self,
+        overload: OpOverload,
+        inputs: Sequence[IRValue],
+        attrs: dict[str, Any],
+        outputs: Sequence[torch.Tensor] | None = None,
+        name: str | None = None,
+    ) -> list[IRValue]:
         made = self.builder.emit(
             operator_name(overload),
             inputs,
@@ -53,10 +74,7 @@ class Emitter:
             scopes=self.scopes,
             source=self.source,
         )
-        values: list[IRValue] = [made] if isinstance(made, IRValue) else list(made)
-        if any(value.id in self._differentiable for value in inputs):
-            self.mark_differentiable(*values)
-        return values
+        return [made] if isinstance(made, IRValue) else list(made)
 
     def call(self, op: OpOverload | str, /, *args: Any, **kwargs: Any) -> list[IRValue]:
         """One node, its call written as in Python."""
@@ -68,33 +86,44 @@ class Emitter:
         """One node of an operator with one result."""
         return self.call(op, *args, **kwargs)[0]
 
-    def mark_differentiable(self, *values: IRValue) -> None:
-        """A gradient may flow through those of ``values`` that are not of an integer type."""
-        if self.with_gradient:
-            self._differentiable.update(v.id for v in values if has_gradient(torch_dtype(v.dtype)))
+    def cast(self, value: IRValue, dtype: torch.dtype) -> IRValue:
+        """The same contents as ``dtype``."""
+        if torch_dtype(value.dtype) == dtype:
+            return value
+        return self.one("aten.to.dtype", value, dtype)
+
+    # --- gradients --------------------------------------------------------------------------
+
+    def let_flow(self, *values: IRValue) -> None:
+        """Say that a gradient flows through those of ``values`` that can have one."""
+        self._flows.update(value.id for value in values if has_gradient(torch_dtype(value.dtype)))
+
+    def hide(self, *values: IRValue) -> None:
+        """Say that the program made ``values`` without gradient, whatever flows in the graph."""
+        self._hidden.update(value.id for value in values if value.id in self._flows)
+
+    def flows(self, value: IRValue) -> bool:
+        """Whether a gradient flows through ``value`` in the graph."""
+        return value.id in self._flows
 
     def is_differentiable(self, value: IRValue) -> bool:
-        """Whether a gradient may flow through ``value`` in the program."""
-        return value.id in self._differentiable
+        """Whether a gradient flows through ``value`` in the program."""
+        return value.id in self._flows and value.id not in self._hidden
 
     def detached(self, value: IRValue) -> IRValue:
         """The same contents without a gradient; ``value`` itself where none flows through it."""
-        if value.id not in self._differentiable:
+        if value.id not in self._flows:
             return value
         if value.id not in self._detached:
-            made = self.one("aten.detach.default", value)
-            self._differentiable.discard(made.id)
+            (made,) = self._append(resolve("aten.detach.default"), [value], {})
             self._detached[value.id] = made
         return self._detached[value.id]
 
-    def cast(self, value: IRValue, dtype: torch.dtype) -> IRValue:
-        """The same contents as ``dtype``; each cast of a value is made once."""
-        if torch_dtype(value.dtype) == dtype:
-            return value
-        key = (value.id, dtype)
-        if key not in self._casts:
-            self._casts[key] = self.one("aten.to.dtype", value, dtype)
-        return self._casts[key]
+    def seen(self, value: IRValue) -> IRValue:
+        """What the program sees at this point: without gradient where it was made so."""
+        return self.detached(value) if self.records and value.id in self._hidden else value
+
+    # --- errors -----------------------------------------------------------------------------
 
     def refuse(self, message: str) -> CaptureError:
         """The error for what the program does at the line at hand."""

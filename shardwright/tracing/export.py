@@ -21,7 +21,7 @@ from shardwright.errors import CaptureError
 from shardwright.tracing.empty_weights import stand_ins
 from shardwright.tracing.failures import explain
 from shardwright.tracing.flat import FlatModel, fresh_inputs
-from shardwright.tracing.origins import notes_lines
+from shardwright.tracing.origins import takes_notes
 
 # What they say is in the CaptureError.
 _LOGGERS = (
@@ -34,17 +34,16 @@ _LOGGERS = (
 def export_flat(flat: FlatModel, tensors: list[torch.Tensor]) -> ExportedProgram:
     """The exported program of ``flat`` on tensors like ``tensors``. Raises CaptureError."""
     device = tensors[0].device if tensors else torch.device("cpu")
-    inputs = fresh_inputs(tensors)
     with ExitStack() as stack:
-        stack.enter_context(_unchanged(flat.model))
-        stack.enter_context(_quiet())
-        stack.enter_context(notes_lines())
-        stack.enter_context(stand_ins(flat.model, device))
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())
+        stack.enter_context(_unchanged(flat.model))
+        stack.enter_context(_quiet())
+        stack.enter_context(takes_notes())
+        stack.enter_context(stand_ins(flat.model, device))
         try:
-            return torch.export.export(flat, inputs, strict=False)
+            return torch.export.export(flat, fresh_inputs(tensors), strict=False)
         except CaptureError as error:
             message = str(error)
         except Exception as error:

@@ -29,10 +29,12 @@ Owner = Literal["input", "param", "buffer", "constant", "tmp"]
 class Storage:
     """Memory: ``version`` counts the writes, ``seen`` is the last version that was read.
 
-    ``owner`` and ``name`` say whose it is, ``written`` where it was written to first; ``apart`` is
-    False where tensors share it of which none is a view of the other.
+    ``keys`` are its identities among fake tensors; ``owner`` and ``name`` say whose it is,
+    ``written`` where it was written to first; ``apart`` is False where tensors share it of which
+    none is a view of the other.
     """
 
+    keys: set[int]
     owner: Owner
     name: str
     version: int = 0
@@ -73,21 +75,27 @@ class Memory:
         self, spec: torch.Tensor, value: IRValue, owner: Owner = "tmp", name: str = ""
     ) -> Place:
         """A tensor that is a view of no other."""
-        key = storage_key(spec)
-        storage = Storage(owner, name or value.name)
-        if (other := self._storages.get(key)) is not None:
-            storage.apart = other.apart = False
-        self._storages[key] = storage
+        place = self.copy(spec, value, owner, name)
+        other = self._storages.setdefault(storage_key(spec), place.storage)
+        if other is not place.storage:
+            place.storage.apart = other.apart = False
+        return place
+
+    def copy(
+        self, spec: torch.Tensor, value: IRValue, owner: Owner = "tmp", name: str = ""
+    ) -> Place:
+        """A tensor with memory of its own, though its fake may share another's."""
+        storage = Storage({storage_key(spec)}, owner, name or value.name)
         return Place(storage, spec, value)
 
     def join(self, spec: torch.Tensor, place: Place) -> None:
         """Say that ``spec`` lies in the storage of ``place``, though its fake does not."""
-        self._storages[storage_key(spec)] = place.storage
+        place.storage.keys.add(storage_key(spec))
 
     def parent_of(self, spec: torch.Tensor, candidates: list[Place]) -> Place | None:
         """The first of ``candidates`` that shares its storage with ``spec``."""
-        storage = self._storages.get(storage_key(spec))
-        return next((place for place in candidates if place.storage is storage), None)
+        key = storage_key(spec)
+        return next((place for place in candidates if key in place.storage.keys), None)
 
     def view(
         self, parent: Place, value: IRValue, origin: ViewCall, *, detached: bool = False
@@ -103,17 +111,18 @@ class Memory:
 
     def _current(self, place: Place) -> IRValue:
         if place.version != place.storage.version and place.parent is not None:
-            value = self._apply(self._view(place).read, self._current(place.parent))
-            place.value = self.emitter.detached(value) if place.detached else value
+            place.value = self._apply(self._view(place).read, self._current(place.parent))
             place.version = place.storage.version
+        if place.detached and self.emitter.records:
+            return self.emitter.detached(place.value)
         return place.value
 
-    def write(self, place: Place, value: IRValue, *, detached: bool = False) -> None:
+    def write(self, place: Place, value: IRValue) -> None:
         """``place`` has the contents ``value`` from this point on, of its shape and dtype.
 
-        ``detached`` says that the program writes without gradient. Raises CaptureError.
+        Raises CaptureError.
         """
-        self._check_write(place, detached=detached)
+        self._check_write(place)
         place.storage.written = place.storage.written or self.emitter.source
         self._store(place, value)
 
@@ -156,7 +165,7 @@ class Memory:
 
     # --- what may be written ----------------------------------------------------------------
 
-    def _check_write(self, place: Place, *, detached: bool) -> None:
+    def _check_write(self, place: Place) -> None:
         storage = place.storage
         refuse = self.emitter.refuse
         if storage.owner == "param":
@@ -180,8 +189,8 @@ class Memory:
                 "the model writes to an expanded tensor, of which elements share memory; use "
                 "repeat() or clone() in place of expand()"
             )
-        cut = detached or any(item.detached for item in chain)
-        if cut and self.emitter.is_differentiable(self._current(chain[-1])):
+        cut = not self.emitter.records or any(item.detached for item in chain)
+        if cut and self.emitter.is_differentiable(chain[-1].value):
             raise refuse(
                 "the model writes, without gradient, to a tensor that has one, and a graph would "
                 "give another gradient; write a new tensor instead (h = h + 1), or, where no "

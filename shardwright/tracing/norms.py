@@ -77,7 +77,9 @@ def _affine(values: list[IRValue], attrs: dict[str, Any]) -> tuple[IRValue | Non
 
 def _update(emitter: Emitter, memory: Memory, places: list[Place], values: list[IRValue]) -> None:
     for place, value in zip(places, values, strict=True):
-        memory.write(place, emitter.detached(emitter.cast(value, place.spec.dtype)))
+        statistics = emitter.cast(value, place.spec.dtype)
+        emitter.hide(statistics)
+        memory.write(place, statistics)
 
 
 def _has_statistics(attrs: dict[str, Any]) -> bool:

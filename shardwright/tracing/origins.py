@@ -1,13 +1,14 @@
-"""Where a node of an exported graph came from: its modules and its line of the program.
+"""Where a node of an exported graph came from: its modules, its line, the settings it ran under.
 
-Comes in: torch.export at work. Goes out: `Scope` and `Source` of its nodes. What always holds: the
-flat module around the model is in neither; a line is the deepest that is neither torch's nor
-ours, inside the model's forward; and equal notes are read once, since a model of many layers has
-the same ones again and again.
+Comes in: torch.export at work. Goes out: for each node a `Note` and its `Scope`s. What always
+holds: the flat module around the model is in no scope; a line is the deepest one of the model's
+forward that is neither torch's nor ours; settings are those in force when the program called the
+operator.
 
 torch.export notes a line by formatting the whole stack of every call, and keeps frames of
-functions named ``forward`` only. `notes_lines` walks the stack up to the line itself: that is
-faster, and finds the line in a function that ``forward`` calls.
+functions named ``forward`` only; it notes settings as regions, and loses a ``no_grad`` inside an
+autocast. `takes_notes` walks the stack up to the line itself and asks torch for the settings:
+that is faster, and right.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 import torch.fx
 from torch.fx.experimental.proxy_tensor import _ModuleStackTracer
 
@@ -25,21 +27,31 @@ from shardwright.ir.values import Scope, Source
 from shardwright.tracing.failures import is_of_program, is_ours
 from shardwright.tracing.flat import PREFIX
 
-_LINE = "shardwright_line"
+AUTOCAST_DEVICES = ("cpu", "cuda")
+_KEY = "shardwright"
+
+
+class Note(NamedTuple):
+    """The line of a call, whether gradients were recorded, and autocast's dtype by device type."""
+
+    source: Source | None = None
+    records: bool = True
+    autocast: tuple[tuple[str, torch.dtype], ...] = ()
 
 
 @contextmanager
-def notes_lines() -> Iterator[None]:
-    """Note lines on the nodes that torch.export makes inside, in place of torch's own way."""
+def takes_notes() -> Iterator[None]:
+    """Note the origin of the nodes that torch.export makes inside, in place of its own way."""
     config = torch.fx.config.do_not_emit_stack_traces
     create_node = _ModuleStackTracer.create_node
 
-    def create_node_with_line(self: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
+    def create_node_with_note(self: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
         node = create_node(self, *args, **kwargs)
-        node.meta[_LINE] = _line_of_program(sys._getframe(1))
+        line = _line_of_program(sys._getframe(1))
+        node.meta[_KEY] = Note(line, torch.is_grad_enabled(), _autocast())
         return node
 
-    _ModuleStackTracer.create_node = create_node_with_line  # type: ignore[method-assign]
+    _ModuleStackTracer.create_node = create_node_with_note  # type: ignore[method-assign]
     torch.fx.config.do_not_emit_stack_traces = True
     try:
         yield
@@ -56,10 +68,18 @@ def _line_of_program(frame: FrameType | None) -> Source | None:
     return None
 
 
-def source_of(node: torch.fx.Node) -> Source | None:
-    """The line of the program that made a node, where there is one."""
-    source: Source | None = node.meta.get(_LINE)
-    return source
+def _autocast() -> tuple[tuple[str, torch.dtype], ...]:
+    return tuple(
+        (device, torch.get_autocast_dtype(device))
+        for device in AUTOCAST_DEVICES
+        if torch.is_autocast_enabled(device)
+    )
+
+
+def note_of(node: torch.fx.Node) -> Note | None:
+    """The note on a node; None where export made the node without calling an operator."""
+    note: Note | None = node.meta.get(_KEY)
+    return note
 
 
 class Scopes:

@@ -1,11 +1,12 @@
 """From an exported program to an IRGraph, in one pass over its nodes.
 
 Comes in: what torch.export made of a flat model: a graph of ATen calls that may write in place,
-with regions as higher-order operators. Goes out: nodes in a `Builder`. What always holds: what
-was emitted is functional and flat. Each node of the program is handled by one rule:
+with regions as higher-order operators, and what `origins` noted of each call. Goes out: nodes in
+a `Builder`. What always holds: what was emitted is functional and flat, with casts where the
+program ran under autocast. Each node of the program is handled by one rule:
 
     getitem                      picks a result
-    a region                     is walked in place, under its settings of gradient and autocast
+    a region                     is walked in place
     an operator that writes      becomes its functional form, and a write in `memory`
     one that writes in secret    likewise, by name: the running statistics of norms (`norms`)
     one that does nothing        stands for its input (`_DOES_NOTHING`)
@@ -15,8 +16,7 @@ was emitted is functional and flat. Each node of the program is handled by one r
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,21 +26,13 @@ from torch._ops import HigherOrderOperator, OpOverload
 from shardwright.errors import GraphError
 from shardwright.ir.operators import allow_namespace, split_call
 from shardwright.ir.values import SLOT, Input, IRValue
-from shardwright.tracing.autocast import autocast_casts
+from shardwright.tracing.autocast import autocast_casts, has_autocast_rule
 from shardwright.tracing.emitter import Emitter
 from shardwright.tracing.functional_forms import FunctionalForm, functional_form
 from shardwright.tracing.memory import Memory, Place
 from shardwright.tracing.norms import NORMS
-from shardwright.tracing.origins import Scopes, source_of
+from shardwright.tracing.origins import Note, Scopes, note_of
 from shardwright.tracing.views import ViewCall, same_geometry
-
-
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Settings that hold where a node stands; ``autocast`` by device type, where enabled."""
-
-    gradient: bool = True
-    autocast: Mapping[str, torch.dtype] = field(default_factory=dict)
 
 
 class Translator:
@@ -54,14 +46,14 @@ class Translator:
         self.memory = Memory(emitter)
         self.scopes = Scopes()
         self.held: dict[torch.fx.Node, Any] = {}
-        self.region = Region()
+        self.note = Note()
+        self._casts: dict[tuple[int, torch.dtype, bool], IRValue] = {}
 
-    def walk(self, body: torch.fx.GraphModule, arguments: Sequence[Any], region: Region) -> Any:
+    def walk(self, body: torch.fx.GraphModule, arguments: Sequence[Any]) -> Any:
         """Translate ``body`` on what ``arguments`` stand for; returns what its output stands for.
 
         Raises CaptureError.
         """
-        outer, self.region = self.region, region
         given = iter(arguments)
         for node in body.graph.nodes:
             if node.op == "placeholder":
@@ -69,11 +61,18 @@ class Translator:
             elif node.op == "get_attr":
                 self.held[node] = getattr(body, str(node.target))
             elif node.op == "call_function":
-                self.emitter.scopes = self.scopes.of(node)
-                self.emitter.source = source_of(node)
+                self._enter(node)
                 self.held[node] = self._call(node)
-        self.region = outer
         return self._standing_for(body.graph.output_node().args[0])
+
+    def _enter(self, node: torch.fx.Node) -> None:
+        """Let what is emitted next belong to ``node``."""
+        self.note = note_of(node) or self.note
+        self.emitter.scopes = self.scopes.of(node)
+        self.emitter.source = self.note.source
+        self.emitter.records = self.note.records
+        if not self.note.autocast:
+            self._casts.clear()
 
     def _call(self, node: torch.fx.Node) -> Any:
         target = node.target
@@ -89,28 +88,15 @@ class Translator:
         except GraphError as error:
             raise self.emitter.refuse(f"{target.name()} cannot be in a graph: {error}") from error
 
-    # --- regions ----------------------------------------------------------------------------
-
     def _region(self, name: str, node: torch.fx.Node) -> Any:
-        """Walk a region in place."""
-        kind: Any
-        dtype: Any
-        if name == "wrap_with_set_grad_enabled":
-            enabled, body, *operands = node.args
-            region = replace(self.region, gradient=bool(enabled))
-        elif name == "wrap_with_autocast":
-            kind, dtype, enabled, _, body, *operands = node.args
-            autocast = {k: v for k, v in self.region.autocast.items() if k != kind}
-            if enabled:
-                autocast[str(kind)] = dtype or torch.get_autocast_dtype(str(kind))
-            region = replace(self.region, autocast=autocast)
-        else:
+        """Walk a region in place; its settings stand on its nodes."""
+        if name not in _REGIONS:
             raise self.emitter.refuse(
                 f"torch.{name} runs a function under control of a tensor, and a graph has one "
                 "path: compute every side and choose with torch.where, or write the loop out"
             )
-        arguments = [self._standing_for(operand) for operand in operands]
-        return self.walk(self._standing_for(body), arguments, region)
+        body, *operands = node.args[_REGIONS[name] :]
+        return self.walk(self._standing_for(body), self._standing_for(operands))
 
     # --- operators --------------------------------------------------------------------------
 
@@ -126,12 +112,14 @@ class Translator:
         self._check_attributes(overload, attrs)
         places = [self._standing_for(item) for item in inputs]
         if overload._opname == "lift_fresh_copy":
-            return self.memory.root(specs[0], self._read(places[0]))
+            return self.memory.copy(specs[0], self.memory.read(places[0]))
         if (same := self._same(overload, specs, places, attrs)) is not None:
             return same
         norm = NORMS.get(overload)
         if norm is not None and norm.writes(attrs):
-            result = norm.emit(self.emitter, self.memory, [*map(self._read, places)], places, attrs)
+            result = norm.emit(
+                self.emitter, self.memory, [*map(self.memory.read, places)], places, attrs
+            )
             return self.memory.root(specs[0], result)
         return self._stay(overload, places, attrs, node, specs)
 
@@ -144,12 +132,12 @@ class Translator:
         specs: Sequence[torch.Tensor],
     ) -> Any:
         """Emit the operator as it is."""
-        values = [self._read(place) for place in places]
-        if self.region.autocast:
+        values = [self.memory.read(place) for place in places]
+        if self.note.autocast:
             values = self._cast(overload, places, values, attrs)
         if overload._opname == "as_strided":
             places = [_root(place) for place in places]
-            values = [self._read(place) for place in places]
+            values = [self.memory.read(place) for place in places]
         made = self.emitter.emit(overload, values, attrs, outputs=specs, name=node.name)
         call = ViewCall(overload._opname, attrs, specs[0], tuple(specs)) if specs else None
         results = [
@@ -167,7 +155,8 @@ class Translator:
         if parent is None or call is None:
             return self.memory.root(spec, value)
         call = call._replace(whole=parent.spec)
-        return self.memory.view(parent, value, call, detached=not self.region.gradient)
+        cut = not self.emitter.records and self.emitter.flows(parent.value)
+        return self.memory.view(parent, value, call, detached=cut)
 
     def _same(
         self,
@@ -187,12 +176,15 @@ class Translator:
             self.memory.parent_of(specs[0], places[:1]) and same_geometry(specs[0], place.spec)
         ):
             return None
-        value = self._read(place)
-        detached = not self.region.gradient or overload._opname == "detach"
-        if detached:
-            value = self.emitter.detached(value)
+        value = self.memory.read(place)
         call = ViewCall(overload._opname, attrs, place.spec, tuple(specs))
+        detached = self._detaches(overload, value)
         return self.memory.view(place, value, call, detached=detached)
+
+    def _detaches(self, overload: OpOverload, value: IRValue) -> bool:
+        """Whether a view that an operator makes of ``value`` cuts the gradient off."""
+        cuts = not self.emitter.records or overload._opname == "detach"
+        return cuts and self.emitter.flows(value)
 
     def _cast(
         self,
@@ -203,14 +195,30 @@ class Translator:
     ) -> list[IRValue]:
         """The values as autocast would hand them to the operator."""
         specs = [place.spec for place in places]
-        for device_type, dtype in self.region.autocast.items():
+        for device_type, dtype in self.note.autocast:
             if any(spec.device.type == device_type for spec in specs):
                 casts = autocast_casts(overload, specs, attrs, device_type, dtype)
+                own_rule = has_autocast_rule(overload, device_type)
                 values = [
-                    self.emitter.cast(value, cast) if cast else value
-                    for value, cast in zip(values, casts, strict=True)
+                    self._cast_once(value, cast, shared=own_rule and place.storage.owner != "tmp")
+                    if cast
+                    else value
+                    for place, value, cast in zip(places, values, casts, strict=True)
                 ]
         return values
+
+    def _cast_once(self, value: IRValue, dtype: torch.dtype, *, shared: bool) -> IRValue:
+        """A cast, made once where that changes no gradient, or where it is ``shared``.
+
+        Autocast itself shares the casts of parameters and inputs in a region, so that their
+        gradients are added up before the cast's backward, and no others.
+        """
+        if self.emitter.is_differentiable(value) and not shared:
+            return self.emitter.cast(value, dtype)
+        key = (value.id, dtype, self.emitter.records)
+        if key not in self._casts:
+            self._casts[key] = self.emitter.cast(value, dtype)
+        return self._casts[key]
 
     # --- operators that write ---------------------------------------------------------------
 
@@ -244,14 +252,11 @@ class Translator:
         named = {to: arguments[name] for to, name in form.reads}
         inputs, attrs = split_call(form.overload, (), named, is_tensor=_is_node)
         place: Place = self._standing_for(inputs[0])
-        value = self._read(place)
-        if form.overload._opname == "detach":
-            value = self.emitter.detached(value)
-        else:
+        value = self.memory.read(place)
+        if form.overload._opname != "detach":
             (value,) = self.emitter.emit(form.overload, [value], attrs, outputs=[spec])
         call = ViewCall(form.overload._opname, attrs, place.spec, (spec,))
-        detached = not self.region.gradient or form.overload._opname == "detach"
-        return self.memory.view(place, value, call, detached=detached)
+        return self.memory.view(place, value, call, detached=self._detaches(form.overload, value))
 
     def _new_contents(
         self,
@@ -283,7 +288,7 @@ class Translator:
                 f"{list(target.spec.shape)}, which would be resized; give out= the right shape"
             )
         value = self.emitter.cast(value, target.spec.dtype)
-        self.memory.write(target, value, detached=not self.region.gradient)
+        self.memory.write(target, value)
 
     def _returned(
         self,
@@ -315,14 +320,10 @@ class Translator:
     def _value_of(self, argument: Any) -> Any:
         """An fx argument with every node replaced by its value at this point."""
         if isinstance(argument, torch.fx.Node):
-            return self._read(self.held[argument])
+            return self.memory.read(self.held[argument])
         if isinstance(argument, (list, tuple)):
             return [self._value_of(item) for item in argument]
         return argument
-
-    def _read(self, place: Place) -> IRValue:
-        value = self.memory.read(place)
-        return value if self.region.gradient else self.emitter.detached(value)
 
     def _specs(self, node: torch.fx.Node) -> list[torch.Tensor]:
         """Export's fake results of a node; refuses what depends on contents."""
@@ -345,6 +346,8 @@ _DEPENDS_ON_CONTENTS = (
     "a number or a size depends on the contents of a tensor, and a graph's are fixed: keep it a "
     "tensor, use masks or torch.where, or compute it before the call and pass it as an argument"
 )
+_REGIONS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
+"""Regions that only change settings, and how many arguments stand before their body."""
 _DROPPED = frozenset(
     {torch.ops.aten._assert_tensor_metadata.default, torch.ops.aten._assert_scalar.default}
 )

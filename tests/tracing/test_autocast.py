@@ -1,0 +1,56 @@
+"""Autocast's treatment of operators, found by running them."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from shardwright.ir.operators import split_call
+from shardwright.tracing.autocast import autocast_casts, has_autocast_rule
+
+aten = torch.ops.aten
+X, HALF = torch.randn(4, 4), torch.randn(4, 4).bfloat16()
+LOW, FULL = torch.bfloat16, torch.float32
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "expected"),
+    [
+        (aten.linear.default, (X, X), (LOW, LOW)),
+        (aten.linear.default, (HALF, X, X[0]), (None, LOW, LOW)),
+        (aten.matmul.default, (HALF, HALF), (None, None)),
+        (aten.mse_loss.default, (HALF, HALF), (FULL, FULL)),
+        (aten.cat.default, ([X, HALF],), (None, FULL)),
+        (aten.cat.default, ([HALF, HALF],), (None, None)),
+        (aten.add.Tensor, (X, HALF), (None, None)),
+        (aten.einsum.default, ("ij,jk->ik", [X, X]), (LOW, LOW)),
+        (aten.einsum.default, ("ij->ji", [X]), (None,)),
+        (aten.where.self, (X > 0, X, HALF), (None, None, None)),
+        (aten.embedding.default, (X, torch.tensor([1])), (None, None)),
+    ],
+)
+def test_casts(op: Any, args: tuple[Any, ...], expected: tuple[Any, ...]) -> None:
+    tensors, attrs = split_call(op, args, {})
+    assert autocast_casts(op, tensors, attrs, "cpu", LOW) == expected
+
+
+def test_casts_give_what_autocast_gives() -> None:
+    for op, args in (
+        (aten.linear.default, [X, X]),
+        (aten.baddbmm.default, [X[None], X[None], X[None]]),
+        (aten.scaled_dot_product_attention.default, [X[None, None]] * 3),
+        (aten.prod.default, [HALF]),
+        (aten.binary_cross_entropy_with_logits.default, [HALF, HALF]),
+    ):
+        casts = autocast_casts(op, args, split_call(op, args, {})[1], "cpu", LOW)
+        cast = [x if d is None else x.to(d) for x, d in zip(args, casts, strict=True)]
+        with torch.autocast("cpu", dtype=LOW):
+            expected = op(*args)
+        assert torch.equal(op(*cast), expected)
+        assert op(*cast).dtype == expected.dtype
+
+
+def test_rules_are_found_by_device() -> None:
+    assert has_autocast_rule(aten.linear.default, "cpu")
+    assert has_autocast_rule(aten.layer_norm.default, "cuda")
+    assert not has_autocast_rule(aten.add.Tensor, "cpu")

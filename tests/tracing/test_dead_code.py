@@ -1,0 +1,40 @@
+"""What nobody needs is dropped; what draws random numbers or checks something stays."""
+
+from typing import Any
+
+import torch
+
+from shardwright.ir import Builder
+from shardwright.tracing.dead_code import remove_dead_code
+from tests.tracing.equality import captured
+
+
+def test_unused_nodes_and_values_go() -> None:
+    builder = Builder()
+    x, unused = builder.input("x", (2,)), builder.input("unused", (2,))
+    weight = builder.param("weight", torch.ones(2))
+    y = builder.call("aten.relu.default", x)
+    builder.call("aten.mul.Tensor", y, weight)
+    remove_dead_code(builder.graph, [y.id])
+    graph = builder.finish(y)
+    assert [node.op for node in graph.nodes] == ["aten.relu.default"]
+    assert [value.name for value in graph.values.values()] == ["x", "unused", "relu"]
+    assert not graph.tensors
+    assert unused.name == "unused"
+
+
+def test_random_numbers_and_assertions_stay() -> None:
+    def function(m: Any, x: Any) -> Any:
+        torch.rand(3)
+        torch._assert_async(x.sum() > -1000)
+        x.relu()
+        return x + 1
+
+    graph = captured(function, torch.ones(2))
+    assert [node.op.split(".")[1] for node in graph.nodes] == [
+        "rand",
+        "sum",
+        "gt",
+        "_assert_async",
+        "add",
+    ]
