@@ -3,9 +3,10 @@
 from shardwright.layout.cluster import ETHERNET, GLOO, Cluster, Link, Links
 from shardwright.layout.convert import Conversion, convert
 from shardwright.layout.crossing import Crossing, cross
-from shardwright.layout.layout import Layout, Partial, Placement, Replicate, Shard
+from shardwright.layout.layout import Layout
 from shardwright.layout.mesh import Mesh
 from shardwright.layout.moves import Step
+from shardwright.layout.placement import Partial, Placement, Replicate, Shard
 from shardwright.layout.transfer import Assembly, Piece, Transfer, transfer
 
 __all__ = [

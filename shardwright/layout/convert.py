@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -26,18 +26,11 @@ import msgspec
 
 from shardwright.errors import PlanError
 from shardwright.layout.cluster import Cluster, Links
-from shardwright.layout.layout import (
-    Layout,
-    Partial,
-    Placement,
-    Placements,
-    Replicate,
-    Shard,
-    largest_shape,
-    leaves_none_empty,
-)
+from shardwright.layout.cuts import largest_shape, leaves_none_empty
+from shardwright.layout.layout import Layout
 from shardwright.layout.mesh import Group, Mesh
 from shardwright.layout.moves import Step, move_kind, moves
+from shardwright.layout.placement import Partial, Placement, Placements, Replicate, Shard
 from shardwright.layout.ranges import Ranges, Shape
 
 PICOSECOND = 1e-12
@@ -45,7 +38,10 @@ PICOSECOND = 1e-12
 
 
 class Conversion(msgspec.Struct, frozen=True):
-    """The steps that take a tensor of ``shape`` from one layout to another on a mesh."""
+    """The steps that take a tensor of ``shape`` from one layout to another on a mesh.
+
+    The layouts of the steps are in normal form.
+    """
 
     mesh: Mesh
     shape: Shape
@@ -60,8 +56,11 @@ class Conversion(msgspec.Struct, frozen=True):
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """The layout before the first step, and after each."""
-        return (self.source, *(step.after for step in self.steps))
+        """The layout before the first step, and after each, in normal form."""
+        return (
+            self.source.normal(self.mesh, self.shape),
+            *(step.after for step in self.steps),
+        )
 
     def groups(self, step: Step) -> tuple[Group, ...]:
         """The slots that take ``step`` together, each group in the order of its members."""
@@ -95,30 +94,16 @@ def convert(
     target is a partial sum that the source is not.
     """
     shape = tuple(shape)
-    source.check(mesh, shape)
-    target.check(mesh, shape)
-    _check_partial(source, target, mesh)
-    links = (cluster or Cluster((mesh.devices,))).links(mesh)
-    start = _on_real_axes(source, target, mesh)
-    steps = _cheapest(start, target.placements, mesh.sizes, shape, itemsize, links)
-    return Conversion(mesh, shape, source, target, steps)
-
-
-def _check_partial(source: Layout, target: Layout, mesh: Mesh) -> None:
-    for axis in target.partial_axes(mesh):
-        if source.placements[axis] != target.placements[axis]:
+    start, goal = source.normal(mesh, shape), target.normal(mesh, shape)
+    for axis in goal.partial_axes(mesh):
+        if start.placements[axis] != goal.placements[axis]:
             raise PlanError(
                 f"no communication turns {source} into {target}: along axis {mesh.axes[axis]!r} "
-                f"the target is {target.placements[axis]}, which only a producer can give"
+                f"the target is {goal.placements[axis]}, which only a producer can give"
             )
-
-
-def _on_real_axes(source: Layout, target: Layout, mesh: Mesh) -> Placements:
-    """The source, as the target says along axes of one slot, where all placements are the same."""
-    return tuple(
-        want if size == 1 else have
-        for have, want, size in zip(source.placements, target.placements, mesh.sizes, strict=True)
-    )
+    links = (cluster or Cluster((mesh.devices,))).links(mesh)
+    steps = _cheapest(start.placements, goal.placements, mesh.sizes, shape, itemsize, links)
+    return Conversion(mesh, shape, source, target, steps)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -131,7 +116,7 @@ def _cheapest(
     links: tuple[Links, ...],
 ) -> tuple[Step, ...]:
     """Dijkstra's search. Labels are (picoseconds, steps, way); the way breaks ties."""
-    terrain = _Terrain(target, sizes, shape, itemsize, links)
+    terrain = _Terrain(target, sizes, shape, itemsize, links, _units(target, len(shape)))
     queue: list[_Label] = [(0, 0, (), source)]
     done: set[Placements] = set()
     while queue:
@@ -149,9 +134,16 @@ def _cheapest(
     raise AssertionError(f"no way from {Layout(source)} to {Layout(target)}")
 
 
-_Way = tuple[tuple[int, int], ...]
+_Rank = tuple[int, int]
+_Way = tuple[tuple[int, _Rank], ...]
 """Moves as (axis, rank of the new placement)."""
 _Label = tuple[int, int, _Way, Placements]
+
+
+def _units(target: Placements, ndim: int) -> list[list[int]]:
+    """The units in which a way may cut each dimension: one, and the target's."""
+    wanted = {(p.dim, p.unit) for p in target if isinstance(p, Shard)}
+    return [sorted({1, *(unit for d, unit in wanted if d == dim)}) for dim in range(ndim)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,11 +155,12 @@ class _Terrain:
     shape: Shape
     itemsize: int
     links: tuple[Links, ...]
+    units: Sequence[Sequence[int]]
     held: dict[Placements, int] = field(default_factory=dict)
 
     def moves(self, here: Placements) -> Iterator[tuple[int, Placements]]:
         """The right moves that can be part of a way."""
-        for axis, there in moves(here, self.sizes, len(self.shape)):
+        for axis, there in moves(here, self.sizes, self.shape, self.units):
             want = self.target[axis]
             if isinstance(want, Partial):
                 continue
@@ -199,11 +192,12 @@ class _Terrain:
         return self.held[placements]
 
 
-def _rank(placement: Placement) -> int:
-    """The order of placements a move may lead to: Replicate, then Shard by dimension."""
-    return placement.dim + 1 if isinstance(placement, Shard) else 0
+def _rank(placement: Placement) -> _Rank:
+    """The order of placements a move may lead to: Replicate, then Shard by dimension and unit."""
+    return (placement.dim + 1, placement.unit) if isinstance(placement, Shard) else (0, 0)
 
 
-def _ranked(rank: int) -> Placement:
+def _ranked(rank: _Rank) -> Placement:
     """The inverse of `_rank`."""
-    return Shard(rank - 1) if rank else Replicate()
+    dim, unit = rank
+    return Shard(dim - 1, unit) if dim else Replicate()

@@ -7,30 +7,27 @@ Partial sums are reduced before anything is sent, and reduced to slices where th
 the taking mesh wants on every slot may be sent once in slices and gathered there, which pays where
 the links between the meshes are slower than those inside. On one mesh `convert` is the way.
 
-What always holds: of all layouts to leave in, which differ from the source where it is partial, and
-all to arrive in, which differ from the target where it is replicated, no pair is cheaper by the
-cluster's prices; among equally cheap ones the one of fewest steps and messages is taken.
+Layouts to leave in differ from the source where it is partial, and layouts to arrive in from the
+target where it is replicated: along some of those axes they split a dimension, the same for all.
+
+What always holds: no such pair of layouts is cheaper by the cluster's prices; among equally cheap
+ones the pair of fewest steps and messages is taken.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import msgspec
 
 from shardwright.layout.cluster import Cluster
 from shardwright.layout.convert import PICOSECOND, Conversion, convert
-from shardwright.layout.layout import (
-    Layout,
-    Partial,
-    Placement,
-    Replicate,
-    Shard,
-    leaves_none_empty,
-)
+from shardwright.layout.cuts import cuts, leaves_none_empty
+from shardwright.layout.layout import Layout
 from shardwright.layout.mesh import Mesh
+from shardwright.layout.placement import Partial, Placement, Placements, Replicate, Shard
 from shardwright.layout.ranges import Shape
 from shardwright.layout.transfer import Transfer, transfer
 
@@ -47,11 +44,11 @@ class Crossing(msgspec.Struct, frozen=True):
         return f"{self.before}\n{self.transfer}\n{self.after}"
 
 
-@lru_cache(maxsize=1 << 14)
 def cross(
     source: Layout,
-    source_mesh: Mesh,
     target: Layout,
+    *,
+    source_mesh: Mesh,
     target_mesh: Mesh,
     shape: Shape,
     itemsize: int = 4,
@@ -65,10 +62,21 @@ def cross(
     """
     if cluster is None:
         cluster = Cluster((tuple(dict.fromkeys((*source_mesh.devices, *target_mesh.devices))),))
-    source.check(source_mesh, shape)
-    target.check(target_mesh, shape)
-    leaving = _freed(source, source_mesh, shape, Partial)
-    arriving = _freed(target, target_mesh, shape, Replicate)
+    return _cross(source, target, source_mesh, target_mesh, tuple(shape), itemsize, cluster)
+
+
+@lru_cache(maxsize=1 << 14)
+def _cross(
+    source: Layout,
+    target: Layout,
+    source_mesh: Mesh,
+    target_mesh: Mesh,
+    shape: Shape,
+    itemsize: int,
+    cluster: Cluster,
+) -> Crossing:
+    leaving = _freed(source.normal(source_mesh, shape), source_mesh, shape, Partial)
+    arriving = _freed(target.normal(target_mesh, shape), target_mesh, shape, Replicate)
     befores = [
         convert(source, at, mesh=source_mesh, shape=shape, itemsize=itemsize, cluster=cluster)
         for at in leaving
@@ -83,17 +91,39 @@ def cross(
 def _freed(
     layout: Layout, mesh: Mesh, shape: Shape, freed: type[Partial] | type[Replicate]
 ) -> list[Layout]:
-    """The layouts that may stand for this one: every choice along axes placed as ``freed``.
+    """The layouts that may stand for this one, which differ along axes placed as ``freed``.
 
-    The first replicates along them; others leave no slot without data.
+    The first replicates along all of them. The others split one dimension along some of them, and
+    leave no slot without data.
     """
-    shards = [Shard(dim) for dim in range(len(shape))]
-    choices: list[list[Placement]] = [
-        [Replicate(), *shards] if isinstance(placement, freed) and size > 1 else [placement]
-        for placement, size in zip(layout.placements, mesh.sizes, strict=True)
-    ]
-    first, *others = map(Layout, itertools.product(*choices))
-    return [first, *(at for at in others if leaves_none_empty(at.placements, mesh.sizes, shape))]
+    found = [*_refilled(layout, mesh, freed, [Replicate()])]
+    for dim in range(len(shape)):
+        units = {1, *(p.unit for p in layout.placements if isinstance(p, Shard) and p.dim == dim)}
+        shards = [Shard(dim, unit) for unit in sorted(units)]
+        refilled = _refilled(layout, mesh, freed, [Replicate(), *shards])
+        found += [placements for placements in refilled if _is_possible(placements, mesh, shape)]
+    return list(dict.fromkeys(Layout(placements).normal(mesh, shape) for placements in found))
+
+
+def _is_possible(placements: Placements, mesh: Mesh, shape: Shape) -> bool:
+    """Whether a tensor can be cut so, and every slot then holds something."""
+    fits = all(cut.fits for cut in cuts(placements, mesh.sizes, shape))
+    return fits and leaves_none_empty(placements, mesh.sizes, shape)
+
+
+def _refilled(
+    layout: Layout,
+    mesh: Mesh,
+    freed: type[Partial] | type[Replicate],
+    choices: Sequence[Placement],
+) -> Iterator[Placements]:
+    """Every way to put one of ``choices`` in the place of each placement that is freed."""
+    return itertools.product(
+        *(
+            choices if isinstance(placement, freed) and size > 1 else [placement]
+            for placement, size in zip(layout.placements, mesh.sizes, strict=True)
+        )
+    )
 
 
 def _cheapest(
@@ -107,7 +137,13 @@ def _cheapest(
         steps = before.seconds + after.seconds
         if steps > least:
             break
-        sent = transfer(before.target, before.mesh, after.source, after.mesh, before.shape)
+        sent = transfer(
+            before.target,
+            after.source,
+            source_mesh=before.mesh,
+            target_mesh=after.mesh,
+            shape=before.shape,
+        )
         seconds = steps + sent.seconds(itemsize, cluster)
         least = min(least, seconds)
         effort = len(before.steps) + len(sent.sends) + len(after.steps)

@@ -11,12 +11,15 @@ Slicing along an outer axis would need elements that the slot does not hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from shardwright.layout.cluster import Kind
-from shardwright.layout.layout import Layout, Partial, Placement, Placements, Replicate, Shard
+from shardwright.layout.cuts import Cut, Lengths, cuts
+from shardwright.layout.layout import Layout
+from shardwright.layout.placement import Partial, Placement, Placements, Replicate, Shard
+from shardwright.layout.ranges import Shape
 
 KINDS: Mapping[tuple[type, type], Kind] = {
     (Partial, Replicate): "all_reduce",
@@ -80,27 +83,33 @@ def move_kind(source: Placement, target: Placement) -> Kind:
 
 
 def moves(
-    placements: Placements, sizes: tuple[int, ...], ndim: int
+    placements: Placements, sizes: tuple[int, ...], shape: Shape, units: Sequence[Sequence[int]]
 ) -> Iterator[tuple[int, Placements]]:
-    """The axis and the result of every right move for a tensor of ``ndim`` dimensions.
+    """The axis and the result of every right move from a layout in normal form to another.
 
-    Axes of one slot never move.
+    ``shape`` is the whole tensor's, and ``units`` are, for each of its dimensions, those in which
+    it may be cut. Axes of one slot never move.
     """
-    depth = _innermost(placements, sizes, ndim)
+    innermost = [-1] * len(shape)
+    lengths: list[Lengths] = [(size,) for size in shape]
+    for cut in cuts(placements, sizes, shape):
+        innermost[cut.shard.dim], lengths[cut.shard.dim] = cut.axis, cut.left
     for axis, source in enumerate(placements):
-        if sizes[axis] == 1 or (isinstance(source, Shard) and depth[source.dim] > axis):
+        if sizes[axis] == 1 or (isinstance(source, Shard) and innermost[source.dim] > axis):
             continue
-        targets: list[Placement] = [Shard(dim) for dim in range(ndim) if depth[dim] < axis]
+        free = (dim for dim, outer in enumerate(innermost) if outer < axis)
+        shards = (Shard(dim, unit) for dim in free for unit in units[dim])
+        targets: list[Placement] = [
+            shard
+            for shard in shards
+            if _is_normal(Cut(axis, shard, sizes[axis], lengths[shard.dim]))
+        ]
         if not isinstance(source, Replicate):
             targets.append(Replicate())
         for target in targets:
             yield axis, (*placements[:axis], target, *placements[axis + 1 :])
 
 
-def _innermost(placements: Placements, sizes: tuple[int, ...], ndim: int) -> list[int]:
-    """The innermost axis that splits each dimension, -1 where none does."""
-    depth = [-1] * ndim
-    for axis, placement in enumerate(placements):
-        if isinstance(placement, Shard) and sizes[axis] > 1:
-            depth[placement.dim] = axis
-    return depth
+def _is_normal(cut: Cut) -> bool:
+    """Whether a cut can be made, and does not do what one without a unit does."""
+    return cut.shard.unit == 1 or (cut.fits and not cut.is_even)

@@ -21,16 +21,20 @@ def whole(shape: Sequence[int]) -> Ranges:
     return tuple((0, size) for size in shape)
 
 
-def part(span: Range, parts: int, index: int) -> Range:
+def part(span: Range, parts: int, index: int, unit: int = 1) -> Range:
     """Part ``index`` of a range cut in ``parts`` as even as can be, larger ones first.
+
+    Each part is a multiple of ``unit``, as the range must be.
 
     >>> [part((0, 10), 4, i) for i in range(4)]
     [(0, 3), (3, 6), (6, 8), (8, 10)]
+    >>> [part((0, 10), 4, i, unit=2) for i in range(4)]
+    [(0, 4), (4, 6), (6, 8), (8, 10)]
     """
     start, end = span
-    quotient, rest = divmod(end - start, parts)
-    first = start + index * quotient + min(index, rest)
-    return first, first + quotient + (index < rest)
+    quotient, rest = divmod((end - start) // unit, parts)
+    first = start + unit * (index * quotient + min(index, rest))
+    return first, first + unit * (quotient + (index < rest))
 
 
 def shape_of(box: Ranges) -> Shape:

@@ -85,14 +85,20 @@ class Transfer(msgspec.Struct, frozen=True):
         return "\n".join(lines)
 
 
-@lru_cache(maxsize=1 << 14)
 def transfer(
-    source: Layout, source_mesh: Mesh, target: Layout, target_mesh: Mesh, shape: Shape
+    source: Layout, target: Layout, *, source_mesh: Mesh, target_mesh: Mesh, shape: Shape
 ) -> Transfer:
     """The messages that bring a whole of ``shape`` from one mesh and layout to another.
 
     Raises PlanError where a layout does not fit its mesh or the shape, or is a partial sum.
     """
+    return _transfer(source, target, source_mesh, target_mesh, tuple(shape))
+
+
+@lru_cache(maxsize=1 << 14)
+def _transfer(
+    source: Layout, target: Layout, source_mesh: Mesh, target_mesh: Mesh, shape: Shape
+) -> Transfer:
     for layout, mesh in ((source, source_mesh), (target, target_mesh)):
         _check_no_partial(layout, mesh)
     tiles = _tiles(source_mesh, source.slices(source_mesh, shape))

@@ -5,6 +5,8 @@ Collectives are those of `shardwright.comm.collectives`, which is what pipelines
 
 from __future__ import annotations
 
+from itertools import product
+
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -12,8 +14,10 @@ from torch import Tensor
 from shardwright.comm.collectives import combine
 from shardwright.comm.operation import Operation, TensorSpec
 from shardwright.layout import Conversion, Layout, Mesh, Partial, Replicate, Shard, Step, Transfer
+from shardwright.layout.cuts import cuts
 from shardwright.layout.ranges import Ranges, within
 
+UNITS = (1, 2, 6)
 REDUCTIONS = {"sum": torch.sum, "avg": torch.mean, "max": torch.amax, "min": torch.amin}
 
 
@@ -100,12 +104,19 @@ def _assemble(assembly, held, shape) -> Tensor:
     return tensor
 
 
-shapes = st.lists(st.integers(0, 11), max_size=3).map(tuple)
+def tuples(choices, max_length):
+    """All tuples of these choices, each as likely as another, so that long ones are common."""
+    lengths = range(max_length + 1)
+    return st.sampled_from([t for n in lengths for t in product(choices, repeat=n)])
+
+
+def shapes(max_dims=3):
+    return tuples([5, 8, 11, 12, 6, 3, 2, 1, 0], max_dims)
 
 
 @st.composite
 def meshes(draw, names="d", max_axes=3):
-    sizes = draw(st.lists(st.integers(1, 4), max_size=max_axes))
+    sizes = draw(tuples([2, 3, 4, 1], max_axes))
     mesh = Mesh.of(dict(zip("xyz", sizes, strict=False)))
     order = draw(st.permutations(mesh.devices))
     return Mesh(mesh.axes, mesh.sizes, tuple(device.replace("d", names) for device in order))
@@ -114,5 +125,12 @@ def meshes(draw, names="d", max_axes=3):
 @st.composite
 def layouts(draw, mesh, shape, ops=("sum",)):
     """Layouts of a shape; ``ops`` are the reductions that may stand in one layout together."""
-    choices = [Replicate(), *map(Shard, range(len(shape))), *map(Partial, ops)]
-    return Layout(tuple(draw(st.sampled_from(choices)) for _ in mesh.sizes))
+    shards = [Shard(dim, unit) for dim, n in enumerate(shape) for unit in UNITS if n % unit == 0]
+    choices = [Replicate(), *shards, *map(Partial, ops)]
+    drawn = st.sampled_from(list(product(choices, repeat=mesh.ndim))).map(Layout)
+    return draw(drawn.filter(lambda layout: fits(layout, mesh, shape)))
+
+
+def fits(layout, mesh, shape):
+    """Whether a tensor of this shape can have this layout."""
+    return all(cut.fits for cut in cuts(layout.placements, mesh.sizes, shape))

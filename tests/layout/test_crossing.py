@@ -19,10 +19,12 @@ from shardwright.layout import (
     cross,
     transfer,
 )
-from shardwright.layout.ranges import volume
+from shardwright.layout.cuts import leaves_none_empty
 from tests.layout.simulation import (
+    UNITS,
     deliver,
     draw_terms,
+    fits,
     lay_out,
     layouts,
     meshes,
@@ -39,7 +41,8 @@ TWO_HOSTS = Cluster((HERE.devices, THERE.devices), FAST, SLOW)
 
 
 def ask(source, target, shape=(512, 512), cluster=TWO_HOSTS):
-    return cross(Layout.parse(source), HERE, Layout.parse(target), THERE, shape, 4, cluster)
+    source, target = Layout.parse(source), Layout.parse(target)
+    return cross(source, target, source_mesh=HERE, target_mesh=THERE, shape=shape, cluster=cluster)
 
 
 def kinds(conversion):
@@ -84,18 +87,20 @@ def test_a_partial_sum_cannot_be_the_target():
 
 @st.composite
 def questions(draw):
-    shape = draw(shapes)[:2]
+    shape = draw(shapes(2))
     source_mesh, target_mesh = draw(meshes(max_axes=2)), draw(meshes("e", max_axes=2))
     source = draw(layouts(source_mesh, shape))
-    return source, source_mesh, draw(layouts(target_mesh, shape, ())), target_mesh, shape
+    target = draw(layouts(target_mesh, shape, ()))
+    return source, target, {"source_mesh": source_mesh, "target_mesh": target_mesh, "shape": shape}
 
 
 @given(questions(), st.integers(0, 1000))
 @settings(max_examples=100, deadline=None)
 def test_each_slot_ends_with_its_slice(question, seed):
-    source, source_mesh, target, target_mesh, shape = question
+    source, target, where = question
+    source_mesh, target_mesh, shape = where.values()
     hosts = (source_mesh.devices, target_mesh.devices)
-    found = cross(*question, 4, Cluster(hosts, FAST, SLOW))
+    found = cross(source, target, **where, cluster=Cluster(hosts, FAST, SLOW))
     terms = draw_terms(source, source_mesh, shape, seed)
     sent = found.before.target
     tensors = run(found.before, lay_out(terms, source, source_mesh, shape))
@@ -110,13 +115,14 @@ def test_each_slot_ends_with_its_slice(question, seed):
 @given(questions())
 @settings(max_examples=50, deadline=None)
 def test_no_other_place_to_leave_or_arrive_is_cheaper(question):
-    source, source_mesh, target, target_mesh, shape = question
+    source, target, where = question
+    source_mesh, target_mesh, shape = where.values()
     cluster = Cluster((source_mesh.devices, target_mesh.devices), FAST, SLOW)
 
     def price(leave, arrive):
         before = convert(source, leave, mesh=source_mesh, shape=shape, cluster=cluster).seconds
         after = convert(arrive, target, mesh=target_mesh, shape=shape, cluster=cluster).seconds
-        sent = transfer(leave, source_mesh, arrive, target_mesh, shape)
+        sent = transfer(leave, arrive, **where)
         return before + sent.seconds(4, cluster) + after
 
     expected = min(
@@ -124,18 +130,27 @@ def test_no_other_place_to_leave_or_arrive_is_cheaper(question):
         for leave in instead_of(Partial, source, source_mesh, shape)
         for arrive in instead_of(Replicate, target, target_mesh, shape)
     )
-    assert cross(*question, 4, cluster).seconds == pytest.approx(expected)
+    assert cross(source, target, **where, cluster=cluster).seconds == pytest.approx(expected)
 
 
 def instead_of(freed, layout, mesh, shape):
-    """Layouts with slices in place of some placements, and the one without any."""
-    choices = [Replicate(), *map(Shard, range(len(shape)))]
-    for chosen in product(choices, repeat=mesh.ndim):
-        at = Layout(
-            tuple(
-                new if isinstance(old, freed) and size > 1 else old
-                for old, new, size in zip(layout.placements, chosen, mesh.sizes, strict=True)
+    """Layouts that split one dimension in place of some placements, and the one without."""
+    for dim in range(max(len(shape), 1)):
+        shards = [Shard(dim, unit) for unit in UNITS] if shape else []
+        for chosen in product([Replicate(), *shards], repeat=mesh.ndim):
+            at = Layout(
+                tuple(
+                    new if isinstance(old, freed) and size > 1 else old
+                    for old, new, size in zip(layout.placements, chosen, mesh.sizes, strict=True)
+                )
             )
-        )
-        if all(map(volume, at.slices(mesh, shape))) or set(chosen) <= {Replicate()}:
-            yield at
+            units = {1, *(p.unit for p in layout.placements if getattr(p, "dim", None) == dim)}
+            if set(chosen) <= {Replicate(), *(Shard(dim, unit) for unit in units)} and (
+                set(chosen) == {Replicate()} or holds(at, mesh, shape)
+            ):
+                yield at
+
+
+def holds(layout, mesh, shape):
+    """Whether the layout is possible and leaves no slot without data."""
+    return fits(layout, mesh, shape) and leaves_none_empty(layout.placements, mesh.sizes, shape)

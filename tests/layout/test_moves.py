@@ -7,7 +7,7 @@ import torch
 
 from shardwright.layout import Layout, Mesh, Partial, Replicate, Shard, Step
 from shardwright.layout.moves import KINDS, moves
-from tests.layout.simulation import draw_terms, lay_out, reduce_terms, take
+from tests.layout.simulation import draw_terms, fits, lay_out, reduce_terms, take
 
 ROWS = [
     ("[Partial(sum)]", "[Replicate]", "all_reduce", {"reduce_op": "sum"}),
@@ -39,13 +39,24 @@ def test_moves_are_exactly_the_collectives_that_give_each_slot_its_slice(sizes, 
     mesh = Mesh.of(dict(zip("xyz", sizes, strict=False)))
     placements = (Replicate(), Shard(0), Shard(1), Partial())
     for here in itertools.product(placements, repeat=len(sizes)):
-        listed = {there for _, there in moves(here, sizes, len(shape))}
+        listed = {there for _, there in moves(here, sizes, shape, [[1], [1]])}
         for axis, placement in itertools.product(range(len(sizes)), placements):
             there = Layout(here).replace(axis, placement)
             if (type(here[axis]), type(placement)) in KINDS and here[axis] != placement:
                 step = Step(axis, Layout(here), there)
                 right = sizes[axis] > 1 and is_right(step, mesh, shape)
                 assert (there.placements in listed) == right, str(step)
+
+
+@pytest.mark.parametrize("sizes", [(3,), (2, 3), (2, 2, 2)], ids=str)
+def test_moves_with_units_are_right_and_lead_to_normal_forms(sizes):
+    mesh, shape, units = Mesh.of(dict(zip("xyz", sizes, strict=False))), (20, 12), [[1, 4], [1, 2]]
+    placements = (Replicate(), Shard(0), Shard(0, 4), Shard(1), Shard(1, 2), Partial())
+    for here in map(Layout, itertools.product(placements, repeat=len(sizes))):
+        if fits(here, mesh, shape) and here.normal(mesh, shape) == here:
+            for axis, there in moves(here.placements, sizes, shape, units):
+                assert Layout(there).normal(mesh, shape) == Layout(there)
+                assert is_right(Step(axis, here, Layout(there)), mesh, shape)
 
 
 def is_right(step, mesh, shape):

@@ -22,6 +22,7 @@ def test_parts_follow_one_another_evenly_and_larger_first(span, parts):
 
 def test_ten_over_four():
     assert [part((0, 10), 4, i) for i in range(4)] == [(0, 3), (3, 6), (6, 8), (8, 10)]
+    assert [part((0, 10), 4, i, unit=2) for i in range(4)] == [(0, 4), (4, 6), (6, 8), (8, 10)]
 
 
 @given(spans, spans)

@@ -14,7 +14,13 @@ TWO = Mesh.of({"t": 2}, ["e0", "e1"])
 
 
 def ask(source, target, shape, meshes=(FOUR, TWO)):
-    return transfer(Layout.parse(source), meshes[0], Layout.parse(target), meshes[1], shape)
+    return transfer(
+        Layout.parse(source),
+        Layout.parse(target),
+        source_mesh=meshes[0],
+        target_mesh=meshes[1],
+        shape=shape,
+    )
 
 
 def test_exactly_the_overlapping_slices_are_sent():
@@ -71,19 +77,21 @@ def test_a_partial_sum_is_not_sent():
 
 @st.composite
 def questions(draw):
-    shape = draw(shapes)
+    shape = draw(shapes())
     source_mesh = draw(meshes())
     # Slots of the same name are the same slots.
     target_mesh = draw(meshes(names=draw(st.sampled_from("de"))))
     source = draw(layouts(source_mesh, shape, ()))
-    return source, source_mesh, draw(layouts(target_mesh, shape, ())), target_mesh, shape
+    target = draw(layouts(target_mesh, shape, ()))
+    return source, target, {"source_mesh": source_mesh, "target_mesh": target_mesh, "shape": shape}
 
 
 @given(questions(), st.integers(0, 1000))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_each_slot_assembles_its_slice(question, seed):
-    source, source_mesh, target, target_mesh, shape = question
-    found = transfer(*question)
+    source, target, where = question
+    source_mesh, target_mesh, shape = where.values()
+    found = transfer(source, target, **where)
     whole = draw_terms(source, source_mesh, shape, seed)
     tensors = lay_out(whole, source, source_mesh, shape)
     boxes = source.slices(source_mesh, shape)
@@ -95,10 +103,11 @@ def test_each_slot_assembles_its_slice(question, seed):
 
 
 @given(questions())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_each_element_comes_once_and_only_where_it_is_lacking(question):
-    source, source_mesh, target, target_mesh, shape = question
-    found = transfer(*question)
+    source, target, where = question
+    source_mesh, target_mesh, shape = where.values()
+    found = transfer(source, target, **where)
     held = dict(zip(source_mesh.devices, source.slices(source_mesh, shape), strict=True))
     wanted = dict(zip(target_mesh.devices, target.slices(target_mesh, shape), strict=True))
     for assembly in found.assemblies:
@@ -110,10 +119,11 @@ def test_each_element_comes_once_and_only_where_it_is_lacking(question):
 
 
 @given(questions())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_replicas_send_alike(question):
-    source, source_mesh, _, _, shape = question
-    sends = transfer(*question).sends
+    source, target, where = question
+    source_mesh, _, shape = where.values()
+    sends = transfer(source, target, **where).sends
     slices = source.slices(source_mesh, shape)
     for box in set(slices):
         pieces = [volume(p.ranges) for p in sends if inside(p.ranges, box)]
