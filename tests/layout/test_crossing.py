@@ -21,7 +21,6 @@ from shardwright.layout import (
 )
 from shardwright.layout.cuts import leaves_none_empty
 from tests.layout.simulation import (
-    UNITS,
     deliver,
     draw_terms,
     fits,
@@ -135,22 +134,22 @@ def test_no_other_place_to_leave_or_arrive_is_cheaper(question):
 
 def instead_of(freed, layout, mesh, shape):
     """Layouts that split one dimension in place of some placements, and the one without."""
-    for dim in range(max(len(shape), 1)):
-        shards = [Shard(dim, unit) for unit in UNITS] if shape else []
-        for chosen in product([Replicate(), *shards], repeat=mesh.ndim):
-            at = Layout(
-                tuple(
-                    new if isinstance(old, freed) and size > 1 else old
-                    for old, new, size in zip(layout.placements, chosen, mesh.sizes, strict=True)
-                )
-            )
-            units = {1, *(p.unit for p in layout.placements if getattr(p, "dim", None) == dim)}
-            if set(chosen) <= {Replicate(), *(Shard(dim, unit) for unit in units)} and (
-                set(chosen) == {Replicate()} or holds(at, mesh, shape)
-            ):
+    layout = layout.normal(mesh, shape)
+    yield refill(layout, mesh, freed, [Replicate()] * mesh.ndim)
+    for dim in range(len(shape)):
+        units = {1, *(p.unit for p in layout.placements if getattr(p, "dim", None) == dim)}
+        choices = [Replicate(), *(Shard(dim, unit) for unit in units)]
+        for chosen in product(choices, repeat=mesh.ndim):
+            at = refill(layout, mesh, freed, chosen)
+            none_empty = leaves_none_empty(at.placements, mesh.sizes, shape)
+            if none_empty and fits(at, mesh, shape):
                 yield at
 
 
-def holds(layout, mesh, shape):
-    """Whether the layout is possible and leaves no slot without data."""
-    return fits(layout, mesh, shape) and leaves_none_empty(layout.placements, mesh.sizes, shape)
+def refill(layout, mesh, freed, chosen):
+    return Layout(
+        tuple(
+            new if isinstance(old, freed) and size > 1 else old
+            for old, new, size in zip(layout.placements, chosen, mesh.sizes, strict=True)
+        )
+    )
