@@ -17,8 +17,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+import torch
+
 from shardwright.dimops.annotation import TensorDims
-from shardwright.dimops.call import Call, Emitter, Local, Rule
+from shardwright.dimops.call import Call, Direct, Emitter, Local, Rule, Writer
 from shardwright.dimops.cuts import Cut, even_cuts
 from shardwright.dimops.dimop import (
     Dimop,
@@ -203,9 +205,15 @@ class BoundPart:
         An input whose slice is partial may be None in all parts but one: a term that is zero.
         An input without a slice may be None too: only its dtype is read.
         """
-        emitter = Emitter(builder, scopes, source)
-        rule = self.bound.rule
-        attrs = self.attrs
+        return self._make(Writer(builder, scopes, source), inputs)
+
+    def run(self, inputs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        """What the part's program makes of tensors; ``inputs`` as for `emit`."""
+        device = next((x.device for x in inputs if x is not None), torch.device("cpu"))
+        return self._make(Direct(device), inputs)
+
+    def _make(self, emitter: Emitter, inputs: Sequence[Any]) -> list[Any]:
+        rule, attrs = self.bound.rule, self.attrs
         dropped = {idx for idx in rule.optional if inputs[idx] is None}
         attrs |= {rule.optional[idx]: None for idx in dropped}
         present = [
@@ -219,13 +227,12 @@ class BoundPart:
             made = emitter.emit(self.bound.call.op, present, attrs)
         return made if isinstance(made, list) else [made]
 
-    def _stand_in(self, emitter: Emitter, idx: int) -> IRValue:
+    def _stand_in(self, emitter: Emitter, idx: int) -> Any:
         """Zeros in place of a term that this part does not have, or of what has only a dtype."""
         shape = self.local.inputs[idx]
         assert shape is None or idx in self.bound.dimop.terms
         dtype = torch_dtype(self.bound.call.dtypes[idx])
-        zeros: IRValue = emitter.call("aten.zeros.default", list(shape or ()), dtype=dtype)
-        return zeros
+        return emitter.call("aten.zeros.default", list(shape or ()), dtype=dtype)
 
 
 def bind(call: Call, rule: Rule, source: str = "catalog") -> BoundDimop:

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
-from torch._ops import OpOverload
+import torch
 
 from shardwright.dimops.cuts import Cut
 from shardwright.ir import Builder, IRValue, Scope, Source, resolve
-from shardwright.ir.operators import operator_name, split_call
+from shardwright.ir.operators import join_call, split_call
 
 Shape = tuple[int, ...]
 
@@ -72,27 +72,48 @@ class Local:
         return list(shape)
 
 
-class Emitter:
-    """Writes a part's nodes into a builder, all under the modules and line of one node."""
+class Emitter(Protocol):
+    """Where a part's program goes: into a graph (`Writer`), or at once to its results (`Direct`)."""
 
-    def __init__(
-        self, builder: Builder, scopes: tuple[Scope, ...] = (), source: Source | None = None
-    ) -> None:
-        self._builder = builder
-        self._scopes = scopes
-        self._source = source
+    def emit(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+        """A call in the form of `IRNode`; gives what it makes, a list where that is several."""
+        ...
 
-    def call(self, op: OpOverload | str, /, *args: Any, **kwargs: Any) -> Any:
-        """As `Builder.call`."""
-        overload = resolve(op) if isinstance(op, str) else op
-        inputs, attrs = split_call(
-            overload, args, kwargs, is_tensor=lambda item: isinstance(item, IRValue)
-        )
-        return self.emit(operator_name(overload), inputs, attrs)
+    def call(self, op: str, /, *args: Any, **kwargs: Any) -> Any:
+        """A call written as in Python."""
+        inputs, attrs = split_call(resolve(op), args, kwargs, is_tensor=_is_value)
+        return self.emit(op, inputs, attrs)
 
-    def emit(self, op: str, inputs: Sequence[IRValue], attrs: Mapping[str, Any]) -> Any:
+
+def _is_value(item: Any) -> bool:
+    return isinstance(item, (IRValue, torch.Tensor))
+
+
+@dataclass(frozen=True, slots=True)
+class Writer(Emitter):
+    """Writes nodes into a builder, all under the modules and line of one node."""
+
+    builder: Builder
+    scopes: tuple[Scope, ...] = ()
+    source: Source | None = None
+
+    def emit(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
         """As `Builder.emit`."""
-        return self._builder.emit(op, inputs, attrs, scopes=self._scopes, source=self._source)
+        return self.builder.emit(op, inputs, attrs, scopes=self.scopes, source=self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class Direct(Emitter):
+    """Computes at once, on tensors."""
+
+    device: torch.device = torch.device("cpu")
+
+    def emit(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
+        """The operator's result."""
+        overload = resolve(op)
+        args, kwargs = join_call(overload, inputs, dict(attrs), self.device)
+        made = overload(*args, **kwargs)
+        return list(made) if isinstance(made, (list, tuple)) else made
 
 
 Inputs = Sequence[Any]

@@ -11,7 +11,6 @@ Where an operator comes from: `register` first, then the rows here, then discove
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 
 from shardwright.dimops import (
     catalog_along,
@@ -25,7 +24,10 @@ from shardwright.dimops import (
 )
 from shardwright.dimops.bound import BoundDimop, bind
 from shardwright.dimops.call import Call, Row
+from shardwright.dimops.infer import infer_rule
+from shardwright.dimops.register import bind_registered, registered
 from shardwright.ir import IRGraph, IRNode
+from shardwright.ir.operators import is_marker
 
 ROWS: Mapping[str, Row] = {
     **catalog_elementwise.ROWS,
@@ -55,13 +57,45 @@ def call_of(graph: IRGraph, node: IRNode) -> Call:
 
 def dimop_of(graph: IRGraph, node: IRNode) -> BoundDimop | None:
     """What is known of splitting a node; None where it is to be replicated (see `why_whole`)."""
-    found = find(call_of(graph, node))
+    found = _find(graph, node)
     return found if isinstance(found, BoundDimop) else None
 
 
-def find(call: Call) -> BoundDimop | str:
-    row = ROWS.get(call.op)
-    if row is None:
-        return "no row"
-    rule = row(call)
-    return "none" if rule is None else bind(call, rule)
+def why_whole(graph: IRGraph, node: IRNode) -> str | None:
+    """Why a node can only be replicated; None where it can be split."""
+    found = _find(graph, node)
+    if isinstance(found, str):
+        return found
+    if found.identifiers:
+        return None
+    return f"{found}: no dimension of it may be split"
+
+
+_known: dict[tuple[object, ...], BoundDimop | str] = {}
+"""What was found, by what a rule depends on."""
+
+
+def _find(graph: IRGraph, node: IRNode) -> BoundDimop | str:
+    if is_marker(node.op):
+        return f"{node.op} is a marker, which lowering expands"
+    call = call_of(graph, node)
+    key = (call.op, call.inputs, call.outputs, call.dtypes, repr(call.attrs), registered(call.op))
+    if key not in _known:
+        _known[key] = _look_up(call)
+    return _known[key]
+
+
+def _look_up(call: Call) -> BoundDimop | str:
+    if (operator := registered(call.op)) is not None:
+        return bind_registered(operator, call)
+    if (row := ROWS.get(call.op)) is not None:
+        rule = row(call)
+        return bind(call, rule) if rule else f"{call.op}: {NOT_ALIKE}"
+    inferred = infer_rule(call)
+    if isinstance(inferred, str):
+        return f"{call.op} has no row in the catalog, and no annotation was found: {inferred}"
+    return bind(call, inferred, "inferred")
+
+
+NOT_ALIKE = "this call draws random numbers, or its result's size depends on the values"
+"""Why a row has no rule for a call."""

@@ -26,7 +26,7 @@ UNARY = """
 
 OVERLOADS = """
     round.decimals pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar rsub.Scalar remainder.Scalar_Tensor
-    to.dtype to.device to.dtype_layout to.other fill.Scalar
+    to.dtype to.device to.dtype_layout fill.Scalar
     masked_fill.Scalar masked_fill.Tensor where.self where.ScalarOther where.ScalarSelf where.Scalar
     lerp.Scalar lerp.Tensor addcmul.default addcdiv.default clamp.Tensor clip.Tensor
     clamp_min.Tensor clamp_max.Tensor div.Tensor_mode div.Scalar_mode
@@ -112,6 +112,7 @@ ROWS: dict[str, Row] = {
     "aten.feature_dropout.default": dropout,
     "aten.alpha_dropout.default": dropout,
     "aten.type_as.default": dtype_of_second,
+    "aten.to.other": dtype_of_second,
     "aten.prelu.default": prelu,
     "aten.glu.default": glu,
 }
