@@ -8,6 +8,7 @@ future holds the result, the others' None.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from shardwright.comm import (
@@ -38,6 +40,12 @@ from shardwright.runtime.serve import Call, End, Inbox, Wake, serve
 from shardwright.runtime.slot import constants_of, make_slot, torch_device
 from shardwright.runtime.timeline import Event
 from shardwright.runtime.worker import Finished, Worker
+
+_END_PATIENCE = 5.0
+"""Seconds that a worker gets to end what it is computing when a run is given up."""
+
+_meetings = itertools.count()
+"""Numbers the rendezvous of this process; all ranks make the same runners in the same order."""
 
 
 def is_torchrun() -> bool:
@@ -59,8 +67,6 @@ class Rank(Backend):
         device = torch_device(name, pipeline.devices[name])
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        self._threads_before = torch.get_num_threads()
-        torch.set_num_threads(threads)
         self._inbox: Inbox = SimpleQueue()
         self._calls: dict[int, tuple[Future[Any], Finish]] = {}
         self._events: list[Event] = []
@@ -70,6 +76,8 @@ class Rank(Backend):
         self._owns_group = not dist.is_initialized()
         self._transport = self._connect(pipeline, timeout)
         self._worker = Worker(slot, self._transport, trace=trace)
+        self._threads_before = torch.get_num_threads()
+        torch.set_num_threads(threads)
         self._thread = threading.Thread(target=self._serve, args=(timeout,), daemon=True)
         self._thread.start()
 
@@ -87,15 +95,15 @@ class Rank(Backend):
         return list(self._events)
 
     def close(self, *, abort: bool) -> None:
-        """End the worker. Other ranks notice when this process ends, or closes too."""
-        if self._thread.is_alive() and not abort:
+        """End the worker and say goodbye to the other ranks; one that needs this one then fails."""
+        if not abort:
             for future, _ in list(self._calls.values()):
                 future.exception()
-            self._inbox.put(End())
-            self._thread.join()
-            if self._error is None:
-                self._transport.close()
-                self._leave()
+        self._inbox.put(End())
+        self._thread.join(_END_PATIENCE if abort else None)
+        self._transport.close()
+        if self._error is None and self._owns_group and dist.is_initialized():
+            dist.destroy_process_group()
         torch.set_num_threads(self._threads_before)
 
     def _connect(self, pipeline: Pipeline, timeout: float) -> Transport:
@@ -111,10 +119,6 @@ class Rank(Backend):
         return DistributedTransport(
             group, self._rank, devices, operations(pipeline), lambda: self._inbox.put(Wake())
         )
-
-    def _leave(self) -> None:
-        if self._owns_group and dist.is_initialized():
-            dist.destroy_process_group()
 
     def _serve(self, timeout: float) -> None:
         try:
@@ -137,7 +141,7 @@ class Rank(Backend):
             future.set_result(None)
 
 
-def _rendezvous(timeout: float) -> Any:
+def _rendezvous(timeout: float) -> PrefixStore:
     """The store that MASTER_ADDR and MASTER_PORT name. Raises LaunchError."""
     place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     try:
@@ -147,7 +151,7 @@ def _rendezvous(timeout: float) -> Any:
             f"the ranks cannot meet at {place} (MASTER_ADDR:MASTER_PORT): {error}; is the port in "
             "use, or a rank missing? Choose another with torchrun --master-port"
         ) from None
-    return store
+    return PrefixStore(f"shardwright/{next(_meetings)}", store)
 
 
 def outputs_on_first_slot(pipeline: Pipeline) -> Pipeline:
