@@ -30,14 +30,10 @@ from shardwright.ir.values import IRValue
 from shardwright.tracing.dead_code import remove_dead_code
 from shardwright.tracing.emitter import Emitter
 from shardwright.tracing.export import export_flat
-from shardwright.tracing.failures import line_before
+from shardwright.tracing.failures import CaptureWarning, line_before
 from shardwright.tracing.flat import PREFIX, FlatModel
 from shardwright.tracing.memory import Owner, Place
 from shardwright.tracing.translate import Translator
-
-
-class CaptureWarning(UserWarning):
-    """A captured graph leaves something undone that the model does beside computing its result."""
 
 
 def capture(

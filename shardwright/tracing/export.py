@@ -19,7 +19,7 @@ from torch.export import ExportedProgram
 
 from shardwright.errors import CaptureError
 from shardwright.tracing.empty_weights import stand_ins
-from shardwright.tracing.failures import explain
+from shardwright.tracing.failures import CaptureWarning, explain
 from shardwright.tracing.flat import FlatModel, fresh_inputs
 from shardwright.tracing.origins import takes_notes
 
@@ -34,22 +34,36 @@ _LOGGERS = (
 def export_flat(flat: FlatModel, tensors: list[torch.Tensor]) -> ExportedProgram:
     """The exported program of ``flat`` on tensors like ``tensors``. Raises CaptureError."""
     device = tensors[0].device if tensors else torch.device("cpu")
+    program, failure = None, ""
     with ExitStack() as stack:
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())
         stack.enter_context(_unchanged(flat.model))
         stack.enter_context(_quiet())
-        stack.enter_context(takes_notes())
+        notes = stack.enter_context(takes_notes())
         stack.enter_context(stand_ins(flat.model, device))
         try:
-            return torch.export.export(flat, fresh_inputs(tensors), strict=False)
+            program = torch.export.export(flat, fresh_inputs(tensors), strict=False)
         except CaptureError as error:
-            message = str(error)
+            failure = str(error)
         except Exception as error:
-            message = str(explain(error))
-    # Raised anew: a traceback through torch's tracer says nothing, and keeps its tensors alive.
-    raise CaptureError(message)
+            failure = str(explain(error))
+    if program is None:  # raised here: a traceback through torch keeps the tracer's tensors alive
+        raise CaptureError(failure)
+    if notes.functions and flat.model.training and torch.is_grad_enabled():
+        _warn_of_functions(notes.functions)
+    return program
+
+
+def _warn_of_functions(names: set[str]) -> None:
+    warnings.warn(
+        f"the graph differentiates the forward of {', '.join(sorted(names))} and does not know its "
+        "own backward; register it as an operator (torch.library.custom_op) to keep that, or "
+        "capture inside `with torch.no_grad():` where no gradient is needed",
+        CaptureWarning,
+        stacklevel=4,
+    )
 
 
 @contextmanager

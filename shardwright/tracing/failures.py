@@ -17,6 +17,11 @@ import torch
 from shardwright.errors import CaptureError
 from shardwright.ir.values import Source
 
+
+class CaptureWarning(UserWarning):
+    """A captured graph leaves something undone that the model does beside computing its result."""
+
+
 _TORCH = str(Path(torch.__file__).parent) + "/"
 _OURS = str(Path(__file__).parent.parent) + "/"
 _GENERATED = ("<string>", "<frozen ", "<eval_with_key>")

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.fx
+from torch.autograd import Function
 from torch.fx.experimental.proxy_tensor import _ModuleStackTracer
 
 from shardwright.ir.values import Scope, Source
@@ -39,24 +40,57 @@ class Note(NamedTuple):
     autocast: tuple[tuple[str, torch.dtype], ...] = ()
 
 
+class Notes:
+    """Takes notes of the calls that torch.export sees; ``functions`` are the custom ones.
+
+    A ``torch.autograd.Function`` runs its forward without gradient, since it has a backward of its
+    own; for notes its calls record gradients where the function was applied with them.
+    """
+
+    def __init__(self) -> None:
+        self.functions: set[str] = set()
+        self._applied: list[bool] = []
+
+    def note(self, frame: FrameType) -> Note:
+        """The note for a call, made by the program further up from ``frame``."""
+        records = self._applied[0] if self._applied else torch.is_grad_enabled()
+        return Note(_line_of_program(frame), records, _autocast())
+
+    @contextmanager
+    def applying(self, function: type[Function]) -> Iterator[None]:
+        """Inside, ``function`` runs its forward."""
+        self.functions.add(function.__qualname__)
+        self._applied.append(torch.is_grad_enabled())
+        try:
+            yield
+        finally:
+            self._applied.pop()
+
+
 @contextmanager
-def takes_notes() -> Iterator[None]:
+def takes_notes() -> Iterator[Notes]:
     """Note the origin of the nodes that torch.export makes inside, in place of its own way."""
+    notes = Notes()
     config = torch.fx.config.do_not_emit_stack_traces
-    create_node = _ModuleStackTracer.create_node
+    create_node, apply = _ModuleStackTracer.create_node, Function.__dict__["apply"]
 
     def create_node_with_note(self: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
         node = create_node(self, *args, **kwargs)
-        line = _line_of_program(sys._getframe(1))
-        node.meta[_KEY] = Note(line, torch.is_grad_enabled(), _autocast())
+        node.meta[_KEY] = notes.note(sys._getframe(1))
         return node
 
+    def noted_apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+        with notes.applying(cls):
+            return apply.__func__(cls, *args, **kwargs)
+
     _ModuleStackTracer.create_node = create_node_with_note  # type: ignore[method-assign]
+    Function.apply = classmethod(noted_apply)  # type: ignore[method-assign,assignment]
     torch.fx.config.do_not_emit_stack_traces = True
     try:
-        yield
+        yield notes
     finally:
         _ModuleStackTracer.create_node = create_node  # type: ignore[method-assign]
+        Function.apply = apply  # type: ignore[method-assign]
         torch.fx.config.do_not_emit_stack_traces = config
 
 

@@ -315,6 +315,28 @@ def test_wrong_calls_are_one_error_each(x: torch.Tensor) -> None:
         capture(model, (x.to_sparse(),))
 
 
+def test_custom_functions_keep_a_gradient_and_are_reported_in_training(x: torch.Tensor) -> None:
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            (x,) = ctx.saved_tensors
+            return gradient * x + gradient * x
+
+    def function(m: Any, x: Any) -> Any:
+        return Square.apply(m.linear(x))
+
+    assert_same(Module(function).eval(), x)
+    with pytest.warns(CaptureWarning, match=r"Square.*own backward"):
+        captured(function, x)
+    with torch.no_grad():
+        captured(function, x)
+
+
 # --- writes to what is not the graph's ---------------------------------------------------
 
 
