@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import transformers
 
-BATCH, LENGTH, VOCABULARY = 2, 12, 99
+BATCH, LENGTH, VOCABULARY = 5, 12, 99
 HIDDEN, HEADS, LAYERS = 32, 4, 4
 
 Inputs = dict[str, torch.Tensor]

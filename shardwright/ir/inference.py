@@ -23,7 +23,7 @@ class Inference:
     """Answers for one graph under construction."""
 
     def __init__(self) -> None:
-        self._mode = FakeTensorMode()
+        self._mode: FakeTensorMode | None = None
         self._known: dict[object, tuple[torch.Tensor, ...]] = {}
 
     def outputs(
@@ -40,6 +40,7 @@ class Inference:
         self, op: str, inputs: Sequence[IRValue], attrs: Mapping[str, Any]
     ) -> tuple[torch.Tensor, ...]:
         overload = resolve(op)
+        self._mode = self._mode or FakeTensorMode()
         try:
             with torch.no_grad(), torch.autocast("cpu", enabled=False), self._mode:
                 tensors = [_fake_tensor(value) for value in inputs]

@@ -36,7 +36,7 @@ def over_mesh(
     stages = whole.along(whole.axis(PIPELINE)) if PIPELINE in axes else (whole,)
     bounds = stage_bounds(graph, measure_loads(graph), len(stages))
     inner = [axis for axis in axes if axis != PIPELINE]
-    found = [SPLITTERS[axis](graph, axes[axis]).splits() for axis in inner]
+    found = [_split(graph, axis, axes[axis]) for axis in inner]
     sizes = [axes[axis] for axis in inner]
     splits = [
         _compatible(graph, node, sizes, [column[i] for column in found])
@@ -48,6 +48,18 @@ def over_mesh(
         for i in range(start, stop)
     ]
     return assigned, _notes(graph, splits)
+
+
+def _split(graph: IRGraph, axis: str, size: int) -> list[Split | None]:
+    """The split of each node along an axis. Raises PlanError where there is none at all."""
+    splits = SPLITTERS[axis](graph, size).splits()
+    if size > 1 and not any(splits):
+        raise PlanError(
+            f"nothing in the graph {graph.name!r} can be split in {size} along the mesh axis "
+            f"{axis!r}: no dimension that it would split is that long; use fewer slots, or capture "
+            "with a larger batch"
+        )
+    return splits
 
 
 def _compatible(

@@ -20,7 +20,6 @@ from shardwright.layout import (
     Crossing,
     Layout,
     Mesh,
-    Replicate,
     Step,
     convert,
     cross,
@@ -60,7 +59,7 @@ class Holdings:
 
     def fetch(self, value_id: int, mesh: Mesh, layout: Layout) -> Holding:
         """The value on this mesh in this layout, brought there where need be."""
-        layout = plain(layout, mesh)
+        layout = layout.normal(mesh, self.graph.values[value_id].shape)
         for holding in self.held.get(value_id, ()):
             if holding.mesh == mesh and holding.layout == layout:
                 return holding
@@ -157,7 +156,6 @@ class Holdings:
         return holding
 
     def _known(self, value_id: int, mesh: Mesh, layout: Layout) -> Holding | None:
-        layout = plain(layout, mesh)
         found = (h for h in self.held[value_id] if h.mesh == mesh and h.layout == layout)
         return next(found, None)
 
@@ -175,7 +173,7 @@ class Holdings:
         else:
             for group in conversion.groups(step):
                 local |= self._collective(value, holding, step, group, after)
-        return self.add(value.id, Holding(mesh, plain(step.after, mesh), local))
+        return self.add(value.id, Holding(mesh, step.after, local))
 
     def _collective(
         self,
@@ -212,7 +210,7 @@ class Holdings:
             assembly.device: self._assemble(value, holding, origin, assembly)
             for assembly in transfer.assemblies
         }
-        return self.add(value.id, Holding(mesh, plain(layout, mesh), local))
+        return self.add(value.id, Holding(mesh, layout, local))
 
     def _assemble(
         self, value: IRValue, holding: Holding, origin: Mapping[str, Ranges], assembly: Assembly
@@ -249,11 +247,3 @@ class Holdings:
                     value = slot.builder.call("aten.slice.Tensor", value, dim, start, end)
             self.cut[key] = value.id
         return self.cut[key]
-
-
-def plain(layout: Layout, mesh: Mesh) -> Layout:
-    """The layout with Replicate along axes of one slot, where all placements are the same."""
-    for axis, size in enumerate(mesh.sizes):
-        if size == 1:
-            layout = layout.replace(axis, Replicate())
-    return layout

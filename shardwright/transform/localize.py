@@ -22,7 +22,7 @@ from shardwright.ir.repeats import fingerprint, repeated_blocks
 from shardwright.layout import Cluster, Layout, Mesh, Partial, Placement, Replicate, Shard
 from shardwright.layout.ranges import part
 from shardwright.planning.plan import Assignment, Plan, assignments
-from shardwright.transform.holdings import Holding, Holdings, plain
+from shardwright.transform.holdings import Holding, Holdings
 from shardwright.transform.slots import BORDER, Localized, Part, SlotGraph
 
 
@@ -95,7 +95,7 @@ class _Localizer:
             for local, value in zip(made, values, strict=True):
                 local[device] = value.id
         for value_id, local in zip(node.outputs, made, strict=True):
-            self.holdings.add(value_id, Holding(mesh, plain(whole, mesh), local))
+            self.holdings.add(value_id, Holding(mesh, whole, local))
 
     def _outputs(self, node: IRNode) -> list[IRValue]:
         return [self.graph.values[value_id] for value_id in node.outputs]
@@ -124,7 +124,8 @@ class _Localizer:
             for local, value in zip(made, values, strict=True):
                 local[device] = value.id
         for value_id, layout, local in zip(node.outputs, split.outputs, made, strict=True):
-            self.holdings.add(value_id, Holding(mesh, plain(layout, mesh), local))
+            shape = self.graph.values[value_id].shape
+            self.holdings.add(value_id, Holding(mesh, layout.normal(mesh, shape), local))
 
     def _split(self, node: IRNode, assignment: Assignment) -> _Parts:
         """Layouts and parts, worked out once for all nodes that do the same."""
