@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from shardwright.comm.collectives import combine
@@ -56,20 +57,24 @@ class _Meeting:
     def output(self, member: int) -> Tensor | None:
         """What a member gets."""
         if self.outputs is None:
-            size = self.operation.size
-            self.outputs = combine(self.operation, [self.inputs.get(i) for i in range(size)])
+            device = next(iter(self.inputs.values())).device
+            inputs = {i: tensor.to(device) for i, tensor in self.inputs.items()}
+            members = range(self.operation.size)
+            self.outputs = combine(self.operation, [inputs.get(i) for i in members])
         return self.outputs[member]
 
 
 class LocalTransport(Transport):
     """A device slot's access to a `Switchboard`."""
 
-    def __init__(self, switchboard: Switchboard) -> None:
+    def __init__(self, switchboard: Switchboard, device: torch.device | None = None) -> None:
         self._switchboard = switchboard
+        self._device = device or torch.device("cpu")
 
     def start(self, membership: Membership, call: int, tensor: Tensor | None) -> Pending:
         """Join the operation's meeting."""
-        return _LocalPending(membership, self._switchboard.join(membership, call, tensor))
+        meeting = self._switchboard.join(membership, call, tensor)
+        return _LocalPending(membership, meeting, self._device)
 
     def close(self) -> None:
         """Forget what has not been finished."""
@@ -79,9 +84,10 @@ class LocalTransport(Transport):
 class _LocalPending(Pending):
     """A member that has joined a meeting."""
 
-    def __init__(self, membership: Membership, meeting: _Meeting) -> None:
+    def __init__(self, membership: Membership, meeting: _Meeting, device: torch.device) -> None:
         self._membership = membership
         self._meeting = meeting
+        self._device = device
         self._interval = Interval(time.monotonic(), time.monotonic())
 
     def ready(self) -> bool:
@@ -96,7 +102,7 @@ class _LocalPending(Pending):
         start = time.monotonic()
         output = self._meeting.output(self._membership.member)
         assert output is not None, "whoever is declared an output gets one"
-        output = conform(output, spec)
+        output = conform(output.to(self._device), spec)
         self._interval = Interval(start, time.monotonic())
         return output
 

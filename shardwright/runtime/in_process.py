@@ -34,7 +34,8 @@ class InProcess(Backend):
         for name in pipeline.devices:
             constants = pipeline.weights.load(constants_of(pipeline, name))
             slot = make_slot(pipeline, name, constants)
-            self._workers.append(Worker(slot, LocalTransport(self._switchboard), trace=trace))
+            transport = LocalTransport(self._switchboard, slot.device)
+            self._workers.append(Worker(slot, transport, trace=trace))
         self._calls: dict[int, _Call] = {}
         self._events: list[Event] = []
 
@@ -76,7 +77,7 @@ class InProcess(Backend):
     def _collect(self, finished: Finished) -> None:
         call = self._calls[finished.call]
         self._events.extend(finished.events)
-        call.outputs.update(finished.outputs)
+        call.outputs.update((name, tensor.cpu()) for name, tensor in finished.outputs.items())
         call.waiting -= 1
         if not call.waiting:
             del self._calls[finished.call]

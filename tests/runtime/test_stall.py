@@ -6,11 +6,9 @@ from shardwright.runtime.board import Line, State
 from shardwright.runtime.stall import describe_place, describe_stall
 from tests.runtime.sketch import chain
 
-NOW = time.monotonic()
-
 
 def line(state: State, step: int = -1, ago: float = 0.0) -> Line:
-    return Line(1, 0 if step >= 0 else -1, step, state, NOW - ago)
+    return Line(1, 0 if step >= 0 else -1, step, state, time.monotonic() - ago)
 
 
 def test_places() -> None:

@@ -1,0 +1,42 @@
+"""One rank on a CUDA device: runs the table through `DistributedTransport`, prints what is wrong.
+
+Run as ``python -m tests.comm.cuda_rank RANK SIZE PORT``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+
+import torch
+
+from shardwright.comm import DistributedTransport, Membership, join_group, open_store
+from tests.comm.cases import given, operation, same, table, wanted
+
+
+def main(rank: int, size: int, port: int) -> None:
+    torch.cuda.set_device(rank)
+    devices = [torch.device("cuda", i) for i in range(size)]
+    group = join_group(open_store(port), rank, size, ["cuda"])
+    cases = [case for case in table() if max(case.ranks) < size]
+    operations = [operation(case, tag) for tag, case in enumerate(cases)]
+    woken = threading.Semaphore(0)
+    transport = DistributedTransport(group, rank, devices, operations, woken.release)
+    wrong = []
+    for case, op in zip(cases, operations, strict=True):
+        if rank in case.ranks:
+            member = case.ranks.index(rank)
+            tensor = given(case)[member]
+            on_device = tensor.to(devices[rank]) if tensor is not None else None
+            found = transport.start(Membership(op, member), 0, on_device).result()
+            expected = wanted(case, given(case))[member]
+            if not same(found.cpu() if found is not None else None, expected):
+                wrong.append(str(case))
+    transport.close()
+    torch.distributed.destroy_process_group()
+    print(json.dumps(wrong))
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
