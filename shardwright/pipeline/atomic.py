@@ -11,10 +11,16 @@ from uuid import uuid4
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name beside ``path`` to write to; it becomes ``path`` if the block succeeds."""
+    """An empty file beside ``path`` to write to; it becomes ``path`` if the block succeeds.
+
+    Who may read it is what the umask says, whatever the writer makes of it.
+    """
     temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")
+    temporary.touch()
+    mode = temporary.stat().st_mode
     try:
         yield temporary
+        temporary.chmod(mode)  # safetensors puts a file of its own there, closed to others
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
