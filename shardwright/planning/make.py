@@ -11,6 +11,7 @@ from shardwright.planning.loads import slot_loads
 from shardwright.planning.mesh import AXES, PIPELINE, over_mesh
 from shardwright.planning.pipeline import pipeline
 from shardwright.planning.plan import Assignment, Plan, fingerprint_graph
+from shardwright.planning.policy import Policy, by_policy, policy_name
 
 POLICIES = AXES
 
@@ -18,7 +19,7 @@ POLICIES = AXES
 def plan(
     graph: IRGraph,
     devices: int | None = None,
-    policy: str = "pipeline",
+    policy: str | Policy = "pipeline",
     *,
     mesh: Mapping[str, int] | None = None,
 ) -> Plan:
@@ -28,13 +29,16 @@ def plan(
         ``pipeline``: contiguous stages, so that the largest share of the work or of the stored
         bytes that any stage carries is as small as possible. ``data``: the batch is split.
         ``tensor``: layers are split by their dimensions, columns and then rows. ``sequence``: as
-        tensor, with what lies between the layers split along the sequence.
+        tensor, with what lies between the layers split along the sequence. Or a function that
+        decides node by node; `shardwright.planning.policy` says how.
     mesh
         Several of these at once, by the size of each: ``{"pipeline": 2, "tensor": 2}``. Goes
         before ``policy``; ``devices`` may be left out.
 
-    Raises PlanError where that cannot be done.
+    Raises PlanError where that cannot be done, and what a policy function raises.
     """
+    if callable(policy):
+        return _plan_by_policy(graph, devices, policy, mesh)
     axes = _axes(devices, policy, mesh)
     names = tuple(f"d{i}" for i in range(math.prod(axes.values())))
     if tuple(axes) == (PIPELINE,):
@@ -45,14 +49,27 @@ def plan(
     return make_plan(graph, label, names, assigned, notes)
 
 
+def _plan_by_policy(
+    graph: IRGraph, devices: int | None, policy: Policy, mesh: Mapping[str, int] | None
+) -> Plan:
+    if mesh is not None:
+        raise PlanError("a policy function makes its own meshes; give devices instead of mesh")
+    names = tuple(f"d{i}" for i in range(_count(devices)))
+    return make_plan(graph, policy_name(policy), names, *by_policy(graph, policy, names))
+
+
+def _count(devices: int | None) -> int:
+    if type(devices) is not int or devices < 1:
+        raise PlanError(f"devices must be a number of slots from 1 up, found {devices!r}")
+    return devices
+
+
 def _axes(devices: int | None, policy: str, mesh: Mapping[str, int] | None) -> Mapping[str, int]:
     """The mesh that is asked for. Raises PlanError."""
     if mesh is None:
         if policy not in POLICIES:
             raise PlanError(f"unknown policy {policy!r}; known are {', '.join(POLICIES)}")
-        if type(devices) is not int or devices < 1:
-            raise PlanError(f"devices must be a number of slots from 1 up, found {devices!r}")
-        return {policy: devices}
+        return {policy: _count(devices)}
     for axis, size in mesh.items():
         if type(size) is not int or size < 1:
             raise PlanError(f"mesh axis {axis!r} must have a size from 1 up, found {size!r}")
