@@ -209,8 +209,8 @@ class BoundPart:
 
     def run(self, inputs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         """What the part's program makes of tensors; ``inputs`` as for `emit`."""
-        device = next((x.device for x in inputs if x is not None), torch.device("cpu"))
-        return self._make(Direct(device), inputs)
+        devices = [tensor.device for tensor in inputs if tensor is not None]
+        return self._make(Direct(*devices[:1]), inputs)
 
     def _make(self, emitter: Emitter, inputs: Sequence[Any]) -> list[Any]:
         rule, attrs = self.bound.rule, self.attrs

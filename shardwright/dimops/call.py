@@ -73,7 +73,7 @@ class Local:
 
 
 class Emitter(Protocol):
-    """Where a part's program goes: into a graph (`Writer`), or at once to its results (`Direct`)."""
+    """Takes a part's program: writes it into a graph (`Writer`), or runs it (`Direct`)."""
 
     def emit(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
         """A call in the form of `IRNode`; gives what it makes, a list where that is several."""
@@ -106,12 +106,12 @@ class Writer(Emitter):
 class Direct(Emitter):
     """Computes at once, on tensors."""
 
-    device: torch.device = torch.device("cpu")
+    device: str | torch.device = "cpu"
 
     def emit(self, op: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> Any:
         """The operator's result."""
         overload = resolve(op)
-        args, kwargs = join_call(overload, inputs, dict(attrs), self.device)
+        args, kwargs = join_call(overload, inputs, dict(attrs), torch.device(self.device))
         made = overload(*args, **kwargs)
         return list(made) if isinstance(made, (list, tuple)) else made
 
@@ -159,6 +159,11 @@ Row = Callable[[Call], Rule | None]
 Dims = list[str]
 
 
+def words(text: str) -> list[str]:
+    """The names in a text, for tables of many."""
+    return text.split()
+
+
 def letters(number: int, *, without: str = "") -> Dims:
     """So many identifiers: a, b, c, …"""
     return [name for name, _ in zip(_names(without), range(number), strict=False)]
@@ -196,7 +201,9 @@ def aligned(shape: Shape, names: Dims, full: Sequence[int]) -> Dims:
 def named(shape: Shape, reduction: str = "", *, without: str = "") -> Dims:
     """A name for each dimension; a size of 1 is the number 1, as it is never split."""
     names = letters(len(shape), without=without)
-    return ["1" if size == 1 else f"{name}{reduction}" for name, size in zip(names, shape, strict=True)]
+    return [
+        "1" if size == 1 else f"{name}{reduction}" for name, size in zip(names, shape, strict=True)
+    ]
 
 
 def fixed(names: Dims, shape: Shape, dims: set[int]) -> Dims:

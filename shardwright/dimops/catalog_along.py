@@ -24,6 +24,7 @@ from shardwright.dimops.call import (
     named,
     text,
     whole,
+    words,
 )
 
 
@@ -65,8 +66,7 @@ def reduction(how: str, emit: Any = None) -> Row:
         dims = call.dims()
         shape = call.inputs[0]
         names = [
-            f"{name}+" if i in dims and name != "1" else name
-            for i, name in enumerate(named(shape))
+            f"{name}+" if i in dims and name != "1" else name for i, name in enumerate(named(shape))
         ]
         kept = ["1" if i in dims else name for i, name in enumerate(names)]
         if len(call.outputs[0]) < len(shape):
@@ -137,15 +137,15 @@ def difference(call: Call) -> Rule:
     return Rule(text(inputs, [dims(call.outputs[0])]), linear=(tuple(range(len(inputs))),))
 
 
-MIXING = """
+MIXING = words("""
     softmax.int _softmax.default log_softmax.int _log_softmax.default logsumexp.default
-    cumsum.default cumprod.default cummax.default cummin.default logcumsumexp.default
-    sort.default sort.stable argsort.default argsort.stable topk.default kthvalue.default
-    argmax.default argmin.default max.dim min.dim median.dim nanmedian.dim mode.default
-    prod.default prod.dim_int var.correction std.correction var.dim std.dim var.default std.default
-    var_mean.correction std_mean.correction linalg_vector_norm.default
-    norm.ScalarOpt_dim norm.Scalar aminmax.default median.default
-""".split()
+    cumsum.default cumprod.default cummax.default cummin.default logcumsumexp.default sort.default
+    sort.stable argsort.default argsort.stable topk.default kthvalue.default argmax.default
+    argmin.default max.dim min.dim median.dim nanmedian.dim mode.default prod.default prod.dim_int
+    var.correction std.correction var.dim std.dim var.default std.default var_mean.correction
+    std_mean.correction linalg_vector_norm.default norm.ScalarOpt_dim norm.Scalar aminmax.default
+    median.default
+""")
 
 ROWS: dict[str, Row] = {
     **{f"aten.{name}": mixing for name in MIXING},

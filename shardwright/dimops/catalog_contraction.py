@@ -83,7 +83,8 @@ def product(equation: str, *, terms: Sequence[int] = ()) -> Row:
 
     def row(call: Call) -> Rule:
         inputs = [
-            names[len(names) - len(shape) :] for names, shape in zip(sides, call.inputs, strict=True)
+            names[len(names) - len(shape) :]
+            for names, shape in zip(sides, call.inputs, strict=True)
         ]
         return contraction(call, inputs, output.split(), terms=terms)
 

@@ -8,39 +8,34 @@ that is off, and fills like another tensor are elementwise too.
 
 from __future__ import annotations
 
-from shardwright.dimops.call import Call, Row, Rule, aligned, named, text
+from shardwright.dimops.call import Call, Row, Rule, aligned, named, text, words
 
-UNARY = """
-    abs neg positive exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square reciprocal
-    sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh
-    erf erfc erfinv lgamma digamma sigmoid logit special_expit
-    relu relu6 gelu silu mish elu selu celu leaky_relu hardtanh hardswish hardsigmoid softplus
-    log_sigmoid threshold hardshrink softshrink
-    ceil floor round trunc frac sign sgn
-    logical_not bitwise_not isnan isinf isfinite nan_to_num
-    clamp clamp_min clamp_max clip deg2rad rad2deg
-    clone contiguous alias detach lift_fresh_copy _to_copy
-    zeros_like ones_like full_like empty_like
-    real imag angle conj_physical
-""".split()
+UNARY = words("""
+    abs neg positive exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square reciprocal sin cos tan
+    asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma digamma sigmoid logit
+    special_expit relu relu6 gelu silu mish elu selu celu leaky_relu hardtanh hardswish hardsigmoid
+    softplus log_sigmoid threshold hardshrink softshrink ceil floor round trunc frac sign sgn
+    logical_not bitwise_not isnan isinf isfinite nan_to_num clamp clamp_min clamp_max clip deg2rad
+    rad2deg clone contiguous alias detach lift_fresh_copy _to_copy zeros_like ones_like full_like
+    empty_like real imag angle conj_physical
+""")
 
-OVERLOADS = """
-    round.decimals pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar rsub.Scalar remainder.Scalar_Tensor
-    to.dtype to.device to.dtype_layout fill.Scalar
-    masked_fill.Scalar masked_fill.Tensor where.self where.ScalarOther where.ScalarSelf where.Scalar
-    lerp.Scalar lerp.Tensor addcmul.default addcdiv.default clamp.Tensor clip.Tensor
-    clamp_min.Tensor clamp_max.Tensor div.Tensor_mode div.Scalar_mode
-    maximum.default minimum.default fmax.default fmin.default max.other min.other
-    atan2.default hypot.default polar.default complex.default logaddexp.default logaddexp2.default
-    logical_and.default logical_or.default logical_xor.default expand_as.default
-    heaviside.default copysign.Tensor nextafter.default isclose.default xlogy.Tensor
-    floor_divide.default floor_divide.Scalar
-""".split()
+OVERLOADS = words("""
+    round.decimals pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar rsub.Scalar
+    remainder.Scalar_Tensor to.dtype to.device to.dtype_layout fill.Scalar masked_fill.Scalar
+    masked_fill.Tensor where.self where.ScalarOther where.ScalarSelf where.Scalar lerp.Scalar
+    lerp.Tensor addcmul.default addcdiv.default clamp.Tensor clip.Tensor clamp_min.Tensor
+    clamp_max.Tensor div.Tensor_mode div.Scalar_mode maximum.default minimum.default fmax.default
+    fmin.default max.other min.other atan2.default hypot.default polar.default complex.default
+    logaddexp.default logaddexp2.default logical_and.default logical_or.default logical_xor.default
+    expand_as.default heaviside.default copysign.Tensor nextafter.default isclose.default
+    xlogy.Tensor floor_divide.default floor_divide.Scalar
+""")
 
-TENSOR_AND_SCALAR = """
-    add sub mul div true_divide remainder fmod eq ne lt le gt ge not_equal
-    __and__ __or__ __xor__ bitwise_and bitwise_or bitwise_xor
-""".split()
+TENSOR_AND_SCALAR = words("""
+    add sub mul div true_divide remainder fmod eq ne lt le gt ge not_equal __and__ __or__ __xor__
+    bitwise_and bitwise_or bitwise_xor
+""")
 
 LINEAR: dict[str, tuple[tuple[int, ...], ...]] = {
     "aten.add.Tensor": ((0, 1),),
@@ -66,9 +61,7 @@ def broadcast(call: Call) -> Rule:
     full = call.outputs[0]
     names = named(full)
     inputs = [aligned(shape, names, full) for shape in call.inputs]
-    linear = tuple(
-        inputs for inputs in LINEAR.get(call.op, ()) if max(inputs) < len(call.inputs)
-    )
+    linear = tuple(inputs for inputs in LINEAR.get(call.op, ()) if max(inputs) < len(call.inputs))
     return Rule(text(inputs, [names]), linear=linear)
 
 
@@ -106,7 +99,9 @@ ROWS: dict[str, Row] = {
     **{f"aten.{name}.default": broadcast for name in UNARY},
     **{f"aten.{name}": broadcast for name in OVERLOADS},
     **{
-        f"aten.{name}.{kind}": broadcast for name in TENSOR_AND_SCALAR for kind in ("Tensor", "Scalar")
+        f"aten.{name}.{kind}": broadcast
+        for name in TENSOR_AND_SCALAR
+        for kind in ("Tensor", "Scalar")
     },
     "aten.dropout.default": dropout,
     "aten.feature_dropout.default": dropout,

@@ -153,9 +153,7 @@ def index(call: Call) -> Rule | None:
     first = indexed[0] if together else 0
     output = [*kept[:first], *places, *kept[first:]]
     inputs = [sources, *(aligned(shape, places, full) for shape in indices)]
-    return Rule(
-        text(inputs, [output]), emit=index_part if alone else None, linear=((0,),)
-    )
+    return Rule(text(inputs, [output]), emit=index_part if alone else None, linear=((0,),))
 
 
 def broadcast_shape(shapes: list[Shape]) -> Shape:
@@ -225,7 +223,9 @@ def index_put(call: Call) -> Rule | None:
     picked = [*kept[:first], *map(str, places), *kept[first:]]
     full = (*sizes[:first], *places, *sizes[first:])
     fixed_dims = [[str(size) for size in shape] for shape in indices]
-    by_input = {item.index: dims for item, dims in zip(filter(None, slots), fixed_dims, strict=True)}
+    by_input = {
+        item.index: dims for item, dims in zip(filter(None, slots), fixed_dims, strict=True)
+    }
     inputs = [sources, aligned(values, picked, full)]
     inputs += [by_input[i] for i in range(2, len(call.inputs))]
     return Rule(text(inputs, [sources]))
@@ -253,9 +253,7 @@ def one_hot_part(e: Emitter, local: Local, inputs: Inputs) -> Any:
         return e.emit(local.call.op, inputs, local.call.attrs)
     start = local.start("v")
     classes = e.call("aten.arange.start", start, start + local.lengths["v"])
-    equal = e.call(
-        "aten.eq.Tensor", e.call("aten.unsqueeze.default", inputs[0], -1), classes
-    )
+    equal = e.call("aten.eq.Tensor", e.call("aten.unsqueeze.default", inputs[0], -1), classes)
     return e.call("aten.to.dtype", equal, torch.int64)
 
 

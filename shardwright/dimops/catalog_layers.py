@@ -1,13 +1,13 @@
 """Rows of layers: normalization, convolution, pooling, resizing, recurrence.
 
-    layer_norm    a b c^, c^, c^ -> a b c^
-    group_norm    n (g 4^) 8^ 8^, (g 4^), (g 4^) -> n (g 4^) 8^ 8^     the groups split
-    conv2d        n c+ 8 8, o c+ 3 3, o -> n o 6 6                     the bias is a term
+layer_norm    a b c^, c^, c^ -> a b c^
+group_norm    n (g 4^) 8^ 8^, (g 4^), (g 4^) -> n (g 4^) 8^ 8^     the groups split
+conv2d        n c+ 8 8, o c+ 3 3, o -> n o 6 6                     the bias is a term
 """
 
 from __future__ import annotations
 
-from shardwright.dimops.call import Call, Dims, Local, Row, Rule, fixed, letters, named, text, whole
+from shardwright.dimops.call import Call, Dims, Row, Rule, fixed, named, text, whole, words
 
 # --- normalization ------------------------------------------------------------------------------
 
@@ -178,11 +178,11 @@ def recurrent(states: int) -> Row:
     return row
 
 
-OVER_PLACES = """
+OVER_PLACES = words("""
     max_pool{n}d.default avg_pool{n}d.default adaptive_avg_pool{n}d.default
     adaptive_max_pool{n}d.default upsample_nearest{n}d.vec upsample_nearest{n}d.default
     _upsample_nearest_exact{n}d.vec reflection_pad{n}d.default replication_pad{n}d.default
-""".split()
+""")
 """For one, two and three dimensions of places."""
 
 ROWS: dict[str, Row] = {

@@ -215,9 +215,7 @@ def repeat_interleave(call: Call) -> Rule:
     if dim is None:
         output = [repeated(names)]
     else:
-        output = [
-            repeated([name]) if i == call.dim() else name for i, name in enumerate(names)
-        ]
+        output = [repeated([name]) if i == call.dim() else name for i, name in enumerate(names)]
     changed = {"output_size": None}
     return Rule(text([names], [output]), attrs=lambda local: changed, linear=FIRST)
 
@@ -253,9 +251,7 @@ def one_less(call: Call) -> Rule:
     """Slices that lose their dimension: select, unbind."""
     shape, dim = call.inputs[0], call.dim()
     names = fixed(named(shape), shape, {dim})
-    return Rule(
-        text([names], [names[:dim] + names[dim + 1 :]] * len(call.outputs)), linear=FIRST
-    )
+    return Rule(text([names], [names[:dim] + names[dim + 1 :]] * len(call.outputs)), linear=FIRST)
 
 
 def stack(call: Call) -> Rule:

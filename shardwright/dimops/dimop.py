@@ -99,9 +99,7 @@ class Dimop:
     terms: frozenset[int] = frozenset()
 
     @classmethod
-    def parse(
-        cls, text: str, *, shared: Iterable[int] = (), terms: Iterable[int] = ()
-    ) -> Dimop:
+    def parse(cls, text: str, *, shared: Iterable[int] = (), terms: Iterable[int] = ()) -> Dimop:
         """The Dimop of an annotation. Raises AnnotationError that points at the column."""
         return cls(parse(text), frozenset(shared), frozenset(terms))
 
@@ -123,9 +121,7 @@ class Dimop:
         outputs = tuple(_output_shape(inference, tensor) for tensor in annotation.outputs)
         return replace(inference, outputs=outputs)
 
-    def algorithms(
-        self, shapes: Sequence[Shape | None], /, **kwargs: Any
-    ) -> list[tuple[int, int]]:
+    def algorithms(self, shapes: Sequence[Shape | None], /, **kwargs: Any) -> list[tuple[int, int]]:
         """Each way to split in two parts or more, as (input index, dimension).
 
         Two entries may name the same split, by different tensors that carry its identifier.
@@ -255,7 +251,9 @@ def factor_at(inference: Inference, idx: int, dim: int) -> Factor:
     """What a split of dimension ``dim`` of input ``idx`` splits. Raises AnnotationError."""
     inputs = inference.annotation.inputs
     if not 0 <= idx < len(inputs):
-        raise AnnotationError(f"idx is {idx}; expected the number of an input, 0 to {len(inputs)-1}")
+        raise AnnotationError(
+            f"idx is {idx}; expected the number of an input, 0 to {len(inputs) - 1}"
+        )
     tensor = inputs[idx]
     if tensor.dims is None:
         raise inference.annotation.error(f"input {idx} is no tensor", tensor.column)
@@ -418,9 +416,7 @@ def _match_ranks(annotation: Annotation, shapes: Sequence[Shape | None]) -> None
             )
 
 
-def _solve(
-    annotation: Annotation, shapes: Sequence[Shape | None], lengths: dict[str, int]
-) -> None:
+def _solve(annotation: Annotation, shapes: Sequence[Shape | None], lengths: dict[str, int]) -> None:
     """Fill ``lengths`` from the input shapes, until each dimension's product is its size."""
     open_dims = [
         (idx, dim, size)
@@ -446,9 +442,7 @@ def _solve_dim(
 ) -> bool:
     """Whether the dimension is settled; its one unknown length is filled in."""
     unknown = {f.name for f in dim.factors if _known(f, lengths) is None}
-    known = math.prod(
-        length for f in dim.factors if (length := _known(f, lengths)) is not None
-    )
+    known = math.prod(length for f in dim.factors if (length := _known(f, lengths)) is not None)
     if len(unknown) == 1 and len([f for f in dim.factors if f.name in unknown]) == 1:
         if known and size % known == 0:
             (name,) = unknown

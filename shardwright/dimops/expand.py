@@ -125,12 +125,12 @@ def labels_of(e: Emitter, call: Call, target: Any) -> tuple[Any, Any]:
 def picked(e: Emitter, scores: Any, labels: Any, classes: int) -> Any:
     """The score of each row's label."""
     index = e.call("aten.unsqueeze.default", labels, classes)
-    return e.call("aten.squeeze.dim", e.call("aten.gather.default", scores, classes, index), classes)
+    return e.call(
+        "aten.squeeze.dim", e.call("aten.gather.default", scores, classes, index), classes
+    )
 
 
-def reduced(
-    e: Emitter, call: Call, rows: Any, labels: Any, ignored: Any, weights: Inputs
-) -> Any:
+def reduced(e: Emitter, call: Call, rows: Any, labels: Any, ignored: Any, weights: Inputs) -> Any:
     """The rows' losses by class weights, without those ignored; summed, or averaged."""
     counts = e.call("aten.ones_like.default", rows)
     if weights:

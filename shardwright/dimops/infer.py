@@ -17,7 +17,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -85,7 +85,7 @@ def infer_annotation(fn: Callable[..., Any], *example: Any) -> Dimop:
 
     def run(inputs: list[torch.Tensor], numbers: Any) -> list[torch.Tensor]:
         made = fn(*inputs, *numbers.values())
-        return [made] if isinstance(made, torch.Tensor) else list(made)
+        return list(made) if isinstance(made, (list, tuple)) else [made]
 
     search = _Search(run, tensors, rest, set(rest))
     return search.dimop(search.splits())
@@ -121,7 +121,7 @@ def discover(call: Call, tensors: list[torch.Tensor]) -> Rule | str:
     def run(inputs: list[torch.Tensor], attrs: Any) -> list[torch.Tensor]:
         args, kwargs = join_call(overload, inputs, attrs, torch.device("cpu"))
         made = overload(*args, **kwargs)
-        return [made] if isinstance(made, torch.Tensor) else list(made)
+        return list(made) if isinstance(made, (list, tuple)) else [made]
 
     try:
         search = _Search(run, tensors, dict(call.attrs), set())
@@ -268,7 +268,7 @@ class _Search:
             for i, tensor in enumerate(self.tensors)
             if i not in places and tensor.is_floating_point()
         ]
-        for terms in ([frozenset({i}) for i in rest] if len(self.tensors) > 1 else []):
+        for terms in [frozenset({i}) for i in rest] if len(self.tensors) > 1 else []:
             split = self._try(length, places, scaled, terms)
             if split is not None:
                 return split if None in split.outputs else None
@@ -322,12 +322,12 @@ class _Search:
                 return None
         if any(len(outputs) != len(self.whole) for outputs in made):
             return None
-        found = []
+        found: list[Place | None] = []
         for index, whole in enumerate(self.whole):
-            place = _put_together([outputs[index] for outputs in made], whole, length)
-            if place is False:
+            how = _put_together([outputs[index] for outputs in made], whole, length)
+            if how is None:
                 return None
-            found.append(place)
+            found.append(None if how == "added" else how)
         return tuple(found)
 
     # --- what was found, as an annotation ---------------------------------------------------------
@@ -337,7 +337,7 @@ class _Search:
         said = [
             split
             for split in splits
-            if split.number is None or len(split.number[0]) == 1 and split.number[1] == 1
+            if split.number is None or (len(split.number[0]) == 1 and split.number[1] == 1)
         ]
         names = self._names(said)
         terms = frozenset(i for split in said for i in split.terms)
@@ -420,7 +420,7 @@ def _dim(name: str, split: Split, unit: int) -> Dim:
 
 def _borders(length: int) -> list[tuple[int, ...]]:
     """Ways to cut: in the middle, after the first, and in three."""
-    ways = {(0, (length + 1) // 2, length), (0, 1, length)}
+    ways: set[tuple[int, ...]] = {(0, (length + 1) // 2, length), (0, 1, length)}
     if length > 2:
         ways.add((0, 1, length - 1, length))
     return sorted(ways, reverse=True)
@@ -428,10 +428,10 @@ def _borders(length: int) -> list[tuple[int, ...]]:
 
 def _put_together(
     pieces: Sequence[torch.Tensor], whole: torch.Tensor, length: int
-) -> Place | None | bool:
-    """Where pieces are joined to the whole; None where they are added; False where neither."""
+) -> Place | Literal["added"] | None:
+    """Where pieces are joined to the whole, or that they are added; None where neither makes it."""
     if any(piece.dim() != whole.dim() or piece.dtype != whole.dtype for piece in pieces):
-        return False
+        return None
     for dim, size in enumerate(whole.shape):
         sizes = [piece.shape[dim] for piece in pieces]
         if sum(sizes) == size and size % length == 0:
@@ -441,9 +441,8 @@ def _put_together(
                 continue
             if same(joined, whole):
                 return Place(dim, size // length)
-    if all(piece.shape == whole.shape for piece in pieces) and whole.dtype != torch.bool:
-        return None if same(sum(pieces[1:], pieces[0]), whole) else False
-    return False
+    alike = all(piece.shape == whole.shape for piece in pieces) and whole.dtype != torch.bool
+    return "added" if alike and same(sum(pieces[1:], pieces[0]), whole) else None
 
 
 def _whole_numbers(value: Any, path: Path = ()) -> Iterator[tuple[Path, int]]:

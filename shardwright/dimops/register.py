@@ -223,7 +223,7 @@ def _without_aliases(made: Any, args: Sequence[Any]) -> Any:
 
 def _memory(tensor: torch.Tensor) -> int:
     """What two tensors have in common if they share memory, real or fake."""
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -341,18 +341,24 @@ def _drawn(subject: _Subject) -> Iterator[_Arguments]:
     failure: Exception | None = None
     for dtype in (torch.float64, torch.float32, torch.int64):
         drawn = [_draw(subject, seed, dtype) for seed in range(DRAWS)]
-        try:
-            for arguments in drawn:
-                subject.run(arguments.tensors, arguments.rest)
-        except Exception as error:  # whatever a user's function raises
-            failure = failure or error
-            continue
-        yield from drawn
-        return
+        failures = [_failure(subject, arguments) for arguments in drawn]
+        if None in failures:
+            yield from (item for item, error in zip(drawn, failures, strict=True) if error is None)
+            return
+        failure = failure or failures[-1]
     raise AnnotationError(
         f"{subject.name} does not run on random inputs of sizes {SIZES[0]} to {SIZES[-1]} "
         f"({type(failure).__name__}: {failure}); give example=, arguments on which it does"
     ) from failure
+
+
+def _failure(subject: _Subject, arguments: _Arguments) -> Exception | None:
+    """What the function raises on arguments."""
+    try:
+        subject.run(arguments.tensors, arguments.rest)
+    except Exception as error:  # whatever a user's function raises
+        return error
+    return None
 
 
 def _draw(subject: _Subject, seed: int, dtype: torch.dtype) -> _Arguments:
@@ -424,12 +430,11 @@ def _inferred(subject: _Subject, arguments: _Arguments) -> Inference:
     """Lengths for the arguments; the outputs' shapes are held against the function's."""
     shapes = [tuple(tensor.shape) for tensor in arguments.tensors]
     inference = subject.dimop.infer(shapes, **arguments.rest)
-    try:
-        made = subject.run(arguments.tensors, arguments.rest)
-    except Exception as error:  # whatever a user's function raises
+    if (error := _failure(subject, arguments)) is not None:
         raise AnnotationError(
             f"{subject.name} does not run on the example: {type(error).__name__}: {error}"
         ) from error
+    made = subject.run(arguments.tensors, arguments.rest)
     if len(made) != len(inference.outputs):
         raise AnnotationError(
             f"{subject.name} returns {len(made)} tensors, but {str(subject.dimop)!r} has "
@@ -511,7 +516,9 @@ def _counterexample(
     ]
     inputs += [f"{name} = {value!r}" for name, value in arguments.rest.items()]
     factor = find_factor(inference, mismatch.identifier)
-    written = STAR if mismatch.identifier not in subject.dimop.annotation.reductions() else factor.name
+    written = (
+        STAR if mismatch.identifier not in subject.dimop.annotation.reductions() else factor.name
+    )
     return inference.annotation.error(
         f"{subject.name}: the annotation does not hold: in {mismatch.num} parts by {written!r}, "
         f"{mismatch.reason}; write '{written}^', as it may not be split, or correct the "

@@ -53,7 +53,9 @@ def split_mismatch(
     except Exception as error:  # whatever a user's function raises on slices
         return Mismatch(identifier, num, f"a part does not run: {type(error).__name__}: {error}")
     for index, expected in enumerate(whole):
-        pieces = [(part.outputs[index], item[index]) for part, item in zip(parts, made, strict=True)]
+        pieces = [
+            (part.outputs[index], item[index]) for part, item in zip(parts, made, strict=True)
+        ]
         reason = _difference(index, pieces, expected)
         if reason is not None:
             return Mismatch(identifier, num, reason)

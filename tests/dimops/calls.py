@@ -434,9 +434,7 @@ CASES: list[Case] = [
     case("conv3d.padding", F("n c 4 4 4"), F("o c 2 2 2"), F("o"), [1, 1, 1], "same"),
     case("conv_transpose1d.default", F("n c 5"), F("c o 3"), F("o"), [2]),
     case("conv_transpose2d.input", F("n c 5 4"), F("c o 3 3"), F("o"), [2, 2]),
-    case(
-        "conv_transpose2d.input", F("n g*2 4 4"), F("g*2 3 2 2"), F("g*3"), groups=of("g")
-    ),
+    case("conv_transpose2d.input", F("n g*2 4 4"), F("g*2 3 2 2"), F("g*3"), groups=of("g")),
     case("conv_transpose3d.input", F("n c 3 3 3"), F("c o 2 2 2"), F("o")),
     case(
         "convolution.default",

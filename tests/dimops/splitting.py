@@ -89,9 +89,7 @@ def gradients(
 
 def check(bound: BoundDimop, parts: Sequence[BoundPart], inputs, whole, whole_gradients):
     """The parts' joined outputs and gradients are the whole's."""
-    made = join(
-        bound, parts, [part.run(list(map(sliced, inputs, part.inputs))) for part in parts]
-    )
+    made = join(bound, parts, [part.run(list(map(sliced, inputs, part.inputs))) for part in parts])
     for got, expected in zip(made, whole, strict=True):
         torch.testing.assert_close(got, expected.to(got.dtype), rtol=1e-10, atol=1e-10)
         assert got.dtype == expected.dtype

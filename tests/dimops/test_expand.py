@@ -37,7 +37,9 @@ CALLS = {
     "softmax": lambda: softmax("aten.softmax.int"),
     "log_softmax": lambda: softmax("aten.log_softmax.int"),
     **{
-        f"{op}-{reduction}": lambda op=op, reduction=reduction: loss(f"aten.{op}.default", reduction)
+        f"{op}-{reduction}": lambda op=op, reduction=reduction: loss(
+            f"aten.{op}.default", reduction
+        )
         for op in ("cross_entropy_loss", "nll_loss_nd")
         for reduction in (0, 1, 2)
     },
