@@ -1,8 +1,8 @@
 """What a policy sees of a graph: nodes, the ways to split them, and their parts.
 
-In comes a node of an `IRGraph`, which knows nothing of annotations; its dimension annotation is
-looked up in `Annotations`. What always holds: a `SubNode` takes and makes exactly the slices and
-partial sums that it names, and the parts of one node together are the node.
+In comes a node of an `IRGraph`, which knows nothing of annotations; the catalog says what is known
+of it. What always holds: a `SubNode` takes and makes exactly the slices and partial sums that it
+names, and the parts of one node together are the node.
 """
 
 from __future__ import annotations
@@ -17,22 +17,6 @@ from shardwright.dimops.cuts import Cut, even_cuts
 from shardwright.dimops.dimop import Slice
 from shardwright.errors import AnnotationError, PlanError
 from shardwright.ir import IRGraph, IRNode, IRValue
-from shardwright.ir.repeats import fingerprint
-
-
-@dataclass(slots=True)
-class Annotations:
-    """The annotations of a graph's nodes, looked up once for equal nodes."""
-
-    graph: IRGraph
-    known: dict[object, BoundDimop | None] = field(default_factory=dict)
-
-    def of(self, node: IRNode) -> BoundDimop | None:
-        """A node's annotation for its shapes, None where it has none."""
-        key = fingerprint(self.graph, node)
-        if key not in self.known:
-            self.known[key] = dimop_of(self.graph, node)
-        return self.known[key]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,7 +25,7 @@ class PolicyNode:
 
     number: int
     node: IRNode
-    annotations: Annotations = field(repr=False)
+    graph: IRGraph = field(repr=False)
 
     def __str__(self) -> str:
         where = f" in {self.scope}" if self.scope else ""
@@ -65,12 +49,12 @@ class PolicyNode:
     @property
     def inputs(self) -> tuple[IRValue, ...]:
         """What it reads; each value has a name, a shape and a dtype."""
-        return tuple(self.annotations.graph.values[value_id] for value_id in self.node.inputs)
+        return tuple(self.graph.values[value_id] for value_id in self.node.inputs)
 
     @property
     def outputs(self) -> tuple[IRValue, ...]:
         """What it makes."""
-        return tuple(self.annotations.graph.values[value_id] for value_id in self.node.outputs)
+        return tuple(self.graph.values[value_id] for value_id in self.node.outputs)
 
     def algorithm(self, tag: str = "dim") -> Algorithm | None:
         """The ways to split the node by its dimensions, None where there are none.
@@ -79,7 +63,7 @@ class PolicyNode:
         """
         if tag != "dim":
             raise PlanError(f"{self}: there is no algorithm {tag!r}; there is 'dim'")
-        bound = self.annotations.of(self.node)
+        bound = dimop_of(self.graph, self.node)
         return Algorithm(self, bound) if bound is not None and bound.algorithms() else None
 
 

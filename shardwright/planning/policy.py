@@ -23,12 +23,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from shardwright.dimops.catalog import why_whole
 from shardwright.errors import AnnotationError, PlanError
 from shardwright.ir import IRGraph
 from shardwright.layout import Mesh
 from shardwright.planning.parts import (
     Algorithm,
-    Annotations,
     Item,
     PolicyNode,
     SubNode,
@@ -65,10 +65,9 @@ class PolicyGraph:
     """A graph as a policy sees it: nodes, and what is decided on them."""
 
     def __init__(self, graph: IRGraph, resource: Resource) -> None:
-        annotations = Annotations(graph)
-        self._name = graph.name
+        self._graph = graph
         self._resource = resource
-        self._nodes = tuple(PolicyNode(i, node, annotations) for i, node in enumerate(graph.nodes))
+        self._nodes = tuple(PolicyNode(i, node, graph) for i, node in enumerate(graph.nodes))
         self._partitions: dict[Item, _Partition] = {}
         self._devices: dict[Item, str] = {}
         self._taken: dict[tuple[PolicyNode, str], Item] = {}
@@ -78,7 +77,7 @@ class PolicyGraph:
     @property
     def name(self) -> str:
         """The graph's name."""
-        return self._name
+        return self._graph.name
 
     def nodes(self) -> tuple[PolicyNode, ...]:
         """The nodes in execution order."""
@@ -97,9 +96,10 @@ class PolicyGraph:
         """
         self._check_undecided(node)
         if algo is None:
+            reason = why_whole(self._graph, whole_of(node).node) or "no algorithm was given"
             raise PlanError(
-                f"{node} has no algorithm, so it cannot be split; partition a node only where "
-                "node.algorithm('dim') is not None"
+                f"{node} cannot be split: {reason}; partition where node.algorithm('dim') is not "
+                "None"
             )
         if algo.node is not whole_of(node):
             raise PlanError(f"{node}: the algorithm is that of {algo.node}; take this node's own")

@@ -1,13 +1,15 @@
 """Policies decide; what they decide computes what the graph computes."""
 
 import pytest
+import torch
 
 import shardwright as sw
+from shardwright.dimops import register_op
 from shardwright.errors import AnnotationError, PlanError
 from shardwright.planning import plan
 from shardwright.planning.plan import assignments
 from shardwright.planning.policy import PolicyGraph, Resource
-from tests.graphs import block, language_model, tokens
+from tests.graphs import language_model, tokens
 
 
 def policy_graph(slots: int = 2, graph=None) -> PolicyGraph:
@@ -27,6 +29,25 @@ def computes_the_same(policy, devices: int, graph=None) -> sw.Plan:
     found = sw.run(pipeline, tokens(), in_process=True)
     assert (found - expected).abs().max() <= 1e-12 * expected.abs().max()
     return made
+
+
+class Matmul(torch.nn.Module):
+    """One call of an operator of a user's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+        @register_op("(h^ m^) kd+, kd+ n -> h^ m^ n", name="policy_matmul")
+        def operator(x: torch.Tensor, w: torch.Tensor, h: float) -> torch.Tensor:
+            out = torch.matmul(x, w)
+            out = out.view(h, out.size(0) // h, out.size(1))
+            return out
+
+        self.operator = operator
+        self.w = torch.nn.Parameter(torch.randn(16, 4, dtype=torch.float64))
+
+    def forward(self, x):
+        return self.operator(x, self.w, 2)
 
 
 # --- what a policy sees ---------------------------------------------------------------------------
@@ -55,8 +76,13 @@ def test_the_ways_to_split_print_one_a_line():
 def test_a_node_that_cannot_be_split_has_no_algorithm():
     builder = sw.Builder("one")
     x = builder.call("aten.add.Tensor", builder.input("x", (1,), "f32"), 1)
-    (node,) = policy_graph(graph=builder.finish(x)).nodes()
+    graph = policy_graph(graph=builder.finish(x))
+    (node,) = graph.nodes()
     assert node.algorithm("dim") is None
+    with pytest.raises(
+        PlanError, match=r"node 0 \(add\) cannot be split: aten.add.Tensor.*: no dim"
+    ):
+        graph.partition(node, None, idx=0, dim=0, num=1)
 
 
 def test_there_is_one_kind_of_algorithm():
@@ -176,15 +202,27 @@ def test_one_identifier_can_be_split_twice():
     computes_the_same(policy, 4)
 
 
-def test_a_plan_by_a_policy_is_for_one_layer_as_for_many():
-    """Equal nodes are looked up once."""
-    builder = sw.Builder("deep")
-    x = builder.input("x", (4, 8), "f64")
-    for i in range(40):
-        x = block(builder, x, f"layers.{i}", 8)
-    graph = policy_graph(graph=builder.finish(x))
-    found = [node.algorithm("dim") for node in graph.nodes() if node.name == "linear"]
-    assert len({id(algo.bound) for algo in found}) == 3
+def test_a_registered_operator_goes_by_its_name():
+    """The partition of a summed dimension: partial sums, and one all_reduce."""
+
+    def PAS(graph, resource):
+        for node in graph.nodes():
+            if node.name == "policy_matmul":
+                algo = node.algorithm("dim")
+                # partition kd+
+                config = {"idx": 0, "dim": 1, "num": resource.ngpus}
+                subnodes = graph.partition(node, algo, **config)
+                assert [part.outputs[0].partial for part in subnodes] == [(0, 2), (1, 2)]
+        return graph
+
+    model = Matmul()
+    x = torch.randn(6, 16, dtype=torch.float64)
+    with torch.no_grad():
+        graph = sw.capture(model, (x,))
+    pipeline = sw.build(graph, plan(graph, 2, PAS))
+    kinds = [task.kind for task in pipeline.supertasks.values()]
+    assert kinds == ["input", "FX", "FX", "all_reduce", "all_reduce", "output"]
+    sw.verify(pipeline, model, (x,), tolerance=1e-12)
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -244,7 +282,10 @@ def parts_split_differently(graph):
         (another_nodes_algorithm, r"node 3 .*: the algorithm is that of node 8 \(gelu"),
         (parts_split_differently, r"part 0 .* is split not at all, but part 1 in 2 by 'a'; split"),
         (lambda g: partition(g, num=5), r"node 3 .* in 5 parts, but there are 4 slots"),
-        (lambda g: g.partition(first(g, "linear"), None, idx=0, dim=0, num=2), "has no algorithm"),
+        (
+            lambda g: g.partition(first(g, "linear"), None, idx=0, dim=0, num=2),
+            "cannot be split: no input",
+        ),
         (lambda g: g.assign(first(g, "linear"), "d9"), r"node 3 .*: there is no slot 'd9'; there"),
         (lambda g: g.assign(first(g, "linear"), 4), r"no slot 4; there are d0, d1, d2, d3"),
         (lambda g: g.replicate(partition(g)[0]), r"part 0 of 2 of node 3 .* cannot be replicated"),
