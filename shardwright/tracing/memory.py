@@ -63,6 +63,16 @@ class Place:
     def __post_init__(self) -> None:
         self.first = self.value
 
+    @property
+    def root(self) -> Place:
+        """The tensor that is the whole storage."""
+        return self if self.parent is None else self.parent.root
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether the tensor was there before the program."""
+        return self.storage.owner != "tmp"
+
 
 class Memory:
     """All storages of a program."""
@@ -97,10 +107,10 @@ class Memory:
         key = storage_key(spec)
         return next((place for place in candidates if key in place.storage.keys), None)
 
-    def view(
-        self, parent: Place, value: IRValue, origin: ViewCall, *, detached: bool = False
-    ) -> Place:
+    def view(self, parent: Place, value: IRValue, origin: ViewCall) -> Place:
         """A tensor that is a view of ``parent``, whose contents are current."""
+        cuts = not self.emitter.records or origin.name == "detach"
+        detached = cuts and self.emitter.flows(parent.value)
         storage = parent.storage
         return Place(storage, origin.part, value, storage.version, parent, origin, detached)
 
@@ -183,14 +193,14 @@ class Memory:
                 f"the model writes to {storage.name!r}, which shares memory with another tensor in "
                 "a way that cannot be followed; clone() it first"
             )
-        chain = list(_chain(place))
-        if not all(self._view(item).writable for item in chain[:-1]):
+        views = _views_from(place)
+        if not all(self._view(item).writable for item in views):
             raise refuse(
                 "the model writes to an expanded tensor, of which elements share memory; use "
                 "repeat() or clone() in place of expand()"
             )
-        cut = not self.emitter.records or any(item.detached for item in chain)
-        if cut and self.emitter.is_differentiable(chain[-1].value):
+        cut = not self.emitter.records or any(item.detached for item in views)
+        if cut and self.emitter.is_differentiable(place.root.value):
             raise refuse(
                 "the model writes, without gradient, to a tensor that has one, and a graph would "
                 "give another gradient; write a new tensor instead (h = h + 1), or, where no "
@@ -213,9 +223,10 @@ def same_layout(value: IRValue, spec: torch.Tensor) -> bool:
     )
 
 
-def _chain(place: Place) -> list[Place]:
-    """``place``, what it is a view of, and so on to the root."""
-    chain = [place]
-    while (parent := chain[-1].parent) is not None:
-        chain.append(parent)
-    return chain
+def _views_from(place: Place) -> list[Place]:
+    """``place``, what it is a view of, and so on up to the root, which is left out."""
+    views = []
+    while place.parent is not None:
+        views.append(place)
+        place = place.parent
+    return views

@@ -23,17 +23,13 @@ class Norm(NamedTuple):
     """``writes(attrs)`` says whether a call updates statistics; ``emit`` writes such a call."""
 
     writes: Callable[[dict[str, Any]], bool]
-    emit: Callable[[Emitter, Memory, list[IRValue], list[Place], dict[str, Any]], IRValue]
+    emit: Callable[[Emitter, Memory, list[Place], dict[str, Any]], IRValue]
 
 
 def _batch_norm(
-    emitter: Emitter,
-    memory: Memory,
-    values: list[IRValue],
-    places: list[Place],
-    attrs: dict[str, Any],
+    emitter: Emitter, memory: Memory, places: list[Place], attrs: dict[str, Any]
 ) -> IRValue:
-    x, *affine, mean, var = values
+    x, *affine, mean, var = map(memory.read, places)
     weight, bias = _affine(affine, attrs)
     result, _, _, new_mean, new_var = emitter.call(
         _FUNCTIONAL, x, weight, bias, mean, var, True, attrs["momentum"], attrs["eps"]
@@ -43,14 +39,10 @@ def _batch_norm(
 
 
 def _instance_norm(
-    emitter: Emitter,
-    memory: Memory,
-    values: list[IRValue],
-    places: list[Place],
-    attrs: dict[str, Any],
+    emitter: Emitter, memory: Memory, places: list[Place], attrs: dict[str, Any]
 ) -> IRValue:
     """Batch norm over ``[1, batch * channels, ...]``; the statistics are means over the batch."""
-    x, *affine, mean, var = values
+    x, *affine, mean, var = map(memory.read, places)
     batch, channels, *rest = x.shape
     weight, bias = (
         emitter.one("aten.repeat.default", value, [batch]) if value else None

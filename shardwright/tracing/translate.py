@@ -7,7 +7,7 @@ program ran under autocast. Each node of the program is handled by one rule:
 
     getitem                      picks a result
     a region                     is walked in place
-    an operator that writes      becomes its functional form, and a write in `memory`
+    an operator that writes      becomes its functional form, and a write in `memory` (`writes`)
     one that writes in secret    likewise, by name: the running statistics of norms (`norms`)
     one that does nothing        stands for its input (`_DOES_NOTHING`)
     any other                    stays; its result is a view where it shares memory with an input
@@ -25,29 +25,28 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 from shardwright.errors import GraphError
 from shardwright.ir.operators import allow_namespace, split_call
-from shardwright.ir.values import SLOT, Input, IRValue
-from shardwright.tracing.autocast import autocast_casts, has_autocast_rule
+from shardwright.ir.values import SLOT, Input
+from shardwright.tracing.casts import Casts
 from shardwright.tracing.emitter import Emitter
-from shardwright.tracing.functional_forms import FunctionalForm, functional_form
+from shardwright.tracing.held import Held, is_node, listed
 from shardwright.tracing.memory import Memory, Place
 from shardwright.tracing.norms import NORMS
 from shardwright.tracing.origins import Note, Scopes, note_of
 from shardwright.tracing.views import ViewCall, same_geometry
+from shardwright.tracing.writes import Writes
 
 
 class Translator:
-    """Walks a program; ``held`` is what each fx node stands for.
-
-    A `Place` stands for a tensor, a list for several, a GraphModule for the body of a region.
-    """
+    """Walks a program and emits its nodes."""
 
     def __init__(self, emitter: Emitter) -> None:
-        self.emitter = emitter
         self.memory = Memory(emitter)
-        self.scopes = Scopes()
-        self.held: dict[torch.fx.Node, Any] = {}
-        self.note = Note()
-        self._casts: dict[tuple[int, torch.dtype, bool], IRValue] = {}
+        self._emitter = emitter
+        self._held = Held(self.memory)
+        self._writes = Writes(emitter, self.memory, self._held)
+        self._casts = Casts(emitter)
+        self._scopes = Scopes()
+        self._note = Note()
 
     def walk(self, body: torch.fx.GraphModule, arguments: Sequence[Any]) -> Any:
         """Translate ``body`` on what ``arguments`` stand for; returns what its output stands for.
@@ -57,48 +56,46 @@ class Translator:
         given = iter(arguments)
         for node in body.graph.nodes:
             if node.op == "placeholder":
-                self.held[node] = next(given)
+                self._held[node] = next(given)
             elif node.op == "get_attr":
-                self.held[node] = getattr(body, str(node.target))
+                self._held[node] = getattr(body, str(node.target))
             elif node.op == "call_function":
                 self._enter(node)
-                self.held[node] = self._call(node)
-        return self._standing_for(body.graph.output_node().args[0])
+                self._held[node] = self._call(node)
+        return self._held.standing_for(body.graph.output_node().args[0])
 
     def _enter(self, node: torch.fx.Node) -> None:
         """Let what is emitted next belong to ``node``."""
-        self.note = note_of(node) or self.note
-        self.emitter.scopes = self.scopes.of(node)
-        self.emitter.source = self.note.source
-        self.emitter.records = self.note.records
-        if not self.note.autocast:
-            self._casts.clear()
+        self._note = note_of(node) or self._note
+        self._emitter.scopes = self._scopes.of(node)
+        self._emitter.source = self._note.source
+        self._emitter.records = self._note.records
+        if not self._note.autocast:
+            self._casts.leave()
 
     def _call(self, node: torch.fx.Node) -> Any:
         target = node.target
         if target is operator.getitem:
             source, index = node.args
-            return self._standing_for(source)[index]
+            return self._held.standing_for(source)[index]
         if isinstance(target, HigherOrderOperator):
             return self._region(target.name(), node)
         if not isinstance(target, OpOverload):
-            raise self.emitter.refuse(_advice_for_function(target))
+            raise self._emitter.refuse(_advice_for_function(target))
         try:
             return self._operator(target, node)
         except GraphError as error:
-            raise self.emitter.refuse(f"{target.name()} cannot be in a graph: {error}") from error
+            raise self._emitter.refuse(f"{target.name()} cannot be in a graph: {error}") from error
 
     def _region(self, name: str, node: torch.fx.Node) -> Any:
         """Walk a region in place; its settings stand on its nodes."""
         if name not in _REGIONS:
-            raise self.emitter.refuse(
+            raise self._emitter.refuse(
                 f"torch.{name} runs a function under control of a tensor, and a graph has one "
                 "path: compute every side and choose with torch.where, or write the loop out"
             )
-        body, *operands = node.args[_REGIONS[name] :]
-        return self.walk(self._standing_for(body), self._standing_for(operands))
-
-    # --- operators --------------------------------------------------------------------------
+        body, *operands = self._held.standing_for(node.args[_REGIONS[name] :])
+        return self.walk(body, operands)
 
     def _operator(self, overload: OpOverload, node: torch.fx.Node) -> Any:
         specs = self._specs(node)
@@ -107,21 +104,36 @@ class Translator:
         if overload.namespace != "aten":
             allow_namespace(overload.namespace)
         if overload._schema.is_mutable:
-            return self._write(overload, node, specs)
-        inputs, attrs = split_call(overload, node.args, node.kwargs, is_tensor=_is_node)
+            return self._writes.translate(overload, node, specs)
+        inputs, attrs = split_call(overload, node.args, node.kwargs, is_tensor=is_node)
         self._check_attributes(overload, attrs)
-        places = [self._standing_for(item) for item in inputs]
+        places = self._held.standing_for(inputs)
         if overload._opname == "lift_fresh_copy":
             return self.memory.copy(specs[0], self.memory.read(places[0]))
-        if (same := self._same(overload, specs, places, attrs)) is not None:
-            return same
+        if self._does_nothing(overload._opname, specs, places, attrs):
+            call = ViewCall(overload._opname, attrs, places[0].spec, tuple(specs))
+            return self.memory.view(places[0], self.memory.read(places[0]), call)
         norm = NORMS.get(overload)
         if norm is not None and norm.writes(attrs):
-            result = norm.emit(
-                self.emitter, self.memory, [*map(self.memory.read, places)], places, attrs
-            )
-            return self.memory.root(specs[0], result)
+            return self.memory.root(specs[0], norm.emit(self._emitter, self.memory, places, attrs))
         return self._stay(overload, places, attrs, node, specs)
+
+    def _does_nothing(
+        self,
+        name: str,
+        specs: Sequence[torch.Tensor],
+        places: list[Place],
+        attrs: dict[str, Any],
+    ) -> bool:
+        """Whether the result is the first input."""
+        rule = _DOES_NOTHING.get(name)
+        if rule is None or not rule(attrs):
+            return False
+        if name == "dropout":  # its fake result is a copy, its real one the input
+            self.memory.join(specs[0], places[0])
+            return True
+        shared = self.memory.parent_of(specs[0], places[:1]) is not None
+        return shared and same_geometry(specs[0], places[0].spec)
 
     def _stay(
         self,
@@ -131,214 +143,39 @@ class Translator:
         node: torch.fx.Node,
         specs: Sequence[torch.Tensor],
     ) -> Any:
-        """Emit the operator as it is."""
+        """Emit the operator as it is; a result that shares memory with an input is its view."""
+        if overload._opname == "as_strided":  # counts in the memory, whatever view it is called on
+            places = [place.root for place in places]
         values = [self.memory.read(place) for place in places]
-        if self.note.autocast:
-            values = self._cast(overload, places, values, attrs)
-        if overload._opname == "as_strided":
-            places = [_root(place) for place in places]
-            values = [self.memory.read(place) for place in places]
-        made = self.emitter.emit(overload, values, attrs, outputs=specs, name=node.name)
-        call = ViewCall(overload._opname, attrs, specs[0], tuple(specs)) if specs else None
-        results = [
-            self._result(places, value, spec, call and call._replace(number=number))
-            for number, (spec, value) in enumerate(zip(specs, made, strict=True))
-        ]
-        several = not isinstance(node.meta.get("val"), torch.Tensor)
-        return results if several else results[0]
+        if self._note.autocast:
+            values = self._casts.of(overload, places, values, attrs, self._note.autocast)
+        made = self._emitter.emit(overload, values, attrs, outputs=specs, name=node.name)
+        results = []
+        for number, (spec, value) in enumerate(zip(specs, made, strict=True)):
+            parent = self.memory.parent_of(spec, places)
+            if parent is None:
+                results.append(self.memory.root(spec, value))
+            else:
+                call = ViewCall(overload._opname, attrs, parent.spec, tuple(specs), number)
+                results.append(self.memory.view(parent, value, call))
+        return results[0] if isinstance(node.meta.get("val"), torch.Tensor) else results
 
-    def _result(
-        self, places: list[Place], value: IRValue, spec: torch.Tensor, call: ViewCall | None
-    ) -> Place:
-        """The place of a result: a view of an input whose memory it shares, or a root."""
-        parent = self.memory.parent_of(spec, places)
-        if parent is None or call is None:
-            return self.memory.root(spec, value)
-        call = call._replace(whole=parent.spec)
-        cut = not self.emitter.records and self.emitter.flows(parent.value)
-        return self.memory.view(parent, value, call, detached=cut)
-
-    def _same(
-        self,
-        overload: OpOverload,
-        specs: Sequence[torch.Tensor],
-        places: list[Place],
-        attrs: dict[str, Any],
-    ) -> Place | None:
-        """The place of a result that is its input, where the operator does nothing."""
-        does_nothing = _DOES_NOTHING.get(overload._opname)
-        if does_nothing is None or not does_nothing(attrs):
-            return None
-        place = places[0]
-        if overload._opname == "dropout":  # its fake result is a copy, its real one the input
-            self.memory.join(specs[0], place)
-        elif not (
-            self.memory.parent_of(specs[0], places[:1]) and same_geometry(specs[0], place.spec)
-        ):
-            return None
-        value = self.memory.read(place)
-        call = ViewCall(overload._opname, attrs, place.spec, tuple(specs))
-        detached = self._detaches(overload, value)
-        return self.memory.view(place, value, call, detached=detached)
-
-    def _detaches(self, overload: OpOverload, value: IRValue) -> bool:
-        """Whether a view that an operator makes of ``value`` cuts the gradient off."""
-        cuts = not self.emitter.records or overload._opname == "detach"
-        return cuts and self.emitter.flows(value)
-
-    def _cast(
-        self,
-        overload: OpOverload,
-        places: list[Place],
-        values: list[IRValue],
-        attrs: dict[str, Any],
-    ) -> list[IRValue]:
-        """The values as autocast would hand them to the operator."""
-        specs = [place.spec for place in places]
-        for device_type, dtype in self.note.autocast:
-            if any(spec.device.type == device_type for spec in specs):
-                casts = autocast_casts(overload, specs, attrs, device_type, dtype)
-                own_rule = has_autocast_rule(overload, device_type)
-                values = [
-                    self._cast_once(value, cast, shared=own_rule and place.storage.owner != "tmp")
-                    if cast
-                    else value
-                    for place, value, cast in zip(places, values, casts, strict=True)
-                ]
-        return values
-
-    def _cast_once(self, value: IRValue, dtype: torch.dtype, *, shared: bool) -> IRValue:
-        """A cast, made once where that changes no gradient, or where it is ``shared``.
-
-        Autocast itself shares the casts of parameters and inputs in a region, so that their
-        gradients are added up before the cast's backward, and no others.
-        """
-        if self.emitter.is_differentiable(value) and not shared:
-            return self.emitter.cast(value, dtype)
-        key = (value.id, dtype, self.emitter.records)
-        if key not in self._casts:
-            self._casts[key] = self.emitter.cast(value, dtype)
-        return self._casts[key]
-
-    # --- operators that write ---------------------------------------------------------------
-
-    def _write(
-        self, overload: OpOverload, node: torch.fx.Node, specs: Sequence[torch.Tensor]
-    ) -> Any:
-        form = functional_form(overload)
-        if form is None or overload._opname in _CHANGES_STORAGE:
-            raise self.emitter.refuse(
-                f"{overload.name()} writes in place in a way that has no functional form; write "
-                "it with operators that return a new tensor"
-            )
-        arguments = _named_arguments(overload, node)
-        if torch.Tag.inplace_view in overload.tags:
-            return self._view_in_place(form, arguments, specs[0])
-        targets = [
-            self._standing_for(item)
-            for name in form.writes
-            for item in _listed(arguments[name])
-            if item is not None
-        ]
-        results = self._new_contents(overload, form, arguments, targets)
-        for target, value in zip(targets, results[len(results) - len(targets) :], strict=True):
-            self._store(target, value)
-        return self._returned(overload, node, targets, specs, results)
-
-    def _view_in_place(
-        self, form: FunctionalForm, arguments: dict[str, Any], spec: torch.Tensor
-    ) -> Place:
-        """``x.squeeze_()``: from here on the program's tensor is a view of what it was."""
-        named = {to: arguments[name] for to, name in form.reads}
-        inputs, attrs = split_call(form.overload, (), named, is_tensor=_is_node)
-        place: Place = self._standing_for(inputs[0])
-        value = self.memory.read(place)
-        if form.overload._opname != "detach":
-            (value,) = self.emitter.emit(form.overload, [value], attrs, outputs=[spec])
-        call = ViewCall(form.overload._opname, attrs, place.spec, (spec,))
-        return self.memory.view(place, value, call, detached=self._detaches(form.overload, value))
-
-    def _new_contents(
-        self,
-        overload: OpOverload,
-        form: FunctionalForm,
-        arguments: dict[str, Any],
-        targets: list[Place],
-    ) -> list[IRValue]:
-        """What the functional form returns; the new contents are the last of it."""
-        values = {to: self._value_of(arguments[name]) for to, name in form.reads}
-        if overload is torch.ops.aten.copy_.default:
-            return [self._copied(targets[0], values["src"])]
-        if form.takes_dtype:
-            values["dtype"] = targets[0].spec.dtype
-        return self.emitter.call(form.overload, **values)
-
-    def _copied(self, target: Place, source: IRValue) -> IRValue:
-        """``source`` with the dtype and the shape of ``target``."""
-        value = self.emitter.cast(source, target.spec.dtype)
-        shape = tuple(target.spec.shape)
-        if value.shape != shape:
-            value = self.emitter.one("aten.expand.default", value, list(shape))
-        return value
-
-    def _store(self, target: Place, value: IRValue) -> None:
-        if value.shape != tuple(target.spec.shape):
-            raise self.emitter.refuse(
-                f"the result {list(value.shape)} is written to a tensor of shape "
-                f"{list(target.spec.shape)}, which would be resized; give out= the right shape"
-            )
-        value = self.emitter.cast(value, target.spec.dtype)
-        self.memory.write(target, value)
-
-    def _returned(
-        self,
-        overload: OpOverload,
-        node: torch.fx.Node,
-        targets: list[Place],
-        specs: Sequence[torch.Tensor],
-        results: list[IRValue],
-    ) -> Any:
-        """What the call stands for: the tensors written to, or those made beside them."""
-        if not specs:
-            return None
-        if any(item.alias_info is not None for item in overload._schema.returns):
-            places = targets
-        else:
-            places = [self.memory.root(spec, v) for spec, v in zip(specs, results, strict=False)]
-        return places[0] if isinstance(node.meta.get("val"), torch.Tensor) else places
-
-    # --- arguments --------------------------------------------------------------------------
-
-    def _standing_for(self, argument: Any) -> Any:
-        """An fx argument with every node replaced by what it stands for."""
-        if isinstance(argument, torch.fx.Node):
-            return self.held[argument]
-        if isinstance(argument, (list, tuple)):
-            return [self._standing_for(item) for item in argument]
-        return argument
-
-    def _value_of(self, argument: Any) -> Any:
-        """An fx argument with every node replaced by its value at this point."""
-        if isinstance(argument, torch.fx.Node):
-            return self.memory.read(self.held[argument])
-        if isinstance(argument, (list, tuple)):
-            return [self._value_of(item) for item in argument]
-        return argument
+    # --- what a graph cannot hold -----------------------------------------------------------
 
     def _specs(self, node: torch.fx.Node) -> list[torch.Tensor]:
         """Export's fake results of a node; refuses what depends on contents."""
-        specs = [item for item in _listed(node.meta.get("val")) if item is not None]
+        specs = [item for item in listed(node.meta.get("val")) if item is not None]
         for spec in specs:
             if not isinstance(spec, torch.Tensor) or any(type(n) is not int for n in spec.shape):
-                raise self.emitter.refuse(_DEPENDS_ON_CONTENTS)
+                raise self._emitter.refuse(_DEPENDS_ON_CONTENTS)
         return specs
 
     def _check_attributes(self, overload: OpOverload, attrs: dict[str, Any]) -> None:
         unknown = [name for name, value in attrs.items() if not _is_attribute(value)]
-        if unknown or (overload._overloadname == "generator" and not attrs.get("generator", 0)):
-            raise self.emitter.refuse(
-                f"{overload.name()} takes {', '.join(unknown) or 'a generator'} from outside of "
-                "the graph; use the default generator and torch.manual_seed"
+        if unknown:
+            raise self._emitter.refuse(
+                f"{overload.name()} takes {', '.join(unknown)} from outside of the graph, which "
+                "holds tensors, numbers and strings only"
             )
 
 
@@ -351,7 +188,6 @@ _REGIONS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
 _DROPPED = frozenset(
     {torch.ops.aten._assert_tensor_metadata.default, torch.ops.aten._assert_scalar.default}
 )
-_CHANGES_STORAGE = frozenset({"resize_", "resize_as_", "set_", "set_data"})
 
 
 def _keeps_layout(attrs: dict[str, Any]) -> bool:
@@ -393,24 +229,3 @@ def _advice_for_function(target: Any) -> str:
     if "vmap" in name or "batch_dim" in name or "lazy_load" in name:
         return "torch.vmap cannot be in a graph; write the batch dimension out"
     return f"{name}: {_DEPENDS_ON_CONTENTS}"
-
-
-def _is_node(item: Any) -> bool:
-    return isinstance(item, torch.fx.Node)
-
-
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple)) else [value]
-
-
-def _named_arguments(overload: OpOverload, node: torch.fx.Node) -> dict[str, Any]:
-    """The arguments of a call by name, defaults filled in."""
-    schema = overload._schema.arguments
-    given = dict(zip((item.name for item in schema), node.args, strict=False)) | node.kwargs
-    return {item.name: given.get(item.name, item.default_value) for item in schema}
-
-
-def _root(place: Place) -> Place:
-    while place.parent is not None:
-        place = place.parent
-    return place

@@ -32,6 +32,11 @@ def captured(function: Any, *args: Any, **kwargs: Any) -> IRGraph:
     return capture(Module(function), args, kwargs)
 
 
+def operators(graph: IRGraph) -> list[str]:
+    """The names of a graph's operators, without namespace and overload."""
+    return [node.op.split(".")[1] for node in graph.nodes]
+
+
 def assert_same(model: Any, *args: Any, **kwargs: Any) -> IRGraph:
     """Capture, and compare with eager bit for bit: results, strides, buffers and gradients.
 

@@ -1,0 +1,90 @@
+"""torch.export, called so that the model is as before and nothing is printed."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from shardwright.errors import CaptureError
+from shardwright.tracing import CaptureWarning, capture
+from tests.tracing.equality import Module, assert_same, captured
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    return torch.randn(3, 4)
+
+
+def test_model_is_unchanged(x: torch.Tensor) -> None:
+    def function(m: Any, x: Any) -> Any:
+        m.calls += 1
+        m.last = x * 2
+        m.steps = m.steps + 1
+        m.average.mul_(0.5).add_(x.mean(0))
+        return F.dropout(m.linear(x), 0.5, m.training) + m.last
+
+    model = Module(function).train()
+    model.calls = 0
+    model(x).sum().backward()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    tensors = [*model.parameters(), *model.buffers()]
+    gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    calls, last, state = model.calls, model.last, torch.random.get_rng_state()
+
+    graph = capture(model, (x,))
+
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert model.training
+    assert (model.calls, model.last) == (calls, last)
+    for found, kept in zip([*model.parameters(), *model.buffers()], tensors, strict=True):
+        assert found is kept
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, before[key])
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        assert parameter.grad is not None
+        assert torch.equal(parameter.grad, gradient)
+    assert len(graph.updates) == 2
+
+
+def test_model_is_unchanged_after_a_failure(x: torch.Tensor) -> None:
+    def function(m: Any, x: Any) -> Any:
+        m.calls = 1
+        m.average = m.average + 1
+        raise ValueError("in mid-forward")
+
+    model = Module(function)
+    average = model.average
+    with pytest.raises(CaptureError, match="in mid-forward"):
+        capture(model, (x,))
+    assert model.average is average
+    assert not hasattr(model, "calls")
+
+
+def test_capture_gives_no_warnings(x: torch.Tensor) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        captured(lambda m, x: m.linear(x).add_(1), x)
+
+
+def test_custom_functions_keep_a_gradient_and_are_reported_in_training(x: torch.Tensor) -> None:
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            (x,) = ctx.saved_tensors
+            return gradient * x + gradient * x
+
+    def function(m: Any, x: Any) -> Any:
+        return Square.apply(m.linear(x))
+
+    assert_same(Module(function).eval(), x)
+    with pytest.warns(CaptureWarning, match=r"Square.*own backward"):
+        captured(function, x)
+    with torch.no_grad():
+        captured(function, x)

@@ -1,0 +1,50 @@
+"""All models of the zoo as graphs: the same results as eager, bit for bit."""
+
+import pytest
+import torch
+
+from shardwright.tracing import capture, empty_weights
+from tests.tracing.equality import assert_equal_trees
+
+pytest.importorskip("transformers")
+
+from zoo.models import BY_NAME, MODELS
+
+
+def test_the_table_is_complete() -> None:
+    assert len(BY_NAME) == len(MODELS) == 25
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_graph_equals_eager(name: str) -> None:
+    model, args, kwargs = BY_NAME[name].make()
+    with torch.no_grad():
+        graph = capture(model, args, kwargs)
+        assert_equal_trees(graph.run(*args, **kwargs), model(*args, **kwargs))
+    assert not graph.updates
+    stored = [value for value in graph.stored() if value.role == "param"]
+    assert len({id(graph.tensors[value.id]) for value in stored}) == len(stored)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_models_without_weights_give_the_same_graph(name: str) -> None:
+    model, args, kwargs = BY_NAME[name].make()
+    with empty_weights():
+        empty, _, _ = BY_NAME[name].make()
+    assert all(parameter.is_meta for parameter in empty.parameters())
+    assert capture(empty, args, kwargs) == capture(model, args, kwargs)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "mixtral"])
+def test_gradients_equal_eager(name: str) -> None:
+    model, args, kwargs = BY_NAME[name].make()
+    graph = capture(model, args, kwargs)
+    gradients = []
+    for run in (graph.run, model):
+        model.zero_grad()
+        run(*args, **kwargs).logits.square().sum().backward()
+        gradients.append({key: p.grad for key, p in model.named_parameters()})
+    assert gradients[0].keys() == gradients[1].keys()
+    for found, expected in zip(*(item.values() for item in gradients), strict=True):
+        assert (found is None) == (expected is None)
+        assert expected is None or torch.equal(found, expected)
