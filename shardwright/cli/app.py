@@ -15,15 +15,16 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from shardwright.cli.demo import run_demo
-from shardwright.cli.modelfile import load_example
 from shardwright.cli.run import RunOptions, run_file
+from shardwright.cli.splitting import DEVICES, POLICY, plan_as_told
 from shardwright.cli.steps import Steps
+from shardwright.cli.userfiles import UserFiles
 from shardwright.errors import InputError, ShardwrightError
 from shardwright.pipeline import Pipeline, json_schema_text
 from shardwright.pipeline.atomic import replacing
 from shardwright.pipeline.fxtext import decode
 from shardwright.pipeline.schema import DeviceKind
-from shardwright.planning import plan
+from shardwright.planning.make import POLICIES
 from shardwright.report import device_table, headline, overview
 from shardwright.tracing import capture
 from shardwright.transform import build as build_pipeline
@@ -82,22 +83,35 @@ def build(
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="The pipeline file to write.")],
-    devices: Annotated[int, typer.Option(help="How many device slots.")] = 2,
+    devices: Annotated[
+        int | None, typer.Option(help=f"How many device slots; {DEVICES} by default.")
+    ] = None,
     weights: Annotated[
         Path | None,
         typer.Option(help="The safetensors file, or sharded index, that holds the weights."),
     ] = None,
-    policy: Annotated[str, typer.Option(help="How the graph is cut.")] = "pipeline",
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE.py:FUNCTION",
+            help=f"How the graph is split: {', '.join(POLICIES)}, or a function that decides; "
+            f"{POLICY} by default.",
+        ),
+    ] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(metavar="AXIS=SIZE,…", help="Several policies at once: pipeline=2,tensor=2."),
+    ] = None,
     device_kind: Annotated[DeviceKind, typer.Option(help="What every slot is.")] = "cpu",
 ) -> None:
-    """Capture a model, cut it, and write a pipeline file."""
-    steps = Steps(Console(stderr=True))
+    """Capture a model, split it, and write a pipeline file."""
+    steps, files = Steps(Console(stderr=True)), UserFiles()
     with steps.step("make the model"):
-        model, args, kwargs = load_example(target)
+        model, args, kwargs = files.example(target)
     with steps.step("capture"):
         graph = capture(model, args, kwargs)
     with steps.step("plan"):
-        chosen = plan(graph, devices=devices, policy=policy)
+        chosen = plan_as_told(graph, files, devices, policy, mesh)
     with steps.step("build"):
         pipeline = build_pipeline(graph, chosen, weights, device_kind=device_kind)
     with steps.step("save"):

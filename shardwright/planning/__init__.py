@@ -2,5 +2,16 @@
 
 from shardwright.planning.make import make_plan, plan
 from shardwright.planning.plan import Assignment, Plan, SlotLoad, Split
+from shardwright.planning.policy import Policy, PolicyGraph, Resource
 
-__all__ = ["Assignment", "Plan", "SlotLoad", "Split", "make_plan", "plan"]
+__all__ = [
+    "Assignment",
+    "Plan",
+    "Policy",
+    "PolicyGraph",
+    "Resource",
+    "SlotLoad",
+    "Split",
+    "make_plan",
+    "plan",
+]

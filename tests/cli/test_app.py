@@ -23,6 +23,11 @@ def make():
     torch.manual_seed(0)
     layers = [torch.nn.Linear(8, 8) for _ in range(4)]
     return torch.nn.Sequential(*layers).eval(), (torch.ones(3, 8),), {}
+
+def columns(graph, resource):
+    for node in graph.nodes():
+        graph.partition(node, node.algorithm("dim"), idx=1, dim=0, num=resource.ngpus)
+    return graph
 """
 
 
@@ -69,6 +74,24 @@ def test_build_refers_to_weights_that_are_in_a_file(folder: Path) -> None:
     succeed("build", "cli_model.py:make", "--weights", "weights.safetensors", "-o", "m.json")
     values = [info.value for info in Pipeline.load(folder / "m.json").tensors.values()]
     assert {value.path for value in values if value} == {"weights.safetensors"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--policy", "tensor", "--devices", 4),
+        ("--mesh", "pipeline=2,tensor=2"),
+        ("--policy", "cli_model.py:columns", "--devices", 4),
+    ],
+)
+def test_build_splits_as_it_is_told(folder: Path, options: tuple[object, ...]) -> None:
+    succeed("build", "cli_model.py:make", *options, "-o", "model.pipeline.json")
+    assert list(Pipeline.load(folder / "model.pipeline.json").devices) == ["d0", "d1", "d2", "d3"]
+    save_file({"input": torch.ones(3, 8)}, folder / "in.safetensors")
+    arguments = ("--in-process", "--inputs", "in.safetensors", "--output", "out.safetensors")
+    succeed("run", "model.pipeline.json", *arguments)
+    found = load_file(folder / "out.safetensors")["output"]
+    torch.testing.assert_close(found, expected_output(torch.ones(3, 8)))
 
 
 def test_check_and_show(built: Path) -> None:
@@ -144,6 +167,9 @@ def test_version_and_help() -> None:
         (("build", "cli_model.py:make", "-o", "none/x.json"), "PipelineError: .*none does not"),
         (("build", "cli_model.py:make", "--devices", 0, "-o", "x.json"), "PlanError: "),
         (("build", "cli_model.py:make", "--policy", "odd", "-o", "x.json"), "PlanError: .*odd"),
+        (("build", "cli_model.py:make", "--policy", "a.py:b", "-o", "x.json"), "PlanError: .*a.py"),
+        (("build", "cli_model.py:make", "--mesh", "tensor", "-o", "x.json"), "PlanError: .*mesh"),
+        (("build", "cli_model.py:make", "--mesh", "odd=2", "-o", "x.json"), "PlanError: .*odd"),
     ],
 )
 def test_an_error_is_one_line_and_exit_status_1(

@@ -284,7 +284,7 @@ def parts_split_differently(graph):
         (lambda g: partition(g, num=5), r"node 3 .* in 5 parts, but there are 4 slots"),
         (
             lambda g: g.partition(first(g, "linear"), None, idx=0, dim=0, num=2),
-            "cannot be split: no input",
+            "cannot be split: no algorithm was given",
         ),
         (lambda g: g.assign(first(g, "linear"), "d9"), r"node 3 .*: there is no slot 'd9'; there"),
         (lambda g: g.assign(first(g, "linear"), 4), r"no slot 4; there are d0, d1, d2, d3"),

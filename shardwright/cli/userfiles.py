@@ -1,0 +1,115 @@
+"""``FILE.py:function``: a Python file of the user's, and a function in it.
+
+The function makes a model: it is called without arguments and returns ``(model, args, kwargs)``.
+Or it is a policy. The file is run as a module named after it, with its folder on the import path,
+as ``python FILE.py`` would; a model and a policy may stand in one file, which then runs once.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from shardwright.errors import CaptureError, PlanError, ShardwrightError
+from shardwright.planning import Policy
+
+
+class Example(NamedTuple):
+    """A model and the arguments of one call of it."""
+
+    model: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class UserFiles:
+    """The Python files of a user's that one command has run, by path."""
+
+    def __init__(self) -> None:
+        self._modules: dict[Path, ModuleType] = {}
+
+    def example(self, target: str) -> Example:
+        """Call the function that ``FILE.py:function`` names for a model and arguments.
+
+        Raises CaptureError where there is no such file or function, where it fails, or where it
+        returns something else.
+        """
+        make = self._function(target, CaptureError)
+        return _as_example(_guarded(make, target, CaptureError)(), target)
+
+    def policy(self, target: str) -> Policy:
+        """The policy that ``FILE.py:function`` names; where it fails it raises PlanError.
+
+        Raises PlanError where there is no such file or function.
+        """
+        return _guarded(self._function(target, PlanError), target, PlanError)
+
+    def _function(self, target: str, failure: type[ShardwrightError]) -> Callable[..., Any]:
+        name, _, function = target.rpartition(":")
+        if not name or not function:
+            raise failure(f"{target!r} names no function; write FILE.py:function")
+        path = Path(name)
+        if path.suffix != ".py" or not path.is_file():
+            raise failure(f"there is no Python file {name}")
+        if path not in self._modules:
+            self._modules[path] = _guarded(_run, name, failure)(path)
+        found = getattr(self._modules[path], function, None)
+        if not callable(found):
+            raise failure(f"{name} defines no function {function}")
+        return found  # type: ignore[no-any-return]
+
+
+def _guarded(
+    function: Callable[..., Any], target: str, failure: type[ShardwrightError]
+) -> Callable[..., Any]:
+    """The function, with what it raises told in one line; errors of this package stay."""
+
+    @functools.wraps(function)
+    def guarded(*args: Any) -> Any:
+        try:
+            return function(*args)
+        except ShardwrightError:
+            raise
+        except Exception as error:
+            raise failure(
+                f"{target} raised {type(error).__name__}: {error}; add --debug to see where"
+            ) from error
+
+    return guarded
+
+
+def _run(path: Path) -> ModuleType:
+    """The file's module, kept in ``sys.modules`` so that its classes can be found."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None, "a .py file always has a loader"
+    sys.path.insert(0, str(path.parent.resolve()))
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _as_example(made: Any, target: str) -> Example:
+    if isinstance(made, tuple) and len(made) == 3:
+        model, args, kwargs = made
+        right = isinstance(args, tuple | list) and (kwargs is None or isinstance(kwargs, dict))
+        if isinstance(model, torch.nn.Module) and right:
+            return Example(model, tuple(args), kwargs or {})
+    raise CaptureError(
+        f"{target} must return (model, args, kwargs): a torch.nn.Module, a tuple and a dict; "
+        f"it returned {_described(made)}"
+    )
+
+
+def _described(made: Any) -> str:
+    if isinstance(made, tuple):
+        return f"({', '.join(type(part).__name__ for part in made)})"
+    return f"a {type(made).__name__}"
