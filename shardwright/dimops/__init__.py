@@ -4,9 +4,10 @@ from shardwright.dimops.annotation import Annotation
 from shardwright.dimops.bound import BoundDimop, BoundPart, Carry, Flow
 from shardwright.dimops.catalog import dimop_of, why_whole
 from shardwright.dimops.cuts import Cut, even_cuts, even_ranges
-from shardwright.dimops.dimop import Dimop, Inference, Part, Slice
+from shardwright.dimops.dimop import Dimop, Part, Slice
 from shardwright.dimops.expand import can_expand, expand
 from shardwright.dimops.infer import infer_annotation
+from shardwright.dimops.lengths import Inference
 from shardwright.dimops.register import Registered, register_op, registered
 
 __all__ = [

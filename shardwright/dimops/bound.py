@@ -24,12 +24,12 @@ from shardwright.dimops.call import Call, Direct, Emitter, Local, Rule, Writer
 from shardwright.dimops.cuts import Cut, even_cuts
 from shardwright.dimops.dimop import (
     Dimop,
-    Inference,
     Slice,
     factor_at,
     find_factor,
     outermost,
 )
+from shardwright.dimops.lengths import Inference
 from shardwright.errors import AnnotationError
 from shardwright.ir import Builder, IRValue, Scope, Source
 from shardwright.ir.dtypes import torch_dtype
@@ -91,8 +91,13 @@ class BoundDimop:
 
     @property
     def linear(self) -> tuple[tuple[int, ...], ...]:
-        """As `Rule.linear`."""
-        return self.rule.linear
+        """As `Rule.linear`; sums of bools are no sums."""
+        dtypes = self.call.dtypes
+        return tuple(
+            together
+            for together in self.rule.linear
+            if all(dtypes[idx] != "bool" for idx in together)
+        )
 
     @cached_property
     def identifiers(self) -> tuple[str, ...]:

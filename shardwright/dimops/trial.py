@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from shardwright.dimops.cuts import even_cuts
-from shardwright.dimops.dimop import Dimop, Inference, Slice
+from shardwright.dimops.dimop import Dimop, Slice
+from shardwright.dimops.lengths import Inference
 
 Run = Callable[[list[torch.Tensor], Mapping[str, Any]], list[torch.Tensor]]
 """The operator: tensors in the order of the annotation's, keyword arguments; a list of outputs."""
