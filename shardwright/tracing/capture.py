@@ -69,11 +69,12 @@ def _take_apart(
             f"capture takes an nn.Module, found a {type(model).__name__}; put the function into "
             "the forward of a module"
         )
-    if isinstance(model, torch.jit.ScriptModule):
-        raise CaptureError(
-            "the model is a script module, which does not run in Python; give the module it was "
-            "made from"
-        )
+    for path, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise CaptureError(
+                f"{path or 'the model'} is a script module, which does not run in Python; give "
+                "the module it was made from"
+            )
     if not isinstance(args, (tuple, list)):
         raise CaptureError(
             f"args is a {type(args).__name__}; give positional arguments as a tuple, as in "

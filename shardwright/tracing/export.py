@@ -11,7 +11,6 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import nn
@@ -66,26 +65,25 @@ def _warn_of_functions(names: set[str]) -> None:
     )
 
 
+_HOLDERS = ("_parameters", "_buffers", "_modules")
+
+
 @contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Put back every module's attributes, and its parameters and buffers."""
+    """Put back every module's attributes, and its parameters, buffers and submodules."""
     before = [
-        (module, dict(module.__dict__), dict(module._parameters), dict(module._buffers))
+        (module, dict(vars(module)), {key: dict(vars(module)[key]) for key in _HOLDERS})
         for module in model.modules()
     ]
     try:
         yield
     finally:
-        for module, attributes, parameters, buffers in before:
-            module.__dict__.clear()
-            module.__dict__.update(attributes)
-            _restore(module._parameters, parameters)
-            _restore(module._buffers, buffers)
-
-
-def _restore(found: dict[str, Any], before: dict[str, Any]) -> None:
-    found.clear()
-    found.update(before)
+        for module, attributes, held in before:
+            vars(module).clear()
+            vars(module).update(attributes)
+            for key, items in held.items():
+                vars(module)[key].clear()
+                vars(module)[key].update(items)
 
 
 @contextmanager

@@ -101,7 +101,7 @@ def _describe(result: Any) -> tuple[Tree, list[torch.Tensor]]:
     try:
         tree, outputs = describe_result(result)
     except InputError as error:
-        hint = "; pass use_cache=False" if "cache" in str(error).lower() else ""
+        hint = " (a cache: call the model with use_cache=False)" if "cache" in str(error).lower() else ""
         raise CaptureError(f"the model's result cannot be part of a graph: {error}{hint}") from None
     if not outputs:
         raise CaptureError(

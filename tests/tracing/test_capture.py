@@ -243,7 +243,7 @@ def test_wrong_calls_are_one_error_each(x: torch.Tensor) -> None:
     with pytest.raises(CaptureError, match="without any tensor"):
         captured(lambda m, x: 5, x)
     with pytest.raises(CaptureError, match="script module"):
-        capture(torch.jit.ScriptModule(), (x,))
+        capture(nn.Sequential(torch.jit.ScriptModule()), (x,))
     with pytest.raises(CaptureError, match="layout"):
         capture(model, (x.to_sparse(),))
 

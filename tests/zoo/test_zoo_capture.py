@@ -10,6 +10,8 @@ pytest.importorskip("transformers")
 
 from zoo.models import BY_NAME, MODELS
 
+pytestmark = pytest.mark.zoo
+
 
 def test_the_table_is_complete() -> None:
     assert len(BY_NAME) == len(MODELS) == 25
