@@ -10,6 +10,7 @@ is a term as well, and only one part adds it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -156,17 +157,15 @@ def attention(call: Call) -> Rule | None:
         rows = ["1" if shape[-2] == 1 else "l", "1" if shape[-1] == 1 else "s^"]
         inputs.append(stacked(shape, heads, rows))
     output = ["1" if size == 1 else n for size, n in zip(full, heads, strict=True)]
-    annotation = text(inputs, [[*output, "l", "e"]])
-    used = {name: length for name, length in lengths.items() if name in annotation}
     return Rule(
-        annotation,
-        lengths=used,
+        text(inputs, [[*output, "l", "e"]]),
+        lengths=lengths,
         emit=causal_part if call.attrs["is_causal"] else None,
         linear=((2,),),
     )
 
 
-def causal_part(e: Emitter, local: Local, inputs: Inputs) -> object:
+def causal_part(e: Emitter, local: Local, inputs: Inputs) -> Any:
     """Part of the queries sees the keys up to its own places, counted in the whole."""
     attrs = dict(local.call.attrs)
     if "l" in local.cuts:

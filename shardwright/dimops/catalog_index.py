@@ -10,6 +10,8 @@ are not indexed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,7 +32,6 @@ from shardwright.dimops.call import (
     text,
     whole,
 )
-from shardwright.ir import Input
 
 # --- a part of what is looked up in ---------------------------------------------------------------
 
@@ -134,29 +135,54 @@ def index_select_part(e: Emitter, local: Local, inputs: Inputs) -> Any:
     return masked(e, found, outside, after=rank - 1 - local.call.dim())
 
 
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """Where the dimensions that indices replace stand in a tensor and in what is picked of it."""
+
+    dims: list[int]
+    """Those that are indexed."""
+    names: Dims
+    """Of all dimensions."""
+    first: int
+    """Where the indices' own dimensions stand in what is picked."""
+
+    @classmethod
+    def of(cls, shape: Shape, slots: list[Any]) -> Indexed:
+        """By torch's rule: in place where the indexed dimensions are neighbours, else in front."""
+        dims = [i for i, item in enumerate(slots) if item is not None]
+        together = dims == list(range(dims[0], dims[-1] + 1))
+        names = ["1" if size == 1 else f"x{i}" for i, size in enumerate(shape)]
+        return cls(dims, names, dims[0] if together else 0)
+
+    def picked(self, names: Sequence[Any], places: Sequence[Any]) -> list[Any]:
+        """What the tensor has by dimension, with ``places`` for the indexed dimensions."""
+        kept = [name for i, name in enumerate(names) if i not in self.dims]
+        return [*kept[: self.first], *places, *kept[self.first :]]
+
+
 def index(call: Call) -> Rule | None:
     """Indices are broadcast; together they take the place of the dimensions they index."""
-    if "bool" in call.dtypes[1:] or "u8" in call.dtypes[1:]:
+    if {"bool", "u8"} & set(call.dtypes[1:]):
         return None  # a mask: how much it finds is not known
     source, *indices = call.inputs
-    slots = call.attrs["indices"]
-    indexed = [i for i, item in enumerate(slots) if item is not None]
+    indexed = Indexed.of(source, call.attrs["indices"])
     full = broadcast_shape(indices)
     places = named(full, without="v")
-    rest = ["1" if size == 1 else f"x{i}" for i, size in enumerate(source)]
-    sources = whole(rest, set(indexed))
-    alone = len(indexed) == 1 and source[indexed[0]] > 1
+    sources = whole(indexed.names, set(indexed.dims))
+    alone = len(indexed.dims) == 1 and source[indexed.dims[0]] > 1
     if alone:
-        sources[indexed[0]] = "v+"
-    kept = [name for i, name in enumerate(rest) if i not in indexed]
-    together = indexed == list(range(indexed[0], indexed[-1] + 1))
-    first = indexed[0] if together else 0
-    output = [*kept[:first], *places, *kept[first:]]
-    inputs = [sources, *(aligned(shape, places, full) for shape in indices)]
-    return Rule(text(inputs, [output]), emit=index_part if alone else None, linear=((0,),))
+        sources[indexed.dims[0]] = "v+"
+    return Rule(
+        text(
+            [sources, *(aligned(shape, places, full) for shape in indices)],
+            [indexed.picked(indexed.names, places)],
+        ),
+        emit=index_part if alone else None,
+        linear=((0,),),
+    )
 
 
-def broadcast_shape(shapes: list[Shape]) -> Shape:
+def broadcast_shape(shapes: Sequence[Shape]) -> Shape:
     """The shape that shapes are broadcast to."""
     return tuple(torch.broadcast_shapes(*shapes))
 
@@ -206,29 +232,16 @@ def place_slices(call: Call) -> Rule:
 
 def index_put(call: Call) -> Rule | None:
     """Elements replaced or added to: dimensions that are not indexed split."""
-    slots = call.attrs["indices"]
-    target, values = call.inputs[:2]
-    indices = [call.inputs[item.index] for item in slots if isinstance(item, Input)]
-    kinds = {call.dtypes[item.index] for item in slots if isinstance(item, Input)}
-    if kinds & {"bool", "u8"}:
+    if {"bool", "u8"} & set(call.dtypes[2:]):
         return None  # a mask: how much it finds is not known
-    indexed = [i for i, item in enumerate(slots) if item is not None]
-    rest = ["1" if size == 1 else f"x{i}" for i, size in enumerate(target)]
-    sources = [str(target[i]) if i in indexed else name for i, name in enumerate(rest)]
-    kept = [name for i, name in enumerate(rest) if i not in indexed]
-    sizes = [size for i, size in enumerate(target) if i not in indexed]
-    together = indexed == list(range(indexed[0], indexed[-1] + 1))
-    first = indexed[0] if together else 0
+    target, values, *indices = call.inputs
+    indexed = Indexed.of(target, call.attrs["indices"])
+    targets = fixed(indexed.names, target, set(indexed.dims))
     places = broadcast_shape(indices)
-    picked = [*kept[:first], *map(str, places), *kept[first:]]
-    full = (*sizes[:first], *places, *sizes[first:])
-    fixed_dims = [[str(size) for size in shape] for shape in indices]
-    by_input = {
-        item.index: dims for item, dims in zip(filter(None, slots), fixed_dims, strict=True)
-    }
-    inputs = [sources, aligned(values, picked, full)]
-    inputs += [by_input[i] for i in range(2, len(call.inputs))]
-    return Rule(text(inputs, [sources]))
+    picked = indexed.picked(targets, [str(size) for size in places])
+    full = indexed.picked(target, places)
+    numbers = [[str(size) for size in shape] for shape in indices]
+    return Rule(text([targets, aligned(values, picked, full), *numbers], [targets]))
 
 
 # --- other uses of indices ------------------------------------------------------------------------

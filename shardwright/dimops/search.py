@@ -21,7 +21,7 @@ from shardwright.dimops.trial import same
 from shardwright.errors import AnnotationError
 
 MOST_RUNS = 4000
-"""Of the operator, for one dimension; what is not found by then stays whole."""
+"""Of the operator, in one search; what is not found by then stays whole."""
 
 Path = tuple[int | str, ...]
 """Where a whole number stands among the arguments that are no tensors."""
