@@ -29,7 +29,7 @@ test: lint types ## lint, types and every test that needs no GPU
 	$(BIN)/pytest -m 'not gpu'
 
 test-fast: setup ## the tests that need nothing but torch
-	$(BIN)/pytest -m 'not gpu and not processes'
+	$(BIN)/pytest -m 'not gpu and not processes and not zoo'
 
 test-gpu: setup ## the tests that need a GPU
 	$(BIN)/pytest -m gpu

@@ -77,7 +77,7 @@ def test_a_split_is_equal_up_to_rounding(name, policy, slots):
 def test_most_models_are_held_to_double_precision():
     graphs = [captured(name, torch.float64)[2] for name in NAMES if name not in SINGLE_ONLY]
     double = [all(value.dtype != "f32" for value in g.values.values()) for g in graphs]
-    assert sum(double) >= 13
+    assert sum(double) >= 11
 
 
 @pytest.mark.parametrize("name", NAMES)
