@@ -101,8 +101,10 @@ def _describe(result: Any) -> tuple[Tree, list[torch.Tensor]]:
     try:
         tree, outputs = describe_result(result)
     except InputError as error:
-        hint = " (a cache: call the model with use_cache=False)" if "cache" in str(error).lower() else ""
-        raise CaptureError(f"the model's result cannot be part of a graph: {error}{hint}") from None
+        message = f"the model's result cannot be part of a graph: {error}"
+        if "cache" in message.lower():
+            message += " (to leave a cache out, call the model with use_cache=False)"
+        raise CaptureError(message) from None
     if not outputs:
         raise CaptureError(
             f"the model returned {type(result).__name__} without any tensor; a graph has at least "
