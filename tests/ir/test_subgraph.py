@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import torch
 
 from shardwright.ir import compile_graph
@@ -10,7 +12,7 @@ def test_parts_run_one_after_the_other_are_the_whole():
     graph = language_model(layers=2)
     cuts = [0, *repeated_blocks(graph)[0].cuts, len(graph.nodes)]
     held = {graph.inputs[0]: tokens(), **graph.tensors}
-    for start, stop in zip(cuts, cuts[1:], strict=False):
+    for start, stop in pairwise(cuts):
         nodes = graph.nodes[start:stop]
         part = extract(graph, nodes, nodes[-1].outputs)
         results = compile_graph(part.graph)([held[value_id] for value_id in part.inputs])
