@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 from shardwright.pipeline.connections import Connections, connect
 from shardwright.pipeline.rules import COMMUNICATION
-from shardwright.pipeline.schema import Device, Document, SuperTask, TensorInfo
+from shardwright.pipeline.schema import Device, Document, Placements, SuperTask, TensorInfo
 
 
 def format_pipeline(document: Document) -> str:
@@ -35,7 +35,10 @@ def _lines(document: Document, connections: Connections) -> Iterator[str]:
     slices = document.metadata.tensor_slices
     for label, side in (("input ", slices.inputs), ("output", slices.outputs)):
         for name, piece in side.items():
-            yield f"  {label}  {_tensor(document, name)} on {piece.device}"
+            originals = getattr(document.metadata.tensors, f"{label.strip()}s")
+            taken = format_slice(piece.origin, piece.placements, originals[piece.origin].shape)
+            part = "" if taken == piece.origin else f", {taken}"
+            yield f"  {label}  {_tensor(document, name)} on {piece.device}{part}"
     width = max((len(name) for names in connections.order.values() for name in names), default=0)
     kinds = max((len(task.kind) for task in document.supertasks.values()), default=0)
     for device, tasks in connections.order.items():
@@ -67,6 +70,15 @@ def format_bytes(count: int) -> str:
             return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"
+
+
+def format_slice(origin: str, placements: Placements, shape: Sequence[int]) -> str:
+    """A part of a tensor: ``x[0:2, :]``; just ``x`` where it is all of it."""
+    ranges = [
+        ":" if taken == (0, size) else f"{taken[0]}:{taken[1]}"
+        for taken, size in zip(placements, shape, strict=True)
+    ]
+    return origin if set(ranges) <= {":"} else f"{origin}[{', '.join(ranges)}]"
 
 
 def _device(device: Device) -> str:

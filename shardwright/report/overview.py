@@ -1,38 +1,29 @@
 """What a pipeline file holds, as tables and a tree for a terminal.
 
-In comes a checked document; out go rich renderables. Supertasks that run the same graph one after
-another are drawn as one line with a count, so that a deep model stays readable.
+In comes a checked document; out go rich renderables. What repeats (equal layers, slots that work
+alike) stands once with a count, so that a deep model on many slots stays readable.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
-from rich.tree import Tree
 
-from shardwright.pipeline.rules import FAMILY_OF
-from shardwright.pipeline.schema import Device, Document, Placements, SuperTask
+from shardwright.pipeline.schema import Document, SuperTask
 from shardwright.pipeline.text import format_bytes
-from shardwright.report.quantities import count_text, tensor_text
+from shardwright.report.quantities import count_text, device_text, slots_text, type_of
 from shardwright.report.tables import new_table
 from shardwright.report.totals import (
     communication_groups,
     constants_of,
-    operator_count,
     slot_totals,
     total_bytes,
 )
-
-NAMES_SHOWN = 4
-"""How many tensor names a line of the tree gives before it counts the rest."""
-
-_ARROWS = {"send": "→", "recv": "←"}
-_Tasks = Sequence[tuple[str, SuperTask]]
+from shardwright.report.tree import supertask_tree
 
 
 def overview(document: Document) -> RenderableType:
@@ -46,11 +37,12 @@ def overview(document: Document) -> RenderableType:
 def headline(document: Document) -> Text:
     """Name, counts and the bytes of all constants in one line."""
     constants = constants_of(document, document.supertasks.values())
+    stored = format_bytes(total_bytes(document, constants))
     counts = (
         count_text(len(document.devices), "device slot"),
         count_text(len(document.supertasks), "supertask"),
         count_text(len(document.tensors), "tensor"),
-        f"{count_text(len(constants), 'constant')} of {_bytes_of(document, constants)}",
+        f"{count_text(len(constants), 'constant')} of {stored}",
     )
     return Text.assemble((document.name, "bold"), "  ", ", ".join(counts))
 
@@ -76,111 +68,49 @@ def device_table(document: Document) -> Table:
 
 
 def communication_table(document: Document) -> Table:
-    """One row a communication group: kind, members in order, and what goes over."""
-    table = new_table("Communication", ("group", "kind", "slots", "tensor", "type"), ("bytes",))
+    """One row a communication: kind, members in order, and what goes over.
+
+    Groups that differ only in which tensors go over (those of equal layers) share a row, which
+    names the first of them and has the bytes of all.
+    """
+    headings = ("group", "kind", "slots", "tensor", "type")
+    table = new_table("Communication", headings, ("times", "bytes"))
+    alike: dict[tuple[str, ...], list[tuple[str, list[SuperTask]]]] = {}
     for group, tasks in communication_groups(document).items():
-        sent = [name for task in tasks for name in task.inputs]
-        slots = [str(task.device) for task in tasks]
-        pair = tasks[0].kind == "send"
+        row = (_kind_text(tasks), _members_text(document, tasks), _types_text(document, tasks))
+        alike.setdefault(row, []).append((group, tasks))
+    for (kind, slots, types), groups in alike.items():
+        more = " …" if len(groups) > 1 else ""
+        given = [name for _, tasks in groups for task in tasks for name in task.inputs]
         table.add_row(
-            escape(group),
-            "send/recv" if pair else tasks[0].kind,
-            escape((" → " if pair else ", ").join(slots)),
-            escape(sent[0]),
-            escape(_type_of(document, sent[0])),
-            _bytes_of(document, sent),
+            escape(groups[0][0] + more),
+            kind,
+            escape(slots),
+            escape(given[0] + more),
+            escape(types),
+            str(len(groups)),
+            format_bytes(total_bytes(document, given)),
         )
     return table
 
 
-def supertask_tree(document: Document) -> Tree:
-    """The pipeline's inputs, each slot with its supertasks in file order, and the outputs."""
-    tree = Tree(Text(document.name, style="bold"))
-    _add_slices(tree.add("inputs"), document, "inputs")
-    groups = communication_groups(document)
-    for slot, device in document.devices.items():
-        branch = tree.add(Text.assemble((slot, "bold"), f"  {device_text(device)}"))
-        for line in _task_lines(document, groups, slot):
-            branch.add(line)
-    _add_slices(tree.add("outputs"), document, "outputs")
-    return tree
+def _kind_text(tasks: Sequence[SuperTask]) -> str:
+    """``send/recv``, ``all_reduce``, ``all_reduce max``."""
+    operation = str((tasks[0].metadata or {}).get("reduce_op", "sum"))
+    kind = "send/recv" if tasks[0].kind == "send" else tasks[0].kind
+    return kind if operation == "sum" else f"{kind} {operation}"
 
 
-def device_text(device: Device) -> str:
-    """``cpu:0``, with the host in front where the file names one."""
-    place = f"{device.kind}:{device.idx}"
-    return f"{device.host}/{place}" if device.host else place
+def _members_text(document: Document, tasks: Sequence[SuperTask]) -> str:
+    slots = [str(task.device) for task in tasks]
+    if tasks[0].kind == "send":
+        return " → ".join(slots)
+    return slots_text(slots, list(document.devices))
 
 
-def slice_text(origin: str, placements: Placements, shape: Sequence[int]) -> str:
-    """A part of a tensor: ``all of x``, or ``x[0:2, 0:8]``."""
-    if all(part == (0, size) for part, size in zip(placements, shape, strict=True)):
-        return f"all of {origin}"
-    return f"{origin}[{', '.join(f'{start}:{stop}' for start, stop in placements)}]"
-
-
-def _add_slices(branch: Tree, document: Document, side: str) -> None:
-    for name, part in getattr(document.metadata.tensor_slices, side).items():
-        whole = getattr(document.metadata.tensors, side)[part.origin].shape
-        branch.add(
-            Text(
-                f"{name} {_type_of(document, name)} on {part.device}, "
-                f"{slice_text(part.origin, part.placements, whole)}"
-            )
-        )
-
-
-def _task_lines(
-    document: Document, groups: dict[str, list[SuperTask]], slot: str
-) -> Iterator[Text]:
-    tasks = [(name, task) for name, task in document.supertasks.items() if task.device == slot]
-    for _, repeated in groupby(tasks, key=lambda item: item[1].data_blob or item[0]):
-        run = list(repeated)
-        if FAMILY_OF[run[0][1].kind] == "communication":
-            yield _communication_line(document, groups, *run[0])
-        else:
-            yield _compute_line(document, run)
-
-
-def _communication_line(
-    document: Document, groups: dict[str, list[SuperTask]], name: str, task: SuperTask
-) -> Text:
-    members = groups[str(task.group)]
-    others = ", ".join(str(member.device) for member in members if member.device != task.device)
-    arrow = _ARROWS.get(task.kind, "↔")
-    tensor = (*task.inputs, *task.outputs)[0]
-    return Text.assemble(
-        (name, "magenta"),
-        f"  {task.kind} {arrow} {others}: {tensor} {_type_of(document, tensor)}",
-    )
-
-
-def _compute_line(document: Document, run: _Tasks) -> Text:
-    """One compute supertask, or several in a row that run the same graph."""
-    (first, task), (last, last_task) = run[0], run[-1]
-    repeated = len(run) > 1
-    operators = count_text(operator_count(document, task), "operator")
-    constants = constants_of(document, (task for _, task in run))
-    variables = [name for name in task.inputs if not document.tensors[name].is_constant]
-    return Text.assemble(
-        (f"{first} … {last}" if repeated else first, "cyan"),
-        f"  {task.kind} ",
-        f"{len(run)} × {operators}, " if repeated else f"{operators}, ",
-        f"{count_text(len(constants), 'constant')} of {_bytes_of(document, constants)}: ",
-        (f"{_names_text(variables)} → {_names_text(last_task.outputs)}", "dim"),
-    )
-
-
-def _names_text(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:NAMES_SHOWN])
-    rest = len(names) - NAMES_SHOWN
-    return f"{shown} and {rest} more" if rest > 0 else shown
-
-
-def _type_of(document: Document, name: str) -> str:
-    info = document.tensors[name]
-    return tensor_text(info.dtype, info.shape)
-
-
-def _bytes_of(document: Document, names: Sequence[str]) -> str:
-    return format_bytes(total_bytes(document, names))
+def _types_text(document: Document, tasks: Sequence[SuperTask]) -> str:
+    """What the first member gives, and what is made of it where that is of another type."""
+    given = next(name for task in tasks for name in task.inputs)
+    made = next(name for task in tasks for name in task.outputs)
+    types = dict.fromkeys((type_of(document, given), type_of(document, made)))
+    return " → ".join(types)

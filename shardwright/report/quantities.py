@@ -1,8 +1,10 @@
-"""Seconds, shapes and counts as people read them."""
+"""Seconds, counts, types, devices and slots as people read them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from shardwright.pipeline.schema import Device, Document
 
 _SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
@@ -20,6 +22,25 @@ def tensor_text(dtype: str, shape: Sequence[int]) -> str:
     return f"{dtype}[{', '.join(map(str, shape))}]"
 
 
+def type_of(document: Document, name: str) -> str:
+    """The type of a document's tensor."""
+    info = document.tensors[name]
+    return tensor_text(info.dtype, info.shape)
+
+
 def count_text(number: int, noun: str) -> str:
     """A number and its noun: ``1 tensor``, ``2 tensors``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def device_text(device: Device) -> str:
+    """``cpu:0``, with the host in front where the file names one."""
+    place = f"{device.kind}:{device.idx}"
+    return f"{device.host}/{place}" if device.host else place
+
+
+def slots_text(slots: Sequence[str], order: Sequence[str]) -> str:
+    """Device slots; from four on, those that are neighbours in ``order`` as ``d0 … d3``."""
+    first = order.index(slots[0])
+    run = len(slots) > 3 and list(slots) == list(order[first : first + len(slots)])
+    return f"{slots[0]} … {slots[-1]}" if run else ", ".join(slots)

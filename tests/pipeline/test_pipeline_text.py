@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from shardwright.pipeline import Device
-from shardwright.pipeline.text import format_bytes, format_pipeline
+from shardwright.pipeline.text import format_bytes, format_pipeline, format_slice
 from tests.pipeline.documents import COLLECTIVES, two_stages
 
 
@@ -38,6 +39,19 @@ def test_devices() -> None:
     text = format_pipeline(document)
     assert "\nd0  npu:0 pes 0, 1, 2 constants" in text
     assert "\nd1  cuda:1 on right, 1 constant" in text
+
+
+def test_a_part_of_a_tensor_is_written_as_a_slice() -> None:
+    assert format_slice("x", ((0, 4), (0, 8)), (4, 8)) == "x"
+    assert format_slice("x", ((2, 4), (0, 8)), (4, 8)) == "x[2:4, :]"
+    assert format_slice("x", (), ()) == "x"
+
+
+def test_slices_of_inputs_and_outputs() -> None:
+    document = two_stages()
+    slices = document.metadata.tensor_slices.outputs
+    slices["y"] = msgspec.structs.replace(slices["y"], placements=((0, 4), (0, 1)))
+    assert "\n  output  y f32[4, 2] on d1, output[:, 0:1]\n" in format_pipeline(document)
 
 
 @pytest.mark.parametrize(

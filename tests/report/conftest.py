@@ -75,6 +75,58 @@ def document() -> Document:
 
 
 @pytest.fixture
+def split() -> Document:
+    """Four slots, each with a part of every layer's weight, and an all_gather after each layer."""
+    slots = [f"d{i}" for i in range(4)]
+    document = Document(
+        name="split",
+        devices={slot: Device("cpu", i) for i, slot in enumerate(slots)},
+        tensors={f"x@{slot}": TensorInfo((8, 8), "f32") for slot in slots},
+        supertasks={"input": SuperTask("input", (), tuple(f"x@{slot}" for slot in slots))},
+        metadata=Metadata(
+            tensors=MetadataTensors(
+                {"x": MetadataTensor((8, 8), "f32", 0)},
+                {"output": MetadataTensor((8, 8), "f32", 0)},
+            ),
+            tensor_slices=MetadataTensorSlices(
+                {
+                    f"x@{slot}": MetadataTensorSlice(((0, 8), (0, 8)), "x", "f32", slot)
+                    for slot in slots
+                },
+                {
+                    f"h2@{slot}": MetadataTensorSlice(rows(i), "output", "f32", slot)
+                    for i, slot in enumerate(slots)
+                },
+            ),
+        ),
+        blobs={"layer": LAYER},
+    )
+    source = "x"
+    for layer_number in range(3):
+        for i, slot in enumerate(slots):
+            add_part(document, layer_number, i, slot, source)
+        source = f"h{layer_number}"
+    return document
+
+
+def rows(index: int) -> tuple[tuple[int, int], ...]:
+    return ((2 * index, 2 * index + 2), (0, 8))
+
+
+def add_part(document: Document, number: int, index: int, slot: str, source: str) -> None:
+    """A layer's part on one slot: two rows of its weight, and the gathering of the result."""
+    weight, part, made = (f"{name}{number}@{slot}" for name in "wah")
+    value = ParamValue("model.safetensors", "safetensors", f"w{number}", "i1", rows(index))
+    document.tensors[weight] = TensorInfo((2, 8), "f32", value)
+    document.tensors[part] = TensorInfo((2, 8), "f32")
+    document.tensors[made] = TensorInfo((8, 8), "f32")
+    document.supertasks[f"{slot}.{number}"] = layer(f"{source}@{slot}", weight, part, slot)
+    document.supertasks[f"g{number}.{slot}"] = SuperTask(
+        "all_gather", (part,), (made,), slot, None, f"g{number}", index, {"dim": 0}
+    )
+
+
+@pytest.fixture
 def drawn() -> Callable[..., str]:
     """What a renderable looks like in a terminal."""
 

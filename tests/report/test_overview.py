@@ -1,7 +1,7 @@
 from collections.abc import Callable
 
 from shardwright.pipeline.schema import Document
-from shardwright.report.overview import overview, slice_text, supertask_tree
+from shardwright.report.overview import communication_table, overview
 
 Draw = Callable[..., str]
 
@@ -15,9 +15,9 @@ d0    cpu:0          3          4          2    512 B  128 B       0 B
 d1    far/cpu:1      2          2          1    256 B    0 B     128 B
 
 Communication
-group  kind       slots    tensor  type       bytes
-───────────────────────────────────────────────────
-g0     send/recv  d0 → d1  h1      f32[4, 8]  128 B
+group  kind       slots    tensor  type       times  bytes
+──────────────────────────────────────────────────────────
+g0     send/recv  d0 → d1  h1      f32[4, 8]      1  128 B
 
 layers
 ├── inputs
@@ -33,34 +33,20 @@ layers
 """
 
 
+SPLIT_COMMUNICATION = """
+Communication
+group  kind        slots    tensor   type                   times  bytes
+────────────────────────────────────────────────────────────────────────
+g0 …   all_gather  d0 … d3  a0@d0 …  f32[2, 8] → f32[8, 8]      3  768 B
+"""
+
+
 def test_overview(document: Document, drawn: Draw) -> None:
     assert drawn(overview(document)) == OVERVIEW.strip()
 
 
-def test_layers_that_run_different_graphs_have_lines_of_their_own(
-    document: Document, drawn: Draw
-) -> None:
-    task = document.supertasks["d0.1"]
-    document.supertasks["d0.1"] = type(task)(
-        "FX", task.inputs, task.outputs, task.device, data=(document.blobs or {})["layer"]
-    )
-    text = drawn(supertask_tree(document))
-    assert "d0.0  FX 2 operators, 1 constant of 256 B: x → h0" in text
-    assert "d0.1  FX 2 operators, 1 constant of 256 B: h0 → h1" in text
-
-
-def test_long_lists_of_tensors_end_in_a_count(document: Document, drawn: Draw) -> None:
-    names = tuple(f"y{i}" for i in range(7))
-    document.tensors |= dict.fromkeys(names, document.tensors["y"])
-    task = document.supertasks["d1.0"]
-    document.supertasks["d1.0"] = type(task)("FX", task.inputs, names, "d1", data_blob="layer")
-    assert "→ y0, y1, y2, y3 and 3 more" in drawn(supertask_tree(document))
-
-
-def test_a_part_of_a_tensor_is_written_as_a_slice() -> None:
-    assert slice_text("x", ((0, 4), (0, 8)), (4, 8)) == "all of x"
-    assert slice_text("x", ((2, 4), (0, 8)), (4, 8)) == "x[2:4, 0:8]"
-    assert slice_text("x", (), ()) == "all of x"
+def test_communication_of_equal_layers_shares_a_row(split: Document, drawn: Draw) -> None:
+    assert drawn(communication_table(split)) == SPLIT_COMMUNICATION.strip()
 
 
 def test_names_are_not_read_as_markup(document: Document, drawn: Draw) -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from shardwright.report.quantities import count_text, seconds_text, tensor_text
+from shardwright.report.quantities import count_text, seconds_text, slots_text, tensor_text
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,16 @@ def test_tensor_and_count() -> None:
     assert tensor_text("f32", (8, 128)) == "f32[8, 128]"
     assert tensor_text("i64", ()) == "i64[]"
     assert (count_text(1, "tensor"), count_text(2, "tensor")) == ("1 tensor", "2 tensors")
+
+
+@pytest.mark.parametrize(
+    ("slots", "text"),
+    [
+        (["d0"], "d0"),
+        (["d0", "d1", "d2"], "d0, d1, d2"),
+        (["d1", "d2", "d3", "d4"], "d1 … d4"),
+        (["d0", "d2", "d4", "d6"], "d0, d2, d4, d6"),
+    ],
+)
+def test_slots(slots: list[str], text: str) -> None:
+    assert slots_text(slots, [f"d{i}" for i in range(8)]) == text
