@@ -5,7 +5,9 @@ Each step is a function that can be called by itself, and whose result can be pr
 the file's rules, `run` and `Runner` run it, `verify` holds it against the model.
 """
 
+from shardwright.dimops import Dimop, infer_annotation, register_op
 from shardwright.errors import (
+    AnnotationError,
     CaptureError,
     DeviceError,
     GraphError,
@@ -29,10 +31,12 @@ from shardwright.transform import build
 from shardwright.version import __version__
 
 __all__ = [
+    "AnnotationError",
     "Builder",
     "CaptureError",
     "CaptureWarning",
     "DeviceError",
+    "Dimop",
     "GraphError",
     "IRGraph",
     "IRNode",
@@ -57,7 +61,9 @@ __all__ = [
     "capture",
     "check",
     "empty_weights",
+    "infer_annotation",
     "plan",
+    "register_op",
     "run",
     "verify",
 ]

@@ -43,6 +43,7 @@ VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "tools", 
 # Adding a name here is a promise to keep it.
 PUBLIC_NAMES = {
     *("capture", "empty_weights", "plan", "build", "check", "run", "verify"),
+    *("AnnotationError", "Dimop", "infer_annotation", "register_op"),
     *("Builder", "IRGraph", "IRNode", "IRValue", "Model"),
     *("Pipeline", "Plan", "Runner", "Timeline", "TimelineChart"),
     *("ShardwrightError", "GraphError", "CaptureError", "PlanError", "PipelineError"),

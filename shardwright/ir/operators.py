@@ -24,10 +24,10 @@ from shardwright.ir.values import SLOT, Input
 
 T = TypeVar("T")
 
-BUILT_IN_NAMESPACES = ("aten", "shardwright")
-"""Namespaces whose operators every process has."""
+BUILT_IN_NAMESPACES = ("aten",)
+"""Namespaces whose operators every process has; in ``shardwright`` users register their own."""
 
-_allowed_namespaces = {*BUILT_IN_NAMESPACES}
+_allowed_namespaces = {*BUILT_IN_NAMESPACES, "shardwright"}
 _allowed_operators: set[str] = set()
 
 

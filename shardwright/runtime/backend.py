@@ -15,6 +15,9 @@ from torch import Tensor
 from shardwright.runtime.generator import Slices
 from shardwright.runtime.timeline import Event
 
+START_PATIENCE = 120.0
+"""Seconds without progress that a start may have: importing torch and reading weights take time."""
+
 Finish = Callable[[dict[str, Tensor]], Any]
 """Makes the result of a call from all pipeline outputs by name."""
 

@@ -9,9 +9,28 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 
+from shardwright.dimops import registered
 from shardwright.errors import GraphError, RunError
 from shardwright.ir.operators import allow_operator, resolve
 from shardwright.pipeline.schema import Document
+
+
+def modules_for_workers(document: Document, modules: Sequence[str]) -> tuple[str, ...]:
+    """What workers import: ``modules``, and those in which this process registered operators.
+
+    Raises RunError where such an operator was registered in a script, which none can import.
+    """
+    found = list(modules)
+    for op in document.requires or ():
+        known = registered(op)
+        if known is not None and known.module == "__main__":
+            raise RunError(
+                f"the operator {op!r} is registered in the script that runs, which worker "
+                "processes cannot import; move it to a module, or run with in_process=True"
+            )
+        if known is not None:
+            found.append(known.module)
+    return tuple(dict.fromkeys(found))
 
 
 def load_operators(document: Document, modules: Sequence[str]) -> None:

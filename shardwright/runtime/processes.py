@@ -29,8 +29,8 @@ from shardwright.errors import (
     WorkerError,
 )
 from shardwright.pipeline import Pipeline
-from shardwright.runtime.backend import Backend, Finish, running_future, settle
-from shardwright.runtime.board import make_board
+from shardwright.runtime.backend import START_PATIENCE, Backend, Finish, running_future, settle
+from shardwright.runtime.board import Line, make_board
 from shardwright.runtime.connection import Begin, Done, Failed, Message, Ready, Start, Stop
 from shardwright.runtime.generator import Slices
 from shardwright.runtime.launch import Child, end, launch
@@ -38,15 +38,11 @@ from shardwright.runtime.slot import constants_of
 from shardwright.runtime.stall import describe_place, describe_stall
 from shardwright.runtime.timeline import Event
 
-_START_PATIENCE = 120.0
-"""Seconds without progress that a start may have: importing torch and reading weights take time."""
-
 _END_PATIENCE = 10.0
 """Seconds that idle workers get to end by themselves."""
 
 _GRACE = 0.5
 """Seconds in which the death of a worker is heard of after others have lost it."""
-
 
 _PASSED_ON: dict[str, type[ShardwrightError]] = {
     kind.__name__: kind for kind in (DeviceError, GraphError, LaunchError, RunError, WeightError)
@@ -260,11 +256,11 @@ class Processes(Backend):
                 continue
             patience = self._timeout
             if not self._started.is_set():
-                patience = max(patience, _START_PATIENCE)
+                patience = max(patience, START_PATIENCE)
             if time.monotonic() - since > patience:
                 self._fail(self._stall(lines, patience))
 
-    def _stall(self, lines: Sequence[Any], patience: float) -> ShardwrightError:
+    def _stall(self, lines: Sequence[Line], patience: float) -> ShardwrightError:
         if not self._started.is_set():
             missing = sorted(set(range(len(self._slots))) - self._ready)
             return LaunchError(

@@ -29,7 +29,7 @@ from shardwright.pipeline import Pipeline, check
 from shardwright.runtime.backend import Backend
 from shardwright.runtime.generator import Generator
 from shardwright.runtime.in_process import InProcess
-from shardwright.runtime.operators import load_operators
+from shardwright.runtime.operators import load_operators, modules_for_workers
 from shardwright.runtime.processes import Processes
 from shardwright.runtime.slot import torch_device
 from shardwright.runtime.timeline import Timeline
@@ -147,7 +147,11 @@ class Runner:
     def _close(self, *, abort: bool) -> None:
         self._closed = True
         if self._finalizer.detach() is not None:
-            self._backend.close(abort=abort)
+            try:
+                self._backend.close(abort=abort)
+            except BaseException:
+                self._backend.close(abort=True)
+                raise
 
 
 def run(
@@ -201,6 +205,7 @@ def _start(
         return InProcess(pipeline, **options)
     if make is Rank:
         return Rank(pipeline, timeout=timeout, **options)
+    modules = modules_for_workers(pipeline, modules)
     return Processes(pipeline, timeout=timeout, modules=modules, **options)
 
 

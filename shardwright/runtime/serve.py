@@ -43,10 +43,9 @@ def serve(
 ) -> None:
     """Run the calls of ``inbox`` until `End`; hand what is finished to ``reply``.
 
-    Raises what a step raises, and WorkerError when nothing arrives for ``patience`` seconds that a
-    call needs (None leaves the watch to somebody else).
+    Raises what a step raises, and WorkerError when a call needs something and nothing arrives for
+    ``patience`` seconds (None leaves the watch to somebody else).
     """
-    moved = time.monotonic()
     while True:
         while not inbox.empty():
             if not _take(worker, inbox.get()):
@@ -54,11 +53,8 @@ def serve(
         if worker.advance():
             while (finished := worker.finished()) is not None:
                 reply(finished)
-            moved = time.monotonic()
-        else:
-            item = _sleep(worker, inbox, moved, patience)
-            if not _take(worker, item):
-                return
+        elif not _take(worker, _sleep(worker, inbox, patience)):
+            return
 
 
 def _take(worker: Worker, item: Call | End | Wake) -> bool:
@@ -68,14 +64,12 @@ def _take(worker: Worker, item: Call | End | Wake) -> bool:
     return not isinstance(item, End)
 
 
-def _sleep(worker: Worker, inbox: Inbox, moved: float, patience: float | None) -> Call | End | Wake:
+def _sleep(worker: Worker, inbox: Inbox, patience: float | None) -> Call | End | Wake:
     """Wait for the next item."""
     worker.pause()
     start = time.monotonic()
-    limited = patience is not None and worker.busy
     try:
-        left = max(0.0, moved + (patience or 0.0) - start)
-        item = inbox.get(timeout=left if limited else None)
+        item = inbox.get(timeout=patience if worker.busy else None)
     except Empty:
         raise _stuck(worker, patience) from None
     worker.waited(start, time.monotonic())

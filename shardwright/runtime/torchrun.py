@@ -34,7 +34,7 @@ from shardwright.comm import (
 )
 from shardwright.errors import LaunchError, RunError
 from shardwright.pipeline import Pipeline, SuperTask
-from shardwright.runtime.backend import Backend, Finish, running_future, settle
+from shardwright.runtime.backend import START_PATIENCE, Backend, Finish, running_future, settle
 from shardwright.runtime.generator import Slices
 from shardwright.runtime.serve import Call, End, Inbox, Wake, serve
 from shardwright.runtime.slot import constants_of, make_slot, torch_device
@@ -68,6 +68,7 @@ class Rank(Backend):
         if device.type == "cuda":
             torch.cuda.set_device(device)
         self._inbox: Inbox = SimpleQueue()
+        self._lock = threading.Lock()
         self._calls: dict[int, tuple[Future[Any], Finish]] = {}
         self._events: list[Event] = []
         self._error: Exception | None = None
@@ -83,10 +84,11 @@ class Rank(Backend):
 
     def begin(self, call: int, inputs: Slices, finish: Finish) -> Future[Any]:
         """Queue this rank's part of a call."""
-        if self._error is not None:
-            raise RunError(f"the worker has ended: {self._error}")
         future = running_future()
-        self._calls[call] = (future, finish)
+        with self._lock:
+            if self._error is not None:
+                raise RunError(f"the worker has ended: {self._error}") from self._error
+            self._calls[call] = (future, finish)
         self._inbox.put(Call(call, inputs[self._worker.slot.name]))
         return future
 
@@ -127,7 +129,8 @@ class Rank(Backend):
             step = self._worker.at
             task = f" in supertask {step.task!r}" if step is not None else ""
             error.add_note(f"on rank {self._rank}{task}")
-            self._error = error
+            with self._lock:
+                self._error = error
             for future, _ in self._calls.values():
                 future.set_exception(error)
 
@@ -145,7 +148,9 @@ def _rendezvous(timeout: float) -> PrefixStore:
     """The store that MASTER_ADDR and MASTER_PORT name. Raises LaunchError."""
     place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     try:
-        store, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=timeout))))
+        store, _, _ = next(
+            iter(rendezvous("env://", timeout=timedelta(seconds=max(timeout, START_PATIENCE))))
+        )
     except (RuntimeError, ValueError) as error:
         raise LaunchError(
             f"the ranks cannot meet at {place} (MASTER_ADDR:MASTER_PORT): {error}; is the port in "

@@ -40,6 +40,9 @@ class Note(NamedTuple):
     autocast: tuple[tuple[str, torch.dtype], ...] = ()
 
 
+_OPERATORS_WITH_BACKWARD = "torch._library.autograd"
+
+
 class Notes:
     """Takes notes of the calls that torch.export sees; ``functions`` are the custom ones.
 
@@ -58,8 +61,13 @@ class Notes:
 
     @contextmanager
     def applying(self, function: type[Function]) -> Iterator[None]:
-        """Inside, ``function`` runs its forward."""
-        self.functions.add(function.__qualname__)
+        """Inside, ``function`` runs its forward.
+
+        The function that torch makes for an operator with a backward of its own
+        (``torch.library.register_autograd``) is no loss: the graph has the operator.
+        """
+        if function.__module__ != _OPERATORS_WITH_BACKWARD:
+            self.functions.add(function.__qualname__)
         self._applied.append(torch.is_grad_enabled())
         try:
             yield
