@@ -11,7 +11,7 @@ from shardwright.dimops.catalog import dimop_of
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.repeats import fingerprint
 from shardwright.planning.cost import node_work
-from shardwright.planning.plan import Assignment, SlotLoad
+from shardwright.planning.plan import Assignment, SlotLoad, Split
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ def slot_loads(
 def _size(assignment: Assignment) -> int:
     """In how many parts the node is split."""
     pairs = zip(assignment.mesh.sizes, assignment.splits, strict=True)
-    return math.prod(size for size, split in pairs if split is not None)
+    return math.prod(size for size, split in pairs if isinstance(split, Split))
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ class _Flows:
         assert bound is not None
         counts = [1] * len(node.inputs)
         for size, split in zip(assignment.mesh.sizes, assignment.splits, strict=True):
-            if split is not None:
+            if isinstance(split, Split):
                 flow: Flow = bound.flow(split.identifier)
                 for i, carry in enumerate(flow.inputs):
                     counts[i] *= size if carry.kind == "shard" else 1

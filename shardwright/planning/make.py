@@ -12,6 +12,8 @@ from shardwright.planning.mesh import AXES, PIPELINE, over_mesh
 from shardwright.planning.pipeline import pipeline
 from shardwright.planning.plan import Assignment, Plan, fingerprint_graph
 from shardwright.planning.policy import Policy, by_policy, policy_name
+from shardwright.planning.splits import worth_unfusing
+from shardwright.planning.unfuse import unfuse
 
 POLICIES = AXES
 
@@ -41,12 +43,12 @@ def plan(
         return _plan_by_policy(graph, devices, policy, mesh)
     axes = _axes(devices, policy, mesh)
     names = tuple(f"d{i}" for i in range(math.prod(axes.values())))
-    if tuple(axes) == (PIPELINE,):
-        assigned, notes = pipeline(graph, names)
-    else:
-        assigned, notes = over_mesh(graph, axes, names)
     label = " × ".join(f"{axis} {size}" for axis, size in axes.items()) if mesh else policy
-    return make_plan(graph, label, names, assigned, notes)
+    if tuple(axes) == (PIPELINE,):
+        return make_plan(graph, label, names, *pipeline(graph, names))
+    unfused = worth_unfusing(graph, axes)
+    assigned, notes = over_mesh(unfuse(graph, unfused), axes, names)
+    return make_plan(graph, label, names, assigned, notes, unfused)
 
 
 def _plan_by_policy(
@@ -85,11 +87,15 @@ def make_plan(
     devices: Sequence[str],
     assigned: Sequence[Assignment],
     notes: Sequence[str] = (),
+    unfused: Sequence[int] = (),
 ) -> Plan:
-    """The plan in which each node has the assignment at its place."""
+    """The plan in which each node has the assignment at its place.
+
+    The nodes are those of the graph after its fused products at ``unfused`` are taken apart.
+    """
     numbers: dict[Assignment, int] = {}
     nodes = tuple(numbers.setdefault(assignment, len(numbers)) for assignment in assigned)
-    loads = slot_loads(graph, devices, assigned)
+    loads = slot_loads(unfuse(graph, unfused), devices, assigned)
     return Plan(
         graph.name,
         fingerprint_graph(graph),
@@ -99,4 +105,5 @@ def make_plan(
         nodes,
         loads,
         tuple(notes),
+        tuple(unfused),
     )

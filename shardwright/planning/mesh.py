@@ -16,7 +16,7 @@ from shardwright.ir import IRGraph, IRNode
 from shardwright.layout import Mesh
 from shardwright.planning.balance import measure_loads
 from shardwright.planning.pipeline import stage_bounds
-from shardwright.planning.plan import Assignment, Split
+from shardwright.planning.plan import Assignment, Split, Terms
 from shardwright.planning.splits import SPLITTERS
 
 PIPELINE = "pipeline"
@@ -50,7 +50,7 @@ def over_mesh(
     return assigned, _notes(graph, splits)
 
 
-def _split(graph: IRGraph, axis: str, size: int) -> list[Split | None]:
+def _split(graph: IRGraph, axis: str, size: int) -> list[Split | Terms | None]:
     """The split of each node along an axis. Raises PlanError where there is none at all."""
     splits = SPLITTERS[axis](graph, size).splits()
     if size > 1 and not any(splits):
@@ -63,24 +63,24 @@ def _split(graph: IRGraph, axis: str, size: int) -> list[Split | None]:
 
 
 def _compatible(
-    graph: IRGraph, node: IRNode, sizes: Sequence[int], splits: Sequence[Split | None]
-) -> tuple[Split | None, ...]:
+    graph: IRGraph, node: IRNode, sizes: Sequence[int], splits: Sequence[Split | Terms | None]
+) -> tuple[Split | Terms | None, ...]:
     """The splits of all axes, without those that would leave a slot without a unit."""
     parts: dict[str, int] = {}
-    kept: list[Split | None] = []
+    kept: list[Split | Terms | None] = []
     for split, size in zip(splits, sizes, strict=True):
-        if split is not None and split.identifier in parts:
+        if isinstance(split, Split) and split.identifier in parts:
             bound = dimop_of(graph, node)
             assert bound is not None
             fine = bound.length(split.identifier) % (parts[split.identifier] * size * split.unit)
             split = None if fine else split
-        if split is not None:
+        if isinstance(split, Split):
             parts[split.identifier] = parts.get(split.identifier, 1) * size
         kept.append(split)
     return tuple(kept)
 
 
-def _notes(graph: IRGraph, splits: Sequence[tuple[Split | None, ...]]) -> list[str]:
+def _notes(graph: IRGraph, splits: Sequence[tuple[Split | Terms | None, ...]]) -> list[str]:
     """Which operators every slot computes for want of an annotation."""
     whole = {
         node.op

@@ -6,7 +6,8 @@ does the same. A pipeline stage is a mesh of one slot; a lookup table cut over a
 layer under tensor parallelism, is a node split along an axis.
 
 A plan belongs to the graph it was made for: it holds the graph's fingerprint, and `build` refuses
-another.
+another. Where it says that fused products are taken apart (`unfuse`), its nodes are those of the
+graph after that.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from shardwright.ir.repeats import fingerprint
 from shardwright.layout import Mesh
 
 
-class Split(msgspec.Struct, frozen=True):
+class Split(msgspec.Struct, frozen=True, tag="split"):
     """What a mesh axis splits: an identifier of the operator's annotation.
 
     The parts are multiples of ``unit`` values, as even as can be, larger ones first.
@@ -32,11 +33,22 @@ class Split(msgspec.Struct, frozen=True):
     unit: int = 1
 
 
+class Terms(msgspec.Struct, frozen=True, tag="terms"):
+    """What a mesh axis does not split but may keep as terms of a sum.
+
+    Where the inputs at these positions lie as partial sums along the axis, each slot does all of
+    the node on its terms, and what it makes are terms too: the sum is done behind it. The operator
+    must be linear in these inputs. Where they do not, the node is done whole.
+    """
+
+    inputs: tuple[int, ...]
+
+
 class Assignment(msgspec.Struct, frozen=True):
     """Where a node runs: a mesh, and what each of its axes splits."""
 
     mesh: Mesh
-    splits: tuple[Split | None, ...] = ()
+    splits: tuple[Split | Terms | None, ...] = ()
 
     @classmethod
     def whole(cls, mesh: Mesh) -> Assignment:
@@ -66,7 +78,9 @@ class SlotLoad(msgspec.Struct, frozen=True):
 class Plan(msgspec.Struct, frozen=True):
     """Assignments, and the index of the assignment of each node in execution order.
 
-    ``loads`` has an entry a slot; ``notes`` say in words what was decided and why.
+    ``unfused`` are the positions, in the graph itself, of fused products that are taken apart
+    before anything else. ``loads`` has an entry a slot; ``notes`` say in words what was decided
+    and why.
     """
 
     graph: str
@@ -77,6 +91,7 @@ class Plan(msgspec.Struct, frozen=True):
     nodes: tuple[int, ...]
     loads: tuple[SlotLoad, ...] = ()
     notes: tuple[str, ...] = ()
+    unfused: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         work = sum(load.work for load in self.loads) or 1

@@ -1,34 +1,37 @@
 """The built-in ways to split along a mesh axis: data, tensor, sequence.
 
-Each is where `follow` begins.
+Each says where `follow` begins.
 
 data
     The batch: the first dimension of every input that has the longest such dimension in common.
 tensor
     Megatron's: an operator with a stored table or matrix is split by the dimension that only the
     stored tensor and the result have (the columns), and where its other input comes split, by that
-    (the rows), which gives a partial sum. Lookups are split by vocabulary.
+    (the rows), which gives a partial sum. Lookups in large tables are split by vocabulary.
 sequence
     As tensor, and where a partial sum is read it is scattered along the sequence, so that norms and
     elementwise operators between the layers are split too.
+
+Columns that what reads them cannot take as they are would be gathered at once. They are split only
+where that takes a good part of the stored bytes off every slot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from shardwright.dimops.bound import BoundDimop
+from shardwright.dimops.bound import BoundDimop, Carry
 from shardwright.ir import IRGraph, IRNode
-from shardwright.planning.follow import (
-    PARTIAL,
-    Following,
-    Sharded,
-    follow,
-    identifier_at,
-)
+from shardwright.planning.follow import Following, Seed, Sharded, follow, identifier_at
+from shardwright.planning.unfuse import find_fusions, unfuse
 
 LARGE_TABLE = 4
-"""A lookup is split by vocabulary where its table has this many times the bytes of its result."""
+"""A lookup is split by vocabulary where its table has this many times the bytes of its result,"""
+TABLE_SHARE = 0.05
+"""or this share of all stored bytes."""
+WHOLE_SHARE = 0.05
+"""Columns that are gathered at once are split where else this share more of all stored bytes would
+be on every slot."""
 
 
 def data(graph: IRGraph, size: int) -> Following:
@@ -46,25 +49,33 @@ def data(graph: IRGraph, size: int) -> Following:
                     return identifier
         return None
 
-    return follow(graph, size, seed)
+    return follow(graph, size, seeds=[seed])
 
 
 def tensor(graph: IRGraph, size: int) -> Following:
     """Split by columns, then rows."""
-    return follow(graph, size, _weights, eager=_rows)
+    return _sparing(
+        lambda columns: follow(graph, size, eager=[_rows], seeds=[_vocabulary, columns])
+    )
 
 
 def sequence(graph: IRGraph, size: int) -> Following:
     """Split by columns, then rows, and by sequence between."""
-
-    def eager(following: Following, node: IRNode, bound: BoundDimop) -> str | None:
-        return (
-            _rows(following, node, bound)
-            or _weights(following, node, bound)
-            or _scattered(following, node, bound)
+    return _sparing(
+        lambda columns: follow(
+            graph, size, eager=[_rows, _vocabulary, columns], scatters=[_along_sequence]
         )
+    )
 
-    return follow(graph, size, _weights, eager=eager)
+
+def _sparing(split: Callable[[Seed], Following]) -> Following:
+    """Without columns that are gathered at once, where that leaves little more on every slot."""
+    spared = split(_columns_that_lead_on)
+    allowed = WHOLE_SHARE * spared.stored_bytes
+    if spared.whole_bytes() <= allowed:
+        return spared
+    all_split = split(_columns)
+    return all_split if spared.whole_bytes() - all_split.whole_bytes() > allowed else spared
 
 
 SPLITTERS: dict[str, Callable[[IRGraph, int], Following]] = {
@@ -73,35 +84,122 @@ SPLITTERS: dict[str, Callable[[IRGraph, int], Following]] = {
     "sequence": sequence,
 }
 """By the name of a mesh axis or a policy."""
+TAKES_APART = frozenset({"tensor", "sequence"})
+"""Axes for which fused products are taken apart: those that split columns."""
 
 
-def _weights(following: Following, node: IRNode, bound: BoundDimop) -> str | None:
-    """What only a stored tensor and the result have; of lookups, the vocabulary."""
-    found: list[tuple[bool, int, str]] = []
+def worth_unfusing(graph: IRGraph, axes: Mapping[str, int]) -> tuple[int, ...]:
+    """Positions of the fused products of which such an axis splits parts, all by their columns.
+
+    Parts split by what they sum over would be reduced one by one: those products stay fused.
+    """
+    axis = next((name for name in axes if name in TAKES_APART), None)
+    fusions = find_fusions(graph) if axis is not None else {}
+    if axis is None or not fusions:
+        return ()
+    apart = unfuse(graph, fusions)
+    following = SPLITTERS[axis](apart, axes[axis])
+    names: dict[bool, set[str]] = {True: set(), False: set()}
+    for node in apart.nodes:
+        if node.id in following.chosen:
+            columns = following.makes_shards(node)
+            names[columns].update(name for v in node.inputs for name in apart.values[v].names)
+    good = names[True] - names[False]
+    return tuple(
+        position
+        for position in fusions
+        if any(good.intersection(graph.values[v].names) for v in graph.nodes[position].inputs)
+    )
+
+
+def _columns(following: Following, node: IRNode, bound: BoundDimop) -> str | None:
+    """What only a stored matrix and the result have."""
+    return max(_fitting_columns(following, node, bound), default=(0, None))[1]
+
+
+def _columns_that_lead_on(following: Following, node: IRNode, bound: BoundDimop) -> str | None:
+    """Of the columns those that can be read as they are."""
+    found = (
+        (stored, identifier)
+        for stored, identifier in _fitting_columns(following, node, bound)
+        if following.leads_on(node, bound, identifier)
+    )
+    return max(found, default=(0, None))[1]
+
+
+def _fitting_columns(
+    following: Following, node: IRNode, bound: BoundDimop
+) -> Iterator[tuple[int, str]]:
+    """The bytes that are split by each identifier of stored matrices and the result alone."""
+    for identifier, partial in _stored_alone(following, node, bound):
+        if not partial:
+            yield _split_bytes(following, node, bound.flow(identifier).inputs), identifier
+
+
+def _vocabulary(following: Following, node: IRNode, bound: BoundDimop) -> str | None:
+    """The rows of a table in which a node looks up, where it is worth it."""
+    for identifier, partial in _stored_alone(following, node, bound):
+        if partial:
+            table = _split_bytes(following, node, bound.flow(identifier).inputs)
+            made = sum(following.value(v).nbytes for v in node.outputs)
+            large = table > LARGE_TABLE * made or table > TABLE_SHARE * following.stored_bytes
+            if large or _is_tied(following, node, bound, identifier):
+                return identifier
+    return None
+
+
+def _stored_alone(
+    following: Following, node: IRNode, bound: BoundDimop
+) -> Iterator[tuple[str, bool]]:
+    """What stored matrices have and no other input, and whether its split makes partial sums.
+
+    Where there is a vocabulary to split by, nothing else is: columns of a lookup cut the model's
+    width, of which the next norm needs all.
+    """
+    if not any(len(following.value(v).shape) > 1 for v in node.inputs if following.is_weight(v)):
+        return
+    found: list[tuple[str, bool]] = []
     for identifier in bound.identifiers:
         flow = bound.flow(identifier)
-        stored = 0
-        carried_by_others = False
-        for value_id, carry in zip(node.inputs, flow.inputs, strict=True):
-            value = following.value(value_id)
-            if carry.kind == "shard" and value.is_stored:
-                stored += value.nbytes
-            elif carry.kind == "shard":
-                carried_by_others = True
-        matrix = any(
-            following.value(v).is_stored and len(following.value(v).shape) > 1 for v in node.inputs
-        )
-        if stored and matrix and not carried_by_others and following.fits(node, bound, identifier):
+        shards = [
+            v for v, carry in zip(node.inputs, flow.inputs, strict=True) if carry.kind == "shard"
+        ]
+        if shards and all(map(following.is_weight, shards)):
             partial = any(carry.kind == "partial" for carry in flow.outputs)
-            made = sum(following.value(v).nbytes for v in node.outputs)
-            if not partial or stored > LARGE_TABLE * made:
-                found.append((partial, stored, identifier))
-    return max(found)[2] if found else None
+            found.append((identifier, partial))
+    tables = [item for item in found if item[1]]
+    for identifier, partial in tables or found:
+        if following.fits(node, bound, identifier):
+            yield identifier, partial
+
+
+def _split_bytes(following: Following, node: IRNode, carries: Sequence[Carry]) -> int:
+    """Bytes of a node's weights that are split."""
+    return sum(
+        following.value(v).nbytes
+        for v, carry in zip(node.inputs, carries, strict=True)
+        if carry.kind == "shard" and following.is_weight(v)
+    )
+
+
+def _is_tied(following: Following, node: IRNode, bound: BoundDimop, identifier: str) -> bool:
+    """Whether another node has as its columns what is a table's vocabulary here."""
+    for table, carry in zip(node.inputs, bound.flow(identifier).inputs, strict=True):
+        for reader in (following.nodes[user] for user in following.value(table).users):
+            there = following.bound(reader)
+            if carry.kind != "shard" or reader.op == node.op or there is None:
+                continue
+            at = reader.inputs.index(table)
+            for column, partial in _stored_alone(following, reader, there):
+                read = there.flow(column).inputs[at]
+                if not partial and (read.kind, read.dim) == ("shard", carry.dim):
+                    return True
+    return False
 
 
 def _rows(following: Following, node: IRNode, bound: BoundDimop) -> str | None:
     """The split of a stored matrix's rows, where the other input comes split that way."""
-    if not any(following.value(v).is_stored for v in node.inputs):
+    if not any(map(following.is_weight, node.inputs)):
         return None
     for i, value_id in enumerate(node.inputs):
         state = following.state(value_id)
@@ -112,9 +210,7 @@ def _rows(following: Following, node: IRNode, bound: BoundDimop) -> str | None:
             continue
         flow = bound.flow(identifier)
         cuts_stored = any(
-            carry.kind == "shard"
-            and following.value(v).is_stored
-            and len(following.value(v).shape) > 1
+            carry.kind == "shard" and following.is_weight(v) and len(following.value(v).shape) > 1
             for v, carry in zip(node.inputs, flow.inputs, strict=True)
         )
         if cuts_stored:
@@ -122,10 +218,10 @@ def _rows(following: Following, node: IRNode, bound: BoundDimop) -> str | None:
     return None
 
 
-def _scattered(following: Following, node: IRNode, bound: BoundDimop) -> str | None:
+def _along_sequence(following: Following, node: IRNode, bound: BoundDimop) -> str | None:
     """The sequence dimension of a partial sum: the last but one that can be split."""
     for i, value_id in enumerate(node.inputs):
-        if following.state(value_id) == PARTIAL:
+        if isinstance(following.state(value_id), str):
             rank = len(following.value(value_id).shape)
             for dim in reversed(range(rank - 1)):
                 identifier = identifier_at(bound, i, dim)

@@ -26,6 +26,7 @@ from shardwright.ir.structure import leaves
 from shardwright.ir.values import contiguous_strides
 from shardwright.pipeline.fxtext import encode
 from shardwright.planning.plan import Plan, check_belongs
+from shardwright.planning.unfuse import unfuse
 from shardwright.transform.localize import localize
 from shardwright.transform.segments import Segment, tasks
 from shardwright.transform.slots import Communication, Localized, Part
@@ -52,8 +53,9 @@ def build(
     """
     check_belongs(plan, graph)
     source = WeightSource(graph, weights, rename)
-    localized = localize(graph, plan)
-    assembly = _Assembly(graph, localized, source)
+    planned = unfuse(graph, plan.unfused)
+    localized = localize(planned, plan)
+    assembly = _Assembly(planned, localized, source)
     assembly.add_inputs()
     for task in tasks(localized):
         if isinstance(task, Segment):

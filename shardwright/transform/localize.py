@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shardwright.dimops.bound import BoundDimop, BoundPart, Carry
+from shardwright.dimops.bound import BoundDimop, BoundPart, Carry, Flow
 from shardwright.dimops.catalog import dimop_of
 from shardwright.dimops.cuts import Cut
 from shardwright.errors import PlanError
@@ -21,7 +21,7 @@ from shardwright.ir.inference import Inference
 from shardwright.ir.repeats import fingerprint, repeated_blocks
 from shardwright.layout import Cluster, Layout, Mesh, Partial, Placement, Replicate, Shard
 from shardwright.layout.ranges import part
-from shardwright.planning.plan import Assignment, Plan, assignments
+from shardwright.planning.plan import Assignment, Plan, Split, Terms, assignments
 from shardwright.transform.holdings import Holding, Holdings
 from shardwright.transform.slots import BORDER, Localized, Part, SlotGraph
 
@@ -67,10 +67,27 @@ class _Localizer:
 
     def add(self, node: IRNode, assignment: Assignment) -> None:
         """Write a node on the slots of its mesh."""
+        assignment = self._settled(node, assignment)
         if any(split is not None for split in assignment.splits):
             self._add_parts(node, assignment)
         else:
             self._add_copies(node, assignment.mesh)
+
+    def _settled(self, node: IRNode, assignment: Assignment) -> Assignment:
+        """The assignment without the axes along which there are no terms to go on with."""
+        splits = tuple(
+            None
+            if isinstance(split, Terms)
+            and not all(self._in_terms(node.inputs[i], assignment.mesh, axis) for i in split.inputs)
+            else split
+            for axis, split in enumerate(assignment.splits)
+        )
+        return Assignment(assignment.mesh, splits)
+
+    def _in_terms(self, value_id: int, mesh: Mesh, axis: int) -> bool:
+        """Whether a value lies on a mesh as terms of a sum, which nothing has reduced yet."""
+        held = [h for h in self.holdings.held.get(value_id, ()) if h.mesh == mesh]
+        return bool(held) and all(h.layout.placements[axis] == Partial() for h in held)
 
     def _add_copies(self, node: IRNode, mesh: Mesh) -> None:
         """The node as it is, on every slot of the mesh."""
@@ -139,60 +156,81 @@ class _Localizer:
 
 
 def _work_out(bound: BoundDimop, assignment: Assignment) -> _Parts:
-    mesh = assignment.mesh
-    flows = [None if s is None else bound.flow(s.identifier) for s in assignment.splits]
-    units = [1 if s is None else s.unit for s in assignment.splits]
-
-    def layout(carries: Sequence[Carry | None]) -> Layout:
-        placed = zip(carries, units, strict=True)
-        return Layout(tuple(_placement(carry, unit, bound.reduction) for carry, unit in placed))
-
-    inputs = [
-        [flow.inputs[i] if flow else None for flow in flows] for i in range(len(bound.call.inputs))
-    ]
-    outputs = [
-        [flow.outputs[i] if flow else None for flow in flows]
-        for i in range(len(bound.call.outputs))
-    ]
-    terms = tuple(any(c is not None and c.kind == "partial" for c in row) for row in inputs)
-    parts = {
-        device: bound.part(_cuts(bound, assignment, coordinate))
-        for device, coordinate in zip(mesh.devices, mesh.coordinates(), strict=True)
-    }
+    mesh, axes = assignment.mesh, [_Axis.of(bound, split) for split in assignment.splits]
+    count = len(bound.call.inputs)
+    coordinates = dict(zip(mesh.devices, mesh.coordinates(), strict=True))
     return _Parts(
-        tuple(_wanted(layout(row), term, row) for row, term in zip(inputs, terms, strict=True)),
-        tuple(layout(row) for row in outputs),
-        terms,
-        parts,
-        frozenset(
+        inputs=tuple(_wanted(axes, i) for i in range(count)),
+        outputs=tuple(
+            Layout(tuple(axis.output(i) for axis in axes)) for i in range(len(bound.call.outputs))
+        ),
+        terms=tuple(any(axis.adds(i) for axis in axes) for i in range(count)),
+        parts={
+            device: bound.part(_cuts(bound, assignment, coordinate))
+            for device, coordinate in coordinates.items()
+        },
+        first=frozenset(
             device
-            for device, coordinate in zip(mesh.devices, mesh.coordinates(), strict=True)
+            for device, coordinate in coordinates.items()
             if all(
                 at == 0
-                for at, flow in zip(coordinate, flows, strict=True)
-                if flow is not None and any(c.kind == "partial" for c in flow.inputs)
+                for at, axis in zip(coordinate, axes, strict=True)
+                if any(axis.adds(i) for i in range(count))
             )
         ),
     )
 
 
-def _placement(carry: Carry | None, unit: int, reduction: str) -> Placement:
-    """How a tensor lies along one axis of the mesh."""
-    if carry is None or carry.kind in ("whole", "any"):
-        return Replicate()
-    if carry.kind == "partial":
-        return Partial(reduction)
-    assert carry.dim is not None
-    return Shard(carry.dim, carry.unit * unit)
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """How a node's tensors lie along one axis of its mesh."""
+
+    split: Split | Terms | None
+    flow: Flow | None
+    reduction: str
+
+    @classmethod
+    def of(cls, bound: BoundDimop, split: Split | Terms | None) -> _Axis:
+        flow = bound.flow(split.identifier) if isinstance(split, Split) else None
+        return cls(split, flow, bound.reduction)
+
+    def adds(self, index: int) -> bool:
+        """Whether an input is a term that is added to what the parts make: by the first only."""
+        return self.flow is not None and self.flow.inputs[index].kind == "partial"
+
+    def ignores(self, index: int) -> bool:
+        """Whether only the dtype of an input is read."""
+        return self.flow is not None and self.flow.inputs[index].kind == "any"
+
+    def input(self, index: int) -> Placement:
+        """How an input is read: a term to add comes whole."""
+        if isinstance(self.split, Terms):
+            return Partial() if index in self.split.inputs else Replicate()
+        if self.flow is None or self.adds(index):
+            return Replicate()
+        return self._placement(self.flow.inputs[index])
+
+    def output(self, index: int) -> Placement:
+        """How an output is made."""
+        if isinstance(self.split, Terms):
+            return Partial()
+        return Replicate() if self.flow is None else self._placement(self.flow.outputs[index])
+
+    def _placement(self, carry: Carry) -> Placement:
+        if carry.kind in ("whole", "any"):
+            return Replicate()
+        if carry.kind == "partial":
+            return Partial(self.reduction)
+        assert carry.dim is not None
+        assert isinstance(self.split, Split)
+        return Shard(carry.dim, carry.unit * self.split.unit)
 
 
-def _wanted(layout: Layout, term: bool, carries: Sequence[Carry | None]) -> Layout | None:
-    """The layout to fetch an input in: terms whole, None where only the dtype is read."""
-    if any(carry is not None and carry.kind == "any" for carry in carries):
+def _wanted(axes: Sequence[_Axis], index: int) -> Layout | None:
+    """The layout to fetch an input in, None where only the dtype is read."""
+    if any(axis.ignores(index) for axis in axes):
         return None
-    if not term:
-        return layout
-    return Layout(tuple(Replicate() if isinstance(p, Partial) else p for p in layout.placements))
+    return Layout(tuple(axis.input(index) for axis in axes))
 
 
 def _cuts(bound: BoundDimop, assignment: Assignment, coordinate: tuple[int, ...]) -> dict[str, Cut]:
@@ -201,7 +239,7 @@ def _cuts(bound: BoundDimop, assignment: Assignment, coordinate: tuple[int, ...]
     for split, size, index in zip(
         assignment.splits, assignment.mesh.sizes, coordinate, strict=True
     ):
-        if split is None:
+        if not isinstance(split, Split):
             continue
         outer = cuts.get(split.identifier) or Cut(0, bound.length(split.identifier))
         start, end = part((outer.start, outer.end), size, index, split.unit)
