@@ -2,44 +2,14 @@
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
-from shardwright.errors import PipelineError, PlanError, WeightError
-from shardwright.ir import Builder, compile_graph
+from shardwright.errors import PipelineError, PlanError
+from shardwright.ir import Builder
 from shardwright.pipeline import Pipeline, check
-from shardwright.pipeline.fxtext import decode
 from shardwright.planning import plan
 from shardwright.transform import build
 from tests.graphs import language_model, tokens
-
-
-def walk(pipeline, inputs):
-    """Outputs by name, from whole inputs by name: each task in the file's order."""
-    held = {
-        name: pipeline.weights.read(info.value, info)
-        for name, info in pipeline.tensors.items()
-        if info.value is not None
-    }
-    for name, part in pipeline.metadata.tensor_slices.inputs.items():
-        held[name] = inputs[part.origin]
-    groups = {}
-    for name, task in pipeline.supertasks.items():
-        if task.kind == "FX":
-            infos = [pipeline.tensors[tensor] for tensor in task.inputs]
-            program = compile_graph(decode(pipeline.data_of(name), infos))
-            results = program([held[tensor] for tensor in task.inputs])
-            held |= dict(zip(task.outputs, results, strict=True))
-        elif task.kind == "send":
-            groups[task.group] = held[task.inputs[0]]
-        elif task.kind == "recv":
-            held[task.outputs[0]] = groups.pop(task.group)
-    assert not groups
-    slices = pipeline.metadata.tensor_slices.outputs
-    return {part.origin: held[name] for name, part in slices.items()}
-
-
-def built(graph, devices, **options):
-    return build(graph, plan(graph, devices), **options)
+from tests.walk import built, walk
 
 
 def kinds(pipeline):
@@ -134,52 +104,6 @@ def test_buffers_changed_in_place_are_replaced():
     new_of = {old: new for new, old in pipeline.training.replaces.items()}
     assert new_of.keys() == {"count", "last"}
     assert pipeline.supertasks[f"identity.{new_of['last']}"].inputs == ("x",)
-
-
-def test_weights_are_references_into_the_users_file(tmp_path):
-    graph = language_model()
-    names = {v.names[0]: graph.tensors[v.id] for v in graph.stored()}
-    save_file(
-        {f"model.{name}": tensor for name, tensor in names.items()}, tmp_path / "m.safetensors"
-    )
-    pipeline = built(
-        graph, 2, weights=tmp_path / "m.safetensors", rename=lambda name: f"model.{name}"
-    )
-    paths = {info.value.path for info in pipeline.tensors.values() if info.value is not None}
-    assert paths == {str(tmp_path / "m.safetensors")}
-    assert torch.equal(walk(pipeline, {"tokens": tokens()})["output"], graph.run(tokens()))
-
-
-def change(name, tensor):
-    return lambda tensors: tensors.update({name: tensor})
-
-
-@pytest.mark.parametrize(
-    ("mutate", "message"),
-    [
-        (lambda tensors: tensors.pop("head.weight"), "no tensor 'head.weight'"),
-        (change("head.weight", torch.zeros(3, 8)), r"f32\[3, 8\], but the model's 'head.weight'"),
-        (change("head.weight", torch.zeros(50, 8)), r"is f32\[50, 8\].*f64\[50, 8\]"),
-        (change("head.weight", torch.zeros(50, 8).double()), "other contents than the model's"),
-    ],
-)
-def test_a_checkpoint_of_another_model_is_refused(tmp_path, mutate, message):
-    graph = language_model()
-    for value in graph.stored():
-        if value.names == ("head.weight",) and "no tensor" in message:
-            graph.tensors[value.id] = graph.tensors[value.id].to("meta")
-    tensors = {v.names[0]: language_model().tensors[v.id] for v in graph.stored()}
-    mutate(tensors)
-    save_file(tensors, tmp_path / "m.safetensors")
-    with pytest.raises(WeightError, match=message):
-        built(graph, 2, weights=tmp_path / "m.safetensors")
-
-
-def test_a_model_on_meta_needs_weights():
-    graph = language_model()
-    graph.tensors = {value_id: tensor.to("meta") for value_id, tensor in graph.tensors.items()}
-    with pytest.raises(WeightError, match=r"built on the meta device.*weights="):
-        built(graph, 2)
 
 
 def test_a_dtype_that_the_format_lacks_is_refused():

@@ -1,0 +1,43 @@
+from shardwright.pipeline.fxtext import encode
+from shardwright.planning import plan
+from shardwright.transform.localize import localize
+from shardwright.transform.segments import Segment, tasks
+from tests.graphs import language_model
+
+
+def named(made):
+    """Segments by name, communications by kind and slots."""
+    return [
+        task.name
+        if isinstance(task, Segment)
+        else f"{task.kind} {' '.join(member.device for member in task.members)}"
+        for task in made
+    ]
+
+
+def test_layers_are_tasks_of_their_own():
+    graph = language_model(layers=3)
+    found = tasks(localize(graph, plan(graph, 1)))
+    assert named(found) == ["d0.0", "d0.1", "d0.2", "d0.3", "d0.4"]
+    assert [len(task.part.graph.nodes) for task in found] == [2, 9, 9, 9, 2]
+
+
+def test_a_communication_stands_behind_what_its_members_do_before_it():
+    graph = language_model(layers=1)
+    found = named(tasks(localize(graph, plan(graph, 2, policy="tensor"))))
+    for at, name in enumerate(found):
+        if name == "all_reduce d0 d1":
+            assert {name.split(".")[0] for name in found[at - 2 : at]} == {"d0", "d1"}
+    assert found.count("all_reduce d0 d1") >= 2
+
+
+def test_equal_layers_have_equal_graphs_on_all_slots():
+    """All but the lookup, whose part knows which rows it has."""
+    graph = language_model(layers=4)
+    found = tasks(localize(graph, plan(graph, 2, policy="tensor")))
+    segments = [task for task in found if isinstance(task, Segment)]
+    first, second = (
+        [encode(t.part.graph) for t in segments if t.device == d] for d in ("d0", "d1")
+    )
+    assert first[1:] == second[1:]
+    assert len(set(first)) < len(first)
