@@ -48,9 +48,10 @@ format: setup ## rewrite the sources as `make lint` wants them
 zoo: setup ## capture, cut, run and compare 25 model families; prints the README's table
 	$(BIN)/python -m zoo
 
-bench: setup ## build time, runner overhead and throughput
+bench: setup ## build time, runner overhead, throughput, tensor parallelism
 	$(BIN)/python -m benchmarks.build
 	$(BIN)/python -m benchmarks.runner
+	$(BIN)/python -m benchmarks.tensor
 
 docs: setup ## run every example of README.md and docs/
 	$(BIN)/pytest tests/test_docs.py

@@ -9,7 +9,9 @@ from torch import nn
 from torch.nn import functional as F
 
 
-class Attention(nn.Module):
+class FusedAttention(nn.Module):
+    """Attention whose query, key and value are made by one matrix."""
+
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -24,11 +26,35 @@ class Attention(nn.Module):
         return self.out(y.transpose(1, 2).reshape(batch, length, width))
 
 
-class Block(nn.Module):
+class Attention(nn.Module):
+    """The same with three matrices, as libraries that split modules by hand want it.
+
+    It takes the number of heads from what it finds, which may be a part of them.
+    """
+
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
+        self.head_width = width // heads
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
+        self.value = nn.Linear(width, width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x.shape
+        query, key, value = (
+            layer(x).view(batch, length, -1, self.head_width).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        y = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.out(y.transpose(1, 2).reshape(batch, length, -1))
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int, *, fused: bool) -> None:
+        super().__init__()
         self.norm1 = nn.LayerNorm(width)
-        self.attention = Attention(width, heads)
+        self.attention = (FusedAttention if fused else Attention)(width, heads)
         self.norm2 = nn.LayerNorm(width)
         self.mlp = nn.Sequential(
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
@@ -40,7 +66,10 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """``layers`` blocks between an embedding and an output layer that share their weight."""
+    """``layers`` blocks between an embedding and an output layer.
+
+    These share their weight where the model is ``tied``.
+    """
 
     def __init__(
         self,
@@ -49,14 +78,18 @@ class GPT(nn.Module):
         heads: int = 4,
         vocabulary: int = 1000,
         length: int = 128,
+        *,
+        fused: bool = True,
+        tied: bool = True,
     ) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocabulary, width)
         self.position = nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, heads, fused=fused) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocabulary, bias=False)
-        self.head.weight = self.embed.weight
+        if tied:
+            self.head.weight = self.embed.weight
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.embed(ids) + self.position(torch.arange(ids.shape[1], device=ids.device))
@@ -65,10 +98,12 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
 
-def gpt(layers: int = 64, *, batch: int = 2, length: int = 64) -> tuple[GPT, tuple[torch.Tensor]]:
+def gpt(
+    layers: int = 64, *, batch: int = 2, length: int = 64, **sizes: int | bool
+) -> tuple[GPT, tuple[torch.Tensor]]:
     """A GPT in eval mode and the arguments of a call, the same every time."""
     torch.manual_seed(0)
-    model = GPT(layers, length=length).eval()
+    model = GPT(layers, length=length, **sizes).eval()
     return model, (torch.randint(0, 1000, (batch, length)),)
 
 
