@@ -79,3 +79,8 @@ class DistributedTransport(Transport):
         """Let go of both."""
         self._native.close()
         self._gloo.close()
+
+    def abort(self) -> None:
+        """Cut both off."""
+        self._native.abort()
+        self._gloo.abort()

@@ -45,6 +45,10 @@ class GlooTransport(Transport):
         """Say goodbye to the other ranks, and wait for theirs."""
         self._post.close()
 
+    def abort(self) -> None:
+        """Cut the connections of all ranks to this one."""
+        self._post.abort()
+
 
 class _MessagePending(Pending):
     """A member on its way through the rounds of an exchange."""

@@ -80,6 +80,10 @@ class LocalTransport(Transport):
         """Forget what has not been finished."""
         self._switchboard.clear()
 
+    def abort(self) -> None:
+        """Forget what has not been finished."""
+        self._switchboard.clear()
+
 
 class _LocalPending(Pending):
     """A member that has joined a meeting."""

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -27,6 +29,7 @@ from shardwright.comm.transport import Interval, Notify
 from shardwright.errors import WorkerError
 
 _HEADER_TAG = 0
+_NEVER_TAG = 2**31 - 1
 _GOODBYE = -1
 _JOIN_SECONDS = 5.0
 
@@ -62,12 +65,13 @@ class Post:
     def __init__(
         self,
         group: dist.ProcessGroup,
-        sources: Iterable[int],
-        destinations: Iterable[int],
+        sources: Collection[int],
+        destinations: Collection[int],
         notify: Notify,
     ) -> None:
         self._group = group
         self._notify = notify
+        self._peers = {*sources, *destinations}
         self._lock = threading.Lock()
         self._arrived: dict[tuple[int, Address], Arrived] = {}
         self._lost: dict[int, WorkerError] = {}
@@ -101,6 +105,23 @@ class Post:
         """Say goodbye to every destination and wait for the sources' goodbyes."""
         for outbox in self._outboxes.values():
             outbox.close()
+        self._join()
+
+    def abort(self) -> None:
+        """Cut the connections to all ranks: threads that wait for them end, here and there.
+
+        gloo has no call for that, but closes every connection when a receive times out.
+        """
+        nothing = torch.empty(1, dtype=torch.uint8)
+        for peer in [*self._peers][:1]:
+            with suppress(RuntimeError):
+                never = self._group.recv([nothing], peer, _NEVER_TAG)
+                never.wait(timedelta(milliseconds=1))
+        for outbox in self._outboxes.values():
+            outbox.end()
+        self._join()
+
+    def _join(self) -> None:
         for thread in self._receivers:
             thread.join(_JOIN_SECONDS)
 
@@ -157,13 +178,14 @@ class _Outbox:
         return sent
 
     def close(self) -> None:
-        if self._thread.is_alive():
-            try:
-                self.send(Address(_GOODBYE, 0, 0), torch.empty(0, dtype=torch.uint8))
-            except WorkerError:
-                return
-            self._posted.put(None)
-            self._thread.join(_JOIN_SECONDS)
+        with suppress(WorkerError):  # Who is gone needs no goodbye.
+            self.send(Address(_GOODBYE, 0, 0), torch.empty(0, dtype=torch.uint8))
+        self.end()
+
+    def end(self) -> None:
+        """Let the thread end when it has waited for everything that was posted."""
+        self._posted.put(None)
+        self._thread.join(_JOIN_SECONDS)
 
     def _wait(self) -> None:
         """Note when messages have left, in turn; their memory is held until then."""
@@ -175,6 +197,7 @@ class _Outbox:
                 sent.interval = Interval(sent.start, time.monotonic())
             except RuntimeError as error:
                 sent.error = self._gone(error)
+            del posted, works, _
             self._notify()
 
     def _gone(self, error: RuntimeError) -> WorkerError:

@@ -58,3 +58,7 @@ class Transport(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of connections and threads; waits for nothing but what is already on its way."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Cut the connections at once, so that whoever waits for this member fails."""

@@ -97,14 +97,17 @@ class Rank(Backend):
         return list(self._events)
 
     def close(self, *, abort: bool) -> None:
-        """End the worker and say goodbye to the other ranks; one that needs this one then fails."""
+        """End the worker; with ``abort`` other ranks that need this one fail at once."""
         if not abort:
             for future, _ in list(self._calls.values()):
                 future.exception()
         self._inbox.put(End())
         self._thread.join(_END_PATIENCE if abort else None)
-        self._transport.close()
-        if self._error is None and self._owns_group and dist.is_initialized():
+        if abort or self._error is not None:
+            self._transport.abort()
+        else:
+            self._transport.close()
+        if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
         torch.set_num_threads(self._threads_before)
 
@@ -147,10 +150,9 @@ class Rank(Backend):
 def _rendezvous(timeout: float) -> PrefixStore:
     """The store that MASTER_ADDR and MASTER_PORT name. Raises LaunchError."""
     place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    patience = timedelta(seconds=max(timeout, START_PATIENCE))
     try:
-        store, _, _ = next(
-            iter(rendezvous("env://", timeout=timedelta(seconds=max(timeout, START_PATIENCE))))
-        )
+        store, _, _ = next(iter(rendezvous("env://", timeout=patience)))
     except (RuntimeError, ValueError) as error:
         raise LaunchError(
             f"the ranks cannot meet at {place} (MASTER_ADDR:MASTER_PORT): {error}; is the port in "

@@ -170,8 +170,9 @@ except WorkerError as error:
 )
 def test_a_rank_ends_or_hangs(tmp_path: Path, act: str, timeout: float, message: str) -> None:
     done = torchrun(tmp_path, GONE.format(act=act, timeout=timeout))
-    said = [line for line in done.stdout.splitlines() if line.startswith("rank 0 says:")]
+    said = [line for line in done.stdout.splitlines() if "rank 0 says:" in line]
     assert done.returncode == 0, done.stderr
     assert "terminate called" not in done.stderr
+    assert said, done.stdout
     assert message in said[0]
     assert "recv.y1" in said[0]

@@ -49,6 +49,9 @@ class Hands(Transport):
     def close(self) -> None:
         return None
 
+    def abort(self) -> None:
+        return None
+
 
 def worker_of(pipeline: Pipeline, slot: str, *, trace: bool = False) -> tuple[Worker, Hands]:
     hands = Hands()
