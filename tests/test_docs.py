@@ -38,6 +38,7 @@ def test_examples_of_a_page_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
     names: dict[str, object] = {"__name__": page.stem}
     for block in blocks(page):
         if block.file:
@@ -58,5 +59,6 @@ def run_commands(text: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_of_a_page_lead_to_files(page: Path) -> None:
-    missing = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
+    prose = FENCE.sub("", page.read_text())
+    missing = [link for link in LINK.findall(prose) if not (page.parent / link).exists()]
     assert missing == []
