@@ -149,6 +149,16 @@ class BoundDimop:
 
     def flow(self, identifier: str) -> Flow:
         """How each input and output lies where ``identifier`` is split. Raises AnnotationError."""
+        if identifier not in self._flows:
+            self._flows[identifier] = self._flow(identifier)
+        return self._flows[identifier]
+
+    @cached_property
+    def _flows(self) -> dict[str, Flow]:
+        """Flows by identifier, once asked for."""
+        return {}
+
+    def _flow(self, identifier: str) -> Flow:
         factor = find_factor(self.inference, identifier)
         if (reason := self.dimop.refusal(self.inference, factor)) is not None:
             raise AnnotationError(f"{self}: {reason}")

@@ -1,7 +1,7 @@
 """Plans: which device slots run which node, and how it is split over them."""
 
 from shardwright.planning.make import make_plan, plan
-from shardwright.planning.plan import Assignment, Plan, SlotLoad, Split
+from shardwright.planning.plan import Assignment, Plan, SlotLoad, Split, Terms
 from shardwright.planning.policy import Policy, PolicyGraph, Resource
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Resource",
     "SlotLoad",
     "Split",
+    "Terms",
     "make_plan",
     "plan",
 ]

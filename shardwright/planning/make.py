@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.planning.loads import slot_loads
@@ -12,8 +14,7 @@ from shardwright.planning.mesh import AXES, PIPELINE, over_mesh
 from shardwright.planning.pipeline import pipeline
 from shardwright.planning.plan import Assignment, Plan, fingerprint_graph
 from shardwright.planning.policy import Policy, by_policy, policy_name
-from shardwright.planning.splits import worth_unfusing
-from shardwright.planning.unfuse import unfuse
+from shardwright.planning.splits import take_apart
 
 POLICIES = AXES
 
@@ -46,9 +47,9 @@ def plan(
     label = " × ".join(f"{axis} {size}" for axis, size in axes.items()) if mesh else policy
     if tuple(axes) == (PIPELINE,):
         return make_plan(graph, label, names, *pipeline(graph, names))
-    unfused = worth_unfusing(graph, axes)
-    assigned, notes = over_mesh(unfuse(graph, unfused), axes, names)
-    return make_plan(graph, label, names, assigned, notes, unfused)
+    apart, unfused = take_apart(graph, axes)
+    made = make_plan(apart, label, names, *over_mesh(apart, axes, names))
+    return msgspec.structs.replace(made, fingerprint=fingerprint_graph(graph), unfused=unfused)
 
 
 def _plan_by_policy(
@@ -87,15 +88,11 @@ def make_plan(
     devices: Sequence[str],
     assigned: Sequence[Assignment],
     notes: Sequence[str] = (),
-    unfused: Sequence[int] = (),
 ) -> Plan:
-    """The plan in which each node has the assignment at its place.
-
-    The nodes are those of the graph after its fused products at ``unfused`` are taken apart.
-    """
+    """The plan in which each node has the assignment at its place."""
     numbers: dict[Assignment, int] = {}
     nodes = tuple(numbers.setdefault(assignment, len(numbers)) for assignment in assigned)
-    loads = slot_loads(unfuse(graph, unfused), devices, assigned)
+    loads = slot_loads(graph, devices, assigned)
     return Plan(
         graph.name,
         fingerprint_graph(graph),
@@ -105,5 +102,4 @@ def make_plan(
         nodes,
         loads,
         tuple(notes),
-        tuple(unfused),
     )

@@ -23,7 +23,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from shardwright.dimops.bound import BoundDimop, Carry
 from shardwright.ir import IRGraph, IRNode
 from shardwright.planning.follow import Following, Seed, Sharded, follow, identifier_at
-from shardwright.planning.unfuse import find_fusions, unfuse
+from shardwright.planning.fusions import find_fusions
+from shardwright.planning.unfuse import unfuse
 
 LARGE_TABLE = 4
 """A lookup is split by vocabulary where its table has this many times the bytes of its result,"""
@@ -88,15 +89,16 @@ TAKES_APART = frozenset({"tensor", "sequence"})
 """Axes for which fused products are taken apart: those that split columns."""
 
 
-def worth_unfusing(graph: IRGraph, axes: Mapping[str, int]) -> tuple[int, ...]:
-    """Positions of the fused products of which such an axis splits parts, all by their columns.
+def take_apart(graph: IRGraph, axes: Mapping[str, int]) -> tuple[IRGraph, tuple[int, ...]]:
+    """The graph with fused products taken apart of which such an axis splits parts, by columns.
 
-    Parts split by what they sum over would be reduced one by one: those products stay fused.
+    Also their positions in the graph. Parts split by what they sum over would be reduced one by
+    one: those products stay fused.
     """
-    axis = next((name for name in axes if name in TAKES_APART), None)
+    axis = next((name for name in axes if name in TAKES_APART and axes[name] > 1), None)
     fusions = find_fusions(graph) if axis is not None else {}
     if axis is None or not fusions:
-        return ()
+        return graph, ()
     apart = unfuse(graph, fusions)
     following = SPLITTERS[axis](apart, axes[axis])
     names: dict[bool, set[str]] = {True: set(), False: set()}
@@ -105,11 +107,12 @@ def worth_unfusing(graph: IRGraph, axes: Mapping[str, int]) -> tuple[int, ...]:
             columns = following.makes_shards(node)
             names[columns].update(name for v in node.inputs for name in apart.values[v].names)
     good = names[True] - names[False]
-    return tuple(
+    kept = tuple(
         position
         for position in fusions
         if any(good.intersection(graph.values[v].names) for v in graph.nodes[position].inputs)
     )
+    return (apart if len(kept) == len(fusions) else unfuse(graph, kept)), kept
 
 
 def _columns(following: Following, node: IRNode, bound: BoundDimop) -> str | None:

@@ -1,0 +1,125 @@
+import pytest
+import torch
+
+from shardwright.errors import PlanError
+from shardwright.ir import Builder
+from shardwright.ir.validate import validate
+from shardwright.planning.fusions import find_fusions
+from shardwright.planning.unfuse import unfuse
+from tests.planning.projections import (
+    addmm,
+    attending,
+    interleaved,
+    linear,
+    rand,
+    stacked,
+    thirds,
+    transformer,
+)
+
+TOLERANCE = 1e-12
+
+
+def assert_close(found, expected):
+    assert (found - expected).abs().max() <= TOLERANCE * expected.abs().max()
+
+
+@pytest.mark.parametrize("product", [linear, addmm])
+@pytest.mark.parametrize("taken", [thirds, stacked])
+def test_parts_compute_what_the_whole_did(product, taken):
+    graph = attending(product, taken)
+    apart = unfuse(graph)
+    x = rand(2, 6, 16)
+    assert_close(apart.run(x), graph.run(x))
+    assert (
+        len(
+            [
+                node
+                for node in apart.nodes
+                if node.op in ("aten.linear.default", "aten.addmm.default")
+            ]
+        )
+        == 4
+    )
+    validate(apart)
+
+
+def test_parts_are_ranges_of_the_stored_tensors():
+    graph = attending(addmm, thirds)
+    apart = unfuse(graph)
+    stored = {value.placements: value for value in apart.stored() if "qkv.weight" in value.names}
+    assert list(stored) == [((0, 16), (start, start + 16)) for start in (0, 16, 32)]
+    whole = next(graph.tensors[value.id] for value in graph.stored() if value.name == "qkv.weight")
+    for (_, (start, end)), value in stored.items():
+        tensor = apart.tensors[value.id]
+        assert tensor.data_ptr() == whole[:, start:].data_ptr(), "a view, not a copy"
+        assert torch.equal(tensor, whole[:, start:end])
+
+
+def test_ranges_of_a_range_are_ranges_of_the_stored_tensor():
+    builder = Builder()
+    x = builder.input("x", (3, 4), "f64")
+    weight = builder.param("w", rand(8, 4), placements=((10, 18), (0, 4)))
+    halves = builder.call(
+        "aten.chunk.default", builder.call("aten.linear.default", x, weight), 2, 1
+    )
+    apart = unfuse(builder.finish(halves))
+    placements = [value.placements for value in apart.stored()]
+    assert placements == [((10, 14), (0, 4)), ((14, 18), (0, 4))]
+
+
+def test_a_weight_of_several_products_is_cut_once():
+    builder = Builder()
+    x = builder.input("x", (3, 4), "f64")
+    weight = builder.param("w", rand(8, 4))
+    outputs = []
+    for _ in range(2):
+        y = builder.call("aten.linear.default", x, weight)
+        outputs += builder.call("aten.chunk.default", y, 2, 1)
+    graph = builder.finish(outputs)
+    apart = unfuse(graph)
+    assert len(list(apart.stored())) == 2
+    x = rand(3, 4)
+    for found, expected in zip(apart.run(x), graph.run(x), strict=True):
+        assert_close(found, expected)
+
+
+def test_ends_names_and_places_stay():
+    builder = Builder("model")
+    x = builder.input("x", (3, 4), "f64")
+    unread = builder.buffer("unread", rand(2))
+    with builder.scope("up", "tests.Up"):
+        y = linear(builder, x, "up", 8)
+    halves = builder.call("aten.chunk.default", y, 2, 1)
+    counted = builder.call("aten.add.Tensor", unread, 1.0)
+    graph = builder.finish(halves, updates={unread.id: counted.id})
+    apart = unfuse(graph)
+    assert apart.name == "model"
+    assert apart.in_structure == graph.in_structure
+    assert apart.out_structure == graph.out_structure
+    assert {apart.values[old].name for old in apart.updates} == {"unread"}
+    assert [node.scope for node in apart.nodes if node.op == "aten.linear.default"] == ["up", "up"]
+
+
+def test_a_graph_without_fused_products_is_handed_back():
+    graph, fused = attending(linear, interleaved), transformer()
+    assert unfuse(graph) is graph
+    assert unfuse(fused, ()) is fused
+
+
+def test_only_the_products_asked_for_are_taken_apart():
+    graph = transformer(layers=3)
+    first, *_, last = find_fusions(graph)
+    assert len(find_fusions(unfuse(graph, [first, last]))) == 1
+    assert find_fusions(unfuse(graph)) == {}
+
+
+def test_a_position_without_a_fused_product_is_refused():
+    with pytest.raises(PlanError, match="node 0 of 'transformer' is no fused product; plan again"):
+        unfuse(transformer(), [0])
+
+
+def test_many_layers_compute_the_same():
+    graph = transformer(layers=4, product=linear, taken=stacked)
+    tokens = torch.randint(0, 50, (2, 6))
+    assert_close(unfuse(graph).run(tokens), graph.run(tokens))
