@@ -241,8 +241,6 @@ class Following:
             self.states[value_id] = wanted
         elif state is None and value_id in self.weights:
             self._pull(value_id, wanted)
-        elif isinstance(state, Sharded) and state.dim != wanted.dim:
-            self.gathered.add(value_id)
 
     def _pull(self, value_id: int, wanted: Sharded) -> None:
         """Split what computes a weight, back to what is stored, where that has enough units."""
