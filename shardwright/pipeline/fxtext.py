@@ -97,14 +97,25 @@ def encode(graph: IRGraph) -> str:
         raise GraphError(
             f"graph {graph.name!r} stores %{stored.name}; a supertask's constants are inputs"
         )
-    places = {value_id: Reference(f"i{k}") for k, value_id in enumerate(graph.inputs)}
-    nodes = []
-    for k, node in enumerate(graph.nodes):
-        nodes.append(_encode_node(graph, node, f"n{k}", places))
-        places.update(zip(node.outputs, nodes[-1].references, strict=True))
-    inputs = tuple(places[value_id].ref for value_id in graph.inputs)
-    outputs = tuple(places[value_id] for value_id in graph.outputs)
-    return msgspec.json.encode(Text(1, inputs, tuple(nodes), outputs)).decode()
+    return encode_part(graph, graph.nodes, graph.inputs, graph.outputs)
+
+
+def encode_part(
+    graph: IRGraph, nodes: Sequence[IRNode], inputs: Sequence[int], outputs: Sequence[int]
+) -> str:
+    """The text of some nodes of a graph, in their order, as a graph of their own.
+
+    ``inputs`` are the values that they read from outside, stored ones included, ``outputs`` those
+    that are asked for. Raises GraphError where a node is a marker.
+    """
+    places = {value_id: Reference(f"i{k}") for k, value_id in enumerate(inputs)}
+    encoded = []
+    for k, node in enumerate(nodes):
+        encoded.append(_encode_node(graph, node, f"n{k}", places))
+        places.update(zip(node.outputs, encoded[-1].references, strict=True))
+    names = tuple(places[value_id].ref for value_id in inputs)
+    results = tuple(places[value_id] for value_id in outputs)
+    return msgspec.json.encode(Text(1, names, tuple(encoded), results)).decode()
 
 
 def _encode_node(graph: IRGraph, node: IRNode, name: str, places: Places) -> Node:

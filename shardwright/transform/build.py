@@ -24,7 +24,7 @@ from shardwright.ir.dtypes import FILE_DTYPES
 from shardwright.ir.operators import BUILT_IN_NAMESPACES
 from shardwright.ir.structure import leaves
 from shardwright.ir.values import contiguous_strides
-from shardwright.pipeline.fxtext import encode
+from shardwright.pipeline.fxtext import encode, encode_part
 from shardwright.planning.plan import Plan, check_belongs
 from shardwright.planning.unfuse import unfuse
 from shardwright.transform.localize import localize
@@ -145,13 +145,14 @@ class _Assembly:
 
     def add_segment(self, segment: Segment) -> None:
         """A compute task."""
-        device, part = segment.device, segment.part
+        device = segment.device
+        graph = self.localized.slots[device].builder.graph
         self.tasks[segment.name] = pl.SuperTask(
             kind="FX",
-            inputs=tuple(self.tensor(device, v, f"i{i}") for i, v in enumerate(part.inputs)),
-            outputs=tuple(self.tensor(device, v) for v in part.outputs),
+            inputs=tuple(self.tensor(device, v, f"i{i}") for i, v in enumerate(segment.inputs)),
+            outputs=tuple(self.tensor(device, v) for v in segment.outputs),
             device=device,
-            data=encode(part.graph),
+            data=encode_part(graph, segment.nodes, segment.inputs, segment.outputs),
         )
 
     def add_communication(self, communication: Communication) -> None:

@@ -13,17 +13,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardwright.ir import IRGraph, IRNode
-from shardwright.ir.subgraph import Subgraph, extract
 from shardwright.transform.slots import Border, Communication, Localized, SlotGraph
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Nodes of one slot that become one compute task."""
+    """Nodes of one slot that become one compute task, the values they read and those they give.
+
+    Positions, not names, decide the order of both, so that equal layers give equal tasks.
+    """
 
     name: str
     device: str
-    part: Subgraph
+    nodes: tuple[IRNode, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
 
 
 Task = Segment | Communication
@@ -87,9 +91,8 @@ class _Queue:
             graph = self.slot.builder.graph
             name = f"{self.slot.device}.{self.count}"
             self.count += 1
-            yield Segment(
-                name, self.slot.device, extract(graph, run, self._escaping(graph, run), name)
-            )
+            outputs = tuple(self._escaping(graph, run))
+            yield Segment(name, self.slot.device, tuple(run), tuple(_reads(run)), outputs)
 
     def _escaping(self, graph: IRGraph, run: list[IRNode]) -> list[int]:
         """What a run makes that is read after it, in the order it makes it."""
@@ -100,3 +103,13 @@ class _Queue:
             for value_id in node.outputs
             if value_id in self.wanted or not inside.issuperset(graph.values[value_id].users)
         ]
+
+
+def _reads(run: list[IRNode]) -> list[int]:
+    """What a run reads from outside, in the order in which it first does."""
+    made: set[int] = set()
+    read: dict[int, None] = {}
+    for node in run:
+        read.update(dict.fromkeys(v for v in node.inputs if v not in made))
+        made.update(node.outputs)
+    return list(read)

@@ -215,7 +215,7 @@ def test_a_worker_stands_still() -> None:
 
 
 def test_a_worker_stands_still_while_it_waits() -> None:
-    with Runner(sleepy(), modules=SLEEPER, timeout=1.5) as runner:
+    with Runner(sleepy(), modules=SLEEPER, timeout=4) as runner:
         future = runner.submit(seconds(0.8))
         wait_until(lambda: at(runner, 1) == "recv.y0@d1")
         os.kill(workers(runner)[1], signal.SIGSTOP)

@@ -1,4 +1,4 @@
-from shardwright.pipeline.fxtext import encode
+from shardwright.pipeline.fxtext import encode_part
 from shardwright.planning import plan
 from shardwright.transform.localize import localize
 from shardwright.transform.segments import Segment, tasks
@@ -19,7 +19,7 @@ def test_layers_are_tasks_of_their_own():
     graph = language_model(layers=3)
     found = tasks(localize(graph, plan(graph, 1)))
     assert named(found) == ["d0.0", "d0.1", "d0.2", "d0.3", "d0.4"]
-    assert [len(task.part.graph.nodes) for task in found] == [2, 9, 9, 9, 2]
+    assert [len(task.nodes) for task in found] == [2, 9, 9, 9, 2]
 
 
 def test_a_communication_stands_behind_what_its_members_do_before_it():
@@ -34,10 +34,14 @@ def test_a_communication_stands_behind_what_its_members_do_before_it():
 def test_equal_layers_have_equal_graphs_on_all_slots():
     """All but the lookup, whose part knows which rows it has."""
     graph = language_model(layers=4)
-    found = tasks(localize(graph, plan(graph, 2, policy="tensor")))
-    segments = [task for task in found if isinstance(task, Segment)]
-    first, second = (
-        [encode(t.part.graph) for t in segments if t.device == d] for d in ("d0", "d1")
-    )
+    localized = localize(graph, plan(graph, 2, policy="tensor"))
+    segments = [task for task in tasks(localized) if isinstance(task, Segment)]
+
+    def texts(device):
+        whole = localized.slots[device].builder.graph
+        mine = [segment for segment in segments if segment.device == device]
+        return [encode_part(whole, s.nodes, s.inputs, s.outputs) for s in mine]
+
+    first, second = texts("d0"), texts("d1")
     assert first[1:] == second[1:]
     assert len(set(first)) < len(first)
