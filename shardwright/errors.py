@@ -41,9 +41,7 @@ class AnnotationError(ShardwrightError):
     has no such place.
     """
 
-    def __init__(
-        self, message: str, *, text: str | None = None, column: int | None = None
-    ) -> None:
+    def __init__(self, message: str, *, text: str | None = None, column: int | None = None) -> None:
         where = ""
         if text is not None and column:
             line = re.sub(r"\s", " ", text)

@@ -35,8 +35,8 @@ def plan(
         tensor, with what lies between the layers split along the sequence. Or a function that
         decides node by node; `shardwright.planning.policy` says how.
     mesh
-        Several of these at once, by the size of each: ``{"pipeline": 2, "tensor": 2}``. Goes
-        before ``policy``; ``devices`` may be left out.
+        Several of these at once, by the size of each: ``{"pipeline": 2, "tensor": 2}``, in place
+        of ``policy`` and ``devices``.
 
     Raises PlanError where that cannot be done, and what a policy function raises.
     """
@@ -73,6 +73,8 @@ def _axes(devices: int | None, policy: str, mesh: Mapping[str, int] | None) -> M
         if policy not in POLICIES:
             raise PlanError(f"unknown policy {policy!r}; known are {', '.join(POLICIES)}")
         return {policy: _count(devices)}
+    if policy != PIPELINE:
+        raise PlanError(f"policy {policy!r} and a mesh are both given; give one of them")
     for axis, size in mesh.items():
         if type(size) is not int or size < 1:
             raise PlanError(f"mesh axis {axis!r} must have a size from 1 up, found {size!r}")

@@ -57,6 +57,11 @@ def test_what_cannot_be_planned_is_refused(devices, policy, message):
         plan(language_model(), devices, policy)
 
 
+def test_a_policy_and_a_mesh_are_not_both_given():
+    with pytest.raises(PlanError, match="policy 'tensor' and a mesh are both given"):
+        plan(language_model(), policy="tensor", mesh={"data": 2})
+
+
 def test_a_plan_for_another_number_of_nodes_is_refused():
     made = plan(language_model(), 2)
     with pytest.raises(PlanError, match="the plan assigns 40 nodes, the graph has 39"):
