@@ -34,16 +34,39 @@ def localize(graph: IRGraph, plan: Plan) -> Localized:
     localizer = _Localizer(graph, slots, holdings)
     borders = {cut for repeat in repeated_blocks(graph) for cut in repeat.cuts}
     ends = _Ends(graph, holdings)
-    for position, assignment in enumerate(assignments(plan, len(graph.nodes))):
+    assigned = list(assignments(plan, len(graph.nodes)))
+    arrivals = _arrivals(graph, assigned)
+    for position, assignment in enumerate(assigned):
         if position in borders:
             for device in assignment.mesh.devices:
                 slots[device].add(BORDER)
+        for value_id in arrivals.get(position, ()):
+            whole = Layout.replicated(assignment.mesh)
+            holdings.fetch(value_id, assignment.mesh, whole)
         localizer.add(graph.nodes[position], assignment)
     outputs = ends.outputs()
     updates = ends.updates()
     for slot in slots.values():
         slot.note()
     return Localized(slots, holdings.communications, ends.inputs(), outputs, updates)
+
+
+def _arrivals(graph: IRGraph, assigned: Sequence[Assignment]) -> dict[int, list[int]]:
+    """What nodes read whole from other meshes, by the position at which their own stage begins.
+
+    Brought there at once, it does not cut the stage in pieces where it is first read.
+    """
+    made: dict[int, int] = {}
+    arrivals: dict[int, dict[int, None]] = {}
+    start = 0
+    for position, (node, assignment) in enumerate(zip(graph.nodes, assigned, strict=True)):
+        if position and assignment.mesh != assigned[position - 1].mesh:
+            start = position
+        if not any(assignment.splits):
+            arriving = (v for v in node.inputs if made.get(v, start) < start)
+            arrivals.setdefault(start, {}).update(dict.fromkeys(arriving))
+        made |= dict.fromkeys(node.outputs, position)
+    return {position: list(values) for position, values in arrivals.items()}
 
 
 class _Parts(NamedTuple):
