@@ -115,7 +115,7 @@ def test_slots_of_a_split_model_hold_their_share():
         if info.value is not None:
             held[pipeline.connections.devices[name]] += info.nbytes
     total = sum(value.nbytes for value in graph.stored())
-    assert max(held.values()) < 0.31 * total  # norms are whole on every slot
+    assert max(held.values()) < 0.3 * total
     found = run(pipeline, tokens(200), in_process=True)
     torch.testing.assert_close(found, graph.run(tokens(200)), rtol=1e-10, atol=1e-10)
 
