@@ -6,6 +6,7 @@
     ├── AnnotationError     a dimension annotation is wrong, or does not allow what is asked
     ├── PlanError           a plan cannot be made, or does not belong to this graph
     ├── PipelineError       a pipeline breaks a rule of the format; names rule, task and tensor
+    ├── ScheduleError       a schedule cannot be made as asked, lacks work, or can deadlock
     ├── WeightError         a weight file is missing, or lacks a tensor, or holds another shape
     ├── InputError          arguments given to a graph or a pipeline do not fit it
     ├── VerifyError         a pipeline computes something else than the model it came from
@@ -84,6 +85,10 @@ class PipelineError(ShardwrightError):
         self.tensor = tensor
 
 
+class ScheduleError(ShardwrightError):
+    """A schedule cannot be made as asked, or its order lacks work or can deadlock."""
+
+
 class WeightError(ShardwrightError):
     """A stored weight is missing or is not what the graph or the pipeline says it is."""
 
@@ -112,7 +117,7 @@ class WorkerError(RunError):
     """A worker failed while it ran a supertask.
 
     ``rank`` is the index of the device slot, ``task`` and ``tensor`` the supertask and tensor at
-    hand, None where the worker was in none.
+    hand, ``stage`` and ``microbatch`` those of a training step; None where the worker was in none.
     """
 
     def __init__(
@@ -122,13 +127,20 @@ class WorkerError(RunError):
         rank: int | None = None,
         task: str | None = None,
         tensor: str | None = None,
+        stage: int | None = None,
+        microbatch: int | None = None,
     ) -> None:
-        place = [
-            f"{label} {name}"
-            for label, name in (("rank", rank), ("supertask", task), ("tensor", tensor))
-            if name is not None
-        ]
+        labels = {
+            "rank": rank,
+            "stage": stage,
+            "supertask": task,
+            "microbatch": microbatch,
+            "tensor": tensor,
+        }
+        place = [f"{label} {name}" for label, name in labels.items() if name is not None]
         super().__init__(f"{', '.join(place)}: {message}" if place else message)
         self.rank = rank
         self.task = task
         self.tensor = tensor
+        self.stage = stage
+        self.microbatch = microbatch

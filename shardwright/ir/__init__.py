@@ -1,6 +1,7 @@
 """The intermediate representation: a functional, flat graph of operator calls."""
 
 from shardwright.ir.builder import Builder
+from shardwright.ir.dropout import DROPOUT
 from shardwright.ir.execute import Program, compile_graph
 from shardwright.ir.fx import from_fx, to_fx
 from shardwright.ir.graph import IRGraph
@@ -11,6 +12,7 @@ from shardwright.ir.validate import validate
 from shardwright.ir.values import SLOT, Input, IRNode, IRValue, Scope, Source
 
 __all__ = [
+    "DROPOUT",
     "SLOT",
     "Builder",
     "IRGraph",

@@ -30,7 +30,7 @@ from shardwright.ir.inference import Inference
 from shardwright.ir.operators import is_marker, operator_name, resolve, signature, split_call
 from shardwright.ir.structure import Arguments, Fixed, Leaf, Parameter, Tree, TupleTree
 from shardwright.ir.validate import validate
-from shardwright.ir.values import IRNode, IRValue, Role, Scope, Source
+from shardwright.ir.values import IRNode, IRValue, Role, Scope, Source, with_absent
 
 ValueLike = IRValue | int
 
@@ -104,6 +104,13 @@ class Builder:
         self.graph.tensors[value.id] = tensor
         return value
 
+    def zeros(self, role: Role, name: str, tensor: torch.Tensor) -> IRValue:
+        """A stored value like ``tensor`` that exists nowhere yet and begins with zeros."""
+        value = self.stored(role, name, tensor)
+        value.init = "zeros"
+        del self.graph.tensors[value.id]
+        return value
+
     def value(
         self,
         name: str,
@@ -136,7 +143,7 @@ class Builder:
         inputs: Sequence[ValueLike],
         attrs: Mapping[str, Any] | None = None,
         *,
-        outputs: Sequence[IRValue | torch.Tensor] | None = None,
+        outputs: Sequence[IRValue | torch.Tensor | None] | None = None,
         name: str | None = None,
         scopes: tuple[Scope, ...] | None = None,
         source: Source | None = None,
@@ -144,8 +151,10 @@ class Builder:
         """Append a node (see `values` for the form of inputs and attrs) and return what it makes.
 
         ``outputs`` gives the specs of what is made, as tensors (fake or meta ones do) or as
-        values from `value`; left out, they are inferred. A marker makes what ``outputs`` says.
-        Returns one value, or a list of them where the operator returns several.
+        values from `value`, and None where the call returns no tensor; left out, they are
+        inferred. A marker makes what ``outputs`` says.
+        Returns one value, or a list of them where the operator returns several, with None where
+        it returns no tensor.
         Raises GraphError.
         """
         ids = [self._id_of(value) for value in inputs]
@@ -154,11 +163,11 @@ class Builder:
             outputs = [] if is_marker(op) else self._inference.outputs(op, self._values(ids), attrs)
         base = name or _short_name(op)
         device = self.graph.values[ids[0]].device if ids else "cpu"
-        values = [self._output(item, base, device) for item in outputs]
-        if not ids and len(values) == 1 and attrs.get("dtype", ...) is None:
+        values = [None if item is None else self._output(item, base, device) for item in outputs]
+        if not ids and len(values) == 1 and values[0] and attrs.get("dtype", ...) is None:
             attrs["dtype"] = torch_dtype(values[0].dtype)  # whatever torch's default is at a run
         scopes = self._scopes if scopes is None else scopes
-        made = [value.id for value in values]
+        made = [None if value is None else value.id for value in values]
         self.graph.emit(op, ids, made, attrs, scopes=scopes, source=source)
         one = len(values) == 1 if is_marker(op) else signature(resolve(op)).returns_one
         return values[0] if one else values
@@ -210,6 +219,7 @@ class Builder:
             strides=value.strides,
             names=[_under(prefix, name) for name in value.names] if role == value.role else (),
             placements=value.placements if role == value.role else None,
+            init=value.init if role == value.role else None,
         )
         if role == "input":
             self.graph.inputs.append(copy.id)
@@ -231,7 +241,7 @@ class Builder:
         self.graph.emit(
             node.op,
             [mapping[value_id] for value_id in node.inputs],
-            [mapping[value_id] for value_id in node.outputs],
+            [None if value_id is None else mapping[value_id] for value_id in node.results],
             node.attrs,
             scopes=self._scopes + tuple(Scope(_under(prefix, p), cls) for p, cls in node.scopes),
             source=node.source,
@@ -352,6 +362,7 @@ def _renumbered(graph: IRGraph, outputs: Sequence[int], updates: Mapping[int, in
             strides=value.strides,
             names=value.names,
             placements=value.placements,
+            init=value.init,
         )
         mapping[value.id] = copy.id
 
@@ -375,7 +386,7 @@ def _renumbered(graph: IRGraph, outputs: Sequence[int], updates: Mapping[int, in
         result.emit(
             node.op,
             inputs,
-            taken(node.outputs),
+            with_absent(taken(node.outputs), node.absent),
             node.attrs,
             scopes=node.scopes,
             source=node.source,

@@ -8,15 +8,17 @@ way carries a note that names the node, its module and its source line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._ops import OpOverload
 
 from shardwright.errors import GraphError, InputError, WeightError
+from shardwright.ir.donation import NOTHING, Donation, InPlace, donate
 from shardwright.ir.dtypes import describe_dtype, torch_dtype
-from shardwright.ir.operators import join_call, resolve, signature
+from shardwright.ir.operators import flatten_results, join_call, resolve, signature
 from shardwright.ir.structure import flatten_call, leaves, rebuild
 from shardwright.ir.values import IRNode, IRValue
 
@@ -65,8 +67,18 @@ def describe_node(node: IRNode) -> str:
     return f"{node.op}{scope}{source}"
 
 
-def compile_graph(graph: IRGraph, device: str | torch.device = "cpu") -> Program:
+def compile_graph(
+    graph: IRGraph,
+    device: str | torch.device = "cpu",
+    *,
+    donated: Mapping[int, int] | None = None,
+    zeros: Collection[int] = (),
+) -> Program:
     """The graph as a `Program` whose factories make their tensors on ``device``.
+
+    ``donated`` maps arguments to the results that take their place, by value id: the program
+    leaves these results in the arguments' memory, by running nodes in place where it can. The
+    contents of ``zeros``, which are among them, count as zeros whatever they are.
 
     Raises GraphError where the graph holds a marker, or an operator that is not to be had.
     """
@@ -74,36 +86,108 @@ def compile_graph(graph: IRGraph, device: str | torch.device = "cpu") -> Program
     returned = set(results)
     used = [value.id for value in graph.stored() if value.users or value.id in returned]
     arguments = (*graph.inputs, *used)
+    donation = donate(graph, donated, frozenset(zeros)) if donated else NOTHING
     namespace: dict[str, Any] = {}
     dead = _last_uses(graph, keep={*arguments, *results})
-    lines = ["def run(tensors):", f"    {_targets(arguments) or '()'} = tensors"]
+    zeroed = "".join(f"; v{value_id}.zero_()" for value_id in sorted(donation.zeroed))
+    lines = ["def run(tensors):", f"    {_targets(arguments) or '()'} = tensors{zeroed}"]
     for node in graph.nodes:
-        line = _call_line(graph, node, namespace, torch.device(device))
+        line = _node_line(graph, node, donation, namespace, torch.device(device))
         dropped = "".join(f"; del v{value_id}" for value_id in dead[node.id])
         lines.append(f"    {line}{dropped}")
-    lines.append(f"    return [{', '.join(f'v{value_id}' for value_id in results)}]")
+    lines += _return_lines(graph, results, donated or {}, donation)
     exec(compile("\n".join(lines), _FILE, "exec"), namespace)
     return Program(arguments, tuple(graph.nodes), namespace["run"])
 
 
-def _targets(value_ids: Sequence[int]) -> str:
-    return "".join(f"v{value_id}, " for value_id in value_ids)
+def _return_lines(
+    graph: IRGraph, results: Sequence[int], donated: Mapping[int, int], donation: Donation
+) -> Iterator[str]:
+    """What is done after the last node: copies into donated arguments, and the return.
+
+    A result that took an argument's place is returned as that argument, unless it stands twice.
+    """
+    names = {value_id: f"v{value_id}" for value_id in results}
+    for value_id in sorted(donation.clones):
+        yield f"    r{value_id} = v{value_id}.clone()"
+        names[value_id] = f"r{value_id}"
+    yield from (f"    v{a}.copy_({names[result]})" for a, result in donation.copies.items())
+    for argument, result in donated.items():
+        if graph.values[argument].strides == graph.values[result].strides:
+            names[result] = f"v{argument}"
+    homes = set(donated.values())
+    found = [
+        f"{names[value_id]}.clone()"
+        if value_id in homes.intersection(results[:k])
+        else names[value_id]
+        for k, value_id in enumerate(results)
+    ]
+    yield f"    return [{', '.join(found)}]"
 
 
-def _call_line(
-    graph: IRGraph, node: IRNode, namespace: dict[str, Any], device: torch.device
+def _targets(value_ids: Sequence[int | None]) -> str:
+    return "".join("_, " if value_id is None else f"v{value_id}, " for value_id in value_ids)
+
+
+def _node_line(
+    graph: IRGraph,
+    node: IRNode,
+    donation: Donation,
+    namespace: dict[str, Any],
+    device: torch.device,
 ) -> str:
-    """``v7 = f7(v1, v2, k7_0)``, its function and constants filed in ``namespace``."""
+    """``v7 = f7(v1, v2, k7_0)``, or ``f7(v1, v2, k7_0); v7 = v1`` where the node runs in place."""
+    form = donation.nodes.get(node.id)
+    if form is not None:
+        return _in_place_line(graph, node.id, form, namespace, device)
     overload = resolve(node.op)
+    one, nested = signature(overload).returns_one, signature(overload).nested
+    targets = f"v{node.outputs[0]}" if one else _targets(node.results) or "_"
     names = [_Name(f"v{value_id}") for value_id in node.inputs]
-    args, kwargs = join_call(overload, names, node.attrs, device)
-    namespace[f"f{node.id}"] = overload
-    constants = _Constants(namespace, f"k{node.id}_")
+    call = _call(node.id, overload, names, node.attrs, namespace, device)
+    if nested:
+        namespace["flat"] = flatten_results
+    return f"{targets} = flat({call})" if nested else f"{targets} = {call}"
+
+
+def _in_place_line(
+    graph: IRGraph,
+    node_id: int,
+    form: InPlace,
+    namespace: dict[str, Any],
+    device: torch.device,
+) -> str:
+    """``f7(v1, v2, k7_0); v7 = v1``, with clones in the place of what must stay as it is."""
+    names = {i: _Name(f"{'c' if i in form.cloned else 'v'}{i}") for i in form.inputs}
+    namespace["contiguous"] = torch.contiguous_format
+    parts = []
+    for output, place in form.written.items():
+        if place in form.cloned:
+            option = "" if graph.values[output].strides else "memory_format=contiguous"
+            parts.append(f"c{place} = v{place}.clone({option})")
+    inputs = [names[i] for i in form.inputs]
+    parts.append(_call(node_id, form.overload, inputs, form.attrs, namespace, device))
+    homes = form.written | form.untouched
+    parts += [f"v{output} = {names[place]}" for output, place in homes.items()]
+    parts += [f"del c{place}" for place in form.cloned]
+    return "; ".join(parts)
+
+
+def _call(
+    node_id: int,
+    overload: OpOverload,
+    inputs: Sequence[_Name],
+    attrs: dict[str, Any],
+    namespace: dict[str, Any],
+    device: torch.device,
+) -> str:
+    """``f7(v1, v2, k7_0)``, its function and constants filed in ``namespace``."""
+    args, kwargs = join_call(overload, inputs, attrs, device)
+    namespace[f"f{node_id}"] = overload
+    constants = _Constants(namespace, f"k{node_id}_")
     parts = [constants.expression(value) for value in args]
     parts += [f"{name}={constants.expression(value)}" for name, value in kwargs.items()]
-    one = signature(overload).returns_one
-    targets = f"v{node.outputs[0]}" if one else _targets(node.outputs) or "_"
-    return f"{targets} = f{node.id}({', '.join(parts)})"
+    return f"f{node_id}({', '.join(parts)})"
 
 
 class _Name(str):
@@ -163,7 +247,7 @@ def run_graph(graph: IRGraph, args: Sequence[Any], kwargs: dict[str, Any]) -> An
         check_input(graph.values[value_id], leaf.name, tensor)
     device = tensors[0].device if tensors else torch.device("cpu")
     program = compile_graph(graph, device)
-    stored = [_contents(graph, value_id) for value_id in program.arguments[len(tensors) :]]
+    stored = [_contents(graph, value_id, device) for value_id in program.arguments[len(tensors) :]]
     results = program([*tensors, *stored])
     return rebuild(graph.out_structure, results)
 
@@ -178,9 +262,11 @@ def check_input(value: IRValue, name: str, tensor: torch.Tensor) -> None:
         )
 
 
-def _contents(graph: IRGraph, value_id: int) -> torch.Tensor:
+def _contents(graph: IRGraph, value_id: int, device: torch.device) -> torch.Tensor:
     value = graph.values[value_id]
     tensor = graph.tensors.get(value_id)
+    if value.init == "zeros":
+        return torch.zeros(value.shape, dtype=torch_dtype(value.dtype), device=device)
     if tensor is None or tensor.is_meta:
         raise WeightError(
             f"{value.role} {value.names[0]!r} has no contents (the model was built on the meta "

@@ -18,7 +18,14 @@ from torch import fx, nn
 from shardwright.errors import GraphError
 from shardwright.ir.builder import Builder
 from shardwright.ir.graph import IRGraph
-from shardwright.ir.operators import join_call, operator_name, resolve, signature, split_call
+from shardwright.ir.operators import (
+    flatten_results,
+    join_call,
+    operator_name,
+    resolve,
+    signature,
+    split_call,
+)
 from shardwright.ir.values import IRNode, IRValue
 
 META = "shardwright"
@@ -59,10 +66,12 @@ def _add_call(
     if signature(overload).returns_one:
         made[node.outputs[0]] = call
         return
-    for i, value_id in enumerate(node.outputs):
-        made[value_id] = _tag(
-            result.call_function(operator.getitem, (call, i)), graph.values[value_id]
-        )
+    if signature(overload).nested:
+        call = result.call_function(flatten_results, (call,))
+    for i, value_id in enumerate(node.results):
+        if value_id is not None:
+            item = result.call_function(operator.getitem, (call, i))
+            made[value_id] = _tag(item, graph.values[value_id])
 
 
 def from_fx(module: fx.GraphModule) -> IRGraph:
@@ -90,6 +99,8 @@ def from_fx(module: fx.GraphModule) -> IRGraph:
                 builder.graph.tensors[copied[value.id]] = contents
         elif node.op == "output":
             results = cast("tuple[fx.Node, ...]", node.args[0])
+        elif node.target is flatten_results:
+            made[node] = made[node.args[0]]
         elif node.target is operator.getitem:
             made[node] = made[node.args[0]][node.args[1]]
         else:
@@ -141,8 +152,10 @@ def _read_call(
     outputs = None
     if (name, attrs, _kinds(values)) == (source.op, source.attrs, _kinds(read)):
         outputs = [
-            builder.copy_value(origin, origin.values[value_id], role="tmp")
-            for value_id in source.outputs
+            None
+            if value_id is None
+            else builder.copy_value(origin, origin.values[value_id], role="tmp")
+            for value_id in source.results
         ]
     made_here = builder.emit(
         name, values, attrs, outputs=outputs, scopes=source.scopes, source=source.source

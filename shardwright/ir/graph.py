@@ -18,7 +18,7 @@ from shardwright.errors import GraphError
 from shardwright.ir.execute import run_graph
 from shardwright.ir.structure import Arguments, Tree, leaves
 from shardwright.ir.text import format_graph
-from shardwright.ir.values import IRNode, IRValue, Role, Scope, Source, strides_or_none
+from shardwright.ir.values import Init, IRNode, IRValue, Role, Scope, Source, strides_or_none
 
 
 @dataclass(slots=True)
@@ -61,6 +61,7 @@ class IRGraph:
         strides: Sequence[int] | None = None,
         names: Sequence[str] = (),
         placements: Sequence[tuple[int, int]] | None = None,
+        init: Init | None = None,
     ) -> IRValue:
         """Add a value under a fresh id and, where ``name`` is taken, under ``name__k``.
 
@@ -78,6 +79,7 @@ class IRGraph:
             strides=strides_or_none(shape, strides),
             names=tuple(names),
             placements=tuple(placements) if placements is not None else None,
+            init=init,
         )
         self.values[value.id] = value
         return value
@@ -86,7 +88,7 @@ class IRGraph:
         self,
         op: str,
         inputs: Sequence[int],
-        outputs: Sequence[int],
+        outputs: Sequence[int | None],
         attrs: dict[str, Any] | None = None,
         *,
         scopes: tuple[Scope, ...] = (),
@@ -95,10 +97,14 @@ class IRGraph:
     ) -> IRNode:
         """Append a call of ``op`` that reads and makes the given values. Raises GraphError.
 
+        ``outputs`` holds None at the places where the call returns no tensor.
         ``node_id`` is an id that `fresh_id` gave earlier; a fresh one by default.
         """
         node_id = self.fresh_id() if node_id is None else node_id
-        node = IRNode(node_id, op, list(inputs), list(outputs), dict(attrs or {}), scopes, source)
+        made = [value_id for value_id in outputs if value_id is not None]
+        absent = tuple(i for i, value_id in enumerate(outputs) if value_id is None)
+        attrs = dict(attrs or {})
+        node = IRNode(node_id, op, list(inputs), made, attrs, scopes, source, absent)
         for value_id in (*node.inputs, *node.outputs):
             if value_id not in self.values:
                 raise GraphError(f"{op}: the graph {self.name!r} has no value {value_id}")

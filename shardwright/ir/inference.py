@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardwright.errors import GraphError
 from shardwright.ir.dtypes import torch_dtype
-from shardwright.ir.operators import join_call, resolve
+from shardwright.ir.operators import flatten_results, join_call, resolve
 from shardwright.ir.values import IRValue, contiguous_strides
 
 
@@ -24,12 +24,15 @@ class Inference:
 
     def __init__(self) -> None:
         self._mode: FakeTensorMode | None = None
-        self._known: dict[object, tuple[torch.Tensor, ...]] = {}
+        self._known: dict[object, tuple[torch.Tensor | None, ...]] = {}
 
     def outputs(
         self, op: str, inputs: Sequence[IRValue], attrs: Mapping[str, Any]
-    ) -> tuple[torch.Tensor, ...]:
-        """Meta tensors like those that ``op`` makes. Raises GraphError where it cannot be told."""
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Meta tensors like those that ``op`` makes, None where it returns no tensor.
+
+        Raises GraphError where it cannot be told.
+        """
         kinds = tuple((value.shape, value.dtype, value.strides) for value in inputs)
         key = (op, kinds, repr(attrs))
         if key not in self._known:
@@ -38,7 +41,7 @@ class Inference:
 
     def _run(
         self, op: str, inputs: Sequence[IRValue], attrs: Mapping[str, Any]
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> tuple[torch.Tensor | None, ...]:
         overload = resolve(op)
         self._mode = self._mode or FakeTensorMode()
         try:
@@ -50,16 +53,17 @@ class Inference:
             raise
         except Exception as error:
             raise GraphError(f"{_call(op, inputs, attrs)} does not run: {error}") from error
-        made = tuple(result) if isinstance(result, (list, tuple)) else (result,)
-        for item in made:
-            if not isinstance(item, torch.Tensor):
-                raise GraphError(
-                    f"{_call(op, inputs, attrs)} returns {item!r}; a graph holds operators that "
-                    "return tensors only"
-                )
-        return tuple(
-            torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in made
-        )
+        made = flatten_results(result)
+        if made and not any(isinstance(item, torch.Tensor) for item in made):
+            raise GraphError(
+                f"{_call(op, inputs, attrs)} returns {made[0]!r}; a graph holds operators that "
+                "return tensors"
+            )
+        return tuple(_on_meta(item) if isinstance(item, torch.Tensor) else None for item in made)
+
+
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def _fake_tensor(value: IRValue) -> torch.Tensor:

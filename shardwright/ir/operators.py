@@ -24,11 +24,20 @@ from shardwright.ir.values import SLOT, Input
 
 T = TypeVar("T")
 
-BUILT_IN_NAMESPACES = ("aten",)
-"""Namespaces whose operators every process has; in ``shardwright`` users register their own."""
-
-_allowed_namespaces = {*BUILT_IN_NAMESPACES, "shardwright"}
+_built_in_namespaces = ("aten",)
+_built_in_operators: set[str] = set()
+_allowed_namespaces = {*_built_in_namespaces, "shardwright"}
 _allowed_operators: set[str] = set()
+
+
+def bring_operator(op: str) -> None:
+    """Say that every process has the operator with this full name, as this package defines it."""
+    _built_in_operators.add(op)
+
+
+def is_built_in(op: str) -> bool:
+    """Whether every process has the operator; others are users' own, registered by a module."""
+    return op.partition(".")[0] in _built_in_namespaces or op in _built_in_operators
 
 
 def allow_namespace(namespace: str) -> None:
@@ -55,7 +64,10 @@ def operator_name(overload: OpOverload) -> str:
 def resolve(op: str) -> OpOverload:
     """The overload with this full name. Raises GraphError where there is none or it is barred."""
     if is_marker(op):
-        raise GraphError(f"{op!r} is a marker, which torch cannot run; lower the graph first")
+        raise GraphError(
+            f"{op!r} is a marker, a step of training that torch cannot run as it stands; build a "
+            "pipeline of the graph (sw.build), or train with it (sw.train)"
+        )
     namespace, _, rest = op.partition(".")
     name, _, overload = rest.rpartition(".")
     if namespace not in _allowed_namespaces and op not in _allowed_operators:
@@ -98,6 +110,8 @@ class Signature:
     """Whether a call returns one tensor rather than a tuple or a list of them."""
     returned: int | None
     """How many tensors a call returns; None where a list of them is among what it returns."""
+    nested: bool
+    """Whether a call returns several lists, as optimizers of many parameters do."""
 
 
 _TENSOR_TYPES = ("Tensor", "Optional[Tensor]", "number", "Optional[number]")
@@ -120,7 +134,16 @@ def signature(overload: OpOverload) -> Signature:
     )
     returns = [str(item.type) for item in schema.returns]
     returned = None if any(item.startswith("List") for item in returns) else len(returns)
-    return Signature(parameters, returns == ["Tensor"], returned)
+    nested = returned is None and len(returns) > 1
+    return Signature(parameters, returns == ["Tensor"], returned, nested)
+
+
+def flatten_results(made: Any) -> list[Any]:
+    """What a call returns as one list: the tensors of several lists one after another."""
+    items = made if isinstance(made, (list, tuple)) else [made]
+    return [
+        tensor for item in items for tensor in (item if isinstance(item, (list, tuple)) else [item])
+    ]
 
 
 def split_call(

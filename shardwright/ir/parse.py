@@ -19,7 +19,7 @@ from shardwright.ir.dtypes import DTYPES
 from shardwright.ir.graph import IRGraph
 from shardwright.ir.operators import is_marker, resolve
 from shardwright.ir.structure import Arguments, Tree
-from shardwright.ir.text import NO_SCOPE, PLAIN_CLASS, PLAIN_FILE, PLAIN_NAME
+from shardwright.ir.text import ABSENT, NO_SCOPE, PLAIN_CLASS, PLAIN_FILE, PLAIN_NAME
 from shardwright.ir.validate import validate
 from shardwright.ir.values import SLOT, STORED_ROLES, Input, IRValue, Role, Scope, Source
 
@@ -38,6 +38,7 @@ _NAME = re.compile(rf"\s*(?P<name>{PLAIN_NAME.pattern}|{_STRING})")
 _SCOPE = re.compile(
     rf"\s*(?P<path>{PLAIN_NAME.pattern}|{_STRING}):(?P<cls>{_STRING}|{PLAIN_CLASS.pattern})"
 )
+_ABSENT = re.compile(rf"\s*{ABSENT}(?=\s*[,=])")
 _SOURCE = re.compile(rf"\s*# (?P<file>{_STRING}|{PLAIN_FILE.pattern}):(?P<line>\d+)")
 _WORDS: dict[str, Any] = {
     "None": None,
@@ -237,6 +238,11 @@ class _GraphReader:
             value.names = tuple(names)
             if line.take(mark="["):
                 value.placements = tuple(line.items("]", lambda: self._range(line)))
+            start = line.at
+            if line.take("word") == "zeros":
+                value.init = "zeros"
+            else:
+                line.at = start
 
         return read
 
@@ -263,9 +269,9 @@ class _GraphReader:
 
     def _node(self, graph: IRGraph, line: _Line) -> None:
         node_id = graph.fresh_id()
-        outputs: list[int] = []
-        while line.next_is("%"):
-            outputs.append(self._value(graph, line, "tmp").id)
+        outputs: list[int | None] = []
+        while line.next_is("%") or _ABSENT.match(line.text, line.at):
+            outputs.append(self._result_of_call(graph, line))
             if line.take(mark="="):
                 break
             line.need("',' or '='", mark=",")
@@ -276,6 +282,13 @@ class _GraphReader:
         line.items(")", lambda: self._argument(line, inputs, attrs))
         source = self._source(line) if line.next_is("#") else None
         graph.emit(op, inputs, outputs, attrs, scopes=self.scopes, source=source, node_id=node_id)
+
+    def _result_of_call(self, graph: IRGraph, line: _Line) -> int | None:
+        """A value, or ``_`` where the call returns no tensor."""
+        if line.next_is("%"):
+            return self._value(graph, line, "tmp").id
+        line.match(_ABSENT, ABSENT)
+        return None
 
     def _operator(self, line: _Line) -> str:
         start = line.at

@@ -223,6 +223,27 @@ def _tuple_fields(cls: type) -> tuple[str, ...] | None:
     return getattr(cls, "_fields", None)
 
 
+def with_keyword(arguments: Arguments, name: str) -> Arguments:
+    """The same call with one more tensor, given by keyword; it comes before ``**kwargs``."""
+    before = [p for p in arguments.parameters if p.kind != "VAR_KEYWORD"]
+    place = sum(1 for _ in leaves(Arguments(tuple(before))))
+    added = Parameter(name, "KEYWORD_ONLY", Leaf(name, place))
+    behind = [
+        p if p.value is None else msgspec.structs.replace(p, value=_moved(p.value))
+        for p in arguments.parameters[len(before) :]
+    ]
+    return Arguments((*before, added, *behind))
+
+
+def _moved(tree: Tree) -> Tree:
+    """The tree with its leaves one further on."""
+    if isinstance(tree, Leaf):
+        return Leaf(tree.name, tree.index + 1)
+    if isinstance(tree, (Fixed, FixedFloat)):
+        return tree
+    return msgspec.structs.replace(tree, items=tuple(map(_moved, tree.items)))
+
+
 # --- from trees to objects -----------------------------------------------------------------
 
 

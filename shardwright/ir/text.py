@@ -3,12 +3,14 @@
     graph mlp
     input %x: f32[4, 8]
     param %fc.weight: f32[16, 8] = "fc.weight"
+    state %fc.weight.step: f32[] = "optimizer.fc.weight.step" zeros
     in fc:torch.nn.modules.linear.Linear
       %linear: f32[4, 16] = aten.linear.default(%x, %fc.weight, bias=None)  # mlp.py:12
     return %linear
     arguments {...}
     result {...}
 
+Where a call returns no tensor stands ``_``: ``%dx: f32[4, 8], _, _ = …_backward.default(…)``.
 An ``in`` line says which modules stand around the nodes after it, outermost first. `parse_graph`
 reads the text back into an equal graph.
 """
@@ -33,6 +35,7 @@ PLAIN_NAME = re.compile(r"[\w.@/-]+")
 PLAIN_CLASS = re.compile(r"[\w.<>-]+")
 PLAIN_FILE = re.compile(r'[^\s"]([^\r\n]*\S)?')
 NO_SCOPE = "-"
+ABSENT = "_"
 
 
 def format_graph(graph: IRGraph) -> str:
@@ -63,7 +66,9 @@ def _lines(graph: IRGraph) -> Iterator[str]:
 
 def format_node(graph: IRGraph, node: IRNode) -> str:
     """``%y: f32[4, 16] = aten.linear.default(%x, %w, bias=None)  # mlp.py:12``."""
-    made = ", ".join(declare(graph.values[value_id]) for value_id in node.outputs)
+    made = ", ".join(
+        ABSENT if value_id is None else declare(graph.values[value_id]) for value_id in node.results
+    )
     listed = set(listed_inputs(list(node.attrs.values())))
     names = [f"%{format_name(graph.values[value_id].name)}" for value_id in node.inputs]
     parts = [name for i, name in enumerate(names) if i not in listed]
@@ -118,10 +123,9 @@ def format_attribute(value: Any, inputs: Sequence[str]) -> str:
 
 def _location(value: IRValue) -> str:
     names = ", ".join(json.dumps(name) for name in value.names)
-    if value.placements is None:
-        return names
-    ranges = ", ".join(f"{start}:{stop}" for start, stop in value.placements)
-    return f"{names} [{ranges}]"
+    if value.placements is not None:
+        names += f" [{', '.join(f'{start}:{stop}' for start, stop in value.placements)}]"
+    return f"{names} {value.init}" if value.init else names
 
 
 def _references(graph: IRGraph, value_ids: Sequence[int]) -> str:

@@ -48,6 +48,10 @@ def _check_value(graph: IRGraph, value: IRValue) -> None:
         raise GraphError(f"{where} is a {value.role} without a name in a checkpoint")
     if value.placements is not None and not _covers(value):
         raise GraphError(f"{where}: placements {value.placements} do not give {value.shape}")
+    if value.init is not None and (not value.is_stored or value.id in graph.tensors):
+        raise GraphError(
+            f"{where} is to begin with {value.init}; that is for stored values without contents"
+        )
     made = value.role in ("tmp", "output")
     if made != (value.producer is not None):
         raise GraphError(
@@ -146,9 +150,14 @@ def _check_call(node: IRNode) -> None:
             f"{_place(node)} has {len(node.inputs)} inputs and the attributes "
             f"{', '.join(node.attrs) or 'none'}; its schema is {schema}"
         )
-    returned = signature(overload).returned
-    if returned not in (None, len(node.outputs)):
-        raise GraphError(f"{_place(node)} makes {len(node.outputs)} values; its schema is {schema}")
+    returned, count = signature(overload).returned, len(node.outputs) + len(node.absent)
+    if returned not in (None, count):
+        raise GraphError(f"{_place(node)} makes {count} values; its schema is {schema}")
+    if list(node.absent) != [i for i in range(count) if i in node.absent]:
+        raise GraphError(
+            f"{_place(node)} returns {count} things, and {node.absent} are to be absent; the "
+            "places are numbers below that, each once and in order"
+        )
 
 
 def _fits(node: IRNode, schema: Signature) -> bool:

@@ -7,6 +7,10 @@ How a node's call is stored
     as ``Input(k)``, so ``aten.index_put.default(x, [None, i], v)`` has inputs (x, v, i) and attrs
     ``{"indices": [None, Input(2)], "accumulate": False}``. A device argument is ``SLOT``: the
     graph names no device, the slot that runs it supplies one.
+
+    ``outputs`` are the tensors that the call returns. Places among its results that hold none are
+    listed in ``absent``: an operator with an output mask returns None where the mask is False.
+    ``results`` shows both, ``[a, None, c]`` for outputs (a, c) and absent (1,).
 """
 
 from __future__ import annotations
@@ -14,13 +18,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from shardwright.ir.dtypes import itemsize
+
+T = TypeVar("T")
 
 Role = Literal["input", "param", "buffer", "state", "constant", "tmp", "output"]
 STORED_ROLES: tuple[Role, ...] = ("param", "buffer", "state", "constant")
 """Roles of values that exist before a run and whose contents live outside the graph."""
+
+Init = Literal["zeros"]
+"""What a stored value holds before the first run, where no contents exist."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +83,9 @@ class IRValue:
     placements
         For stored roles, the half-open range taken of each dimension of the stored tensor; None
         where the value is all of it.
+    init
+        For stored roles, what the value holds before the first run where nothing stores it:
+        ``"zeros"`` for state that does not exist yet; None where contents exist.
     producer, users
         Node ids. A value without a producer is an input or stored.
     """
@@ -87,6 +99,7 @@ class IRValue:
     strides: tuple[int, ...] | None = None
     names: tuple[str, ...] = ()
     placements: tuple[tuple[int, int], ...] | None = None
+    init: Init | None = None
     producer: int | None = None
     users: list[int] = field(default_factory=list)
 
@@ -116,6 +129,8 @@ class IRNode:
         The modules around the call, outermost first, the root model left out.
     source
         The line of the program it came from, where known.
+    absent
+        Places among the operator's results that hold no tensor, ascending.
     """
 
     id: int
@@ -125,6 +140,12 @@ class IRNode:
     attrs: dict[str, Any]
     scopes: tuple[Scope, ...] = ()
     source: Source | None = None
+    absent: tuple[int, ...] = ()
+
+    @property
+    def results(self) -> list[int | None]:
+        """What the call returns, place by place: value ids, and None at the absent places."""
+        return with_absent(self.outputs, self.absent)
 
     @property
     def scope(self) -> str:
@@ -135,6 +156,12 @@ class IRNode:
     def scope_class(self) -> str:
         """The class of the innermost module, ``""`` where there is none."""
         return self.scopes[-1].cls if self.scopes else ""
+
+
+def with_absent(present: Sequence[T], absent: Sequence[int]) -> list[T | None]:
+    """``present`` in order, with None at the places ``absent``."""
+    left = iter(present)
+    return [None if i in absent else next(left) for i in range(len(present) + len(absent))]
 
 
 def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:

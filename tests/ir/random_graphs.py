@@ -70,7 +70,7 @@ class Writer:
         )
         tensors = resolve(op)(*_tensors(args), **_tensors(kwargs))
         if isinstance(made, list):
-            return [Pair(v, t) for v, t in zip(made, tensors, strict=True)]
+            return [v and Pair(v, t) for v, t in zip(made, tensors, strict=True)]
         return Pair(made, tensors)
 
 
@@ -91,6 +91,15 @@ def _matrix(seed: int) -> torch.Tensor:
 def _normalize(w: Writer, x: Pair, y: Pair) -> Pair:
     weight = w.stored(torch.ones(N, dtype=torch.float64))
     return w.call("aten.layer_norm.default", x, [N], weight, eps=1e-05)
+
+
+def _normalize_backward(w: Writer, x: Pair, y: Pair) -> Pair:
+    """An operator with an output mask: of three results it returns the first alone."""
+    _, *statistics = w.call("aten.native_layer_norm.default", x, [N], None, None, 1e-05)
+    mask = [True, False, False]
+    return w.call(
+        "aten.native_layer_norm_backward.default", y, x, [N], *statistics, None, None, mask
+    )[0]
 
 
 def _linear(w: Writer, x: Pair, y: Pair) -> Pair:
@@ -149,6 +158,7 @@ STEPS: dict[str, Callable[[Writer, Pair, Pair], Pair]] = {
         "aten.sub.Tensor", x, w.call("aten.max.dim", x, 0, keepdim=True)[0]
     ),
     "normalize": _normalize,
+    "normalize_backward": _normalize_backward,
     "linear": _linear,
     "split": _split,
     "pick": _pick,

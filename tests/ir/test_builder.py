@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from shardwright.errors import GraphError
-from shardwright.ir import Builder, IRGraph, Scope, Source
+from shardwright.ir import Builder, IRGraph, Scope, Source, parse_graph
 from shardwright.ir.structure import Leaf, Parameter, TupleTree
 
 
@@ -266,3 +266,22 @@ def test_what_is_not_valid_is_refused_at_the_end():
     y = builder.call("aten.add_.Tensor", x, 1)
     with pytest.raises(GraphError, match="writes to its input; graphs are functional"):
         builder.finish(y)
+
+
+def test_state_may_begin_with_zeros() -> None:
+    builder = Builder()
+    x = builder.input("x", (2,))
+    state = builder.zeros("state", "average", torch.empty(2))
+    total = builder.call("aten.add.Tensor", x, state)
+    graph = builder.finish(total, updates={state.id: total.id})
+    assert not graph.tensors
+    assert parse_graph(str(graph)) == graph
+    assert graph.run(torch.ones(2)).tolist() == [1.0, 1.0]
+
+
+def test_what_begins_with_zeros_has_no_contents() -> None:
+    builder = Builder()
+    state = builder.zeros("state", "average", torch.empty(2))
+    builder.graph.tensors[state.id] = torch.zeros(2)
+    with pytest.raises(GraphError, match="begin with zeros"):
+        builder.finish(state)

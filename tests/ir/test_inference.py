@@ -85,21 +85,13 @@ def test_results_that_are_no_tensors_of_a_known_shape(op: str, message: str):
         builder.call(op, x, *more)
 
 
-def test_an_output_that_is_left_undefined_is_refused():
+def test_places_without_a_tensor_are_left_out():
     builder = Builder("g")
-    x, weight = builder.input("x", (1, 1, 4)), builder.input("w", (1, 1, 1))
-    with pytest.raises(GraphError, match="returns None"):
-        builder.call(
-            "aten.convolution_backward.default",
-            x,
-            x,
-            weight,
-            None,
-            [1],
-            [0],
-            [1],
-            False,
-            [0],
-            1,
-            [True, False, False],
-        )
+    x, weight = builder.input("x", (1, 2, 4)), builder.input("w", (2, 2, 1))
+    like = ([1], [0], [1], False, [0], 1)
+    mask = [False, True, False]
+    made = builder.call("aten.convolution_backward.default", x, x, weight, None, *like, mask)
+    assert [value and value.shape for value in made] == [None, (2, 2, 1), None]
+    (node,) = builder.graph.nodes
+    assert (node.outputs, node.absent) == ([made[1].id], (0, 2))
+    assert node.results == [None, made[1].id, None]

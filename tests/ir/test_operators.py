@@ -171,7 +171,7 @@ def test_names_lead_to_overloads_and_back():
         ("aten.linear.__doc__", "does not exist in torch"),
         ("aten..default", "does not exist in torch"),
         ("aten.a.b.default", "does not exist in torch"),
-        ("Backward", "'Backward' is a marker, which torch cannot run; lower the graph first"),
+        ("Backward", "'Backward' is a marker, a step of training"),
     ],
 )
 def test_names_that_lead_nowhere(op: str, message: str):

@@ -112,6 +112,7 @@ BROKEN = {
     "%y: f32[2] = os.system(%y)": "line 2, column 14: operator 'os.system': namespace 'os' is not",
     "%y: f32[2] = aten.relu.default": "line 2, column 31: expected '\\(', found the end",
     "%y: f32[2] = aten.relu.default(%x)": "line 2, column 32: no value named %x stands before this",
+    "%y: f32[2], __ = aten.relu.default(%y)": "line 2, column 16: expected '\\('",
     "%y: f32[2] = aten.relu.default(7)": "line 2, column 32: expected a value's name, found '7.'",
     "Marker(a=1 b=2)": "line 2, column 12: expected ',' or '\\)', found 'b=2\\)'",
     "Marker(a=1, a=2)": "line 2, column 13: the attribute a is given twice, found 'a=2.'",

@@ -24,6 +24,7 @@ from shardwright.ir.structure import (
     leaves,
     rebuild,
     rebuild_call,
+    with_keyword,
 )
 
 
@@ -371,6 +372,24 @@ def test_keywords_unknown_at_capture_are_named():
 def test_arguments_that_cannot_be_described(args, kwargs, message):
     with pytest.raises(InputError, match=message):
         describe_arguments(forward, args, kwargs)
+
+
+def test_a_keyword_is_added_before_further_keywords():
+    def function(x, *, flag=True, **others):
+        return x
+
+    def widened(x, *, flag=True, rng, **others):
+        return x
+
+    x, y, z, rng = (torch.zeros(i) for i in range(4))
+    arguments, _ = describe_arguments(function, (x,), {"y": [y, 1], "z": {"a": z}})
+    added = with_keyword(arguments, "rng")
+    kwargs = {"y": [y, 1], "z": {"a": z}, "rng": rng}
+    expected, tensors = describe_arguments(widened, (x,), kwargs)
+    assert added == expected
+    assert list(map(id, flatten_call(added, (x,), kwargs))) == list(map(id, tensors))
+    with pytest.raises(InputError, match="'rng' is missing"):
+        flatten_call(added, (x,), {"y": [y, 1], "z": {"a": z}})
 
 
 def test_a_tree_reads_in_the_file():

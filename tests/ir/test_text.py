@@ -55,6 +55,19 @@ def test_attributes_read_as_python():
         assert format_attribute(value, ["%a", "%b"]) == text
 
 
+def test_places_without_a_tensor_are_underscores():
+    builder = Builder("g")
+    x = builder.input("x", (1, 2, 4))
+    weight = builder.input("w", (2, 2, 1))
+    like = ([1], [0], [1], False, [0], 1)
+    mask = [False, True, False]
+    _, made, _ = builder.call("aten.convolution_backward.default", x, x, weight, None, *like, mask)
+    graph = builder.finish(made)
+    line = str(graph).split("\n")[3]
+    assert line.startswith("  _, %convolution_backward!: f32[2, 2, 1], _ = aten.convolution_back")
+    assert parse_graph(str(graph)) == graph
+
+
 def test_odd_scopes_stand_in_quotes():
     assert format_scopes(()) == "-"
     assert format_scopes((("", "M"), ("a:b", "<locals>.M > N"))) == (

@@ -194,3 +194,12 @@ def test_structures_are_not_needed():
     graph = build()
     graph.in_structure = graph.out_structure = None
     validate(graph)
+
+
+def test_absent_places_are_places_of_the_call():
+    builder = Builder("g")
+    first, _ = builder.call("aten.unbind.int", builder.input("x", (2, 3)))
+    graph = builder.finish(first)
+    graph.nodes[0].absent = (3,)
+    with pytest.raises(GraphError, match=r"returns 3 things, and \(3,\) are to be absent"):
+        validate(graph)
