@@ -1,8 +1,39 @@
-"""From a PyTorch model to a graph."""
+"""From a PyTorch model, or a step of training, to a graph."""
 
+import sys
+import types
+from contextlib import AbstractContextManager
+
+from shardwright.ir.graph import IRGraph
+from shardwright.tracing.active import LiveGraph, get_ir, is_tracing
+from shardwright.tracing.active import tracing as _tracing
 from shardwright.tracing.capture import capture
 from shardwright.tracing.empty_weights import empty_weights
 from shardwright.tracing.failures import CaptureWarning
 from shardwright.tracing.model import Model
+from shardwright.tracing.step import CapturedStep, Rate, capture_step, compile_ir
 
-__all__ = ["CaptureWarning", "Model", "capture", "empty_weights"]
+__all__ = [
+    "CaptureWarning",
+    "CapturedStep",
+    "LiveGraph",
+    "Model",
+    "Rate",
+    "capture",
+    "capture_step",
+    "compile_ir",
+    "empty_weights",
+    "get_ir",
+    "is_tracing",
+]
+
+
+class _Package(types.ModuleType):
+    """This package, which is also the context manager of its name: ``with sw.tracing(ir):``."""
+
+    def __call__(self, ir: IRGraph) -> AbstractContextManager[IRGraph]:
+        """Inside, `is_tracing` is true and `get_ir` gives ``ir``."""
+        return _tracing(ir)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -19,20 +19,28 @@ from shardwright.ir.values import IRNode
 
 def remove_dead_code(graph: IRGraph, needed: Iterable[int]) -> None:
     """Drop nodes and stored values that the values ``needed`` do not depend on."""
-    live = set(needed)
-    kept: list[IRNode] = []
-    for node in reversed(graph.nodes):
-        if _has_effect(node) or not live.isdisjoint(node.outputs):
-            live.update(node.inputs, node.outputs)
-            kept.append(node)
-    dropped = {node.id for node in graph.nodes} - {node.id for node in kept}
-    graph.nodes[:] = reversed(kept)
+    live = live_values(graph, needed)
+    dropped = {node.id for node in graph.nodes if not _is_kept(node, live)}
+    graph.nodes[:] = (node for node in graph.nodes if node.id not in dropped)
     for value_id, value in list(graph.values.items()):
         if value_id in live or value.role == "input":
             value.users = [user for user in value.users if user not in dropped]
         else:
             del graph.values[value_id]
             graph.tensors.pop(value_id, None)
+
+
+def live_values(graph: IRGraph, needed: Iterable[int]) -> set[int]:
+    """The values ``needed`` and all that they, or what has an effect, depend on."""
+    live = set(needed)
+    for node in reversed(graph.nodes):
+        if _is_kept(node, live):
+            live.update(node.inputs, node.outputs)
+    return live
+
+
+def _is_kept(node: IRNode, live: set[int]) -> bool:
+    return _has_effect(node) or not live.isdisjoint(node.outputs)
 
 
 def _has_effect(node: IRNode) -> bool:

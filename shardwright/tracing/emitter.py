@@ -44,10 +44,10 @@ class Emitter:
         inputs: Sequence[IRValue],
         attrs: dict[str, Any],
         *,
-        outputs: Sequence[torch.Tensor] | None = None,
+        outputs: Sequence[torch.Tensor | None] | None = None,
         name: str | None = None,
     ) -> list[IRValue]:
-        """One node; its results as a list, with the specs of ``outputs`` where given."""
+        """One node; its tensors as a list, with the specs of ``outputs`` where given."""
         if self._hidden:
             inputs = [self.seen(value) for value in inputs]
         values = self._append(overload, inputs, attrs, outputs, name)
@@ -62,7 +62,7 @@ class Emitter:
         overload: OpOverload,
         inputs: Sequence[IRValue],
         attrs: dict[str, Any],
-        outputs: Sequence[torch.Tensor] | None = None,
+        outputs: Sequence[torch.Tensor | None] | None = None,
         name: str | None = None,
     ) -> list[IRValue]:
         made = self.builder.emit(
@@ -74,7 +74,8 @@ class Emitter:
             scopes=self.scopes,
             source=self.source,
         )
-        return [made] if isinstance(made, IRValue) else list(made)
+        values = [made] if isinstance(made, IRValue) else made
+        return [value for value in values if value is not None]
 
     def call(self, op: OpOverload | str, /, *args: Any, **kwargs: Any) -> list[IRValue]:
         """One node, its call written as in Python."""

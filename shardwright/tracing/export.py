@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import nn
+from torch._export.passes import replace_autocast_with_hop_pass, replace_set_grad_with_hop_pass
 from torch.export import ExportedProgram
 
 from shardwright.errors import CaptureError
@@ -30,8 +31,13 @@ _LOGGERS = (
 )
 
 
-def export_flat(flat: FlatModel, tensors: list[torch.Tensor]) -> ExportedProgram:
-    """The exported program of ``flat`` on tensors like ``tensors``. Raises CaptureError."""
+def export_flat(
+    flat: FlatModel, tensors: list[torch.Tensor], *, stacklevel: int = 2
+) -> ExportedProgram:
+    """The exported program of ``flat`` on tensors like ``tensors``. Raises CaptureError.
+
+    Warnings are of the line ``stacklevel`` frames up, 1 being the caller's.
+    """
     device = tensors[0].device if tensors else torch.device("cpu")
     program, failure = None, ""
     with ExitStack() as stack:
@@ -40,6 +46,7 @@ def export_flat(flat: FlatModel, tensors: list[torch.Tensor]) -> ExportedProgram
             stack.enter_context(torch.no_grad())
         stack.enter_context(_unchanged(flat.model))
         stack.enter_context(_quiet())
+        stack.enter_context(_without_regions())
         notes = stack.enter_context(takes_notes())
         stack.enter_context(stand_ins(flat.model, device))
         try:
@@ -51,17 +58,17 @@ def export_flat(flat: FlatModel, tensors: list[torch.Tensor]) -> ExportedProgram
     if program is None:  # raised here: a traceback through torch keeps the tracer's tensors alive
         raise CaptureError(failure)
     if notes.functions and flat.model.training and torch.is_grad_enabled():
-        _warn_of_functions(notes.functions)
+        _warn_of_functions(notes.functions, stacklevel + 2)
     return program
 
 
-def _warn_of_functions(names: set[str]) -> None:
+def _warn_of_functions(names: set[str], stacklevel: int) -> None:
     warnings.warn(
         f"the graph differentiates the forward of {', '.join(sorted(names))} and does not know its "
         "own backward; register it as an operator (torch.library.custom_op) to keep that, or "
         "capture inside `with torch.no_grad():` where no gradient is needed",
         CaptureWarning,
-        stacklevel=4,
+        stacklevel=stacklevel,
     )
 
 
@@ -84,6 +91,29 @@ def _unchanged(model: nn.Module) -> Iterator[None]:
             for key, items in held.items():
                 vars(module)[key].clear()
                 vars(module)[key].update(items)
+
+
+@contextmanager
+def _without_regions() -> Iterator[None]:
+    """Let a change of settings (``no_grad``, ``autocast``) stand as a call where it was made.
+
+    torch.export makes regions of them, which takes as long as the tracing itself; `origins` notes
+    the settings at each call, so that they are not needed.
+    """
+    before = [(module, name, getattr(module, name)) for module, name in _REGION_PASSES]
+    try:
+        for module, name, _ in before:
+            setattr(module, name, lambda program, signature: (program, signature))
+        yield
+    finally:
+        for module, name, region_pass in before:
+            setattr(module, name, region_pass)
+
+
+_REGION_PASSES = (
+    (replace_set_grad_with_hop_pass, "replace_set_grad_with_hop_pass"),
+    (replace_autocast_with_hop_pass, "replace_autocast_with_hop_pass"),
+)
 
 
 @contextmanager

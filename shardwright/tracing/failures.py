@@ -75,12 +75,6 @@ def is_of_program(file: str) -> bool:
     return not file.startswith((_TORCH, _OURS, *_GENERATED))
 
 
-@cache
-def is_ours(file: str) -> bool:
-    """Whether a file is one of this package."""
-    return file.startswith(_OURS)
-
-
 def line_before(source: Source | None) -> str:
     """``model.py:7 `if x.sum() > 0:`: ``, or nothing where the line is not known."""
     if source is None:

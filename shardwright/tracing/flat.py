@@ -1,4 +1,4 @@
-"""A model as a module of flat tensors, which is all that torch.export has to understand.
+"""A program as a module of flat tensors, which is all that torch.export has to understand.
 
 Comes in: a model and the structure of a call of it (`ir.structure`). Goes out: a module whose
 ``forward`` takes the call's tensors in leaf order and returns the result's, followed by the new
@@ -10,7 +10,7 @@ CaptureError that names the model's line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import CaptureError, InputError
-from shardwright.ir.structure import Arguments, Tree, describe_result, rebuild_call
+from shardwright.ir.structure import Arguments, Call, Tree, describe_result, rebuild_call
 from shardwright.tracing.failures import explain
 
 PREFIX = "model"
@@ -27,14 +27,19 @@ PREFIX = "model"
 
 @dataclass
 class Outcome:
-    """What ``forward`` found out: the result's structure, and the buffers that were assigned."""
+    """What ``forward`` found out: the result's structure, and what it returns after the result."""
 
     result: Tree | None = None
     assigned: tuple[str, ...] = ()
 
 
 class FlatModel(nn.Module):
-    """The flat module; ``outcome`` is filled by ``forward``."""
+    """The flat module; ``outcome`` is filled by ``forward``.
+
+    A subclass may run something else than the model, and return more tensors after the result's.
+    """
+
+    returns_tensors = True
 
     def __init__(self, model: nn.Module, arguments: Arguments) -> None:
         super().__init__()
@@ -43,21 +48,34 @@ class FlatModel(nn.Module):
         self.outcome = Outcome()  # export puts attributes back, but not what is inside this one
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The tensors of the model's result, then those of the buffers it assigned."""
+        """The tensors of the result, then those of the buffers it assigned, then the rest."""
         call = rebuild_call(self.arguments, tensors)
         before = {slot: slot.tensor for slot in _slots(self.model)}
         try:
-            result = self.model(*call.args, **call.kwargs)
+            result = self.run(call)
         except CaptureError:
             raise
         except Exception as error:
             raise explain(error) from error
         tree, outputs = _describe(result)
+        if not outputs and self.returns_tensors:
+            raise CaptureError(
+                f"the model returned {type(result).__name__} without any tensor; a graph has at "
+                "least one output"
+            )
         assigned = {
             slot.name: _assigned(slot) for slot, old in before.items() if slot.tensor is not old
         }
         self.outcome.result, self.outcome.assigned = tree, tuple(assigned)
-        return (*outputs, *assigned.values())
+        return (*outputs, *assigned.values(), *self.rest())
+
+    def run(self, call: Call) -> Any:
+        """What the program gives for a call."""
+        return self.model(*call.args, **call.kwargs)
+
+    def rest(self) -> Sequence[torch.Tensor]:
+        """Tensors to return besides, once the program has run."""
+        return ()
 
 
 class _Slot(NamedTuple):
@@ -105,11 +123,6 @@ def _describe(result: Any) -> tuple[Tree, list[torch.Tensor]]:
         if "cache" in message.lower():
             message += " (to leave a cache out, call the model with use_cache=False)"
         raise CaptureError(message) from None
-    if not outputs:
-        raise CaptureError(
-            f"the model returned {type(result).__name__} without any tensor; a graph has at least "
-            "one output"
-        )
     return tree, outputs
 
 

@@ -1,8 +1,8 @@
 """What the nodes of an exported program stand for, once they are translated.
 
-A `Place` stands for a tensor, a list for several, a GraphModule for the body of a region, None for
-nothing. Comes in: an argument of an fx node, nested as it may be. Goes out: the same with each
-node in it replaced by what it stands for, or by its value at this point of the program.
+A `Place` stands for a tensor, a list for several, None for nothing. Comes in: an argument of an fx
+node, nested as it may be. Goes out: the same with each node in it replaced by what it stands for,
+or by its value at this point of the program.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from shardwright.ir.values import IRValue, Source, contiguous_strides
 from shardwright.tracing.emitter import Emitter
 from shardwright.tracing.views import Call, View, ViewCall, describe_view
 
-Owner = Literal["input", "param", "buffer", "constant", "tmp"]
+Owner = Literal["input", "param", "buffer", "state", "constant", "tmp"]
 
 
 @dataclass(slots=True, eq=False)
@@ -75,10 +75,14 @@ class Place:
 
 
 class Memory:
-    """All storages of a program."""
+    """All storages of a program.
 
-    def __init__(self, emitter: Emitter) -> None:
+    ``updates_parameters`` says that the program may write to its parameters, as a step does.
+    """
+
+    def __init__(self, emitter: Emitter, *, updates_parameters: bool = False) -> None:
         self.emitter = emitter
+        self._updates_parameters = updates_parameters
         self._storages: dict[int, Storage] = {}
 
     def root(
@@ -132,7 +136,30 @@ class Memory:
 
         Raises CaptureError.
         """
-        self._check_write(place)
+        updates = self._updates_parameters and place.storage.owner == "param"
+        if updates:
+            self._check_parameter(place, value)
+        else:
+            self._check_write(place)
+        place.storage.written = place.storage.written or self.emitter.source
+        self._store(place, value)
+        if updates:
+            self._begin_anew(place.root)
+
+    def _begin_anew(self, root: Place) -> None:
+        """Gradients flow to a parameter's new contents, and not on to what they were made of."""
+        if self.emitter.flows(root.first):
+            root.value = self.emitter.detached(root.value)
+            self.emitter.let_flow(root.value)
+
+    def replace(self, place: Place, value: IRValue) -> None:
+        """``place``, a root, has the contents ``value`` from here on, as a step of training says.
+
+        No rule for the program's own writes holds: parameters are replaced, and a gradient that
+        flowed through the old contents flows through the new ones.
+        """
+        if self.emitter.flows(place.first):
+            self.emitter.let_flow(value)
         place.storage.written = place.storage.written or self.emitter.source
         self._store(place, value)
 
@@ -174,6 +201,13 @@ class Memory:
         return self.emitter.one("aten.slice_scatter.default", before, value, 0, 0, size)
 
     # --- what may be written ----------------------------------------------------------------
+
+    def _check_parameter(self, place: Place, value: IRValue) -> None:
+        if self.emitter.records and self.emitter.is_differentiable(value):
+            raise self.emitter.refuse(
+                f"the step writes to its parameter {place.storage.name!r} what has a gradient "
+                "itself; write inside `with torch.no_grad():`"
+            )
 
     def _check_write(self, place: Place) -> None:
         storage = place.storage

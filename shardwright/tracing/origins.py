@@ -24,12 +24,14 @@ import torch.fx
 from torch.autograd import Function
 from torch.fx.experimental.proxy_tensor import _ModuleStackTracer
 
+from shardwright.errors import CaptureError
 from shardwright.ir.values import Scope, Source
-from shardwright.tracing.failures import is_of_program, is_ours
-from shardwright.tracing.flat import PREFIX
+from shardwright.tracing.failures import is_of_program, line_before
+from shardwright.tracing.flat import PREFIX, FlatModel
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
 _KEY = "shardwright"
+_FLAT_FORWARD = FlatModel.forward.__code__
 
 
 class Note(NamedTuple):
@@ -57,7 +59,7 @@ class Notes:
     def note(self, frame: FrameType) -> Note:
         """The note for a call, made by the program further up from ``frame``."""
         records = self._applied[0] if self._applied else torch.is_grad_enabled()
-        return Note(_line_of_program(frame), records, _autocast())
+        return Note(line_of_program(frame), records, _autocast())
 
     @contextmanager
     def applying(self, function: type[Function]) -> Iterator[None]:
@@ -102,12 +104,18 @@ def takes_notes() -> Iterator[Notes]:
         torch.fx.config.do_not_emit_stack_traces = config
 
 
-def _line_of_program(frame: FrameType | None) -> Source | None:
-    while frame is not None and not is_ours(frame.f_code.co_filename):
+def line_of_program(frame: FrameType | None) -> Source | None:
+    """The line of the program that is running, found upwards from ``frame``."""
+    while frame is not None and frame.f_code is not _FLAT_FORWARD:
         if is_of_program(frame.f_code.co_filename):
             return Source(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return None
+
+
+def refuse_here(message: str) -> CaptureError:
+    """The error for what the program does at the line that is running."""
+    return CaptureError(f"{line_before(line_of_program(sys._getframe(1)))}{message}")
 
 
 def _autocast() -> tuple[tuple[str, torch.dtype], ...]:
@@ -125,9 +133,13 @@ def note_of(node: torch.fx.Node) -> Note | None:
 
 
 class Scopes:
-    """Reads the modules around nodes, each distinct chain once."""
+    """Reads the modules around nodes, each distinct chain once.
 
-    def __init__(self) -> None:
+    ``roots`` are the paths that stand before the names of modules.
+    """
+
+    def __init__(self, roots: tuple[str, ...] = (PREFIX,)) -> None:
+        self._roots = tuple(f"{root}." for root in roots)
         self._known: dict[tuple[str, ...], tuple[Scope, ...]] = {}
 
     def of(self, node: torch.fx.Node) -> tuple[Scope, ...]:
@@ -136,8 +148,9 @@ class Scopes:
         key = tuple(stack)
         if key not in self._known:
             self._known[key] = tuple(
-                Scope(path.removeprefix(f"{PREFIX}.").split("@")[0], cls)
+                Scope(path.removeprefix(root).split("@")[0], cls)
                 for path, cls in stack.values()
-                if path.startswith(f"{PREFIX}.")
+                for root in self._roots
+                if path.startswith(root)
             )
         return self._known[key]

@@ -1,12 +1,14 @@
 """From an exported program to an IRGraph, in one pass over its nodes.
 
 Comes in: what torch.export made of a flat model: a graph of ATen calls that may write in place,
-with regions as higher-order operators, and what `origins` noted of each call. Goes out: nodes in
-a `Builder`. What always holds: what was emitted is functional and flat, with casts where the
-program ran under autocast. Each node of the program is handled by one rule:
+and what `origins` noted of each call. Goes out: nodes in a `Builder`. What always holds: what was
+emitted is functional and flat, with casts where the program ran under autocast. Each node of the
+program is handled by one rule:
 
     getitem                      picks a result
-    a region                     is walked in place
+    a mark                       becomes a marker, where the program is a step (`markers`)
+    a change of settings         is left out; what it changes is noted on each call
+    a region                     is refused: a graph has one path
     an operator that writes      becomes its functional form, and a write in `memory` (`writes`)
     one that writes in secret    likewise, by name: the running statistics of norms (`norms`)
     one that does nothing        stands for its input (`_DOES_NOTHING`)
@@ -25,27 +27,43 @@ from torch._ops import HigherOrderOperator, OpOverload
 
 from shardwright.errors import GraphError
 from shardwright.ir.operators import allow_namespace, split_call
-from shardwright.ir.values import SLOT, Input
+from shardwright.ir.values import SLOT, Input, with_absent
 from shardwright.tracing.casts import Casts
 from shardwright.tracing.emitter import Emitter
+from shardwright.tracing.flat import PREFIX
 from shardwright.tracing.held import Held, is_node, listed
+from shardwright.tracing.marks import MARK
 from shardwright.tracing.memory import Memory, Place
 from shardwright.tracing.norms import NORMS
 from shardwright.tracing.origins import Note, Scopes, note_of
 from shardwright.tracing.views import ViewCall, same_geometry
 from shardwright.tracing.writes import Writes
 
+Translated = Callable[[int, list[Place], Sequence[torch.Tensor]], list[Place]]
+"""From a mark's number, the places it reads and what it makes to the places of that."""
+
 
 class Translator:
-    """Walks a program and emits its nodes."""
+    """Walks a program and emits its nodes.
 
-    def __init__(self, emitter: Emitter) -> None:
-        self.memory = Memory(emitter)
+    ``roots`` are the paths that stand before those of the program's modules. Where the program is
+    a step of training it ``updates_parameters``, and ``marked`` translates its marks.
+    """
+
+    def __init__(
+        self,
+        emitter: Emitter,
+        roots: tuple[str, ...] = (PREFIX,),
+        *,
+        updates_parameters: bool = False,
+    ) -> None:
+        self.marked: Translated | None = None
+        self.memory = Memory(emitter, updates_parameters=updates_parameters)
         self._emitter = emitter
         self._held = Held(self.memory)
         self._writes = Writes(emitter, self.memory, self._held)
         self._casts = Casts(emitter)
-        self._scopes = Scopes()
+        self._scopes = Scopes(roots)
         self._note = Note()
 
     def walk(self, body: torch.fx.GraphModule, arguments: Sequence[Any]) -> Any:
@@ -57,8 +75,6 @@ class Translator:
         for node in body.graph.nodes:
             if node.op == "placeholder":
                 self._held[node] = next(given)
-            elif node.op == "get_attr":
-                self._held[node] = getattr(body, str(node.target))
             elif node.op == "call_function":
                 self._enter(node)
                 self._held[node] = self._call(node)
@@ -78,8 +94,13 @@ class Translator:
         if target is operator.getitem:
             source, index = node.args
             return self._held.standing_for(source)[index]
+        if target in _SETTINGS:
+            return None
         if isinstance(target, HigherOrderOperator):
-            return self._region(target.name(), node)
+            raise self._emitter.refuse(
+                f"torch.{target.name()} runs a function under control of a tensor, and a graph has "
+                "one path: compute every side and choose with torch.where, or write the loop out"
+            )
         if not isinstance(target, OpOverload):
             raise self._emitter.refuse(_advice_for_function(target))
         try:
@@ -87,49 +108,44 @@ class Translator:
         except GraphError as error:
             raise self._emitter.refuse(f"{target.name()} cannot be in a graph: {error}") from error
 
-    def _region(self, name: str, node: torch.fx.Node) -> Any:
-        """Walk a region in place; its settings stand on its nodes."""
-        if name not in _REGIONS:
-            raise self._emitter.refuse(
-                f"torch.{name} runs a function under control of a tensor, and a graph has one "
-                "path: compute every side and choose with torch.where, or write the loop out"
-            )
-        body, *operands = self._held.standing_for(node.args[_REGIONS[name] :])
-        return self.walk(body, operands)
-
     def _operator(self, overload: OpOverload, node: torch.fx.Node) -> Any:
         specs = self._specs(node)
+        tensors = [spec for spec in specs if spec is not None]
         if overload in _DROPPED or overload.namespace == "profiler":
             return None
+        if overload is MARK and self.marked is not None:
+            number, reads, _ = self._held.standing_for(node.args)
+            return self.marked(number, reads, tensors)
         if overload.namespace != "aten":
             allow_namespace(overload.namespace)
         if overload._schema.is_mutable:
-            return self._writes.translate(overload, node, specs)
+            return self._writes.translate(overload, node, tensors)
         inputs, attrs = split_call(overload, node.args, node.kwargs, is_tensor=is_node)
         self._check_attributes(overload, attrs)
         places = self._held.standing_for(inputs)
         if overload._opname == "lift_fresh_copy":
-            return self.memory.copy(specs[0], self.memory.read(places[0]))
-        if self._does_nothing(overload._opname, specs, places, attrs):
-            call = ViewCall(overload._opname, attrs, places[0].spec, tuple(specs))
+            return self.memory.copy(tensors[0], self.memory.read(places[0]))
+        if self._does_nothing(overload, tensors, places, attrs):
+            call = ViewCall(overload._opname, attrs, places[0].spec, tuple(tensors))
             return self.memory.view(places[0], self.memory.read(places[0]), call)
         norm = NORMS.get(overload)
         if norm is not None and norm.writes(attrs):
-            return self.memory.root(specs[0], norm.emit(self._emitter, self.memory, places, attrs))
+            made = norm.emit(self._emitter, self.memory, places, attrs)
+            return self.memory.root(tensors[0], made)
         return self._stay(overload, places, attrs, node, specs)
 
     def _does_nothing(
         self,
-        name: str,
+        overload: OpOverload,
         specs: Sequence[torch.Tensor],
         places: list[Place],
         attrs: dict[str, Any],
     ) -> bool:
         """Whether the result is the first input."""
-        rule = _DOES_NOTHING.get(name)
+        rule = _DOES_NOTHING.get(overload._opname) if overload.namespace == "aten" else None
         if rule is None or not rule(attrs):
             return False
-        if name == "dropout":  # its fake result is a copy, its real one the input
+        if overload._opname == "dropout":  # its fake result is a copy, its real one the input
             self.memory.join(specs[0], places[0])
             return True
         shared = self.memory.parent_of(specs[0], places[:1]) is not None
@@ -141,9 +157,10 @@ class Translator:
         places: list[Place],
         attrs: dict[str, Any],
         node: torch.fx.Node,
-        specs: Sequence[torch.Tensor],
+        specs: Sequence[torch.Tensor | None],
     ) -> Any:
         """Emit the operator as it is; a result that shares memory with an input is its view."""
+        present = tuple(spec for spec in specs if spec is not None)
         if overload._opname == "as_strided":  # counts in the memory, whatever view it is called on
             places = [place.root for place in places]
         values = [self.memory.read(place) for place in places]
@@ -151,24 +168,35 @@ class Translator:
             values = self._casts.of(overload, places, values, attrs, self._note.autocast)
         made = self._emitter.emit(overload, values, attrs, outputs=specs, name=node.name)
         results = []
-        for number, (spec, value) in enumerate(zip(specs, made, strict=True)):
+        for number, (spec, value) in enumerate(zip(present, made, strict=True)):
             parent = self.memory.parent_of(spec, places)
             if parent is None:
                 results.append(self.memory.root(spec, value))
             else:
-                call = ViewCall(overload._opname, attrs, parent.spec, tuple(specs), number)
+                call = ViewCall(overload._opname, attrs, parent.spec, present, number)
                 results.append(self.memory.view(parent, value, call))
-        return results[0] if isinstance(node.meta.get("val"), torch.Tensor) else results
+        if isinstance(node.meta.get("val"), torch.Tensor):
+            return results[0]
+        return with_absent(results, [i for i, spec in enumerate(specs) if spec is None])
 
     # --- what a graph cannot hold -----------------------------------------------------------
 
-    def _specs(self, node: torch.fx.Node) -> list[torch.Tensor]:
-        """Export's fake results of a node; refuses what depends on contents."""
-        specs = [item for item in listed(node.meta.get("val")) if item is not None]
-        for spec in specs:
-            if not isinstance(spec, torch.Tensor) or any(type(n) is not int for n in spec.shape):
-                raise self._emitter.refuse(_DEPENDS_ON_CONTENTS)
-        return specs
+    def _specs(self, node: torch.fx.Node) -> list[torch.Tensor | None]:
+        """Export's fake results of a node, None where no tensor is among several results.
+
+        Refuses what depends on contents.
+        """
+        made = node.meta.get("val")
+        specs = [] if made is None else listed(made)
+        tensors = [spec for spec in specs if isinstance(spec, torch.Tensor)]
+        others = [spec for spec in specs if not isinstance(spec, torch.Tensor)]
+        if (
+            any(type(size) is not int for tensor in tensors for size in tensor.shape)
+            or any(item is not None and type(item) is not int for item in others)
+            or (specs and not tensors)
+        ):
+            raise self._emitter.refuse(_DEPENDS_ON_CONTENTS)
+        return [spec if isinstance(spec, torch.Tensor) else None for spec in specs]
 
     def _check_attributes(self, overload: OpOverload, attrs: dict[str, Any]) -> None:
         unknown = [name for name, value in attrs.items() if not _is_attribute(value)]
@@ -183,8 +211,14 @@ _DEPENDS_ON_CONTENTS = (
     "a number or a size depends on the contents of a tensor, and a graph's are fixed: keep it a "
     "tensor, use masks or torch.where, or compute it before the call and pass it as an argument"
 )
-_REGIONS = {"wrap_with_set_grad_enabled": 1, "wrap_with_autocast": 4}
-"""Regions that only change settings, and how many arguments stand before their body."""
+_SETTINGS = frozenset(
+    {
+        torch._C._set_grad_enabled,
+        torch.amp.autocast_mode._enter_autocast,
+        torch.amp.autocast_mode._exit_autocast,
+    }
+)
+"""Changes of settings, which each call's note has anyway."""
 _DROPPED = frozenset(
     {torch.ops.aten._assert_tensor_metadata.default, torch.ops.aten._assert_scalar.default}
 )
@@ -212,7 +246,7 @@ _DOES_NOTHING: dict[str, Callable[[dict[str, Any]], bool]] = {
         ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"), _drops_nothing
     ),
 }
-"""Operators that return their input where their attributes say so, on every device."""
+"""ATen operators that return their input where their attributes say so, on every device."""
 
 _PLAIN_TYPES = (type(None), bool, int, float, complex, str, type(SLOT), Input)
 _TORCH_TYPES = (torch.dtype, torch.layout, torch.memory_format)

@@ -1,0 +1,190 @@
+"""What a step function closes over: its models, optimizers, schedulers and tensors.
+
+Comes in: a callable. Goes out: the objects it can reach, each under the name by which the program
+knows it, nearest first: closure cells, globals that its code names, defaults, ``self``, arguments
+of a partial; and from there containers, attributes, and functions of the program that it calls.
+What always holds: nothing is called and nothing is changed; an object is found once, whatever the
+number of ways to it; what lies inside a model belongs to the model.
+"""
+
+from __future__ import annotations
+
+import functools
+import sysconfig
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from shardwright.tracing.failures import is_of_program
+
+_LIBRARIES = tuple(
+    sysconfig.get_path(name) + "/" for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+_PLAIN = {type(None), bool, int, float, complex, str, bytes}
+_CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+
+
+@dataclass
+class Closure:
+    """The objects found, by name.
+
+    ``mutable`` are all containers and plain objects on the way, ``functions`` the program's own.
+    """
+
+    modules: dict[str, nn.Module] = field(default_factory=dict)
+    optimizers: dict[str, Optimizer] = field(default_factory=dict)
+    schedulers: dict[str, LRScheduler] = field(default_factory=dict)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    scalers: dict[str, torch.amp.GradScaler] = field(default_factory=dict)
+    mutable: list[Any] = field(default_factory=list)
+    functions: list[types.FunctionType] = field(default_factory=list)
+
+
+_KINDS: tuple[tuple[type, str], ...] = (
+    (nn.Module, "modules"),
+    (Optimizer, "optimizers"),
+    (LRScheduler, "schedulers"),
+    (torch.Tensor, "tensors"),
+    (torch.amp.GradScaler, "scalers"),
+)
+
+
+def find_closure(function: Callable[..., Any]) -> Closure:
+    """What ``function`` closes over."""
+    found = Closure()
+    seen: dict[int, Any] = {}  # keeps the objects, and so their ids
+    pending: deque[tuple[str, Any]] = deque([("step", function)])
+    while pending:
+        name, item = pending.popleft()
+        if id(item) in seen:
+            continue
+        seen[id(item)] = item
+        kind = next((kind for cls, kind in _KINDS if isinstance(item, cls)), None)
+        if kind is not None:
+            _file(getattr(found, kind), name, item)
+        if isinstance(item, _CONTAINERS) or (kind is None and _attributes(item)):
+            found.mutable.append(item)
+        if isinstance(item, types.FunctionType) and _is_users(item.__code__.co_filename):
+            found.functions.append(item)
+        reached = _reached_from(name, item, start=item is function)
+        pending.extend(pair for pair in reached if type(pair[1]) not in _PLAIN)
+    found.modules = _outermost(found.modules)
+    found.tensors = _apart_from(found.tensors, found.modules)
+    return found
+
+
+def _file(table: dict[str, Any], name: str, item: Any) -> None:
+    """Add ``item`` under ``name``, or the next free ``name_k``."""
+    free, k = name, 0
+    while free in table:
+        k += 1
+        free = f"{name}_{k}"
+    table[free] = item
+
+
+def _reached_from(name: str, item: Any, *, start: bool) -> Iterator[tuple[str, Any]]:
+    """What can be reached from ``item`` in one step, with names."""
+    if isinstance(item, functools.partial):
+        yield name, item.func
+        yield from _elements(name, item.args)
+        yield from item.keywords.items()
+    elif isinstance(item, types.MethodType):
+        yield name, item.__self__
+        yield name, item.__func__
+    elif isinstance(item, types.FunctionType):
+        if start or _is_users(item.__code__.co_filename):
+            yield from _names_of_function(item)
+        if wrapped := getattr(item, "__wrapped__", None):
+            yield name, wrapped
+    elif isinstance(item, _CONTAINERS):
+        yield from _elements(name, item)
+    else:
+        yield from _attributes(item).items()
+        if start and not isinstance(item, type):
+            yield name, vars(type(item)).get("__call__")
+
+
+def _names_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    code = function.__code__
+    for key, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield key, cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    used = used_names(code)
+    for key in used:
+        item = function.__globals__.get(key)
+        if isinstance(item, types.ModuleType):
+            yield from _names_of_module(item, used)
+        elif item is not None:
+            yield key, item
+    given = code.co_varnames[: code.co_argcount]
+    defaults = function.__defaults__ or ()
+    yield from zip(given[len(given) - len(defaults) :], defaults, strict=True)
+    yield from (function.__kwdefaults__ or {}).items()
+
+
+def _names_of_module(module: types.ModuleType, used: list[str]) -> Iterator[tuple[str, Any]]:
+    """``train.model`` where a program says ``import train``."""
+    if _is_users(getattr(module, "__file__", None) or "<built-in>"):
+        yield from ((key, vars(module)[key]) for key in used if key in vars(module))
+
+
+def used_names(code: types.CodeType) -> list[str]:
+    """Globals and attributes that a function's code names, functions inside it included."""
+    inner = (item for item in code.co_consts if isinstance(item, types.CodeType))
+    names = [*code.co_names, *(name for item in inner for name in used_names(item))]
+    return list(dict.fromkeys(names))
+
+
+def _elements(name: str, items: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(items, Mapping):
+        for key, item in items.items():
+            yield (key if isinstance(key, str) else f"{name}.{key}"), item
+    else:
+        for i, item in enumerate(items):
+            yield f"{name}.{i}", item
+
+
+def _attributes(item: Any) -> dict[str, Any]:
+    """Attributes of an object of the program, and what a module holds beside its modules."""
+    if isinstance(item, nn.Module):
+        return {key: value for key, value in vars(item).items() if not key.startswith("_")}
+    if isinstance(item, (type, types.ModuleType, types.FunctionType, torch.Tensor)):
+        return {}
+    if type(item).__module__.partition(".")[0] in ("torch", "builtins", "numpy"):
+        return {}
+    return dict(getattr(item, "__dict__", {}))
+
+
+def _is_users(file: str) -> bool:
+    """Whether a function may be one of the program's own rather than a library's."""
+    return is_of_program(file) and not file.startswith(_LIBRARIES)
+
+
+def _outermost(modules: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """Those that are part of no other."""
+    inner = {
+        id(part) for module in modules.values() for part in module.modules() if part is not module
+    }
+    return {name: module for name, module in modules.items() if id(module) not in inner}
+
+
+def _apart_from(
+    tensors: dict[str, torch.Tensor], modules: dict[str, nn.Module]
+) -> dict[str, torch.Tensor]:
+    """Those that are no parameter or buffer of a module."""
+    held = {
+        id(tensor)
+        for module in modules.values()
+        for named in (module.parameters, module.buffers)
+        for tensor in named()
+    }
+    return {name: tensor for name, tensor in tensors.items() if id(tensor) not in held}

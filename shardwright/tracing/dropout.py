@@ -1,0 +1,216 @@
+"""Dropout as a function of the element's place, in place of torch's random numbers.
+
+Comes in: a graph, and a seed. Goes out: the same graph with `ir.dropout`'s operator wherever it
+drops elements, and one more input ``rng`` (i64[1]), given by keyword, which counts steps and
+microbatches. What always holds: every other value is what it was, strides included; the sites are
+numbered in the order of the nodes. A graph that drops nothing comes out as it is.
+
+    dropout, native_dropout               elements
+    feature_dropout                       whole channels, the first two dimensions
+    alpha_dropout, feature_alpha_dropout  as SELU wants it: to a value that keeps mean and variance
+    scaled_dot_product_attention          weights; written out (`attention`)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from shardwright.errors import CaptureError
+from shardwright.ir.builder import Builder
+from shardwright.ir.dropout import DROPOUT
+from shardwright.ir.graph import IRGraph
+from shardwright.ir.structure import Arguments, leaves, with_keyword
+from shardwright.ir.values import IRNode, IRValue, contiguous_strides
+from shardwright.tracing.attention import write_attention
+from shardwright.tracing.emitter import Emitter
+
+RNG = "rng"
+"""The name of the input that counts."""
+
+
+def philox_dropout(graph: IRGraph, seed: int) -> IRGraph:
+    """The graph with its dropout drawn from ``seed`` (taken modulo 2**64) and the input ``rng``.
+
+    The graph itself where it drops nothing. Raises CaptureError, with the line, where an operator
+    draws inside and cannot be taken apart (recurrent layers), or where ``rng`` is taken.
+    """
+    if not any(map(_drops, graph.nodes)):
+        return graph
+    return _Rewriting(graph, (seed + 2**63) % 2**64 - 2**63).run()
+
+
+def _drops(node: IRNode) -> bool:
+    attrs = node.attrs
+    if node.op in _RULES:
+        return bool(attrs.get("p", attrs.get("dropout_p")) and attrs.get("train") is not False)
+    return node.op.startswith(_RECURRENT) and bool(attrs["dropout"] and attrs["train"])
+
+
+_RECURRENT = ("aten.lstm.", "aten.gru.", "aten.rnn_tanh.", "aten.rnn_relu.")
+
+
+@dataclass(slots=True)
+class _Sites:
+    """Writes dropouts, each at a site of its own."""
+
+    emitter: Emitter
+    seed: int
+    rng: IRValue
+    count: int = 0
+
+    def dropped(self, x: IRValue, p: float) -> IRValue:
+        """The dropout of a value."""
+        site, self.count = self.count, self.count + 1
+        whole = list(x.shape)
+        return self.emitter.one(DROPOUT, x, p, self.seed, self.rng, site, [0] * len(whole), whole)
+
+    def kept(self, x: IRValue, p: float, shape: Sequence[int]) -> IRValue:
+        """The dropout of ones of ``shape``, in the dtype of ``x``."""
+        return self.dropped(self.emitter.one("aten.new_ones.default", x, list(shape)), p)
+
+
+class _Rewriting:
+    """The graph written again; `run` gives it."""
+
+    def __init__(self, graph: IRGraph, seed: int) -> None:
+        self.graph = graph
+        self.builder = Builder(graph.name)
+        self.mapping: dict[int, int] = {}  # values here by the original's id
+        self.arguments = self._arguments()
+        rng = self._begin()
+        self.sites = _Sites(Emitter(self.builder), seed, rng)
+
+    def run(self) -> IRGraph:
+        graph = self.graph
+        for node in graph.nodes:
+            if _drops(node):
+                self._rewrite(node)
+            else:
+                self.builder.copy_node(graph, node, self.mapping)
+        return self.builder.finish(
+            [self.mapping[value_id] for value_id in graph.outputs],
+            in_structure=self.arguments,
+            out_structure=graph.out_structure,
+            updates={self.mapping[old]: self.mapping[new] for old, new in graph.updates.items()},
+        )
+
+    def _arguments(self) -> Arguments:
+        graph = self.graph
+        assert graph.in_structure is not None
+        names = {parameter.name for parameter in graph.in_structure.parameters}
+        if RNG in names | {value.name for value in graph.values.values()}:
+            raise CaptureError(
+                f"{graph.name} has a value or an argument named {RNG!r}, which is the name of the "
+                "input that dropout counts with; rename it"
+            )
+        return with_keyword(graph.in_structure, RNG)
+
+    def _begin(self) -> IRValue:
+        """Copy inputs, with ``rng`` in its place among them, and stored values."""
+        given, rng = iter(self.graph.inputs), None
+        for leaf in leaves(self.arguments):
+            if leaf.name == RNG:
+                rng = self.builder.input(RNG, (1,), "i64")
+            else:
+                self._copy(next(given))
+        for value in self.graph.stored():
+            self._copy(value.id)
+        assert rng is not None
+        return rng
+
+    def _copy(self, value_id: int) -> None:
+        copy = self.builder.copy_value(self.graph, self.graph.values[value_id])
+        self.mapping[value_id] = copy.id
+
+    def _rewrite(self, node: IRNode) -> None:
+        emitter = self.sites.emitter
+        emitter.scopes, emitter.source = node.scopes, node.source
+        if node.op not in _RULES:
+            raise emitter.refuse(
+                f"{node.op} drops elements between its layers, where they cannot be numbered; "
+                "use single layers, with nn.Dropout between them"
+            )
+        inputs = [self.builder.graph.values[self.mapping[value_id]] for value_id in node.inputs]
+        made = _RULES[node.op](self.sites, node, inputs)
+        for value_id, value in zip(node.outputs, made, strict=True):
+            strides = self.graph.values[value_id].strides
+            self.mapping[value_id] = _with_strides(emitter, value, strides).id
+
+
+def _with_strides(e: Emitter, value: IRValue, strides: Sequence[int] | None) -> IRValue:
+    """The value with its elements in another order in memory, where it has one."""
+    wanted = strides or contiguous_strides(value.shape)
+    found = value.strides or contiguous_strides(value.shape)
+    if all(wanted[dim] == found[dim] for dim, size in enumerate(value.shape) if size > 1):
+        return value
+    order = sorted(range(len(wanted)), key=lambda dim: -wanted[dim])
+    packed = e.one("aten.contiguous.default", e.one("aten.permute.default", value, order))
+    return e.one("aten.permute.default", packed, [order.index(dim) for dim in range(len(order))])
+
+
+# --- operators ------------------------------------------------------------------------------------
+
+Inputs = Sequence[IRValue]
+
+
+def _dropout(sites: _Sites, node: IRNode, inputs: Inputs) -> list[IRValue]:
+    return [sites.dropped(inputs[0], node.attrs["p"])]
+
+
+def _native_dropout(sites: _Sites, node: IRNode, inputs: Inputs) -> list[IRValue]:
+    """The result, and which elements are kept."""
+    e, x, p = sites.emitter, inputs[0], node.attrs["p"]
+    kept = e.one("aten.ne.Scalar", sites.kept(x, p, x.shape), 0)
+    some = e.one("aten.where.ScalarOther", kept, x, 0.0)
+    return [e.one("aten.mul.Tensor", some, 1 / (1 - p) if p < 1 else 0.0), kept]
+
+
+def _feature_dropout(sites: _Sites, node: IRNode, inputs: Inputs) -> list[IRValue]:
+    kept = sites.kept(inputs[0], node.attrs["p"], _channels(inputs[0]))
+    return [sites.emitter.one("aten.mul.Tensor", inputs[0], kept)]
+
+
+def _channels(x: IRValue) -> list[int]:
+    return [*x.shape[:2], *[1] * (len(x.shape) - 2)]
+
+
+def _alpha_dropout(sites: _Sites, node: IRNode, inputs: Inputs) -> list[IRValue]:
+    """Dropped elements become SELU's least value; then mean and variance are put right.
+
+    "Self-Normalizing Neural Networks" (Klambauer et al., 2017).
+    """
+    e, x, p = sites.emitter, inputs[0], node.attrs["p"]
+    if p == 1:
+        return [e.one("aten.mul.Tensor", x, 0.0)]
+    shape = _channels(x) if "feature" in node.op else x.shape
+    kept = e.one("aten.ne.Scalar", sites.kept(x, p, shape), 0)
+    some = e.one("aten.where.ScalarOther", kept, x, SELU_LEAST)
+    scale = 1 / math.sqrt((SELU_LEAST**2 * p + 1) * (1 - p))
+    scaled = e.one("aten.mul.Tensor", some, scale)
+    return [e.one("aten.add.Tensor", scaled, -scale * SELU_LEAST * p)]
+
+
+SELU_LEAST = -1.7580993408473766
+"""What SELU tends to on the left."""
+
+
+def _attention(sites: _Sites, node: IRNode, inputs: Inputs) -> list[IRValue]:
+    p = node.attrs["dropout_p"]
+    return [
+        write_attention(
+            sites.emitter, inputs, node.attrs, lambda weights: sites.dropped(weights, p)
+        )
+    ]
+
+
+_RULES: dict[str, Callable[[_Sites, IRNode, Inputs], list[IRValue]]] = {
+    "aten.dropout.default": _dropout,
+    "aten.native_dropout.default": _native_dropout,
+    "aten.feature_dropout.default": _feature_dropout,
+    "aten.alpha_dropout.default": _alpha_dropout,
+    "aten.feature_alpha_dropout.default": _alpha_dropout,
+    "aten.scaled_dot_product_attention.default": _attention,
+}
+"""What each operator becomes: its outputs, in order."""

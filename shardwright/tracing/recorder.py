@@ -1,0 +1,322 @@
+"""A step while it is traced: what it asks of autograd and of optimizers is noted, and not done.
+
+Comes in: calls of ``backward``, ``zero_grad``, ``clip_grad_norm_``, ``optimizer.step`` and the
+like that a step function makes under torch.export. Goes out: a mark in the exported program and a
+record for each (`marks`). What always holds: the program's own parameters, which it may reach by
+any way, are replaced at every call of torch by what torch.export traces in their place, so that
+nothing of the caller's changes; and torch is as before when the step has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.values import IRValue
+from shardwright.tracing.active import LiveGraph, tracing
+from shardwright.tracing.closures import Closure
+from shardwright.tracing.interception import (
+    Replacing,
+    replaced_attribute,
+    replaced_function,
+    replaced_method,
+)
+from shardwright.tracing.marks import MARK, Backward, Clip, Own, Record, Update, ZeroGrad
+from shardwright.tracing.optimizers import Group, groups_of
+from shardwright.tracing.origins import refuse_here
+from shardwright.tracing.step_model import StepModel
+from shardwright.tracing.step_parameters import StepParameters
+
+
+class Recorder:
+    """Records one run of a step function.
+
+    ``records`` are the marks' records by number, ``scheduled`` the schedulers in the order of
+    their steps.
+    """
+
+    def __init__(self, model: StepModel, closure: Closure) -> None:
+        self.model = model
+        self.parameters = StepParameters(model)
+        self.records: list[Record] = []
+        self.scheduled: list[LRScheduler] = []
+        self._closure = closure
+        self._groups: dict[int, list[Group]] = {}
+        self._rates = {
+            id(optimizer): [group["lr"] for group in optimizer.param_groups]
+            for optimizer in closure.optimizers.values()
+        }
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Inside, under torch.export, the step runs."""
+        self.parameters.begin()
+        with ExitStack() as stack:
+            for replacement in self._replaced():
+                stack.enter_context(replacement)
+            guard = register_optimizer_step_pre_hook(self._unknown_optimizer)
+            stack.callback(guard.remove)
+            stack.enter_context(tracing(LiveGraph("step", self._own_marker)))
+            stack.enter_context(Replacing(self._functions(), self.parameters.stand_in))
+            yield
+        self.parameters.end()
+
+    def _replaced(self) -> Iterator[Any]:
+        """Replacements of what torch offers no other hold of."""
+        yield replaced_method(Optimizer, "zero_grad", self._zero_optimizer)
+        yield replaced_method(nn.Module, "zero_grad", self._zero_module)
+        yield replaced_function(clip_grad_norm_, self._clip_norm)
+        yield replaced_function(clip_grad_value_, self._clip_value)
+        for name, optimizer in self._closure.optimizers.items():
+            yield replaced_attribute(optimizer, "step", partial(self._step, name, optimizer))
+        for scheduler in self._closure.schedulers.values():
+            yield replaced_attribute(scheduler, "step", partial(self._schedule, scheduler))
+        for name, scaler in self._closure.scalers.items():
+            if scaler.is_enabled():
+                yield replaced_attribute(scaler, "scale", _refusing(_SCALER.format(name=name)))
+
+    def _functions(self) -> dict[Any, Callable[..., Any]]:
+        """What is called in place of functions of torch."""
+        gradient: Any = torch.Tensor.grad
+        data: Any = torch.Tensor.data
+        return {
+            torch.Tensor.backward: self._backward,
+            torch.autograd.backward: self._backward_of_several,
+            gradient.__get__: self.parameters.get_gradient,
+            gradient.__set__: self.parameters.set_gradient,
+            gradient.__delete__: self.parameters.set_gradient,
+            data.__get__: lambda tensor, *_: self.parameters.stand_in(tensor).detach(),
+            **{function: _refusing(advice) for function, advice in _REFUSED.items()},
+            **{function: partial(_number, function) for function in _NUMBERS},
+        }
+
+    def _mark(
+        self, record: Record, reads: Sequence[torch.Tensor], like: Sequence[torch.Tensor] = ()
+    ) -> list[torch.Tensor]:
+        self.records.append(record)
+        made: list[torch.Tensor] = MARK(len(self.records) - 1, list(reads), list(like))
+        return made
+
+    # --- backward ---------------------------------------------------------------------------
+
+    def _backward(
+        self,
+        loss: torch.Tensor,
+        gradient: torch.Tensor | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Any = None,
+    ) -> None:
+        _check_backward(loss, gradient, create_graph)
+        parameters = self.parameters
+        reached = parameters.reached(loss, None if inputs is None else _listed(inputs))
+        existing = parameters.existing(reached)
+        new = [name for name in reached if name not in set(existing)]
+        given = [loss] if gradient is None else [loss, parameters.stand_in(gradient)]
+        record = Backward(tuple(reached), tuple(existing), gradient is not None)
+        reads = given + parameters.gradients(existing)
+        made = self._mark(record, reads, parameters.named(new))
+        for name in existing:
+            parameters.add(name)
+        for name, tensor in zip(new, made, strict=True):
+            parameters.make(name, tensor)
+
+    def _backward_of_several(
+        self,
+        tensors: Any,
+        grad_tensors: Any = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        grad_variables: Any = None,
+        inputs: Any = None,
+    ) -> None:
+        losses, gradients = _listed(tensors), _listed(grad_tensors)
+        if len(losses) != 1:
+            raise refuse_here("torch.autograd.backward of several tensors; add the losses up first")
+        gradient = gradients[0] if gradients else None
+        self._backward(losses[0], gradient, create_graph=create_graph, inputs=inputs)
+
+    # --- gradients as a whole ---------------------------------------------------------------
+
+    def _zero_optimizer(self, optimizer: Optimizer, set_to_none: bool = True) -> None:
+        self._zero((p for group in optimizer.param_groups for p in group["params"]), set_to_none)
+
+    def _zero_module(self, module: nn.Module, set_to_none: bool = True) -> None:
+        self._zero(module.parameters(), set_to_none)
+
+    def _zero(self, tensors: Iterable[torch.Tensor], set_to_none: bool) -> None:
+        names = self.parameters.names_of(tensors)
+        kept = [] if set_to_none else self.parameters.existing(names)
+        self._mark(ZeroGrad(tuple(names), set_to_none), self.parameters.gradients(kept))
+        self.parameters.clear(names, set_to_none=set_to_none)
+
+    def _clip_norm(
+        self,
+        parameters: Any,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> torch.Tensor:
+        if error_if_nonfinite:
+            raise refuse_here(
+                "clip_grad_norm_(error_if_nonfinite=True) looks at the norm's contents, of which "
+                "there are none while a graph is made; leave it out"
+            )
+        names = self.parameters.asked(self.parameters.names_of(_listed(parameters)))
+        if not names:
+            return torch.tensor(0.0)
+        gradients = self.parameters.gradients(names)
+        norm = torch.empty((), dtype=_common_dtype(gradients), device=gradients[0].device)
+        attrs = {"max_norm": float(max_norm), "norm_type": float(norm_type)}
+        return self._mark(Clip("clip_grad_norm", tuple(names), attrs), gradients, [norm])[0]
+
+    def _clip_value(self, parameters: Any, clip_value: float, foreach: bool | None = None) -> None:
+        names = self.parameters.asked(self.parameters.names_of(_listed(parameters)))
+        if names:
+            record = Clip("clip_grad_value", tuple(names), {"clip_value": float(clip_value)})
+            self._mark(record, self.parameters.gradients(names))
+
+    # --- optimizers and schedulers ----------------------------------------------------------
+
+    def _step(
+        self, name: str, optimizer: Optimizer, closure: Callable[[], Any] | None = None
+    ) -> Any:
+        """What an optimizer's ``step`` is while the step function is traced."""
+        result = None
+        if closure is not None:
+            with torch.enable_grad():
+                result = closure()
+        for group in self._groups_of(name, optimizer):
+            names = self.parameters.asked(self.parameters.names_of(group.parameters))
+            if names:
+                reads = self.parameters.named(names) + self.parameters.gradients(names)
+                self._mark(Update(group, tuple(names)), reads)
+        return result
+
+    def _groups_of(self, name: str, optimizer: Optimizer) -> list[Group]:
+        """The optimizer's groups, the same objects each time."""
+        for group, before in zip(optimizer.param_groups, self._rates[id(optimizer)], strict=True):
+            rate = group["lr"]
+            if rate is not before and (isinstance(rate, torch.Tensor) or rate != before):
+                raise refuse_here(
+                    f"the step sets the learning rate of {name!r}, which is an input of the graph: "
+                    "give it for each step from outside, or use a torch.optim.lr_scheduler"
+                )
+        if id(optimizer) not in self._groups:
+            self._groups[id(optimizer)] = groups_of(name, optimizer)
+        return self._groups[id(optimizer)]
+
+    def _schedule(self, scheduler: LRScheduler, *args: Any, **kwargs: Any) -> None:
+        if isinstance(scheduler, ReduceLROnPlateau):
+            raise refuse_here(
+                "ReduceLROnPlateau looks at the contents of a tensor, of which there are none "
+                "while a graph is made; call its step() between the steps"
+            )
+        self.scheduled.append(scheduler)
+
+    def _unknown_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
+        raise refuse_here(
+            f"the step calls a {type(optimizer).__qualname__} that it holds in no variable of its "
+            "own, of its closure or of its module; make the optimizer before the step, and let the "
+            "step name it"
+        )
+
+    # --- what the program writes itself -----------------------------------------------------
+
+    def _own_marker(
+        self,
+        op: str,
+        attrs: dict[str, Any],
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[IRValue],
+    ) -> list[torch.Tensor]:
+        like = [torch.empty(value.shape, dtype=torch_dtype(value.dtype)) for value in outputs]
+        record = Own(op, attrs, tuple(value.name for value in outputs))
+        return self._mark(record, list(map(self.parameters.stand_in, inputs)), like)
+
+
+# --- what a step cannot do -------------------------------------------------------------------
+
+
+def _check_backward(loss: torch.Tensor, gradient: torch.Tensor | None, create_graph: bool) -> None:
+    if create_graph:
+        raise refuse_here("backward(create_graph=True) differentiates twice, which a graph cannot")
+    if not loss.requires_grad:
+        raise refuse_here("backward() of a tensor that does not depend on a parameter")
+    if gradient is None and loss.numel() != 1:
+        raise refuse_here(
+            f"backward() of a tensor of shape {list(loss.shape)}; give it the gradient, or reduce "
+            "the loss to one number"
+        )
+
+
+def _number(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """What a function that looks at contents gives, where there are some."""
+    try:
+        result = function(*args, **kwargs)
+    except Exception:  # torch has many, and none that says what to do in a step
+        result = None
+    if not isinstance(result, (int, float, complex, str, list)):
+        raise refuse_here(
+            "a number is taken out of a tensor, and there are no numbers while a graph is made: "
+            "return the tensor from the step, and print or log it after each step"
+        )
+    return result
+
+
+def _refusing(message: str) -> Callable[..., Any]:
+    """A function that does nothing but refuse."""
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise refuse_here(message)
+
+    return refuse
+
+
+_SCALER = (
+    "the GradScaler {name!r} decides by the gradients' contents whether to update, and a graph has "
+    "one path: train in bfloat16 (torch.autocast(..., dtype=torch.bfloat16)), which needs no scaler"
+)
+_REFUSED: dict[Any, str] = {
+    torch.autograd.grad: "torch.autograd.grad cannot be part of a step; use backward() and p.grad",
+    torch.Tensor.register_hook: (
+        "a hook changes gradients while they are computed, which a graph cannot; change p.grad "
+        "after backward()"
+    ),
+    torch.Tensor.retain_grad: (
+        "a graph has gradients of parameters alone; make the tensor an nn.Parameter to have its own"
+    ),
+}
+_NUMBERS: tuple[Any, ...] = (
+    torch.Tensor.item,
+    torch.Tensor.tolist,
+    torch.Tensor.__float__,
+    torch.Tensor.__int__,
+    torch.Tensor.__format__,
+)
+"""Functions that give a tensor's contents to Python."""
+
+
+def _common_dtype(tensors: Sequence[torch.Tensor]) -> torch.dtype:
+    """The floating-point dtype that torch promotes to; asking torch would be traced."""
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) == 1:
+        return dtypes.pop()
+    return torch.float64 if torch.float64 in dtypes else torch.float32
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, torch.Tensor) else list(value)

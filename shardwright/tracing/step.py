@@ -1,0 +1,138 @@
+"""`compile_ir`: from a training step and example inputs to an IRGraph.
+
+Comes in: a function that runs one step of training on one device, and inputs like those it will
+get. Goes out: a graph with the forward's operators at the level of `capture`, and a marker for
+each backward, zeroing, clipping and optimizer's step, in the program's order. What always holds:
+nothing is computed, and the caller's parameters, gradients, optimizers, schedulers, buffers,
+random numbers and Python objects are afterwards what they were, on every path.
+
+    find        models, optimizers and tensors the step closes over     closures, step_model
+    trace       torch.export runs the step, which leaves marks          export, recorder, marks
+    translate   its program becomes nodes, marks become markers         step_graph, markers
+    dropout     becomes a function of place and a counter               dropout
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from shardwright.errors import CaptureError, InputError
+from shardwright.ir.graph import IRGraph
+from shardwright.ir.structure import Arguments, Call, describe_arguments
+from shardwright.tracing.closures import find_closure
+from shardwright.tracing.dropout import philox_dropout
+from shardwright.tracing.export import export_flat
+from shardwright.tracing.flat import FlatModel
+from shardwright.tracing.recorder import Recorder
+from shardwright.tracing.step_graph import StepGraph
+from shardwright.tracing.step_model import StepModel
+from shardwright.tracing.unchanged import unchanged
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A learning rate that the graph reads: ``input`` is its name among the graph's inputs."""
+
+    input: str
+    optimizer: Optimizer
+    group: int
+
+    @property
+    def value(self) -> float:
+        """The rate that the optimizer has now."""
+        return float(self.optimizer.param_groups[self.group]["lr"])
+
+
+@dataclass(frozen=True)
+class CapturedStep:
+    """A step's graph, and the objects of the program that belong to it.
+
+    ``parameters`` are the program's own tensors by the graph's names, ``rates`` are in the order
+    of the graph's inputs, ``schedulers`` in the order in which the step calls them.
+    """
+
+    graph: IRGraph
+    parameters: dict[str, torch.Tensor]
+    rates: tuple[Rate, ...]
+    schedulers: tuple[LRScheduler, ...]
+
+
+def compile_ir(
+    step_fn: Callable[..., Any],
+    *example_inputs: Any,
+    name: str = "train_step",
+    seed: int = 0,
+    **example_kwargs: Any,
+) -> IRGraph:
+    """The graph of ``step_fn(*example_inputs, **example_kwargs)``, a step of training.
+
+    ``step_fn`` is written for one device: it computes a loss, calls ``backward()``, an optimizer's
+    ``step()`` and ``zero_grad()``, and reaches its models and optimizers as any Python function
+    reaches what it uses. It runs once, under fake tensors: nothing is computed and nothing of the
+    caller's changes. The graph takes the tensors of the inputs, and, by keyword, a learning rate
+    (``lr``, f64[]) for each optimizer's group that is stepped; ``seed`` is that of its dropout.
+
+    Raises CaptureError where the step cannot be a graph, with the line and what to do.
+    """
+    return capture_step(step_fn, example_inputs, example_kwargs, name=name, seed=seed).graph
+
+
+def capture_step(
+    step_fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    name: str = "train_step",
+    seed: int = 0,
+) -> CapturedStep:
+    """As `compile_ir`, with the program's objects that the graph stands for."""
+    arguments, tensors = _take_apart(step_fn, args, kwargs or {})
+    closure = find_closure(step_fn)
+    with unchanged(closure):
+        recorder = Recorder(StepModel(closure), closure)
+        flat = _FlatStep(step_fn, recorder, arguments)
+        program = export_flat(flat, tensors, stacklevel=3)
+    step = StepGraph(name, flat, program, recorder)
+    graph = philox_dropout(step.finish(stacklevel=3), seed)
+    rates = (Rate(name, group.optimizer, group.index) for name, group, _ in step.markers.rates)
+    return CapturedStep(graph, recorder.model.originals, tuple(rates), tuple(recorder.scheduled))
+
+
+def _take_apart(
+    step_fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Arguments, list[torch.Tensor]]:
+    if not callable(step_fn):
+        raise CaptureError(f"compile_ir takes a function, found {step_fn!r}")
+    try:
+        return describe_arguments(step_fn, args, kwargs)
+    except InputError as error:
+        name = getattr(step_fn, "__qualname__", type(step_fn).__qualname__)
+        raise CaptureError(f"{name}: {error}") from None
+
+
+class _FlatStep(FlatModel):
+    """A step function as a module of flat tensors."""
+
+    returns_tensors = False
+
+    def __init__(
+        self, step_fn: Callable[..., Any], recorder: Recorder, arguments: Arguments
+    ) -> None:
+        super().__init__(recorder.model, arguments)
+        self.step_fn = step_fn
+        self.recorder = recorder
+
+    def run(self, call: Call) -> Any:
+        with self.recorder.recording():
+            return self.step_fn(*call.args, **call.kwargs)
+
+    def rest(self) -> list[torch.Tensor]:
+        """The gradients that the next step may read."""
+        parameters = self.recorder.parameters
+        return parameters.gradients(parameters.left)
