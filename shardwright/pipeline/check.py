@@ -16,7 +16,9 @@ from shardwright.pipeline.check_metadata import (
     check_slices,
     check_training,
 )
+from shardwright.pipeline.check_microbatches import check_microbatches
 from shardwright.pipeline.check_order import check_deadlock, check_order
+from shardwright.pipeline.check_phases import check_phases
 from shardwright.pipeline.check_structure import check_structure
 from shardwright.pipeline.check_tasks import (
     check_devices,
@@ -31,6 +33,7 @@ from shardwright.pipeline.check_tensors import (
     check_locality,
     check_outputs,
     check_sizes,
+    check_states,
     check_tensor_sets,
 )
 from shardwright.pipeline.connections import Connections, connect
@@ -48,11 +51,14 @@ CHECKS: tuple[Callable[[Document, Connections], None], ...] = (
     check_outputs,
     check_sizes,
     check_constants,
+    check_states,
+    check_training,
+    check_phases,
     check_slices,
+    check_microbatches,
     check_originals,
     check_structure,
     check_locality,
-    check_training,
     check_groups,
     check_order,
     check_deadlock,

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shardwright.errors import GraphError
-from shardwright.ir.operators import BUILT_IN_NAMESPACES, resolve
+from shardwright.ir.operators import is_built_in, resolve
 from shardwright.ir.values import strides_or_none
 from shardwright.pipeline.connections import Connections
 from shardwright.pipeline.fxtext import Made, Text, decode, parse
-from shardwright.pipeline.rules import broken
+from shardwright.pipeline.rules import ONE_KIND, broken
 from shardwright.pipeline.schema import Document, SuperTask, TensorInfo
 
 
@@ -43,6 +43,13 @@ class _Graph:
 
     inputs: tuple[str, ...]
     results: list[Made | int]
+    own: tuple[str, ...]
+    """Operators that only one kind of device has."""
+
+    @classmethod
+    def of(cls, text: Text) -> _Graph:
+        own = tuple(node.op for node in text.nodes if node.op in ONE_KIND)
+        return cls(text.inputs, text.results(), own)
 
 
 def check_graphs(document: Document, connections: Connections) -> None:
@@ -55,10 +62,11 @@ def check_graphs(document: Document, connections: Connections) -> None:
         data = data_of(document, task)
         if data not in graphs:
             texts[data] = _parse(name, data)
-            graphs[data] = _Graph(texts[data].inputs, texts[data].results())
+            graphs[data] = _Graph.of(texts[data])
             _check_counts(name, task, graphs[data])
             _build(document, name, task, texts[data])
         _check_counts(name, task, graphs[data])
+        _check_kind(document, name, task, graphs[data])
         _check_results(document, name, task, graphs[data])
         _check_placeholders(document, connections, name, graphs[data])
     _check_unused_requires(document, texts.values())
@@ -91,7 +99,7 @@ def _build(document: Document, name: str, task: SuperTask, text: Text) -> None:
 def _foreign(text: Text) -> set[str]:
     """The operators of a text that neither torch nor shardwright brings."""
     operators = {node.op for node in text.nodes}
-    return {op for op in operators if op.partition(".")[0] not in BUILT_IN_NAMESPACES}
+    return {op for op in operators if not is_built_in(op)}
 
 
 def _is_loaded(op: str) -> bool:
@@ -120,6 +128,20 @@ def _check_counts(name: str, task: SuperTask, graph: _Graph) -> None:
             raise broken(
                 "graph-tensors",
                 f"the graph {side} {expected} tensors, the supertask names {found}",
+                task=name,
+            )
+
+
+def _check_kind(document: Document, name: str, task: SuperTask, graph: _Graph) -> None:
+    """The task's device is of the kind that its operators are for."""
+    kind = document.devices[task.device or ""].kind
+    for op in graph.own:
+        if ONE_KIND[op] != kind:
+            raise broken(
+                "device-kind",
+                f"the graph calls {op!r}, which only {ONE_KIND[op]} has, on device "
+                f"{task.device!r} of kind {kind}; build the pipeline again with "
+                f"device_kind={kind!r}",
                 task=name,
             )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shardwright.errors import PipelineError
 from shardwright.pipeline.connections import Connections
-from shardwright.pipeline.rules import INTEGERS, broken
+from shardwright.pipeline.rules import INTEGERS, MICROBATCH_PHASES, broken
 from shardwright.pipeline.schema import Document, SuperTask, TensorInfo
 
 Shape = tuple[int, ...]
@@ -117,12 +117,37 @@ def _check_metadata(group: Group) -> None:
                 f"metadata is {task.metadata} here and {first.metadata} on {group.tasks[0]!r}",
                 i,
             )
-        if task.phase != first.phase:
+    if first.kind == "send":
+        _check_message(group)
+        return
+    for i, task in enumerate(group.members):
+        if (task.phase, task.stage) != (first.phase, first.stage):
             raise group.broken(
                 "group-metadata",
-                f"phase is {task.phase} here and {first.phase} on {group.tasks[0]!r}",
+                f"the supertask runs in {_when(task)}, {group.tasks[0]!r} in {_when(first)}",
                 i,
             )
+
+
+def _check_message(group: Group) -> None:
+    """A message arrives in the phase in which it was sent, or later in the same microbatch."""
+    send, recv = group.members
+    steps = [
+        MICROBATCH_PHASES.index(task.phase) if task.phase in MICROBATCH_PHASES else None
+        for task in (send, recv)
+    ]
+    onward = steps[0] is not None and steps[1] is not None and steps[0] < steps[1]
+    if send.phase != recv.phase and not onward:
+        raise group.broken(
+            "group-metadata",
+            f"it is received in phase {recv.phase}, but sent in phase {send.phase}",
+            1,
+        )
+
+
+def _when(task: SuperTask) -> str:
+    stage = "" if task.stage is None else f" of stage {task.stage}"
+    return f"phase {task.phase}{stage}"
 
 
 def _check_dtypes(group: Group) -> None:

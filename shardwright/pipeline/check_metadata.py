@@ -12,8 +12,10 @@ from shardwright.pipeline.schema import (
     Document,
     MetadataTensor,
     MetadataTensorSlice,
+    Microbatches,
     Placements,
     TensorInfo,
+    Training,
 )
 
 Originals = Mapping[str, MetadataTensor]
@@ -104,7 +106,9 @@ def check_originals(document: Document, _: Connections) -> None:
 
 
 def _check_covered(document: Document) -> None:
-    """Outputs can be put together from their slices."""
+    """Outputs can be put together from their slices; those of one microbatch cover its part."""
+    training = document.training or Training()
+    microbatches = training.microbatches or Microbatches(1)
     boxes: dict[str, list[Placements]] = {}
     for piece in document.metadata.tensor_slices.outputs.values():
         boxes.setdefault(piece.origin, []).append(piece.placements)
@@ -113,7 +117,10 @@ def _check_covered(document: Document) -> None:
             raise broken(
                 "outputs-covered", "no pipeline output is a slice of this output", tensor=name
             )
-        if (hole := uncovered(whole.shape, boxes[name])) is not None:
+        shape = [*whole.shape]
+        if (dim := microbatches.dim.get(name)) is not None and dim < len(shape):
+            shape[dim] //= microbatches.n
+        if (hole := uncovered(shape, boxes[name])) is not None:
             raise broken(
                 "outputs-covered",
                 f"no pipeline output holds the part {format_ranges(hole)} of this output",

@@ -150,6 +150,23 @@ def check_constants(document: Document, _: Connections) -> None:
             )
 
 
+def check_states(document: Document, _: Connections) -> None:
+    """What a state is part of has a name, and the part is inside it."""
+    for tensor, info in document.tensors.items():
+        if info.origin is None:
+            continue
+        if info.init is None or not info.origin.name:
+            found = "without init" if info.init is None else "with an empty name"
+            raise broken(
+                "state-origin",
+                f"the tensor has an origin {found}; a constant with stored contents is named by "
+                "its value, state that begins with zeros by its origin",
+                tensor=tensor,
+            )
+        check_extents(info.origin.placements, info, tensor)
+        check_inside(info.origin.placements, info.origin.shape, info.origin.name, tensor)
+
+
 def check_extents(placements: Placements, info: TensorInfo, tensor: str) -> None:
     """Placements are ranges, one a dimension, as long as the tensor's sizes."""
     if len(placements) != len(info.shape):

@@ -6,9 +6,10 @@
      "outputs": [{"ref": "n0"}]}
 
 A reference names an input or a node; ``{"ref": name, "index": i}`` is element i of a node that
-makes several tensors. Every argument of the operator's schema is written, defaults too; what JSON
-cannot say is tagged (`ir.attributes`). Names are positions, so that equal layers give equal text.
-Inputs have no shape here: they are the tensors that a supertask binds.
+makes several tensors; ``null`` stands among the outputs where a call returns no tensor. Every
+argument of the operator's schema is written, defaults too; what JSON cannot say is tagged
+(`ir.attributes`). Names are positions, so that equal layers give equal text. Inputs have no shape
+here: they are the tensors that a supertask binds.
 
 What always holds: ``decode(encode(graph), inputs)`` computes what ``graph`` does, and encodes to
 the same text. The text holds no code; decoding calls no operator, and gives only operators of
@@ -28,7 +29,7 @@ from shardwright.errors import GraphError
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue, resolve
 from shardwright.ir.attributes import from_json, to_json
 from shardwright.ir.dtypes import DTYPES
-from shardwright.ir.operators import join_call, split_call
+from shardwright.ir.operators import join_call, signature, split_call
 from shardwright.ir.values import SLOT, Input
 from shardwright.pipeline.schema import Natural, TensorInfo
 
@@ -57,14 +58,14 @@ class Node(Struct, frozen=True, forbid_unknown_fields=True):
     op: str
     args: list[Any]
     kwargs: dict[str, Any]
-    outputs: tuple[Made, ...]
+    outputs: tuple[Made | None, ...]
 
     @property
-    def references(self) -> list[Reference]:
-        """How the things that the node makes are referred to."""
-        if len(self.outputs) == 1:
-            return [Reference(self.name)]
-        return [Reference(self.name, i) for i in range(len(self.outputs))]
+    def made(self) -> dict[Reference, Made]:
+        """The tensors that the node makes, in order, by how they are referred to."""
+        if len(self.outputs) == 1 and self.outputs[0]:
+            return {Reference(self.name): self.outputs[0]}
+        return {Reference(self.name, i): made for i, made in enumerate(self.outputs) if made}
 
 
 class Text(Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,7 +82,7 @@ class Text(Struct, frozen=True, forbid_unknown_fields=True):
             Reference(name): k for k, name in enumerate(self.inputs)
         }
         for node in self.nodes:
-            found.update(zip(node.references, node.outputs, strict=True))
+            found.update(node.made)
         return [found[reference] for reference in self.outputs]
 
 
@@ -112,7 +113,7 @@ def encode_part(
     encoded = []
     for k, node in enumerate(nodes):
         encoded.append(_encode_node(graph, node, f"n{k}", places))
-        places.update(zip(node.outputs, encoded[-1].references, strict=True))
+        places.update(zip(node.outputs, encoded[-1].made, strict=True))
     names = tuple(places[value_id].ref for value_id in inputs)
     results = tuple(places[value_id] for value_id in outputs)
     return msgspec.json.encode(Text(1, names, tuple(encoded), results)).decode()
@@ -121,14 +122,20 @@ def encode_part(
 def _encode_node(graph: IRGraph, node: IRNode, name: str, places: Places) -> Node:
     inputs = [places[value_id] for value_id in node.inputs]
     args, kwargs = join_call(resolve(node.op), inputs, node.attrs, SLOT)
-    values = [graph.values[value_id] for value_id in node.outputs]
     return Node(
         name,
         node.op,
         [_encode_argument(item) for item in args],
         {key: _encode_argument(item) for key, item in kwargs.items()},
-        tuple(Made(value.shape, value.dtype, value.strides) for value in values),
+        tuple(_encode_result(graph, value_id) for value_id in node.results),
     )
+
+
+def _encode_result(graph: IRGraph, value_id: int | None) -> Made | None:
+    if value_id is None:
+        return None
+    value = graph.values[value_id]
+    return Made(value.shape, value.dtype, value.strides)
 
 
 def _encode_argument(value: Any) -> Any:
@@ -156,7 +163,7 @@ def parse(text: str) -> Text:
     nodes = []
     for node in parsed.nodes:
         nodes.append(_bind(node, known))
-        known.update(node.references)
+        known.update(node.made)
     for reference in parsed.outputs:
         _check_reference(reference, known, "the outputs")
     return msgspec.structs.replace(parsed, nodes=tuple(nodes))
@@ -165,7 +172,7 @@ def parse(text: str) -> Text:
 def _bind(node: Node, known: set[Reference]) -> Node:
     """The node with `Reference` for references. Raises GraphError."""
     where = f"node {node.name!r} ({node.op})"
-    for made in node.outputs:
+    for made in node.made.values():
         _check_made(made, where)
     args = [_bind_argument(item, known, where) for item in node.args]
     kwargs = {key: _bind_argument(item, known, where) for key, item in node.kwargs.items()}
@@ -223,7 +230,7 @@ def decode(text: str | Text, inputs: Sequence[TensorInfo], name: str = "graph") 
         values[Reference(parsed.inputs[k])] = value
     for k, node in enumerate(parsed.nodes):
         made = _decode_node(builder, node, f"n{k}", values)
-        values.update(zip(node.references, made, strict=True))
+        values.update(zip(node.made, made, strict=True))
     return builder.finish([values[reference] for reference in parsed.outputs])
 
 
@@ -239,11 +246,12 @@ def _decode_node(
         {key: _decode_argument(item, values) for key, item in node.kwargs.items()},
         is_tensor=lambda item: isinstance(item, IRValue),
     )
-    made = [
-        builder.value(name, item.shape, item.dtype, strides=item.strides) for item in node.outputs
+    results = [
+        None if item is None else builder.value(name, item.shape, item.dtype, strides=item.strides)
+        for item in node.outputs
     ]
-    builder.emit(node.op, tensors, attrs, outputs=made)
-    return made
+    builder.emit(node.op, tensors, attrs, outputs=results)
+    return [value for value in results if value is not None]
 
 
 def _decode_argument(data: Any, values: Mapping[Reference, IRValue]) -> Any:
@@ -258,14 +266,11 @@ def _decode_argument(data: Any, values: Mapping[Reference, IRValue]) -> Any:
 
 
 def _check_operator(overload: OpOverload, node: Node) -> None:
-    """The operator opens no file, and makes as many tensors as the node says."""
+    """The operator opens no file, and returns as many things as the node says."""
     schema = overload._schema
     where = f"node {node.name!r} ({node.op})"
     if any(argument.name == "filename" for argument in schema.arguments):
         raise GraphError(f"{where}: operators that open files cannot stand in a pipeline")
-    returns = [str(item.type) for item in schema.returns]
-    if "List[Tensor]" in returns:
-        return
-    expected = returns.count("Tensor")
-    if len(node.outputs) != expected:
-        raise GraphError(f"{where} makes {expected} tensors, the text says {len(node.outputs)}")
+    expected = signature(overload).returned
+    if expected not in (None, len(node.outputs)):
+        raise GraphError(f"{where} returns {expected} tensors, the text says {len(node.outputs)}")

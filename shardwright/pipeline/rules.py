@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardwright.errors import PipelineError
+from shardwright.pipeline.schema import DeviceKind, Phase
 
 RULES: dict[str, str] = {
     # the file
@@ -40,6 +41,7 @@ RULES: dict[str, str] = {
     "one-device": "a tensor is used on the device where it is; communication moves it",
     "placements": "placements have a range a dimension, inside the original, as long as the shape",
     "weight-file": "a parameter file has a path and one format",
+    "state-origin": "only a tensor with init has an origin, and the origin has a name",
     "name-in-graph": "name_in_graph is the placeholder of the constant in its first user's graph",
     # metadata
     "slices": "tensor_slices lists exactly the pipeline's inputs and outputs",
@@ -50,19 +52,30 @@ RULES: dict[str, str] = {
     "outputs-covered": "the slices of each output of the original cover all of it",
     "structure": "the leaves of structure are the original's inputs and outputs, by name and idx",
     "replaces": "a constant is replaced once, by a produced tensor of its shape, dtype and device",
+    # training
+    "phases": "in a training step every supertask has a phase, elsewhere none has",
+    "stages": "what runs once a microbatch has a stage of its device's rank, nothing else has one",
+    "schedule": "the schedule's numbers go together, and each device is of one pipeline rank",
+    "phase-order": "a supertask reads what its own phase or those before it made",
+    "once-a-step": "of what microbatches made, only sums over them are read once a step",
+    "microbatches": "microbatches are equal parts of inputs and outputs; slices are microbatch 0's",
     # groups and order
     "group-members": "a group has two or more supertasks, numbered from 0, each on its own device",
     "group-kind": "the supertasks of a group are of one kind, or one send and one recv",
-    "group-metadata": "the supertasks of a group have the same metadata and the same phase",
+    "group-metadata": "the supertasks of a group have the same metadata, phase and stage; only "
+    "messages go on to another stage, or to a later phase of the microbatch",
     "group-dtype": "the tensors of a group have one dtype, and its reduce_op can reduce it",
     "group-shape": "the shapes in a group follow from its kind",
     "file-order": "a device's supertasks stand in the file after those whose tensors they use",
     "no-cycle": "no supertask waits for itself through tensors and groups",
     "no-deadlock": "with blocking communication, each device in file order, all supertasks run",
+    "schedule-order": "the schedule does a stage's work after that whose tensors it reads",
+    "schedule-deadlock": "every slot comes to the end of a step; sends do not wait",
     # computation
     "blobs": "each data_blob is a key of blobs, and each blob is used",
     "graph": "the data of an FX supertask is the text of a graph that can be built",
     "graph-tensors": "a graph takes and gives the tensors that its supertask names",
+    "device-kind": "an operator of one kind of device is called on that kind",
     "requires": "operators that torch does not bring are listed in requires, and only they",
 }
 
@@ -89,7 +102,7 @@ class Family:
 
 
 FAMILIES: dict[str, Family] = {
-    "compute": Family(("dfg", "FX"), ("device",), ("data", "data_blob"), ("phase",)),
+    "compute": Family(("dfg", "FX"), ("device",), ("data", "data_blob"), ("phase", "stage")),
     "communication": Family(
         (
             "send",
@@ -102,13 +115,41 @@ FAMILIES: dict[str, Family] = {
             "broadcast",
         ),
         ("device", "group", "device_idx", "metadata"),
-        optional=("phase",),
+        optional=("phase", "stage"),
     ),
     "input": Family(("input",)),
     "output": Family(("output",)),
 }
 FAMILY_OF: dict[str, str] = {kind: name for name, row in FAMILIES.items() for kind in row.kinds}
 """Kind of a supertask to the name of its family."""
+
+MICROBATCH_PHASES: tuple[Phase, ...] = ("forward", "backward", "backward_weight")
+"""The phases that run once a microbatch."""
+READS: dict[Phase, tuple[Phase, ...]] = {
+    "prepare": ("prepare",),
+    "forward": ("prepare", "forward"),
+    "backward": ("prepare", "forward", "backward"),
+    "backward_weight": ("prepare", "forward", "backward", "backward_weight"),
+    "update": ("prepare", "update"),
+}
+"""The phases whose products each phase reads; sums over the microbatches are read besides."""
+
+_KERNELS: dict[DeviceKind, tuple[str, ...]] = {
+    "cpu": ("_scaled_dot_product_flash_attention_for_cpu",),
+    "cuda": (
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+        "cudnn_batch_norm",
+    ),
+}
+ONE_KIND: dict[str, DeviceKind] = {
+    f"aten.{name}{end}.default": kind
+    for kind, names in _KERNELS.items()
+    for name in names
+    for end in ("", "_backward")
+}
+"""Operators that one kind of device has, as they appear where a step is differentiated for it."""
 
 REDUCE_OPS = ("sum", "avg", "max", "min")
 INTEGERS = ("i64", "i32", "i16", "i8")

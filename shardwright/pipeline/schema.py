@@ -59,7 +59,9 @@ SuperTaskKind = Literal[
 DeviceKind = Literal["cpu", "npu", "cuda"]
 """``cuda`` is an extension of the specification's two."""
 
-Phase = Literal["forward", "backward", "backward_weight", "update"]
+Phase = Literal["prepare", "forward", "backward", "backward_weight", "update"]
+"""When a task of a training pipeline runs: ``prepare`` and ``update`` once a step, before and after
+everything else, the others once a microbatch."""
 
 Placements = tuple[tuple[Natural, Natural], ...]
 """Half-open range taken of each dimension of a tensor, one a dimension."""
@@ -96,11 +98,24 @@ class ParamValue(Struct, omit_defaults=True, forbid_unknown_fields=True):
     shape: tuple[Natural, ...] | None = None
 
 
+class StateOrigin(Struct, frozen=True, forbid_unknown_fields=True):
+    """Which part of which named whole a state is: what `ParamValue` says of stored contents.
+
+    ``name`` is the whole's name in the program (``optimizer.lm_head.weight.exp_avg``), ``shape``
+    its whole shape, ``placements`` the part of it that this tensor is.
+    """
+
+    name: str
+    placements: Placements
+    shape: tuple[Natural, ...]
+
+
 class TensorInfo(Struct, omit_defaults=True, forbid_unknown_fields=True):
     """A tensor of the pipeline; ``value`` is there for constants and only for them.
 
     ``strides``, in elements, stand where the tensor is not contiguous. A tensor with ``init`` is a
-    constant without stored contents: state that begins with zeros.
+    constant without stored contents: state that begins with zeros. ``origin`` says what it is
+    called, where it is part of a state that outlives the run and has a name.
     """
 
     shape: tuple[Natural, ...]
@@ -109,6 +124,7 @@ class TensorInfo(Struct, omit_defaults=True, forbid_unknown_fields=True):
     # optional keys
     strides: tuple[Natural, ...] | None = None
     init: Literal["zeros"] | None = None
+    origin: StateOrigin | None = None
 
     @property
     def is_constant(self) -> bool:
@@ -125,6 +141,8 @@ class SuperTask(Struct, omit_defaults=True, forbid_unknown_fields=True):
     """One step of one device slot. Which fields stand, by kind, is a table in `rules`.
 
     ``fx`` is read as ``FX``. ``data_blob`` stands in the place of ``data``: a key of ``blobs``.
+    ``phase`` and ``stage`` say when a task of a training pipeline runs; ``stage`` is the number of
+    the virtual stage, for the phases that run once a microbatch.
     """
 
     kind: SuperTaskKind | Literal["fx"]
@@ -138,6 +156,7 @@ class SuperTask(Struct, omit_defaults=True, forbid_unknown_fields=True):
     # optional keys
     data_blob: str | None = None
     phase: Phase | None = None
+    stage: Natural | None = None
 
     def __post_init__(self) -> None:
         if self.kind == "fx":
@@ -191,16 +210,47 @@ class Metadata(Struct, omit_defaults=True, forbid_unknown_fields=True):
     structure: Structure | None = None
 
 
-class Training(Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """How often tasks run, and which tensor replaces which after a step.
+class Microbatches(Struct, forbid_unknown_fields=True):
+    """How a step's batch is cut: in ``n`` equal microbatches.
 
-    ``replaces`` maps a produced tensor to the constant whose contents it becomes. A pipeline of
-    one forward has it too, where the program changes its buffers.
+    ``dim`` names the original inputs that are cut, and the original outputs that are put together,
+    each with its dimension. Metadata give their whole shapes; their slices are microbatch 0's, and
+    those of microbatch i lie i/n of the whole further on. Slices of inputs that only tasks of the
+    phases ``prepare`` and ``update`` read are of the whole batch.
+    """
+
+    n: Annotated[int, Meta(ge=1)]
+    dim: dict[str, Natural] = {}
+
+
+class ScheduleInfo(Struct, forbid_unknown_fields=True):
+    """In which order slots work through stages and microbatches; see `shardwright.schedule`.
+
+    ``placement`` has the pipeline rank of each virtual stage, ``slots`` the device slots of each
+    pipeline rank, ``chunks`` is how many stages a rank has.
+    """
+
+    kind: str
+    ranks: Annotated[int, Meta(ge=1)]
+    chunks: Annotated[int, Meta(ge=1)]
+    placement: tuple[Natural, ...]
+    slots: tuple[tuple[str, ...], ...]
+
+
+class Training(Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """How often tasks run, and which tensor replaces which.
+
+    ``replaces`` maps a produced tensor to the constant whose contents it becomes: once a step
+    where a task of the phase ``update`` makes it, else after each microbatch. A pipeline of one
+    forward has it too, where the program changes its buffers. A constant with ``init`` that is
+    replaced once a microbatch is an accumulator: each step begins with zeros in it. ``notes`` say
+    in words what a reader should know of the step, such as which operators mix the batch.
     """
 
     replaces: dict[str, str] = {}
-    microbatches: dict[str, Any] | None = None
-    schedule: dict[str, Any] | None = None
+    microbatches: Microbatches | None = None
+    schedule: ScheduleInfo | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Document(Struct, omit_defaults=True, forbid_unknown_fields=True):

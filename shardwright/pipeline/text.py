@@ -13,11 +13,22 @@ d1  cpu:1, 2 constants, 560 B
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import get_args
 
 from shardwright.pipeline.connections import Connections, connect
-from shardwright.pipeline.rules import COMMUNICATION
-from shardwright.pipeline.schema import Device, Document, Placements, SuperTask, TensorInfo
+from shardwright.pipeline.rules import COMMUNICATION, MICROBATCH_PHASES
+from shardwright.pipeline.schema import (
+    Device,
+    Document,
+    Phase,
+    Placements,
+    SuperTask,
+    TensorInfo,
+)
+
+PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 def format_pipeline(document: Document) -> str:
@@ -32,6 +43,7 @@ def _lines(document: Document, connections: Connections) -> Iterator[str]:
         f"{_count(len(document.tensors), 'tensor')} ({_stored(constants)}), "
         f"{_count(len(document.supertasks), 'supertask')}"
     )
+    yield from (f"  {line}" for line in training_lines(document, connections))
     slices = document.metadata.tensor_slices
     for label, side in (("input ", slices.inputs), ("output", slices.outputs)):
         for name, piece in side.items():
@@ -54,8 +66,46 @@ def _lines(document: Document, connections: Connections) -> Iterator[str]:
             yield f"  {name:{width}}  {task.kind:{kinds}}  {what(document, connections, task)}"
 
 
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")
+def training_lines(document: Document, connections: Connections) -> Iterator[str]:
+    """How a training step runs: its schedule, its phases, and what replaces what in totals."""
+    training = document.training
+    if training is None or training.microbatches is None or training.schedule is None:
+        return
+    info, cut = training.schedule, training.microbatches
+    yield (
+        f"step    {_count(cut.n, 'microbatch', 'es')}, {info.kind} over "
+        f"{_count(info.ranks, 'pipeline rank')} of {_count(info.chunks, 'stage')}: "
+        f"{' | '.join(' '.join(slots) for slots in info.slots)}"
+    )
+    if cut.dim:
+        yield f"cut     {', '.join(f'{name} along dim {dim}' for name, dim in cut.dim.items())}"
+    phases = Counter(task.phase for task in document.supertasks.values() if task.phase)
+    yield f"tasks   {', '.join(f'{phases[phase]} {phase}' for phase in PHASES if phases[phase])}"
+    for often, tensors in _replaced(document, connections).items():
+        stored = [info for info in tensors if info.init is None]
+        zeros = [info for info in tensors if info.init is not None]
+        parts = [
+            f"{len(found)} {what} ({format_bytes(sum(info.nbytes for info in found))})"
+            for what, found in (("stored", stored), ("begun with zeros", zeros))
+            if found
+        ]
+        yield f"new     each {often}: {', '.join(parts)}"
+    yield from (f"note    {note}" for note in training.notes)
+
+
+def _replaced(document: Document, connections: Connections) -> dict[str, list[TensorInfo]]:
+    """The constants that are replaced, by how often."""
+    assert document.training is not None
+    found: dict[str, list[TensorInfo]] = {}
+    for new, old in document.training.replaces.items():
+        maker = document.supertasks[connections.producers[new][0]]
+        often = "microbatch" if maker.phase in MICROBATCH_PHASES else "step"
+        found.setdefault(often, []).append(document.tensors[old])
+    return found
+
+
+def _count(count: int, noun: str, plural: str = "s") -> str:
+    return f"{count} {noun}" + ("" if count == 1 else plural)
 
 
 def _stored(constants: Sequence[TensorInfo]) -> str:

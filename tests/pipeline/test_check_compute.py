@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from shardwright.ir import Builder
 from shardwright.ir.operators import allow_namespace
 from shardwright.pipeline import Document, SuperTask, check
+from shardwright.pipeline.fxtext import encode
 from tests.pipeline.documents import Broken, cases, prove_broken, task, tensor, two_stages, value
 
 
@@ -35,7 +37,28 @@ def identity(document: Document) -> None:
     text(lambda d: d.update(outputs=[{"ref": "i0"}]))(document)
 
 
+def attention() -> Document:
+    """`two_stages`, the second of which calls an operator that only CPUs have."""
+    document = two_stages()
+    builder = Builder()
+    h = builder.input("h", (4, 8))
+    weight = builder.input("weight", (2, 8))
+    x = builder.call("aten.view.default", h, [1, 1, 4, 8])
+    op = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+    y = builder.call("aten.view.default", builder.call(op, x, x, x)[0], [4, 8])
+    made = builder.call("aten.linear.default", y, weight)
+    document.supertasks["d1.0"].data = encode(builder.finish([made]))
+    return document
+
+
 CASES = cases(
+    Broken(
+        "on another kind of device",
+        "device-kind",
+        lambda d: setattr(d.devices["d1"], "kind", "cuda"),
+        "d1.0",
+        base=attention,
+    ),
     Broken("unknown", "blobs", task("d0.1", data_blob="q"), "d0.1"),
     Broken("no blobs", "blobs", lambda d: setattr(d, "blobs", None), "d0.0"),
     Broken("unused", "blobs", lambda d: d.blobs.update(spare="")),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.errors import PipelineError
-from shardwright.pipeline import Document, SuperTask, check
+from shardwright.pipeline import Document, SuperTask, TensorInfo, check
 from tests.pipeline.documents import (
     COLLECTIVES,
     Broken,
@@ -22,6 +22,20 @@ from tests.pipeline.documents import (
     together,
     two_stages,
 )
+from tests.pipeline.training import training_step
+
+
+def reduction_in_a_step() -> Document:
+    """`training_step`, in whose update the slots sum up their rates."""
+    document = training_step()
+    output = document.supertasks.pop("output")
+    for i, rate in enumerate(("lr", "lr@d1")):
+        document.tensors[f"sum{i}"] = TensorInfo((), "f32")
+        member = SuperTask("all_reduce", (rate,), (f"sum{i}",), f"d{i}", None, "sum", i)
+        member.metadata, member.phase = {"reduce_op": "sum"}, "update"
+        document.supertasks[f"sum.{i}"] = member
+    document.supertasks["output"] = output
+    return document
 
 
 def shape(name: str, *sizes: int) -> Callable[[Document], None]:
@@ -152,7 +166,20 @@ CASES = cases(
         1,
         "x1",
     ),
-    Broken("another phase", "group-metadata", task("recv", phase="forward"), "recv", "h2@d1"),
+    Broken(
+        "back to the forward",
+        "group-metadata",
+        task("g1.recv", phase="forward"),
+        *("g1.recv", "dh"),
+        base=training_step,
+    ),
+    Broken(
+        "a reduction in two phases",
+        "group-metadata",
+        task("sum.1", phase="prepare"),
+        *("sum.1", "lr@d1"),
+        base=reduction_in_a_step,
+    ),
     Broken("another dtype", "group-dtype", tensor("h2@d1", dtype="f16"), "recv", "h2@d1"),
     row("another dtype", "group-dtype", "all_to_all", dtype("y1", "i32"), 1, "y1"),
     row("send", "group-shape", "all_reduce", shape("y2", 4, 5), 2, "y2"),

@@ -170,13 +170,6 @@ def test_the_same_number_on_other_hosts_or_kinds_is_another_device() -> None:
     check(document)
 
 
-def test_phases_stand_on_computation_and_communication() -> None:
-    document = two_stages()
-    for name in ("d0.0", "send", "recv"):
-        document.supertasks[name].phase = "forward"
-    check(document)
-
-
 def test_dfg_data_is_not_read() -> None:
     document = two_stages()
     document.supertasks["d1.0"].kind = "dfg"

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from shardwright.ir import Builder
-from shardwright.pipeline import Document, MetadataTensor, ParamValue, SuperTask, check
+from shardwright.pipeline import (
+    Document,
+    MetadataTensor,
+    ParamValue,
+    StateOrigin,
+    SuperTask,
+    check,
+)
 from shardwright.pipeline.fxtext import encode
 from tests.pipeline.documents import (
     COLLECTIVES,
@@ -20,9 +29,17 @@ from tests.pipeline.documents import (
     two_stages,
     value,
     whole,
+    with_state,
 )
 
 VALUE = ParamValue("w", "safetensors", "n", "i0", ((0, 4), (0, 8)))
+
+ORIGIN = StateOrigin("momentum", ((0, 4), (8, 16)), (4, 16))
+
+
+def of_state(origin: StateOrigin) -> Callable[[Document], None]:
+    """A document's state with another origin."""
+    return tensor("state", origin=origin)
 
 
 def two_devices_one_constant(document: Document) -> None:
@@ -89,6 +106,28 @@ CASES = cases(
     Broken("no path", "weight-file", value("w2", path=""), tensor="w2"),
     Broken("a path with a NUL", "weight-file", value("w2", path="a\0b"), tensor="w2"),
     Broken("two formats", "weight-file", value("w2", format="torch.save"), tensor="w2"),
+    Broken("of stored contents", "state-origin", tensor("w1", origin=ORIGIN), tensor="w1"),
+    Broken(
+        "without a name",
+        "state-origin",
+        of_state(StateOrigin("", ORIGIN.placements, ORIGIN.shape)),
+        tensor="state",
+        base=with_state,
+    ),
+    Broken(
+        "a state of too few ranges",
+        "placements",
+        of_state(StateOrigin("momentum", ((0, 4),), (4,))),
+        tensor="state",
+        base=with_state,
+    ),
+    Broken(
+        "a state beyond its whole",
+        "placements",
+        of_state(StateOrigin("momentum", ORIGIN.placements, (4, 15))),
+        tensor="state",
+        base=with_state,
+    ),
 )
 
 
@@ -102,6 +141,12 @@ def test_a_constant_may_be_a_part_of_a_stored_tensor() -> None:
     stored = document.tensors["w1"].value
     assert stored is not None
     stored.placements, stored.shape = ((8, 16), (0, 8)), (24, 8)
+    check(document)
+
+
+def test_a_state_may_be_a_part_of_a_named_whole() -> None:
+    document = with_state()
+    document.tensors["state"].origin = ORIGIN
     check(document)
 
 

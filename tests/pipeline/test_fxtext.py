@@ -217,7 +217,7 @@ def node(index: int, **fields: Any) -> Callable[[Any], object]:
         (node(0, outputs=[{"shape": [1], "dtype": "f32", "strides": []}]), "0 strides for 1"),
         (
             lambda d: (node(3, outputs=[])(d), d.update(outputs=[])),
-            "makes 1 tensors, the text says 0",
+            "returns 1 tensors, the text says 0",
         ),
         (node(0, op="aten.nothing.default"), "does not exist"),
         (node(0, op="os.system.default"), "not allowed"),

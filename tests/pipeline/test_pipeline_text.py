@@ -8,6 +8,7 @@ import pytest
 from shardwright.pipeline import Device
 from shardwright.pipeline.text import format_bytes, format_pipeline, format_slice
 from tests.pipeline.documents import COLLECTIVES, two_stages
+from tests.pipeline.training import training_step
 
 
 def test_two_stages() -> None:
@@ -23,6 +24,21 @@ def test_two_stages() -> None:
         "  recv  recv    h2@d1 f32[4, 8] <- d0\n"
         "  d1.0  FX      (h2@d1, 1 constant) -> (y)"
     )
+
+
+def test_a_training_step() -> None:
+    document = training_step()
+    assert document.training is not None
+    document.training.notes = ("mixes the batch: batch_norm",)
+    lines = format_pipeline(document).splitlines()
+    assert lines[1:7] == [
+        "  step    2 microbatches, 1f1b over 2 pipeline ranks of 1 stage: d0 | d1",
+        "  cut     x along dim 0, labels along dim 0, prediction along dim 0",
+        "  tasks   1 prepare, 4 forward, 3 backward, 2 backward_weight, 3 update",
+        "  new     each microbatch: 3 begun with zeros (324 B)",
+        "  new     each step: 2 stored (320 B)",
+        "  note    mixes the batch: batch_norm",
+    ]
 
 
 def test_collectives() -> None:

@@ -6,15 +6,21 @@ import re
 from pathlib import Path
 
 import shardwright.pipeline
+import shardwright.schedule
 from shardwright.pipeline.rules import RULES
 
-SOURCES = Path(shardwright.pipeline.__file__).parent
-TESTS = Path(__file__).parent
+SOURCES = [Path(folder.__file__).parent for folder in (shardwright.pipeline, shardwright.schedule)]
+TESTS = [Path(__file__).parent, Path(__file__).parent.parent / "schedule"]
+
+
+def files(folders: list[Path], pattern: str, without: str) -> list[Path]:
+    found = (path for folder in folders for path in folder.glob(pattern))
+    return [path for path in found if path.stem != without]
 
 
 def test_every_rule_is_raised_somewhere_and_tested() -> None:
-    source = "".join(path.read_text() for path in SOURCES.glob("*.py") if path.stem != "rules")
-    tests = "".join(path.read_text() for path in TESTS.glob("test_*.py") if path != Path(__file__))
+    source = "".join(path.read_text() for path in files(SOURCES, "*.py", "rules"))
+    tests = "".join(path.read_text() for path in files(TESTS, "test_*.py", "test_rules"))
     computed = {"one-input-task", "one-output-task"}  # raised as one-{kind}-task
     for rule in RULES:
         assert f'"{rule}"' in source or rule in computed, rule
@@ -22,6 +28,6 @@ def test_every_rule_is_raised_somewhere_and_tested() -> None:
 
 
 def test_every_rule_that_is_raised_is_listed() -> None:
-    for path in SOURCES.glob("*.py"):
+    for path in files(SOURCES, "*.py", "rules"):
         for rule in re.findall(r'\bbroken\(\s*"([^"]*)"', path.read_text()):
             assert rule in RULES, (path.name, rule)

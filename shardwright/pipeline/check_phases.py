@@ -1,0 +1,130 @@
+"""Rules of training: when supertasks run, and that they read only what was made before.
+
+A step goes through the phases ``prepare`` (once), ``forward``, ``backward`` and ``backward_weight``
+(once a microbatch, stage by stage, as the schedule says) and ``update`` (once). What these rules
+leave to `shardwright.schedule` is the order of stages and microbatches.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain
+
+from shardwright.pipeline.connections import Connections
+from shardwright.pipeline.rules import MICROBATCH_PHASES, READS, broken
+from shardwright.pipeline.schema import Document, ScheduleInfo, SuperTask, Training
+
+
+def check_phases(document: Document, connections: Connections) -> None:
+    """A training step is told whole: microbatches, schedule, and when each supertask runs."""
+    training = document.training or Training()
+    if (training.microbatches is None) != (training.schedule is None):
+        found, missing = ("microbatches", "schedule") if training.microbatches else _SWAPPED
+        raise broken("phases", f"training has {found} but no {missing}; a step needs both")
+    for name in chain.from_iterable(connections.order.values()):
+        _check_presence(name, document.supertasks[name], training)
+    if training.schedule is not None and training.microbatches is not None:
+        _check_schedule(document, training.schedule)
+        _check_stages(document, connections, training.schedule)
+        _check_reads(document, connections, training.microbatches.n)
+
+
+_SWAPPED = ("schedule", "microbatches")
+
+
+def _check_presence(name: str, task: SuperTask, training: Training) -> None:
+    """A supertask has a phase in a training step, and a stage where it runs once a microbatch."""
+    if training.microbatches is not None and task.phase is None:
+        raise broken("phases", "the supertask of a training step has no phase", task=name)
+    if training.microbatches is None and task.phase is not None:
+        raise broken(
+            "phases",
+            f"the supertask has the phase {task.phase!r}, but the pipeline no "
+            "training.microbatches; remove the one or add the other",
+            task=name,
+        )
+    if task.stage is None and task.phase in MICROBATCH_PHASES:
+        raise broken("stages", f"a supertask of phase {task.phase} needs a stage", task=name)
+    if task.stage is not None and task.phase not in MICROBATCH_PHASES:
+        when = f"of phase {task.phase}" if task.phase else "without a phase"
+        raise broken("stages", f"a supertask {when} has no stage; remove it", task=name)
+
+
+def _check_schedule(document: Document, info: ScheduleInfo) -> None:
+    """The schedule's numbers go together, and each device slot is of one pipeline rank."""
+    for key, found, expected in (
+        ("slots", len(info.slots), info.ranks),
+        ("placement", len(info.placement), info.ranks * info.chunks),
+    ):
+        if found != expected:
+            raise broken(
+                "schedule",
+                f"training.schedule.{key} has {found} entries for {info.ranks} ranks of "
+                f"{info.chunks} stages, expected {expected}",
+            )
+    stages = Counter(info.placement)
+    if uneven := [rank for rank in range(info.ranks) if stages[rank] != info.chunks]:
+        raise broken(
+            "schedule",
+            f"training.schedule.placement gives rank {uneven[0]} {stages[uneven[0]]} stages, "
+            f"expected {info.chunks} on each rank",
+        )
+    listed = Counter(chain.from_iterable(info.slots))
+    for device in {**document.devices, **listed}:
+        if device not in document.devices or listed[device] != 1:
+            times = f"{listed[device]} times" if device in document.devices else "and is no device"
+            raise broken(
+                "schedule",
+                f"{device!r} stands in training.schedule.slots {times}; each device stands "
+                "there once, with its pipeline rank",
+            )
+
+
+def _check_stages(document: Document, connections: Connections, info: ScheduleInfo) -> None:
+    """A stage is one of the pipeline rank of its device."""
+    ranks = {device: rank for rank, devices in enumerate(info.slots) for device in devices}
+    for device, names in connections.order.items():
+        mine = {stage for stage, rank in enumerate(info.placement) if rank == ranks[device]}
+        for name in names:
+            stage = document.supertasks[name].stage
+            if stage is not None and stage not in mine:
+                raise broken(
+                    "stages",
+                    f"the stage is {stage}, but device {device!r} is of pipeline rank "
+                    f"{ranks[device]}, which has {', '.join(map(str, sorted(mine)))}",
+                    task=name,
+                )
+
+
+def _check_reads(document: Document, connections: Connections, microbatches: int) -> None:
+    """Supertasks read what phases before theirs made, and after the microbatches only sums."""
+    for name in chain.from_iterable(connections.order.values()):
+        task = document.supertasks[name]
+        assert task.phase is not None
+        for tensor in task.inputs:
+            producer = connections.producers.get(tensor, [""])[0]
+            made = document.supertasks[producer].phase if producer else None
+            if made is None or made in READS[task.phase]:
+                continue
+            if task.phase != "update":
+                raise broken(
+                    "phase-order",
+                    f"a supertask of phase {task.phase} reads what {producer!r} of phase {made} "
+                    "makes, which comes later in a step",
+                    task=name,
+                    tensor=tensor,
+                )
+            if microbatches > 1 and not is_accumulated(document, tensor):
+                raise broken(
+                    "once-a-step",
+                    f"the supertask runs once a step, {producer!r} once a microbatch; let it read "
+                    "a sum over the microbatches: a tensor that replaces a constant with init",
+                    task=name,
+                    tensor=tensor,
+                )
+
+
+def is_accumulated(document: Document, tensor: str) -> bool:
+    """Whether a produced tensor goes on where the last microbatch left off, from zeros."""
+    replaces = document.training.replaces if document.training else {}
+    return tensor in replaces and document.tensors[replaces[tensor]].init is not None
