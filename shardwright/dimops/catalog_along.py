@@ -144,7 +144,7 @@ MIXING = words("""
     argmin.default max.dim min.dim median.dim nanmedian.dim mode.default prod.default prod.dim_int
     var.correction std.correction var.dim std.dim var.default std.default var_mean.correction
     std_mean.correction linalg_vector_norm.default norm.ScalarOpt_dim norm.Scalar aminmax.default
-    median.default
+    median.default _safe_softmax.default
 """)
 
 ROWS: dict[str, Row] = {

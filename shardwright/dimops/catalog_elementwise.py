@@ -3,12 +3,14 @@
     add, (2, 12, 8) and (12, 1)    a b c, b 1 -> a b c
 
 A size of 1 is the number 1: it is broadcast, or there is nothing to split. Casts, copies, dropout
-that is off, and fills like another tensor are elementwise too.
+that is off or that is a function of the place (`ir.dropout`), and fills like another tensor are
+elementwise too.
 """
 
 from __future__ import annotations
 
-from shardwright.dimops.call import Call, Row, Rule, aligned, named, text, words
+from shardwright.dimops.call import Call, Local, Row, Rule, aligned, named, text, words
+from shardwright.ir import DROPOUT
 
 UNARY = words("""
     abs neg positive exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square reciprocal sin cos tan
@@ -71,6 +73,17 @@ def dropout(call: Call) -> Rule | None:
     return None if random else broadcast(call)
 
 
+def philox_dropout(call: Call) -> Rule:
+    """A part says where in the whole it begins, and so drops what the whole does."""
+    names = named(call.outputs[0])
+
+    def attrs(local: Local) -> dict[str, list[int]]:
+        offsets = zip(call.attrs["offsets"], names, strict=True)
+        return {"offsets": [offset + local.start(name) for offset, name in offsets]}
+
+    return Rule(text([names, ["1"]], [names]), attrs=attrs, linear=((0,),))
+
+
 def dtype_of_second(call: Call) -> Rule:
     """The first input, cast: of the second only the dtype is read."""
     names = named(call.outputs[0])
@@ -106,6 +119,7 @@ ROWS: dict[str, Row] = {
     "aten.dropout.default": dropout,
     "aten.feature_dropout.default": dropout,
     "aten.alpha_dropout.default": dropout,
+    DROPOUT: philox_dropout,
     "aten.type_as.default": dtype_of_second,
     "aten.to.other": dtype_of_second,
     "aten.prelu.default": prelu,

@@ -1,8 +1,10 @@
 """Plans: which device slots run which node, and how it is split over them."""
 
-from shardwright.planning.make import make_plan, plan
-from shardwright.planning.plan import Assignment, Plan, SlotLoad, Split, Terms
+from shardwright.planning.beside import plan_beside
+from shardwright.planning.make import make_plan, plan, step_of
+from shardwright.planning.plan import Assignment, Plan, SlotLoad, Split, Terms, TrainingPlan
 from shardwright.planning.policy import Policy, PolicyGraph, Resource
+from shardwright.planning.step import Step, as_step
 
 __all__ = [
     "Assignment",
@@ -12,7 +14,12 @@ __all__ = [
     "Resource",
     "SlotLoad",
     "Split",
+    "Step",
     "Terms",
+    "TrainingPlan",
+    "as_step",
     "make_plan",
     "plan",
+    "plan_beside",
+    "step_of",
 ]

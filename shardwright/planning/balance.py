@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 
@@ -41,6 +41,13 @@ class Loads:
     total_bytes: int
     extra: int = 0
     """Bytes that every stage holds whatever its nodes are."""
+    fullness: float = 1.0
+    """How much a share of the stored bytes counts against one of the work."""
+
+    def after(self, first: int) -> Loads:
+        """The same without the first nodes."""
+        shared = [(n, [at - first for at in found if at >= first]) for n, found in self.shared]
+        return replace(self, work=self.work[first:], single=self.single[first:], shared=shared)
 
     def stored_bytes(self, start: int, stop: int) -> int:
         """Bytes of parameters, buffers and constants that nodes start..stop-1 read."""
@@ -54,31 +61,37 @@ class Loads:
         """The larger share, of work or of stored bytes, of nodes start..stop-1."""
         stored = self.stored_bytes(start, stop) + self.extra
         work = self.work[stop] - self.work[start]
-        return max(work / self.total_work, stored / self.total_bytes)
+        return max(work / self.total_work, self.fullness * stored / self.total_bytes)
 
 
-def measure_loads(graph: IRGraph) -> Loads:
-    """Work and stored bytes of every node of a graph."""
+def measure_loads(graph: IRGraph, held: Mapping[int, int] | None = None) -> Loads:
+    """Work and stored bytes of every node of a graph.
+
+    ``held`` says what stands for the bytes of stored values of which that is not their own.
+    """
+    held = held or {}
     position = {node.id: i for i, node in enumerate(graph.nodes)}
     work = list(accumulate((node_work(graph, node) for node in graph.nodes), initial=0))
     single = [0] * len(graph.nodes)
     shared = []
     for value in graph.stored():
+        nbytes = held.get(value.id, value.nbytes)
         if len(value.users) == 1:
-            single[position[value.users[0]]] += value.nbytes
+            single[position[value.users[0]]] += nbytes
         elif value.users:
-            shared.append((value.nbytes, [position[user] for user in value.users]))
+            shared.append((nbytes, [position[user] for user in value.users]))
     prefix = list(accumulate(single, initial=0))
     total = prefix[-1] + sum(size for size, _ in shared)
     return Loads(work, prefix, shared, max(work[-1], 1), max(total, 1))
 
 
-def cut(loads: Loads, stages: int, crossing: Sequence[int]) -> list[int]:
+def cut(loads: Loads, stages: int, crossing: Sequence[int], slack: float = SLACK) -> list[int]:
     """Positions 0 = c0 < c1 < … < cN = n: stage k runs the nodes from c(k) to c(k+1)-1.
 
-    ``crossing`` is `crossing_bytes` of the graph.
+    ``crossing`` is `crossing_bytes` of the graph; the largest load may exceed the smallest that
+    there can be by the factor ``slack``.
     """
-    bound = smallest_bound(loads, stages) * SLACK
+    bound = smallest_bound(loads, stages) * slack
     return _fewest_bytes(loads, stages, crossing, bound)
 
 

@@ -157,12 +157,14 @@ class Following:
     def linear(self, node: IRNode, bound: BoundDimop) -> Terms | None:
         """The partial sums that a node can be done on, term by term, to reduce no more behind it.
 
-        Nothing else may read them, since they would then be reduced for that as well.
+        Nothing else may read them, since they would then be reduced for that as well. What else
+        the node reads is read whole.
         """
         for inputs in bound.linear if len(node.outputs) == 1 else ():
-            rest = (v for i, v in enumerate(node.inputs) if i not in inputs)
+            rest = [self.state(v) for i, v in enumerate(node.inputs) if i not in inputs]
             sums = [node.inputs[i] for i in inputs]
-            if all(map(self._is_lone_sum, sums)) and not any(map(self.state, rest)):
+            sharded = any(isinstance(state, Sharded) for state in rest)
+            if all(map(self._is_lone_sum, sums)) and not sharded:
                 read = sum(self.value(v).nbytes for v in sums)
                 if self.value(node.outputs[0]).nbytes <= read:
                     return Terms(inputs)
@@ -219,6 +221,9 @@ class Following:
     def keep_terms(self, node: IRNode, terms: Terms) -> None:
         """Do a node on the terms of partial sums; what it makes are partial sums."""
         self.terms[node.id] = terms
+        for i, value_id in enumerate(node.inputs):
+            if i not in terms.inputs:
+                self._read_whole(value_id)
         self.states |= dict.fromkeys(node.outputs, "sum")
 
     def keep_whole(self, node: IRNode) -> None:

@@ -23,6 +23,7 @@ from shardwright.dimops.bound import BoundDimop
 from shardwright.dimops.catalog import dimop_of
 from shardwright.dimops.cuts import Cut
 from shardwright.ir import IRGraph, IRNode, IRValue
+from shardwright.ir.operators import is_marker
 from shardwright.ir.repeats import fingerprint
 
 Range = tuple[int, int]
@@ -145,7 +146,8 @@ class Fusion:
 def find_fusions(graph: IRGraph) -> dict[int, Fusion]:
     """The fused products of a graph, by position, in order.
 
-    A weight is taken apart only where everything that reads it is, so that no slot holds it twice.
+    A weight is taken apart only where everything that reads it is, so that no slot holds it twice;
+    one that a training step updates also only where all of it is in the same parts everywhere.
     """
     finder = _Finder(graph, {node.id: node for node in graph.nodes})
     found = {
@@ -153,11 +155,11 @@ def find_fusions(graph: IRGraph) -> dict[int, Fusion]:
         for position, node in enumerate(graph.nodes)
         if (fusion := finder.fusion(node)) is not None
     }
-    taken = {graph.nodes[position].id for position in found}
+    taken = {graph.nodes[position].id: fusion for position, fusion in found.items()}
     return {
         position: fusion
         for position, fusion in found.items()
-        if all(taken.issuperset(value.users) for value in finder.stored(graph.nodes[position]))
+        if all(finder.may_take(value, taken) for value in finder.stored(graph.nodes[position]))
     }
 
 
@@ -171,7 +173,9 @@ class _Finder:
 
     def __post_init__(self) -> None:
         graph = self.graph
-        self.kept = frozenset((*graph.outputs, *graph.updates, *graph.updates.values()))
+        marked = {v for node in graph.nodes if is_marker(node.op) for v in node.outputs}
+        updates = {old: new for old, new in graph.updates.items() if new not in marked}
+        self.kept = frozenset((*graph.outputs, *updates, *updates.values()))
 
     def bound(self, node: IRNode) -> BoundDimop | None:
         """The node's annotation for its shapes, looked up once for equal nodes."""
@@ -179,6 +183,26 @@ class _Finder:
         if key not in self.bounds:
             self.bounds[key] = dimop_of(self.graph, node)
         return self.bounds[key]
+
+    def may_take(self, value: IRValue, taken: Mapping[int, Fusion]) -> bool:
+        """Whether a stored value that these products read can be in parts for all its readers."""
+        readers = [user for user in value.users if not is_marker(self.nodes[user].op)]
+        if not all(user in taken for user in readers):
+            return False
+        fusions = [taken[user] for user in readers]
+        alike = all(fusion.parts == fusions[0].parts for fusion in fusions)
+        return len(readers) == len(value.users) or (
+            alike and all(map(self._is_read_whole, fusions))
+        )
+
+    def _is_read_whole(self, fusion: Fusion) -> bool:
+        """Whether the parts are all of the product, and something reads each of them."""
+        product = fusion.product
+        length = product.bound.length(product.identifier)
+        taken = (v for node_id in fusion.takings for v in self.nodes[node_id].outputs)
+        return sum(end - start for start, end in fusion.parts) == length and all(
+            self.graph.values[value_id].users for value_id in taken
+        )
 
     def stored(self, node: IRNode) -> list[IRValue]:
         """The stored values that a node reads."""

@@ -25,19 +25,26 @@ class _Slot:
 
 
 def slot_loads(
-    graph: IRGraph, devices: Sequence[str], assigned: Sequence[Assignment]
+    graph: IRGraph,
+    devices: Sequence[str],
+    assigned: Sequence[Assignment],
+    work: Sequence[int] | None = None,
 ) -> tuple[SlotLoad, ...]:
-    """The load of each slot; what is split counts by its even share."""
+    """The load of each slot; what is split counts by its even share.
+
+    ``work`` is that of each node, its forward's by default.
+    """
+    work = [node_work(graph, node) for node in graph.nodes] if work is None else work
     slots = {device: _Slot() for device in devices}
     flows = _Flows(graph)
     homes: dict[int, frozenset[str]] = {}
-    for node, assignment in zip(graph.nodes, assigned, strict=True):
+    for node, assignment, whole in zip(graph.nodes, assigned, work, strict=True):
         parts = flows.parts(node, assignment)
-        work = node_work(graph, node) / _size(assignment)
+        share = whole / _size(assignment)
         for device in assignment.mesh.devices:
             slot = slots[device]
             slot.nodes += 1
-            slot.work += work
+            slot.work += share
             for value_id, count in zip(node.inputs, parts, strict=True):
                 value = graph.values[value_id]
                 if value.is_stored:

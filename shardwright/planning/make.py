@@ -9,12 +9,18 @@ import msgspec
 
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
+from shardwright.ir.steps import is_step
+from shardwright.planning.forward import forward_view
 from shardwright.planning.loads import slot_loads
-from shardwright.planning.mesh import AXES, PIPELINE, over_mesh
+from shardwright.planning.mesh import AXES, DATA, PIPELINE, over_mesh
+from shardwright.planning.mixing import mixing_notes
 from shardwright.planning.pipeline import pipeline
 from shardwright.planning.plan import Assignment, Plan, fingerprint_graph
 from shardwright.planning.policy import Policy, by_policy, policy_name
 from shardwright.planning.splits import take_apart
+from shardwright.planning.step import Step, as_step, check_one_backward
+from shardwright.planning.training import Options, over_training_mesh
+from shardwright.planning.unfuse import unfuse
 
 POLICIES = AXES
 
@@ -25,6 +31,12 @@ def plan(
     policy: str | Policy = "pipeline",
     *,
     mesh: Mapping[str, int] | None = None,
+    microbatches: int = 1,
+    schedule: str = "1f1b",
+    chunks: int | None = None,
+    recompute: str = "none",
+    memory: int | None = None,
+    zero: int = 0,
 ) -> Plan:
     """Which of ``devices`` slots runs which node, and which dimensions are split over them.
 
@@ -38,18 +50,76 @@ def plan(
         Several of these at once, by the size of each: ``{"pipeline": 2, "tensor": 2}``, in place
         of ``policy`` and ``devices``.
 
+    The others are for training steps (`compile_ir`).
+
+    microbatches
+        How many batches of the captured size a step takes.
+    schedule, chunks
+        The order of work of the pipeline's ranks (`shardwright.schedule`), and how many virtual
+        stages each has: as many as the schedule has by default.
+    recompute, memory
+        Which activations the backward computes again: ``none``, ``full`` (all of a stage's), or
+        ``auto`` (as few as keep a slot's activations within ``memory`` bytes).
+    zero
+        1: each slot along the mesh axis ``data`` holds and updates its part of the optimizer's
+        state.
+
     Raises PlanError where that cannot be done, and what a policy function raises.
     """
+    options = Options(microbatches, schedule, chunks, recompute, memory, zero)
+    training = is_step(graph)
+    if not training and options != Options():
+        raise PlanError(
+            f"the graph {graph.name!r} is no training step, but {_given(options)} is for one; "
+            "capture a step with compile_ir, or leave it out"
+        )
     if callable(policy):
+        if training:
+            raise PlanError("a policy function plans models; plan a training step over a mesh=")
         return _plan_by_policy(graph, devices, policy, mesh)
     axes = _axes(devices, policy, mesh)
-    names = tuple(f"d{i}" for i in range(math.prod(axes.values())))
     label = " × ".join(f"{axis} {size}" for axis, size in axes.items()) if mesh else policy
+    names = tuple(f"d{i}" for i in range(math.prod(axes.values())))
+    if training:
+        return _plan_step(graph, axes, label, names, options)
     if tuple(axes) == (PIPELINE,):
         return make_plan(graph, label, names, *pipeline(graph, names))
     apart, unfused = take_apart(graph, axes)
     made = make_plan(apart, label, names, *over_mesh(apart, axes, names))
     return msgspec.structs.replace(made, fingerprint=fingerprint_graph(graph), unfused=unfused)
+
+
+def _plan_step(
+    graph: IRGraph, axes: Mapping[str, int], label: str, names: Sequence[str], options: Options
+) -> Plan:
+    options.check(axes)
+    check_one_backward(graph)
+    apart, unfused = take_apart(graph, axes)
+    shards = axes.get(DATA, 1)
+    step = as_step(apart, options.microbatches, shards)
+    put = over_training_mesh(step, axes, names, options)
+    put.notes.extend(mixing_notes(forward_view(apart), options.microbatches, shards))
+    made = make_plan(put.forward, label, names, put.assigned, put.notes, work=put.work)
+    return msgspec.structs.replace(
+        made, fingerprint=fingerprint_graph(graph), unfused=unfused, training=put.training
+    )
+
+
+def step_of(graph: IRGraph, plan: Plan) -> Step:
+    """The step whose forward nodes a plan assigns."""
+    assert plan.training is not None
+    meshes = (assignment.mesh for assignment in plan.assignments)
+    shards = max(dict(zip(mesh.axes, mesh.sizes, strict=True)).get(DATA, 1) for mesh in meshes)
+    return as_step(unfuse(graph, plan.unfused), plan.training.microbatches, shards)
+
+
+def _given(options: Options) -> str:
+    """The first option that is not the default, as it is written."""
+    default = Options()
+    for name in Options.__slots__:
+        if getattr(options, name) != getattr(default, name):
+            return f"{name}={getattr(options, name)!r}"
+    raise AssertionError("all options have their defaults")
 
 
 def _plan_by_policy(
@@ -90,11 +160,16 @@ def make_plan(
     devices: Sequence[str],
     assigned: Sequence[Assignment],
     notes: Sequence[str] = (),
+    *,
+    work: Sequence[int] | None = None,
 ) -> Plan:
-    """The plan in which each node has the assignment at its place."""
+    """The plan in which each node has the assignment at its place.
+
+    ``work`` is that of each node, its forward's by default.
+    """
     numbers: dict[Assignment, int] = {}
     nodes = tuple(numbers.setdefault(assignment, len(numbers)) for assignment in assigned)
-    loads = slot_loads(graph, devices, assigned)
+    loads = slot_loads(graph, devices, assigned, work)
     return Plan(
         graph.name,
         fingerprint_graph(graph),

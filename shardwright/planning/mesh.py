@@ -19,7 +19,7 @@ from shardwright.planning.pipeline import stage_bounds
 from shardwright.planning.plan import Assignment, Split, Terms
 from shardwright.planning.splits import SPLITTERS
 
-PIPELINE = "pipeline"
+PIPELINE, DATA = "pipeline", "data"
 AXES = (PIPELINE, *SPLITTERS)
 
 
@@ -30,11 +30,24 @@ def over_mesh(
 
     Raises PlanError where an axis is unknown or there are more stages than nodes.
     """
-    if unknown := [axis for axis in axes if axis not in AXES]:
-        raise PlanError(f"unknown mesh axis {unknown[0]!r}; known are {', '.join(AXES)}")
+    splits, notes = split_nodes(graph, axes)
     whole = Mesh.of(axes, devices)
     stages = whole.along(whole.axis(PIPELINE)) if PIPELINE in axes else (whole,)
     bounds = stage_bounds(graph, measure_loads(graph), len(stages))
+    assigned = [
+        Assignment(mesh, splits[i])
+        for mesh, (start, stop) in zip(stages, pairwise(bounds), strict=True)
+        for i in range(start, stop)
+    ]
+    return assigned, notes
+
+
+def split_nodes(
+    graph: IRGraph, axes: Mapping[str, int]
+) -> tuple[list[tuple[Split | Terms | None, ...]], list[str]]:
+    """What each axis but ``pipeline`` splits of each node, and notes. Raises PlanError."""
+    if unknown := [axis for axis in axes if axis not in AXES]:
+        raise PlanError(f"unknown mesh axis {unknown[0]!r}; known are {', '.join(AXES)}")
     inner = [axis for axis in axes if axis != PIPELINE]
     found = [_split(graph, axis, axes[axis]) for axis in inner]
     sizes = [axes[axis] for axis in inner]
@@ -42,12 +55,7 @@ def over_mesh(
         _compatible(graph, node, sizes, [column[i] for column in found])
         for i, node in enumerate(graph.nodes)
     ]
-    assigned = [
-        Assignment(mesh, splits[i])
-        for mesh, (start, stop) in zip(stages, pairwise(bounds), strict=True)
-        for i in range(start, stop)
-    ]
-    return assigned, _notes(graph, splits)
+    return splits, _notes(graph, splits)
 
 
 def _split(graph: IRGraph, axis: str, size: int) -> list[Split | Terms | None]:

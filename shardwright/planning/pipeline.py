@@ -14,7 +14,7 @@ from itertools import pairwise
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.ir.repeats import crossing_bytes
-from shardwright.planning.balance import Loads, cut, measure_loads, smallest_bound
+from shardwright.planning.balance import SLACK, Loads, cut, measure_loads, smallest_bound
 from shardwright.planning.plan import Assignment
 from shardwright.planning.tables import cut_table, find_tables
 
@@ -44,14 +44,21 @@ def pipeline(graph: IRGraph, devices: Sequence[str]) -> tuple[list[Assignment], 
     return assigned, notes
 
 
-def stage_bounds(graph: IRGraph, loads: Loads, stages: int) -> list[int]:
-    """Where stages begin, and where the last one ends. Raises PlanError."""
-    if stages > len(graph.nodes):
+def stage_bounds(
+    graph: IRGraph, loads: Loads, stages: int, *, first: int = 0, slack: float = SLACK
+) -> list[int]:
+    """Where stages begin, and where the last one ends; ``first`` nodes are in none of them.
+
+    Raises PlanError where there are fewer nodes than stages.
+    """
+    count = len(graph.nodes) - first
+    if stages > count:
         raise PlanError(
-            f"{stages} stages, but the graph {graph.name!r} has only {len(graph.nodes)} "
-            f"nodes; ask for at most {len(graph.nodes)} stages"
+            f"{stages} stages, but the graph {graph.name!r} has only {count} "
+            f"nodes; ask for at most {count} stages"
         )
-    return cut(loads, stages, crossing_bytes(graph))
+    bounds = cut(loads.after(first), stages, crossing_bytes(graph)[first:], slack)
+    return [first + bound for bound in bounds]
 
 
 def _choose_tables(graph: IRGraph, loads: Loads, devices: int) -> tuple[list[int], list[str]]:

@@ -21,6 +21,7 @@ from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.ir.repeats import fingerprint
 from shardwright.layout import Mesh
+from shardwright.schedule import make_schedule, simulate
 
 
 class Split(msgspec.Struct, frozen=True, tag="split"):
@@ -75,12 +76,62 @@ class SlotLoad(msgspec.Struct, frozen=True):
     received_bytes: int
 
 
+class TrainingPlan(msgspec.Struct, frozen=True):
+    """How a training step is cut in time: microbatches, virtual stages, their schedule.
+
+    ``placement`` is the pipeline rank of each virtual stage, ``slots`` the device slots of each
+    pipeline rank, ``chunks`` how many virtual stages a rank has. ``stages`` is the virtual stage of
+    each planned node, ``work`` what a microbatch's forward and backward take in each virtual stage,
+    in floating-point operations, estimated.
+    ``recompute`` says of which activations the backward keeps none (``none``, ``full``, or
+    ``auto``, to keep within ``memory`` bytes a slot); with ``zero`` 1 the optimizer's state is
+    split along the data axis.
+    """
+
+    microbatches: int
+    schedule: str
+    chunks: int
+    placement: tuple[int, ...]
+    slots: tuple[tuple[str, ...], ...]
+    stages: tuple[int, ...]
+    work: tuple[int, ...]
+    recompute: str = "none"
+    memory: int | None = None
+    zero: int = 0
+
+    def __str__(self) -> str:
+        total = sum(self.work) or 1
+        lines = [
+            f"{self.microbatches} microbatches, {self.schedule}, {len(self.slots)} pipeline ranks "
+            f"of {self.chunks} stages, bubble {100 * self.bubble():.1f}%, "
+            f"recompute {self.recompute}, zero {self.zero}"
+        ]
+        lines += [
+            f"stage {stage} on {' '.join(self.slots[rank])}: {self.stages.count(stage)} nodes, "
+            f"{100 * self.work[stage] / total:.1f}% of the work"
+            for stage, rank in enumerate(self.placement)
+        ]
+        return "\n".join(lines)
+
+    def bubble(self) -> float:
+        """The fraction of a step that the pipeline's ranks wait, estimated, sends not counted."""
+        schedule = make_schedule(
+            self.schedule,
+            ranks=len(self.slots),
+            microbatches=self.microbatches,
+            chunks=self.chunks,
+        )
+        third = [max(found, 1) / 3 for found in self.work]
+        return simulate(schedule, forward=third, backward=third, weight=third).bubble
+
+
 class Plan(msgspec.Struct, frozen=True):
     """Assignments, and the index of the assignment of each node in execution order.
 
     ``unfused`` are the positions, in the graph itself, of fused products that are taken apart
     before anything else. ``loads`` has an entry a slot; ``notes`` say in words what was decided
-    and why.
+    and why. Of a training step the nodes are those of the forward (`planning.step`), and
+    ``training`` says how it is cut in microbatches and stages.
     """
 
     graph: str
@@ -92,6 +143,7 @@ class Plan(msgspec.Struct, frozen=True):
     loads: tuple[SlotLoad, ...] = ()
     notes: tuple[str, ...] = ()
     unfused: tuple[int, ...] = ()
+    training: TrainingPlan | None = None
 
     def __str__(self) -> str:
         work = sum(load.work for load in self.loads) or 1
@@ -105,6 +157,8 @@ class Plan(msgspec.Struct, frozen=True):
                 f"({100 * load.stored_bytes / stored:.1f}%), "
                 f"receives {load.received_bytes / 1e6:.3f} MB"
             )
+        if self.training is not None:
+            lines += [f"  {line}" for line in str(self.training).splitlines()]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
 

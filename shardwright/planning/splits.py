@@ -3,7 +3,7 @@
 Each says where `follow` begins.
 
 data
-    The batch: the first dimension of every input that has the longest such dimension in common.
+    The batch (`batch`).
 tensor
     Megatron's: an operator with a stored table or matrix is split by the dimension that only the
     stored tensor and the result have (the columns), and where its other input comes split, by that
@@ -22,7 +22,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from shardwright.dimops.bound import BoundDimop, Carry
 from shardwright.ir import IRGraph, IRNode
+from shardwright.planning.batch import follow_batch
 from shardwright.planning.follow import Following, Seed, Sharded, follow, identifier_at
+from shardwright.planning.forward import forward_view
 from shardwright.planning.fusions import find_fusions
 from shardwright.planning.unfuse import unfuse
 
@@ -37,20 +39,7 @@ be on every slot."""
 
 def data(graph: IRGraph, size: int) -> Following:
     """Split by batch."""
-    batch = max(
-        (graph.values[v].shape[0] for v in graph.inputs if graph.values[v].shape), default=0
-    )
-    batched = {v for v in graph.inputs if graph.values[v].shape[:1] == (batch,)}
-
-    def seed(following: Following, node: IRNode, bound: BoundDimop) -> str | None:
-        for i, value_id in enumerate(node.inputs):
-            if value_id in batched:
-                identifier = identifier_at(bound, i, 0)
-                if identifier is not None and following.fits(node, bound, identifier):
-                    return identifier
-        return None
-
-    return follow(graph, size, seeds=[seed])
+    return follow_batch(graph, size)
 
 
 def tensor(graph: IRGraph, size: int) -> Following:
@@ -100,9 +89,10 @@ def take_apart(graph: IRGraph, axes: Mapping[str, int]) -> tuple[IRGraph, tuple[
     if axis is None or not fusions:
         return graph, ()
     apart = unfuse(graph, fusions)
-    following = SPLITTERS[axis](apart, axes[axis])
+    view = forward_view(apart)
+    following = SPLITTERS[axis](view, axes[axis])
     names: dict[bool, set[str]] = {True: set(), False: set()}
-    for node in apart.nodes:
+    for node in view.nodes:
         if node.id in following.chosen:
             columns = following.makes_shards(node)
             names[columns].update(name for v in node.inputs for name in apart.values[v].names)

@@ -5,16 +5,22 @@ with each of them replaced by one node a part, whose stored inputs are ranges of
 (``placements``; the names in a checkpoint stay), and what stands between the product and where it
 is taken apart done to each part. What always holds: each element is computed from the same numbers,
 in sums whose order is the only thing that may differ; everything else is as it was.
+
+In a training step each part of a parameter has its own gradient, state and update: where a marker's
+list has the parameter, it has the parts, all under the parameter's name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from shardwright.errors import PlanError
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
+from shardwright.ir.operators import is_marker
 from shardwright.planning.fusions import Fusion, Passing, Range, Taking, find_fusions
+from shardwright.planning.parameters import is_elementwise, parameters_of
 
 
 def unfuse(graph: IRGraph, positions: Collection[int] | None = None) -> IRGraph:
@@ -48,9 +54,14 @@ class _Rewriting:
     """Parts of a fused value, by its id and the range of the fusion's identifier."""
     slices: dict[tuple[int, int, Range], IRValue] = field(default_factory=dict)
     """Ranges of a dimension of stored values."""
+    apart: dict[int, Ranges] = field(init=False)
+    """Of a step: parameters in parts, their gradients, states and new contents."""
+    made: dict[int, list[IRValue]] = field(default_factory=dict)
+    """Those of them that nodes made, part by part."""
 
     def __post_init__(self) -> None:
         self.builder = Builder(self.graph.name)
+        self.apart = _apart(self.graph, self.fusions)
 
     def run(self) -> IRGraph:
         graph, inside = self.graph, self._inside()
@@ -62,13 +73,19 @@ class _Rewriting:
                 self._add_passing(node, *inside[node.id].passing[node.id])
             elif node.id in inside:
                 self._add_taking(node, *inside[node.id].takings[node.id])
+            elif any(value_id in self.apart for value_id in (*node.inputs, *node.outputs)):
+                self._add_behind(node)
             else:
                 self._add_copy(node)
         return self.builder.finish(
-            [self.mapping[value_id] for value_id in graph.outputs],
+            [self._value(value_id) for value_id in graph.outputs],
             in_structure=graph.in_structure,
             out_structure=graph.out_structure,
-            updates={self.mapping[old]: self.mapping[new] for old, new in graph.updates.items()},
+            updates={
+                a.id: b.id
+                for old, new in graph.updates.items()
+                for a, b in zip(self._all(old), self._all(new), strict=True)
+            },
         )
 
     def _inside(self) -> dict[int, Fusion]:
@@ -88,6 +105,8 @@ class _Rewriting:
             copy = self.builder.copy_value(self.graph, self.graph.values[value_id])
             self.mapping[value_id] = copy.id
         for value in self.graph.stored():
+            if value.id in self.apart:
+                continue
             if not value.users or not rewritten.issuperset(value.users):
                 self.mapping[value.id] = self.builder.copy_value(self.graph, value).id
 
@@ -106,6 +125,12 @@ class _Rewriting:
         self.mapping |= {a: b.id for a, b in zip(node.outputs, made, strict=True)}
 
     def _value(self, value_id: int) -> IRValue:
+        """A value whole; of one in parts, their concatenation."""
+        if value_id in self.apart:
+            parts, dim = self._all(value_id), self.apart[value_id].dim
+            if value_id not in self.mapping:
+                joined = self.builder.call("aten.cat.default", parts, dim)
+                self.mapping[value_id] = joined.id
         return self.builder.graph.values[self.mapping[value_id]]
 
     # --- the parts ----------------------------------------------------------------------------
@@ -158,9 +183,117 @@ class _Rewriting:
         origin = list(value.placements or ((0, size) for size in value.shape))
         first = origin[dim][0]
         origin[dim] = (first + part[0], first + part[1])
-        tensor = self.graph.tensors[value.id].narrow(dim, part[0], part[1] - part[0])
-        made = self.builder.stored(
-            value.role, value.name, tensor, names=value.names, placements=origin
+        shape = [end - start for start, end in origin]
+        made = self.builder.graph.new_value(
+            value.name,
+            shape,
+            value.dtype,
+            device=value.device,
+            role=value.role,
+            names=value.names,
+            placements=origin,
+            init=value.init,
         )
-        made.strides = None  # a slot reads just this range, and has it without gaps
+        if value.id in self.graph.tensors:
+            tensor = self.graph.tensors[value.id].narrow(dim, part[0], part[1] - part[0])
+            self.builder.graph.tensors[made.id] = tensor
         return made
+
+    # --- behind the backward --------------------------------------------------------------------
+
+    def _all(self, value_id: int) -> list[IRValue]:
+        """A value in its parts, one where it is whole; every part has a number for itself."""
+        value = self.graph.values[value_id]
+        if value_id not in self.apart:
+            return [self._value(value_id)]
+        if value_id not in self.made:
+            dim, parts = self.apart[value_id]
+            self.made[value_id] = [
+                self._slice(value_id, dim, part)
+                if value.shape
+                else self.builder.copy_value(self.graph, value)
+                for part in parts
+            ]
+        return self.made[value_id]
+
+    def _add_behind(self, node: IRNode) -> None:
+        """A node of values in parts: with all parts in its lists, or done to each part."""
+        if is_marker(node.op):
+            self._add_marker(node)
+        elif is_elementwise(self.graph, node):
+            self._add_to_each(node)
+        else:
+            self._add_copy(node)
+
+    def _add_marker(self, node: IRNode) -> None:
+        outputs = [self._new_parts(value_id) for value_id in node.outputs]
+        self.builder.emit(
+            node.op,
+            [part for value_id in node.inputs for part in self._all(value_id)],
+            {**node.attrs, **self._names(node)},
+            outputs=[part for parts in outputs for part in parts],
+            scopes=node.scopes,
+            source=node.source,
+        )
+
+    def _names(self, node: IRNode) -> dict[str, list[str]]:
+        """The parameters that a marker lists, those in parts once for each."""
+        values = self.graph.values
+        counts = {values[v].names[:1]: len(ranges.parts) for v, ranges in self.apart.items()}
+        return {
+            key: [name for name in names for _ in range(counts.get((name,), 1))]
+            for key, names in node.attrs.items()
+            if key == "parameters"
+        }
+
+    def _new_parts(self, value_id: int) -> list[IRValue]:
+        """What a marker makes: as many values as there are parts, or one."""
+        value = self.graph.values[value_id]
+        if value_id not in self.apart:
+            made = self.builder.copy_value(self.graph, value, role="tmp")
+            self.mapping[value_id] = made.id
+            return [made]
+        dim, parts = self.apart[value_id]
+        self.made[value_id] = [
+            self.builder.value(value.name, _cut(value.shape, dim, part), value.dtype)
+            for part in parts
+        ]
+        return self.made[value_id]
+
+    def _add_to_each(self, node: IRNode) -> None:
+        """An operator of gradients, done to each part."""
+        inputs = [self._all(value_id) for value_id in node.inputs]
+        count = max(map(len, inputs))
+        rows = zip(*(parts * (count // len(parts)) for parts in inputs), strict=True)
+        self.made[node.outputs[0]] = [
+            self.builder.emit(node.op, row, node.attrs, scopes=node.scopes, source=node.source)
+            for row in rows
+        ]
+
+
+class Ranges(NamedTuple):
+    """The ranges of a dimension that a parameter's parts are."""
+
+    dim: int
+    parts: tuple[Range, ...]
+
+
+def _apart(graph: IRGraph, fusions: Sequence[Fusion | None]) -> dict[int, Ranges]:
+    """The parameters that a step updates in parts, their gradients, states and new contents."""
+    owners = parameters_of(graph)
+    updated = set(owners.values())
+    found: dict[int, Ranges] = {}
+    for node, fusion in zip(graph.nodes, fusions, strict=True):
+        if fusion is None:
+            continue
+        flow = fusion.product.bound.flow(fusion.product.identifier)
+        for value_id, carry in zip(node.inputs, flow.inputs, strict=True):
+            if value_id in updated and carry.kind == "shard" and carry.dim is not None:
+                parts = tuple((a * carry.unit, b * carry.unit) for a, b in fusion.parts)
+                found[value_id] = Ranges(carry.dim, parts)
+    return found | {v: found[owner] for v, owner in owners.items() if owner in found}
+
+
+def _cut(shape: Sequence[int], dim: int, part: Range) -> list[int]:
+    """The shape of a part; a number's is its own."""
+    return [part[1] - part[0] if i == dim else size for i, size in enumerate(shape)]

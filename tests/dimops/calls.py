@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from shardwright.dimops.catalog_elementwise import OVERLOADS, TENSOR_AND_SCALAR, UNARY
-from shardwright.ir import Builder, IRGraph
+from shardwright.ir import DROPOUT, Builder, IRGraph
 
 
 class Sizes(dict):
@@ -213,6 +213,8 @@ CASES: list[Case] = [
     case("dropout.default", F("a b"), 0.5, False),
     case("feature_dropout.default", F("a b"), 0.5, False),
     case("alpha_dropout.default", F("a b"), 0.5, False),
+    Case(DROPOUT, (F("a b c"), 0.5, 7, I("1", 9), 2, [0] * 3, sizes_of("a b c")), {}),
+    Case(DROPOUT, (F("a b"), 0.5, 7, I("1", 9), 2, [3, 2], [12, 12]), {}),
     case("type_as.default", F("a b"), I("c", 9)),
     case("to.other", F("a b"), K("c")),
     case("prelu.default", F("a b c"), F("b")),
@@ -337,6 +339,7 @@ CASES: list[Case] = [
     case("view_as_real.default", C("a b")),
     # along a dimension
     case("softmax.int", F("a b c"), 1),
+    case("_safe_softmax.default", F("a b c"), 1),
     case("_softmax.default", F("a b c"), -1, False),
     case("log_softmax.int", F("a b"), -1),
     case("_log_softmax.default", F("a b"), 1, False),

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shardwright.comm.collectives import combine
-from shardwright.comm.operation import Operation, TensorSpec
+from shardwright.comm.operation import Operation
+from shardwright.comm.spec import TensorSpec
 from shardwright.layout import Conversion, Layout, Mesh, Partial, Replicate, Shard, Step, Transfer
 from shardwright.layout.cuts import cuts
 from shardwright.layout.ranges import Ranges, within

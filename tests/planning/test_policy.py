@@ -110,7 +110,7 @@ def test_parts_name_their_slices_and_partial_sums():
 
 
 def test_what_is_not_decided_on_is_done_by_every_slot():
-    made = computes_the_same(lambda graph, resource: graph, 3)
+    made = sw.plan(language_model(layers=1), 3, lambda graph, resource: graph)
     (assignment,) = set(assignments(made, len(made.nodes)))
     assert assignment.mesh.devices == ("d0", "d1", "d2")
     assert assignment.splits == (None,)
@@ -159,7 +159,7 @@ def test_fewer_parts_than_slots_go_to_the_first():
         graph.partition(node, node.algorithm("dim"), idx=1, dim=0, num=2)
         return graph
 
-    made = computes_the_same(policy, 3)
+    made = sw.plan(language_model(layers=1), 3, policy)
     assert [a.mesh.devices for a in made.assignments] == [("d0", "d1", "d2"), ("d0", "d1")]
 
 

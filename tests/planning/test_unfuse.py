@@ -3,6 +3,7 @@ import torch
 
 from shardwright.errors import PlanError
 from shardwright.ir import Builder
+from shardwright.ir.operators import is_marker
 from shardwright.ir.validate import validate
 from shardwright.planning.fusions import find_fusions
 from shardwright.planning.unfuse import unfuse
@@ -16,6 +17,7 @@ from tests.planning.projections import (
     thirds,
     transformer,
 )
+from tests.steps import trained
 
 TOLERANCE = 1e-12
 
@@ -123,3 +125,53 @@ def test_many_layers_compute_the_same():
     graph = transformer(layers=4, product=linear, taken=stacked)
     tokens = torch.randint(0, 50, (2, 6))
     assert_close(unfuse(graph).run(tokens), graph.run(tokens))
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+def test_parts_of_a_step_have_their_own_gradients_states_and_updates(clipped):
+    graph = trained(attending(addmm, thirds), clip=clipped)
+    apart = unfuse(graph)
+    validate(apart)
+    markers = {node.op: node for node in apart.nodes if is_marker(node.op)}
+    names = markers["Backward"].attrs["parameters"]
+    assert [names.count(f"qkv.{end}") for end in ("weight", "bias")] == [3, 3]
+    assert markers["adamw_step"].attrs["parameters"] == names
+    shapes = [apart.values[v].shape for v in markers["Backward"].outputs]
+    assert shapes.count((16, 16)) == 3 + 1  # and the output's
+    assert shapes.count((16,)) == 3 + 1
+    count = len(names)
+    old = markers["adamw_step"].inputs[1:]
+    lists = [old[start : start + count] for start in range(0, len(old), count)]
+    parameters, gradients, averages, squares, steps = lists
+    for listed in (gradients, averages, squares):
+        assert [apart.values[v].shape for v in listed] == [
+            apart.values[v].shape for v in parameters
+        ]
+    placements = [apart.values[v].placements for v in parameters]
+    assert [apart.values[v].placements for v in averages] == placements
+    assert {apart.values[v].init for v in (*averages, *squares, *steps)} == {"zeros"}
+    assert {*apart.updates} == {*parameters, *averages, *squares, *steps}
+
+
+def test_a_weight_that_a_step_updates_is_taken_apart_only_as_a_whole():
+    """Where a third of the columns is never read, there would be no gradient for it."""
+
+    def two_thirds(builder, y, heads):
+        batch, length, columns = y.shape
+        width, parts = columns // 3, []
+        for start in (0, width):
+            part = builder.call("aten.slice.Tensor", y, 2, start, start + width)
+            part = builder.call("aten.view.default", part, [batch, length, heads, width // heads])
+            parts.append(builder.call("aten.transpose.int", part, 1, 2))
+        return [parts[0], parts[1], parts[1]]
+
+    graph = attending(addmm, two_thirds)
+    assert find_fusions(graph)
+    assert not find_fusions(trained(graph))
+
+
+def test_an_operator_between_markers_is_done_to_each_part():
+    graph = trained(attending(addmm, thirds), halve=True)
+    apart = unfuse(graph)
+    halves = [node for node in apart.nodes if node.op == "aten.mul.Scalar"]
+    assert len(halves) == len(next(n for n in apart.nodes if n.op == "Backward").outputs)

@@ -1,0 +1,229 @@
+"""Means over labels that may be ignored, as quotients whose terms add up over parts of a batch.
+
+``loss = mean over the rows whose label counts`` becomes ``sum over those rows / how many they
+are``; with class weights it is the sum of their weights that the sum is divided by. Where the batch
+comes in n microbatches, the divisor is the whole batch's, over n, and is made from inputs of the
+whole batch: the labels are inputs, or come from inputs row by row, so that the nodes between can be
+written again for n times the rows. Where they do not, the mean stays one of each microbatch, and a
+note says so. Where a row has a probability for each class, all rows count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from shardwright.dimops.bound import BoundDimop
+from shardwright.dimops.call import Writer
+from shardwright.dimops.catalog import dimop_of
+from shardwright.dimops.catalog_losses import MEAN, SUM
+from shardwright.ir import Builder, IRGraph, IRNode, IRValue
+from shardwright.ir.dtypes import torch_dtype
+from shardwright.planning.follow import identifier_at
+
+LABELLED = frozenset(
+    f"aten.{name}.default" for name in ("cross_entropy_loss", "nll_loss_nd", "nll_loss")
+)
+"""Losses of scores and labels: inputs are scores, target and maybe class weights."""
+SIZED = {
+    "aten.view.default": "size",
+    "aten.reshape.default": "shape",
+    "aten.expand.default": "size",
+}
+"""Operators told the size of what they make."""
+
+
+Key = tuple[object, ...]
+
+
+class _Whole(NamedTuple):
+    """A value of the whole batch, and its batch dimension; None where it has none."""
+
+    value: IRValue
+    dim: int | None
+
+
+@dataclass(slots=True)
+class Counts:
+    """The quotients of one graph that is written again into a builder.
+
+    `prepare` comes first, for each node, then `write`. ``batch`` has the batch's dimension of
+    inputs, ``mapping`` the values here by the original's id.
+    """
+
+    graph: IRGraph
+    builder: Builder
+    mapping: dict[int, int]
+    batch: dict[int, int]
+    microbatches: int
+    whole_inputs: dict[int, IRValue] = field(default_factory=dict)
+    """Inputs of the whole batch, by the original input's id."""
+    notes: list[str] = field(default_factory=list)
+    wholes: dict[int, _Whole | None] = field(default_factory=dict)
+    divisors: dict[Key, IRValue] = field(default_factory=dict)
+    """By what they depend on."""
+    nodes: Mapping[int, IRNode] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.nodes = self.graph.node_by_id()
+
+    def prepare(self, node: IRNode) -> None:
+        """Write what makes the divisor of a loss, where that is done once a step."""
+        if self.microbatches == 1 or not is_mean_over_labels(self.graph, node):
+            return
+        found = [self._whole(value_id) for value_id in node.inputs[1:]]
+        given = [whole.value for whole in found if whole is not None]
+        if len(given) == len(found):
+            if found[0] is not None and found[0].dim is not None:
+                self._divide_by(node, given)
+            return
+        where = f" in {node.scope}" if node.scope else ""
+        self.notes.append(
+            f"{node.op.split('.')[1]}{where}: every microbatch's mean counts alike, however many "
+            "of its labels are ignored, since they do not come from inputs row by row"
+        )
+
+    def write(self, node: IRNode) -> bool:
+        """Write the quotient in place of a loss; False for nodes that are none."""
+        if not is_mean_loss(node):
+            return False
+        inputs = [self._here(value_id) for value_id in node.inputs]
+        if not is_mean_over_labels(self.graph, node):
+            self._write_quotient(node, inputs, "aten.div.Scalar", _rows(inputs[0]))
+            return True
+        if self.microbatches == 1:
+            self._divide_by(node, inputs[1:])
+        divisor = self.divisors.get(_key(node))
+        if divisor is None:
+            return False
+        self._write_quotient(node, inputs, "aten.div.Tensor", divisor)
+        return True
+
+    def _write_quotient(
+        self, node: IRNode, inputs: Sequence[IRValue], op: str, divisor: IRValue | int
+    ) -> None:
+        writer = _writer(self.builder, node)
+        total = writer.emit(node.op, inputs, {**node.attrs, "reduction": SUM})
+        self.mapping[node.outputs[0]] = writer.call(op, total, divisor).id
+
+    def _here(self, value_id: int) -> IRValue:
+        return self.builder.graph.values[self.mapping[value_id]]
+
+    # --- the divisor --------------------------------------------------------------------------
+
+    def _divide_by(self, node: IRNode, given: Sequence[IRValue]) -> None:
+        """Write a loss's divisor from labels and weights, if no loss before had the same."""
+        if _key(node) in self.divisors:
+            return
+        writer = _writer(self.builder, node)
+        made = _count(writer, node, given, self.graph.values[node.outputs[0]].dtype)
+        if self.microbatches > 1:
+            made = writer.call("aten.div.Scalar", made, self.microbatches)
+        self.divisors[_key(node)] = made
+
+    # --- values of the whole batch ------------------------------------------------------------
+
+    def _whole(self, value_id: int) -> _Whole | None:
+        """A value as the whole batch makes it; None where that takes more than row by row."""
+        if value_id not in self.wholes:
+            self.wholes[value_id] = self._make_whole(self.graph.values[value_id])
+        return self.wholes[value_id]
+
+    def _make_whole(self, value: IRValue) -> _Whole | None:
+        if value.producer is not None:
+            return self._again(self.nodes[value.producer])
+        dim = self.batch.get(value.id)
+        if dim is None:
+            return _Whole(self._here(value.id), None)
+        shape = [*value.shape]
+        shape[dim] *= self.microbatches
+        made = self.builder.input(value.name, shape, value.dtype)
+        self.whole_inputs[value.id] = made
+        return _Whole(made, dim)
+
+    def _again(self, node: IRNode) -> _Whole | None:
+        """A node written for the whole batch."""
+        inputs = [self._whole(value_id) for value_id in node.inputs]
+        given = [whole for whole in inputs if whole is not None]
+        bound = dimop_of(self.graph, node)
+        if len(given) < len(inputs) or bound is None or len(node.outputs) != 1:
+            return None
+        attrs, dim = node.attrs, None
+        if any(whole.dim is not None for whole in given):
+            dim = _batch_made(bound, [whole.dim for whole in given])
+            scaled = None if dim is None else self._for_whole(node, bound, dim)
+            if scaled is None:
+                return None
+            attrs = scaled
+        made = _writer(self.builder, node).emit(node.op, [whole.value for whole in given], attrs)
+        return _Whole(made, dim)
+
+    def _for_whole(self, node: IRNode, bound: BoundDimop, dim: int) -> dict[str, Any] | None:
+        """The attributes of a node for the whole batch; None where they are not known."""
+        if node.op in SIZED:
+            size = [*node.attrs[SIZED[node.op]]]
+            size[dim] *= 1 if size[dim] == -1 else self.microbatches
+            return {**node.attrs, SIZED[node.op]: size}
+        plain = bound.rule.attrs is None and bound.rule.emit is None
+        return node.attrs if plain else None
+
+
+def is_mean_loss(node: IRNode) -> bool:
+    """Whether a node is the mean of losses of rows of scores."""
+    return node.op in LABELLED and node.attrs["reduction"] == MEAN
+
+
+def is_mean_over_labels(graph: IRGraph, node: IRNode) -> bool:
+    """Whether a node is the mean of losses of rows with one label each, some maybe ignored."""
+    if not is_mean_loss(node):
+        return False
+    scores, target = (graph.values[value_id].shape for value_id in node.inputs[:2])
+    return len(target) < len(scores)
+
+
+def _rows(scores: IRValue) -> int:
+    """How many rows have a score for each class."""
+    return scores.numel // scores.shape[min(1, len(scores.shape) - 1)]
+
+
+def _key(node: IRNode) -> Key:
+    """What the divisor of a loss depends on."""
+    return node.attrs["ignore_index"], *node.inputs[1:]
+
+
+def _count(e: Writer, node: IRNode, given: Sequence[IRValue], dtype: str) -> IRValue:
+    """How many labels are not ignored, or the sum of their classes' weights."""
+    labels, *weights = given
+    if weights:
+        ignored = e.call("aten.eq.Scalar", labels, node.attrs["ignore_index"])
+        classes = e.call("aten.masked_fill.Scalar", labels, ignored, 0)
+        counted = e.call("aten.index.Tensor", weights[0], [classes])
+        counted = e.call("aten.masked_fill.Scalar", counted, ignored, 0)
+    else:
+        counted = e.call("aten.ne.Scalar", labels, node.attrs["ignore_index"])
+    exact = torch.float64 if dtype == "f64" else torch.float32
+    total = e.call("aten.sum.default", counted, dtype=exact)
+    wanted = torch_dtype(dtype)
+    return total if wanted == exact else e.call("aten.to.dtype", total, wanted)  # type: ignore[no-any-return]
+
+
+def _writer(builder: Builder, node: IRNode) -> Writer:
+    return Writer(builder, node.scopes, node.source)
+
+
+def _batch_made(bound: BoundDimop, dims: Sequence[int | None]) -> int | None:
+    """The batch's dimension of what a node makes; None where its rows depend on one another."""
+    first = next(i for i, dim in enumerate(dims) if dim is not None)
+    identifier = identifier_at(bound, first, cast(int, dims[first]))
+    if identifier is None:
+        return None
+    flow = bound.flow(identifier)
+    made = flow.outputs[0]
+    agrees = all(
+        carry.dim == dim if carry.kind == "shard" else dim is None
+        for carry, dim in zip(flow.inputs, dims, strict=True)
+    )
+    return made.dim if agrees and made.kind == "shard" else None

@@ -1,0 +1,225 @@
+"""How a training step is put on a mesh: virtual stages, their ranks, their schedule.
+
+Comes in: a `Step`, the axes of a mesh, and a schedule. Goes out: an assignment for each forward
+node, and a `TrainingPlan`. The forward is cut in contiguous stages, one or several for each
+pipeline rank, so that the largest share of a step's work that any of them has is as small as can
+be, unless one would hold far more than its share of parameters, gradients and states.
+
+What a node's backward takes is as much as its forward again, for each of the matrices it reads that
+need a gradient; where it reads no matrices, once, but for what `ELEMENTS` knows better. The update
+counts with the first node that reads a parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from shardwright.errors import PlanError, ScheduleError
+from shardwright.ir import IRGraph, IRNode
+from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.operators import is_marker
+from shardwright.layout import Mesh
+from shardwright.planning.balance import Loads, measure_loads
+from shardwright.planning.cost import FORMULAS, WORK_PER_BYTE, node_work
+from shardwright.planning.forward import forward_view
+from shardwright.planning.mesh import DATA, PIPELINE, split_nodes
+from shardwright.planning.parameters import parameters_of
+from shardwright.planning.pipeline import stage_bounds
+from shardwright.planning.plan import Assignment, TrainingPlan
+from shardwright.planning.step import Step
+from shardwright.schedule import Schedule, make_schedule
+
+SLACK = 1.01
+"""A cut may exceed the smallest largest load by this factor where fewer bytes cross."""
+FULLNESS = 0.7
+"""A stage may hold 1 / FULLNESS times its share of the bytes before that counts."""
+UPDATE_PASSES = 7
+"""How often an update moves a parameter's bytes: it, its gradient and two states, three written."""
+TABLE_PASSES = 7
+"""How often the backward of a lookup moves the table's: zeros, rows added, all added to before."""
+LOOKUP = "aten.embedding.default"
+ELEMENTS = {
+    "aten.gelu.default": 250,
+    "aten.silu.default": 210,
+    "aten.layer_norm.default": 240,
+    "aten.rms_norm.default": 240,
+    "aten.softmax.int": 230,
+    "aten.log_softmax.int": 230,
+    "aten.cross_entropy_loss.default": 320,
+}
+"""Operations for each element of the first input, forward and backward, of functions that take more
+time than their bytes do; from times of a CPU core that does some 120 in a nanosecond."""
+RECOMPUTE = ("none", "full", "auto")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a training plan is asked for."""
+
+    microbatches: int = 1
+    schedule: str = "1f1b"
+    chunks: int | None = None
+    recompute: str = "none"
+    memory: int | None = None
+    zero: int = 0
+
+    def check(self, axes: Mapping[str, int]) -> None:
+        """Raise PlanError for what is not to be had on a mesh with these axes."""
+        if type(self.microbatches) is not int or self.microbatches < 1:
+            raise PlanError(f"microbatches must be a number from 1 up, found {self.microbatches!r}")
+        if self.recompute not in RECOMPUTE:
+            raise PlanError(f"recompute is one of {', '.join(RECOMPUTE)}, found {self.recompute!r}")
+        if (self.recompute == "auto") != (self.memory is not None):
+            raise PlanError(
+                "recompute='auto' keeps a slot's activations within memory= bytes: give both, or "
+                f"neither (found recompute={self.recompute!r}, memory={self.memory!r})"
+            )
+        if self.zero not in (0, 1):
+            raise PlanError(f"zero is 0 or 1, found {self.zero!r}")
+        if self.zero and axes.get(DATA, 1) == 1:
+            raise PlanError(
+                "zero=1 splits the optimizer's state along the mesh axis 'data', which the mesh "
+                "lacks; add the axis, or leave zero out"
+            )
+
+    def schedule_on(self, ranks: int) -> Schedule:
+        """The schedule for so many pipeline ranks. Raises PlanError."""
+        try:
+            return make_schedule(
+                self.schedule, ranks=ranks, microbatches=self.microbatches, chunks=self.chunks
+            )
+        except ScheduleError as error:
+            raise PlanError(str(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class OnMesh:
+    """A step put on a mesh: an assignment and the work of a microbatch for each forward node."""
+
+    forward: IRGraph
+    assigned: list[Assignment]
+    work: list[int]
+    training: TrainingPlan
+    notes: list[str]
+
+
+def over_training_mesh(
+    step: Step, axes: Mapping[str, int], devices: Sequence[str], options: Options
+) -> OnMesh:
+    """Put a step on slots of a mesh with these axes. Raises PlanError."""
+    forward = forward_view(step.graph)
+    splits, notes = split_nodes(forward, axes)
+    whole = Mesh.of(axes, devices)
+    ranks = whole.along(whole.axis(PIPELINE)) if PIPELINE in axes else (whole,)
+    schedule = options.schedule_on(len(ranks))
+    loads = measure_training(step, forward, options.microbatches)
+    work = [after - before for before, after in pairwise(loads.work)]
+    stages = _stages(step, forward, loads, schedule.stages)
+    training = TrainingPlan(
+        microbatches=options.microbatches,
+        schedule=options.schedule,
+        chunks=schedule.chunks,
+        placement=schedule.placement,
+        slots=tuple(mesh.devices for mesh in ranks),
+        stages=tuple(stages),
+        work=_stage_work(work, stages, schedule.stages),
+        recompute=options.recompute,
+        memory=options.memory,
+        zero=options.zero,
+    )
+    assigned = [
+        Assignment(ranks[schedule.placement[stage]], split)
+        for stage, split in zip(stages, splits, strict=True)
+    ]
+    return OnMesh(forward, assigned, work, training, [*step.notes, *notes])
+
+
+def _stages(step: Step, forward: IRGraph, loads: Loads, count: int) -> list[int]:
+    """The virtual stage of each node; what is done once a step has that of what reads it."""
+    prepared = len(step.prepare)
+    bounds = stage_bounds(forward, loads, count, first=prepared, slack=SLACK)
+    stages = [0] * prepared
+    for stage, (start, stop) in enumerate(pairwise(bounds)):
+        stages += [stage] * (stop - start)
+    position = {node.id: i for i, node in enumerate(forward.nodes)}
+    for i in reversed(range(prepared)):
+        users = (user for v in forward.nodes[i].outputs for user in forward.values[v].users)
+        stages[i] = min((stages[position[user]] for user in users), default=0)
+    return stages
+
+
+def _stage_work(work: Sequence[int], stages: Sequence[int], count: int) -> tuple[int, ...]:
+    found = [0] * count
+    for stage, amount in zip(stages, work, strict=True):
+        found[stage] += amount
+    return tuple(found)
+
+
+# --- what a step takes --------------------------------------------------------------------------
+
+
+def measure_training(step: Step, forward: IRGraph, microbatches: int) -> Loads:
+    """Work of a microbatch and stored bytes of every forward node of a step."""
+    trained = _trained(step.graph)
+    loads = measure_loads(forward, _held_bytes(step.graph, trained))
+    needing = _needing_gradients(forward, trained)
+    seen: set[int] = set()
+    work = []
+    for node in forward.nodes:
+        new = {v for v in node.inputs if v in trained} - seen
+        seen |= new
+        updated = sum(forward.values[v].nbytes for v in new)
+        update = WORK_PER_BYTE * UPDATE_PASSES * updated / microbatches
+        work.append(_work(forward, node, needing) + round(update))
+    total = list(accumulate(work, initial=0))
+    return Loads(
+        total, loads.single, loads.shared, max(total[-1], 1), loads.total_bytes, fullness=FULLNESS
+    )
+
+
+def _trained(graph: IRGraph) -> frozenset[int]:
+    """The parameters that markers replace."""
+    markers = [node for node in graph.nodes if is_marker(node.op)]
+    made = {value_id for node in markers for value_id in node.outputs}
+    return frozenset(
+        old
+        for old, new in graph.updates.items()
+        if new in made and graph.values[old].role == "param"
+    )
+
+
+def _held_bytes(graph: IRGraph, trained: frozenset[int]) -> dict[int, int]:
+    """What a slot holds of each parameter that is trained: itself, its gradient, its state."""
+    held = {value_id: 2 * graph.values[value_id].nbytes for value_id in trained}
+    for value_id, parameter in parameters_of(graph).items():
+        if graph.values[value_id].role == "state" and parameter in held:
+            held[parameter] += graph.values[value_id].nbytes
+    return held
+
+
+def _needing_gradients(forward: IRGraph, trained: frozenset[int]) -> set[int]:
+    """The values that the gradient of a trained parameter goes through, and those parameters."""
+    needing = set(trained)
+    for node in forward.nodes:
+        if not needing.isdisjoint(node.inputs):
+            needing.update(
+                v for v in node.outputs if torch_dtype(forward.values[v].dtype).is_floating_point
+            )
+    return needing
+
+
+def _work(forward: IRGraph, node: IRNode, needing: set[int]) -> int:
+    """What a node takes in the forward and the backward of a microbatch."""
+    wanted = [forward.values[v] for v in node.inputs if v in needing]
+    once = node_work(forward, node)
+    if not wanted:
+        return once
+    if node.op in FORMULAS:
+        return once * (1 + sum(len(value.shape) > 1 for value in wanted))
+    if node.op == LOOKUP:
+        return once + WORK_PER_BYTE * TABLE_PASSES * wanted[0].nbytes
+    if node.op in ELEMENTS:
+        return ELEMENTS[node.op] * forward.values[node.inputs[0]].numel
+    return 2 * once

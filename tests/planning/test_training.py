@@ -1,0 +1,220 @@
+"""Plans of training steps: stages, schedules, what is split, and what is said of it."""
+
+import msgspec
+import pytest
+import torch
+
+from shardwright.errors import PlanError
+from shardwright.ir import Builder
+from shardwright.planning import Plan, Split, as_step, plan, step_of
+from shardwright.planning.forward import forward_view
+from shardwright.planning.plan import assignments
+from shardwright.planning.training import measure_training
+from tests.graphs import language_model
+from tests.planning.projections import transformer
+from tests.steps import finish, image_step, language_step, trained
+
+
+@pytest.fixture(scope="module")
+def step():
+    return language_step(layers=6, width=16, vocabulary=20)
+
+
+def test_a_plan_of_a_step_reads_at_a_glance(step):
+    made = plan(step, mesh={"pipeline": 2}, microbatches=4, schedule="zb-h1")
+    lines = str(made).splitlines()
+    assert lines[0] == "plan for train_step: pipeline 2, 2 slots"
+    assert lines[3] == (
+        "  4 microbatches, zb-h1, 2 pipeline ranks of 1 stages, bubble 8.5%, recompute none, zero 0"
+    )
+    assert [line.split(":")[0] for line in lines[4:]] == ["  stage 0 on d0", "  stage 1 on d1"]
+
+
+def test_a_plan_of_a_step_can_be_written_down(step):
+    made = plan(step, mesh={"pipeline": 2, "data": 2}, microbatches=2, zero=1)
+    assert msgspec.json.decode(msgspec.json.encode(made), type=Plan) == made
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks", "placement"),
+    [
+        ("gpipe", None, (0, 1)),
+        ("1f1b", None, (0, 1)),
+        ("zb-h1", 1, (0, 1)),
+        ("interleaved", None, (0, 1, 0, 1)),
+        ("interleaved", 3, (0, 1, 0, 1, 0, 1)),
+        ("zb-v", None, (0, 1, 1, 0)),
+    ],
+)
+def test_stages_are_contiguous_and_lie_on_the_ranks_of_the_schedule(
+    step, schedule, chunks, placement
+):
+    made = plan(step, mesh={"pipeline": 2}, microbatches=4, schedule=schedule, chunks=chunks)
+    training = made.training
+    assert training.placement == placement
+    forward = [s for i, s in enumerate(training.stages) if i not in step_of(step, made).prepare]
+    assert forward == sorted(forward)
+    assert set(forward) == set(range(len(placement)))
+    for stage, assignment in zip(
+        training.stages, assignments(made, len(training.stages)), strict=True
+    ):
+        assert assignment.mesh.devices == training.slots[placement[stage]]
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_stages_have_equal_work_and_the_head_counts(microbatches):
+    """The output layer of a large vocabulary is worth several layers."""
+    graph = language_step(layers=8, width=16, vocabulary=500, batch=2, length=32)
+    made = plan(graph, 2, microbatches=microbatches)
+    share = made.training.work[0] / sum(made.training.work)
+    assert 0.47 < share < 0.53
+    scopes = [node.scope for node in step_of(graph, made).graph.nodes]
+    first = {s for s, stage in zip(scopes, made.training.stages, strict=False) if stage == 0}
+    assert len([scope for scope in first if scope.startswith("layers")]) > 4
+
+
+def test_what_is_done_once_a_step_is_in_the_stage_that_reads_it(step):
+    made = plan(step, 2, microbatches=2)
+    prepare = step_of(step, made).prepare
+    assert prepare
+    assert {made.training.stages[position] for position in prepare} == {1}
+
+
+def test_along_data_only_inputs_of_the_whole_batch_are_whole(step):
+    """Each slot counts all labels by itself; everything else is split."""
+    made = plan(step, mesh={"data": 2}, microbatches=2)
+    prepared = step_of(step, made)
+    whole = {
+        node.op
+        for i, (node, assignment) in enumerate(
+            zip(prepared.graph.nodes, assignments(made, prepared.forward), strict=False)
+        )
+        if i not in prepared.prepare and not any(assignment.splits)
+    }
+    assert whole == set()
+
+
+def test_the_sum_of_losses_stays_in_terms_along_data(step):
+    made = plan(step, mesh={"data": 2}, microbatches=2)
+    *_, quotient = assignments(made, len(made.nodes))
+    assert not isinstance(quotient.splits[0], Split | None)
+
+
+@pytest.mark.parametrize("mesh", [{"tensor": 2}, {"pipeline": 2, "tensor": 2}])
+def test_layers_are_split_by_columns_and_rows_and_fused_products_taken_apart(mesh):
+    graph = trained(transformer(2))
+    made = plan(graph, mesh=mesh, microbatches=2)
+    assert len(made.unfused) == 2
+    prepared = step_of(graph, made).graph
+    products = [
+        any(isinstance(split, Split) for split in assignment.splits)
+        for node, assignment in zip(
+            prepared.nodes, assignments(made, len(made.nodes)), strict=False
+        )
+        if node.op == "aten.addmm.default"
+    ]
+    assert products == [True] * 12
+
+
+def test_a_lookup_table_stays_in_one_stage():
+    """Where a model's pipeline would cut it over all slots."""
+    graph = language_step(layers=1, width=8, vocabulary=2000, tied=False)
+    made = plan(graph, 2)
+    assert {assignment.mesh.axes for assignment in made.assignments} == {()}
+
+
+def test_operators_that_mix_the_batch_are_named():
+    made = plan(image_step(), 2, microbatches=2)
+    assert made.notes == ("mix the rows of a batch, so have each microbatch's alone: batch_norm",)
+    assert plan(image_step(), 2).notes == ()
+
+
+def test_batch_norm_is_split_along_data_with_statistics_of_its_own():
+    made = plan(image_step(), mesh={"data": 2})
+    assert made.notes == (
+        "have the statistics of each data shard's rows, and the mean of the shards' running "
+        "statistics: batch_norm",
+    )
+    prepared = step_of(image_step(), made)
+    norms = [
+        assignment.splits
+        for node, assignment in zip(
+            prepared.graph.nodes, assignments(made, prepared.forward), strict=False
+        )
+        if "batch_norm" in node.op
+    ]
+    assert [isinstance(split, Split) for (split,) in norms] == [True]
+    uneven = plan(image_step(batch=5), mesh={"data": 2})
+    assert uneven.notes == ()
+
+
+def test_loads_count_forward_and_backward(step):
+    made = plan(step, 2, microbatches=2)
+    assert [load.work for load in made.loads] == list(made.training.work)
+    forward = plan(language_model(layers=6, width=16, vocabulary=20), 2)
+    assert sum(load.work for load in made.loads) > 2 * sum(load.work for load in forward.loads)
+
+
+def test_a_view_of_the_forward_is_planned(step):
+    made = plan(step, 2)
+    assert len(made.nodes) == len(forward_view(step).nodes) + 3  # a count, and two nodes around it
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"microbatches": 0}, "microbatches must be a number from 1 up, found 0"),
+        ({"microbatches": True}, "found True"),
+        ({"schedule": "magic"}, "no schedule is called 'magic'; there are gpipe, 1f1b"),
+        ({"chunks": 2}, "1f1b has 1 stages a rank, not 2; leave chunks out, or take interleaved"),
+        ({"recompute": "some"}, "recompute is one of none, full, auto, found 'some'"),
+        ({"recompute": "auto"}, "give both, or neither"),
+        ({"memory": 1000}, "give both, or neither"),
+        ({"zero": 2}, "zero is 0 or 1, found 2"),
+        ({"zero": 1}, "the mesh axis 'data', which the mesh lacks; add the axis"),
+        ({"schedule": "interleaved", "chunks": 100}, "200 stages, but the graph 'train_step' has"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(step, options, message):
+    with pytest.raises(PlanError, match=message):
+        plan(step, 2, **options)
+
+
+def test_options_of_a_step_are_refused_for_a_model():
+    with pytest.raises(PlanError, match="is no training step, but microbatches=2 is for one"):
+        plan(language_model(), 2, microbatches=2)
+    with pytest.raises(PlanError, match="but zero=1 is for one"):
+        plan(language_model(), mesh={"data": 2}, zero=1)
+
+
+def test_a_policy_function_is_refused_for_a_step(step):
+    with pytest.raises(PlanError, match="plan a training step over a mesh="):
+        plan(step, 2, lambda graph, resource: graph)
+
+
+def test_a_product_of_sums_over_the_batch_is_named_and_their_sum_is_not():
+    """As experts are balanced: how often each is chosen, times how likely it was."""
+
+    def noted(op):
+        builder = Builder("step")
+        x = builder.input("x", (4, 3), "f64")
+        with builder.scope("router", "tests.Router"):
+            weight = builder.param("weight", torch.rand(2, 3, dtype=torch.float64))
+            y = builder.call("aten.linear.default", x, weight)
+            means = [builder.call("aten.mean.dim", y, [0]) for _ in range(2)]
+            loss = builder.call("aten.sum.default", builder.call(op, *means))
+        return plan(finish(builder, loss), 1, microbatches=2).notes
+
+    assert noted("aten.add.Tensor") == ()
+    assert noted("aten.mul.Tensor") == (
+        "mix the rows of a batch, so have each microbatch's alone: mul in router",
+    )
+
+
+def test_what_is_trained_counts_with_its_gradient_and_state():
+    """With AdamW four times as much: itself, a gradient, two states."""
+    graph = language_step(layers=2)
+    loads = measure_training(as_step(graph, 1), forward_view(graph), 1)
+    stored = sum(value.nbytes for value in graph.stored() if value.role == "param")
+    counts = sum(4 for value in graph.stored() if value.name.endswith(".step"))
+    assert loads.total_bytes == 4 * stored + counts
