@@ -5,12 +5,17 @@ a node asks for: an existing one, or one made from the cheapest existing one by 
 and messages, which it writes into the slots. What it makes is kept, each step of the way included,
 so that a conversion is done once however many nodes want it. Inputs and stored values are nowhere
 until they are asked for, and then everywhere at no cost: each slot takes its slice.
+
+What a value needs on its way is done where the slots stand, in the `Place` of who asks for it. What
+a slot does for others is done in the place where it made the value: a stage sends its own results,
+and what is made once a step travels once a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 
 from shardwright.ir import IRGraph, IRValue
 from shardwright.ir.dtypes import itemsize
@@ -26,51 +31,77 @@ from shardwright.layout import (
 )
 from shardwright.layout.ranges import Ranges, shape_of, whole, within
 from shardwright.layout.transfer import Assembly, Transfer
-from shardwright.transform.slots import Communication, Member, Part, SlotGraph
+from shardwright.transform.slots import Communication, Member, Part, Place, SlotGraph
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A value on a mesh: the local value of each of its slots."""
+    """A value on a mesh: the local value of each of its slots, and the place it was made in."""
 
     mesh: Mesh
     layout: Layout
     local: Mapping[str, int]
+    place: Place = field(default_factory=Place)
 
 
 @dataclass(slots=True)
 class Holdings:
-    """Everything that the slots hold of a graph's values."""
+    """Everything that the slots hold of a graph's values.
+
+    ``values`` has the graph's own, and those that `derive` adds beside them.
+    """
 
     graph: IRGraph
     slots: Mapping[str, SlotGraph]
     cluster: Cluster
+    values: dict[int, IRValue] = field(init=False)
     communications: list[Communication] = field(default_factory=list)
     held: dict[int, list[Holding]] = field(default_factory=dict)
     loaded: dict[tuple[int, str, Ranges], int] = field(default_factory=dict)
     """Slices of inputs and stored values, by value, slot and ranges."""
-    cut: dict[tuple[str, int, Ranges], int] = field(default_factory=dict)
-    """Slices of local values, by slot, local value and ranges within it."""
+    cut: dict[tuple[str, Place, int, Ranges], int] = field(default_factory=dict)
+    """Slices of local values, by slot, where they were cut, local value and ranges within it."""
+
+    def __post_init__(self) -> None:
+        self.values = dict(self.graph.values)
+
+    def derive(self, like: IRValue) -> IRValue:
+        """A further value, of the kind of another: a gradient, or a term of one."""
+        value = replace(like, id=-1 - len(self.values), role="tmp", producer=like.id, users=[])
+        self.values[value.id] = value
+        return value
 
     def add(self, value_id: int, holding: Holding) -> Holding:
-        """Note that the slots hold a value."""
+        """Note that the slots hold a value, made where they stand now."""
+        place = self.slots[holding.mesh.devices[0]].place
+        holding = replace(holding, place=place)
         self.held.setdefault(value_id, []).append(holding)
         return holding
 
     def fetch(self, value_id: int, mesh: Mesh, layout: Layout) -> Holding:
-        """The value on this mesh in this layout, brought there where need be."""
-        layout = layout.normal(mesh, self.graph.values[value_id].shape)
-        for holding in self.held.get(value_id, ()):
-            if holding.mesh == mesh and holding.layout == layout:
-                return holding
-        value = self.graph.values[value_id]
-        if value.producer is None:
+        """The value on this mesh in this layout, loaded or brought there where need be."""
+        value = self.values[value_id]
+        layout = layout.normal(mesh, value.shape)
+        found = self._found(value_id, mesh, layout)
+        if found is None and value.producer is None:
             return self._load(value, mesh, layout)
+        return found or self.fetch_held(value_id, mesh, layout)
+
+    def fetch_held(self, value_id: int, mesh: Mesh, layout: Layout) -> Holding:
+        """As `fetch`, from what the slots hold already: a stored value is not loaded again."""
+        value, held = self.values[value_id], self.held[value_id]
+        layout = layout.normal(mesh, value.shape)
+        found = self._found(value_id, mesh, layout)
+        if found is not None:
+            return found
         _, source = min(
-            (self._seconds(value, holding, mesh, layout), i)
-            for i, holding in enumerate(self.held[value_id])
+            (self._seconds(value, holding, mesh, layout), i) for i, holding in enumerate(held)
         )
-        return self._bring(value, self.held[value_id][source], mesh, layout)
+        return self._bring(value, held[source], mesh, layout)
+
+    def _found(self, value_id: int, mesh: Mesh, layout: Layout) -> Holding | None:
+        held = self.held.get(value_id, ())
+        return next((h for h in held if (h.mesh, h.layout) == (mesh, layout)), None)
 
     def parts(self, value: IRValue, holding: Holding) -> Iterator[Part]:
         """The slices of a holding, in the order of its mesh."""
@@ -107,6 +138,7 @@ class Holdings:
             role=value.role,
             strides=strides,
             names=value.names,
+            init=value.init,
             placements=tuple(
                 (start + first, end + first)
                 for (start, end), (first, _) in zip(ranges, origin, strict=True)
@@ -140,13 +172,32 @@ class Holdings:
 
     def _bring(self, value: IRValue, source: Holding, mesh: Mesh, layout: Layout) -> Holding:
         if source.mesh == mesh:
-            return self._convert(
-                value, source, self._conversion(value, source.layout, layout, mesh)
-            )
+            with self._once(source, mesh.devices):
+                return self._convert(
+                    value, source, self._conversion(value, source.layout, layout, mesh)
+                )
         crossing = self._crossing(value, source, mesh, layout)
-        leaving = self._convert(value, source, crossing.before)
-        arriving = self._transfer(value, leaving, crossing.transfer, mesh, crossing.after.source)
-        return self._convert(value, arriving, crossing.after)
+        givers = [device for device in source.mesh.devices if device not in mesh.devices]
+        with self.at(source.place, givers), self._once(source, mesh.devices):
+            leaving = self._convert(value, source, crossing.before)
+            arriving = self._transfer(
+                value, leaving, crossing.transfer, mesh, crossing.after.source
+            )
+            return self._convert(value, arriving, crossing.after)
+
+    @contextmanager
+    def at(self, place: Place, devices: Iterable[str]) -> Iterator[None]:
+        """What these slots are given to do within is done at ``place``."""
+        with ExitStack() as stack:
+            for device in devices:
+                stack.enter_context(self.slots[device].at(place))
+            yield
+
+    @contextmanager
+    def _once(self, source: Holding, devices: Sequence[str]) -> Iterator[None]:
+        """What comes from a place that is visited once a step is brought there, not at each use."""
+        with self.at(source.place, devices if source.place.phase == "prepare" else ()):
+            yield
 
     def _convert(self, value: IRValue, holding: Holding, conversion: Conversion) -> Holding:
         """Take the steps of a conversion, keeping what each makes."""
@@ -156,7 +207,9 @@ class Holdings:
         return holding
 
     def _known(self, value_id: int, mesh: Mesh, layout: Layout) -> Holding | None:
-        found = (h for h in self.held[value_id] if h.mesh == mesh and h.layout == layout)
+        """What was made of a value where the slots stand now."""
+        wanted = (mesh, layout, self.slots[mesh.devices[0]].place)
+        found = (h for h in self.held[value_id] if (h.mesh, h.layout, h.place) == wanted)
         return next(found, None)
 
     def _take(
@@ -240,7 +293,7 @@ class Holdings:
         value = slot.value(local)
         if ranges == whole(value.shape):
             return local
-        key = (device, local, ranges)
+        key = (device, slot.place, local, ranges)
         if key not in self.cut:
             for dim, (start, end) in enumerate(ranges):
                 if (start, end) != (0, value.shape[dim]):

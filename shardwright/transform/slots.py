@@ -4,16 +4,21 @@ A `SlotGraph` is written node by node with a Builder. Its ``items`` say in which
 communications, and borders between repeated layers. Communications stand once in the list of all
 and once in the items of each member, in the same order everywhere, so that no two slots can wait
 for each other.
+
+In a training step each item has a `Place` beside it: the phase and the stage whose work it is. What
+a slot sends is the work of the stage that made it, what it receives of the stage that reads it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from shardwright.ir import Builder, IRNode, IRValue
 from shardwright.ir.inference import Inference
 from shardwright.layout.ranges import Ranges
+from shardwright.pipeline import Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +52,29 @@ BORDER = Border()
 Item = IRNode | Communication | Border
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """When an item is done: a phase of a training step, and the virtual stage it belongs to.
+
+    Both are None where a graph runs forward once; ``stage`` is None in ``prepare`` and ``update``.
+    """
+
+    phase: Phase | None = None
+    stage: int | None = None
+
+
 @dataclass(slots=True)
 class SlotGraph:
-    """One slot: its graph, under construction, and the order of what it does."""
+    """One slot: its graph, under construction, and the order of what it does.
+
+    ``places`` has the place of each item; what is written goes to the place `at`.
+    """
 
     device: str
     builder: Builder
     items: list[Item] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
+    place: Place = field(default_factory=Place)
     noted: int = 0
     """How many nodes of the graph stand in ``items`` already."""
 
@@ -66,16 +87,47 @@ class SlotGraph:
         """A value of this slot."""
         return self.builder.graph.values[value_id]
 
+    def zeros(self, name: str, shape: Sequence[int], dtype: str) -> IRValue:
+        """State that begins with zeros."""
+        value = self.builder.graph.new_value(name, shape, dtype, role="state")
+        value.init = "zeros"
+        return value
+
     def note(self) -> None:
         """Put the nodes that were written since the last item in order."""
         nodes = self.builder.graph.nodes
         self.items += nodes[self.noted :]
+        self.places += [self.place] * (len(nodes) - self.noted)
         self.noted = len(nodes)
 
     def add(self, item: Communication | Border) -> None:
         """Put a communication or a border behind everything written so far."""
         self.note()
         self.items.append(item)
+        self.places.append(self.place)
+
+    def go(self, place: Place) -> None:
+        """What is written from now on is done at ``place``."""
+        if place != self.place:
+            self.note()
+            self.place = place
+
+    def replace(self, nodes: Mapping[int, Sequence[IRNode]]) -> None:
+        """Put other nodes in the place of some, by their ids."""
+        placed = list(zip(self.items, self.places, strict=True))
+        self.items, self.places = [], []
+        for item, place in placed:
+            found = nodes.get(item.id, [item]) if isinstance(item, IRNode) else [item]
+            self.items += found
+            self.places += [place] * len(found)
+
+    @contextmanager
+    def at(self, place: Place) -> Iterator[None]:
+        """What is written within is done at ``place``."""
+        before = self.place
+        self.go(place)
+        yield
+        self.go(before)
 
 
 @dataclass(frozen=True, slots=True)

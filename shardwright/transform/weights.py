@@ -14,7 +14,13 @@ import torch
 
 from shardwright.errors import WeightError
 from shardwright.ir import IRGraph, IRValue
-from shardwright.pipeline import ParamValue, Weights, find_weights, open_paramfile
+from shardwright.pipeline import (
+    ParamValue,
+    StateOrigin,
+    Weights,
+    find_weights,
+    open_paramfile,
+)
 from shardwright.pipeline.paramfiles import Paramfile
 
 CARRIED = "weights.safetensors"
@@ -53,6 +59,13 @@ class WeightSource:
             placements=placements,
             shape=self._whole_of(value).shape,
         )
+
+    def origin(self, value: IRValue) -> StateOrigin | None:
+        """Which part of which whole a state is that begins with zeros, where it has a name."""
+        if not value.names:
+            return None
+        placements = value.placements or tuple((0, size) for size in value.shape)
+        return StateOrigin(value.names[0], placements, self._whole_of(value).shape)
 
     @property
     def unused(self) -> list[str]:

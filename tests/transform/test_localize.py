@@ -76,14 +76,28 @@ def test_a_batch_goes_through_without_communication_and_comes_out_in_slices(slot
     torch.testing.assert_close(found, graph.run(x), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("linear", [None, (0, 0), (0, 1), (1, 0)])
-@pytest.mark.parametrize("relu", [None, (0, 0), (0, 1)])
+MIXTURES = [
+    (linear, relu)
+    for linear in (None, (0, 0), (0, 1), (1, 0))
+    for relu in (None, (0, 0), (0, 1))
+    if linear or relu
+]
+
+
+@pytest.mark.parametrize(("linear", "relu"), MIXTURES)
 def test_any_mixture_of_splits_is_right(linear, relu):
     graph = two_layers(bias=False)
-    pipeline = build(graph, split_all(graph, 2, {"linear": linear, "relu": relu}))
+    made = split_all(graph, 2, {"linear": linear, "relu": relu})
+    pipeline = build(graph, made)
     x = torch.randn(3, 5, dtype=torch.float64)
     found = run(pipeline, x, in_process=True)
     torch.testing.assert_close(found, graph.run(x), rtol=1e-12, atol=1e-12)
+
+
+def test_a_slot_whose_work_nobody_reads_is_refused():
+    graph = two_layers()
+    with pytest.raises(PlanError, match="gives d1 nothing to do"):
+        build(graph, split_all(graph, 2, {}))
 
 
 def test_a_conversion_is_done_once_for_all_that_read_it():
