@@ -1,17 +1,18 @@
 """Communication between device slots: what each kind computes, and what carries it.
 
 `operation` reads groups from a pipeline; `collectives` is their meaning in plain arithmetic;
-`local` carries them within one process, `distributed` between processes.
+`local` carries them within one process, `distributed` between processes: by `messages` in shared
+memory (`shared`) or over sockets (`gloo`), or by a device's own library (`native`).
 """
 
 from shardwright.comm.collectives import combine
-from shardwright.comm.distributed import DistributedTransport, adopt_group, join_group, open_store
+from shardwright.comm.distributed import adopt_group, connect, join_group, open_store
 from shardwright.comm.local import LocalTransport, Switchboard
-from shardwright.comm.operation import Membership, Operation, TensorSpec, memberships, operations
+from shardwright.comm.operation import Membership, Operation, memberships, operations
+from shardwright.comm.spec import TensorSpec
 from shardwright.comm.transport import Interval, Pending, Transport
 
 __all__ = [
-    "DistributedTransport",
     "Interval",
     "LocalTransport",
     "Membership",
@@ -22,6 +23,7 @@ __all__ = [
     "Transport",
     "adopt_group",
     "combine",
+    "connect",
     "join_group",
     "memberships",
     "open_store",

@@ -6,13 +6,15 @@ bytes and then call the same pieces of arithmetic (`pieces`, `reduce`, `concaten
 that every transport of ours gives the same bits.
 
 What always holds: a reduction adds in the order of the members, ``((x0 + x1) + x2)``; half
-precision and f8 are added in f32 and rounded once; the sum of bools is ``or``. Where a dimension
+precision and f8 are added in f32 and rounded once; the sum of bools is ``or``; a largest or least
+element that is zero has the sign that torch gives it. Where a dimension
 does not divide evenly, the pieces have the sizes of the members' declared tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from functools import reduce as fold
 
 import torch
@@ -27,13 +29,13 @@ ACCUMULATE: dict[torch.dtype, torch.dtype] = {
 }
 """The dtype a reduction is computed in, where it is not the tensors' own."""
 
-_FOLDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+_FOLDS: dict[str, Callable[..., Tensor]] = {
     "sum": torch.add,
     "avg": torch.add,
     "max": torch.maximum,
     "min": torch.minimum,
 }
-_BOOL_FOLDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+_BOOL_FOLDS: dict[str, Callable[..., Tensor]] = {
     "sum": torch.logical_or,
     "max": torch.logical_or,
     "min": torch.logical_and,
@@ -52,15 +54,25 @@ def combine(operation: Operation, inputs: Sequence[Tensor | None]) -> list[Tenso
     ]
 
 
-def reduce(operation: Operation, tensors: Sequence[Tensor]) -> Tensor:
-    """The tensors, one a member and in their order, reduced element by element."""
+def reduce(operation: Operation, tensors: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
+    """The tensors, one a member and in their order, reduced element by element.
+
+    Into ``out`` where it is given, which may be the first of them.
+    """
     dtype = tensors[0].dtype
     name = operation.reduce_op or "sum"
-    folds = _BOOL_FOLDS if dtype == torch.bool else _FOLDS
-    total = fold(folds[name], (t.to(ACCUMULATE.get(dtype, dtype)) for t in tensors))
-    if name == "avg":
-        total = total / len(tensors)
-    return total.to(dtype)
+    wide = ACCUMULATE.get(dtype)
+    if wide is not None:
+        total = _folded(name, [tensor.to(wide) for tensor in tensors], None)
+        return total.to(dtype) if out is None else out.copy_(total)
+    return _folded(name, tensors, out)
+
+
+def _folded(name: str, tensors: Sequence[Tensor], out: Tensor | None) -> Tensor:
+    """Reduced in the tensors' own dtype; into ``out`` where it is given."""
+    folds = _BOOL_FOLDS if tensors[0].dtype == torch.bool else _FOLDS
+    total = fold(partial(folds[name], out=out), tensors)
+    return torch.div(total, len(tensors), out=out) if name == "avg" else total
 
 
 def pieces(operation: Operation, member: int, tensor: Tensor) -> list[Tensor]:

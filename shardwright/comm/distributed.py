@@ -1,13 +1,18 @@
-"""Ranks in processes of their own, on torch.distributed.
+"""Ranks in processes of their own.
 
-`join_group` makes this process one rank of a group of all; `DistributedTransport` sends each
-operation the way its members' devices allow: between CUDA devices by NCCL (`native`), everything
-else as messages over gloo (`gloo`).
+`connect` makes a rank's transport to all others. It sends each operation the way that its members'
+devices and hosts allow: between CUDA devices by NCCL (`native`); between CPU slots of one host in
+shared memory (`shared`); all others over sockets (`gloo`). The last two can serve one operation
+together.
+
+What always holds: every rank connects, with the operations of the whole pipeline in the same order,
+and all find the same ways. A process group of torch.distributed is made only where one is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
 
 import torch
@@ -15,13 +20,29 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store, TCPStore
 
-from shardwright.comm.gloo import GlooTransport
+from shardwright.comm.arena import Arena
+from shardwright.comm.gloo import GlooPost
+from shardwright.comm.meeting import Meeting
+from shardwright.comm.messages import MessageTransport
 from shardwright.comm.native import NativeTransport, make_groups
 from shardwright.comm.operation import Membership, Operation
+from shardwright.comm.post import Post
+from shardwright.comm.shared import SharedPost
 from shardwright.comm.transport import Notify, Pending, Transport
+from shardwright.errors import LaunchError
 
 _FOREVER = timedelta(days=365)
 """A resident worker may idle for long; who waits too long for what is for the worker to say."""
+_SPIN = 1e-4
+"""Seconds that a rank looks out for messages before it sleeps, where it has a core to itself."""
+
+TRANSPORT_VARIABLE = "SHARDWRIGHT_TRANSPORT"
+"""The environment variable that chooses: ``auto``, or ``gloo`` to share no memory."""
+
+
+def open_store(port: int = 0, *, host: bool = False) -> TCPStore:
+    """Where the ranks of this machine meet: served on a free port by whoever is ``host``."""
+    return TCPStore("127.0.0.1", port, is_master=host, wait_for_workers=False)
 
 
 def join_group(
@@ -35,52 +56,136 @@ def join_group(
     return group
 
 
-def open_store(port: int = 0, *, host: bool = False) -> TCPStore:
-    """Where the ranks of this machine meet: served on a free port by whoever is ``host``."""
-    return TCPStore("127.0.0.1", port, is_master=host, wait_for_workers=False)
-
-
 def adopt_group() -> dist.ProcessGroup:
     """A group of all ranks for host memory, where the program has made the default group itself."""
     group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=_FOREVER)
     return group
 
 
-class DistributedTransport(Transport):
-    """A rank's access to all others, by gloo and, where devices have it, by NCCL.
+def connect(
+    store: Store,
+    rank: int,
+    devices: Sequence[torch.device],
+    operations: Sequence[Operation],
+    *,
+    threads: int,
+    notify: Notify,
+    make_group: Callable[[], dist.ProcessGroup],
+) -> Transport:
+    """A rank's access to all others; ``devices`` has one entry a rank.
 
-    ``group`` holds all ranks and carries host memory. Every rank makes a transport, with the
-    operations of the whole pipeline in the same order.
+    Each rank computes with ``threads`` threads. ``make_group`` makes the group of all ranks that
+    carries host memory, where one is needed: on all ranks or on none. Raises LaunchError, and
+    RunError where there is no memory to share.
+    """
+    meeting = Meeting(store, rank, len(devices), sharing=_shares_memory())
+    try:
+        native = [o for o in operations if _is_native(o, devices)]
+        pairs = _pairs(o for o in operations if not _is_native(o, devices))
+        near = {pair for pair in pairs if _is_near(*pair, devices, meeting.hosts)}
+        group = make_group() if native or pairs != near else None
+        posts: dict[int, Post] = {}
+        if group is not None:
+            posts |= _gloo_posts(group, rank, pairs - near, notify, devices[rank])
+        posts |= _shared_posts(meeting, rank, near, threads)
+    finally:
+        meeting.close()
+    messages = MessageTransport(posts)
+    return DistributedTransport(rank, devices[rank], native, messages) if native else messages
+
+
+class DistributedTransport(Transport):
+    """A rank's access to all others where some operations are the device library's.
+
+    Every rank makes one, with the same ``native`` operations in the same order.
     """
 
     def __init__(
         self,
-        group: dist.ProcessGroup,
         rank: int,
-        devices: Sequence[torch.device],
-        operations: Sequence[Operation],
-        notify: Notify,
+        device: torch.device,
+        native: Sequence[Operation],
+        messages: MessageTransport,
     ) -> None:
-        self._rank = rank
-        native = [o for o in operations if all(devices[r].type == "cuda" for r in o.ranks)]
         self._native_tags = {operation.tag for operation in native}
-        others = [o for o in operations if o.tag not in self._native_tags]
-        self._native = NativeTransport(make_groups(native, "nccl"), devices[rank])
-        self._gloo = GlooTransport(group, rank, others, notify, devices[rank])
+        self._native = NativeTransport(make_groups(native, "nccl"), device)
+        self._messages = messages
         self.in_order = any(rank in operation.ranks for operation in native)
 
     def start(self, membership: Membership, call: int, tensor: Tensor | None) -> Pending:
-        """Start an operation on the library that its members share."""
+        """Start an operation on the library that its members share, or by messages."""
         native = membership.operation.tag in self._native_tags
-        transport: Transport = self._native if native else self._gloo
+        transport: Transport = self._native if native else self._messages
         return transport.start(membership, call, tensor)
+
+    def wait(self, bell: int, timeout: float | None) -> bool:
+        """Wait for messages; the device waits for the library by itself."""
+        return self._messages.wait(bell, timeout)
 
     def close(self) -> None:
         """Let go of both."""
         self._native.close()
-        self._gloo.close()
+        self._messages.close()
 
     def abort(self) -> None:
         """Cut both off."""
         self._native.abort()
-        self._gloo.abort()
+        self._messages.abort()
+
+
+def _shares_memory() -> bool:
+    choice = os.environ.get(TRANSPORT_VARIABLE, "auto")
+    if choice not in ("auto", "gloo"):
+        raise LaunchError(f"{TRANSPORT_VARIABLE} is {choice!r}; it may be auto or gloo")
+    return choice == "auto"
+
+
+def _is_native(operation: Operation, devices: Sequence[torch.device]) -> bool:
+    return all(devices[rank].type == "cuda" for rank in operation.ranks)
+
+
+def _pairs(operations: Iterable[Operation]) -> set[tuple[int, int]]:
+    """Who may send a message to whom."""
+    return {
+        (source, other)
+        for operation in operations
+        for source, given in zip(operation.ranks, operation.inputs, strict=True)
+        if given is not None
+        for other in operation.ranks
+        if other != source
+    }
+
+
+def _is_near(a: int, b: int, devices: Sequence[torch.device], hosts: Sequence[str]) -> bool:
+    """Whether two ranks can share memory."""
+    return devices[a].type == devices[b].type == "cpu" and hosts[a] == hosts[b] != ""
+
+
+def _gloo_posts(
+    group: dist.ProcessGroup,
+    rank: int,
+    pairs: Collection[tuple[int, int]],
+    notify: Notify,
+    device: torch.device,
+) -> dict[int, Post]:
+    sources = {source for source, other in pairs if other == rank}
+    destinations = {other for source, other in pairs if source == rank}
+    post = GlooPost(group, sources, destinations, notify, device)
+    return dict.fromkeys(sources | destinations, post)
+
+
+def _shared_posts(
+    meeting: Meeting, rank: int, pairs: Collection[tuple[int, int]], threads: int
+) -> dict[int, Post]:
+    peers = {other for pair in pairs if rank in pair for other in pair} - {rank}
+    if not peers:
+        return {}
+    arena = Arena(len(meeting.hosts))
+    busy = meeting.hosts.count(meeting.hosts[rank]) * threads
+    spin = _SPIN if busy <= len(os.sched_getaffinity(0)) else 0.0
+    try:
+        links = meeting.links(peers, arena)
+    except BaseException:
+        arena.close()
+        raise
+    return dict.fromkeys(peers, SharedPost(rank, arena, links, spin))

@@ -14,28 +14,28 @@ and a broadcasting root ``b (n-1)``.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 from torch import Tensor
 
 from shardwright.comm.collectives import concatenate, even_sizes, piece_shape, pieces, reduce
-from shardwright.comm.operation import Operation, TensorSpec
+from shardwright.comm.operation import Operation
+from shardwright.comm.spec import TensorSpec, contiguous_spec
 
 
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """A tensor on its way, and how both ends lay it out."""
+class Parcel(msgspec.Struct, frozen=True):
+    """A tensor on its way to some members, and how all ends lay it out."""
 
     tensor: Tensor
     spec: TensorSpec
+    to: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """Messages that may all be under way at once, by the member they go to or come from."""
+class Round(msgspec.Struct, frozen=True):
+    """Messages that may all be under way at once; what comes in stands by the member it is from."""
 
-    outgoing: Mapping[int, Parcel] = field(default_factory=dict)
-    incoming: Mapping[int, TensorSpec] = field(default_factory=dict)
+    outgoing: Sequence[Parcel] = ()
+    incoming: Mapping[int, TensorSpec] = {}
 
 
 Exchange = Generator[Round, Mapping[int, Tensor], Tensor | None]
@@ -51,43 +51,59 @@ def exchange(operation: Operation, member: int, tensor: Tensor | None) -> Exchan
 
 def _receive(operation: Operation, member: int) -> Exchange:
     """A member that gives nothing takes what the one that does sends: recv, broadcast."""
-    source = operation.root or 0
-    received = yield Round(incoming={source: operation.gotten(member)})
-    return received[source]
+    spec = operation.gotten(member)
+    if operation.kind == "send":
+        received = yield Round(incoming={0: spec})
+        return received[0]
+    assert operation.root is not None, "others that give nothing have a root"
+    received = yield Round(incoming={operation.root: spec.contiguous})
+    return received[operation.root]
 
 
 def _send(operation: Operation, member: int, tensor: Tensor) -> Exchange:
-    yield Round(
-        {peer: Parcel(tensor, operation.gotten(peer)) for peer in _peers(operation, member)}
-    )
+    """As the receiver declares it, so that it need not be copied there."""
+    yield Round((Parcel(tensor, operation.gotten(1), (1,)),))
+    return None
+
+
+def _broadcast(operation: Operation, member: int, tensor: Tensor) -> Exchange:
+    """The same for all, whatever each declares."""
+    yield Round((_to_peers(operation, member, tensor),))
     return tensor
 
 
 def _reduce(operation: Operation, member: int, tensor: Tensor) -> Exchange:
-    spec = _plain(tensor)
+    spec = plain(tensor)
     if member != operation.root:
-        yield Round({operation.root or 0: Parcel(tensor, spec)})
+        yield Round([Parcel(tensor, spec, (operation.root or 0,))])
         return None
-    received = yield Round(incoming=dict.fromkeys(_peers(operation, member), spec))
+    received = yield Round(incoming=dict.fromkeys(peers_of(operation, member), spec))
     return reduce(operation, _ordered(received, member, tensor))
 
 
 def _all_reduce(operation: Operation, member: int, tensor: Tensor) -> Exchange:
     """Reduce one part each and pass it on; two members reduce the whole, in one round."""
     if operation.size == 2:
-        total = yield from _reduce_parts(operation, member, [tensor] * 2)
+        total = yield from reduce_whole(operation, member, tensor)
         return total
     flat = tensor.reshape(-1)
     parts = list(flat.split(even_sizes(flat.numel(), operation.size)))
     mine = yield from _reduce_parts(operation, member, parts)
-    incoming = {peer: _plain(parts[peer]) for peer in _peers(operation, member)}
-    received = yield Round(_to_all(operation, member, mine), incoming)
+    incoming = {peer: plain(parts[peer]) for peer in peers_of(operation, member)}
+    received = yield Round([_to_peers(operation, member, mine)], incoming)
     out = flat.new_empty(flat.shape)
     for part, content in zip(
         out.split([p.numel() for p in parts]), _ordered(received, member, mine), strict=True
     ):
         part.copy_(content)
     return out.view(tensor.shape)
+
+
+def reduce_whole(operation: Operation, member: int, tensor: Tensor) -> Exchange:
+    """The rounds of an all_reduce in which every member reduces what all give."""
+    incoming = dict.fromkeys(peers_of(operation, member), plain(tensor))
+    received = yield Round([_to_peers(operation, member, tensor)], incoming)
+    return reduce(operation, _ordered(received, member, tensor))
 
 
 def _reduce_scatter(operation: Operation, member: int, tensor: Tensor) -> Exchange:
@@ -97,32 +113,30 @@ def _reduce_scatter(operation: Operation, member: int, tensor: Tensor) -> Exchan
 
 def _reduce_parts(operation: Operation, member: int, parts: Sequence[Tensor]) -> _Received:
     """Part ``i`` goes to member ``i``; this member reduces what it gets of its own part."""
-    peers = _peers(operation, member)
-    outgoing = {peer: Parcel(parts[peer], _plain(parts[peer])) for peer in peers}
-    received = yield Round(outgoing, dict.fromkeys(peers, _plain(parts[member])))
+    peers = peers_of(operation, member)
+    received = yield Round(one_each(parts, peers), dict.fromkeys(peers, plain(parts[member])))
     return reduce(operation, _ordered(received, member, parts[member]))
 
 
 def _all_gather(operation: Operation, member: int, tensor: Tensor) -> Exchange:
-    incoming = {peer: _packed(operation.given(peer)) for peer in _peers(operation, member)}
-    received = yield Round(_to_all(operation, member, tensor), incoming)
+    incoming = {peer: operation.given(peer).contiguous for peer in peers_of(operation, member)}
+    received = yield Round([_to_peers(operation, member, tensor)], incoming)
     return concatenate(operation, _ordered(received, member, tensor))
 
 
 def _all_to_all(operation: Operation, member: int, tensor: Tensor) -> Exchange:
     cut = pieces(operation, member, tensor)
-    peers = _peers(operation, member)
+    peers = peers_of(operation, member)
     incoming = {
         peer: TensorSpec(piece_shape(operation, peer, member), tensor.dtype) for peer in peers
     }
-    outgoing = {peer: Parcel(cut[peer], _plain(cut[peer])) for peer in peers}
-    received = yield Round(outgoing, incoming)
+    received = yield Round(one_each(cut, peers), incoming)
     return concatenate(operation, _ordered(received, member, cut[member]))
 
 
 _KINDS: dict[str, Callable[[Operation, int, Tensor], Exchange]] = {
     "send": _send,
-    "broadcast": _send,
+    "broadcast": _broadcast,
     "reduce": _reduce,
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
@@ -131,12 +145,19 @@ _KINDS: dict[str, Callable[[Operation, int, Tensor], Exchange]] = {
 }
 
 
-def _peers(operation: Operation, member: int) -> list[int]:
+def peers_of(operation: Operation, member: int) -> list[int]:
+    """The other members."""
     return [peer for peer in range(operation.size) if peer != member]
 
 
-def _to_all(operation: Operation, member: int, tensor: Tensor) -> dict[int, Parcel]:
-    return dict.fromkeys(_peers(operation, member), Parcel(tensor, _plain(tensor)))
+def _to_peers(operation: Operation, member: int, tensor: Tensor) -> Parcel:
+    """The same for every other member."""
+    return Parcel(tensor, plain(tensor), peers_of(operation, member))
+
+
+def one_each(parts: Sequence[Tensor], peers: Sequence[int]) -> list[Parcel]:
+    """Part ``i`` for member ``i``."""
+    return [Parcel(parts[peer], plain(parts[peer]), (peer,)) for peer in peers]
 
 
 def _ordered(received: Mapping[int, Tensor], member: int, own: Tensor) -> list[Tensor]:
@@ -144,10 +165,6 @@ def _ordered(received: Mapping[int, Tensor], member: int, own: Tensor) -> list[T
     return [own if i == member else received[i] for i in range(len(received) + 1)]
 
 
-def _plain(tensor: Tensor) -> TensorSpec:
+def plain(tensor: Tensor) -> TensorSpec:
     """The spec of a tensor's shape and dtype, laid out contiguously."""
-    return TensorSpec(tuple(tensor.shape), tensor.dtype)
-
-
-def _packed(spec: TensorSpec) -> TensorSpec:
-    return TensorSpec(spec.shape, spec.dtype)
+    return contiguous_spec(tensor.shape, tensor.dtype)

@@ -1,134 +1,193 @@
-"""Every kind of communication, for every dtype and any sizes, as messages between ranks.
+"""Messages over point-to-point operations of torch.distributed (gloo).
 
-`GlooTransport` runs the rounds of `exchange` over a `Post`. gloo's own collectives lack i16, f8,
-uneven pieces and an order of additions that one can count on. Pairs of ranks have all of it, need
-no process group for each set of members, and give the bits of the in-process transport.
+A message is a header of four integers (the group's tag, call, round, number of bytes) and, unless
+empty, one flat buffer of bytes under that tag. Sends are posted at once
+and waited for by one sleeping thread a destination. One thread a source always has a receive
+posted for the next header, then posts one for its bytes: so what arrives is taken at once, whatever
+this rank is computing, and no thread polls (waiting releases the GIL and sleeps).
 
-Tensors on an accelerator pass through host memory here; `native` keeps them on the device.
+gloo's own collectives lack i16, f8, uneven pieces and an order of additions that one can count on;
+pairs of ranks have all of it and need no process group for each set of members. Tensors on an
+accelerator pass through host memory here; `native` keeps them on the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from queue import SimpleQueue
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardwright.comm.exchange import Parcel, Round, exchange
-from shardwright.comm.messages import Address, Arrived, Post, Sent
-from shardwright.comm.operation import Membership, Operation, TensorSpec
-from shardwright.comm.transport import Interval, Notify, Pending, Transport
+from shardwright.comm.exchange import Parcel
+from shardwright.comm.post import Address, Arrived, Post, Sent
+from shardwright.comm.spec import TensorSpec
+from shardwright.comm.transport import Notify
 from shardwright.comm.wire import conform, pack, unpack
+from shardwright.errors import WorkerError
+
+_HEADER_TAG = 0
+_NEVER_TAG = 2**31 - 1
+_GOODBYE = -1
+_JOIN_SECONDS = 5.0
 
 
-class GlooTransport(Transport):
-    """A rank's access to a gloo process group of all ranks."""
+class GlooPost(Post):
+    """Messages over a process group: sends to ``destinations``, keeps what ``sources`` send.
+
+    Tensors are taken from and brought to ``device``.
+    """
 
     def __init__(
         self,
         group: dist.ProcessGroup,
-        rank: int,
-        operations: Iterable[Operation],
+        sources: Collection[int],
+        destinations: Collection[int],
         notify: Notify,
         device: torch.device | None = None,
     ) -> None:
-        sources, destinations = _neighbours(rank, operations)
-        self._post = Post(group, sources, destinations, notify)
+        self._group = group
+        self._notify = notify
         self._device = device or torch.device("cpu")
+        self._peers = {*sources, *destinations}
+        self._lock = threading.Lock()
+        self._arrived: dict[tuple[int, Address], Arrived] = {}
+        self._lost: dict[int, WorkerError] = {}
+        self._outboxes = {rank: _Outbox(group, rank, notify) for rank in destinations}
+        self._receivers = [
+            threading.Thread(target=self._receive, args=(rank,), name=f"from {rank}", daemon=True)
+            for rank in sources
+        ]
+        for thread in self._receivers:
+            thread.start()
 
-    def start(self, membership: Membership, call: int, tensor: Tensor | None) -> Pending:
-        """Post the messages of the first round."""
-        return _MessagePending(self._post, self._device, membership, call, tensor)
+    def send(self, ranks: Sequence[int], address: Address, parcel: Parcel) -> list[Sent]:
+        """Post a message to each; its tensor must not change until it has left."""
+        content = _host_bytes(parcel)
+        return [self._outboxes[rank].send(address, content) for rank in ranks]
+
+    def has(self, rank: int, address: Address) -> bool:
+        """Whether a message is there. Raises WorkerError where it cannot come any more."""
+        with self._lock:
+            if (rank, address) in self._arrived:
+                return True
+            if rank in self._lost:
+                raise self._lost[rank]
+            return False
+
+    def take(self, rank: int, address: Address, spec: TensorSpec) -> Arrived:
+        """A message that is there; the post forgets it."""
+        with self._lock:
+            arrived = self._arrived.pop((rank, address))
+        content = arrived.tensor.to(self._device, non_blocking=True)
+        return arrived._replace(tensor=unpack(content, spec))
 
     def close(self) -> None:
-        """Say goodbye to the other ranks, and wait for theirs."""
-        self._post.close()
+        """Say goodbye to every destination and wait for the sources' goodbyes."""
+        for outbox in self._outboxes.values():
+            outbox.close()
+        self._join()
 
     def abort(self) -> None:
-        """Cut the connections of all ranks to this one."""
-        self._post.abort()
+        """Cut the connections to all ranks: threads that wait for them end, here and there.
 
+        gloo has no call for that, but closes every connection when a receive times out.
+        """
+        nothing = torch.empty(1, dtype=torch.uint8)
+        for peer in [*self._peers][:1]:
+            with suppress(RuntimeError):
+                never = self._group.recv([nothing], peer, _NEVER_TAG)
+                never.wait(timedelta(milliseconds=1))
+        for outbox in self._outboxes.values():
+            outbox.end()
+        self._join()
 
-class _MessagePending(Pending):
-    """A member on its way through the rounds of an exchange."""
+    def _join(self) -> None:
+        for thread in self._receivers:
+            thread.join(_JOIN_SECONDS)
 
-    def __init__(
-        self,
-        post: Post,
-        device: torch.device,
-        membership: Membership,
-        call: int,
-        tensor: Tensor | None,
-    ) -> None:
-        self._post = post
-        self._device = device
-        self._operation = membership.operation
-        self._member = membership.member
-        self._call = call
-        self._steps = exchange(self._operation, self._member, tensor)
-        self._turn = -1
-        self._round = Round()
-        self._sent: list[Sent] = []
-        self._arrivals: list[Interval] = []
-        self._finished = False
-        self._result: Tensor | None = None
-        self._step(None)
-
-    def ready(self) -> bool:
-        """Go through as many rounds as messages have arrived for."""
-        while not self._finished and self._round_is_complete():
-            self._step(self._take())
-        return self._finished
-
-    def result(self) -> Tensor | None:
-        """The member's share, in the layout that the pipeline declares for it."""
-        spec = self._operation.outputs[self._member]
-        result, self._result = self._result, None
-        return conform(result, spec) if spec is not None and result is not None else None
-
-    def interval(self) -> Interval | None:
-        """From the first byte on its way to the last."""
-        intervals = list(self._arrivals)
-        for sent in self._sent:
-            if sent.error is not None:
-                raise sent.error
-            if sent.interval is None:
-                return None
-            intervals.append(sent.interval)
-        return Interval(min(i.start for i in intervals), max(i.end for i in intervals))
-
-    def _step(self, received: dict[int, Tensor] | None) -> None:
-        """Hand a round's tensors over and post the next round's messages."""
-        self._turn += 1
+    def _receive(self, source: int) -> None:
+        """Take one message after another until the source says goodbye or is gone."""
+        reason = "it has ended its run"
         try:
-            # A generator takes None first.
-            self._round = self._steps.send(received)  # type: ignore[arg-type]
-        except StopIteration as stop:
-            self._finished, self._result = True, stop.value
-            return
-        for peer, parcel in self._round.outgoing.items():
-            content = _host_bytes(parcel)
-            rank, address = self._address(peer)
-            self._sent.append(self._post.send(rank, address, content))
+            while self._receive_one(source):
+                self._notify()
+        except RuntimeError as error:
+            reason = _first_line(error)
+        with self._lock:
+            self._lost[source] = WorkerError(f"rank {source} is gone: {reason}")
+        self._notify()
 
-    def _round_is_complete(self) -> bool:
-        return all(self._post.has(*self._address(peer)) for peer in self._round.incoming)
+    def _receive_one(self, source: int) -> bool:
+        """Take one message; False when it was the goodbye."""
+        header = torch.empty(4, dtype=torch.int64)
+        self._group.recv([header], source, _HEADER_TAG).wait()
+        tag, call, turn, size = header.tolist()
+        if tag == _GOODBYE:
+            return False
+        start = time.monotonic()
+        content = torch.empty(size, dtype=torch.uint8)
+        if size:
+            self._group.recv([content], source, tag + 1).wait()
+        address = Address(tag, call, turn)
+        with self._lock:
+            self._arrived[source, address] = Arrived(content, start, time.monotonic())
+        return True
 
-    def _take(self) -> dict[int, Tensor]:
-        tensors = {}
-        for peer, spec in self._round.incoming.items():
-            arrived = self._post.take(*self._address(peer))
-            self._arrivals.append(arrived.interval)
-            tensors[peer] = self._tensor(arrived, spec)
-        return tensors
 
-    def _tensor(self, arrived: Arrived, spec: TensorSpec) -> Tensor:
-        return unpack(arrived.content.to(self._device, non_blocking=True), spec)
+class _Outbox:
+    """What goes to one destination."""
 
-    def _address(self, peer: int) -> tuple[int, Address]:
-        address = Address(self._operation.tag, self._call, self._turn)
-        return self._operation.ranks[peer], address
+    def __init__(self, group: dist.ProcessGroup, destination: int, notify: Notify) -> None:
+        self._group = group
+        self._destination = destination
+        self._notify = notify
+        self._posted: SimpleQueue[tuple[Sent, list[dist.Work], list[Tensor]] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._wait, name=f"to {destination}", daemon=True)
+        self._thread.start()
+
+    def send(self, address: Address, content: Tensor) -> Sent:
+        sent = Sent(time.monotonic())
+        header = torch.tensor([*address, content.numel()], dtype=torch.int64)
+        try:
+            works = [self._group.send([header], self._destination, _HEADER_TAG)]
+            if content.numel():
+                works.append(self._group.send([content], self._destination, address.tag + 1))
+        except RuntimeError as error:
+            raise self._gone(error) from None
+        self._posted.put((sent, works, [header, content]))
+        return sent
+
+    def close(self) -> None:
+        with suppress(WorkerError):  # Who is gone needs no goodbye.
+            self.send(Address(_GOODBYE, 0, 0), torch.empty(0, dtype=torch.uint8))
+        self.end()
+
+    def end(self) -> None:
+        """Let the thread end when it has waited for everything that was posted."""
+        self._posted.put(None)
+        self._thread.join(_JOIN_SECONDS)
+
+    def _wait(self) -> None:
+        """Note when messages have left, in turn; their memory is held until then."""
+        while (posted := self._posted.get()) is not None:
+            sent, works, _ = posted
+            try:
+                for work in works:
+                    work.wait()
+                sent.end = time.monotonic()
+            except RuntimeError as error:
+                sent.error = self._gone(error)
+            del posted, works, _
+            self._notify()
+
+    def _gone(self, error: RuntimeError) -> WorkerError:
+        return WorkerError(f"rank {self._destination} is gone: {_first_line(error)}")
 
 
 def _host_bytes(parcel: Parcel) -> Tensor:
@@ -140,15 +199,5 @@ def _host_bytes(parcel: Parcel) -> Tensor:
     return pinned.copy_(content)
 
 
-def _neighbours(rank: int, operations: Iterable[Operation]) -> tuple[set[int], set[int]]:
-    """The ranks that send to this one, and those it sends to."""
-    sources, destinations = set(), set()
-    for operation in operations:
-        if rank in operation.ranks:
-            others = set(operation.ranks) - {rank}
-            member = operation.ranks.index(rank)
-            if operation.inputs[member] is not None:
-                destinations |= others
-            if operation.outputs[member] is not None:
-                sources |= others
-    return sources, destinations
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

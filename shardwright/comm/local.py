@@ -2,7 +2,8 @@
 
 The members of a `Switchboard` start their operations in turn; when the last one that gives
 something has arrived, `collectives.combine` says what all of them get. The bits are those of the
-transports between processes.
+transports between processes. What is handed on as it is (`_HANDED_ON`) is copied, as messages are:
+whoever gives a tensor may write to its memory when it has left.
 """
 
 from __future__ import annotations
@@ -14,9 +15,13 @@ import torch
 from torch import Tensor
 
 from shardwright.comm.collectives import combine
-from shardwright.comm.operation import Membership, Operation, TensorSpec
+from shardwright.comm.operation import Membership, Operation
+from shardwright.comm.spec import TensorSpec
 from shardwright.comm.transport import Interval, Pending, Transport
 from shardwright.comm.wire import conform
+
+_HANDED_ON = ("send", "broadcast", "reduce")
+"""Kinds whose giver is done before whoever gets something of the tensor has taken it."""
 
 
 class Switchboard:
@@ -73,6 +78,8 @@ class LocalTransport(Transport):
 
     def start(self, membership: Membership, call: int, tensor: Tensor | None) -> Pending:
         """Join the operation's meeting."""
+        if tensor is not None and membership.operation.kind in _HANDED_ON:
+            tensor = tensor.clone()
         meeting = self._switchboard.join(membership, call, tensor)
         return _LocalPending(membership, meeting, self._device)
 

@@ -1,208 +1,142 @@
-"""Messages between ranks over point-to-point operations of torch.distributed (gloo).
+"""Every kind of communication, for every dtype and any sizes, as messages between ranks.
 
-A message is a header of four integers (the group's tag, call, round, number of bytes) and, unless
-empty, one flat buffer of bytes under that tag. Sends are posted at once
-and waited for by one sleeping thread a destination. One thread a source always has a receive
-posted for the next header, then posts one for its bytes: so what arrives is taken at once, whatever
-this rank is computing, and no thread polls (waiting releases the GIL and sleeps).
-
-What always holds: a pair of ranks moves its messages in the order they were sent; a source that is
-gone makes `Mailbox.take` raise for what it has not sent.
+`MessageTransport` runs the rounds of `exchange` over a `Post` for each other rank: in shared memory
+(`shared`) where that can be, over sockets (`gloo`) elsewhere. Either way results have the bits of
+the in-process transport.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Collection
-from contextlib import suppress
-from dataclasses import dataclass
-from datetime import timedelta
-from queue import SimpleQueue
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from shardwright.comm.transport import Interval, Notify
-from shardwright.errors import WorkerError
-
-_HEADER_TAG = 0
-_NEVER_TAG = 2**31 - 1
-_GOODBYE = -1
-_JOIN_SECONDS = 5.0
-
-
-class Address(NamedTuple):
-    """Which message of a pair of ranks: its group's tag, its call, its round."""
-
-    tag: int
-    call: int
-    round: int
+from shardwright.comm.exchange import Exchange, Parcel, exchange
+from shardwright.comm.operation import Membership, Operation
+from shardwright.comm.post import Address, Post, Sent
+from shardwright.comm.rooms import exchange_in_room
+from shardwright.comm.shared import SharedPost
+from shardwright.comm.spec import TensorSpec
+from shardwright.comm.transport import Interval, Pending, Transport
+from shardwright.comm.wire import conform
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """A message's bytes, and when they travelled."""
+class MessageTransport(Transport):
+    """A rank's access to others: ``posts`` has the post that reaches each of them."""
 
-    content: Tensor
-    interval: Interval
+    def __init__(self, posts: Mapping[int, Post]) -> None:
+        self._posts = posts
+        self._distinct = list(dict.fromkeys(posts.values()))
+        self._shared = next((p for p in self._distinct if isinstance(p, SharedPost)), None)
 
+    def start(self, membership: Membership, call: int, tensor: Tensor | None) -> Pending:
+        """Post the messages of the first round."""
+        rounds = self._rounds(membership.operation, membership.member, tensor)
+        return _MessagePending(self._posts, rounds, membership, call)
 
-class Sent:
-    """A message that was handed over; ``interval`` is None until all of it has left."""
-
-    def __init__(self) -> None:
-        self.start = time.monotonic()
-        self.interval: Interval | None = None
-        self.error: WorkerError | None = None
-
-
-class Post:
-    """This rank's messages: sends to ``destinations``, keeps what ``sources`` send."""
-
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        sources: Collection[int],
-        destinations: Collection[int],
-        notify: Notify,
-    ) -> None:
-        self._group = group
-        self._notify = notify
-        self._peers = {*sources, *destinations}
-        self._lock = threading.Lock()
-        self._arrived: dict[tuple[int, Address], Arrived] = {}
-        self._lost: dict[int, WorkerError] = {}
-        self._outboxes = {rank: _Outbox(group, rank, notify) for rank in destinations}
-        self._receivers = [
-            threading.Thread(target=self._receive, args=(rank,), name=f"from {rank}", daemon=True)
-            for rank in sources
-        ]
-        for thread in self._receivers:
-            thread.start()
-
-    def send(self, destination: int, address: Address, content: Tensor) -> Sent:
-        """Post a message of flat bytes on the host; they must not change until it has left."""
-        return self._outboxes[destination].send(address, content)
-
-    def has(self, source: int, address: Address) -> bool:
-        """Whether a message is there. Raises WorkerError where it cannot come any more."""
-        with self._lock:
-            if (source, address) in self._arrived:
-                return True
-            if source in self._lost:
-                raise self._lost[source]
-            return False
-
-    def take(self, source: int, address: Address) -> Arrived:
-        """A message that is there; the post forgets it."""
-        with self._lock:
-            return self._arrived.pop((source, address))
+    def wait(self, bell: int, timeout: float | None) -> bool:
+        """Sleep; the shared post wakes by itself, others ring the bell."""
+        if self._shared is None:
+            return super().wait(bell, timeout)
+        return self._shared.wait(bell, timeout)
 
     def close(self) -> None:
-        """Say goodbye to every destination and wait for the sources' goodbyes."""
-        for outbox in self._outboxes.values():
-            outbox.close()
-        self._join()
+        """Say goodbye to the other ranks."""
+        for post in self._distinct:
+            post.close()
 
     def abort(self) -> None:
-        """Cut the connections to all ranks: threads that wait for them end, here and there.
+        """Cut the connections of all ranks to this one."""
+        for post in self._distinct:
+            post.abort()
 
-        gloo has no call for that, but closes every connection when a receive times out.
-        """
-        nothing = torch.empty(1, dtype=torch.uint8)
-        for peer in [*self._peers][:1]:
-            with suppress(RuntimeError):
-                never = self._group.recv([nothing], peer, _NEVER_TAG)
-                never.wait(timedelta(milliseconds=1))
-        for outbox in self._outboxes.values():
-            outbox.end()
-        self._join()
+    def _rounds(self, operation: Operation, member: int, tensor: Tensor | None) -> Exchange:
+        shared = self._shared
+        if shared is None or not shared.ranks.issuperset(operation.ranks):
+            return exchange(operation, member, tensor)
 
-    def _join(self) -> None:
-        for thread in self._receivers:
-            thread.join(_JOIN_SECONDS)
+        def room(to: Sequence[int], spec: TensorSpec) -> Parcel:
+            return shared.room([operation.ranks[peer] for peer in to], to, spec)
 
-    def _receive(self, source: int) -> None:
-        """Take one message after another until the source says goodbye or is gone."""
-        reason = "it has ended its run"
+        return exchange_in_room(operation, member, tensor, room)
+
+
+class _MessagePending(Pending):
+    """A member on its way through the rounds of an exchange."""
+
+    def __init__(
+        self, posts: Mapping[int, Post], rounds: Exchange, membership: Membership, call: int
+    ) -> None:
+        self._posts = posts
+        self._rounds = rounds
+        self._operation = membership.operation
+        self._member = membership.member
+        self._call = call
+        self._turn = -1
+        self._sent: list[Sent] = []
+        self._travelled: list[tuple[float, float]] = []
+        self._finished = False
+        self._result: Tensor | None = None
+        self._step(None)
+
+    def ready(self) -> bool:
+        """Go through as many rounds as messages have arrived for."""
+        while not self._finished and self._round_is_complete():
+            self._step(self._take())
+        return self._finished
+
+    def result(self) -> Tensor | None:
+        """The member's share, in the layout that the pipeline declares for it."""
+        spec = self._operation.outputs[self._member]
+        result, self._result = self._result, None
+        return conform(result, spec) if spec is not None and result is not None else None
+
+    def interval(self) -> Interval | None:
+        """From the first byte on its way to the last."""
+        times = list(self._travelled)
+        for sent in self._sent:
+            if sent.error is not None:
+                raise sent.error
+            if sent.end is None:
+                return None
+            times.append((sent.start, sent.end))
+        return Interval(min(start for start, _ in times), max(end for _, end in times))
+
+    def _step(self, received: dict[int, Tensor] | None) -> None:
+        """Hand a round's tensors over and post the next round's messages."""
         try:
-            while self._receive_one(source):
-                self._notify()
-        except RuntimeError as error:
-            reason = _first_line(error)
-        with self._lock:
-            self._lost[source] = WorkerError(f"rank {source} is gone: {reason}")
-        self._notify()
+            # A generator takes None first.
+            turn = self._rounds.send(received)  # type: ignore[arg-type]
+        except StopIteration as stop:
+            self._finished, self._result = True, stop.value
+            return
+        self._turn += 1
+        self._address = Address(self._operation.tag, self._call, self._turn)
+        self._incoming = turn.incoming
+        for parcel in turn.outgoing:
+            for post, ranks in self._routes(parcel).items():
+                self._sent += post.send(ranks, self._address, parcel)
 
-    def _receive_one(self, source: int) -> bool:
-        """Take one message; False when it was the goodbye."""
-        header = torch.empty(4, dtype=torch.int64)
-        self._group.recv([header], source, _HEADER_TAG).wait()
-        tag, call, turn, size = header.tolist()
-        if tag == _GOODBYE:
-            return False
-        start = time.monotonic()
-        content = torch.empty(size, dtype=torch.uint8)
-        if size:
-            self._group.recv([content], source, tag + 1).wait()
-        address = Address(tag, call, turn)
-        with self._lock:
-            self._arrived[source, address] = Arrived(content, Interval(start, time.monotonic()))
+    def _routes(self, parcel: Parcel) -> dict[Post, list[int]]:
+        """The ranks that a parcel goes to, by the post that reaches them."""
+        routes: dict[Post, list[int]] = {}
+        for peer in parcel.to:
+            rank = self._operation.ranks[peer]
+            routes.setdefault(self._posts[rank], []).append(rank)
+        return routes
+
+    def _round_is_complete(self) -> bool:
+        for peer in self._incoming:
+            rank = self._operation.ranks[peer]
+            if not self._posts[rank].has(rank, self._address):
+                return False
         return True
 
-
-class _Outbox:
-    """What goes to one destination."""
-
-    def __init__(self, group: dist.ProcessGroup, destination: int, notify: Notify) -> None:
-        self._group = group
-        self._destination = destination
-        self._notify = notify
-        self._posted: SimpleQueue[tuple[Sent, list[dist.Work], list[Tensor]] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._wait, name=f"to {destination}", daemon=True)
-        self._thread.start()
-
-    def send(self, address: Address, content: Tensor) -> Sent:
-        sent = Sent()
-        header = torch.tensor([*address, content.numel()], dtype=torch.int64)
-        try:
-            works = [self._group.send([header], self._destination, _HEADER_TAG)]
-            if content.numel():
-                works.append(self._group.send([content], self._destination, address.tag + 1))
-        except RuntimeError as error:
-            raise self._gone(error) from None
-        self._posted.put((sent, works, [header, content]))
-        return sent
-
-    def close(self) -> None:
-        with suppress(WorkerError):  # Who is gone needs no goodbye.
-            self.send(Address(_GOODBYE, 0, 0), torch.empty(0, dtype=torch.uint8))
-        self.end()
-
-    def end(self) -> None:
-        """Let the thread end when it has waited for everything that was posted."""
-        self._posted.put(None)
-        self._thread.join(_JOIN_SECONDS)
-
-    def _wait(self) -> None:
-        """Note when messages have left, in turn; their memory is held until then."""
-        while (posted := self._posted.get()) is not None:
-            sent, works, _ = posted
-            try:
-                for work in works:
-                    work.wait()
-                sent.interval = Interval(sent.start, time.monotonic())
-            except RuntimeError as error:
-                sent.error = self._gone(error)
-            del posted, works, _
-            self._notify()
-
-    def _gone(self, error: RuntimeError) -> WorkerError:
-        return WorkerError(f"rank {self._destination} is gone: {_first_line(error)}")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    def _take(self) -> dict[int, Tensor]:
+        tensors = {}
+        for peer, spec in self._incoming.items():
+            rank = self._operation.ranks[peer]
+            arrived = self._posts[rank].take(rank, self._address, spec)
+            self._travelled.append((arrived.start, arrived.end))
+            tensors[peer] = arrived.tensor
+        return tensors

@@ -20,9 +20,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.comm.collectives import concatenate, piece_shape, pieces
-from shardwright.comm.operation import Membership, Operation, TensorSpec
+from shardwright.comm.operation import Membership, Operation
+from shardwright.comm.spec import TensorSpec
 from shardwright.comm.transport import Interval, Pending, Transport
-from shardwright.comm.wire import conform, flat_bytes, pack, unpack, wire_bytes
+from shardwright.comm.wire import conform, flat_bytes, pack, unpack
 
 Groups = Mapping[tuple[int, ...], dist.ProcessGroup]
 
@@ -100,7 +101,7 @@ class NativeTransport(Transport):
         return None
 
     def _blank(self, spec: TensorSpec) -> Tensor:
-        return torch.empty(wire_bytes(spec), dtype=torch.uint8, device=self._device)
+        return torch.empty(spec.nbytes, dtype=torch.uint8, device=self._device)
 
 
 class _Enqueued(Pending):
@@ -160,7 +161,7 @@ def _broadcast(collective: _Collective, tensor: Tensor | None) -> Tensor:
     spec = collective.operation.gotten(collective.member)
     plain = TensorSpec(spec.shape, spec.dtype)
     content = (
-        collective.blank((wire_bytes(plain),), torch.uint8)
+        collective.blank((plain.nbytes,), torch.uint8)
         if tensor is None
         else pack(tensor.contiguous(), plain)
     )

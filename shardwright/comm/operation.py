@@ -14,24 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-import torch
-
-from shardwright.ir.dtypes import torch_dtype
-from shardwright.pipeline.schema import Document, SuperTask, TensorInfo
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """Shape, dtype and layout of a tensor; ``strides`` in elements, None where contiguous."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    strides: tuple[int, ...] | None = None
-
-    @classmethod
-    def of(cls, info: TensorInfo) -> TensorSpec:
-        """The spec of a pipeline's tensor."""
-        return cls(info.shape, torch_dtype(info.dtype), info.strides)
+from shardwright.comm.spec import TensorSpec
+from shardwright.pipeline.schema import Document, SuperTask
 
 
 @dataclass(frozen=True, slots=True)

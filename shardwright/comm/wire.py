@@ -12,68 +12,57 @@ strides of ``spec``.
 from __future__ import annotations
 
 import ctypes
-import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from shardwright.comm.operation import TensorSpec
-from shardwright.ir.values import contiguous_strides
+from shardwright.comm.spec import TensorSpec
 
 
 def conform(tensor: Tensor, spec: TensorSpec) -> Tensor:
     """``tensor`` with the strides of ``spec``; itself where it has them."""
-    strides = strides_of(spec)
-    if _same_layout(tensor.shape, tensor.stride(), strides):
+    if _same_layout(tensor, spec.steps):
         return tensor
     if spec.strides is None:
         return tensor.contiguous()
-    memory = torch.empty(span(spec), dtype=spec.dtype, device=tensor.device)
-    if _overlaps(spec):
-        places = torch.arange(span(spec), device=tensor.device).as_strided(spec.shape, strides)
+    memory = torch.empty(spec.span, dtype=spec.dtype, device=tensor.device)
+    if spec.overlaps:
+        places = torch.arange(spec.span, device=tensor.device).as_strided(spec.shape, spec.steps)
         _bits(memory)[places.reshape(-1)] = _bits(tensor.reshape(-1))
-        return memory.as_strided(spec.shape, strides)
-    return memory.as_strided(spec.shape, strides).copy_(tensor)
+        return memory.as_strided(spec.shape, spec.steps)
+    return memory.as_strided(spec.shape, spec.steps).copy_(tensor)
 
 
 def pack(tensor: Tensor, spec: TensorSpec) -> Tensor:
     """The bytes of a tensor that has the strides of ``spec``: flat uint8, a view where possible."""
-    if is_packed(spec):
+    if spec.has_gaps:
         return flat_bytes(tensor.contiguous())
-    return tensor.as_strided((span(spec),), (1,)).view(torch.uint8)
+    return tensor.as_strided((spec.span,), (1,)).view(torch.uint8)
 
 
 def unpack(content: Tensor, spec: TensorSpec) -> Tensor:
-    """The tensor whose `pack` is ``content``; shares its memory where possible."""
-    flat = content.view(spec.dtype)
-    if is_packed(spec):
-        return conform(flat.view(spec.shape), spec)
-    return flat.as_strided(spec.shape, strides_of(spec))
+    """The tensor whose `pack` is ``content``, flat bytes or elements; shares its memory if it can.
+
+    It cannot where the spec has gaps.
+    """
+    flat = content if content.dtype == spec.dtype else content.view(spec.dtype)
+    tensor = spread(flat, spec)
+    return conform(tensor, spec) if spec.has_gaps else tensor
 
 
-def wire_bytes(spec: TensorSpec) -> int:
-    """How many bytes `pack` gives."""
-    elements = math.prod(spec.shape) if is_packed(spec) else span(spec)
-    return elements * spec.dtype.itemsize
+def spread(flat: Tensor, spec: TensorSpec) -> Tensor:
+    """The elements that travel, from flat memory, in their shape."""
+    strides = spec.contiguous.steps if spec.has_gaps else spec.steps
+    return flat.as_strided(spec.shape, strides)
 
 
-def span(spec: TensorSpec) -> int:
-    """Elements from the first to the last in memory, both included."""
-    if 0 in spec.shape:
-        return 0
-    steps = zip(spec.shape, strides_of(spec), strict=True)
-    return 1 + sum((size - 1) * stride for size, stride in steps)
-
-
-def is_packed(spec: TensorSpec) -> bool:
-    """Whether the memory has gaps, so that only the elements themselves travel."""
-    return span(spec) > math.prod(spec.shape) and not _overlaps(spec)
-
-
-def strides_of(spec: TensorSpec) -> tuple[int, ...]:
-    """The strides, those of a contiguous tensor where ``spec`` names none."""
-    return contiguous_strides(spec.shape) if spec.strides is None else spec.strides
+def write(tensor: Tensor, target: Tensor, spec: TensorSpec) -> None:
+    """Copy a tensor of whatever strides into what `spread` has given of memory for ``spec``."""
+    if spec.overlaps:
+        memory = conform(tensor, spec).as_strided((spec.span,), (1,))
+        target.as_strided((spec.span,), (1,)).copy_(memory)
+    else:
+        target.copy_(tensor)
 
 
 def flat_bytes(tensor: Tensor) -> Tensor:
@@ -88,22 +77,12 @@ def memory_of(tensor: Tensor) -> memoryview:
     return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")
 
 
-def _same_layout(shape: Sequence[int], found: Sequence[int], wanted: Sequence[int]) -> bool:
+def _same_layout(tensor: Tensor, strides: tuple[int, ...]) -> bool:
     """Whether strides agree wherever a dimension has more than one element."""
-    if 0 in shape:
+    found = tensor.stride()
+    if found == strides or 0 in tensor.shape:
         return True
-    return all(size == 1 or a == b for size, a, b in zip(shape, found, wanted, strict=True))
-
-
-def _overlaps(spec: TensorSpec) -> bool:
-    """Whether two indices may share an element."""
-    reach = 0
-    for stride, size in sorted(zip(strides_of(spec), spec.shape, strict=True)):
-        if size > 1:
-            if stride <= reach:
-                return True
-            reach += (size - 1) * stride
-    return False
+    return all(size == 1 or a == b for size, a, b in zip(tensor.shape, found, strides, strict=True))
 
 
 def _bits(tensor: Tensor) -> Tensor:

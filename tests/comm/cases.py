@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shardwright.comm.operation import Operation, TensorSpec
+from shardwright.comm.operation import Operation
+from shardwright.comm.spec import TensorSpec
 from shardwright.comm.wire import flat_bytes
 from shardwright.ir.dtypes import FILE_DTYPES, torch_dtype
 

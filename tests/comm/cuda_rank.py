@@ -1,4 +1,4 @@
-"""One rank on a CUDA device: runs the table through `DistributedTransport`, prints what is wrong.
+"""One rank on a CUDA device: runs the table through `connect`, prints what is wrong.
 
 Run as ``python -m tests.comm.cuda_rank RANK SIZE PORT``.
 """
@@ -7,22 +7,28 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 
 import torch
 
-from shardwright.comm import DistributedTransport, Membership, join_group, open_store
+from shardwright.comm import Membership, connect, join_group, open_store
 from tests.comm.cases import given, operation, same, table, wanted
 
 
 def main(rank: int, size: int, port: int) -> None:
     torch.cuda.set_device(rank)
     devices = [torch.device("cuda", i) for i in range(size)]
-    group = join_group(open_store(port), rank, size, ["cuda"])
+    store = open_store(port)
     cases = [case for case in table() if max(case.ranks) < size]
     operations = [operation(case, tag) for tag, case in enumerate(cases)]
-    woken = threading.Semaphore(0)
-    transport = DistributedTransport(group, rank, devices, operations, woken.release)
+    transport = connect(
+        store,
+        rank,
+        devices,
+        operations,
+        threads=1,
+        notify=lambda: None,
+        make_group=lambda: join_group(store, rank, size, ["cuda"]),
+    )
     wrong = []
     for case, op in zip(cases, operations, strict=True):
         if rank in case.ranks:

@@ -20,7 +20,7 @@ def test_four_ranks_run_the_table() -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.comm.gloo_rank", str(rank), str(store.port)],
+            [sys.executable, "-m", "tests.comm.message_rank", str(rank), str(store.port)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor
 
 from shardwright.comm.exchange import exchange
-from shardwright.comm.wire import conform, pack, unpack, wire_bytes
+from shardwright.comm.wire import conform, pack, unpack
 from tests.comm.cases import Case, given, operation, same, table, wanted
 
 
@@ -25,12 +25,13 @@ def run_all(case: Case, inputs: list[Tensor | None]) -> tuple[list[Tensor | None
                 results[i] = stop.value
         received = {i: {} for i in rounds}
         for i, turn in rounds.items():
-            for peer, parcel in turn.outgoing.items():
-                spec = rounds[peer].incoming[i]
-                assert spec == parcel.spec, "both ends know the same spec"
-                sent[i] += wire_bytes(spec)
-                content = pack(conform(parcel.tensor, spec), spec)
-                received[peer][i] = unpack(content.clone(), spec)
+            for parcel in turn.outgoing:
+                for peer in parcel.to:
+                    spec = rounds[peer].incoming[i]
+                    assert spec == parcel.spec, "both ends know the same spec"
+                    sent[i] += spec.nbytes
+                    content = pack(conform(parcel.tensor, spec), spec)
+                    received[peer][i] = unpack(content.clone(), spec)
     return results, sent
 
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import torch
 
-from shardwright.comm.operation import TensorSpec, memberships, operations
+from shardwright.comm.operation import memberships, operations
+from shardwright.comm.spec import TensorSpec
 from shardwright.pipeline import TensorInfo
 from tests.runtime.sketch import Sketch, chain, every_collective, identity
 

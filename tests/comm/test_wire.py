@@ -4,8 +4,8 @@ import torch
 from hypothesis import given as draw
 from hypothesis import strategies as st
 
-from shardwright.comm.operation import TensorSpec
-from shardwright.comm.wire import conform, memory_of, pack, strides_of, unpack, wire_bytes
+from shardwright.comm.spec import TensorSpec
+from shardwright.comm.wire import conform, memory_of, pack, unpack
 from shardwright.ir.dtypes import FILE_DTYPES, torch_dtype
 from tests.comm.cases import same
 
@@ -21,7 +21,7 @@ def numbered(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torc
 def round_trip(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
     content = pack(conform(tensor, spec), spec)
     assert content.dtype == torch.uint8
-    assert content.numel() == wire_bytes(spec)
+    assert content.numel() == spec.nbytes
     received = torch.empty_like(content).copy_(content)
     return unpack(received, spec)
 
@@ -43,7 +43,7 @@ def test_any_strides_come_back(shape, dtype, data) -> None:
     found = round_trip(tensor, spec)
     assert same(found, tensor)
     if 0 not in shape:
-        wanted = strides_of(spec)
+        wanted = spec.steps
         assert all(size == 1 or found.stride(i) == wanted[i] for i, size in enumerate(shape))
 
 
@@ -55,14 +55,14 @@ def test_dense_memory_travels_as_it_is() -> None:
 
 def test_an_expanded_tensor_travels_once() -> None:
     spec = TensorSpec((8, 1000), torch.float32, (0, 1))
-    assert wire_bytes(spec) == 4000
+    assert spec.nbytes == 4000
     tensor = numbered((1, 1000)).expand(8, 1000)
     assert same(round_trip(tensor, spec), tensor)
 
 
 def test_gaps_do_not_travel() -> None:
     spec = TensorSpec((4, 2), torch.float32, (1000, 1))
-    assert wire_bytes(spec) == 32
+    assert spec.nbytes == 32
     found = round_trip(numbered((4, 2)), spec)
     assert found.stride() == (1000, 1)
 

@@ -1,36 +1,61 @@
-"""One of four ranks: runs the whole table over gloo, prints what came out wrong as JSON.
+"""One of four ranks: runs the whole table over each kind of transport, prints what is wrong.
 
-Run as ``python gloo_rank.py RANK PORT``.
+Run as ``python -m tests.comm.message_rank RANK PORT``; prints JSON.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-import threading
 import time
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from shardwright.comm.distributed import join_group
-from shardwright.comm.gloo import GlooTransport
+from shardwright.comm import Operation, Transport, adopt_group, connect, join_group, meeting
+from shardwright.comm.distributed import TRANSPORT_VARIABLE
 from shardwright.comm.native import NativeTransport, make_groups
 from shardwright.comm.operation import Membership
 from shardwright.comm.transport import Pending
+from shardwright.runtime.inbox import Inbox
 from tests.comm.cases import Case, given, operation, same, table, wanted
 
 SIZE = 4
 CALLS = 2
 GLOO_HAS = {"f64", "f32", "f16", "i64", "i32", "i8", "bool"}
+TRANSPORTS = {
+    "gloo": ("gloo", lambda rank: "here"),
+    "shared": ("auto", lambda rank: "here"),
+    "mixed": ("auto", lambda rank: f"host {rank // 2}"),
+}
+"""What is asked for, and the host that each rank takes itself to be on."""
 
 
-def over_messages(rank: int) -> list[str]:
+def connected(
+    kind: str, store: Store, rank: int, operations: Sequence[Operation], inbox: Inbox
+) -> Transport:
+    os.environ[TRANSPORT_VARIABLE], host = TRANSPORTS[kind][0], TRANSPORTS[kind][1](rank)
+    meeting.this_host = lambda: host
+    return connect(
+        PrefixStore(kind, store),
+        rank,
+        [torch.device("cpu")] * SIZE,
+        operations,
+        threads=1,
+        notify=inbox.ring,
+        make_group=adopt_group,
+    )
+
+
+def by_messages(kind: str, store: Store, rank: int) -> list[str]:
     """Every case, started for two calls before any result is asked for."""
     cases = table()
     operations = [operation(case, tag) for tag, case in enumerate(cases)]
-    woken = threading.Semaphore(0)
-    transport = GlooTransport(dist.group.WORLD, rank, operations, woken.release)
+    inbox = Inbox()
+    transport = connected(kind, store, rank, operations, inbox)
     under_way: list[tuple[Case, int, int, Pending]] = []
     for call in range(CALLS):
         for case, op in zip(cases, operations, strict=True):
@@ -40,19 +65,20 @@ def over_messages(rank: int) -> list[str]:
                 pending = transport.start(Membership(op, member), call, tensor)
                 under_way.append((case, member, call, pending))
     wrong = [
-        f"{case} call {call} member {member}"
+        f"{kind} {case} call {call} member {member}"
         for case, member, call, pending in under_way
-        if not finishes_right(case, member, call, pending, woken)
+        if not finishes_right(case, member, call, pending, transport, inbox)
     ]
     transport.close()
     return wrong
 
 
 def finishes_right(
-    case: Case, member: int, call: int, pending: Pending, woken: threading.Semaphore
+    case: Case, member: int, call: int, pending: Pending, transport: Transport, inbox: Inbox
 ) -> bool:
     while not pending.ready() or pending.interval() is None:
-        assert woken.acquire(timeout=20), f"{case}: nothing arrives"
+        assert transport.wait(inbox.bell, 20), f"{case}: nothing arrives"
+        inbox.quiet()
     found = pending.result()
     if found is not None and case.strides is not None and found.stride() != case.strides:
         return False
@@ -84,21 +110,20 @@ def gloo_has(case: Case) -> bool:
     return moves or (even and (reducible or case.kind in ("all_gather", "all_to_all")))
 
 
-def busy_seconds_while_idle(rank: int) -> float:
+def busy_seconds_while_idle(kind: str, store: Store, rank: int) -> float:
     """Processor time that waiting for a message takes in a second."""
     op = operation(Case("send"))
-    if rank > 1:
-        return 0.0
-    woken = threading.Semaphore(0)
-    transport = GlooTransport(dist.group.WORLD, rank, [op], woken.release)
+    inbox = Inbox()
+    transport = connected(kind, PrefixStore("idle", store), rank, [op], inbox)
     start = time.process_time()
     if rank == 0:
         time.sleep(1)
         transport.start(Membership(op, 0), 0, given(Case("send"))[0])
-    else:
+    if rank == 1:
         pending = transport.start(Membership(op, 1), 0, None)
         while not pending.ready():
-            woken.acquire(timeout=20)
+            transport.wait(inbox.bell, 20)
+            inbox.quiet()
     busy = time.process_time() - start
     transport.close()
     return busy
@@ -106,10 +131,11 @@ def busy_seconds_while_idle(rank: int) -> float:
 
 def main(rank: int, port: int) -> None:
     torch.set_num_threads(1)
-    join_group(dist.TCPStore("127.0.0.1", port, is_master=False), rank, SIZE, ["cpu"])
-    wrong = over_messages(rank)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    join_group(store, rank, SIZE, ["cpu"])
+    wrong = [found for kind in TRANSPORTS for found in by_messages(kind, store, rank)]
     wrong += over_native_collectives(rank)
-    busy = busy_seconds_while_idle(rank)
+    busy = max(busy_seconds_while_idle(kind, store, rank) for kind in ("gloo", "shared"))
     dist.barrier()
     dist.destroy_process_group()
     print(json.dumps({"wrong": wrong, "busy": busy}))

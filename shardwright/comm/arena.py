@@ -1,0 +1,188 @@
+"""Memory that processes of one host share, in blocks that are let go by whoever holds them.
+
+A rank lends blocks of its own `Arena`: a file in memory without a name, sparse, and so long that it
+never has to grow. Others see it through a `Window`, made from the file's descriptor. Nothing of it
+is in a file system; the kernel frees it when the last process that has it is gone, however that
+came about.
+
+A block is a header of one byte a rank, and content. A rank's byte is 0 as long as it holds the
+block. A holder reads the content where it is, as a tensor, and lets go when nothing uses that
+tensor's memory any more. What always holds: the owner lends a block again only when all have let
+go; blocks of about one size take turns, so an arena takes the memory that a program has under way
+at its busiest.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections import defaultdict
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shardwright.comm.spec import TensorSpec
+from shardwright.comm.wire import spread, unpack, write
+from shardwright.errors import RunError
+
+_LINE = 64
+"""Bytes of a cache line; headers and contents begin at multiples of it."""
+_ADDRESSES = 1 << 46
+"""Bytes of addresses that a process can spare for the windows on all ranks, on 64-bit machines."""
+
+_NUMPY_TYPES: dict[torch.dtype, Any] = {
+    torch.float64: np.float64,
+    torch.float32: np.float32,
+    torch.float16: np.float16,
+    torch.int64: np.int64,
+    torch.int32: np.int32,
+    torch.int16: np.int16,
+    torch.int8: np.int8,
+    torch.uint8: np.uint8,
+    torch.bool: np.bool_,
+}
+"""Dtypes of which numpy makes a tensor in one step; others are made of bytes."""
+
+
+class Window:
+    """The memory of one rank, as any process that has its file sees it."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._memory = mmap.mmap(descriptor, 0)
+        self.bytes = memoryview(self._memory)
+
+    def hold(self, offset: int, spec: TensorSpec, rank: int) -> Tensor:
+        """The content of a block at ``offset`` as a tensor; in use, it is held by ``rank``."""
+        numpy_type = _NUMPY_TYPES.get(spec.dtype) if spec.strides is None else None
+        if numpy_type is None:
+            held = self._held((spec.nbytes,), np.uint8, offset, rank)
+            return unpack(torch.frombuffer(held, dtype=spec.dtype), spec)
+        return torch.from_numpy(self._held(spec.shape, numpy_type, offset, rank))
+
+    def content(self, offset: int, spec: TensorSpec) -> Tensor:
+        """The content of a block at ``offset`` as a tensor for its owner to write."""
+        count = spec.nbytes // spec.dtype.itemsize
+        flat = torch.frombuffer(self._memory, dtype=spec.dtype, offset=offset, count=count)
+        return spread(flat, spec)
+
+    def _held(self, shape: tuple[int, ...], numpy_type: Any, offset: int, rank: int) -> _Held:
+        held = np.ndarray.__new__(_Held, shape, numpy_type, self._memory, offset)
+        held.window = self.bytes
+        held.mark = _mark(offset, rank)
+        return held
+
+
+class _Held(np.ndarray[Any, Any]):
+    """The memory behind a tensor that shows a block; it lives as long as any view of it."""
+
+    window: memoryview
+    mark: int
+
+    def __del__(self) -> None:
+        self.window[self.mark] = 1
+
+
+class Block:
+    """A piece of an arena; ``offset`` is where its content begins."""
+
+    __slots__ = ("_free", "_header", "_spec", "_target", "_window", "offset")
+
+    def __init__(self, window: Window, start: int, offset: int) -> None:
+        self.offset = offset
+        self._window = window
+        self._header = window.bytes[start:offset]
+        self._header[:] = self._free = b"\1" * (offset - start)
+        self._spec: TensorSpec | None = None
+        self._target: Tensor | None = None
+
+    def is_free(self) -> bool:
+        """Whether all have let go."""
+        return self._header == self._free
+
+    def lend(self, holders: Collection[int]) -> None:
+        """From now on ``holders`` hold it."""
+        for rank in holders:
+            self._header[_mark(0, rank)] = 0
+
+    def write(self, tensor: Tensor, spec: TensorSpec) -> None:
+        """Copy a tensor into it, laid out as ``spec`` says."""
+        if self._target is None or self._spec is not spec:
+            self._spec, self._target = spec, self._window.content(self.offset, spec)
+        write(tensor, self._target, spec)
+
+
+class Arena:
+    """A rank's own memory, for ``ranks`` that may hold blocks of it. Raises RunError."""
+
+    def __init__(self, ranks: int) -> None:
+        self._header = _rounded(ranks, _LINE)
+        self._end = 0
+        self._blocks: defaultdict[int, list[Block]] = defaultdict(list)
+        self._length = min(_physical_memory(), _ADDRESSES // ranks)
+        self._file = os.fdopen(os.memfd_create("shardwright"), "rb")
+        try:
+            os.ftruncate(self.descriptor, self._length)
+            self.window = Window(self.descriptor)
+        except OSError as error:
+            self.close()
+            raise _no_memory(self._length, str(error)) from None
+
+    @property
+    def descriptor(self) -> int:
+        """The file, to be handed to others for a `Window`."""
+        return self._file.fileno()
+
+    def lend(self, size: int, holders: Collection[int]) -> Block:
+        """A block for ``size`` bytes, which ``holders`` hold from now on."""
+        capacity = _rounded(size, max(_LINE, 1 << size.bit_length() >> 4))
+        block = self._free_block(capacity) or self._carve(capacity)
+        block.lend(holders)
+        return block
+
+    def close(self) -> None:
+        """Give the descriptor back; windows and what they show stay as long as they are used."""
+        self._file.close()
+
+    def _free_block(self, capacity: int) -> Block | None:
+        for block in self._blocks[capacity]:
+            if block.is_free():
+                return block
+        return None
+
+    def _carve(self, capacity: int) -> Block:
+        """A new block, of memory that is sure to be there when it is written."""
+        start, offset = self._end, self._end + self._header
+        end = offset + capacity
+        if end > self._length:
+            raise _no_memory(end, f"it has {self._length / 2**20:,.0f} MiB for them in all")
+        try:
+            os.posix_fallocate(self.descriptor, start, end - start)
+        except OSError as error:
+            raise _no_memory(end, str(error)) from None
+        self._end = end
+        block = Block(self.window, start, offset)
+        self._blocks[capacity].append(block)
+        return block
+
+
+def _mark(offset: int, rank: int) -> int:
+    """Where the byte of a rank is, in the header that ends at ``offset``."""
+    return offset - 1 - rank
+
+
+def _rounded(size: int, step: int) -> int:
+    return -(-size // step) * step
+
+
+def _physical_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _no_memory(size: int, reason: str) -> RunError:
+    return RunError(
+        f"this machine gives no {size / 2**20:,.0f} MiB of memory to share between workers "
+        f"({reason}); set SHARDWRIGHT_TRANSPORT=gloo to send messages over sockets"
+    )

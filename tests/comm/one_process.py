@@ -1,0 +1,70 @@
+"""Ranks that share memory, all in this process and driven by one thread."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import combinations
+
+from torch import Tensor
+
+from shardwright.comm import Membership, Operation, Pending
+from shardwright.comm.arena import Arena, Window
+from shardwright.comm.link import Link
+from shardwright.comm.messages import MessageTransport
+from shardwright.comm.shared import SharedPost
+
+
+@contextmanager
+def shared_posts(count: int, *, spin: float = 0.0) -> Iterator[list[SharedPost]]:
+    """A post a rank, each linked to all others; cut in the end."""
+    arenas = [Arena(count) for _ in range(count)]
+    links: list[list[Link]] = [[] for _ in range(count)]
+    for a, b in combinations(range(count), 2):
+        ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        links[a].append(Link(b, ends[0], Window(arenas[b].descriptor)))
+        links[b].append(Link(a, ends[1], Window(arenas[a].descriptor)))
+    posts = [SharedPost(rank, arenas[rank], links[rank], spin) for rank in range(count)]
+    try:
+        yield posts
+    finally:
+        for post in posts:
+            post.abort()
+
+
+def transports(posts: Sequence[SharedPost]) -> list[MessageTransport]:
+    """The transports of ranks that have nothing but these posts."""
+    return [
+        MessageTransport(dict.fromkeys(post.ranks - {rank}, post))
+        for rank, post in enumerate(posts)
+    ]
+
+
+def start_all(
+    ranks: Sequence[MessageTransport],
+    operation: Operation,
+    call: int,
+    given: Sequence[Tensor | None],
+) -> list[Pending]:
+    """Every member's part."""
+    return [
+        ranks[rank].start(Membership(operation, member), call, given[member])
+        for member, rank in enumerate(operation.ranks)
+    ]
+
+
+def finish(pending: Sequence[Pending]) -> list[Tensor | None]:
+    """What the members get, once none has to wait any more."""
+    waiting = list(pending)
+    for _ in range(100):
+        waiting = [part for part in waiting if not part.ready()]
+        if not waiting:
+            return [part.result() for part in pending]
+    raise AssertionError("the members wait for each other")
+
+
+def descriptors() -> int:
+    """How many this process has open."""
+    return len(os.listdir("/proc/self/fd"))

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+import torch
+from hypothesis import given as draw
+from hypothesis import strategies as st
+
+from shardwright.comm.arena import Arena, Block, Window
+from shardwright.comm.spec import TensorSpec
+from shardwright.errors import RunError
+
+SPEC = TensorSpec((4, 8), torch.float32)
+
+
+@pytest.fixture
+def arena():
+    found = Arena(3)
+    yield found
+    found.close()
+
+
+def test_others_see_what_the_owner_writes(arena: Arena) -> None:
+    window = Window(arena.descriptor)
+    block = arena.lend(SPEC.nbytes, [1])
+    tensor = torch.arange(32.0).view(4, 8)
+    block.write(tensor, SPEC)
+    found = window.hold(block.offset, SPEC, 1)
+    assert torch.equal(found, tensor)
+    assert found.data_ptr() % 64 == 0
+    found[0] = -1
+    assert (arena.window.hold(block.offset, SPEC, 0)[0] == -1).all()
+
+
+def test_a_block_is_free_when_all_have_let_go(arena: Arena) -> None:
+    block = arena.lend(SPEC.nbytes, [0, 2])
+    assert not block.is_free()
+    first, second = (arena.window.hold(block.offset, SPEC, rank) for rank in (0, 2))
+    view = first[1:].t()
+    del first, second
+    assert not block.is_free()
+    assert arena.lend(SPEC.nbytes, [1]) is not block
+    del view
+    assert block.is_free()
+    assert arena.lend(SPEC.nbytes, [1]) is block
+
+
+def test_a_row_of_a_tensor_holds_it_after_operators(arena: Arena) -> None:
+    """What counts is the memory, not the Python object."""
+    block = arena.lend(SPEC.nbytes, [1])
+    rows = torch.unbind(torch.ops.aten.view.default(window_tensor(arena, block), [8, 4]))
+    kept = rows[3]
+    del rows
+    assert not block.is_free()
+    del kept
+    assert block.is_free()
+
+
+def window_tensor(arena: Arena, block: Block) -> torch.Tensor:
+    return arena.window.hold(block.offset, SPEC, 1)
+
+
+@draw(st.lists(st.integers(1, 5000), min_size=1, max_size=30))
+def test_blocks_do_not_touch(sizes) -> None:
+    arena = Arena(2)
+    specs = [TensorSpec((size,), torch.uint8) for size in sizes]
+    blocks = [arena.lend(size, [1]) for size in sizes]
+    for value, (block, spec) in enumerate(zip(blocks, specs, strict=True)):
+        block.write(torch.full(spec.shape, value, dtype=torch.uint8), spec)
+    for value, (block, spec) in enumerate(zip(blocks, specs, strict=True)):
+        assert not block.is_free()
+        assert (arena.window.hold(block.offset, spec, 1) == value).all()
+        assert block.is_free()
+    arena.close()
+
+
+def test_about_the_same_size_is_the_same_memory(arena: Arena) -> None:
+    block = arena.lend(1_000_000, [])
+    assert arena.lend(1_010_000, []) is block
+    assert arena.lend(2_000_000, []) is not block
+
+
+def test_no_memory_is_one_clear_error(arena: Arena, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(RunError, match=r"no 1,\d\d\d MiB .*No space.* SHARDWRIGHT_TRANSPORT=gloo"):
+        arena.lend(1 << 30, [1])
+    monkeypatch.undo()
+    assert arena.lend(1 << 10, [1])
+
+
+def test_more_than_the_machine_has_is_refused(arena: Arena) -> None:
+    with pytest.raises(RunError, match="for them in all"):
+        arena.lend(1 << 50, [1])
+
+
+def test_no_addresses_are_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    with pytest.raises(RunError, match="File too large"):
+        Arena(2)
