@@ -1,12 +1,16 @@
-"""Running pipelines: the Runner, its workers, the Generator, and what they report.
+"""Running pipelines: the Runner, the Session, their workers, and what they report.
 
-`Runner` and `run` are the way in, `verify` holds a pipeline against its model. `in_process`,
-`processes` and `torchrun` are the three ways to run the slots; `worker` is what they share.
+`Runner` and `run` run a model, a `Session` the steps of a training, which `train` drives; `verify`
+holds a pipeline against its model. `in_process`, `processes` and `torchrun` are the three ways to
+run the slots; each slot has a `host`, which hands what is asked of it to a `worker`.
 """
 
 from shardwright.runtime.generator import Generator
+from shardwright.runtime.result import TrainResult, state_dict
 from shardwright.runtime.runner import Runner, run
+from shardwright.runtime.session import Session
 from shardwright.runtime.timeline import Event, SlotSummary, Timeline
+from shardwright.runtime.trainer import train
 from shardwright.runtime.verify import Difference, Report, verify
 
 __all__ = [
@@ -15,8 +19,12 @@ __all__ = [
     "Generator",
     "Report",
     "Runner",
+    "Session",
     "SlotSummary",
     "Timeline",
+    "TrainResult",
     "run",
+    "state_dict",
+    "train",
     "verify",
 ]

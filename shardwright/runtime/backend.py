@@ -1,18 +1,21 @@
 """What runs a pipeline's slots: in this process, in processes of their own, or under torchrun.
 
-A `Runner` hands each call's inputs to a `Backend` and gets a future of its result.
+A `Runner` or `Session` hands each call's inputs to a `Backend` and gets a future of its result.
+What is asked is numbered, in the order in which it is asked, and each slot does it in that order.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from torch import Tensor
 
+from shardwright.pipeline import Pipeline
 from shardwright.runtime.generator import Slices
+from shardwright.runtime.host import Reply
 from shardwright.runtime.timeline import Event
 
 START_PATIENCE = 120.0
@@ -23,11 +26,30 @@ Finish = Callable[[dict[str, Tensor]], Any]
 
 
 class Backend(ABC):
-    """Runs calls on all slots; calls are numbered by the `Runner` and begin in that order."""
+    """Does on all slots what is asked."""
 
     @abstractmethod
-    def begin(self, call: int, inputs: Slices, finish: Finish) -> Future[Any]:
-        """Start a call; its future holds what ``finish`` makes of the outputs."""
+    def begin(self, call: int, inputs: Slices, finish: Finish, *, pipeline: int = 0) -> Future[Any]:
+        """Start a call; its future holds what ``finish`` makes of the outputs.
+
+        ``pipeline`` is 0, or the number of one that was loaded.
+        """
+
+    @abstractmethod
+    def load(
+        self, call: int, number: int, pipeline: Pipeline, shared: Mapping[str, str]
+    ) -> Future[Any]:
+        """Keep ready another pipeline under a number; ``shared`` maps its constants to these."""
+
+    @abstractmethod
+    def ask(
+        self, call: int, function: str, arguments: Any, tensors: Slices
+    ) -> Future[dict[str, Reply]]:
+        """Call a function with each slot (see `host.Request`); the future has replies by slot."""
+
+    def everyones(self, replies: dict[str, Reply]) -> dict[str, Reply]:
+        """The replies of all slots, from those of the slots that this process drives."""
+        return replies
 
     @abstractmethod
     def events(self) -> Sequence[Event]:

@@ -12,13 +12,14 @@ import struct
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
-from shardwright.comm.operation import TensorSpec
-from shardwright.comm.wire import memory_of, pack, unpack, wire_bytes
+from shardwright.comm.spec import TensorSpec
+from shardwright.comm.wire import memory_of, pack, unpack
 from shardwright.ir.dtypes import dtype_name, torch_dtype
 from shardwright.runtime.timeline import Event
 
@@ -29,7 +30,8 @@ class Start(msgspec.Struct, tag=True):
     """To a worker: what it is to be. The tensors are constants that are in no file.
 
     ``document`` is the pipeline as JSON, ``directory`` where paths of parameter files begin,
-    ``port`` the rendezvous of the ranks on this host, None where they need none.
+    ``port`` the rendezvous of the ranks on this host, None where they need none; ``lookahead`` is
+    for training steps, see `step_worker`.
     """
 
     rank: int
@@ -39,12 +41,35 @@ class Start(msgspec.Struct, tag=True):
     threads: int
     trace: bool
     modules: tuple[str, ...]
+    lookahead: int
 
 
 class Begin(msgspec.Struct, tag=True):
-    """To a worker: run a call. The tensors are its slot's pipeline inputs."""
+    """To a worker: run a call. The tensors are its slot's inputs of the pipeline of that number."""
 
     call: int
+    pipeline: int = 0
+
+
+class Another(msgspec.Struct, tag=True):
+    """To a worker: keep ready another pipeline, on the same slots and constants.
+
+    ``shared`` maps its constants to the worker's own; the tensors are those that are in no file.
+    """
+
+    call: int
+    pipeline: int
+    document: bytes
+    directory: str | None
+    shared: dict[str, str]
+
+
+class Ask(msgspec.Struct, tag=True):
+    """To a worker: call a function with the slot, these arguments and the tensors."""
+
+    call: int
+    function: str
+    arguments: Any
 
 
 class Stop(msgspec.Struct, tag=True):
@@ -65,8 +90,8 @@ class Done(msgspec.Struct, tag=True):
 class Failed(msgspec.Struct, tag=True):
     """From a worker: it has failed, and ends.
 
-    ``error`` is the name of the exception's class, ``traceback`` its whole text; ``task`` and
-    ``tensor`` are where it was, if anywhere.
+    ``error`` is the name of the exception's class, ``traceback`` its whole text; the others are
+    where it was, if anywhere.
     """
 
     error: str
@@ -74,9 +99,19 @@ class Failed(msgspec.Struct, tag=True):
     traceback: str
     task: str | None = None
     tensor: str | None = None
+    stage: int | None = None
+    microbatch: int | None = None
 
 
-Message = Start | Begin | Stop | Ready | Done | Failed
+class Answered(msgspec.Struct, tag=True):
+    """From a worker: what came of `Ask` or `Another`. The tensors belong to ``value``."""
+
+    call: int
+    value: Any = None
+    error: Failed | None = None
+
+
+Message = Start | Begin | Another | Ask | Stop | Ready | Done | Failed | Answered
 
 
 class _Described(msgspec.Struct, array_like=True):
@@ -130,7 +165,7 @@ class Connection:
 
     def _tensor(self, described: _Described) -> Tensor:
         spec = described.spec()
-        content = torch.empty(wire_bytes(spec), dtype=torch.uint8)
+        content = torch.empty(spec.nbytes, dtype=torch.uint8)
         self._read(memory_of(content))
         return unpack(content, spec)
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.comm.operation import TensorSpec
+from shardwright.comm.spec import TensorSpec
 from shardwright.comm.wire import conform
 from shardwright.errors import InputError
 from shardwright.ir.dtypes import torch_dtype
@@ -45,7 +45,7 @@ class Generator:
             _check(name, tensor, self._originals.inputs[name])
         cut: Slices = {slot: {} for slot in self._slots}
         for name, piece in self._slices.inputs.items():
-            part = _part(whole[piece.origin].detach(), piece.placements)
+            part = part_of(whole[piece.origin].detach(), piece.placements)
             cut[piece.device][name] = conform(part, TensorSpec.of(self._tensors[name]))
         return cut
 
@@ -54,8 +54,12 @@ class Generator:
         parts: dict[str, list[tuple[Placements, Tensor]]] = {}
         for name, piece in self._slices.outputs.items():
             parts.setdefault(piece.origin, []).append((piece.placements, outputs[name]))
-        originals = _by_place(self._originals.outputs)
-        whole = [_whole(self._originals.outputs[name], parts[name]) for name in originals]
+        originals = self._originals.outputs
+        return self._fold({name: _whole(originals[name], parts[name]) for name in originals})
+
+    def _fold(self, wholes: Mapping[str, Tensor]) -> Any:
+        """The object that the original model returns, of its outputs by name."""
+        whole = [wholes[name] for name in _by_place(self._originals.outputs)]
         if self._structure is not None:
             return rebuild(self._structure.outputs, whole)
         return whole[0] if len(whole) == 1 else tuple(whole)
@@ -101,7 +105,8 @@ def _check(name: str, tensor: Tensor, expected: MetadataTensor) -> None:
         )
 
 
-def _part(tensor: Tensor, placements: Placements) -> Tensor:
+def part_of(tensor: Tensor, placements: Placements) -> Tensor:
+    """The view of a tensor that placements take."""
     return tensor[tuple(slice(start, end) for start, end in placements)]
 
 
@@ -112,5 +117,5 @@ def _whole(original: MetadataTensor, parts: Sequence[tuple[Placements, Tensor]])
             return tensor
     whole = torch.empty(original.shape, dtype=torch_dtype(original.dtype))
     for placements, tensor in parts:
-        _part(whole, placements).copy_(tensor)
+        part_of(whole, placements).copy_(tensor)
     return whole

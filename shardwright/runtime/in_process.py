@@ -1,13 +1,13 @@
 """All slots in this process and this thread: for debugging, checking, and pipelines of one slot.
 
-The workers take turns, a step each, so calls stream through the slots just as they do between
+The slots take turns, a step each, so calls stream through the slots just as they do between
 processes, with the same bits. Work is done when somebody asks a future for its result. What a step
 raises comes out with its own traceback and a note that says where it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
@@ -19,31 +19,56 @@ from shardwright.comm.local import LocalTransport, Switchboard
 from shardwright.pipeline import Pipeline
 from shardwright.runtime.backend import Backend, Finish, settle
 from shardwright.runtime.generator import Slices
-from shardwright.runtime.slot import constants_of, make_slot
+from shardwright.runtime.host import Answer, Call, Host, Load, Reply, Request
+from shardwright.runtime.making import Options, make_worker
+from shardwright.runtime.slot import Slot, constants_of, torch_device
 from shardwright.runtime.timeline import Event
 from shardwright.runtime.worker import Finished, Worker
 
 
 class InProcess(Backend):
-    """A worker a slot, driven by whoever waits for a result."""
+    """A host a slot, driven by whoever waits for a result."""
 
-    def __init__(self, pipeline: Pipeline, *, threads: int, trace: bool) -> None:
+    def __init__(self, pipeline: Pipeline, *, threads: int, options: Options) -> None:
         self._threads = threads
-        self._switchboard = Switchboard()
-        self._workers = []
-        for name in pipeline.devices:
-            constants = pipeline.weights.load(constants_of(pipeline, name))
-            slot = make_slot(pipeline, name, constants)
-            transport = LocalTransport(self._switchboard, slot.device)
-            self._workers.append(Worker(slot, transport, trace=trace))
+        self._options = options
+        board = Switchboard()
+        self._switchboards = [board]
+        self._hosts = [Host(self._worker(pipeline, name, {}, board)) for name in pipeline.devices]
         self._calls: dict[int, _Call] = {}
         self._events: list[Event] = []
 
-    def begin(self, call: int, inputs: Slices, finish: Finish) -> Future[Any]:
+    def begin(self, call: int, inputs: Slices, finish: Finish, *, pipeline: int = 0) -> Future[Any]:
         """Queue a call; it runs when a result is asked for."""
-        for worker in self._workers:
-            worker.begin(call, inputs[worker.slot.name])
-        self._calls[call] = _Call(self, finish, waiting=len(self._workers))
+        self._calls[call] = _Call(self, call, finish, len(self._hosts))
+        for host in self._hosts:
+            host.take(Call(call, inputs[host.slot.name], pipeline))
+        return self._calls[call]
+
+    def load(
+        self, call: int, number: int, pipeline: Pipeline, shared: Mapping[str, str]
+    ) -> Future[Any]:
+        """Queue the making of another pipeline's workers."""
+        self._calls[call] = _Call(self, call, None, len(self._hosts))
+        board = Switchboard()
+        self._switchboards.append(board)
+
+        def make(slot: Slot) -> Worker:
+            names = constants_of(pipeline, slot.name)
+            mine = {name: slot.constants[shared[name]] for name in names if name in shared}
+            return self._worker(pipeline, slot.name, mine, board)
+
+        for host in self._hosts:
+            host.take(Load(call, number, make))
+        return self._calls[call]
+
+    def ask(
+        self, call: int, function: str, arguments: Any, tensors: Slices
+    ) -> Future[dict[str, Reply]]:
+        """Queue a request to every slot; they do it one after another."""
+        self._calls[call] = _Call(self, call, None, len(self._hosts))
+        for host in self._hosts:
+            host.take(Request(call, function, arguments, tensors.get(host.slot.name, {})))
         return self._calls[call]
 
     def events(self) -> Sequence[Event]:
@@ -57,31 +82,53 @@ class InProcess(Backend):
         self._forget()
 
     def drive(self, wanted: Future[Any]) -> None:
-        """Let the workers take turns until a call is over."""
+        """Let the slots take turns until a call is over."""
         with computing_threads(self._threads):
             while not wanted.done():
-                moved = [self._advance(worker) for worker in self._workers]
+                moved = [self._advance(host) for host in self._hosts]
                 assert any(moved) or wanted.done(), "a checked pipeline does not deadlock"
 
-    def _advance(self, worker: Worker) -> bool:
+    def _worker(
+        self, pipeline: Pipeline, name: str, shared: Mapping[str, Tensor], board: Switchboard
+    ) -> Worker:
+        """The worker of a slot, with those of its constants that are not ``shared`` loaded."""
+        infos = constants_of(pipeline, name)
+        stored = {key: info for key, info in infos.items() if key not in shared}
+        return make_worker(
+            pipeline,
+            name,
+            {**pipeline.weights.load(stored), **shared},
+            LocalTransport(board, torch_device(name, pipeline.devices[name])),
+            self._options,
+            shares=bool(shared),
+        )
+
+    def _advance(self, host: Host) -> bool:
         try:
-            moved = worker.advance()
+            moved = host.advance()
         except Exception as error:
-            error.add_note(_place(worker))
+            error.add_note(_place(host))
             self._fail(error)
             return True
-        while (finished := worker.finished()) is not None:
-            self._collect(finished)
+        while (outcome := host.outcome()) is not None:
+            self._collect(host.slot.name, outcome)
         return moved
 
-    def _collect(self, finished: Finished) -> None:
-        call = self._calls[finished.call]
-        self._events.extend(finished.events)
-        call.outputs.update((name, tensor.cpu()) for name, tensor in finished.outputs.items())
+    def _collect(self, slot: str, outcome: Finished | Answer) -> None:
+        match outcome:
+            case Finished():
+                call = self._calls[outcome.call]
+                self._events.extend(outcome.events)
+                tensors = {name: tensor.cpu() for name, tensor in outcome.outputs.items()}
+                call.outputs.update(tensors)
+            case Answer():
+                call = self._calls[outcome.number]
+                call.replies[slot] = outcome.reply
+                call.error = call.error or outcome.error
         call.waiting -= 1
         if not call.waiting:
-            del self._calls[finished.call]
-            settle(call, call.finish, call.outputs)
+            del self._calls[call.number]
+            call.settle()
 
     def _fail(self, error: Exception) -> None:
         """All calls under way end with the error; later ones start anew."""
@@ -92,21 +139,34 @@ class InProcess(Backend):
 
     def _forget(self) -> None:
         self._calls.clear()
-        self._switchboard.clear()
-        for worker in self._workers:
-            worker.reset()
+        for switchboard in self._switchboards:
+            switchboard.clear()
+        for host in self._hosts:
+            host.reset()
 
 
 class _Call(Future[Any]):
-    """A call's future; waiting for it does the work."""
+    """The future of a call or request; waiting for it does the work."""
 
-    def __init__(self, engine: InProcess, finish: Finish, waiting: int) -> None:
+    def __init__(self, engine: InProcess, number: int, finish: Finish | None, waiting: int) -> None:
         super().__init__()
         self.set_running_or_notify_cancel()
-        self.finish = finish
+        self.number = number
         self.outputs: dict[str, Tensor] = {}
+        self.replies: dict[str, Reply] = {}
+        self.error: Exception | None = None
         self.waiting = waiting
         self._engine = engine
+        self._finish = finish
+
+    def settle(self) -> None:
+        """Set the result, when all slots are done: a call's, or a request's replies by slot."""
+        if self.error is not None:
+            self.set_exception(self.error)
+        elif self._finish is not None:
+            settle(self, self._finish, self.outputs)
+        else:
+            self.set_result(self.replies)
 
     def result(self, timeout: float | None = None) -> Any:
         """Run until the call is over, however long that takes."""
@@ -119,10 +179,11 @@ class _Call(Future[Any]):
         return super().exception(timeout)
 
 
-def _place(worker: Worker) -> str:
-    step = worker.at
-    task = f" in supertask {step.task!r}" if step is not None else ""
-    return f"on device slot {worker.slot.name!r} (rank {worker.slot.rank}){task}"
+def _place(host: Host) -> str:
+    at = host.active.at
+    task = f" in supertask {at.task!r}" if at is not None else ""
+    work = f", microbatch {at.microbatch}" if at is not None and at.microbatch is not None else ""
+    return f"on device slot {host.slot.name!r} (rank {host.slot.rank}){task}{work}"
 
 
 @contextmanager

@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from shardwright.errors import LaunchError
 from shardwright.runtime.connection import Connection
@@ -52,6 +53,15 @@ class Child:
         name = signal.Signals(-code).name
         hint = " (out of memory?)" if name == "SIGKILL" else ""
         return f"its process was killed by {name}{hint}"
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the process is held still, as by SIGSTOP; False where no ``/proc`` says so."""
+        try:
+            stat = Path(f"/proc/{self.process.pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
 
 def launch(size: int, threads: int, board: int) -> list[Child]:

@@ -1,49 +1,63 @@
 """A worker process: ``python -m shardwright.runtime.process SOCKET BOARD RANK SIZE``.
 
 `launch` starts it with the descriptors of its end of a socket and of the notice board. It gets its
-slot by a `Start` message, answers `Ready`, then runs calls until `Stop`. If it fails it says so in
-a `Failed` message; if the driver is gone it ends at once, whatever it is doing.
+slot by a `Start` message, answers `Ready`, then does what it is asked until `Stop`. If it fails it
+says so in a `Failed` message; if the driver is gone it ends at once, whatever it is doing.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import sys
 import threading
 import traceback
+from functools import partial
 from queue import SimpleQueue
 
 import msgspec
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.distributed_c10d import PrefixStore
 
 from shardwright.comm import (
-    DistributedTransport,
     LocalTransport,
     Switchboard,
     Transport,
+    adopt_group,
+    connect,
     join_group,
     open_store,
     operations,
 )
 from shardwright.pipeline.schema import Document
 from shardwright.pipeline.weights import Weights
+from shardwright.runtime.agenda import Entry
 from shardwright.runtime.board import Board, State
 from shardwright.runtime.connection import (
+    Another,
+    Answered,
+    Ask,
     Begin,
     Connection,
     Done,
     Failed,
+    Message,
     Ready,
     Start,
 )
+from shardwright.runtime.host import Answer, Call, Host, Item, Load, Request
+from shardwright.runtime.inbox import End, Inbox
+from shardwright.runtime.making import Options, make_worker
 from shardwright.runtime.operators import load_operators
-from shardwright.runtime.serve import Call, End, Inbox, Wake, serve
-from shardwright.runtime.slot import Slot, constants_of, make_slot, torch_device
+from shardwright.runtime.serve import serve
+from shardwright.runtime.slot import Slot, constants_of, torch_device
 from shardwright.runtime.worker import Finished, Worker
 
-Outbox = SimpleQueue[Finished | None]
+Outbox = SimpleQueue[Finished | Answer | None]
 
 
 class WorkerProcess:
@@ -52,9 +66,11 @@ class WorkerProcess:
     def __init__(self, connection: Connection, board: Board) -> None:
         self._connection = connection
         self._board = board
-        self._inbox: Inbox = SimpleQueue()
+        self._inbox = Inbox()
         self._outbox: Outbox = SimpleQueue()
-        self._worker: Worker | None = None
+        self._host: Host | None = None
+        self._store: TCPStore | None = None
+        self._meetings = itertools.count()
 
     def run(self) -> None:
         """Everything from `Start` to `Stop`. Does not raise."""
@@ -72,48 +88,108 @@ class WorkerProcess:
         torch.set_num_threads(start.threads)
         document = msgspec.json.decode(start.document, type=Document)
         load_operators(document, start.modules)
-        slot = _load(start, document, constants)
+        contents = _load(start.rank, document, start.directory, constants)
         self._board.write(State.STARTING)
-        transport = self._connect(start, document)
-        self._worker = Worker(slot, transport, trace=start.trace, board=self._board)
-        threading.Thread(target=self._listen, name="listen", daemon=True).start()
+        name = list(document.devices)[start.rank]
+        self._host = Host(
+            make_worker(
+                document,
+                name,
+                contents,
+                self._connect(start, document),
+                Options(start.trace, start.lookahead),
+                board=self._board,
+            )
+        )
+        threading.Thread(target=self._listen, args=(start,), name="listen", daemon=True).start()
         answering = threading.Thread(target=self._answer, name="answer", daemon=True)
         answering.start()
         self._board.write(State.IDLE)
         self._connection.send(Ready())
-        serve(self._worker, self._inbox, self._outbox.put)
+        serve(self._host, self._inbox, self._outbox.put)
         self._outbox.put(None)
         answering.join()
-        transport.close()
+        self._host.close()
 
     def _connect(self, start: Start, document: Document) -> Transport:
-        if start.port is None:
+        """Connections for a pipeline; keys of their own in the store keep several apart."""
+        found = operations(document)
+        if not found:
             return LocalTransport(Switchboard())
-        store = open_store(start.port)
+        assert start.port is not None, "ranks that communicate have somewhere to meet"
+        store = self._store = self._store or open_store(start.port)
         kinds = [device.kind for device in document.devices.values()]
-        group = join_group(store, start.rank, len(kinds), kinds)
-        devices = [torch_device(name, device) for name, device in document.devices.items()]
-        return DistributedTransport(
-            group, start.rank, devices, operations(document), lambda: self._inbox.put(Wake())
+
+        def make_group() -> dist.ProcessGroup:
+            if dist.is_initialized():
+                return adopt_group()
+            return join_group(store, start.rank, len(kinds), kinds)
+
+        return connect(
+            PrefixStore(f"pipeline {next(self._meetings)}", store),
+            start.rank,
+            [torch_device(name, device) for name, device in document.devices.items()],
+            found,
+            threads=start.threads,
+            notify=self._inbox.ring,
+            make_group=make_group,
         )
 
-    def _listen(self) -> None:
-        """Hand calls to the worker as they come."""
+    def _listen(self, start: Start) -> None:
+        """Hand what is asked to the host as it comes."""
         try:
             while True:
-                message, tensors = self._connection.receive()
-                if not isinstance(message, Begin):
-                    self._inbox.put(End())
+                item = self._item(start, *self._connection.receive())
+                self._inbox.put(item or End())
+                if item is None:
                     return
-                self._inbox.put(Call(message.call, tensors))
         except EOFError:
             os._exit(1)  # The driver is gone, and this process may be in the middle of anything.
 
+    def _item(self, start: Start, message: Message, tensors: dict[str, Tensor]) -> Item | None:
+        """What a message asks for; None at the end."""
+        match message:
+            case Begin():
+                return Call(message.call, tensors, message.pipeline)
+            case Ask():
+                return Request(message.call, message.function, message.arguments, tensors)
+            case Another():
+                make = partial(self._make_another, start, message, tensors)
+                return Load(message.call, message.pipeline, make)
+        return None
+
+    def _make_another(
+        self, start: Start, message: Another, tensors: dict[str, Tensor], slot: Slot
+    ) -> Worker:
+        """The worker of another pipeline on this slot."""
+        document = msgspec.json.decode(message.document, type=Document)
+        load_operators(document, start.modules)
+        mine = {
+            name: slot.constants[message.shared[name]]
+            for name in constants_of(document, slot.name)
+            if name in message.shared
+        }
+        return make_worker(
+            document,
+            slot.name,
+            _load(start.rank, document, message.directory, tensors | mine),
+            self._connect(start, document),
+            Options(start.trace, start.lookahead),
+            board=self._board,
+            shares=True,
+        )
+
     def _answer(self) -> None:
-        """Send what is finished while the worker goes on."""
+        """Send what is over while the host goes on."""
         try:
-            while (finished := self._outbox.get()) is not None:
-                self._connection.send(Done(finished.call, finished.events), finished.outputs)
+            while (outcome := self._outbox.get()) is not None:
+                if isinstance(outcome, Finished):
+                    self._connection.send(Done(outcome.call, outcome.events), outcome.outputs)
+                elif outcome.error is None:
+                    reply = outcome.reply
+                    self._connection.send(Answered(outcome.number, reply.value), reply.tensors)
+                else:
+                    self._connection.send(Answered(outcome.number, error=_failed(outcome.error)))
         except OSError:
             os._exit(1)  # The driver is gone.
         except BaseException as error:
@@ -122,28 +198,28 @@ class WorkerProcess:
 
     def _report(self, error: BaseException) -> None:
         """Tell the driver what went wrong and where."""
-        step = self._worker.at if self._worker is not None else None
-        failed = Failed(
-            type(error).__name__,
-            str(error),
-            "".join(traceback.format_exception(error)),
-            step.task if step is not None else None,
-            step.tensor if step is not None else None,
-        )
         try:
-            self._connection.send(failed)
+            self._connection.send(_failed(error, self._host.active.at if self._host else None))
         except OSError:
             return  # Nobody is left to hear it.
 
 
-def _load(start: Start, document: Document, constants: dict[str, Tensor]) -> Slot:
-    name = list(document.devices)[start.rank]
+def _failed(error: BaseException, at: Entry | None = None) -> Failed:
+    text = "".join(traceback.format_exception(error))
+    return Failed(type(error).__name__, str(error), text, *(at or ()))
+
+
+def _load(
+    rank: int, document: Document, directory: str | None, constants: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """The contents of a slot's constants: those that are given, and the others from files."""
+    name = list(document.devices)[rank]
     device = torch_device(name, document.devices[name])
     if device.type == "cuda":
         torch.cuda.set_device(device)
     infos = constants_of(document, name)
     stored = {key: info for key, info in infos.items() if key not in constants}
-    return make_slot(document, name, Weights(start.directory).load(stored) | constants)
+    return Weights(directory).load(stored) | constants
 
 
 def main(arguments: list[str]) -> None:

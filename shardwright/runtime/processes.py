@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,14 +28,27 @@ from shardwright.errors import (
     WeightError,
     WorkerError,
 )
-from shardwright.pipeline import Pipeline
+from shardwright.pipeline import Document, Pipeline
 from shardwright.runtime.backend import START_PATIENCE, Backend, Finish, running_future, settle
 from shardwright.runtime.board import Line, make_board
-from shardwright.runtime.connection import Begin, Done, Failed, Message, Ready, Start, Stop
+from shardwright.runtime.connection import (
+    Another,
+    Answered,
+    Ask,
+    Begin,
+    Done,
+    Failed,
+    Message,
+    Ready,
+    Start,
+    Stop,
+)
 from shardwright.runtime.generator import Slices
+from shardwright.runtime.host import Reply
 from shardwright.runtime.launch import Child, end, launch
+from shardwright.runtime.making import Options
 from shardwright.runtime.slot import constants_of
-from shardwright.runtime.stall import describe_place, describe_stall
+from shardwright.runtime.stall import Place, describe_place, describe_stall
 from shardwright.runtime.timeline import Event
 
 _END_PATIENCE = 10.0
@@ -52,12 +65,27 @@ _PASSED_ON: dict[str, type[ShardwrightError]] = {
 
 @dataclass(slots=True)
 class _Call:
-    """A call under way: what has come of it, and which ranks are not done with it."""
+    """A call or request under way: what has come of it, and which ranks are not done with it.
 
+    A request, which has no ``finish``, gets replies by slot, or the first error.
+    """
+
+    document: Document
     future: Future[Any]
-    finish: Finish
+    finish: Finish | None
     waiting: set[int]
     outputs: dict[str, Tensor] = field(default_factory=dict)
+    replies: dict[str, Reply] = field(default_factory=dict)
+    error: ShardwrightError | None = None
+
+    def settle(self) -> None:
+        """Set the result, when no rank is waited for."""
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        elif self.finish is not None:
+            settle(self.future, self.finish, self.outputs)
+        else:
+            self.future.set_result(self.replies)
 
 
 class Processes(Backend):
@@ -69,10 +97,11 @@ class Processes(Backend):
         *,
         timeout: float,
         threads: int,
-        trace: bool,
+        options: Options,
         modules: Sequence[str],
     ) -> None:
         self._pipeline = pipeline
+        self._loaded: dict[int, Document] = {0: pipeline}
         self._slots = list(pipeline.devices)
         self._timeout = timeout
         self._lock = threading.Lock()
@@ -86,19 +115,47 @@ class Processes(Backend):
         self._board_file, self._board = make_board(len(self._slots))
         self._store = _rendezvous(pipeline)
         self._children: list[Child] = []
-        self._start(threads, trace, tuple(modules))
+        self._start(threads, options, tuple(modules))
 
-    def begin(self, call: int, inputs: Slices, finish: Finish) -> Future[Any]:
+    def begin(self, call: int, inputs: Slices, finish: Finish, *, pipeline: int = 0) -> Future[Any]:
         """Send every worker its inputs; returns when they are on their way."""
+        return self._ask_all(call, finish, Begin(call, pipeline), inputs, self._loaded[pipeline])
+
+    def load(
+        self, call: int, number: int, pipeline: Pipeline, shared: Mapping[str, str]
+    ) -> Future[Any]:
+        """Send every worker another pipeline."""
+        self._loaded[number] = pipeline
+        document, directory = pipeline.to_json(), _directory(pipeline)
+        held = {slot: _held_constants(pipeline, slot, shared) for slot in self._slots}
+        message = Another(call, number, document, directory, dict(shared))
+        return self._ask_all(call, None, message, held)
+
+    def ask(
+        self, call: int, function: str, arguments: Any, tensors: Slices
+    ) -> Future[dict[str, Reply]]:
+        """Send every worker a request, with its tensors."""
+        return self._ask_all(call, None, Ask(call, function, arguments), tensors)
+
+    def _ask_all(
+        self,
+        call: int,
+        finish: Finish | None,
+        message: Message,
+        tensors: Slices,
+        document: Document | None = None,
+    ) -> Future[Any]:
+        """Send a message to every worker, each with its tensors; the future is of all of them."""
         future = running_future()
         with self._lock:
             if self._error is not None or self._ended.is_set():
                 reason = self._error or "the runner was closed"
                 raise RunError(f"the workers have ended: {reason}") from self._error
-            self._calls[call] = _Call(future, finish, set(range(len(self._slots))))
+            ranks = set(range(len(self._slots)))
+            self._calls[call] = _Call(document or self._pipeline, future, finish, ranks)
         try:
             for child, slot in zip(self._children, self._slots, strict=True):
-                child.connection.send(Begin(call), inputs[slot])
+                child.connection.send(message, tensors.get(slot, {}))
         except OSError:
             future.exception()  # The thread that listens to the worker finds out what happened.
         except BaseException:
@@ -133,17 +190,25 @@ class Processes(Backend):
 
     # --- starting ---------------------------------------------------------------------------
 
-    def _start(self, threads: int, trace: bool, modules: tuple[str, ...]) -> None:
+    def _start(self, threads: int, options: Options, modules: tuple[str, ...]) -> None:
         """Start the workers, tell them what to be and wait until all are ready, or end them."""
         try:
             self._children = launch(len(self._slots), threads, self._board_file.fileno())
             document = self._pipeline.to_json()
-            directory = self._pipeline.weights.directory
-            where = str(directory.resolve()) if directory is not None else None
+            where = _directory(self._pipeline)
             port = self._store.port if self._store is not None else None
             for child, slot in zip(self._children, self._slots, strict=True):
-                start = Start(child.rank, document, where, port, threads, trace, modules)
-                self._send(child, start, self._held_constants(slot))
+                start = Start(
+                    child.rank,
+                    document,
+                    where,
+                    port,
+                    threads,
+                    options.trace,
+                    modules,
+                    options.lookahead,
+                )
+                self._send(child, start, _held_constants(self._pipeline, slot, ()))
             for child in self._children:
                 threading.Thread(target=self._listen, args=(child,), daemon=True).start()
             threading.Thread(target=self._watch, daemon=True).start()
@@ -153,15 +218,6 @@ class Processes(Backend):
             raise
         if self._error is not None:
             raise self._error
-
-    def _held_constants(self, slot: str) -> dict[str, Tensor]:
-        """The slot's constants that are in no file."""
-        weights = self._pipeline.weights
-        return {
-            name: weights.read(info.value, info)
-            for name, info in constants_of(self._pipeline, slot).items()
-            if info.value is not None and weights.held(info.value) is not None
-        }
 
     # --- hearing from workers ---------------------------------------------------------------
 
@@ -182,22 +238,30 @@ class Processes(Backend):
                     self._started.set()
             case Done():
                 self._collect(rank, message, tensors)
+            case Answered():
+                self._collect(rank, message, tensors)
             case Failed():
                 self._fail(self._failure(rank, message))
 
-    def _collect(self, rank: int, done: Done, tensors: dict[str, Tensor]) -> None:
+    def _collect(self, rank: int, done: Done | Answered, tensors: dict[str, Tensor]) -> None:
         with self._lock:
             self._answers += 1
-            self._events.extend(done.events)
             call = self._calls.get(done.call)
+            if isinstance(done, Done):
+                self._events.extend(done.events)
             if call is None:
                 return
-            call.outputs.update(tensors)
+            if isinstance(done, Done):
+                call.outputs.update(tensors)
+            elif done.error is not None:
+                call.error = call.error or self._failure(rank, done.error)
+            else:
+                call.replies[self._slots[rank]] = Reply(done.value, tensors)
             call.waiting.discard(rank)
             if call.waiting:
                 return
             del self._calls[done.call]
-        settle(call.future, call.finish, call.outputs)
+        call.settle()
 
     # --- failing ----------------------------------------------------------------------------
 
@@ -228,6 +292,8 @@ class Processes(Backend):
             rank=rank,
             task=failed.task,
             tensor=failed.tensor,
+            stage=failed.stage,
+            microbatch=failed.microbatch,
         )
 
     def _death(self, child: Child) -> ShardwrightError:
@@ -236,13 +302,20 @@ class Processes(Backend):
                 f"worker {child.rank} (device slot {self._slots[child.rank]!r}) ended before it "
                 f"was ready: {child.ending()}; what it printed says more"
             )
-        place = describe_place(self._pipeline, child.rank, self._board.read(child.rank))
+        place = self._place(child.rank, self._board.read(child.rank))
         return WorkerError(
             f"the worker is gone: {child.ending()}, {place.doing}",
             rank=child.rank,
-            task=place.task,
-            tensor=place.tensor,
+            **place.labels(),
         )
+
+    def _place(self, rank: int, line: Line) -> Place:
+        """Where a worker is, in whichever pipeline's call it is, or has still to begin."""
+        with self._lock:
+            owed = next((call for call in self._calls.values() if rank in call.waiting), None)
+            call = self._calls.get(line.call, owed)
+        document = call.document if call is not None else self._pipeline
+        return describe_place(document, rank, line, owes=owed is not None)
 
     def _watch(self) -> None:
         """Fail when nothing has moved for too long although there is something to do."""
@@ -269,7 +342,9 @@ class Processes(Backend):
             )
         with self._lock:
             waiting = next((set(call.waiting) for call in self._calls.values()), set())
-        return describe_stall(self._pipeline, lines, waiting, patience)
+        places = [self._place(rank, line) for rank, line in enumerate(lines)]
+        stopped = [child.rank for child in self._children if child.is_stopped]
+        return describe_stall(places, lines, waiting, patience, stopped)
 
     # --- sending and ending -----------------------------------------------------------------
 
@@ -290,6 +365,22 @@ class Processes(Backend):
         end(self._children, patience=patience)
         self._board_file.close()
         self._store = None
+
+
+def _directory(pipeline: Pipeline) -> str | None:
+    """Where paths of the pipeline's parameter files begin."""
+    directory = pipeline.weights.directory
+    return str(directory.resolve()) if directory is not None else None
+
+
+def _held_constants(pipeline: Pipeline, slot: str, shared: Collection[str]) -> dict[str, Tensor]:
+    """A slot's constants that are in no file, without those that it has already."""
+    weights = pipeline.weights
+    return {
+        name: weights.read(info.value, info)
+        for name, info in constants_of(pipeline, slot).items()
+        if name not in shared and info.value is not None and weights.held(info.value) is not None
+    }
 
 
 def _rendezvous(pipeline: Pipeline) -> TCPStore | None:

@@ -12,31 +12,24 @@ finish in the order they began.
 
 from __future__ import annotations
 
-import itertools
-import threading
-import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor
 
-from shardwright.errors import LaunchError, RunError
-from shardwright.pipeline import Pipeline, check
-from shardwright.runtime.backend import Backend
+from shardwright.errors import RunError
+from shardwright.pipeline import Pipeline
+from shardwright.runtime.agenda import is_training
+from shardwright.runtime.driver import Driver
 from shardwright.runtime.generator import Generator
-from shardwright.runtime.in_process import InProcess
-from shardwright.runtime.operators import load_operators, modules_for_workers
-from shardwright.runtime.processes import Processes
-from shardwright.runtime.slot import torch_device
-from shardwright.runtime.timeline import Timeline
-from shardwright.runtime.torchrun import Rank, is_torchrun, outputs_on_first_slot
+from shardwright.runtime.making import Options
+from shardwright.runtime.start import Start, checked
 
 
-class Runner:
+class Runner(Driver):
     """Runs a pipeline; a context manager, and callable like the original model.
 
     pipeline
@@ -71,21 +64,13 @@ class Runner:
         modules: Sequence[str] = (),
         in_flight: int | None = None,
     ) -> None:
-        self.pipeline = _checked(pipeline)
-        load_operators(self.pipeline, modules)
-        make = _backend(in_process, self.pipeline)
-        if make is Rank:
-            self.pipeline = outputs_on_first_slot(self.pipeline)
-        self._generator = Generator(self.pipeline)
-        self._in_flight = in_flight or 2 * len(self.pipeline.devices)
-        self._under_way: deque[Future[Any]] = deque()
-        self._numbers = itertools.count()
-        self._lock = threading.Lock()
-        self._closed = False
-        self._backend = _start(
-            make, self.pipeline, timeout=timeout, threads=threads, trace=trace, modules=modules
-        )
-        self._finalizer = weakref.finalize(self, self._backend.close, abort=True)
+        start = Start(in_process=in_process, modules=modules)
+        prepared = start.arranged(checked(pipeline, modules))
+        if is_training(prepared):
+            raise RunError("the pipeline is of a training step, not of a model; use Session")
+        backend = start(prepared, timeout=timeout, threads=threads, options=Options(trace))
+        super().__init__(prepared, backend, in_flight or 2 * len(prepared.devices))
+        self._generator = Generator(prepared)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call and wait for its result. Raises InputError, or RunError and its kinds."""
@@ -98,16 +83,8 @@ class Runner:
         those of the original model.
         """
         inputs = self._generator.cut(args, kwargs)
-        with self._lock:
-            if self._closed:
-                raise RunError("the runner is closed; make a new one")
-            while self._under_way and self._under_way[0].done():
-                self._under_way.popleft()
-            if len(self._under_way) >= self._in_flight:
-                self._under_way.popleft().exception()
-            future = self._backend.begin(next(self._numbers), inputs, self._generator.join)
-            self._under_way.append(future)
-            return future
+        join = self._generator.join
+        return self._begin(lambda call: self._backend.begin(call, inputs, join))
 
     def map(self, calls: Iterable[Any]) -> Iterator[Any]:
         """The results of many calls, in order, streamed through the slots.
@@ -124,35 +101,6 @@ class Runner:
         while under_way:
             yield under_way.popleft().result()
 
-    @property
-    def timeline(self) -> Timeline:
-        """Who did what for how long in the calls that are over; empty without ``trace``."""
-        return Timeline.of(self._backend.events())
-
-    def close(self) -> None:
-        """Finish the calls under way and end the workers."""
-        self._close(abort=False)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._close(abort=kind is not None)
-
-    def _close(self, *, abort: bool) -> None:
-        self._closed = True
-        if self._finalizer.detach() is not None:
-            try:
-                self._backend.close(abort=abort)
-            except BaseException:
-                self._backend.close(abort=True)
-                raise
-
 
 def run(
     pipeline: Pipeline | str | Path,
@@ -168,45 +116,6 @@ def run(
     """
     with Runner(pipeline, in_process=in_process, timeout=timeout, modules=modules) as runner:
         return runner(*args, **kwargs)
-
-
-def _checked(pipeline: Pipeline | str | Path) -> Pipeline:
-    """The pipeline, known to be right, with weights and devices that are there."""
-    if isinstance(pipeline, Pipeline):
-        check(pipeline)
-    else:
-        pipeline = Pipeline.load(pipeline)
-    pipeline.weights.check(pipeline.tensors)
-    return pipeline
-
-
-def _backend(in_process: bool, pipeline: Pipeline) -> type[Backend]:
-    if is_torchrun() and not in_process:
-        return Rank
-    for name, device in pipeline.devices.items():
-        torch_device(name, device)
-    hosts = sorted({device.host for device in pipeline.devices.values() if device.host})
-    if len(hosts) > 1:
-        raise LaunchError(
-            f"the pipeline spans the hosts {', '.join(hosts)}; start it with torchrun on each"
-        )
-    return InProcess if in_process else Processes
-
-
-def _start(
-    make: Callable[..., Backend] | type[Backend],
-    pipeline: Pipeline,
-    *,
-    modules: Sequence[str],
-    timeout: float,
-    **options: Any,
-) -> Backend:
-    if make is InProcess:
-        return InProcess(pipeline, **options)
-    if make is Rank:
-        return Rank(pipeline, timeout=timeout, **options)
-    modules = modules_for_workers(pipeline, modules)
-    return Processes(pipeline, timeout=timeout, modules=modules, **options)
 
 
 def _arguments(item: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:

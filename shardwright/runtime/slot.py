@@ -1,28 +1,25 @@
 """One device slot's part of a pipeline, made ready to run.
 
 In come a checked document, a slot's name and the contents of its constants; out comes a `Slot`: its
-supertasks in file order as `Step`s, with graphs compiled and communication looked up.
+supertasks in file order as `Step`s, with graphs compiled (`compiling`) and communication looked up.
 
-What always holds: a slot knows only its own tensors; supertasks that share a graph and the shapes
-they bind share one compiled program; each step says which tensors nothing needs after it.
+What always holds: a slot knows only its own tensors; each step says which tensors nothing needs
+after it in a call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from shardwright.comm.operation import Membership, memberships
-from shardwright.comm.wire import wire_bytes
-from shardwright.errors import DeviceError, RunError
-from shardwright.ir.execute import Program, compile_graph
-from shardwright.pipeline.check_compute import data_of
+from shardwright.errors import DeviceError
 from shardwright.pipeline.connections import connect
-from shardwright.pipeline.fxtext import decode
-from shardwright.pipeline.schema import Device, Document, TensorInfo
+from shardwright.pipeline.schema import Device, Document, StateOrigin, TensorInfo
+from shardwright.runtime.compiling import Run, compile_tasks
 from shardwright.runtime.timeline import EventKind
 
 _EVENT_KINDS: dict[str, EventKind] = {"FX": "compute", "send": "send", "recv": "recv"}
@@ -32,18 +29,31 @@ _EVENT_KINDS: dict[str, EventKind] = {"FX": "compute", "send": "send", "recv": "
 class Step:
     """A supertask: either a program or a communication.
 
-    ``nbytes`` is what a communication gives, or what a recv gets; ``dead`` are tensors of the call
-    that no later step needs.
+    kind
+        What its events are called; None for work that stands in no file and has none.
+    nbytes
+        What a communication gives, or what a recv gets.
+    dead
+        Tensors of the call that no later step needs.
+    first
+        The program of a step's first microbatch, where accumulators count as zeros.
+    writes
+        Constants that the program overwrites.
+    sharing
+        Outputs that may lie in the memory of constants which change, and those constants.
     """
 
     task: str
-    kind: EventKind
+    kind: EventKind | None
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    program: Program | None
-    membership: Membership | None
-    nbytes: int
-    dead: tuple[str, ...]
+    program: Run | None
+    membership: Membership | None = None
+    nbytes: int = 0
+    dead: tuple[str, ...] = ()
+    first: Run | None = None
+    writes: tuple[str, ...] = ()
+    sharing: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def tensor(self) -> str | None:
@@ -60,7 +70,9 @@ class Slot:
     outputs
         The pipeline outputs that are made here.
     replaces
-        Produced tensor to the constant that it becomes when a call is over.
+        Produced tensor to the constant that it becomes; in a call, when that is over.
+    wholes
+        Constants that are part of a named whole, and which part: what `state` speaks of.
     """
 
     name: str
@@ -70,6 +82,7 @@ class Slot:
     constants: dict[str, Tensor]
     outputs: tuple[str, ...]
     replaces: dict[str, str]
+    wholes: dict[str, StateOrigin] = field(default_factory=dict)
 
 
 def constants_of(document: Document, slot: str) -> dict[str, TensorInfo]:
@@ -104,7 +117,28 @@ def make_slot(document: Document, name: str, constants: Mapping[str, Tensor]) ->
         constants={key: tensor.to(device) for key, tensor in constants.items()},
         outputs=outputs,
         replaces=own,
+        wholes=wholes_of(document, constants),
     )
+
+
+def wholes_of(document: Document, constants: Iterable[str]) -> dict[str, StateOrigin]:
+    """Which part of which named whole each constant is, leaving out those without a name."""
+    found = {name: _whole_of(document.tensors[name]) for name in constants}
+    return {name: whole for name, whole in found.items() if whole is not None}
+
+
+def _whole_of(info: TensorInfo) -> StateOrigin | None:
+    """The whole shape of a stored tensor is known where the file says it; else the part's end."""
+    if info.value is None:
+        return info.origin
+    value = info.value
+    shape = value.shape or tuple(end for _, end in value.placements)
+    return StateOrigin(value.name, value.placements, shape)
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Which memory a tensor lies in."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def torch_device(name: str, device: Device) -> torch.device:
@@ -128,26 +162,22 @@ def torch_device(name: str, device: Device) -> torch.device:
 def _steps(
     document: Document, tasks: list[str], device: torch.device, kept: set[str]
 ) -> tuple[Step, ...]:
-    compiler = _Compiler(document, device)
     parts = memberships(document)
+    compiled = compile_tasks(document, [task for task in tasks if task not in parts], device)
     steps: list[Step] = []
     alive = set(kept)
     for task in reversed(tasks):
         spec = document.supertasks[task]
         used = tuple(dict.fromkeys((*spec.inputs, *spec.outputs)))
-        membership = parts.get(task)
-        steps.append(
-            Step(
-                task=task,
-                kind=_EVENT_KINDS.get(spec.kind, "collective"),
-                inputs=spec.inputs,
-                outputs=spec.outputs,
-                program=compiler.compile(task) if membership is None else None,
-                membership=membership,
-                nbytes=_moved_bytes(membership) if membership is not None else 0,
-                dead=tuple(tensor for tensor in used if tensor not in alive),
-            )
+        dead = tuple(tensor for tensor in used if tensor not in alive)
+        step = Step(
+            task, _EVENT_KINDS.get(spec.kind, "collective"), spec.inputs, spec.outputs, None
         )
+        if (found := compiled.get(task)) is not None:
+            steps.append(replace(step, dead=dead, **found.fields()))
+        else:
+            part = parts[task]
+            steps.append(replace(step, membership=part, nbytes=_moved_bytes(part), dead=dead))
         alive.update(used)
     return tuple(reversed(steps))
 
@@ -158,28 +188,4 @@ def _moved_bytes(membership: Membership) -> int:
     spec = operation.inputs[member]
     if operation.kind == "send":
         spec = operation.gotten(1)
-    return wire_bytes(spec) if spec is not None else 0
-
-
-class _Compiler:
-    """Compiles supertasks, equal ones once."""
-
-    def __init__(self, document: Document, device: torch.device) -> None:
-        self._document = document
-        self._device = device
-        self._programs: dict[tuple[str, tuple[object, ...]], Program] = {}
-
-    def compile(self, task: str) -> Program:
-        spec = self._document.supertasks[task]
-        if spec.kind != "FX":
-            raise RunError(
-                f"supertask {task!r} is of kind {spec.kind!r}, which this version does not run; "
-                "build the pipeline with FX supertasks"
-            )
-        inputs = [self._document.tensors[name] for name in spec.inputs]
-        text = data_of(self._document, spec)
-        key = (text, tuple((info.shape, info.dtype, info.strides) for info in inputs))
-        if key not in self._programs:
-            graph = decode(text, inputs, name=task)
-            self._programs[key] = compile_graph(graph, self._device)
-        return self._programs[key]
+    return spec.nbytes if spec is not None else 0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from shardwright.errors import WorkerError
-from shardwright.pipeline.connections import connect
 from shardwright.pipeline.schema import Document
+from shardwright.runtime.agenda import Entry, agenda, entries
 from shardwright.runtime.board import Line, State
 
 _DOING = {
@@ -19,46 +20,59 @@ _DOING = {
 }
 
 
-class Place(NamedTuple):
-    """Where a worker is: a phrase, and the supertask and tensor, where it is at any."""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a worker is: a phrase, and the entry of its agenda, where it is at any."""
 
     doing: str
-    task: str | None = None
-    tensor: str | None = None
+    entry: Entry | None = None
+
+    def labels(self) -> dict[str, Any]:
+        """The entry's fields by name, as `WorkerError` takes them."""
+        return self.entry._asdict() if self.entry is not None else {}
 
 
-def describe_place(document: Document, rank: int, line: Line) -> Place:
-    """The place that a worker's line tells of."""
+def describe_place(document: Document, rank: int, line: Line, *, owes: bool = False) -> Place:
+    """The place that a worker's line tells of, which runs ``document``.
+
+    One that is in no call, but ``owes`` one, is before the first entry of its agenda.
+    """
     doing = _DOING[line.state]
-    if line.step < 0:
+    if line.step < 0 and not owes:
         return Place(doing)
-    task = connect(document).order[list(document.devices)[rank]][line.step]
-    spec = document.supertasks[task]
-    tensor = next(iter((*spec.inputs, *spec.outputs))) if spec.group is not None else None
+    found = entries(agenda(document, list(document.devices)[rank]))
+    if line.step < 0:
+        return Place(f"{doing}, before {found[0].task}" if found else doing, *found[:1])
+    entry = found[line.step]
     seconds = time.monotonic() - line.since
-    return Place(f"{doing} {task} of call {line.call}, since {seconds:.1f} s", task, tensor)
+    what = "call" if entry.microbatch is None else f"microbatch {entry.microbatch} of step"
+    return Place(f"{doing} {entry.task} of {what} {line.call}, since {seconds:.1f} s", entry)
 
 
 def describe_stall(
-    document: Document, lines: Sequence[Line], waiting: set[int], patience: float
+    places: Sequence[Place],
+    lines: Sequence[Line],
+    waiting: set[int],
+    patience: float,
+    stopped: Sequence[int] = (),
 ) -> WorkerError:
     """The error for a run in which nothing moves; the ranks ``waiting`` owe its oldest call.
 
-    Blames the worker that computes; else one that has not begun; else the one that waits longest,
-    since whoever it waits for would have begun or computed.
+    Blames a worker whose process is ``stopped``; else the one that computes; else one that has not
+    begun; else the one that waits longest, since whoever it waits for would have begun or computed.
     """
     suspects = [
+        *stopped,
         *(rank for rank, line in enumerate(lines) if line.state is State.WORKING),
         *(rank for rank in sorted(waiting) if lines[rank].state is State.IDLE),
         *sorted(range(len(lines)), key=lambda rank: lines[rank].since),
     ]
-    places = [describe_place(document, rank, line) for rank, line in enumerate(lines)]
     everyone = "; ".join(f"rank {rank} {place.doing}" for rank, place in enumerate(places))
     blamed = places[suspects[0]]
+    held = ", its process is stopped" if stopped else ""
     return WorkerError(
-        f"nothing has moved for {patience:g} s, {blamed.doing}; raise timeout= if a supertask may "
-        f"take longer. All ranks: {everyone}",
+        f"nothing has moved for {patience:g} s{held}, {blamed.doing}; raise timeout= if a "
+        f"supertask may take longer. All ranks: {everyone}",
         rank=suspects[0],
-        task=blamed.task,
-        tensor=blamed.tensor,
+        **blamed.labels(),
     )

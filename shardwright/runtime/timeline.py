@@ -29,7 +29,8 @@ class Event(msgspec.Struct, frozen=True):
 
     ``slot`` and ``rank`` say where, ``call`` in which call of the pipeline, ``task`` the supertask;
     a ``wait`` has the task that was waited for. ``nbytes`` is what a send or collective gave, or
-    what a recv got.
+    what a recv got. In a training step ``call`` is the step's number, and ``stage`` and
+    ``microbatch`` are there where the task runs once a microbatch.
     """
 
     slot: str
@@ -40,6 +41,8 @@ class Event(msgspec.Struct, frozen=True):
     start: float
     end: float
     nbytes: int = 0
+    stage: int | None = None
+    microbatch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,5 +139,11 @@ def _trace_event(event: Event, origin: float) -> dict[str, Any]:
         "tid": _TRACKS[event.kind],
         "ts": (event.start - origin) * 1e6,
         "dur": (event.end - event.start) * 1e6,
-        "args": {"call": event.call, "bytes": event.nbytes},
+        "args": {"call": event.call, "bytes": event.nbytes} | _work(event),
     }
+
+
+def _work(event: Event) -> dict[str, int]:
+    """Stage and microbatch, where the event has them."""
+    named = {"stage": event.stage, "microbatch": event.microbatch}
+    return {key: number for key, number in named.items() if number is not None}

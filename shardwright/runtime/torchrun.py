@@ -11,33 +11,39 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
-from queue import SimpleQueue
+from functools import partial
 from typing import Any
 
 import msgspec
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
 from shardwright.comm import (
-    DistributedTransport,
     LocalTransport,
+    Operation,
     Switchboard,
     Transport,
     adopt_group,
+    connect,
     join_group,
     operations,
 )
-from shardwright.errors import LaunchError, RunError
+from shardwright.errors import LaunchError, RunError, WorkerError
 from shardwright.pipeline import Pipeline, SuperTask
+from shardwright.runtime.agenda import Entry
 from shardwright.runtime.backend import START_PATIENCE, Backend, Finish, running_future, settle
 from shardwright.runtime.generator import Slices
-from shardwright.runtime.serve import Call, End, Inbox, Wake, serve
-from shardwright.runtime.slot import constants_of, make_slot, torch_device
+from shardwright.runtime.host import Answer, Call, Host, Item, Load, Reply, Request
+from shardwright.runtime.inbox import End, Inbox
+from shardwright.runtime.making import Options, make_worker
+from shardwright.runtime.relays import relays, relays_of
+from shardwright.runtime.serve import serve
+from shardwright.runtime.slot import Slot, constants_of, torch_device
 from shardwright.runtime.timeline import Event
 from shardwright.runtime.worker import Finished, Worker
 
@@ -56,7 +62,9 @@ def is_torchrun() -> bool:
 class Rank(Backend):
     """This process's slot."""
 
-    def __init__(self, pipeline: Pipeline, *, timeout: float, threads: int, trace: bool) -> None:
+    def __init__(
+        self, pipeline: Pipeline, *, timeout: float, threads: int, options: Options
+    ) -> None:
         self._rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         if size != len(pipeline.devices):
             raise LaunchError(
@@ -67,29 +75,65 @@ class Rank(Backend):
         device = torch_device(name, pipeline.devices[name])
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        self._inbox: Inbox = SimpleQueue()
+        self._timeout, self._threads = timeout, threads
+        self._kinds = [device.kind for device in pipeline.devices.values()]
+        self._store: PrefixStore | None = None
+        self._pipelines = itertools.count()
+        self._inbox = Inbox()
         self._lock = threading.Lock()
-        self._calls: dict[int, tuple[Future[Any], Finish]] = {}
+        self._calls: dict[int, tuple[Future[Any], Finish | None]] = {}
         self._events: list[Event] = []
         self._error: Exception | None = None
-        constants = pipeline.weights.load(constants_of(pipeline, name))
-        slot = make_slot(pipeline, name, constants)
+        self._options = options
         self._owns_group = not dist.is_initialized()
-        self._transport = self._connect(pipeline, timeout)
-        self._worker = Worker(slot, self._transport, trace=trace)
+        self._gathering: dist.ProcessGroup | None = None
+        constants = pipeline.weights.load(constants_of(pipeline, name))
+        added = relays(pipeline)
+        transport = self._connect([*operations(pipeline), *added.values()])
+        mine = relays_of(self._rank, added)
+        self._host = Host(make_worker(pipeline, name, constants, transport, options, relays=mine))
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(threads)
         self._thread = threading.Thread(target=self._serve, args=(timeout,), daemon=True)
         self._thread.start()
 
-    def begin(self, call: int, inputs: Slices, finish: Finish) -> Future[Any]:
+    def begin(self, call: int, inputs: Slices, finish: Finish, *, pipeline: int = 0) -> Future[Any]:
         """Queue this rank's part of a call."""
+        return self._put(Call(call, inputs[self._host.slot.name], pipeline), finish)
+
+    def load(
+        self, call: int, number: int, pipeline: Pipeline, shared: Mapping[str, str]
+    ) -> Future[Any]:
+        """Queue the making of this rank's part of another pipeline."""
+        return self._put(Load(call, number, partial(self._make_another, pipeline, shared)), None)
+
+    def ask(
+        self, call: int, function: str, arguments: Any, tensors: Slices
+    ) -> Future[dict[str, Reply]]:
+        """Queue a request to this rank's slot alone."""
+        mine = tensors.get(self._host.slot.name, {})
+        return self._put(Request(call, function, arguments, mine), None)
+
+    def everyones(self, replies: dict[str, Reply]) -> dict[str, Reply]:
+        """The replies of all ranks; every rank must ask for them."""
+        if self._store is None:
+            return replies
+        self._gathering = self._gathering or self._make_group()
+        found: list[Any] = [None] * dist.get_world_size()
+        try:
+            dist.all_gather_object(found, replies, group=self._gathering)
+        except RuntimeError as error:
+            raise WorkerError(f"a rank is gone: {error}") from None
+        return {slot: reply for each in found for slot, reply in each.items()}
+
+    def _put(self, item: Item, finish: Finish | None) -> Future[Any]:
+        """Queue something; ``finish`` makes a call's result, a request has none."""
         future = running_future()
         with self._lock:
             if self._error is not None:
                 raise RunError(f"the worker has ended: {self._error}") from self._error
-            self._calls[call] = (future, finish)
-        self._inbox.put(Call(call, inputs[self._worker.slot.name]))
+            self._calls[item.number] = (future, finish)
+        self._inbox.put(item)
         return future
 
     def events(self) -> Sequence[Event]:
@@ -104,47 +148,90 @@ class Rank(Backend):
         self._inbox.put(End())
         self._thread.join(_END_PATIENCE if abort else None)
         if abort or self._error is not None:
-            self._transport.abort()
+            self._host.abort()
         else:
-            self._transport.close()
+            self._host.close()
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
         torch.set_num_threads(self._threads_before)
 
-    def _connect(self, pipeline: Pipeline, timeout: float) -> Transport:
-        if not operations(pipeline):
+    def _connect(self, found: Sequence[Operation]) -> Transport:
+        """Connections for a pipeline's operations."""
+        if not found:
             return LocalTransport(Switchboard())
-        kinds = [device.kind for device in pipeline.devices.values()]
-        if self._owns_group:
-            group = join_group(_rendezvous(timeout), self._rank, len(kinds), kinds)
-        else:
-            group = adopt_group()
+        if self._store is None:
+            self._store = _rendezvous(self._timeout) if self._owns_group else _store_of_program()
         # Other ranks may be on other machines: of their devices only the kind counts.
-        devices = [torch.device(kind) for kind in kinds]
-        return DistributedTransport(
-            group, self._rank, devices, operations(pipeline), lambda: self._inbox.put(Wake())
+        devices = [torch.device(kind) for kind in self._kinds]
+        return connect(
+            PrefixStore(f"pipeline {next(self._pipelines)}", self._store),
+            self._rank,
+            devices,
+            found,
+            threads=self._threads,
+            notify=self._inbox.ring,
+            make_group=self._make_group,
+        )
+
+    def _make_group(self) -> dist.ProcessGroup:
+        """Another group of all ranks; every rank must make it."""
+        if dist.is_initialized():
+            return adopt_group()
+        assert self._store is not None, "the ranks have met"
+        return join_group(self._store, self._rank, len(self._kinds), self._kinds)
+
+    def _make_another(self, pipeline: Pipeline, shared: Mapping[str, str], slot: Slot) -> Worker:
+        """The worker of another pipeline on this slot."""
+        infos = constants_of(pipeline, slot.name)
+        mine = {name: slot.constants[shared[name]] for name in infos if name in shared}
+        stored = {name: info for name, info in infos.items() if name not in shared}
+        return make_worker(
+            pipeline,
+            slot.name,
+            {**pipeline.weights.load(stored), **mine},
+            self._connect(operations(pipeline)),
+            self._options,
+            shares=True,
         )
 
     def _serve(self, timeout: float) -> None:
         try:
-            serve(self._worker, self._inbox, self._collect, patience=timeout)
+            serve(self._host, self._inbox, self._collect, patience=timeout)
         except Exception as error:
-            step = self._worker.at
-            task = f" in supertask {step.task!r}" if step is not None else ""
-            error.add_note(f"on rank {self._rank}{task}")
+            error.add_note(f"on rank {self._rank}{_place(self._host.active.at)}")
             with self._lock:
                 self._error = error
             for future, _ in self._calls.values():
                 future.set_exception(error)
 
-    def _collect(self, finished: Finished) -> None:
-        self._events.extend(finished.events)
-        future, finish = self._calls.pop(finished.call)
-        if self._rank == 0:
-            outputs = {name: tensor.cpu() for name, tensor in finished.outputs.items()}
-            settle(future, finish, outputs)
-        else:
-            future.set_result(None)
+    def _collect(self, outcome: Finished | Answer) -> None:
+        match outcome:
+            case Finished():
+                self._events.extend(outcome.events)
+                future, finish = self._calls.pop(outcome.call)
+                if self._rank == 0 and finish is not None:
+                    # Copies: the caller may write to them, and other ranks may have the memory.
+                    outputs = {
+                        name: tensor.to("cpu", copy=True)
+                        for name, tensor in outcome.outputs.items()
+                    }
+                    settle(future, finish, outputs)
+                else:
+                    future.set_result(None)
+            case Answer():
+                future, _ = self._calls.pop(outcome.number)
+                if outcome.error is not None:
+                    future.set_exception(outcome.error)
+                else:
+                    future.set_result({self._host.slot.name: outcome.reply})
+
+
+def _place(at: Entry | None) -> str:
+    """Where a worker was, for the end of a sentence."""
+    if at is None:
+        return ""
+    work = "" if at.stage is None else f" of stage {at.stage}, microbatch {at.microbatch}"
+    return f" in supertask {at.task!r}{work}"
 
 
 def _rendezvous(timeout: float) -> PrefixStore:
@@ -158,7 +245,14 @@ def _rendezvous(timeout: float) -> PrefixStore:
             f"the ranks cannot meet at {place} (MASTER_ADDR:MASTER_PORT): {error}; is the port in "
             "use, or a rank missing? Choose another with torchrun --master-port"
         ) from None
-    return PrefixStore(f"shardwright/{next(_meetings)}", store)
+    # Ranks that are started again find the store of those that failed, with their addresses in it.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"shardwright/{attempt}/{next(_meetings)}", store)
+
+
+def _store_of_program() -> PrefixStore:
+    """The store by which the ranks of the program's own default group met."""
+    return PrefixStore(f"shardwright/{next(_meetings)}", _get_default_store())
 
 
 def outputs_on_first_slot(pipeline: Pipeline) -> Pipeline:

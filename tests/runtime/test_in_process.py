@@ -18,7 +18,7 @@ from tests.runtime.sketch import (
     every_collective_result,
     identity,
 )
-from tests.runtime.test_worker import counting
+from tests.runtime.test_call_worker import counting
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3, 4])

@@ -34,7 +34,7 @@ from tests.runtime.sketch import (
     every_collective,
     every_collective_result,
 )
-from tests.runtime.test_worker import counting
+from tests.runtime.test_call_worker import counting
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
@@ -197,7 +197,7 @@ def test_a_worker_dies_between_calls() -> None:
     with Runner(chain(2)) as runner:
         runner(X)
         os.kill(workers(runner)[1], signal.SIGTERM)
-        with pytest.raises(RunError, match=r"rank 1: the worker is gone: .*SIGTERM"):
+        with pytest.raises(RunError, match=r"rank 1.*: the worker is gone: .*SIGTERM"):
             list(runner.map([X] * 100))
 
 
@@ -233,8 +233,8 @@ def test_a_worker_that_stands_still_does_not_hold_up_the_driver() -> None:
 
 
 def test_long_work_is_no_failure_while_something_moves() -> None:
-    with Runner(sleepy(3), modules=SLEEPER, timeout=2) as runner:
-        results = list(runner.map([seconds(0.7)] * 5))
+    with Runner(sleepy(3), modules=SLEEPER, timeout=5) as runner:
+        results = list(runner.map([seconds(1.2)] * 5))
         assert len(results) == 5
 
 

@@ -2,25 +2,26 @@ from __future__ import annotations
 
 import threading
 import time
-from queue import SimpleQueue
 
 import pytest
 import torch
 
 from shardwright.errors import WorkerError
-from shardwright.runtime.serve import Call, End, Wake, serve
+from shardwright.runtime.host import Call, Host
+from shardwright.runtime.inbox import End, Inbox
+from shardwright.runtime.serve import serve
 from shardwright.runtime.worker import Finished
 from tests.runtime.sketch import chain
-from tests.runtime.test_worker import X, worker_of
+from tests.runtime.test_call_worker import X, worker_of
 
 
 def test_calls_are_run_in_turn_until_the_end() -> None:
     worker, hands = worker_of(chain(2), "d0")
-    inbox: SimpleQueue = SimpleQueue()
+    inbox = Inbox()
     for number in range(3):
         inbox.put(Call(number, {"x": X}))
     replies: list[Finished] = []
-    serving = threading.Thread(target=serve, args=(worker, inbox, replies.append))
+    serving = threading.Thread(target=serve, args=(Host(worker), inbox, replies.append))
     serving.start()
     while len(replies) < 3:
         time.sleep(0.01)
@@ -33,16 +34,16 @@ def test_calls_are_run_in_turn_until_the_end() -> None:
 
 def test_what_arrives_wakes_the_loop() -> None:
     worker, hands = worker_of(chain(2), "d1", trace=True)
-    inbox: SimpleQueue = SimpleQueue()
+    inbox = Inbox()
     replies: list[Finished] = []
-    serving = threading.Thread(target=serve, args=(worker, inbox, replies.append))
+    serving = threading.Thread(target=serve, args=(Host(worker), inbox, replies.append))
     serving.start()
     inbox.put(Call(0, {}))
     while not hands.log:
         time.sleep(0.01)
     hands.started["recv.y0@d1", 0].arrived = torch.ones(3, 4)
-    inbox.put(Wake())
-    inbox.put(Wake())
+    inbox.ring()
+    inbox.ring()
     while not replies:
         time.sleep(0.01)
     inbox.put(End())
@@ -55,11 +56,11 @@ def test_what_arrives_wakes_the_loop() -> None:
 
 def test_a_wait_ends_when_patience_does() -> None:
     worker, _ = worker_of(chain(2), "d1")
-    inbox: SimpleQueue = SimpleQueue()
+    inbox = Inbox()
     inbox.put(Call(7, {}))
     start = time.monotonic()
     with pytest.raises(WorkerError, match=r"nothing came for 0\.2 s \(call 7\)") as caught:
-        serve(worker, inbox, lambda _: None, patience=0.2)
+        serve(Host(worker), inbox, lambda _: None, patience=0.2)
     assert 0.1 < time.monotonic() - start < 5
     found = caught.value
     assert (found.rank, found.task, found.tensor) == (1, "recv.y0@d1", "y0@d1")
@@ -67,9 +68,9 @@ def test_a_wait_ends_when_patience_does() -> None:
 
 def test_patience_is_for_calls_only() -> None:
     worker, _ = worker_of(chain(2), "d1")
-    inbox: SimpleQueue = SimpleQueue()
+    inbox = Inbox()
     threading.Timer(0.3, inbox.put, [Call(0, {})]).start()
     start = time.monotonic()
     with pytest.raises(WorkerError, match="nothing came"):
-        serve(worker, inbox, lambda _: None, patience=0.2)
+        serve(Host(worker), inbox, lambda _: None, patience=0.2)
     assert time.monotonic() - start > 0.45

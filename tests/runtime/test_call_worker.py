@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from torch import Tensor
 
 from shardwright.comm import Interval, Membership, Pending, Transport
 from shardwright.pipeline import Pipeline
+from shardwright.runtime.call_worker import CallWorker as Worker
+from shardwright.runtime.inbox import Inbox
 from shardwright.runtime.slot import constants_of, make_slot
-from shardwright.runtime.worker import Worker
 from tests.runtime.sketch import Sketch, chain, identity
 
 X = torch.ones(3, 4)
@@ -43,7 +46,7 @@ class Hands(Transport):
     def start(self, membership: Membership, call: int, tensor: Tensor | None) -> Pending:
         key = (membership.operation.tasks[membership.member], call)
         self.log.append(key)
-        self.started[key] = Hand(tensor is not None)
+        self.started[key] = Hand(membership.operation.outputs[membership.member] is None)
         return self.started[key]
 
     def close(self) -> None:
@@ -206,13 +209,16 @@ def test_a_failure_comes_out_as_it_is() -> None:
 
 def test_waiting_is_noted_with_what_is_waited_for() -> None:
     worker, hands = worker_of(chain(2), "d1", trace=True)
-    worker.waited(0.0, 1.0)
+    inbox = Inbox()
+    assert not worker.wait(inbox.bell, 0.01)
     worker.begin(0, {})
     assert not worker.advance()
-    worker.waited(1.0, 2.0)
+    inbox.ring()
+    before = time.monotonic()
+    assert worker.wait(inbox.bell, 20)
     hands.started["recv.y0@d1", 0].arrived = X
     run_on(worker)
     events = worker.finished().events
-    assert [(e.task, e.start, e.end) for e in events if e.kind == "wait"] == [
-        ("recv.y0@d1", 1.0, 2.0)
-    ]
+    (wait,) = [event for event in events if event.kind == "wait"]
+    assert wait.task == "recv.y0@d1"
+    assert before <= wait.start <= wait.end <= time.monotonic()

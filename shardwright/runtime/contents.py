@@ -1,0 +1,113 @@
+"""The contents of a pipeline's constants, as wholes under the names that the program has for them.
+
+`Contents` knows from the document which slot has which part of which whole. It says what to read of
+each slot and joins the parts, and cuts wholes into what each slot is to take. `read` and `write`
+are what the slots do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shardwright.errors import WeightError
+from shardwright.ir.dtypes import torch_dtype
+from shardwright.pipeline.schema import Document, Placements, StateOrigin
+from shardwright.runtime.generator import Slices, part_of
+from shardwright.runtime.host import Reply
+from shardwright.runtime.slot import Slot, constants_of, wholes_of
+
+READ = f"{__name__}:read"
+WRITE = f"{__name__}:write"
+
+Parts = dict[str, dict[str, StateOrigin]]
+"""By slot and tensor, which part of which whole it is."""
+
+
+class Contents:
+    """Who has what of the named wholes of a document."""
+
+    def __init__(self, document: Document) -> None:
+        self.parts: Parts = {
+            slot: wholes_of(document, constants_of(document, slot)) for slot in document.devices
+        }
+        self._tensors = document.tensors
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for _, _, whole in self._all():
+            known = self._shapes.get(whole.name, whole.shape)
+            self._shapes[whole.name] = tuple(map(max, known, whole.shape))
+
+    def wanted(self, names: Collection[str] | None) -> dict[str, list[str]]:
+        """Which tensors to read of each slot for these wholes; None for all.
+
+        Raises WeightError where there is no whole of a name.
+        """
+        self._check_known(self._shapes if names is None else names)
+        wanted: dict[str, list[str]] = {slot: [] for slot in self.parts}
+        seen: set[tuple[str, Placements]] = set()
+        for slot, tensor, whole in self._all():
+            part = (whole.name, whole.placements)
+            if (names is None or whole.name in names) and part not in seen:
+                seen.add(part)
+                wanted[slot].append(tensor)
+        return wanted
+
+    def join(self, found: Slices) -> dict[str, Tensor]:
+        """The wholes of which these are all parts, in the order of their first slot."""
+        wholes: dict[str, Tensor] = {}
+        for slot, tensors in found.items():
+            for tensor, content in tensors.items():
+                part = self.parts[slot][tensor]
+                if part.name not in wholes:
+                    wholes[part.name] = content.new_empty(self._shapes[part.name])
+                part_of(wholes[part.name], part.placements).copy_(content)
+        return wholes
+
+    def cut(self, wholes: Mapping[str, Tensor]) -> Slices:
+        """What each slot is to take. Raises WeightError for unknown names, shapes or dtypes."""
+        self._check_known(wholes)
+        cut: Slices = {slot: {} for slot in self.parts}
+        for slot, tensor, whole in self._all():
+            if whole.name in wholes:
+                content = wholes[whole.name].detach()
+                self._check(whole.name, content, tensor)
+                cut[slot][tensor] = part_of(content, whole.placements).contiguous()
+        return cut
+
+    def _all(self) -> Iterator[tuple[str, str, StateOrigin]]:
+        for slot, parts in self.parts.items():
+            for tensor, whole in parts.items():
+                yield slot, tensor, whole
+
+    def _check_known(self, names: Collection[str]) -> None:
+        if unknown := next((name for name in names if name not in self._shapes), None):
+            raise WeightError(
+                f"the pipeline has no state named {unknown!r}; the names are those of the "
+                "program's parameters and buffers, and optimizer.<parameter>.<key>"
+            )
+
+    def _check(self, name: str, content: Tensor, tensor: str) -> None:
+        dtype, shape = torch_dtype(self._tensors[tensor].dtype), self._shapes[name]
+        if tuple(content.shape) != shape or content.dtype != dtype:
+            raise WeightError(
+                f"{name!r} is {content.dtype}{list(content.shape)}, the pipeline has "
+                f"{dtype}{list(shape)}; give the state of the same program"
+            )
+
+
+def read(slot: Slot, arguments: Any, tensors: Mapping[str, Tensor]) -> Reply:
+    """The contents of the constants ``arguments[slot]``, as they are now."""
+    del tensors
+    names = arguments[slot.name]
+    return Reply(None, {name: slot.constants[name].to("cpu", copy=True) for name in names})
+
+
+def write(slot: Slot, arguments: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Give constants new contents."""
+    del arguments
+    with torch.no_grad():
+        for name, content in tensors.items():
+            slot.constants[name].copy_(content)

@@ -1,0 +1,217 @@
+"""The Session: a training pipeline at work.
+
+    with sw.Session("train.pipeline.json") as session:
+        for x, labels in batches:
+            loss = session.step(x, labels, lr=1e-3)
+        weights = session.state()
+
+It loads the pipeline onto its device slots once and keeps its state there: parameters, buffers and
+what the optimizer remembers. A step takes a whole batch, which it cuts in microbatches, and returns
+what the program's step does. Whatever is asked, each slot does it in the order in which it was
+asked: a step, an evaluation on the same parameters, reading or writing the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from shardwright.errors import RunError
+from shardwright.pipeline import Pipeline
+from shardwright.runtime.agenda import is_training
+from shardwright.runtime.contents import READ, WRITE, Contents, Parts
+from shardwright.runtime.driver import Driver
+from shardwright.runtime.generator import Generator
+from shardwright.runtime.host import Reply
+from shardwright.runtime.making import Options, shared_constants
+from shardwright.runtime.start import Start, checked
+from shardwright.runtime.step_generator import Rows, StepGenerator
+
+
+class Session(Driver):
+    """Runs steps of a training pipeline; a context manager.
+
+    pipeline
+        A `Pipeline` of a training step, or the path of its file.
+    in_process
+        Run all slots in this process and thread instead of a process each. Under torchrun
+        (RANK and WORLD_SIZE in the environment) this process is the slot of its rank; every rank
+        asks the same in the same order, and results of steps are None but on rank 0.
+    timeout
+        Seconds in which something must move while something is under way: the longest that one
+        supertask may take.
+    threads
+        How many threads each worker computes with.
+    trace
+        Whether to record what `timeline` shows.
+    modules
+        Names of modules to import first, here and in each worker: those that register operators
+        which the pipeline ``requires``.
+    lookahead
+        How many actions of its schedule a worker may begin early while it waits for others. Each
+        may hold one more microbatch's activations than the schedule says. If not given, 1; 2 where
+        the slots are of one pipeline rank, so that two forwards go beside each other although a
+        backward stands between them.
+    in_flight
+        How many steps may be under way at once.
+
+    Raises PipelineError, WeightError, DeviceError or LaunchError; no process is left then.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline | str | Path,
+        *,
+        in_process: bool = False,
+        timeout: float = 60.0,
+        threads: int = 1,
+        trace: bool = False,
+        modules: Sequence[str] = (),
+        lookahead: int | None = None,
+        in_flight: int = 2,
+    ) -> None:
+        if (lookahead or 0) < 0 or in_flight < 1:
+            raise RunError(
+                f"lookahead={lookahead} and in_flight={in_flight}; actions begun early are counted "
+                "from 0, steps under way from 1"
+            )
+        self._start = Start(in_process=in_process, modules=modules)
+        prepared = checked(pipeline, modules)
+        if not is_training(prepared):
+            raise RunError("the pipeline is of a model, not of a training step; use Runner")
+        options = Options(trace, _lookahead(prepared) if lookahead is None else lookahead)
+        backend = self._start(prepared, timeout=timeout, threads=threads, options=options)
+        super().__init__(prepared, backend, in_flight)
+        self._slot = self._start.slot_of(prepared)
+        self._generator = StepGenerator(prepared, self._slot)
+        self._contents = Contents(prepared)
+        self._loaded: dict[int | str, tuple[Pipeline, int, Generator]] = {}
+        self._broken: BaseException | None = None
+
+    # --- steps ------------------------------------------------------------------------------
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one step and wait for it; returns what the program's step does.
+
+        Takes whole batches, and the learning rate as ``lr``. Raises InputError, RunError.
+        """
+        return self.submit(*args, **kwargs).result()
+
+    def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Start a step; its future gives the result.
+
+        Steps run one after another. Waits while ``in_flight`` steps are under way. Raises
+        InputError where the arguments are not those of the program's step.
+        """
+        if self._broken is not None:
+            raise RunError(
+                f"a step has failed and left the state halfway: {self._broken}; load a state first"
+            ) from self._broken
+        inputs = self._generator.cut(args, kwargs)
+        join = self._generator.join
+        future = self._begin(lambda call: self._backend.begin(call, inputs, join))
+        future.add_done_callback(self._note)
+        return future
+
+    def _note(self, future: Future[Any]) -> None:
+        """Remember a failure that ends no worker: that of an exception in this process."""
+        error = future.exception()
+        if error is not None and not isinstance(error, RunError):
+            self._broken = error
+
+    def own_part(self) -> dict[str, Rows]:
+        """Under torchrun, the rows of each batch input that this rank reads, by input.
+
+        A rank may give `step` inputs of these rows alone, in their order. Empty where this process
+        drives all slots, and for inputs that are not cut.
+        """
+        return self._generator.own_rows(self._slot) if self._slot is not None else {}
+
+    # --- the same parameters in another pipeline ---------------------------------------------
+
+    def evaluate(self, pipeline: Pipeline | str | Path, *args: Any, **kwargs: Any) -> Any:
+        """Run a pipeline of the same model with the parameters as they are now.
+
+        It has the same device slots; its constants are this pipeline's of the same names and
+        placements. What this one has nothing of is loaded from its own files. A pipeline is made
+        ready once; give the same object, or the same path, again.
+
+        Raises RunError that names a constant which a slot has another part of, and InputError.
+        """
+        number, generator = self._load(pipeline)
+        inputs = generator.cut(args, kwargs)
+        ask = self._backend.begin
+        return self._ask(lambda c: ask(c, inputs, generator.join, pipeline=number)).result()
+
+    def _load(self, pipeline: Pipeline | str | Path) -> tuple[int, Generator]:
+        """A pipeline's number, and what cuts and joins for it; loaded at its first use."""
+        key = id(pipeline) if isinstance(pipeline, Pipeline) else str(pipeline)
+        if key not in self._loaded:
+            read = checked(pipeline, self._start.modules, weights=False)
+            if is_training(read):
+                raise RunError("the pipeline is of a training step; evaluate one of the model")
+            prepared = self._start.arranged(read)
+            shared = shared_constants(prepared, self.pipeline)
+            others = {k: info for k, info in prepared.tensors.items() if k not in shared}
+            prepared.weights.check(others)
+            number = len(self._loaded) + 1
+            self._ask(lambda c: self._backend.load(c, number, prepared, shared)).result()
+            kept = pipeline if isinstance(pipeline, Pipeline) else prepared
+            self._loaded[key] = (kept, number, Generator(prepared))
+        _, number, generator = self._loaded[key]
+        return number, generator
+
+    # --- state ------------------------------------------------------------------------------
+
+    def state(self, names: Collection[str] | None = None) -> dict[str, Tensor]:
+        """Whole tensors by the program's names: parameters, buffers, and the optimizer's state.
+
+        The last are called ``optimizer.<parameter>.<key>``. ``names`` asks for some of them.
+        Raises WeightError for a name that there is not.
+        """
+        replies = self._request(READ, self._contents.wanted(names))
+        return self._contents.join({slot: dict(r.tensors) for slot, r in replies.items()})
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        """Set wholes by name, as `state` gives them; what is not named stays as it is.
+
+        Raises WeightError for an unknown name, another shape or another dtype.
+        """
+        self._request(WRITE, None, self._contents.cut(state))
+        self._broken = None
+
+    def slices(self) -> Parts:
+        """Which part of which named whole each slot's constants are, by slot and tensor."""
+        return self._contents.parts
+
+    def call_workers(self, function: str, arguments: Any = None) -> dict[str, Any]:
+        """Call a function of this package on every slot; what it returns, by slot.
+
+        ``function`` is ``module:name`` and takes the `Slot`, ``arguments`` and a mapping of
+        tensors, which is empty. It runs on the worker when all that was asked before is over.
+        ``arguments`` and what it returns are plain data. An exception of any slot is raised here.
+        """
+        return {slot: reply.value for slot, reply in self._request(function, arguments).items()}
+
+    def _request(
+        self,
+        function: str,
+        arguments: Any,
+        tensors: Mapping[str, dict[str, Tensor]] | None = None,
+    ) -> dict[str, Reply]:
+        given = dict(tensors or {})
+        ask = self._backend.ask
+        return self._backend.everyones(
+            self._ask(lambda call: ask(call, function, arguments, given)).result()
+        )
+
+
+def _lookahead(pipeline: Pipeline) -> int:
+    """How far ahead a worker goes where nobody says."""
+    assert pipeline.training is not None
+    assert pipeline.training.schedule is not None
+    return 2 if pipeline.training.schedule.ranks == 1 else 1

@@ -1,0 +1,92 @@
+"""Starting what runs a pipeline: in this process, in processes of their own, or as torchrun's rank.
+
+Comes in: a pipeline or its path. Goes out: the pipeline, known to be right, and a `Backend` on
+which its slots are ready.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardwright.errors import LaunchError
+from shardwright.pipeline import Pipeline, check
+from shardwright.runtime.agenda import is_training
+from shardwright.runtime.backend import Backend
+from shardwright.runtime.in_process import InProcess
+from shardwright.runtime.making import Options
+from shardwright.runtime.operators import load_operators, modules_for_workers
+from shardwright.runtime.processes import Processes
+from shardwright.runtime.slot import torch_device
+from shardwright.runtime.torchrun import Rank, is_torchrun, outputs_on_first_slot
+from shardwright.schedule import check_schedule
+
+
+def checked(
+    pipeline: Pipeline | str | Path, modules: Sequence[str] = (), *, weights: bool = True
+) -> Pipeline:
+    """The pipeline, known to be right, with operators and (if wanted) weights that are there.
+
+    Raises PipelineError, WeightError, RunError.
+    """
+    if isinstance(pipeline, Pipeline):
+        check(pipeline)
+    else:
+        pipeline = Pipeline.load(pipeline)
+    check_schedule(pipeline)
+    if weights:
+        pipeline.weights.check(pipeline.tensors)
+    load_operators(pipeline, modules)
+    return pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where slots are to run, and what workers import."""
+
+    in_process: bool = False
+    modules: Sequence[str] = ()
+
+    @property
+    def is_rank(self) -> bool:
+        """Whether this process is one of torchrun's ranks, and runs one slot."""
+        return is_torchrun() and not self.in_process
+
+    def slot_of(self, pipeline: Pipeline) -> str | None:
+        """The slot that this process drives, as a rank; None where it drives all."""
+        return list(pipeline.devices)[int(os.environ["RANK"])] if self.is_rank else None
+
+    def arranged(self, pipeline: Pipeline) -> Pipeline:
+        """The pipeline as it runs here: as a rank, outputs of calls come to the first slot."""
+        moved = self.is_rank and not is_training(pipeline)
+        return outputs_on_first_slot(pipeline) if moved else pipeline
+
+    def __call__(
+        self, pipeline: Pipeline, *, timeout: float, threads: int, options: Options
+    ) -> Backend:
+        """Start all slots. Raises DeviceError or LaunchError; no process is left then."""
+        if self.is_rank:
+            return Rank(pipeline, timeout=timeout, threads=threads, options=options)
+        _check_devices(pipeline)
+        if self.in_process:
+            return InProcess(pipeline, threads=threads, options=options)
+        return Processes(
+            pipeline,
+            timeout=timeout,
+            threads=threads,
+            options=options,
+            modules=modules_for_workers(pipeline, self.modules),
+        )
+
+
+def _check_devices(pipeline: Pipeline) -> None:
+    """Raise DeviceError or LaunchError where this machine lacks a device."""
+    for name, device in pipeline.devices.items():
+        torch_device(name, device)
+    hosts = sorted({device.host for device in pipeline.devices.values() if device.host})
+    if len(hosts) > 1:
+        raise LaunchError(
+            f"the pipeline spans the hosts {', '.join(hosts)}; start it with torchrun on each"
+        )

@@ -1,0 +1,162 @@
+"""`train`: an ordinary training step for one device, run on a mesh.
+
+    first batch → Program (the step's graph) → plan → build → Session → steps
+
+This module puts the parts together; `training_run` goes through the steps.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from torch.optim.lr_scheduler import LRScheduler
+
+from shardwright.pipeline.schema import DeviceKind
+from shardwright.planning import Plan
+from shardwright.planning import plan as make_plan
+from shardwright.runtime.evaluation import Evaluation
+from shardwright.runtime.loading import Data, Loading
+from shardwright.runtime.program import Program
+from shardwright.runtime.rates import Factor, Rates
+from shardwright.runtime.result import TrainResult
+from shardwright.runtime.torchrun import is_torchrun
+from shardwright.runtime.training_options import Options
+from shardwright.runtime.training_run import TrainingRun
+from shardwright.transform import build
+
+
+def train(
+    step_fn: Callable[..., Any],
+    data: Data,
+    *,
+    mesh: Mapping[str, int] | None = None,
+    devices: int | None = None,
+    policy: str = "pipeline",
+    plan: Plan | None = None,
+    microbatches: int = 1,
+    schedule: str = "1f1b",
+    chunks: int | None = None,
+    recompute: str = "none",
+    memory: int | None = None,
+    zero: int = 0,
+    device_kind: DeviceKind = "cpu",
+    epochs: int | None = None,
+    steps: int | None = None,
+    evaluate: Callable[..., Any] | None = None,
+    eval_data: Data | None = None,
+    eval_every: int | None = None,
+    scheduler: LRScheduler | Sequence[LRScheduler] | Factor | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    resume: bool | Literal["auto"] = False,
+    restarts: int = 0,
+    log: str | Path | None = None,
+    tensorboard: str | Path | None = None,
+    quiet: bool = False,
+    in_process: bool = False,
+    timeout: float = 60.0,
+    threads: int = 1,
+    modules: Sequence[str] = (),
+    drop_last: bool = True,
+    write_back: bool = True,
+    seed: int = 0,
+) -> TrainResult:
+    """Train on a mesh of devices with a step written for one.
+
+    step_fn
+        Runs one step: computes a loss from a batch, and calls ``backward()``, the optimizer's
+        ``step()`` and ``zero_grad()``. It reaches its model and optimizer as any function does.
+        What it returns is reported; the loss is the number called ``loss``, or the first.
+    data
+        The batches, each a tuple or dict of arguments or the one argument: a DataLoader, a list, or
+        a function from the number of a pass to one. Every batch has the first one's shape; a
+        shorter one is left out, or an error with ``drop_last=False``.
+    mesh, devices, policy, microbatches, schedule, chunks, recompute, memory, zero
+        As in `plan`; one slot, or as many as torchrun has ranks, where neither mesh nor devices is
+        given. Or ``plan``, made by it for the graph of one microbatch.
+    device_kind
+        As in `build`: what every slot is.
+    evaluate, eval_data, eval_every
+        A function of a batch whose numbers are averaged over ``eval_data``, every so many steps
+        and at the end. Its modules are in eval mode.
+    scheduler
+        One of torch's for the optimizer, stepped once a step, or a function from the step (0 on)
+        to what the optimizer's rate is multiplied by. Those that step_fn steps need not be given.
+    epochs, steps
+        How many passes over the data, or steps in all; whichever ends first.
+    checkpoint, checkpoint_every, resume
+        A directory for checkpoints, one every so many steps and one at the end. With ``resume``
+        the run goes on from the latest, if there is one, with the same batches, rates and dropout
+        as if it had never stopped; the mesh may be another.
+    restarts
+        How often workers that were lost are replaced, from the last checkpoint on.
+    log, tensorboard, quiet
+        A file of JSON lines, a directory for TensorBoard, and whether to show nothing.
+    in_process, timeout, threads, modules
+        As for a `Runner`.
+    seed
+        Of the data's order and of dropout.
+    write_back
+        Whether the program's model and optimizer get the trained values at the end.
+
+    Under torchrun every rank calls it alike and is one slot; rank 0 reports. Raises CaptureError,
+    PlanError, InputError, and RunError with its kinds where workers fail.
+    """
+    options = Options(
+        epochs=epochs,
+        steps=steps,
+        eval_every=eval_every,
+        checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
+        resume=bool(resume),
+        restarts=restarts,
+        log=log,
+        tensorboard=tensorboard,
+        quiet=quiet,
+        in_process=in_process,
+        timeout=timeout,
+        threads=threads,
+        modules=modules,
+        drop_last=drop_last,
+        write_back=write_back,
+        seed=seed,
+    )
+    options.check(data, evaluate=evaluate is not None, eval_data=eval_data is not None)
+    loading = Loading(data, seed=seed, epochs=epochs)
+    count = plan.training.microbatches if plan is not None and plan.training else microbatches
+    program = Program(step_fn, loading.first(), microbatches=count, seed=seed)
+    graph = program.graph
+    if plan is None:
+        plan = make_plan(
+            graph,
+            _slots(in_process) if devices is None and mesh is None else devices,
+            policy,
+            mesh=mesh,
+            microbatches=microbatches,
+            schedule=schedule,
+            chunks=chunks,
+            recompute=recompute,
+            memory=memory,
+            zero=zero,
+        )
+    evaluation = None
+    if evaluate is not None and eval_data is not None:
+        evaluation = Evaluation(
+            evaluate, eval_data, step=graph, plan=plan, device_kind=device_kind, seed=seed
+        )
+    return TrainingRun(
+        options=options,
+        loading=loading,
+        program=program,
+        rates=Rates(program.captured.rates, scheduler, program.captured.schedulers),
+        evaluation=evaluation,
+        result=TrainResult(plan, build(graph, plan, device_kind=device_kind)),
+    ).run()
+
+
+def _slots(in_process: bool) -> int:
+    """How many slots where nobody says: as many as torchrun has ranks."""
+    return int(os.environ["WORLD_SIZE"]) if is_torchrun() and not in_process else 1
