@@ -1,8 +1,9 @@
 """Turns a PyTorch program for one device into a checked, portable pipeline for many, and runs it.
 
 Each step is a function that can be called by itself, and whose result can be printed and saved:
-`capture` makes an `IRGraph` of a model, `plan` cuts it, `build` makes a `Pipeline`, `check` proves
-the file's rules, `run` and `Runner` run it, `verify` holds it against the model.
+`capture` makes an `IRGraph` of a model and `compile_ir` one of a training step, `plan` cuts it,
+`build` makes a `Pipeline`, `check` proves the file's rules, `run` and `Runner` run it, `verify`
+holds it against the model.
 """
 
 from shardwright.dimops import Dimop, infer_annotation, register_op
@@ -16,17 +17,36 @@ from shardwright.errors import (
     PipelineError,
     PlanError,
     RunError,
+    ScheduleError,
     ShardwrightError,
     VerifyError,
     WeightError,
     WorkerError,
 )
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
-from shardwright.pipeline import Pipeline, check
+from shardwright.pipeline import Pipeline
 from shardwright.planning import Plan, plan
 from shardwright.report import TimelineChart
-from shardwright.runtime import Runner, Timeline, run, verify
-from shardwright.tracing import CaptureWarning, Model, capture, empty_weights
+from shardwright.runtime import (
+    Runner,
+    Session,
+    Timeline,
+    TrainResult,
+    run,
+    state_dict,
+    train,
+    verify,
+)
+from shardwright.schedule import check
+from shardwright.tracing import (
+    CaptureWarning,
+    Model,
+    capture,
+    compile_ir,
+    empty_weights,
+    get_ir,
+    is_tracing,
+)
 from shardwright.transform import build
 from shardwright.version import __version__
 
@@ -50,9 +70,12 @@ __all__ = [
     "PlanError",
     "RunError",
     "Runner",
+    "ScheduleError",
+    "Session",
     "ShardwrightError",
     "Timeline",
     "TimelineChart",
+    "TrainResult",
     "VerifyError",
     "WeightError",
     "WorkerError",
@@ -60,10 +83,15 @@ __all__ = [
     "build",
     "capture",
     "check",
+    "compile_ir",
     "empty_weights",
+    "get_ir",
     "infer_annotation",
+    "is_tracing",
     "plan",
     "register_op",
     "run",
+    "state_dict",
+    "train",
     "verify",
 ]

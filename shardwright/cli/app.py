@@ -18,14 +18,16 @@ from shardwright.cli.demo import run_demo
 from shardwright.cli.run import RunOptions, run_file
 from shardwright.cli.splitting import DEVICES, POLICY, plan_as_told
 from shardwright.cli.steps import Steps
+from shardwright.cli.train import train
 from shardwright.cli.userfiles import UserFiles
 from shardwright.errors import InputError, ShardwrightError
-from shardwright.pipeline import Pipeline, json_schema_text
+from shardwright.pipeline import Pipeline, Training, json_schema_text
 from shardwright.pipeline.atomic import replacing
 from shardwright.pipeline.fxtext import decode
 from shardwright.pipeline.schema import DeviceKind
 from shardwright.planning.make import POLICIES
 from shardwright.report import device_table, headline, overview
+from shardwright.schedule import check_schedule, format_schedule, schedule_of
 from shardwright.tracing import capture
 from shardwright.transform import build as build_pipeline
 from shardwright.version import __version__
@@ -129,6 +131,7 @@ def check(
     """Check a pipeline file against every rule of the format."""
     with Steps(Console(stderr=True)).step("check"):
         pipeline = Pipeline.load(file)
+        check_schedule(pipeline)
         if weights:
             pipeline.weights.check(pipeline.tensors)
     Console().print("right:", headline(pipeline))
@@ -138,13 +141,26 @@ def check(
 def show(
     file: PipelineFile,
     task: Annotated[str | None, typer.Option(help="Print this supertask's graph instead.")] = None,
+    schedule: Annotated[
+        bool, typer.Option("--schedule", help="Print the schedule of a training step instead.")
+    ] = False,
 ) -> None:
     """Show what a pipeline file holds: device slots, supertasks, bytes, communication."""
     pipeline = Pipeline.load(file)
-    if task is None:
+    if schedule:
+        typer.echo(schedule_text(pipeline, Console().width))
+    elif task is None:
         Console().print(overview(pipeline))
     else:
         typer.echo(graph_text(pipeline, task))
+
+
+def schedule_text(pipeline: Pipeline, width: int) -> str:
+    """The table of a training pipeline's schedule. Raises ScheduleError where it has none."""
+    training = pipeline.training or Training()
+    schedule = schedule_of(training)
+    slots = training.schedule.slots if training.schedule else ()
+    return format_schedule(schedule, width=width, labels=[" ".join(names) for names in slots])
 
 
 def graph_text(pipeline: Pipeline, task: str) -> str:
@@ -195,6 +211,9 @@ def run(
             repeat=repeat,
         ),
     )
+
+
+app.command()(train)
 
 
 @app.command()

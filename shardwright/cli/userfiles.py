@@ -1,7 +1,8 @@
 """``FILE.py:function``: a Python file of the user's, and a function in it.
 
 The function makes a model: it is called without arguments and returns ``(model, args, kwargs)``.
-Or it is a policy. The file is run as a module named after it, with its folder on the import path,
+Or it makes a training program, ``(step_fn, data)`` or a dict or object with these and more. Or it
+is a policy. The file is run as a module named after it, with its folder on the import path,
 as ``python FILE.py`` would; a model and a policy may stand in one file, which then runs once.
 """
 
@@ -29,6 +30,16 @@ class Example(NamedTuple):
     kwargs: dict[str, Any]
 
 
+class TrainingProgram(NamedTuple):
+    """What `train` takes of a user's program; see there."""
+
+    step_fn: Callable[..., Any]
+    data: Any
+    evaluate: Callable[..., Any] | None = None
+    eval_data: Any = None
+    scheduler: Any = None
+
+
 class UserFiles:
     """The Python files of a user's that one command has run, by path."""
 
@@ -43,6 +54,14 @@ class UserFiles:
         """
         make = self._function(target, CaptureError)
         return _as_example(_guarded(make, target, CaptureError)(), target)
+
+    def training(self, target: str) -> TrainingProgram:
+        """Call the function that ``FILE.py:function`` names for a step function and its data.
+
+        Raises CaptureError as `example` does.
+        """
+        make = self._function(target, CaptureError)
+        return _as_training(_guarded(make, target, CaptureError)(), target)
 
     def policy(self, target: str) -> Policy:
         """The policy that ``FILE.py:function`` names; where it fails it raises PlanError.
@@ -109,7 +128,25 @@ def _as_example(made: Any, target: str) -> Example:
     )
 
 
+def _as_training(made: Any, target: str) -> TrainingProgram:
+    names = TrainingProgram._fields
+    if isinstance(made, tuple):
+        given = dict(zip(names, made, strict=False)) if len(made) <= len(names) else {}
+    elif isinstance(made, dict):
+        given = made if made.keys() <= set(names) else {}
+    else:
+        given = {name: getattr(made, name) for name in names if hasattr(made, name)}
+    if callable(given.get("step_fn")) and given.get("data") is not None:
+        return TrainingProgram(**given)
+    raise CaptureError(
+        f"{target} must return (step_fn, data), or a dict or object with {', '.join(names)}, of "
+        f"which the first two are needed; it returned {_described(made)}"
+    )
+
+
 def _described(made: Any) -> str:
     if isinstance(made, tuple):
         return f"({', '.join(type(part).__name__ for part in made)})"
+    if isinstance(made, dict):
+        return f"a dict with {', '.join(map(str, made)) or 'nothing'}"
     return f"a {type(made).__name__}"

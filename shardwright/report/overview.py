@@ -13,8 +13,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from shardwright.pipeline.connections import connect
 from shardwright.pipeline.schema import Document, SuperTask
-from shardwright.pipeline.text import format_bytes
+from shardwright.pipeline.text import format_bytes, training_lines
 from shardwright.report.quantities import count_text, device_text, slots_text, type_of
 from shardwright.report.tables import new_table
 from shardwright.report.totals import (
@@ -28,7 +29,9 @@ from shardwright.report.tree import supertask_tree
 
 def overview(document: Document) -> RenderableType:
     """One line about the whole, the device slots, the communication, and the tree."""
-    parts: list[RenderableType] = [headline(document), "", device_table(document)]
+    lines = training_lines(document, connect(document))
+    parts: list[RenderableType] = [headline(document), *(Text(line) for line in lines)]
+    parts += ["", device_table(document)]
     if communication_groups(document):
         parts += ["", communication_table(document)]
     return Group(*parts, "", supertask_tree(document))

@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
-from shardwright.cli.app import app
-from shardwright.pipeline import Pipeline
+from shardwright.cli.app import app, schedule_text
+from shardwright.pipeline import Microbatches, Pipeline, Training
+from shardwright.schedule import make_schedule, schedule_info
 from shardwright.version import __version__
 
 MODEL = """
@@ -113,6 +114,19 @@ def test_check_opens_the_parameter_files_where_asked(built: Path, folder: Path) 
 def test_show_prints_the_graph_of_a_supertask(built: Path) -> None:
     assert succeed("show", built, "--task", "d0.0").count("aten.linear.default") >= 1
     assert "'input' has no graph" in invoke("show", built, "--task", "input").output
+
+
+def test_show_prints_a_schedule_with_the_slots_of_each_rank(built: Path) -> None:
+    pipeline = Pipeline.load(built)
+    schedule = schedule_info(make_schedule("1f1b", ranks=2, microbatches=3), [["d0"], ["d1"]])
+    pipeline.training = Training(microbatches=Microbatches(3), schedule=schedule)
+    lines = schedule_text(pipeline, 80).splitlines()
+    assert lines[0] == "1f1b: ranks 2, stages a rank 1, microbatches 3"
+    assert lines[3] == "d0 F0 F1  .  . B0 -- F2 B1 --  . B2 --"
+
+
+def test_show_refuses_the_schedule_of_a_file_without_one(built: Path) -> None:
+    assert "training.schedule is missing" in invoke("show", built, "--schedule").output
 
 
 def test_run_in_process_with_inputs_from_a_file(built: Path, folder: Path) -> None:

@@ -88,3 +88,54 @@ def test_a_file_that_cannot_be_run_is_named(tmp_path: Path) -> None:
     (tmp_path / "broken_model.py").write_text("1 / 0")
     with pytest.raises(CaptureError, match=r"broken_model.py raised ZeroDivisionError"):
         UserFiles().example(f"{tmp_path}/broken_model.py:make")
+
+
+TRAINING = """
+import types
+
+def step_fn(x):
+    return x
+
+data = [1, 2]
+
+def pair():
+    return step_fn, data
+
+def named():
+    return {"step_fn": step_fn, "data": data, "scheduler": abs}
+
+def item():
+    return types.SimpleNamespace(step_fn=step_fn, data=data, evaluate=step_fn, eval_data=data)
+
+def swapped():
+    return data, step_fn
+
+def misspelt():
+    return {"step": step_fn, "data": data}
+"""
+
+
+@pytest.fixture
+def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = tmp_path / "some_training.py"
+    path.write_text(TRAINING)
+    return path
+
+
+def test_a_training_program_comes_in_three_forms(training: Path) -> None:
+    files = UserFiles()
+    assert files.training(f"{training}:pair").data == [1, 2]
+    assert files.training(f"{training}:named").scheduler is abs
+    found = files.training(f"{training}:item")
+    assert found.evaluate is found.step_fn
+    assert found.scheduler is None
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [("swapped", r"it returned \(list, function\)"), ("misspelt", "a dict with step, data")],
+)
+def test_what_is_no_training_program(training: Path, function: str, message: str) -> None:
+    with pytest.raises(CaptureError, match=message):
+        UserFiles().training(f"{training}:{function}")

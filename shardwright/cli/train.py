@@ -1,0 +1,151 @@
+"""``shardwright train``: a user's training program, run on a mesh.
+
+The options are those of `train`. What is being done goes to the error stream; at the end one table
+says how the run went. Under torchrun every rank runs this and is one device slot; rank 0 prints.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from shardwright.cli.splitting import parse_mesh
+from shardwright.cli.userfiles import UserFiles
+from shardwright.pipeline import write_paramfile
+from shardwright.pipeline.schema import DeviceKind
+from shardwright.planning.make import POLICIES
+from shardwright.report import new_table, seconds_text
+from shardwright.runtime import TrainResult
+from shardwright.runtime import train as run_training
+from shardwright.schedule import KINDS
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE.py:FUNCTION",
+        help="A function that returns (step_fn, data), or a dict or object with step_fn, data, "
+        "evaluate, eval_data and scheduler.",
+    ),
+]
+Mesh = Annotated[
+    str | None, typer.Option(metavar="AXIS=SIZE,…", help="The slots: pipeline=2,data=2.")
+]
+Modules = Annotated[
+    list[str] | None,
+    typer.Option("--import", help="A module that registers operators; may be repeated."),
+]
+
+
+def train(
+    target: Target,
+    mesh: Mesh = None,
+    devices: Annotated[int | None, typer.Option(help="How many slots, without --mesh.")] = None,
+    policy: Annotated[
+        str, typer.Option(help=f"What --devices are for: {', '.join(POLICIES)}.")
+    ] = "pipeline",
+    steps: Annotated[int | None, typer.Option(min=1, help="Stop after so many steps.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Stop after so many passes over the data.")
+    ] = None,
+    microbatches: Annotated[int, typer.Option(min=1, help="In how many a batch is cut.")] = 1,
+    schedule: Annotated[str, typer.Option(help=f"One of {', '.join(KINDS)}.")] = "1f1b",
+    chunks: Annotated[
+        int | None, typer.Option(help="Virtual stages of each pipeline rank.")
+    ] = None,
+    recompute: Annotated[
+        str, typer.Option(help="Which activations are computed again: none, full, auto.")
+    ] = "none",
+    memory: Annotated[int | None, typer.Option(help="Bytes a slot, for --recompute auto.")] = None,
+    zero: Annotated[
+        int, typer.Option(help="1: split the optimizer's state along the axis data.")
+    ] = 0,
+    device_kind: Annotated[DeviceKind, typer.Option(help="What every slot is.")] = "cpu",
+    checkpoint: Annotated[Path | None, typer.Option(help="A directory for checkpoints.")] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(min=1, help="Write one every so many steps, and at the end.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the latest checkpoint, if there is one.")
+    ] = False,
+    restarts: Annotated[int, typer.Option(min=0, help="How often lost workers are replaced.")] = 0,
+    eval_every: Annotated[
+        int | None, typer.Option(min=1, help="Evaluate every so many steps, and at the end.")
+    ] = None,
+    log: Annotated[
+        Path | None,
+        # torchrun takes --log for an abbreviation of options of its own.
+        typer.Option("--log", "--log-file", help="Write a JSON object a step."),
+    ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Write scalars for TensorBoard to this directory.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the model, as safetensors.")
+    ] = None,
+    in_process: Annotated[
+        bool, typer.Option("--in-process", help="Run all slots in this process.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds that one supertask may take.")] = 60.0,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each worker.")] = 1,
+    modules: Modules = None,
+    seed: Annotated[int, typer.Option(help="Of the data's order and of dropout.")] = 0,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show only how it went.")] = False,
+) -> None:
+    """Train with a step written for one device, on local processes or as a rank of torchrun."""
+    program = UserFiles().training(target)
+    result = run_training(
+        program.step_fn,
+        program.data,
+        evaluate=program.evaluate,
+        eval_data=program.eval_data,
+        scheduler=program.scheduler,
+        mesh=parse_mesh(mesh) if mesh is not None else None,
+        devices=devices,
+        policy=policy,
+        steps=steps,
+        epochs=epochs,
+        microbatches=microbatches,
+        schedule=schedule,
+        chunks=chunks,
+        recompute=recompute,
+        memory=memory,
+        zero=zero,
+        device_kind=device_kind,
+        checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
+        resume=resume,
+        restarts=restarts,
+        eval_every=eval_every,
+        log=log,
+        tensorboard=tensorboard,
+        in_process=in_process,
+        timeout=timeout,
+        threads=threads,
+        modules=tuple(modules or ()),
+        seed=seed,
+        quiet=quiet,
+        write_back=False,
+    )
+    if in_process or os.environ.get("RANK", "0") == "0":
+        if output is not None:
+            write_paramfile(output, result.state_dict())
+        Console().print(summary(result))
+
+
+def summary(result: TrainResult) -> Table:
+    """How a run went: its steps, losses, times and last evaluation."""
+    table = new_table("Training", ("", ""))
+    table.show_header = False
+    table.add_row("steps", str(result.steps))
+    if result.reports:
+        table.add_row("loss", f"{result.losses[0]:.6g} to {result.losses[-1]:.6g}")
+        table.add_row("a step takes", seconds_text(statistics.median(result.seconds)))
+    for name, number in next(reversed(list(result.evaluations.values())), {}).items():
+        table.add_row(f"evaluation, {name}", f"{number:.6g}")
+    return table

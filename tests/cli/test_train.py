@@ -1,0 +1,122 @@
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from shardwright.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+def make():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def evaluate(x, y):
+        return torch.nn.functional.mse_loss(model(x), y)
+
+    x, y = torch.randn(2, 8, 8).repeat(1, 4, 1)
+    data = DataLoader(TensorDataset(x, y), 8, shuffle=True)
+    return {"step_fn": step, "data": data, "evaluate": evaluate, "eval_data": data}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "cli_training.py").write_text(PROGRAM)
+    return tmp_path
+
+
+def invoke(*arguments: object) -> Result:
+    words = ["train", "cli_training.py:make", "--in-process", *map(str, arguments)]
+    return CliRunner().invoke(app, words)
+
+
+def losses(path: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in path.read_text().splitlines()]
+
+
+def test_train_runs_a_program_and_says_how_it_went(folder: Path) -> None:
+    options = ("--mesh", "pipeline=2,data=2", "--microbatches", 2, "--zero", 1)
+    result = invoke(*options, "--epochs", 2, "--log", "log.jsonl", "--output", "model.safetensors")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"^steps +8 *$", result.stdout, re.MULTILINE)
+    assert "evaluation, evaluate" in result.stdout
+    assert "step 1  epoch 0  loss" in result.stderr
+    found = losses(folder / "log.jsonl")
+    assert len(found) == 8
+    assert found[-1] < found[0]
+    assert load_file(folder / "model.safetensors").keys() == {
+        f"{i}.{name}" for i in range(4) for name in ("weight", "bias")
+    }
+
+
+def test_train_goes_on_where_it_stopped(folder: Path) -> None:
+    assert invoke("--steps", 6, "--log", "whole.jsonl", "--quiet").exit_code == 0
+    kept = ("--checkpoint", "kept", "--log", "log.jsonl", "--quiet")
+    assert invoke("--steps", 4, *kept).exit_code == 0
+    again = invoke("--steps", 6, *kept)
+    assert again.exit_code == 1
+    assert "go on from it with resume=True" in again.stderr
+    result = invoke("--steps", 6, *kept, "--resume", "--mesh", "pipeline=2")
+    assert result.exit_code == 0, result.output
+    found, expected = losses(folder / "log.jsonl"), losses(folder / "whole.jsonl")
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_train_says_what_is_wrong_in_one_line(folder: Path) -> None:
+    result = invoke()
+    assert result.exit_code == 1
+    assert "say how long to train: epochs= or steps=" in result.stderr
+    result = invoke("--steps", 1, "--mesh", "pipeline=2", "--schedule", "slow")
+    assert result.exit_code == 1
+    assert "slow" in result.stderr
+
+
+@pytest.mark.processes
+def test_train_under_torchrun(folder: Path) -> None:
+    """Each rank reads its own rows of the batches."""
+    assert invoke("--steps", 3, "--log", "one.jsonl", "--quiet").exit_code == 0
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         "-m", "shardwright", "train", "cli_training.py:make", "--steps", "3", "--mesh", "data=2",
+         "--log-file", "two.jsonl", "--quiet"],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Training") == 1, "rank 0 alone says how it went"
+    assert losses(folder / "two.jsonl") == pytest.approx(losses(folder / "one.jsonl"), rel=1e-6)
+
+
+def test_the_example_is_a_training_program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    log = tmp_path / "log.jsonl"
+    words = ["train", str(ROOT / "examples/train_gpt.py:make"), "--in-process", "--steps", "2"]
+    words += ["--mesh", "pipeline=2", "--log", str(log), "--quiet"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
+    found = losses(log)
+    assert 3 < found[-1] < found[0] < 6
