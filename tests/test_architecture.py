@@ -42,12 +42,24 @@ ABOVE = ("__init__", "__main__")
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc", "tools", "base"}
 # Adding a name here is a promise to keep it.
 PUBLIC_NAMES = {
-    *("capture", "empty_weights", "plan", "build", "check", "run", "verify"),
+    *("train", "state_dict", "TrainResult"),
+    *(
+        "capture",
+        "compile_ir",
+        "get_ir",
+        "is_tracing",
+        "empty_weights",
+        "plan",
+        "build",
+        "check",
+        "run",
+        "verify",
+    ),
     *("AnnotationError", "Dimop", "infer_annotation", "register_op"),
     *("Builder", "IRGraph", "IRNode", "IRValue", "Model"),
-    *("Pipeline", "Plan", "Runner", "Timeline", "TimelineChart"),
+    *("Pipeline", "Plan", "Runner", "Session", "Timeline", "TimelineChart"),
     *("ShardwrightError", "GraphError", "CaptureError", "PlanError", "PipelineError"),
-    *("WeightError", "InputError", "VerifyError"),
+    *("ScheduleError", "WeightError", "InputError", "VerifyError"),
     *("RunError", "DeviceError", "LaunchError", "WorkerError", "CaptureWarning"),
     "__version__",
 }

@@ -33,6 +33,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 @pytest.mark.processes
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")  # by dcp.load
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_examples_of_a_page_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -5,6 +5,9 @@ in 2, on two worker processes. Then it is split by data, tensor and sequence on 
 and in stages of tensor splits, which changes the order of additions and is held to rounding.
 Beside it stands what torch's own pipeline splitter (`torch.distributed.pipelining.pipeline`, cut
 before the middle block) does with the same model in PyTorch's default mode, gradients on.
+
+With ``--training`` each model takes a step of training in two stages, held against eager
+(`gradients`).
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import argparse
 import logging
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -24,6 +27,7 @@ from torch import nn
 from torch.distributed.pipelining import SplitPoint, pipeline
 
 import shardwright as sw
+from zoo import gradients
 from zoo.models import MODELS, ZooModel
 
 PASSED = "equal"
@@ -150,22 +154,29 @@ def tensors(result: object) -> Iterator[torch.Tensor]:
             yield from tensors(item)
 
 
-def as_table(rows: list[Row]) -> Table:
+def as_table(rows: Sequence[Row | gradients.Row]) -> Table:
     """The rows for a terminal."""
     table = Table(title=f"{sum(row.passed for row in rows)} of {len(rows)} models pass")
-    for column in fields(Row):
-        table.add_column(column.name.replace("_", " "))
-    for row in rows:
-        table.add_row(*(getattr(row, column.name) for column in fields(Row)))
+    heading, *lines = cells(rows)
+    for name in heading:
+        table.add_column(name)
+    for line in lines:
+        table.add_row(*line)
     return table
 
 
-def as_markdown(rows: list[Row]) -> str:
+def as_markdown(rows: Sequence[Row | gradients.Row]) -> str:
     """The rows for the README."""
-    names = [column.name for column in fields(Row)]
-    lines = [[name.replace("_", " ") for name in names], ["---"] * len(names)]
-    lines += [[getattr(row, name) for name in names] for row in rows]
+    heading, *lines = cells(rows)
+    lines = [heading, ["---"] * len(heading), *lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def cells(rows: Sequence[Row | gradients.Row]) -> list[list[str]]:
+    """The names of the columns, and a line a row."""
+    names = [column.name for column in fields(rows[0])]
+    heading = [name.replace("_", " ") for name in names]
+    return [heading, *([getattr(row, name) for name in names] for row in rows)]
 
 
 def main() -> int:
@@ -176,12 +187,15 @@ def main() -> int:
     parser.add_argument("models", nargs="*", help="names of models; all where none is given")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     parser.add_argument("--no-processes", action="store_true", help="run in this process only")
+    parser.add_argument("--training", action="store_true", help="take a step of training instead")
     options = parser.parse_args()
     torch.set_num_threads(1)
     chosen = [entry for entry in MODELS if not options.models or entry.name in options.models]
     console = Console(stderr=True)
     rows = [
-        run(entry, processes=not options.no_processes)
+        gradients.run(entry.name)
+        if options.training
+        else run(entry, processes=not options.no_processes)
         for entry in track(chosen, "models", console=console)
     ]
     if options.markdown:

@@ -27,6 +27,7 @@ class ZooModel:
 
     ``config`` holds the settings that make the configuration tiny, ``inputs`` makes the keyword
     arguments of a call. ``modules`` register operators that the model calls and torch lacks.
+    ``single_only`` is a model with an operator that knows no float64.
     """
 
     name: str
@@ -35,14 +36,28 @@ class ZooModel:
     config: dict[str, Any]
     inputs: Callable[[], Inputs]
     modules: tuple[str, ...] = ()
+    single_only: bool = False
 
-    def make(self, seed: int = 0) -> tuple[torch.nn.Module, tuple[()], Inputs]:
+    def make(
+        self, seed: int = 0, *, dropout: bool = True
+    ) -> tuple[torch.nn.Module, tuple[()], Inputs]:
         """The model and the arguments of a call, the same for the same seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             config = getattr(transformers, self.config_class)(**self.config)
+            if not dropout:
+                without_dropout(config)
             model = getattr(transformers, self.model_class)(config).eval()
             return model, (), self.inputs()
+
+
+def without_dropout(config: transformers.PreTrainedConfig) -> None:
+    """Set every rate of dropout in a configuration, and in those it is made of, to zero."""
+    for key, value in vars(config).items():
+        if isinstance(value, transformers.PreTrainedConfig):
+            without_dropout(value)
+        elif "drop" in key and isinstance(value, float):
+            setattr(config, key, 0.0)
 
 
 def tokens(length: int = LENGTH) -> torch.Tensor:
@@ -139,6 +154,7 @@ MODELS: tuple[ZooModel, ...] = (
         GROUPED | {"num_local_experts": 4, "num_experts_per_tok": 2},
         text,
         modules=("transformers.integrations.moe",),
+        single_only=True,
     ),
     ZooModel("qwen2", "Qwen2ForCausalLM", "Qwen2Config", GROUPED, padded_text),
     ZooModel("qwen3", "Qwen3ForCausalLM", "Qwen3Config", GROUPED | {"head_dim": 8}, text),
@@ -227,6 +243,7 @@ MODELS: tuple[ZooModel, ...] = (
             "d_ff": 2 * HIDDEN,
             "num_layers": LAYERS,
             "num_heads": HEADS,
+            "decoder_start_token_id": 0,
             "use_cache": False,
         },
         text_pair,

@@ -23,6 +23,16 @@ NAMES = list(BY_NAME)
 SINGLE_ONLY = ("mixtral",)
 """Models with an operator that knows no float64."""
 POLICIES = ("data", "tensor", "sequence")
+ON_PROCESSES = [
+    ("gpt2", {"pipeline": 3}),
+    ("t5", {"pipeline": 4}),
+    ("bert", {"data": 2}),
+    ("resnet", {"data": 2}),
+    ("llama", {"sequence": 2}),
+    ("qwen3", {"pipeline": 2, "tensor": 2}),
+    ("mixtral", {"pipeline": 2, "tensor": 2}),
+]
+"""A sample that runs on worker processes, beside two stages and two tensor slots."""
 
 
 @cache
@@ -100,6 +110,19 @@ def test_worker_processes_give_the_same(name, policy, tolerance):
         name,
         torch.float32,
         lambda g: sw.plan(g, 2, policy=policy),
+        tolerance=tolerance,
+        in_process=False,
+    )
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("name", "mesh"), ON_PROCESSES, ids=str)
+def test_worker_processes_give_the_same_on_other_meshes(name, mesh):
+    tolerance = 0.0 if set(mesh) == {"pipeline"} else 1e-5
+    check(
+        name,
+        torch.float32,
+        lambda g: sw.plan(g, mesh=mesh),
         tolerance=tolerance,
         in_process=False,
     )

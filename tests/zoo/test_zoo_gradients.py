@@ -1,0 +1,59 @@
+"""Every model of the zoo with its loss: the gradients of all parameters are autograd's."""
+
+import pytest
+import torch
+from torch import nn
+
+from shardwright.tracing import capture
+from shardwright.transform.vjp import Vjps
+from tests.transform.derivatives import distance, run, with_gradients
+
+pytest.importorskip("transformers")
+
+from zoo.models import BY_NAME
+from zoo.training import trained
+
+pytestmark = [
+    pytest.mark.zoo,
+    pytest.mark.filterwarnings("ignore::Warning:transformers"),
+    pytest.mark.filterwarnings("ignore:the graph differentiates the forward of GeLUFunction"),
+]
+
+VJPS = Vjps()
+SINGLE_ONLY = ("mixtral",)
+"""Models with an operator that knows no float64."""
+
+
+class Loss(nn.Module):
+    """A model's loss alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **batch):
+        return self.model(**batch).loss
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_gradients_are_those_of_eager(name: str) -> None:
+    entry = trained(name, torch.float32 if name in SINGLE_ONLY else torch.float64)
+    (batch,) = entry.microbatches(1)
+    model = Loss(entry.model)
+    graph = capture(model, (), batch)
+    graph.tensors = {key: tensor.detach().clone() for key, tensor in graph.tensors.items()}
+    loss = model(**batch)
+    named = {key: p for key, p in model.named_parameters() if p.requires_grad}
+    gradients = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+    expected = {key: g for key, g in zip(named, gradients, strict=True) if g is not None}
+
+    wants = {value.names[0]: value.id for value in graph.stored() if value.names[0] in named}
+    seed = torch.ones_like(loss)
+    found = with_gradients(graph, list(wants.values()), [(graph.outputs[0], seed)], VJPS)
+    tensors = [batch[graph.values[value_id].name] for value_id in graph.inputs]
+    result, *rest = run(found.graph, [*tensors, seed])
+    present = [key for key, there in zip(wants, found.present, strict=True) if there]
+    assert set(present) == set(expected)
+    assert distance(result, loss.detach()) <= 1e-12
+    for key, gradient in zip(present, rest[: len(present)], strict=True):
+        assert distance(gradient, expected[key]) <= 1e-12, key

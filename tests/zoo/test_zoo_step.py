@@ -1,0 +1,53 @@
+"""Training steps of all models of the zoo: the graph's steps equal eager's, bit for bit."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from shardwright.tracing import CaptureWarning
+from tests.tracing.stepping import assert_same_steps
+
+pytest.importorskip("transformers")
+
+from zoo.models import BY_NAME
+
+pytestmark = [pytest.mark.zoo, pytest.mark.filterwarnings("ignore::Warning:transformers")]
+
+OWN_BACKWARD = {"bloom"}
+"""Models with a ``torch.autograd.Function``, whose backward rounds otherwise."""
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_steps_equal_eager(name: str) -> None:
+    def make() -> Callable[..., Any]:
+        model = BY_NAME[name].make(dropout=False)[0].train()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+        def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+            optimizer.zero_grad()
+            outputs = pytree.tree_leaves(dict(model(**batch)))
+            loss = sum(item.square().mean() for item in outputs if item.requires_grad)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            return loss
+
+        return step
+
+    torch.manual_seed(0)
+    _, _, kwargs = BY_NAME[name].make(dropout=False)
+    batches = [(kwargs,), (kwargs,)]
+    if name in OWN_BACKWARD:
+        with pytest.warns(CaptureWarning, match="does not know its own backward"):
+            graph = assert_same_steps(make, batches, tolerance=1e-5)
+    else:
+        graph = assert_same_steps(make, batches)
+    assert [node.op for node in graph.nodes if "." not in node.op] == [
+        "zero_grad",
+        "Backward",
+        "clip_grad_norm",
+        "adamw_step",
+    ]

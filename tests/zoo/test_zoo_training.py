@@ -1,0 +1,35 @@
+"""A training step of every model in two stages: loss, gradients and update are eager's.
+
+Models that compute in float64 throughout are held to 1e-12, the others to float32's rounding.
+"""
+
+from functools import cache
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from zoo.gradients import ROUNDING, captured, compare
+from zoo.models import BY_NAME
+
+pytestmark = [
+    pytest.mark.zoo,
+    pytest.mark.filterwarnings("ignore::Warning:transformers"),
+    pytest.mark.filterwarnings("ignore:the graph differentiates the forward of GeLUFunction"),
+]
+"""bloom's GELU has a backward of its own, which is that of its forward up to rounding."""
+
+
+@cache
+def errors(name, microbatches):
+    return compare(*captured(name, microbatches), microbatches)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_step_in_two_stages_is_that_of_eager(name, microbatches):
+    found = errors(name, microbatches)
+    limit = ROUNDING[found.double]
+    assert found.loss <= limit
+    for group in (found.gradients, found.parameters, found.buffers):
+        assert max(group.values(), default=0.0) <= limit, max(group, key=group.get)

@@ -1,0 +1,72 @@
+"""A training step of every model of the zoo on slots: loss and gradients are eager's.
+
+One step of SGD with a large rate: what a parameter moves is its gradient. The batch comes in two
+microbatches whose losses weigh by their labels.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+
+from shardwright.planning import plan
+from shardwright.tracing import compile_ir
+from tests.transform.step_runs import StepRun
+
+pytest.importorskip("transformers")
+
+from zoo.models import BY_NAME
+from zoo.training import joined, trained
+
+pytestmark = [
+    pytest.mark.zoo,
+    pytest.mark.filterwarnings("ignore::Warning:transformers"),
+    pytest.mark.filterwarnings("ignore::shardwright.CaptureWarning"),
+]
+
+RATE = 1e3
+SINGLE_ONLY = ("mixtral",)
+"""Models with an operator that knows no float64."""
+SINGLE_LOSS = 1e-6
+"""Most language models compute their loss in float32 whatever the parameters are."""
+MESHES = {
+    "pipeline": {"mesh": {"pipeline": 2}, "microbatches": 2},
+    "tensor": {"mesh": {"tensor": 2}, "microbatches": 2},
+    "data": {"mesh": {"data": 2}, "microbatches": 1},
+}
+
+
+def check(name, options):
+    microbatches = options["microbatches"]
+    entry = trained(name, torch.float32 if name in SINGLE_ONLY else torch.float64)
+    optimizer = torch.optim.SGD(entry.model.parameters(), lr=RATE)
+    entry = dataclasses.replace(entry, optimizer=optimizer)
+    batches = entry.microbatches(microbatches)
+    graph = compile_ir(entry.step, **batches[0])
+    before = {key: p.detach().clone() for key, p in entry.model.named_parameters()}
+    run = StepRun(graph, plan(graph, **options))
+    tensors = {key: value for key, value in joined(batches).items() if torch.is_tensor(value)}
+    loss = run.step({**tensors, "lr": torch.tensor(RATE, dtype=torch.float64)})
+    expected = entry.accumulated(batches)
+    assert abs(loss - expected) <= SINGLE_LOSS * abs(expected)
+    moves = {key: p.detach() - before[key] for key, p in entry.model.named_parameters()}
+    largest = max(float(move.abs().max()) for move in moves.values())
+    found = {key.removeprefix("model."): tensor for key, tensor in run.stored(["param"]).items()}
+    whole = {key.removeprefix("model."): key for key in moves}
+    assert found.keys() <= whole.keys()
+    for key, tensor in found.items():
+        expected_move = moves[whole[key]]
+        limit = SINGLE_LOSS * max(float(expected_move.abs().max()), 1e-3 * largest)
+        distance = (tensor - before[whole[key]] - expected_move).abs().max()
+        assert distance <= limit, (key, distance)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_two_stages_have_the_gradients_of_eager(name):
+    check(name, MESHES["pipeline"])
+
+
+@pytest.mark.parametrize("mesh", ["tensor", "data"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma3", "t5", "bart", "swin", "convnext"])
+def test_split_steps_have_the_gradients_of_eager(name, mesh):
+    check(name, MESHES[mesh])
