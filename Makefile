@@ -7,7 +7,7 @@ INSTALLED := .venv/.installed
 test test-fast test-gpu docs: export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-gpu lint types format zoo bench docs clean
+.PHONY: help setup demo test test-fast test-gpu lint types format zoo bench experiments docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -45,13 +45,18 @@ format: setup ## rewrite the sources as `make lint` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-zoo: setup ## capture, cut, run and compare 25 model families; prints the README's table
+zoo: setup ## capture, cut, run, train and compare 25 model families; prints the README's tables
 	$(BIN)/python -m zoo
+	$(BIN)/python -m zoo --training
 
-bench: setup ## build time, runner overhead, throughput, tensor parallelism
+bench: setup ## build time, runner overhead, throughput, tensor parallelism, messages
 	$(BIN)/python -m benchmarks.build
 	$(BIN)/python -m benchmarks.runner
 	$(BIN)/python -m benchmarks.tensor
+	$(BIN)/python -m benchmarks.comm
+
+experiments: setup ## train three models on 1, 2 and 4 devices; writes tables and plots to benchmarks/results/
+	$(BIN)/python -m benchmarks.experiments
 
 docs: setup ## run every example of README.md and docs/
 	$(BIN)/pytest tests/test_docs.py

@@ -2,18 +2,20 @@
 
 A GPT of hidden size 256 with 8 to 64 layers, for 4 slots. Capture is set against
 `torch.export.export` alone; planning and building (check included) against the number of layers.
+Then the same of a training step, backward and AdamW, in two stages of 4 microbatches.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
 from rich.table import Table
 
 import shardwright as sw
 from benchmarks.measure import alternate, console, print_machine, print_timings
-from benchmarks.models import gpt
+from benchmarks.models import gpt, loss_of
 
 LAYERS = (8, 16, 32, 64)
 SLOTS = 4
@@ -79,11 +81,44 @@ def capture_against_export() -> None:
     print_timings(f"capture of {LAYERS[-1]} layers", timings, "torch.export")
 
 
+def training_times() -> Table:
+    """Seconds of each step from a training program to its pipeline."""
+    table = Table(title="a training step, in two stages of 4 microbatches", title_justify="left")
+    for heading in ("layers", "capture", "plan", "build", "all"):
+        table.add_column(heading, justify="right")
+    for layers in LAYERS:
+        step, args = training_step(layers)
+        captured, graph = best(lambda step=step, args=args: sw.compile_ir(step, *args))
+        planned, plan = best(
+            lambda graph=graph: sw.plan(graph, mesh={"pipeline": 2}, microbatches=4)
+        )
+        built, _ = best(lambda graph=graph, plan=plan: sw.build(graph, plan))
+        seconds = (captured, planned, built, captured + planned + built)
+        table.add_row(str(layers), *(f"{value:.2f} s" for value in seconds))
+    return table
+
+
+def training_step(layers: int) -> tuple[Callable[..., torch.Tensor], list[torch.Tensor]]:
+    """A step of training a GPT, and its arguments."""
+    model, (ids,) = gpt(layers)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def step(ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(model(ids), labels)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, [ids, ids.roll(1)]
+
+
 def main() -> None:
     torch.set_num_threads(1)
     print_machine()
     console.print(build_times())
     capture_against_export()
+    console.print(training_times())
 
 
 if __name__ == "__main__":

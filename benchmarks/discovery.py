@@ -3,7 +3,8 @@
 Each row's operator is given to discovery as a function of tensors that nothing is known of. A row
 is reproduced if every split that the row names was found. Left out of the comparison are splits
 that no call of the operator on slices makes: those that the row writes a program for (a masked
-lookup), and those that are put together by max or min. What discovery finds beyond the row is
+lookup), those whose parts are told where they lie (dropout), and those that are put together by
+max or min. What discovery finds beyond the row is
 counted too: it ran, and gave the whole.
 """
 
@@ -57,6 +58,8 @@ def split_of(bound: BoundDimop, identifier: str) -> tuple:
 
 def sayable(bound: BoundDimop, identifier: str, inputs: list[torch.Tensor]) -> bool:
     """Whether the operator itself, called on slices, makes the split."""
+    if "offsets" in bound.call.attrs:
+        return False
     parts = bound.split(identifier, 2)
     if parts[0].plain or bound.call.op in NEED_RESHAPE:
         summed = any(carry.kind == "partial" for carry in bound.flow(identifier).outputs)

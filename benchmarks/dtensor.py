@@ -89,12 +89,12 @@ def _serve(rank: int, ranks: int, store: Path, end: Connection, sizes: dict[str,
         dist.destroy_process_group()
 
 
-def split(model: GPT, ranks: int) -> nn.Module:
-    """The model with each rank's part of its weights."""
+def split(model: GPT, ranks: int, *, gathered: bool = False) -> nn.Module:
+    """The model with each rank's part of its weights; its scores whole where ``gathered``."""
     mesh = init_device_mesh("cpu", (ranks,))
     plan = {
         "embed": RowwiseParallel(input_layouts=Replicate()),
-        "head": ColwiseParallel(),
+        "head": ColwiseParallel(output_layouts=Replicate()) if gathered else ColwiseParallel(),
     }
     for i in range(len(model.blocks)):
         for name in ("attention.query", "attention.key", "attention.value", "mlp.0"):

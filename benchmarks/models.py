@@ -12,9 +12,9 @@ from torch.nn import functional as F
 class FusedAttention(nn.Module):
     """Attention whose query, key and value are made by one matrix."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, *, causal: bool = True) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
@@ -22,7 +22,7 @@ class FusedAttention(nn.Module):
         batch, length, width = x.shape
         parts = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4).unbind(0)
-        y = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        y = F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         return self.out(y.transpose(1, 2).reshape(batch, length, width))
 
 
@@ -32,9 +32,9 @@ class Attention(nn.Module):
     It takes the number of heads from what it finds, which may be a part of them.
     """
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, *, causal: bool = True) -> None:
         super().__init__()
-        self.head_width = width // heads
+        self.head_width, self.causal = width // heads, causal
         self.query = nn.Linear(width, width)
         self.key = nn.Linear(width, width)
         self.value = nn.Linear(width, width)
@@ -46,15 +46,15 @@ class Attention(nn.Module):
             layer(x).view(batch, length, -1, self.head_width).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
         )
-        y = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        y = F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         return self.out(y.transpose(1, 2).reshape(batch, length, -1))
 
 
 class Block(nn.Module):
-    def __init__(self, width: int, heads: int, *, fused: bool) -> None:
+    def __init__(self, width: int, heads: int, *, fused: bool, causal: bool = True) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
-        self.attention = (FusedAttention if fused else Attention)(width, heads)
+        self.attention = (FusedAttention if fused else Attention)(width, heads, causal=causal)
         self.norm2 = nn.LayerNorm(width)
         self.mlp = nn.Sequential(
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
@@ -105,6 +105,21 @@ def gpt(
     torch.manual_seed(0)
     model = GPT(layers, length=length, **sizes).eval()
     return model, (torch.randint(0, 1000, (batch, length)),)
+
+
+def training_gpt(
+    layers: int = 8, *, batch: int = 16, length: int = 64, vocabulary: int = 8192, width: int = 512
+) -> tuple[GPT, torch.Tensor, torch.Tensor]:
+    """A GPT in training mode, tokens and labels, the same every time."""
+    torch.manual_seed(0)
+    model = GPT(layers, width, 8, vocabulary, length, fused=False, tied=False)
+    ids, labels = torch.randint(vocabulary, (2, batch, length))
+    return model, ids, labels
+
+
+def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The mean cross entropy over all tokens."""
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
 def minilm(*, batch: int, length: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:
