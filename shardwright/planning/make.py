@@ -15,7 +15,13 @@ from shardwright.planning.loads import slot_loads
 from shardwright.planning.mesh import AXES, DATA, PIPELINE, over_mesh
 from shardwright.planning.mixing import mixing_notes
 from shardwright.planning.pipeline import pipeline
-from shardwright.planning.plan import Assignment, Plan, fingerprint_graph
+from shardwright.planning.plan import (
+    Assignment,
+    Plan,
+    fingerprint_graph,
+    input_texts,
+    label_of,
+)
 from shardwright.planning.policy import Policy, by_policy, policy_name
 from shardwright.planning.splits import take_apart
 from shardwright.planning.step import Step, as_step, check_one_backward
@@ -179,4 +185,6 @@ def make_plan(
         nodes,
         loads,
         tuple(notes),
+        inputs=input_texts(graph),
+        labels=tuple(map(label_of, graph.nodes)),
     )

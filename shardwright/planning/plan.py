@@ -14,17 +14,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
 from shardwright.errors import PlanError
-from shardwright.ir import IRGraph
+from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.repeats import fingerprint
 from shardwright.layout import Mesh
+from shardwright.planning.plan_file import read_plan, write_plan
 from shardwright.schedule import make_schedule, simulate
 
 
-class Split(msgspec.Struct, frozen=True, tag="split"):
+class Split(msgspec.Struct, frozen=True, tag="split", forbid_unknown_fields=True):
     """What a mesh axis splits: an identifier of the operator's annotation.
 
     The parts are multiples of ``unit`` values, as even as can be, larger ones first.
@@ -34,7 +36,7 @@ class Split(msgspec.Struct, frozen=True, tag="split"):
     unit: int = 1
 
 
-class Terms(msgspec.Struct, frozen=True, tag="terms"):
+class Terms(msgspec.Struct, frozen=True, tag="terms", forbid_unknown_fields=True):
     """What a mesh axis does not split but may keep as terms of a sum.
 
     Where the inputs at these positions lie as partial sums along the axis, each slot does all of
@@ -45,7 +47,7 @@ class Terms(msgspec.Struct, frozen=True, tag="terms"):
     inputs: tuple[int, ...]
 
 
-class Assignment(msgspec.Struct, frozen=True):
+class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where a node runs: a mesh, and what each of its axes splits."""
 
     mesh: Mesh
@@ -62,7 +64,7 @@ class Assignment(msgspec.Struct, frozen=True):
         return cls(Mesh((), (), (device,)))
 
 
-class SlotLoad(msgspec.Struct, frozen=True):
+class SlotLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one slot carries, estimated.
 
     ``work`` is in floating-point operations a run, ``stored_bytes`` counts each parameter and
@@ -76,7 +78,7 @@ class SlotLoad(msgspec.Struct, frozen=True):
     received_bytes: int
 
 
-class TrainingPlan(msgspec.Struct, frozen=True):
+class TrainingPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a training step is cut in time: microbatches, virtual stages, their schedule.
 
     ``placement`` is the pipeline rank of each virtual stage, ``slots`` the device slots of each
@@ -125,13 +127,15 @@ class TrainingPlan(msgspec.Struct, frozen=True):
         return simulate(schedule, forward=third, backward=third, weight=third).bubble
 
 
-class Plan(msgspec.Struct, frozen=True):
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Assignments, and the index of the assignment of each node in execution order.
 
     ``unfused`` are the positions, in the graph itself, of fused products that are taken apart
     before anything else. ``loads`` has an entry a slot; ``notes`` say in words what was decided
     and why. Of a training step the nodes are those of the forward (`planning.step`), and
-    ``training`` says how it is cut in microbatches and stages.
+    ``training`` says how it is cut in microbatches and stages. ``inputs`` are the graph's, with
+    their types, and ``labels`` says of each node where it stands and what it does: for people who
+    compare plans, and for messages.
     """
 
     graph: str
@@ -144,6 +148,8 @@ class Plan(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
     unfused: tuple[int, ...] = ()
     training: TrainingPlan | None = None
+    inputs: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         work = sum(load.work for load in self.loads) or 1
@@ -160,6 +166,23 @@ class Plan(msgspec.Struct, frozen=True):
         if self.training is not None:
             lines += [f"  {line}" for line in str(self.training).splitlines()]
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON. Raises OSError as writing does."""
+        write_plan(Path(path), self)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """The plan in a file that `save` wrote. Raises PlanError.
+
+        Whether it belongs to a graph is found out where it is used.
+        """
+        plan = read_plan(Path(path), cls)
+        try:
+            check_whole(plan)
+        except PlanError as error:
+            raise PlanError(f"{path}: {error}; plan again, or mend the file") from None
+        return plan
 
 
 def assignments(plan: Plan, nodes: int) -> Iterator[Assignment]:
@@ -180,6 +203,45 @@ def assignments(plan: Plan, nodes: int) -> Iterator[Assignment]:
         yield assignment
 
 
+def check_whole(plan: Plan) -> None:
+    """Raise PlanError where a plan's parts do not fit each other, as one in an edited file may."""
+    for _ in assignments(plan, len(plan.nodes)):
+        pass
+    if plan.training is None:
+        return
+    training, stages = plan.training, len(plan.training.placement)
+    counts = (
+        ("stages", len(training.stages), len(plan.nodes)),
+        ("work", len(training.work), stages),
+    )
+    for name, found, expected in counts:
+        if found != expected:
+            raise PlanError(f"training.{name} has {found} entries, expected {expected}")
+    for name, numbers, limit in (
+        ("stages", training.stages, stages),
+        ("placement", training.placement, len(training.slots)),
+    ):
+        if wrong := [number for number in numbers if not 0 <= number < limit]:
+            raise PlanError(f"training.{name} holds {wrong[0]}; expected numbers below {limit}")
+    known = {slot for slots in training.slots for slot in slots}
+    if unknown := known.difference(plan.devices):
+        raise PlanError(f"training.slots names {min(unknown)!r}, which devices lacks")
+
+
+def input_texts(graph: IRGraph) -> tuple[str, ...]:
+    """The graph's inputs with their types: ``x f32[8, 128]``."""
+    values = (graph.values[value_id] for value_id in graph.inputs)
+    return tuple(
+        f"{value.name} {value.dtype}[{', '.join(map(str, value.shape))}]" for value in values
+    )
+
+
+def label_of(node: IRNode) -> str:
+    """Where a node stands in the model, and what it does: ``layers.0.up: linear``."""
+    name = node.op.split(".")[1] if "." in node.op else node.op
+    return f"{node.scope}: {name}" if node.scope else name
+
+
 def fingerprint_graph(graph: IRGraph) -> str:
     """A hash of what a graph computes: operators, attributes, shapes, and how they connect."""
     digest = hashlib.sha256()
@@ -195,8 +257,15 @@ def fingerprint_graph(graph: IRGraph) -> str:
 def check_belongs(plan: Plan, graph: IRGraph) -> None:
     """Raise PlanError where ``plan`` was made for another graph."""
     found = fingerprint_graph(graph)
-    if found != plan.fingerprint:
-        raise PlanError(
-            f"the plan was made for the graph {plan.graph!r} ({plan.fingerprint}), this is "
-            f"{graph.name!r} ({found}); plan again for this graph"
-        )
+    if found == plan.fingerprint:
+        return
+    message = (
+        f"the plan was made for the graph {plan.graph!r} ({plan.fingerprint}), this is "
+        f"{graph.name!r} ({found})"
+    )
+    inputs = input_texts(graph)
+    if plan.inputs and plan.inputs != inputs:
+        message += f"; its inputs were {', '.join(plan.inputs)}, here they are {', '.join(inputs)}"
+        if plan.training is not None:
+            message += f", of one microbatch; the plan has {plan.training.microbatches}"
+    raise PlanError(f"{message}; plan again for this graph")
