@@ -25,9 +25,10 @@ from functools import lru_cache
 import msgspec
 
 from shardwright.errors import PlanError
-from shardwright.layout.cluster import Cluster, Links
+from shardwright.layout.cluster import Cluster
 from shardwright.layout.cuts import largest_shape, leaves_none_empty
 from shardwright.layout.layout import Layout
+from shardwright.layout.links import Links
 from shardwright.layout.mesh import Group, Mesh
 from shardwright.layout.moves import Step, move_kind, moves
 from shardwright.layout.placement import Partial, Placement, Placements, Replicate, Shard

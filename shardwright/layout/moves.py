@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from shardwright.layout.cluster import Kind
 from shardwright.layout.cuts import Cut, Lengths, cuts
 from shardwright.layout.layout import Layout
+from shardwright.layout.links import Kind
 from shardwright.layout.placement import Partial, Placement, Placements, Replicate, Shard
 from shardwright.layout.ranges import Shape
 

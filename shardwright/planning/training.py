@@ -22,35 +22,26 @@ from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.operators import is_marker
 from shardwright.layout import Mesh
 from shardwright.planning.balance import Loads, measure_loads
-from shardwright.planning.cost import FORMULAS, WORK_PER_BYTE, node_work
+from shardwright.planning.cost import WORK_PER_BYTE, node_work
 from shardwright.planning.forward import forward_view
 from shardwright.planning.mesh import DATA, PIPELINE, split_nodes
 from shardwright.planning.parameters import parameters_of
 from shardwright.planning.pipeline import stage_bounds
 from shardwright.planning.plan import Assignment, TrainingPlan
 from shardwright.planning.step import Step
+from shardwright.profiling.operations import (
+    ELEMENTS,
+    FORMULAS,
+    LOOKUP,
+    TABLE_PASSES,
+    UPDATE_PASSES,
+)
 from shardwright.schedule import Schedule, make_schedule
 
 SLACK = 1.01
 """A cut may exceed the smallest largest load by this factor where fewer bytes cross."""
 FULLNESS = 0.7
 """A stage may hold 1 / FULLNESS times its share of the bytes before that counts."""
-UPDATE_PASSES = 7
-"""How often an update moves a parameter's bytes: it, its gradient and two states, three written."""
-TABLE_PASSES = 7
-"""How often the backward of a lookup moves the table's: zeros, rows added, all added to before."""
-LOOKUP = "aten.embedding.default"
-ELEMENTS = {
-    "aten.gelu.default": 250,
-    "aten.silu.default": 210,
-    "aten.layer_norm.default": 240,
-    "aten.rms_norm.default": 240,
-    "aten.softmax.int": 230,
-    "aten.log_softmax.int": 230,
-    "aten.cross_entropy_loss.default": 320,
-}
-"""Operations for each element of the first input, forward and backward, of functions that take more
-time than their bytes do; from times of a CPU core that does some 120 in a nanosecond."""
 RECOMPUTE = ("none", "full", "auto")
 
 

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.ir import IRGraph, IRNode
-from shardwright.planning.cost import FREE
+from shardwright.profiling.operations import FREE
 from shardwright.transform.live import given_by
 from shardwright.transform.slots import Border, Communication, Localized, Place, SlotGraph
 

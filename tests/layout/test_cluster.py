@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from shardwright.errors import PlanError
 from shardwright.layout import ETHERNET, GLOO, Cluster, Link, Links, Mesh
-from shardwright.layout.cluster import ROUNDS
+from shardwright.layout.links import ROUNDS
 
 LINKS = Links.of(send=Link(1.0, 10.0), collective=Link(2.0, 5.0), start=7.0)
 

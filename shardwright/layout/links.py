@@ -1,0 +1,88 @@
+"""What a collective costs: a model of the machines by latency and bandwidth.
+
+Comes in: a kind of communication, the number of slots that take part, and bytes. Goes out: the
+seconds that it takes.
+
+A collective among ``n`` slots costs its start and then a number of messages after one another,
+each with a latency and an ``n``-th of the bytes (the alpha-beta model; Thakur, Rabenseifner and
+Gropp, 2005): ``n - 1`` of them, and twice as many for all_reduce, which is a reduce_scatter and an
+all_gather with one start.
+
+What always holds: no price is negative, more bytes or more slots never cost less, and what stays
+on a slot costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import msgspec
+
+from shardwright.errors import PlanError
+
+Kind = Literal["send", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "slice"]
+
+ROUNDS: Mapping[Kind, Callable[[int], int]] = {
+    "all_gather": lambda members: members - 1,
+    "reduce_scatter": lambda members: members - 1,
+    "all_reduce": lambda members: 2 * (members - 1),
+    "all_to_all": lambda members: members - 1,
+}
+"""Messages after one another that a collective of so many members takes."""
+
+
+class Link(msgspec.Struct, frozen=True):
+    """``latency`` of a message in seconds, ``bandwidth`` of one slot in bytes a second."""
+
+    latency: float
+    bandwidth: float
+
+    def __post_init__(self) -> None:
+        if not self.latency >= 0:
+            raise PlanError(f"a link's latency must not be negative, found {self.latency} s")
+        if not self.bandwidth > 0:
+            raise PlanError(f"a link's bandwidth must be positive, found {self.bandwidth} byte/s")
+
+    def seconds(self, nbytes: float) -> float:
+        """The time of one message."""
+        return self.latency + nbytes / self.bandwidth
+
+
+class Links(msgspec.Struct, frozen=True):
+    """The link as each kind of communication sees it; ``start`` of a collective is in seconds."""
+
+    send: Link
+    all_gather: Link
+    reduce_scatter: Link
+    all_reduce: Link
+    all_to_all: Link
+    start: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.start >= 0:
+            raise PlanError(f"the start of a collective must not be negative, found {self.start} s")
+
+    @classmethod
+    def of(cls, send: Link, collective: Link, start: float = 0.0) -> Links:
+        """One link for messages between two slots, another for all collectives."""
+        return cls(send, collective, collective, collective, collective, start)
+
+    def seconds(self, kind: Kind, members: int, nbytes: int) -> float:
+        """The time of one communication among ``members`` slots.
+
+        ``nbytes`` is what a slot holds before or after it, whichever is more. A ``slice`` is local
+        and free, and so is everything on one slot.
+        """
+        if kind == "slice" or members < 2:
+            return 0.0
+        if kind == "send":
+            return self.send.seconds(nbytes)
+        link: Link = getattr(self, kind)
+        return self.start + ROUNDS[kind](members) * link.seconds(nbytes / members)
+
+
+GLOO = Links.of(send=Link(60e-6, 3.2e9), collective=Link(60e-6, 0.5e9), start=150e-6)
+"""Processes of one host on CPU, as measured with gloo."""
+ETHERNET = Links.of(send=Link(100e-6, 1.1e9), collective=Link(100e-6, 0.4e9), start=150e-6)
+"""Hosts on a network of 10 Gbit/s, assumed."""
