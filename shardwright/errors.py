@@ -4,6 +4,7 @@
     ├── GraphError          an IRGraph breaks a rule, or its text does not parse
     ├── CaptureError        a model cannot be captured; names the line and what to change
     ├── AnnotationError     a dimension annotation is wrong, or does not allow what is asked
+    ├── ProfileError        a measurement failed, or its cache or file cannot be read
     ├── PlanError           a plan cannot be made, or does not belong to this graph
     ├── PipelineError       a pipeline breaks a rule of the format; names rule, task and tensor
     ├── ScheduleError       a schedule cannot be made as asked, lacks work, or can deadlock
@@ -51,6 +52,10 @@ class AnnotationError(ShardwrightError):
         super().__init__(f"{where}{message}")
         self.text = text
         self.column = column
+
+
+class ProfileError(ShardwrightError):
+    """Something could not be measured; or stored measurements cannot be read."""
 
 
 class PlanError(ShardwrightError):

@@ -1,0 +1,37 @@
+"""What one unit of a program took when it was run alone.
+
+A unit is a node, or the nodes of a block. Seconds are medians of calls after some to warm up; bytes
+are the most that were alive at once beyond what was there before, and so count neither the unit's
+inputs nor its parameters.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """Seconds and bytes of one unit; all zeros for what is not needed.
+
+    forward
+        Seconds of a call that keeps nothing for a backward.
+    backward, weight
+        Seconds of the gradients of what nodes made, and of those of parameters. Their sum is the
+        time of a backward that gives both.
+    memory
+        Bytes of a call that keeps nothing for a backward.
+    memory_kept
+        Bytes of a call that keeps what its backward needs.
+    memory_backward
+        Bytes of a backward, beyond those that the forward left.
+    iterations
+        Of how many samples the seconds are medians.
+    """
+
+    forward: float
+    backward: float = 0.0
+    weight: float = 0.0
+    memory: int = 0
+    memory_kept: int = 0
+    memory_backward: int = 0
+    iterations: int = 1
