@@ -135,7 +135,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     and why. Of a training step the nodes are those of the forward (`planning.step`), and
     ``training`` says how it is cut in microbatches and stages. ``inputs`` are the graph's, with
     their types, and ``labels`` says of each node where it stands and what it does: for people who
-    compare plans, and for messages.
+    compare plans, and for messages. ``stages`` is the stage of each node of a model whose stages
+    are no ranges of nodes: they are done one after another; a training step has its own.
     """
 
     graph: str
@@ -150,6 +151,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     training: TrainingPlan | None = None
     inputs: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
+    stages: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         work = sum(load.work for load in self.loads) or 1
@@ -207,6 +209,8 @@ def check_whole(plan: Plan) -> None:
     """Raise PlanError where a plan's parts do not fit each other, as one in an edited file may."""
     for _ in assignments(plan, len(plan.nodes)):
         pass
+    if plan.stages and len(plan.stages) != len(plan.nodes):
+        raise PlanError(f"stages has {len(plan.stages)} entries, expected {len(plan.nodes)}")
     if plan.training is None:
         return
     training, stages = plan.training, len(plan.training.placement)

@@ -7,7 +7,7 @@ of a slot has its place: the phase and the stage in which it is done.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from shardwright.planning.plan import Plan
@@ -52,10 +52,12 @@ def localize_step(step: Step, plan: Plan, device_kind: str = "cpu") -> Localized
     return replace(localized, updates=[*localized.updates, *gradients.updates()])
 
 
-def _backward(gradients: Gradients, written: Sequence[Written], borders: Collection[int]) -> None:
+def _backward(
+    gradients: Gradients, written: Mapping[int, Written], borders: Collection[int]
+) -> None:
     """Write the gradients of everything that the loss depends on, last node first."""
-    gradients.begin(written)
-    for position, stands in reversed(list(enumerate(written))):
+    gradients.begin(list(written.values()))
+    for position, stands in reversed(list(written.items())):
         gradients.through(stands)
         if position in borders:
             gradients.border(stands)
