@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from shardwright.atomic import replacing
 from shardwright.cli.demo import run_demo
 from shardwright.cli.run import RunOptions, run_file
 from shardwright.cli.splitting import DEVICES, POLICY, plan_as_told
@@ -22,7 +23,6 @@ from shardwright.cli.train import train
 from shardwright.cli.userfiles import UserFiles
 from shardwright.errors import InputError, ShardwrightError
 from shardwright.pipeline import Pipeline, Training, json_schema_text
-from shardwright.pipeline.atomic import replacing
 from shardwright.pipeline.fxtext import decode
 from shardwright.pipeline.schema import DeviceKind
 from shardwright.planning.make import POLICIES

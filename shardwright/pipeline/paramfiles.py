@@ -22,10 +22,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from shardwright.atomic import replacing
 from shardwright.errors import WeightError
 from shardwright.ir.dtypes import dtype_name
 from shardwright.pipeline.archive import ArchiveTensor, read_archive, write_archive
-from shardwright.pipeline.atomic import replacing
 from shardwright.pipeline.schema import ParamfileFormat
 
 Range = tuple[int, int]

@@ -19,8 +19,8 @@ from typing import Any, Self
 import msgspec
 import torch
 
+from shardwright.atomic import replacing
 from shardwright.pipeline import serialize
-from shardwright.pipeline.atomic import replacing
 from shardwright.pipeline.check import check, check_rules
 from shardwright.pipeline.check_compute import data_of
 from shardwright.pipeline.connections import Connections, connect

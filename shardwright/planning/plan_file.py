@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from shardwright.atomic import replacing
 from shardwright.errors import PlanError
-from shardwright.pipeline.atomic import replacing
 
 PLAN_VERSION = 1
 """Of the format; a file of a later version is refused."""

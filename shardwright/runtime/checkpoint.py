@@ -24,8 +24,8 @@ from typing import Any
 import msgspec
 import torch
 
+from shardwright.atomic import replacing
 from shardwright.errors import RunError, WeightError
-from shardwright.pipeline.atomic import replacing
 from shardwright.runtime.dcp import is_complete
 
 MANIFEST = "training.json"

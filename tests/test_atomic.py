@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardwright.pipeline.atomic import replacing
+from shardwright.atomic import replacing
 from shardwright.pipeline.paramfiles import write_paramfile
 
 
