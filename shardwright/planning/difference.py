@@ -1,0 +1,228 @@
+"""What differs between two plans, in words.
+
+Comes in: two plans, of one graph or of two. Goes out: a `Difference`: settings, where nodes run,
+how they are split, and what slots carry. What always holds: equal plans have none, and the other
+way round it says the same with sides exchanged.
+
+Nodes are told by where they stand in the model and what they do (`Plan.labels`), so that plans are
+comparable that take different products apart, or belong to versions of one model. Neighbours that
+change alike are one line, and so are equal nodes of equal layers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
+
+from shardwright.planning.plan import Assignment, Plan, Split, Terms
+
+MANY = 4
+"""Of more slots than these only the first and the last are named."""
+
+
+class Change(NamedTuple):
+    """What was ``first`` and is ``second``."""
+
+    what: str
+    first: str
+    second: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.first} -> {self.second}"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Changes from a first plan to a second, by what they are of."""
+
+    sections: Mapping[str, tuple[Change, ...]]
+
+    def __bool__(self) -> bool:
+        return any(self.sections.values())
+
+    def __str__(self) -> str:
+        if not self:
+            return "the plans are equal"
+        found = ((title, changes) for title, changes in self.sections.items() if changes)
+        return "\n".join(
+            "\n".join([title, *(f"  {change}" for change in changes)]) for title, changes in found
+        )
+
+
+def difference(first: Plan, second: Plan) -> Difference:
+    """What differs between two plans."""
+    pairs = _paired(first, second)
+    return Difference(
+        {
+            "settings": tuple(_settings(first, second)),
+            "how many nodes there are": tuple(_counts(first, second)),
+            "where nodes run": tuple(
+                _runs([(label, _place(first, i), _place(second, j)) for label, i, j in pairs])
+            ),
+            "how nodes are split": tuple(
+                _groups([(label, _splits(first, i), _splits(second, j)) for label, i, j in pairs])
+            ),
+            "what slots carry": tuple(_loads(first, second)),
+        }
+    )
+
+
+# --- settings -----------------------------------------------------------------------------------
+
+
+def _settings(first: Plan, second: Plan) -> Iterator[Change]:
+    for name, text in SETTINGS.items():
+        a, b = text(first), text(second)
+        if a != b:
+            yield Change(name, a, b)
+
+
+def _of_training(name: str) -> Callable[[Plan], str]:
+    def text(plan: Plan) -> str:
+        found = getattr(plan.training, name, None)
+        return "none" if found is None else str(found)
+
+    return text
+
+
+def _bubble(plan: Plan) -> str:
+    return "none" if plan.training is None else f"{100 * plan.training.bubble():.1f}%"
+
+
+def _grids(plan: Plan) -> str:
+    grids = {
+        " × ".join(f"{axis} {size}" for axis, size in zip(mesh.axes, mesh.sizes, strict=True))
+        for mesh in (assignment.mesh for assignment in plan.assignments)
+    }
+    return " and ".join(sorted(grid or "one slot" for grid in grids))
+
+
+SETTINGS: dict[str, Callable[[Plan], str]] = {
+    "graph": lambda plan: f"{plan.graph} ({plan.fingerprint})",
+    "inputs": lambda plan: ", ".join(plan.inputs) or "unknown",
+    "policy": lambda plan: plan.policy,
+    "slots": lambda plan: str(len(plan.devices)),
+    "mesh of a stage": _grids,
+    "fused products taken apart": lambda plan: str(len(plan.unfused)),
+    "virtual stages": lambda plan: str(len(plan.training.placement)) if plan.training else "none",
+    **{
+        name: _of_training(name)
+        for name in ("microbatches", "schedule", "chunks", "recompute", "memory", "zero")
+    },
+    "bubble": _bubble,
+}
+"""What a line says of each of two plans, where it is not the same."""
+
+
+# --- nodes --------------------------------------------------------------------------------------
+
+
+def _keys(plan: Plan) -> list[tuple[str, int]]:
+    """For each node its label, and how many before it have the same."""
+    seen: Counter[str] = Counter()
+    keys = []
+    for label in plan.labels or [f"node {i}" for i in range(len(plan.nodes))]:
+        keys.append((label, seen[label]))
+        seen[label] += 1
+    return keys
+
+
+def _paired(first: Plan, second: Plan) -> list[tuple[str, int, int]]:
+    """The label and the two positions of each node that both plans have."""
+    there = {key: j for j, key in enumerate(_keys(second))}
+    return [(key[0], i, there[key]) for i, key in enumerate(_keys(first)) if key in there]
+
+
+def _counts(first: Plan, second: Plan) -> Iterator[Change]:
+    found = [Counter(map(_pattern, plan.labels)) for plan in (first, second)]
+    for label in sorted(found[0].keys() | found[1].keys()):
+        a, b = (count[label] for count in found)
+        if a != b:
+            yield Change(label, str(a), str(b))
+
+
+def _place(plan: Plan, node: int) -> str:
+    """The stage and the slots of a node."""
+    devices = plan.assignments[plan.nodes[node]].mesh.devices
+    stage = f"stage {plan.training.stages[node]} on " if plan.training else ""
+    return stage + _named(devices)
+
+
+def _named(devices: Sequence[str]) -> str:
+    if len(devices) <= MANY:
+        return " ".join(devices)
+    return f"{devices[0]} … {devices[-1]} ({len(devices)} slots)"
+
+
+def _splits(plan: Plan, node: int) -> str:
+    """What each axis splits of a node: ``data by b, tensor by n in units of 64``."""
+    assignment: Assignment = plan.assignments[plan.nodes[node]]
+    axes = zip(assignment.mesh.axes, assignment.splits, strict=True)
+    return ", ".join(_split(axis, split) for axis, split in axes if split is not None) or "whole"
+
+
+def _split(axis: str, split: Split | Terms) -> str:
+    if isinstance(split, Terms):
+        return f"{axis} in terms of a sum"
+    unit = f" in units of {split.unit}" if split.unit > 1 else ""
+    return f"{axis} by {split.identifier}{unit}"
+
+
+# --- lines --------------------------------------------------------------------------------------
+
+_Item = tuple[str, str, str]
+"""A name, and what it is in the first and in the second plan."""
+
+
+def _runs(items: Sequence[_Item]) -> Iterator[Change]:
+    """A change for each run of neighbours that change alike."""
+    for (a, b), run in groupby(items, key=lambda item: item[1:]):
+        labels = [item[0] for item in run]
+        if a != b:
+            yield Change(_span(labels), a, b)
+
+
+def _span(labels: Sequence[str]) -> str:
+    if len(labels) == 1:
+        return labels[0]
+    return f"{labels[0]} … {labels[-1]} ({len(labels)})"
+
+
+def _groups(items: Sequence[_Item]) -> Iterator[Change]:
+    """A change for all nodes of equal layers that change alike, in the order of the first."""
+    groups: dict[_Item, list[str]] = {}
+    for label, a, b in items:
+        if a != b:
+            groups.setdefault((_pattern(label), a, b), []).append(label)
+    for (pattern, a, b), labels in groups.items():
+        one = len(set(labels)) == 1
+        name = labels[0] if one else pattern
+        yield Change(name if len(labels) == 1 else f"{name} ({len(labels)})", a, b)
+
+
+def _pattern(label: str) -> str:
+    """A label without the numbers of layers."""
+    return re.sub(r"(?<![^.\s])\d+(?![^.:\s])", "*", label)
+
+
+# --- slots --------------------------------------------------------------------------------------
+
+
+def _loads(first: Plan, second: Plan) -> Iterator[Change]:
+    a, b = (_load_texts(plan) for plan in (first, second))
+    names = list(dict.fromkeys([*a, *b]))
+    yield from _runs([(name, a.get(name, "no slot"), b.get(name, "no slot")) for name in names])
+
+
+def _load_texts(plan: Plan) -> dict[str, str]:
+    """What each slot carries, by its name."""
+    work = sum(load.work for load in plan.loads) or 1
+    return {
+        load.device: f"{100 * load.work / work:.1f}% of the work, "
+        f"{load.stored_bytes / 1e6:.2f} MB stored, receives {load.received_bytes / 1e6:.3f} MB"
+        for load in plan.loads
+    }

@@ -1,0 +1,104 @@
+"""What two plans differ in, as text."""
+
+import itertools
+
+import msgspec
+import pytest
+
+from shardwright.planning import Plan, plan
+from shardwright.planning.difference import Change, difference
+from shardwright.planning.plan import Split, Terms
+from tests.graphs import language_model
+from tests.steps import language_step
+
+STEPS = (
+    plan(language_step(), mesh={"pipeline": 2, "tensor": 2}, microbatches=4),
+    plan(language_step(), mesh={"pipeline": 4}, microbatches=8, schedule="zb-h1"),
+)
+MODELS = (
+    plan(language_model(), 2),
+    plan(language_model(layers=5), 3),
+    plan(language_model(), 8, "tensor"),
+)
+
+
+def test_two_ways_to_cut_a_step() -> None:
+    assert str(difference(*STEPS)).splitlines()[:18] == [
+        "settings",
+        "  policy: pipeline 2 × tensor 2 -> pipeline 4",
+        "  mesh of a stage: tensor 2 -> one slot",
+        "  virtual stages: 2 -> 4",
+        "  microbatches: 4 -> 8",
+        "  schedule: 1f1b -> zb-h1",
+        f"  bubble: {100 * STEPS[0].training.bubble():.1f}% -> "
+        f"{100 * STEPS[1].training.bubble():.1f}%",
+        "where nodes run",
+        "  slice … div (5): stage 1 on d2 d3 -> stage 3 on d3",
+        "  embedding … layers.0: add (10): stage 0 on d0 d1 -> stage 0 on d0",
+        "  layers.1: layer_norm … layers.2: add (13): stage 0 on d0 d1 -> stage 1 on d1",
+        "  layers.2: layer_norm … layers.3: linear (11): stage 1 on d2 d3 -> stage 2 on d2",
+        "  layers.3: gelu … div (10): stage 1 on d2 d3 -> stage 3 on d3",
+        "how nodes are split",
+        "  embedding: tensor by v -> whole",
+        "  layers.*: linear (8): tensor by n -> whole",
+        "  layers.*: gelu (4): tensor by c -> whole",
+        "  layers.*: linear (4): tensor by k -> whole",
+    ]
+
+
+def test_two_models_are_compared_where_they_are_alike() -> None:
+    found = difference(MODELS[0], MODELS[1]).sections
+    assert Change("slots", "2", "3") in found["settings"]
+    assert Change("layers.*: linear", "12", "15") in found["how many nodes there are"]
+    assert found["where nodes run"][-1].second == "d2"
+    assert found["how nodes are split"] == ()
+    assert found["what slots carry"][2].first == "no slot"
+
+
+def test_many_slots_that_change_alike_are_one_line() -> None:
+    found = difference(plan(language_model(), 2, "tensor"), MODELS[2]).sections
+    assert found["where nodes run"] == (
+        Change("embedding … linear (40)", "d0 d1", "d0 … d7 (8 slots)"),
+    )
+    assert [change.what for change in found["what slots carry"]] == ["d0 … d1 (2)", "d2 … d7 (6)"]
+
+
+@pytest.mark.parametrize("made", [*STEPS, *MODELS], ids=str)
+def test_equal_plans_do_not_differ(made: Plan) -> None:
+    found = difference(made, made)
+    assert not found
+    assert str(found) == "the plans are equal"
+
+
+@pytest.mark.parametrize(("a", "b"), list(itertools.combinations((*STEPS, *MODELS), 2)), ids=str)
+def test_the_other_way_round_sides_are_exchanged(a: Plan, b: Plan) -> None:
+    there, back = difference(a, b), difference(b, a)
+    assert there
+    for title in ("settings", "how many nodes there are"):
+        assert back.sections[title] == tuple(
+            Change(change.what, change.second, change.first) for change in there.sections[title]
+        )
+
+
+def test_units_and_sums_are_told() -> None:
+    made = plan(language_model(), 2, "tensor")
+    node = made.labels.index("layers.0: linear")
+    assignment = made.assignments[made.nodes[node]]
+    for split, text in (
+        (Split("n", 64), "tensor by n in units of 64"),
+        (Terms((0,)), "tensor in terms of a sum"),
+    ):
+        other = msgspec.structs.replace(assignment, splits=(split,))
+        nodes = list(made.nodes)
+        nodes[node] = len(made.assignments)
+        changed = msgspec.structs.replace(
+            made, assignments=(*made.assignments, other), nodes=tuple(nodes)
+        )
+        assert difference(made, changed).sections["how nodes are split"] == (
+            Change("layers.0: linear", "tensor by n", text),
+        )
+
+
+def test_plans_without_labels_are_told_by_number() -> None:
+    a, b = (msgspec.structs.replace(plan(language_model(), n), labels=()) for n in (1, 2))
+    assert "  node 20 … node 39 (20): d0 -> d1" in str(difference(a, b)).splitlines()
