@@ -9,10 +9,13 @@ message.
 from __future__ import annotations
 
 from functools import lru_cache
+from pathlib import Path
 
 import msgspec
 
+from shardwright.atomic import replacing
 from shardwright.errors import PlanError
+from shardwright.layout.cluster_file import Machines, named_slots, read_machines, write_machines
 from shardwright.layout.device import CPU_CORE, DeviceModel
 from shardwright.layout.links import ETHERNET, GLOO, Link, Links
 from shardwright.layout.mesh import Group, Mesh
@@ -54,9 +57,32 @@ class Cluster(msgspec.Struct, frozen=True):
             raise PlanError(
                 f"a cluster has 1 device or more, and 1 a host, found {devices} and {per_host}"
             )
-        names = [f"d{i}" for i in range(devices)]
-        hosts = tuple(tuple(names[i : i + per_host]) for i in range(0, devices, per_host))
-        return cls(hosts, inside, between, device)
+        return cls(named_slots(devices, per_host), inside, between, device)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Cluster:
+        """Read a cluster file, as `cluster_file` describes it.
+
+        Raises PlanError, which names line and key, and OSError.
+        """
+        try:
+            text = Path(path).read_text("utf-8")
+        except UnicodeDecodeError as error:
+            raise PlanError(f"{path} is no text in UTF-8: {error}") from None
+        hosts, device, inside, between = read_machines(text, str(path))
+        try:
+            return cls(hosts, inside or GLOO, between or ETHERNET, device)
+        except PlanError as error:
+            raise PlanError(f"{path}: {error}") from None
+
+    def save(self, path: str | Path) -> None:
+        """Write a cluster file, whole or not at all."""
+        with replacing(Path(path)) as temporary:
+            temporary.write_text(self.to_yaml(), "utf-8")
+
+    def to_yaml(self) -> str:
+        """The text of the cluster's file."""
+        return write_machines(Machines(self.hosts, self.device, self.inside, self.between))
 
     @property
     def devices(self) -> tuple[str, ...]:

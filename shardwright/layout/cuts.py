@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from shardwright.layout.mesh import coordinates
-from shardwright.layout.placement import Placements, Shard
+from shardwright.layout.placement import Placements, Replicate, Shard
 from shardwright.layout.ranges import Range, Ranges, Shape, part
 
 Lengths = tuple[int, ...]
@@ -74,6 +74,21 @@ def largest_shape(placements: Placements, sizes: Sequence[int], shape: Shape) ->
 def leaves_none_empty(placements: Placements, sizes: Sequence[int], shape: Shape) -> bool:
     """Whether every slot holds something along every dimension that is not empty itself."""
     return all(cut.left[0] or not any(cut.lengths) for cut in cuts(placements, sizes, shape))
+
+
+def normal_form(placements: Placements, sizes: Sequence[int], shape: Shape) -> Placements:
+    """The placements that say the same in the fewest words, where every cut fits.
+
+    Replicate along axes of one slot, and no unit where a cut is even.
+    """
+    found = [
+        placement if size > 1 else Replicate()
+        for placement, size in zip(placements, sizes, strict=True)
+    ]
+    for cut in cuts(placements, sizes, shape):
+        if cut.is_even:
+            found[cut.axis] = Shard(cut.shard.dim)
+    return tuple(found)
 
 
 @lru_cache(maxsize=4096)

@@ -13,6 +13,8 @@ import msgspec
 
 from shardwright.errors import PlanError
 
+DeviceKind = Literal["cpu", "cuda", "npu"]
+
 
 class DeviceModel(msgspec.Struct, frozen=True):
     """One device slot.
@@ -30,7 +32,7 @@ class DeviceModel(msgspec.Struct, frozen=True):
     """
 
     name: str
-    kind: Literal["cpu", "cuda", "npu"]
+    kind: DeviceKind
     memory: int
     flops: float
     bandwidth: float
@@ -38,13 +40,8 @@ class DeviceModel(msgspec.Struct, frozen=True):
     half_flops: float | None = None
 
     def __post_init__(self) -> None:
-        positive = {
-            "memory": self.memory,
-            "flops": self.flops,
-            "bandwidth": self.bandwidth,
-            "half_flops": self.half_flops,
-        }
-        for field, number in positive.items():
+        for field in ("memory", "flops", "bandwidth", "half_flops"):
+            number = getattr(self, field)
             if number is not None and not number > 0:
                 raise PlanError(f"device {self.name!r}: {field} must be positive, found {number}")
         if not self.overhead >= 0:
@@ -57,11 +54,48 @@ CPU_CORE = DeviceModel(
     "cpu-core",
     "cpu",
     memory=8 * 10**9,
-    flops=160e9,
+    flops=165e9,
     bandwidth=25e9,
     overhead=3e-6,
     half_flops=1.1e12,
 )
-"""One core of a Xeon of 2023 (AVX-512, AMX), as measured."""
+"""One core of a Xeon of 2023 (AVX-512, AMX), as measured with torch on one thread."""
 
-DEVICES: Mapping[str, DeviceModel] = {device.name: device for device in (CPU_CORE,)}
+REACHED_FLOPS = 0.8
+"""How much of a GPU's peak large matrix products reach, about."""
+REACHED_BANDWIDTH = 0.85
+"""The same of its memory's."""
+
+
+def _from_data_sheet(
+    name: str, *, gigabytes: int, tflops: float, half_tflops: float, gigabytes_a_second: float
+) -> DeviceModel:
+    """A GPU of which the peaks are known; ``tflops`` are in float32, without TF32."""
+    return DeviceModel(
+        name,
+        "cuda",
+        memory=gigabytes * 10**9,
+        flops=tflops * 1e12 * REACHED_FLOPS,
+        bandwidth=gigabytes_a_second * 1e9 * REACHED_BANDWIDTH,
+        overhead=5e-6,
+        half_flops=half_tflops * 1e12 * REACHED_FLOPS,
+    )
+
+
+_SHEETS = (
+    # NVIDIA's data sheets: V100 (SXM2, 2020), A100 (SXM, 2021), H100 (SXM, 2023), H200 (SXM, 2024);
+    # in half precision those of tensor cores without sparsity.
+    #                  GB   f32  half   GB/s
+    ("V100-32GB", 32, 15.7, 125.0, 900.0),
+    ("A100-40GB", 40, 19.5, 312.0, 1555.0),
+    ("A100-80GB", 80, 19.5, 312.0, 2039.0),
+    ("H100", 80, 67.0, 989.0, 3350.0),
+    ("H200", 141, 67.0, 989.0, 4800.0),
+)
+DEVICES: Mapping[str, DeviceModel] = {CPU_CORE.name: CPU_CORE} | {
+    name: _from_data_sheet(
+        name, gigabytes=size, tflops=full, half_tflops=half, gigabytes_a_second=bandwidth
+    )
+    for name, size, full, half, bandwidth in _SHEETS
+}
+"""Devices by name; a cluster file may name one."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import msgspec
 
 from shardwright.errors import PlanError
-from shardwright.layout.cuts import cut_slices, cuts
+from shardwright.layout.cuts import cut_slices, cuts, normal_form
 from shardwright.layout.mesh import Mesh
 from shardwright.layout.placement import (
     Partial,
@@ -111,14 +111,7 @@ class Layout(msgspec.Struct, frozen=True):
         slot the same have the same normal form, unless the tensor is empty.
         """
         self.check(mesh, shape)
-        placements = [
-            placement if size > 1 else Replicate()
-            for placement, size in zip(self.placements, mesh.sizes, strict=True)
-        ]
-        for cut in cuts(self.placements, mesh.sizes, shape):
-            if cut.is_even:
-                placements[cut.axis] = Shard(cut.shard.dim)
-        return Layout(tuple(placements))
+        return Layout(normal_form(self.placements, mesh.sizes, shape))
 
     def slices(self, mesh: Mesh, shape: Shape) -> tuple[Ranges, ...]:
         """Which slice of a whole of ``shape`` each slot holds, in the order of ``mesh.devices``.

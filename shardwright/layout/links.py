@@ -86,3 +86,22 @@ GLOO = Links.of(send=Link(60e-6, 3.2e9), collective=Link(60e-6, 0.5e9), start=15
 """Processes of one host on CPU, as measured with gloo."""
 ETHERNET = Links.of(send=Link(100e-6, 1.1e9), collective=Link(100e-6, 0.4e9), start=150e-6)
 """Hosts on a network of 10 Gbit/s, assumed."""
+
+
+def _nccl(latency: float, gigabytes_a_second: float) -> Links:
+    """GPUs; NCCL reaches about four fifths of what a link has in one direction."""
+    link = Link(latency, 0.8e9 * gigabytes_a_second)
+    return Links.of(send=link, collective=link, start=10e-6)
+
+
+LINKS: Mapping[str, Links] = {
+    "gloo": GLOO,
+    "ethernet": ETHERNET,
+    # Peaks a GPU and direction: NVIDIA's data sheets of A100 and H100; one adapter a GPU of HDR and
+    # NDR InfiniBand (200 and 400 Gbit/s).
+    "nvlink3": _nccl(2e-6, 300.0),
+    "nvlink4": _nccl(2e-6, 450.0),
+    "infiniband-hdr": _nccl(5e-6, 25.0),
+    "infiniband-ndr": _nccl(5e-6, 50.0),
+}
+"""Links by name; a cluster file may name them."""
