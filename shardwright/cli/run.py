@@ -33,7 +33,7 @@ from shardwright.report import (
     tensor_text,
 )
 from shardwright.runtime import Runner
-from shardwright.runtime.timeline import Timeline
+from shardwright.schedule.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from shardwright.report.quantities import seconds_text
-from shardwright.runtime.timeline import Event, EventKind
+from shardwright.schedule.timeline import Event, EventKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from rich.table import Table
 from shardwright.pipeline.text import format_bytes
 from shardwright.report.quantities import seconds_text
 from shardwright.report.tables import new_table
-from shardwright.runtime.timeline import Timeline
+from shardwright.schedule.timeline import Timeline
 
 
 def slot_table(timeline: Timeline) -> Table:

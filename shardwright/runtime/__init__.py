@@ -9,9 +9,9 @@ from shardwright.runtime.generator import Generator
 from shardwright.runtime.result import TrainResult, state_dict
 from shardwright.runtime.runner import Runner, run
 from shardwright.runtime.session import Session
-from shardwright.runtime.timeline import Event, SlotSummary, Timeline
 from shardwright.runtime.trainer import train
 from shardwright.runtime.verify import Difference, Report, verify
+from shardwright.schedule.timeline import Event, SlotSummary, Timeline
 
 __all__ = [
     "Difference",

@@ -16,7 +16,7 @@ from torch import Tensor
 from shardwright.pipeline import Pipeline
 from shardwright.runtime.generator import Slices
 from shardwright.runtime.host import Reply
-from shardwright.runtime.timeline import Event
+from shardwright.schedule.timeline import Event
 
 START_PATIENCE = 120.0
 """Seconds without progress that a start may have: importing torch and reading weights take time."""

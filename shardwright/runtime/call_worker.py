@@ -1,8 +1,7 @@
 """A worker of a pipeline without training: several calls at once.
 
 Each call has a cursor that walks the slot's steps in file order. `advance` moves one call by one
-step, so a later call runs while an earlier one waits. Steps up to the last that gives something to
-another slot go first, since somebody may be waiting for it; else the oldest call does.
+step, so a later call runs while an earlier one waits; `call_order` says which goes first.
 
 What always holds: each step is done in the order of the calls; communication of a step is started
 when the cursor reaches it; a call is finished when all that it sends has left. Where the slot has
@@ -14,15 +13,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 
 from torch import Tensor
 
 from shardwright.comm.transport import Pending, Transport
-from shardwright.runtime.agenda import Entry
 from shardwright.runtime.board import Board, State
 from shardwright.runtime.slot import Slot, Step
 from shardwright.runtime.worker import Worker
+from shardwright.schedule.agenda import Entry
+from shardwright.schedule.call_order import call_order, last_given
 
 
 @dataclass(slots=True)
@@ -54,8 +53,7 @@ class CallWorker(Worker):
         self._serial = transport.in_order or bool(slot.replaces)
         self._cursors: deque[_Cursor] = deque()
         self._end = len(slot.steps)
-        gives = [i for i, step in enumerate(slot.steps) if step.membership and step.inputs]
-        self._last_given = gives[-1] + 1 if gives else 0
+        self._last_given = last_given(slot.plain.steps)
 
     def begin(self, call: int, inputs: Mapping[str, Tensor]) -> None:
         """Take on a call, with the pipeline inputs of this slot."""
@@ -84,16 +82,10 @@ class CallWorker(Worker):
         self._forget()
 
     def _turns(self) -> list[_Cursor]:
-        """The calls that may move, in the order to try them; none comes up to the one before it."""
-        if self._serial:
-            return [cursor for cursor in islice(self._cursors, 1) if cursor.position < self._end]
-        limit, turns = self._end, []
-        for cursor in self._cursors:
-            if cursor.position < limit:
-                turns.append(cursor)
-            limit = min(limit, cursor.position)
-        turns.sort(key=lambda cursor: cursor.position >= self._last_given)
-        return turns
+        """The calls that may move, in the order to try them."""
+        places = [cursor.position for cursor in self._cursors]
+        order = call_order(places, self._end, self._last_given, serial=self._serial)
+        return [self._cursors[k] for k in order]
 
     def _advance(self, cursor: _Cursor) -> bool:
         step = self.slot.steps[cursor.position]

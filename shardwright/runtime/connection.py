@@ -21,7 +21,7 @@ from torch import Tensor
 from shardwright.comm.spec import TensorSpec
 from shardwright.comm.wire import memory_of, pack, unpack
 from shardwright.ir.dtypes import dtype_name, torch_dtype
-from shardwright.runtime.timeline import Event
+from shardwright.schedule.timeline import Event
 
 _LENGTH = struct.Struct("=Q")
 

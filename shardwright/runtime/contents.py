@@ -18,7 +18,8 @@ from shardwright.ir.dtypes import torch_dtype
 from shardwright.pipeline.schema import Document, Placements, StateOrigin
 from shardwright.runtime.generator import Slices, part_of
 from shardwright.runtime.host import Reply
-from shardwright.runtime.slot import Slot, constants_of, wholes_of
+from shardwright.runtime.slot import Slot, wholes_of
+from shardwright.schedule.slot_steps import constants_of
 
 READ = f"{__name__}:read"
 WRITE = f"{__name__}:write"

@@ -18,7 +18,7 @@ from typing import Any, Self
 from shardwright.errors import RunError
 from shardwright.pipeline import Pipeline
 from shardwright.runtime.backend import Backend
-from shardwright.runtime.timeline import Timeline
+from shardwright.schedule.timeline import Timeline
 
 
 class Driver:

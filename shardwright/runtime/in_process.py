@@ -21,9 +21,10 @@ from shardwright.runtime.backend import Backend, Finish, settle
 from shardwright.runtime.generator import Slices
 from shardwright.runtime.host import Answer, Call, Host, Load, Reply, Request
 from shardwright.runtime.making import Options, make_worker
-from shardwright.runtime.slot import Slot, constants_of, torch_device
-from shardwright.runtime.timeline import Event
+from shardwright.runtime.slot import Slot, torch_device
 from shardwright.runtime.worker import Finished, Worker
+from shardwright.schedule.slot_steps import constants_of
+from shardwright.schedule.timeline import Event
 
 
 class InProcess(Backend):

@@ -7,21 +7,24 @@ on the same slot takes the first one's constants, told by name and placements (`
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from shardwright.comm.operation import Membership
 from shardwright.comm.transport import Transport
 from shardwright.errors import RunError
 from shardwright.pipeline.schema import Document, StateOrigin
-from shardwright.runtime.agenda import is_training
 from shardwright.runtime.board import Board
 from shardwright.runtime.call_worker import CallWorker
-from shardwright.runtime.slot import constants_of, make_slot, wholes_of
-from shardwright.runtime.step_plan import Relay, plan_step
+from shardwright.runtime.slot import make_slot, wholes_of
+from shardwright.runtime.step_programs import bind
 from shardwright.runtime.step_worker import StepWorker
 from shardwright.runtime.worker import Worker
+from shardwright.schedule.agenda import is_training
+from shardwright.schedule.slot_steps import constants_of
+from shardwright.schedule.step_plan import Relay, plan_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ def make_worker(
     options: Options,
     *,
     board: Board | None = None,
-    relays: Sequence[Relay] = (),
+    relays: Mapping[Relay, Membership] | None = None,
     shares: bool = False,
 ) -> Worker:
     """The worker of a slot. Raises GraphError, DeviceError, RunError.
@@ -50,9 +53,11 @@ def make_worker(
     slot = make_slot(document, name, constants)
     if not is_training(document):
         return CallWorker(slot, transport, trace=options.trace, board=board, shares=shares)
-    plan = plan_step(document, slot, lookahead=options.lookahead, relays=relays)
+    given = relays or {}
+    plan = plan_step(document, slot.plain, lookahead=options.lookahead, relays=tuple(given))
+    programs = bind(document, slot, plan, {relay.task: part for relay, part in given.items()})
     return StepWorker(
-        slot, plan, transport, lookahead=options.lookahead, trace=options.trace, board=board
+        slot, programs, transport, lookahead=options.lookahead, trace=options.trace, board=board
     )
 
 

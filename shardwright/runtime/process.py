@@ -35,7 +35,6 @@ from shardwright.comm import (
 )
 from shardwright.pipeline.schema import Document
 from shardwright.pipeline.weights import Weights
-from shardwright.runtime.agenda import Entry
 from shardwright.runtime.board import Board, State
 from shardwright.runtime.connection import (
     Another,
@@ -54,8 +53,10 @@ from shardwright.runtime.inbox import End, Inbox
 from shardwright.runtime.making import Options, make_worker
 from shardwright.runtime.operators import load_operators
 from shardwright.runtime.serve import serve
-from shardwright.runtime.slot import Slot, constants_of, torch_device
+from shardwright.runtime.slot import Slot, torch_device
 from shardwright.runtime.worker import Finished, Worker
+from shardwright.schedule.agenda import Entry
+from shardwright.schedule.slot_steps import constants_of
 
 Outbox = SimpleQueue[Finished | Answer | None]
 

@@ -47,9 +47,9 @@ from shardwright.runtime.generator import Slices
 from shardwright.runtime.host import Reply
 from shardwright.runtime.launch import Child, end, launch
 from shardwright.runtime.making import Options
-from shardwright.runtime.slot import constants_of
 from shardwright.runtime.stall import Place, describe_place, describe_stall
-from shardwright.runtime.timeline import Event
+from shardwright.schedule.slot_steps import constants_of
+from shardwright.schedule.timeline import Event
 
 _END_PATIENCE = 10.0
 """Seconds that idle workers get to end by themselves."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from shardwright.comm.operation import Membership, Operation, operations
 from shardwright.comm.spec import TensorSpec
 from shardwright.pipeline.schema import Document
-from shardwright.runtime.agenda import is_training
-from shardwright.runtime.microbatches import Microbatching
-from shardwright.runtime.step_plan import Relay
+from shardwright.schedule.agenda import is_training
+from shardwright.schedule.microbatches import Microbatching
+from shardwright.schedule.step_plan import Relay
 
 
 def relays(document: Document) -> dict[str, Operation]:
@@ -39,10 +39,10 @@ def relays(document: Document) -> dict[str, Operation]:
     return found
 
 
-def relays_of(rank: int, found: dict[str, Operation]) -> list[Relay]:
+def relays_of(rank: int, found: dict[str, Operation]) -> dict[Relay, Membership]:
     """A rank's part in the relays."""
-    return [
-        Relay(name, Membership(operation, operation.ranks.index(rank)), gives=rank != 0)
+    return {
+        Relay(name, gives=rank != 0): Membership(operation, operation.ranks.index(rank))
         for name, operation in found.items()
         if rank in operation.ranks
-    ]
+    }

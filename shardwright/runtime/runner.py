@@ -22,11 +22,11 @@ from torch import Tensor
 
 from shardwright.errors import RunError
 from shardwright.pipeline import Pipeline
-from shardwright.runtime.agenda import is_training
 from shardwright.runtime.driver import Driver
 from shardwright.runtime.generator import Generator
 from shardwright.runtime.making import Options
 from shardwright.runtime.start import Start, checked
+from shardwright.schedule.agenda import is_training
 
 
 class Runner(Driver):

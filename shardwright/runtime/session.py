@@ -22,7 +22,6 @@ from torch import Tensor
 
 from shardwright.errors import RunError
 from shardwright.pipeline import Pipeline
-from shardwright.runtime.agenda import is_training
 from shardwright.runtime.contents import READ, WRITE, Contents, Parts
 from shardwright.runtime.driver import Driver
 from shardwright.runtime.generator import Generator
@@ -30,6 +29,7 @@ from shardwright.runtime.host import Reply
 from shardwright.runtime.making import Options, shared_constants
 from shardwright.runtime.start import Start, checked
 from shardwright.runtime.step_generator import Rows, StepGenerator
+from shardwright.schedule.agenda import is_training
 
 
 class Session(Driver):

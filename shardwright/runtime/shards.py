@@ -20,7 +20,8 @@ from shardwright.errors import RunError
 from shardwright.ir.dtypes import dtype_name
 from shardwright.pipeline.schema import Document, Placements, StateOrigin
 from shardwright.runtime.dcp import Piece, Written, read_pieces, write_pieces
-from shardwright.runtime.slot import Slot, constants_of, wholes_of
+from shardwright.runtime.slot import Slot, wholes_of
+from shardwright.schedule.slot_steps import constants_of
 
 SAVE = "shardwright.runtime.shards:save_slot"
 MEET = "shardwright.runtime.shards:meet"

@@ -1,59 +1,67 @@
 """One device slot's part of a pipeline, made ready to run.
 
 In come a checked document, a slot's name and the contents of its constants; out comes a `Slot`: its
-supertasks in file order as `Step`s, with graphs compiled (`compiling`) and communication looked up.
-
-What always holds: a slot knows only its own tensors; each step says which tensors nothing needs
-after it in a call.
+supertasks in file order (`slot_steps`) as `Step`s, with graphs compiled (`compiling`) and
+communication looked up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from shardwright.comm.operation import Membership, memberships
 from shardwright.errors import DeviceError
-from shardwright.pipeline.connections import connect
+from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.pipeline.schema import Device, Document, StateOrigin, TensorInfo
-from shardwright.runtime.compiling import Run, compile_tasks
-from shardwright.runtime.timeline import EventKind
+from shardwright.runtime.compiling import Compiled, Run, check_kinds, compile_tasks
+from shardwright.schedule.slot_steps import SlotStep, SlotSteps, slot_steps
+from shardwright.schedule.timeline import EventKind
 
 _EVENT_KINDS: dict[str, EventKind] = {"FX": "compute", "send": "send", "recv": "recv"}
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A supertask: either a program or a communication.
+    """A supertask as data, with either its programs or its place in a communication.
 
     kind
         What its events are called; None for work that stands in no file and has none.
     nbytes
         What a communication gives, or what a recv gets.
-    dead
-        Tensors of the call that no later step needs.
     first
         The program of a step's first microbatch, where accumulators count as zeros.
-    writes
-        Constants that the program overwrites.
-    sharing
-        Outputs that may lie in the memory of constants which change, and those constants.
     """
 
-    task: str
+    of: SlotStep
     kind: EventKind | None
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    program: Run | None
+    program: Run | None = None
+    first: Run | None = None
     membership: Membership | None = None
     nbytes: int = 0
-    dead: tuple[str, ...] = ()
-    first: Run | None = None
-    writes: tuple[str, ...] = ()
-    sharing: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    @property
+    def task(self) -> str:
+        """The supertask's name."""
+        return self.of.task
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The tensors that it reads."""
+        return self.of.inputs
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The tensors that it makes."""
+        return self.of.outputs
+
+    @property
+    def dead(self) -> tuple[str, ...]:
+        """Tensors of the call that no later step needs."""
+        return self.of.dead
 
     @property
     def tensor(self) -> str | None:
@@ -65,12 +73,10 @@ class Step:
 class Slot:
     """What a worker needs to run one slot.
 
+    plain
+        The slot's steps as data, what it gives, and what it replaces.
     constants
         Contents by tensor name, on ``device``. The worker changes what ``replaces`` names.
-    outputs
-        The pipeline outputs that are made here.
-    replaces
-        Produced tensor to the constant that it becomes; in a call, when that is over.
     wholes
         Constants that are part of a named whole, and which part: what `state` speaks of.
     """
@@ -78,45 +84,35 @@ class Slot:
     name: str
     rank: int
     device: torch.device
+    plain: SlotSteps
     steps: tuple[Step, ...]
     constants: dict[str, Tensor]
-    outputs: tuple[str, ...]
-    replaces: dict[str, str]
     wholes: dict[str, StateOrigin] = field(default_factory=dict)
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The pipeline outputs that are made here."""
+        return self.plain.outputs
 
-def constants_of(document: Document, slot: str) -> dict[str, TensorInfo]:
-    """The constants that a slot's supertasks read, by name."""
-    tasks = (document.supertasks[name] for name in connect(document).order[slot])
-    return {
-        name: document.tensors[name]
-        for task in tasks
-        for name in task.inputs
-        if document.tensors[name].is_constant
-    }
+    @property
+    def replaces(self) -> Mapping[str, str]:
+        """Produced tensor to the constant that it becomes; in a call, when that is over."""
+        return self.plain.replaces
 
 
 def make_slot(document: Document, name: str, constants: Mapping[str, Tensor]) -> Slot:
     """Compile a slot. Raises GraphError, DeviceError, and RunError for kinds that do not run."""
-    connections = connect(document)
+    check_kinds(document, name)
+    graphs = TaskGraphs(document)
+    plain = slot_steps(document, name, graphs)
     device = torch_device(name, document.devices[name])
-    outputs = tuple(
-        tensor
-        for task in connections.ends["output"]
-        for tensor in document.supertasks[task].inputs
-        if connections.devices[tensor] == name
-    )
-    replaces = document.training.replaces if document.training is not None else {}
-    own = {new: old for new, old in replaces.items() if connections.devices[new] == name}
-    kept = {*outputs, *own, *constants}
     return Slot(
         name=name,
         rank=list(document.devices).index(name),
         device=device,
-        steps=_steps(document, connections.order[name], device, kept),
+        plain=plain,
+        steps=_steps(document, plain, compile_tasks(document, plain.overwriting, device, graphs)),
         constants={key: tensor.to(device) for key, tensor in constants.items()},
-        outputs=outputs,
-        replaces=own,
         wholes=wholes_of(document, constants),
     )
 
@@ -160,26 +156,19 @@ def torch_device(name: str, device: Device) -> torch.device:
 
 
 def _steps(
-    document: Document, tasks: list[str], device: torch.device, kept: set[str]
+    document: Document, slot: SlotSteps, compiled: Mapping[str, Compiled]
 ) -> tuple[Step, ...]:
     parts = memberships(document)
-    compiled = compile_tasks(document, [task for task in tasks if task not in parts], device)
-    steps: list[Step] = []
-    alive = set(kept)
-    for task in reversed(tasks):
-        spec = document.supertasks[task]
-        used = tuple(dict.fromkeys((*spec.inputs, *spec.outputs)))
-        dead = tuple(tensor for tensor in used if tensor not in alive)
-        step = Step(
-            task, _EVENT_KINDS.get(spec.kind, "collective"), spec.inputs, spec.outputs, None
-        )
-        if (found := compiled.get(task)) is not None:
-            steps.append(replace(step, dead=dead, **found.fields()))
+    steps = []
+    for step in slot.steps:
+        kind = _EVENT_KINDS.get(document.supertasks[step.task].kind, "collective")
+        if step.communicates:
+            part = parts[step.task]
+            steps.append(Step(step, kind, membership=part, nbytes=_moved_bytes(part)))
         else:
-            part = parts[task]
-            steps.append(replace(step, membership=part, nbytes=_moved_bytes(part), dead=dead))
-        alive.update(used)
-    return tuple(reversed(steps))
+            found = compiled[step.task]
+            steps.append(Step(step, kind, found.program, found.first))
+    return tuple(steps)
 
 
 def _moved_bytes(membership: Membership) -> int:

@@ -9,8 +9,8 @@ from typing import Any
 
 from shardwright.errors import WorkerError
 from shardwright.pipeline.schema import Document
-from shardwright.runtime.agenda import Entry, agenda, entries
 from shardwright.runtime.board import Line, State
+from shardwright.schedule.agenda import Entry, agenda, entries
 
 _DOING = {
     State.STARTING: "while it started",

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from shardwright.errors import LaunchError
 from shardwright.pipeline import Pipeline, check
-from shardwright.runtime.agenda import is_training
 from shardwright.runtime.backend import Backend
 from shardwright.runtime.in_process import InProcess
 from shardwright.runtime.making import Options
@@ -22,6 +21,7 @@ from shardwright.runtime.processes import Processes
 from shardwright.runtime.slot import torch_device
 from shardwright.runtime.torchrun import Rank, is_torchrun, outputs_on_first_slot
 from shardwright.schedule import check_schedule
+from shardwright.schedule.agenda import is_training
 
 
 def checked(

@@ -22,7 +22,7 @@ from shardwright.errors import InputError
 from shardwright.ir.dtypes import torch_dtype
 from shardwright.pipeline.schema import Document, MetadataTensor
 from shardwright.runtime.generator import Generator, Slices, part_of
-from shardwright.runtime.microbatches import Microbatching
+from shardwright.schedule.microbatches import Microbatching
 
 
 @dataclass(frozen=True, slots=True)

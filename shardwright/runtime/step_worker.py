@@ -1,9 +1,10 @@
 """A worker of a training pipeline: one step after another on the slot's state.
 
-A step is laid out beforehand (`step_plan`). `advance` starts what communication it can, else
-computes the next occurrence of the oldest turn that can go on. So communication is under way while
-the worker computes, and what follows runs while the oldest turn waits for others, up to some
-actions ahead of it. The next step begins when the slot has done all of this one.
+A step is laid out beforehand (`step_plan`). `advance` does what `Walk` chooses: it starts what
+communication it can, else computes the next occurrence of the oldest turn that can go on. So
+communication is under way while the worker computes, and what follows runs while the oldest turn
+waits for others, up to some actions ahead of it. The next step begins when the slot has done all of
+this one.
 
 What always holds: an occurrence begins when those that it must come after are done; memory that a
 send still reads is not overwritten; a step is finished when all that it sends has left, and what
@@ -14,39 +15,19 @@ it returns shares no memory with the state. The call number of a communication i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from shardwright.comm.transport import Pending, Transport
 from shardwright.comm.wire import conform
 from shardwright.runtime.board import Board, State
-from shardwright.runtime.occurrences import Occurrence, PlannedTurn
 from shardwright.runtime.slot import Slot, storage_of
-from shardwright.runtime.step_plan import StepPlan
+from shardwright.runtime.step_programs import StepPrograms
 from shardwright.runtime.worker import Worker
-
-
-@dataclass(slots=True)
-class _Cursor:
-    """A place in a turn, and how much of its communication is under way."""
-
-    turn: PlannedTurn
-    position: int = 0
-    waiting: int = 0
-
-    @property
-    def next(self) -> Occurrence | None:
-        """What comes next in the turn."""
-        found = self.turn.occurrences
-        return found[self.position] if self.position < len(found) else None
-
-    @property
-    def over(self) -> bool:
-        """Whether the turn is done."""
-        return self.next is None and not self.waiting
+from shardwright.schedule.occurrences import Occurrence
+from shardwright.schedule.walk import Cursor, Walk
 
 
 @dataclass(slots=True)
@@ -54,7 +35,7 @@ class _Posted:
     """A communication that was started; ``storage`` is the memory that it reads."""
 
     step: int
-    cursor: _Cursor
+    cursor: Cursor
     occurrence: Occurrence
     pending: Pending
     storage: int | None
@@ -63,33 +44,38 @@ class _Posted:
 
 @dataclass(slots=True)
 class _Run:
-    """A step under way: its tensors by space, which occurrences are done, and the turns left."""
+    """A step under way: its tensors by space, and how far it has come."""
 
     step: int
     spaces: list[dict[str, Tensor]]
-    done: bytearray
-    turns: deque[_Cursor] = field(default_factory=deque)
+    walk: Walk
+
+    @property
+    def turns(self) -> deque[Cursor]:
+        """The turns that are left."""
+        return self.walk.turns
 
 
 class StepWorker(Worker):
     """One slot at work on training steps.
 
-    ``lookahead`` is how many actions of the schedule a later one may be begun early; ``plan`` must
-    have been made for as many.
+    ``lookahead`` is how many actions of the schedule a later one may be begun early; the
+    plan must have been made for as many.
     """
 
     def __init__(
         self,
         slot: Slot,
-        plan: StepPlan,
+        programs: StepPrograms,
         transport: Transport,
         *,
         lookahead: int = 1,
         trace: bool = False,
         board: Board | None = None,
     ) -> None:
-        super().__init__(slot, transport, plan.entries, trace=trace, board=board)
-        self._plan = plan
+        super().__init__(slot, transport, programs.plan.entries, trace=trace, board=board)
+        self._plan = programs.plan
+        self._programs = programs
         self._lookahead = lookahead
         self._runs: deque[_Run] = deque()
         self._posted: list[_Posted] = []
@@ -102,12 +88,16 @@ class StepWorker(Worker):
             tensor = tensor.to(self.slot.device)
             if name in self._plan.inputs:
                 for space, part in zip(spaces, tensor.unbind(), strict=False):
-                    space[name] = conform(part, self._plan.inputs[name])
+                    space[name] = conform(part, self._programs.inputs[name])
             else:
                 spaces[n][name] = tensor
-        run = _Run(call, [*spaces, self.slot.constants], bytearray(self._plan.count))
-        run.turns.extend(map(_Cursor, self._plan.turns))
-        self._runs.append(run)
+        walk = Walk(
+            self._plan.turns,
+            self._plan.count,
+            lookahead=self._lookahead,
+            in_order=self._transport.in_order,
+        )
+        self._runs.append(_Run(call, [*spaces, self.slot.constants], walk))
 
     def advance(self) -> bool:
         """Take what has arrived, or do one occurrence. False where there is only waiting."""
@@ -141,18 +131,6 @@ class StepWorker(Worker):
         """The oldest step with work left to do here."""
         return next((run for run in self._runs if run.turns), None)
 
-    def _open(self, run: _Run) -> Iterator[_Cursor]:
-        """The turns that may be under way, oldest first."""
-        if self._transport.in_order:
-            yield from islice(run.turns, 1)
-            return
-        limit = run.turns[0].turn.action + self._lookahead
-        for cursor in run.turns:
-            if cursor.turn.action > limit:
-                return
-            if not cursor.over:
-                yield cursor
-
     def _take(self, run: _Run) -> bool:
         """Take what has arrived; says whether anything has. Lets go of what has left."""
         arrived = [posted for posted in self._posted if not posted.over and self._is_there(posted)]
@@ -162,8 +140,8 @@ class StepWorker(Worker):
                 assert result is not None, "a supertask with an output gets a tensor"
                 run.spaces[posted.occurrence.space][step.outputs[0]] = result
             posted.over = True
-            posted.cursor.waiting -= 1
-            self._done(run, posted.occurrence)
+            self._drop(run, posted.occurrence)
+            run.walk.arrive(posted.cursor, posted.occurrence)
         if any(posted.over for posted in self._posted):
             self._let_leave()
         return bool(arrived)
@@ -174,56 +152,47 @@ class StepWorker(Worker):
 
     def _go_on(self, run: _Run) -> bool:
         """Start a communication, or else compute."""
-        ready = [cursor for cursor in self._open(run) if self._may_begin(run, cursor)]
-        for act in (self._start, self._run):
-            if any(act(run, cursor, cursor.next) for cursor in ready if cursor.next is not None):
-                return True
-        return False
-
-    def _may_begin(self, run: _Run, cursor: _Cursor) -> bool:
-        """Whether what comes next in a turn needs nothing that is still to be done."""
-        occurrence = cursor.next
-        return occurrence is not None and all(run.done[index] for index in occurrence.after)
-
-    def _start(self, run: _Run, cursor: _Cursor, occurrence: Occurrence) -> bool:
-        """Start a communication; False for other occurrences."""
-        if occurrence.step.membership is None:
+        found = run.walk.choose(lambda occurrence: self._is_read(occurrence.step.writes))
+        if found is None:
             return False
+        act = self._start if found[1].step.communicates else self._run
+        act(run, *found)
+        return True
+
+    def _start(self, run: _Run, cursor: Cursor, occurrence: Occurrence) -> None:
+        """Start a communication."""
+        membership = self._programs.steps[occurrence.index].membership
+        assert membership is not None
         self._at = self.entries[occurrence.entry]
         self._board.write(State.WORKING, run.step, occurrence.entry)
         given = _gather(run, occurrence)
         tensor = given[0] if given else None
         call = run.step * (self._plan.microbatches + 1) + occurrence.space
-        pending = self._transport.start(occurrence.step.membership, call, tensor)
+        pending = self._transport.start(membership, call, tensor)
         storage = storage_of(tensor) if tensor is not None else None
         self._posted.append(_Posted(run.step, cursor, occurrence, pending, storage))
-        cursor.position += 1
-        cursor.waiting += 1
-        return True
+        run.walk.begin(cursor)
 
-    def _run(self, run: _Run, cursor: _Cursor, occurrence: Occurrence) -> bool:
-        """Compute; False where there is no program, or where it must not write yet."""
-        step = occurrence.step
-        if occurrence.run is None or (step.writes and self._is_read(step.writes)):
-            return False
+    def _run(self, run: _Run, cursor: Cursor, occurrence: Occurrence) -> None:
+        """Compute."""
+        step = self._programs.steps[occurrence.index]
+        program = step.first if occurrence.first else step.program
+        assert program is not None
         self._at = self.entries[occurrence.entry]
         inputs = _gather(run, occurrence)
-        outputs = self._compute(run.step, occurrence.entry, step, occurrence.run, inputs)
+        outputs = self._compute(run.step, occurrence.entry, step, program, inputs)
         run.spaces[occurrence.space].update(outputs)
-        cursor.position += 1
-        self._done(run, occurrence)
-        return True
+        self._drop(run, occurrence)
+        run.walk.compute(cursor, occurrence)
 
-    def _done(self, run: _Run, occurrence: Occurrence) -> None:
-        run.done[occurrence.index] = 1
+    def _drop(self, run: _Run, occurrence: Occurrence) -> None:
+        """Let go of what nothing reads any more."""
         for space, name in occurrence.drops:
             run.spaces[space].pop(name, None)
-        while run.turns and run.turns[0].over:
-            run.turns.popleft()
 
     def _is_read(self, constants: Sequence[str]) -> bool:
         """Whether communication under way still reads the memory of a constant."""
-        if not self._posted:
+        if not constants or not self._posted:
             return False
         self._let_leave()
         storages = {self._storages[name] for name in constants}
@@ -234,7 +203,8 @@ class StepWorker(Worker):
         self._posted = [posted for posted in self._posted if not self._is_over(posted)]
 
     def _is_over(self, posted: _Posted) -> bool:
-        entry, step = posted.occurrence.entry, posted.occurrence.step
+        entry = posted.occurrence.entry
+        step = self._programs.steps[posted.occurrence.index]
         return posted.over and self._has_left(posted.step, entry, step, posted.pending)
 
     def _retire(self) -> bool:

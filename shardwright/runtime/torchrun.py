@@ -35,7 +35,6 @@ from shardwright.comm import (
 )
 from shardwright.errors import LaunchError, RunError, WorkerError
 from shardwright.pipeline import Pipeline, SuperTask
-from shardwright.runtime.agenda import Entry
 from shardwright.runtime.backend import START_PATIENCE, Backend, Finish, running_future, settle
 from shardwright.runtime.generator import Slices
 from shardwright.runtime.host import Answer, Call, Host, Item, Load, Reply, Request
@@ -43,9 +42,11 @@ from shardwright.runtime.inbox import End, Inbox
 from shardwright.runtime.making import Options, make_worker
 from shardwright.runtime.relays import relays, relays_of
 from shardwright.runtime.serve import serve
-from shardwright.runtime.slot import Slot, constants_of, torch_device
-from shardwright.runtime.timeline import Event
+from shardwright.runtime.slot import Slot, torch_device
 from shardwright.runtime.worker import Finished, Worker
+from shardwright.schedule.agenda import Entry
+from shardwright.schedule.slot_steps import constants_of
+from shardwright.schedule.timeline import Event
 
 _END_PATIENCE = 5.0
 """Seconds that a worker gets to end what it is computing when a run is given up."""

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from shardwright.comm.transport import Pending, Transport
-from shardwright.runtime.agenda import Entry
 from shardwright.runtime.board import Board, State
 from shardwright.runtime.compiling import Run
 from shardwright.runtime.slot import Slot, Step, storage_of
-from shardwright.runtime.timeline import Event, EventKind
+from shardwright.schedule.agenda import Entry
+from shardwright.schedule.timeline import Event, EventKind
 
 
 @dataclass(frozen=True, slots=True)

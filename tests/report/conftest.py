@@ -19,7 +19,7 @@ from shardwright.pipeline.schema import (
     SuperTask,
     TensorInfo,
 )
-from shardwright.runtime.timeline import Event
+from shardwright.schedule.timeline import Event
 
 LAYER = json.dumps({"version": 1, "inputs": ["i0", "i1"], "nodes": [{}, {}], "outputs": []})
 

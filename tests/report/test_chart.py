@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 
 from shardwright.report.chart import TimelineChart
-from shardwright.runtime.timeline import Event
+from shardwright.schedule.timeline import Event
 
 Draw = Callable[..., str]
 Stream = Callable[[int], list[Event]]

@@ -1,7 +1,7 @@
 from collections.abc import Callable
 
 from shardwright.report.durations import slot_table, task_table
-from shardwright.runtime.timeline import Event, Timeline
+from shardwright.schedule.timeline import Event, Timeline
 
 Draw = Callable[..., str]
 Stream = Callable[[int], list[Event]]

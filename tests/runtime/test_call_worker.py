@@ -12,7 +12,8 @@ from shardwright.comm import Interval, Membership, Pending, Transport
 from shardwright.pipeline import Pipeline
 from shardwright.runtime.call_worker import CallWorker as Worker
 from shardwright.runtime.inbox import Inbox
-from shardwright.runtime.slot import constants_of, make_slot
+from shardwright.runtime.slot import make_slot
+from shardwright.schedule.slot_steps import constants_of
 from tests.runtime.sketch import Sketch, chain, identity
 
 X = torch.ones(3, 4)

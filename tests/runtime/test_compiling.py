@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from shardwright.errors import RunError
-from shardwright.runtime.compiling import compile_tasks
+from shardwright.runtime.compiling import check_kinds, compile_tasks
+from shardwright.schedule.slot_steps import slot_steps
 from tests.runtime.linear_step import WIDTH, linear_step
 from tests.runtime.sketch import Sketch, chain, identity
 
@@ -18,20 +19,16 @@ def test_equal_supertasks_share_a_program() -> None:
     sketch.input("x", (2,))
     for i in range(3):
         sketch.fx(f"d0.{i}", "d0", [f"y{i - 1}" if i else "x"], [f"y{i}"], identity)
-    found = compile_tasks(sketch.finish(["y2"]), ["d0.0", "d0.1", "d0.2"], CPU)
+    pipeline = sketch.finish(["y2"])
+    found = compile_tasks(pipeline, slot_steps(pipeline, "d0").overwriting, CPU)
     assert found["d0.0"].program is found["d0.1"].program is found["d0.2"].program
-    assert (found["d0.0"].first, found["d0.0"].writes, found["d0.0"].sharing) == (None, (), {})
-    assert compile_tasks(chain(1), [], CPU) == {}
+    assert found["d0.0"].first is None
+    assert compile_tasks(chain(1), {}, CPU) == {}
 
 
 def test_a_step_has_programs_that_overwrite() -> None:
     pipeline = linear_step()
-    names = [name for name in pipeline.tasks_of("d0") if pipeline.supertasks[name].kind == "FX"]
-    found = compile_tasks(pipeline, names, CPU)
-    assert found["F0.0"].writes == ()
-    assert found["W0.0"].writes == ("g0.0",)
-    assert found["U0.0"].writes == ("m0.0", "w0.0")
-    assert found["U0.0"].sharing == {"w_new0.0": {"w0.0"}, "m_new0.0": {"m0.0"}}
+    found = compile_tasks(pipeline, slot_steps(pipeline, "d0").overwriting, CPU)
     first = found["W0.0"].first
     assert first is not None
     acc = torch.full((WIDTH, WIDTH), torch.nan).double()
@@ -46,4 +43,5 @@ def test_a_kind_that_does_not_run() -> None:
     pipeline = chain(1)
     pipeline.supertasks["d0.0"].kind = "dfg"
     with pytest.raises(RunError, match=r"'d0\.0' is of kind 'dfg'"):
-        compile_tasks(pipeline, ["d0.0"], CPU)
+        check_kinds(pipeline, "d0")
+    check_kinds(chain(1), "d0")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardwright.ir.dtypes import FILE_DTYPES, torch_dtype
 from shardwright.runtime.connection import Begin, Connection, Done, Failed, Start, Stop
-from shardwright.runtime.timeline import Event
+from shardwright.schedule.timeline import Event
 from tests.comm.cases import same
 
 Ends = tuple[Connection, Connection]

@@ -8,7 +8,8 @@ import torch
 from shardwright.errors import WeightError
 from shardwright.pipeline import Pipeline, StateOrigin, TensorInfo
 from shardwright.runtime.contents import READ, WRITE, Contents, write
-from shardwright.runtime.slot import constants_of, make_slot
+from shardwright.runtime.slot import make_slot
+from shardwright.schedule.slot_steps import constants_of
 from tests.runtime.sketch import Sketch, identity
 
 WHOLE = torch.arange(12.0).reshape(4, 3)

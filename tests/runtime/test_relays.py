@@ -27,7 +27,7 @@ def test_the_parts_of_ranks() -> None:
     assert [(r.tensor, r.gives) for r in relays_of(0, found)] == [
         ("loss", False), ("h2.0", False), ("h2.1", False),
     ]  # fmt: skip
-    assert relays_of(1, found) == []
+    assert relays_of(1, found) == {}
 
 
 def test_outputs_that_are_there_stay() -> None:

@@ -18,6 +18,7 @@ from shardwright.pipeline.schema import (
 from shardwright.runtime.dcp import write_index
 from shardwright.runtime.shards import as_written, load_slot, owned, save_slot
 from shardwright.runtime.slot import Slot, wholes_of
+from shardwright.schedule.slot_steps import SlotSteps
 
 WHOLE = (4, 6)
 
@@ -50,10 +51,9 @@ def slot_of(found: Document, name: str, **contents: torch.Tensor) -> Slot:
         name=name,
         rank=list(found.devices).index(name),
         device=torch.device("cpu"),
+        plain=SlotSteps(name, (), {}, (), {}, {}),
         steps=(),
         constants=dict(contents),
-        outputs=(),
-        replaces={},
         wholes=wholes_of(found, contents),
     )
 

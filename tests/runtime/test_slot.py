@@ -5,7 +5,8 @@ import torch
 
 from shardwright.errors import DeviceError, RunError
 from shardwright.pipeline import Device, Pipeline
-from shardwright.runtime.slot import Slot, constants_of, make_slot, torch_device
+from shardwright.runtime.slot import Slot, make_slot, torch_device
+from shardwright.schedule.slot_steps import constants_of
 from tests.runtime.sketch import Sketch, chain, every_collective, identity
 
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import time
 
 from shardwright.errors import WorkerError
-from shardwright.runtime.agenda import Entry
 from shardwright.runtime.board import Line, State
 from shardwright.runtime.stall import describe_place, describe_stall
+from shardwright.schedule.agenda import Entry
 from tests.runtime.sketch import chain
 
 

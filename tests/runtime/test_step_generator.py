@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from shardwright.errors import InputError
-from shardwright.runtime.microbatches import Microbatching
 from shardwright.runtime.step_generator import Rows, StepGenerator
+from shardwright.schedule.microbatches import Microbatching
 from tests.runtime.linear_step import ROWS, WIDTH, linear_step
 from tests.runtime.sketch import chain
 

@@ -7,9 +7,9 @@ import torch
 
 from shardwright.pipeline import Microbatches, Pipeline, TensorInfo, Training
 from shardwright.runtime.making import Options, make_worker
-from shardwright.runtime.slot import constants_of
 from shardwright.runtime.step_worker import StepWorker
 from shardwright.schedule import make_schedule, schedule_info
+from shardwright.schedule.slot_steps import constants_of
 from tests.runtime.linear_step import WIDTH, linear_step
 from tests.runtime.sketch import Sketch, identity
 from tests.runtime.test_call_worker import Hands, finished, run_on

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwright.pipeline import Pipeline
-from shardwright.runtime.agenda import Entry, agenda, entries, is_training
+from shardwright.schedule.agenda import Entry, agenda, entries, is_training
 from tests.runtime.linear_step import linear_step
 from tests.runtime.sketch import chain
 

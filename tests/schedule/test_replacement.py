@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from shardwright.pipeline import Microbatches, Pipeline, TensorInfo, Training, check
 from shardwright.runtime.compiling import compile_tasks
-from shardwright.runtime.replacement import Replacements, replacements
 from shardwright.runtime.session import Session
 from shardwright.schedule import make_schedule, schedule_info
+from shardwright.schedule.overwriting import Overwriting
+from shardwright.schedule.replacement import Replacements, replacements
+from shardwright.schedule.slot_steps import slot_steps
 from tests.runtime.linear_step import linear_step
 from tests.runtime.sketch import Sketch, chain, identity
 
 SHAPE = (2, 2)
+CPU = torch.device("cpu")
 Write = Callable[..., Any]
+
+
+def memory_of(pipeline: Pipeline) -> Mapping[str, Overwriting]:
+    return slot_steps(pipeline, "d0").overwriting
 
 
 def add(b: Any, x: Any, y: Any) -> Any:
@@ -125,7 +132,7 @@ def test_an_accumulator_goes_through_two_supertasks() -> None:
     assert found.in_place == {"B.0": {"partly": "acc"}, "B.1": {"sum": "partly"}}
     assert found.copied == {("backward", 0): {"sum": "acc"}}, "in case it is not there"
     assert found.assigned == {"acc"}
-    compiled = compile_tasks(pipeline, ["B.0", "B.1", "U"], torch.device("cpu"))
+    compiled = compile_tasks(pipeline, memory_of(pipeline), CPU)
     acc, x = torch.full(SHAPE, 7.0), torch.ones(SHAPE)
     assert compiled["B.0"].first is not None
     (partly,) = compiled["B.0"].first([acc, x])
@@ -144,10 +151,12 @@ def test_a_view_that_outlives_what_it_shows_is_copied() -> None:
         ("update", "U.2", ["seen"], ["y"], identity),
     ]
     pipeline = one_slot(tasks, {"sum": "acc", "w_new": "w"}, "y")
-    compiled = compile_tasks(pipeline, ["F.0", "U.0", "U.1", "U.2"], torch.device("cpu"))
+    memory = memory_of(pipeline)
+    compiled = compile_tasks(pipeline, memory, CPU)
     w = torch.ones(SHAPE)
     assert compiled["U.0"].program([w])[0].data_ptr() != w.data_ptr()
-    assert compiled["U.1"].writes == ("w",)
+    assert memory["U.0"].fresh == {"seen"}
+    assert memory["U.1"].writes == ("w",)
     assert result(pipeline, 1).tolist() == [[1, 1], [1, 1]]
     assert result(pipeline, 2).tolist() == [[5, 9], [7, 11]]
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from shardwright.runtime.timeline import Event, SlotSummary, Timeline
+from shardwright.schedule.timeline import Event, SlotSummary, Timeline
 
 EVENTS = [
     Event("d1", 1, 0, "recv.x", "recv", 11.5, 12.0, 100),

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from shardwright.runtime.compiling import Run
-from shardwright.runtime.slot import Step
+from shardwright.schedule.slot_steps import SlotStep
 
 Place = tuple[int, str]
 """A tensor: its space, and its name."""
@@ -22,10 +21,10 @@ class Occurrence:
 
     index, entry
         Its number among all, and that of the agenda's entry that says where the worker is.
-    run
-        Its program; None for communication.
     reads, space
         Where its inputs are, and where its outputs go: the microbatch's space, or the step's.
+    first
+        Whether accumulators count as zeros, whatever they hold.
     drops
         Tensors that nothing reads after it.
     after
@@ -34,10 +33,10 @@ class Occurrence:
 
     index: int
     entry: int
-    step: Step
-    run: Run | None
+    step: SlotStep
     reads: tuple[Place, ...]
     space: int
+    first: bool = False
     drops: tuple[Place, ...] = ()
     after: tuple[int, ...] = ()
 

@@ -9,17 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.pipeline import Pipeline
-from shardwright.runtime.occurrences import Occurrence
-from shardwright.runtime.slot import constants_of, make_slot
-from shardwright.runtime.step_plan import StepPlan, plan_step
+from shardwright.schedule.occurrences import Occurrence
+from shardwright.schedule.slot_steps import slot_steps
+from shardwright.schedule.step_plan import StepPlan, plan_step
 from tests.runtime.linear_step import linear_step
 
 Reads = dict[int, list[object]]
 
 
 def plan_of(pipeline: Pipeline, slot: str, lookahead: int) -> StepPlan:
-    constants = pipeline.weights.load(constants_of(pipeline, slot))
-    return plan_step(pipeline, make_slot(pipeline, slot, constants), lookahead=lookahead)
+    return plan_step(pipeline, slot_steps(pipeline, slot), lookahead=lookahead)
 
 
 class Memory:
@@ -79,7 +78,7 @@ def in_any_order(plan: StepPlan, lookahead: int, choose: Any) -> Memory:
             turn, under_way = act
             occurrence = turn.pop(0)
             memory.begin(occurrence)
-            if occurrence.step.membership is not None:
+            if occurrence.step.communicates:
                 under_way.append(occurrence)
                 continue
         else:
@@ -109,16 +108,14 @@ def test_any_order_that_is_allowed_reads_the_same(
 def test_the_first_microbatch_takes_accumulators_for_zeros() -> None:
     plan = plan_of(linear_step(microbatches=2), "d0", 1)
     first, second = [o for turn in plan.turns for o in turn.occurrences if o.step.task == "W0.0"]
-    assert first.run is first.step.first
-    assert second.run is second.step.program
-    assert first.run is not second.run
+    assert (first.first, second.first) == (True, False)
     assert [entry.task for entry in plan.entries].count("W0.0") == 2
 
 
 def test_outputs_of_microbatches_are_put_together_and_kept() -> None:
     plan = plan_of(linear_step(microbatches=2), "d1", 1)
     last = plan.turns[-1].occurrences[-1]
-    assert (last.step.task, last.step.kind) == ("stack h2.0", None)
+    assert (last.step.task, last.step.does) == ("stack h2.0", "stack")
     assert last.reads == ((0, "h2.0"), (1, "h2.0"))
     assert plan.outputs == ("h2.0", "loss")
     dropped = {place for turn in plan.turns for o in turn.occurrences for place in o.drops}

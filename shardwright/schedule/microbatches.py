@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from shardwright.pipeline.connections import connect
 from shardwright.pipeline.schema import Document
-from shardwright.runtime.agenda import is_training
-from shardwright.runtime.replacement import runs_once
+from shardwright.schedule.agenda import is_training
+from shardwright.schedule.replacement import runs_once
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
-from shardwright.runtime.occurrences import Occurrence, Place, PlannedTurn, occurrences_of
+from shardwright.schedule.occurrences import Occurrence, Place, PlannedTurn, occurrences_of
 
 Sharing = Mapping[str, frozenset[str]]
 """Tensor to the constants in whose memory it lies, where those change in a step."""
@@ -46,7 +46,7 @@ def in_order(
             last = set[int]().union(*(lives.readers.get(place, ()) for place in drops))
             after = near & (needed[occurrence.index] | last)
             occurrences.append(replace(occurrence, after=tuple(sorted(after)), drops=tuple(drops)))
-            if occurrence.step.membership is not None:
+            if occurrence.step.communicates:
                 near.add(occurrence.index)
         found.append(PlannedTurn(turn.action, tuple(occurrences)))
     return found
@@ -63,8 +63,8 @@ def _made(occurrence: Occurrence) -> Iterator[object]:
     """What is another after an occurrence; communication of a group goes in order."""
     yield from ((occurrence.space, name) for name in occurrence.step.outputs)
     yield from occurrence.step.writes
-    if occurrence.step.membership is not None:
-        yield "group", occurrence.step.membership.operation.group
+    if occurrence.step.communicates:
+        yield "group", occurrence.step.group
 
 
 @dataclass(slots=True)

@@ -18,7 +18,9 @@ from typing import NamedTuple
 
 from shardwright.pipeline.connections import connect
 from shardwright.pipeline.schema import Document, Phase
-from shardwright.schedule import Action, phases_of, schedule_of
+from shardwright.schedule.check import phases_of
+from shardwright.schedule.file import schedule_of
+from shardwright.schedule.schedule import Action
 
 
 class Entry(NamedTuple):

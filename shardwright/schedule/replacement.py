@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from shardwright.pipeline.connections import Connections, connect
 from shardwright.pipeline.schema import Document, Phase
-from shardwright.runtime.agenda import is_training
+from shardwright.schedule.agenda import is_training
 
 Group = tuple[Phase | None, int | None]
 """Phase and stage: supertasks of one slot that have both alike run in one turn."""
