@@ -1,0 +1,85 @@
+"""What the search for splits asks of a graph again and again, gathered once.
+
+Comes in: a forward view. Goes out: an `Outline`: which nodes do the same (by structural hashing,
+so that equal layers are looked at once), who reads each value, and which values a gradient goes
+through. What always holds: nodes of one kind have equal operators, attributes, shapes and dtypes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwright.dimops.bound import BoundDimop
+from shardwright.dimops.catalog import dimop_of
+from shardwright.ir import IRGraph, IRNode
+from shardwright.ir.repeats import fingerprint
+from shardwright.profiling.gradients import needing_gradients, trained_parameters
+
+KEPT = 8
+"""How many graphs' outlines are kept: a search asks the same few again and again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A graph's nodes by kind, and its values by who makes and reads them.
+
+    kinds
+        The kind of each node; ``bounds`` and ``examples`` have an entry a kind.
+    readers
+        By value id: the position and input number of each read, in order.
+    makers
+        By value id: the position of the node that makes it.
+    trained, required
+        Parameters that are trained, and all values that their gradients go through.
+    """
+
+    view: IRGraph
+    kinds: tuple[int, ...]
+    bounds: tuple[BoundDimop | None, ...]
+    examples: tuple[IRNode, ...]
+    readers: dict[int, list[tuple[int, int]]]
+    makers: dict[int, int]
+    trained: frozenset[int]
+    required: frozenset[int]
+
+    def bound(self, position: int) -> BoundDimop | None:
+        """The annotation of a node, None where it has none."""
+        return self.bounds[self.kinds[position]]
+
+
+_outlines: dict[int, tuple[int, Outline]] = {}
+"""By the graph's id in memory: how many nodes it had, and its outline, which keeps it alive."""
+
+
+def outline_of(view: IRGraph) -> Outline:
+    """The outline of a graph that is complete."""
+    known = _outlines.get(id(view))
+    if known is not None and known[0] == len(view.nodes):
+        return known[1]
+    made = _outline(view)
+    while len(_outlines) >= KEPT:
+        del _outlines[next(iter(_outlines))]
+    _outlines[id(view)] = (len(view.nodes), made)
+    return made
+
+
+def _outline(view: IRGraph) -> Outline:
+    trained = trained_parameters(view)
+    required = frozenset(needing_gradients(view, trained))
+    numbers: dict[object, int] = {}
+    kinds, bounds, examples = [], [], []
+    readers: dict[int, list[tuple[int, int]]] = {}
+    makers: dict[int, int] = {}
+    for position, node in enumerate(view.nodes):
+        key = fingerprint(view, node), tuple(v in required for v in node.inputs)
+        if key not in numbers:
+            numbers[key] = len(numbers)
+            bounds.append(dimop_of(view, node))
+            examples.append(node)
+        kinds.append(numbers[key])
+        for index, value_id in enumerate(node.inputs):
+            readers.setdefault(value_id, []).append((position, index))
+        makers |= dict.fromkeys(node.outputs, position)
+    return Outline(
+        view, tuple(kinds), tuple(bounds), tuple(examples), readers, makers, trained, required
+    )

@@ -1,0 +1,138 @@
+"""What a walk foresees against what `build` writes, on models and on training steps."""
+
+from collections import Counter
+
+import pytest
+
+from shardwright.ir.dtypes import itemsize
+from shardwright.layout import Cluster, Mesh
+from shardwright.layout.ranges import volume
+from shardwright.planning import plan, step_of
+from shardwright.planning.chosen import price_splits
+from shardwright.planning.forward import forward_view
+from shardwright.planning.outline import outline_of
+from shardwright.planning.unfuse import unfuse
+from shardwright.planning.walk import communications, walk
+from shardwright.profiling.cost import Analytic
+from shardwright.transform.localize import localize
+from shardwright.transform.step import localize_step
+from tests.planning.projections import linear, stacked, transformer
+from tests.steps import image_step, language_step, trained
+
+
+def nbytes(slot, value_id):
+    return 0 if value_id is None else slot.value(value_id).nbytes
+
+
+def written(graph, made):
+    """The communication of a built plan: kind, slots, the most bytes that one of them holds."""
+    if made.training is None:
+        localized = localize(unfuse(graph, made.unfused), made)
+    else:
+        localized = localize_step(step_of(graph, made), made)
+    return Counter(
+        (
+            c.kind,
+            tuple(m.device for m in c.members),
+            max(
+                nbytes(localized.slots[member.device], value_id)
+                for member in c.members
+                for value_id in (member.gives, member.gets)
+            ),
+        )
+        for c in localized.communications
+    )
+
+
+def foreseen(graph, made):
+    """The same, as a walk finds it."""
+    apart = step_of(graph, made).graph if made.training else unfuse(graph, made.unfused)
+    view = forward_view(apart)
+    splits = [made.assignments[index].splits for index in made.nodes]
+    mesh = made.assignments[0].mesh
+    found = walk(
+        outline_of(view),
+        splits,
+        mesh=mesh,
+        cluster=Cluster((tuple(made.devices),)),
+        training=made.training is not None,
+        microbatches=made.training.microbatches if made.training else 1,
+    )
+    counts = Counter()
+    for move in communications(found.moves):
+        value = view.values[move.value]
+        size = itemsize(value.dtype)
+        held = [
+            dict(zip(mesh.devices, layout.slices(mesh, value.shape), strict=True))
+            for layout in (move.step.before, move.step.after)
+        ]
+        for group in mesh.groups(move.step.axis):
+            most = max(volume(boxes[device]) * size for boxes in held for device in group)
+            counts[move.step.kind, group, most] += 1
+    return counts
+
+
+MESHES = [
+    {"tensor": 2},
+    {"tensor": 4},
+    {"sequence": 2},
+    {"data": 2},
+    {"data": 2, "tensor": 2},
+    {"data": 2, "sequence": 2},
+    {"tensor": 2, "data": 2},
+]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_a_model_takes_what_is_foreseen(mesh):
+    graph = transformer(2, batch=4, product=linear, taken=stacked)
+    made = plan(graph, mesh=mesh)
+    assert foreseen(graph, made) == written(graph, made)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_training_step_takes_what_is_foreseen(mesh, microbatches):
+    graph = trained(transformer(2, batch=4))
+    made = plan(graph, mesh=mesh, microbatches=microbatches)
+    assert foreseen(graph, made) == written(graph, made)
+
+
+@pytest.mark.parametrize("mesh", [{"tensor": 2}, {"data": 2}, {"sequence": 2}], ids=str)
+@pytest.mark.parametrize("tied", [True, False])
+def test_tied_weights_are_foreseen(mesh, tied):
+    graph = language_step(2, tied=tied)
+    made = plan(graph, mesh=mesh, microbatches=2)
+    assert foreseen(graph, made) == written(graph, made)
+
+
+def test_batch_norms_are_foreseen():
+    graph = image_step()
+    made = plan(graph, mesh={"data": 2})
+    assert foreseen(graph, made) == written(graph, made)
+
+
+def test_prices_are_those_of_the_moves():
+    graph = trained(transformer(2, batch=4))
+    cluster = Cluster.of(4)
+    made = plan(graph, mesh={"data": 2, "tensor": 2})
+    view = forward_view(step_of(graph, made).graph)
+    splits = [made.assignments[index].splits for index in made.nodes]
+    axes = {"data": 2, "tensor": 2}
+    options = {"cluster": cluster, "costs": Analytic(cluster.device), "training": True}
+    priced = price_splits(view, axes, splits, **options)
+    found = walk(
+        outline_of(view),
+        splits,
+        mesh=Mesh.of(axes),
+        cluster=cluster,
+        training=True,
+    )
+    once = sum(move.step.seconds for move in found.moves if move.phase == "once")
+    assert sum(priced.once) == pytest.approx(once)
+    whole = price_splits(view, {"data": 1, "tensor": 1}, splits, **options)
+    work = sum(cost.total for cost in whole.nodes)
+    moved = sum(move.step.seconds for move in found.moves if move.phase != "once")
+    assert moved < sum(cost.total for cost in priced.nodes) < work + moved
+    assert sum(whole.once) == 0
+    assert priced.stored_bytes < whole.stored_bytes
