@@ -16,8 +16,24 @@ from typer.core import TyperGroup
 
 from shardwright.atomic import replacing
 from shardwright.cli.demo import run_demo
+from shardwright.cli.plan import plan as plan_command
 from shardwright.cli.run import RunOptions, run_file
-from shardwright.cli.splitting import DEVICES, POLICY, plan_as_told
+from shardwright.cli.splitting import (
+    Chunks,
+    ClusterFile,
+    Devices,
+    Memory,
+    MeshText,
+    Microbatches,
+    PlanFile,
+    PolicyName,
+    Recompute,
+    ScheduleName,
+    Target,
+    Told,
+    Zero,
+    planned,
+)
 from shardwright.cli.steps import Steps
 from shardwright.cli.train import train
 from shardwright.cli.userfiles import UserFiles
@@ -25,10 +41,8 @@ from shardwright.errors import InputError, ShardwrightError
 from shardwright.pipeline import Pipeline, Training, json_schema_text
 from shardwright.pipeline.fxtext import decode
 from shardwright.pipeline.schema import DeviceKind
-from shardwright.planning.make import POLICIES
 from shardwright.report import device_table, headline, overview
 from shardwright.schedule import check_schedule, format_schedule, schedule_of
-from shardwright.tracing import capture
 from shardwright.transform import build as build_pipeline
 from shardwright.version import __version__
 
@@ -78,47 +92,51 @@ PipelineFile = Annotated[Path, typer.Argument(metavar="FILE", help="A pipeline f
 
 @app.command()
 def build(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="FILE.py:FUNCTION", help="A function that returns (model, args, kwargs)."
-        ),
-    ],
+    target: Target,
     output: Annotated[Path, typer.Option("--output", "-o", help="The pipeline file to write.")],
-    devices: Annotated[
-        int | None, typer.Option(help=f"How many device slots; {DEVICES} by default.")
-    ] = None,
+    devices: Devices = None,
+    cluster: ClusterFile = None,
     weights: Annotated[
         Path | None,
         typer.Option(help="The safetensors file, or sharded index, that holds the weights."),
     ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME|FILE.py:FUNCTION",
-            help=f"How the graph is split: {', '.join(POLICIES)}, or a function that decides; "
-            f"{POLICY} by default.",
-        ),
-    ] = None,
-    mesh: Annotated[
-        str | None,
-        typer.Option(metavar="AXIS=SIZE,…", help="Several policies at once: pipeline=2,tensor=2."),
-    ] = None,
+    policy: PolicyName = None,
+    mesh: MeshText = None,
+    plan: PlanFile = None,
+    microbatches: Microbatches = None,
+    schedule: ScheduleName = None,
+    chunks: Chunks = None,
+    recompute: Recompute = None,
+    memory: Memory = None,
+    zero: Zero = None,
     device_kind: Annotated[DeviceKind, typer.Option(help="What every slot is.")] = "cpu",
 ) -> None:
-    """Capture a model, split it, and write a pipeline file."""
+    """Capture a model or a training step, split it, and write a pipeline file."""
     steps, files = Steps(Console(stderr=True)), UserFiles()
-    with steps.step("make the model"):
-        model, args, kwargs = files.example(target)
-    with steps.step("capture"):
-        graph = capture(model, args, kwargs)
-    with steps.step("plan"):
-        chosen = plan_as_told(graph, files, devices, policy, mesh)
+    told = Told(
+        devices=devices,
+        cluster=cluster,
+        policy=policy,
+        mesh=mesh,
+        plan=plan,
+        microbatches=microbatches,
+        schedule=schedule,
+        chunks=chunks,
+        recompute=recompute,
+        memory=memory,
+        zero=zero,
+    )
+    with steps.step("make the program"):
+        program = files.either(target)
+    graph, chosen = planned(program, files, told, steps)
     with steps.step("build"):
         pipeline = build_pipeline(graph, chosen, weights, device_kind=device_kind)
     with steps.step("save"):
         pipeline.save(output)
     Console().print(headline(pipeline), device_table(pipeline), sep="\n")
+
+
+app.command()(plan_command)
 
 
 @app.command()

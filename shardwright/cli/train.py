@@ -15,15 +15,28 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from shardwright.cli.splitting import parse_mesh
+from shardwright.cli.splitting import (
+    POLICY,
+    Chunks,
+    ClusterFile,
+    Memory,
+    MeshText,
+    Microbatches,
+    PlanFile,
+    Recompute,
+    ScheduleName,
+    Zero,
+    parse_mesh,
+)
 from shardwright.cli.userfiles import UserFiles
+from shardwright.layout import Cluster
 from shardwright.pipeline import write_paramfile
 from shardwright.pipeline.schema import DeviceKind
+from shardwright.planning import Plan
 from shardwright.planning.make import POLICIES
 from shardwright.report import new_table, seconds_text
 from shardwright.runtime import TrainResult
 from shardwright.runtime import train as run_training
-from shardwright.schedule import KINDS
 
 Target = Annotated[
     str,
@@ -33,9 +46,6 @@ Target = Annotated[
         "evaluate, eval_data and scheduler.",
     ),
 ]
-Mesh = Annotated[
-    str | None, typer.Option(metavar="AXIS=SIZE,…", help="The slots: pipeline=2,data=2.")
-]
 Modules = Annotated[
     list[str] | None,
     typer.Option("--import", help="A module that registers operators; may be repeated."),
@@ -44,27 +54,24 @@ Modules = Annotated[
 
 def train(
     target: Target,
-    mesh: Mesh = None,
+    mesh: MeshText = None,
     devices: Annotated[int | None, typer.Option(help="How many slots, without --mesh.")] = None,
+    cluster: ClusterFile = None,
     policy: Annotated[
-        str, typer.Option(help=f"What --devices are for: {', '.join(POLICIES)}.")
-    ] = "pipeline",
+        str | None,
+        typer.Option(help=f"How the step is split: {', '.join(POLICIES)}; {POLICY} by default."),
+    ] = None,
+    plan: PlanFile = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Stop after so many steps.")] = None,
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Stop after so many passes over the data.")
     ] = None,
-    microbatches: Annotated[int, typer.Option(min=1, help="In how many a batch is cut.")] = 1,
-    schedule: Annotated[str, typer.Option(help=f"One of {', '.join(KINDS)}.")] = "1f1b",
-    chunks: Annotated[
-        int | None, typer.Option(help="Virtual stages of each pipeline rank.")
-    ] = None,
-    recompute: Annotated[
-        str, typer.Option(help="Which activations are computed again: none, full, auto.")
-    ] = "none",
-    memory: Annotated[int | None, typer.Option(help="Bytes a slot, for --recompute auto.")] = None,
-    zero: Annotated[
-        int, typer.Option(help="1: split the optimizer's state along the axis data.")
-    ] = 0,
+    microbatches: Microbatches = None,
+    schedule: ScheduleName = None,
+    chunks: Chunks = None,
+    recompute: Recompute = None,
+    memory: Memory = None,
+    zero: Zero = None,
     device_kind: Annotated[DeviceKind, typer.Option(help="What every slot is.")] = "cpu",
     checkpoint: Annotated[Path | None, typer.Option(help="A directory for checkpoints.")] = None,
     checkpoint_every: Annotated[
@@ -106,8 +113,9 @@ def train(
         eval_data=program.eval_data,
         scheduler=program.scheduler,
         mesh=parse_mesh(mesh) if mesh is not None else None,
-        devices=devices,
+        devices=devices if cluster is None else Cluster.load(cluster),
         policy=policy,
+        plan=Plan.load(plan) if plan is not None else None,
         steps=steps,
         epochs=epochs,
         microbatches=microbatches,

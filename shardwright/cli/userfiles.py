@@ -63,6 +63,22 @@ class UserFiles:
         make = self._function(target, CaptureError)
         return _as_training(_guarded(make, target, CaptureError)(), target)
 
+    def either(self, target: str) -> Example | TrainingProgram:
+        """Call the function that ``FILE.py:function`` names, for whichever of the two it makes.
+
+        Raises CaptureError as `example` does.
+        """
+        made = _guarded(self._function(target, CaptureError), target, CaptureError)()
+        if (example := _model_of(made)) is not None:
+            return example
+        program = _program_of(made)
+        if program is not None and not isinstance(program.step_fn, torch.nn.Module):
+            return program
+        raise CaptureError(
+            f"{target} must return (model, args, kwargs), or (step_fn, data) for a training step; "
+            f"it returned {_described(made)}"
+        )
+
     def policy(self, target: str) -> Policy:
         """The policy that ``FILE.py:function`` names; where it fails it raises PlanError.
 
@@ -116,19 +132,16 @@ def _run(path: Path) -> ModuleType:
     return module
 
 
-def _as_example(made: Any, target: str) -> Example:
+def _model_of(made: Any) -> Example | None:
     if isinstance(made, tuple) and len(made) == 3:
         model, args, kwargs = made
         right = isinstance(args, tuple | list) and (kwargs is None or isinstance(kwargs, dict))
         if isinstance(model, torch.nn.Module) and right:
             return Example(model, tuple(args), kwargs or {})
-    raise CaptureError(
-        f"{target} must return (model, args, kwargs): a torch.nn.Module, a tuple and a dict; "
-        f"it returned {_described(made)}"
-    )
+    return None
 
 
-def _as_training(made: Any, target: str) -> TrainingProgram:
+def _program_of(made: Any) -> TrainingProgram | None:
     names = TrainingProgram._fields
     if isinstance(made, tuple):
         given = dict(zip(names, made, strict=False)) if len(made) <= len(names) else {}
@@ -138,10 +151,28 @@ def _as_training(made: Any, target: str) -> TrainingProgram:
         given = {name: getattr(made, name) for name in names if hasattr(made, name)}
     if callable(given.get("step_fn")) and given.get("data") is not None:
         return TrainingProgram(**given)
-    raise CaptureError(
-        f"{target} must return (step_fn, data), or a dict or object with {', '.join(names)}, of "
-        f"which the first two are needed; it returned {_described(made)}"
-    )
+    return None
+
+
+def _as_example(made: Any, target: str) -> Example:
+    found = _model_of(made)
+    if found is None:
+        raise CaptureError(
+            f"{target} must return (model, args, kwargs): a torch.nn.Module, a tuple and a dict; "
+            f"it returned {_described(made)}"
+        )
+    return found
+
+
+def _as_training(made: Any, target: str) -> TrainingProgram:
+    found = _program_of(made)
+    if found is None:
+        raise CaptureError(
+            f"{target} must return (step_fn, data), or a dict or object with "
+            f"{', '.join(TrainingProgram._fields)}, of which the first two are needed; it returned "
+            f"{_described(made)}"
+        )
+    return found
 
 
 def _described(made: Any) -> str:

@@ -1,6 +1,7 @@
 """Plans: which device slots run which node, and how it is split over them."""
 
 from shardwright.planning.beside import plan_beside
+from shardwright.planning.difference import Difference, difference
 from shardwright.planning.make import make_plan, plan, step_of
 from shardwright.planning.plan import Assignment, Plan, SlotLoad, Split, Terms, TrainingPlan
 from shardwright.planning.policy import Policy, PolicyGraph, Resource
@@ -8,6 +9,7 @@ from shardwright.planning.step import Step, as_step
 
 __all__ = [
     "Assignment",
+    "Difference",
     "Plan",
     "Policy",
     "PolicyGraph",
@@ -18,6 +20,7 @@ __all__ = [
     "Terms",
     "TrainingPlan",
     "as_step",
+    "difference",
     "make_plan",
     "plan",
     "plan_beside",

@@ -148,8 +148,8 @@ def _counts(first: Plan, second: Plan) -> Iterator[Change]:
 def _place(plan: Plan, node: int) -> str:
     """The stage and the slots of a node."""
     devices = plan.assignments[plan.nodes[node]].mesh.devices
-    stage = f"stage {plan.training.stages[node]} on " if plan.training else ""
-    return stage + _named(devices)
+    stages = plan.training.stages if plan.training is not None else plan.stages
+    return (f"stage {stages[node]} on " if stages else "") + _named(devices)
 
 
 def _named(devices: Sequence[str]) -> str:

@@ -270,6 +270,6 @@ def check_belongs(plan: Plan, graph: IRGraph) -> None:
     inputs = input_texts(graph)
     if plan.inputs and plan.inputs != inputs:
         message += f"; its inputs were {', '.join(plan.inputs)}, here they are {', '.join(inputs)}"
-        if plan.training is not None:
+        if plan.training is not None and plan.training.microbatches > 1:
             message += f", of one microbatch; the plan has {plan.training.microbatches}"
     raise PlanError(f"{message}; plan again for this graph")

@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 from torch.optim.lr_scheduler import LRScheduler
 
+from shardwright.layout import Cluster
 from shardwright.pipeline.schema import DeviceKind
 from shardwright.planning import Plan
-from shardwright.planning import plan as make_plan
+from shardwright.runtime.choosing import program_with
 from shardwright.runtime.evaluation import Evaluation
 from shardwright.runtime.loading import Data, Loading
-from shardwright.runtime.program import Program
 from shardwright.runtime.rates import Factor, Rates
 from shardwright.runtime.result import TrainResult
 from shardwright.runtime.torchrun import is_torchrun
@@ -33,15 +33,15 @@ def train(
     data: Data,
     *,
     mesh: Mapping[str, int] | None = None,
-    devices: int | None = None,
-    policy: str = "pipeline",
+    devices: int | Cluster | None = None,
+    policy: str | None = None,
     plan: Plan | None = None,
-    microbatches: int = 1,
-    schedule: str = "1f1b",
+    microbatches: int | None = None,
+    schedule: str | None = None,
     chunks: int | None = None,
-    recompute: str = "none",
+    recompute: str | None = None,
     memory: int | None = None,
-    zero: int = 0,
+    zero: int | None = None,
     device_kind: DeviceKind = "cpu",
     epochs: int | None = None,
     steps: int | None = None,
@@ -75,8 +75,9 @@ def train(
         a function from the number of a pass to one. Every batch has the first one's shape; a
         shorter one is left out, or an error with ``drop_last=False``.
     mesh, devices, policy, microbatches, schedule, chunks, recompute, memory, zero
-        As in `plan`; one slot, or as many as torchrun has ranks, where neither mesh nor devices is
-        given. Or ``plan``, made by it for the graph of one microbatch.
+        As in `plan`, which has defaults for those that are not given; one slot, or as many as
+        torchrun has ranks, where neither mesh nor devices is given. Or, in place of all of them,
+        ``plan``, made for the graph of one microbatch.
     device_kind
         As in `build`: what every slot is.
     evaluate, eval_data, eval_every
@@ -126,22 +127,21 @@ def train(
     )
     options.check(data, evaluate=evaluate is not None, eval_data=eval_data is not None)
     loading = Loading(data, seed=seed, epochs=epochs)
-    count = plan.training.microbatches if plan is not None and plan.training else microbatches
-    program = Program(step_fn, loading.first(), microbatches=count, seed=seed)
+    if plan is None and devices is None and mesh is None:
+        devices = _slots(in_process)
+    asked = {
+        "devices": devices,
+        "policy": policy,
+        "mesh": mesh,
+        "microbatches": microbatches,
+        "schedule": schedule,
+        "chunks": chunks,
+        "recompute": recompute,
+        "memory": memory,
+        "zero": zero,
+    }
+    program, plan = program_with(step_fn, loading.first(), asked, plan=plan, seed=seed)
     graph = program.graph
-    if plan is None:
-        plan = make_plan(
-            graph,
-            _slots(in_process) if devices is None and mesh is None else devices,
-            policy,
-            mesh=mesh,
-            microbatches=microbatches,
-            schedule=schedule,
-            chunks=chunks,
-            recompute=recompute,
-            memory=memory,
-            zero=zero,
-        )
     evaluation = None
     if evaluate is not None and eval_data is not None:
         evaluation = Evaluation(

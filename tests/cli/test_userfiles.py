@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardwright.cli.userfiles import UserFiles
+from shardwright.cli.userfiles import Example, TrainingProgram, UserFiles
 from shardwright.errors import CaptureError, PlanError
 
 SOURCE = """
@@ -139,3 +139,27 @@ def test_a_training_program_comes_in_three_forms(training: Path) -> None:
 def test_what_is_no_training_program(training: Path, function: str, message: str) -> None:
     with pytest.raises(CaptureError, match=message):
         UserFiles().training(f"{training}:{function}")
+
+
+def test_a_function_gives_a_model_or_a_training_program(source: Path) -> None:
+    source.write_text(
+        SOURCE
+        + """
+def train():
+    return print, [torch.ones(3)]
+
+def both():
+    return {"step_fn": print, "data": [torch.ones(3)]}
+"""
+    )
+    assert isinstance(UserFiles().either(f"{source}:make"), Example)
+    assert isinstance(UserFiles().either(f"{source}:train"), TrainingProgram)
+    assert isinstance(UserFiles().either(f"{source}:both"), TrainingProgram)
+
+
+def test_what_is_neither_a_model_nor_a_training_program_is_refused(source: Path) -> None:
+    with pytest.raises(
+        CaptureError,
+        match=r"must return \(model, args, kwargs\), or \(step_fn, data\).*\(Linear, Tensor\)",
+    ):
+        UserFiles().either(f"{source}:incomplete")

@@ -1,0 +1,83 @@
+"""``shardwright plan``: which slots run which part of a user's program, and two plans compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from shardwright.cli.splitting import (
+    Chunks,
+    ClusterFile,
+    Devices,
+    MaybeTarget,
+    Memory,
+    MeshText,
+    Microbatches,
+    PolicyName,
+    Recompute,
+    ScheduleName,
+    Told,
+    Zero,
+    planned,
+)
+from shardwright.cli.steps import Steps
+from shardwright.cli.userfiles import UserFiles
+from shardwright.errors import PlanError
+from shardwright.planning import Plan, difference
+
+
+def plan(
+    target: MaybeTarget = None,
+    devices: Devices = None,
+    cluster: ClusterFile = None,
+    policy: PolicyName = None,
+    mesh: MeshText = None,
+    microbatches: Microbatches = None,
+    schedule: ScheduleName = None,
+    chunks: Chunks = None,
+    recompute: Recompute = None,
+    memory: Memory = None,
+    zero: Zero = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the plan to this file.")
+    ] = None,
+    diff: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="A.json B.json", help="Say what differs between two plans instead."),
+    ] = None,
+) -> None:
+    """Plan a model or a training step: stages, splits, schedule; or compare two plans."""
+    told = Told(
+        devices=devices,
+        cluster=cluster,
+        policy=policy,
+        mesh=mesh,
+        microbatches=microbatches,
+        schedule=schedule,
+        chunks=chunks,
+        recompute=recompute,
+        memory=memory,
+        zero=zero,
+    )
+    if diff is not None:
+        _compare(diff, [target, output, *told.given().values()])
+        return
+    if target is None:
+        raise PlanError("name a program, FILE.py:FUNCTION, or two plans with --diff")
+    steps, files = Steps(Console(stderr=True)), UserFiles()
+    with steps.step("make the program"):
+        program = files.either(target)
+    _, made = planned(program, files, told, steps)
+    if output is not None:
+        made.save(output)
+    typer.echo(str(made))
+
+
+def _compare(paths: tuple[Path, Path], others: list[object]) -> None:
+    if any(other is not None for other in others):
+        raise PlanError("--diff compares two plan files; leave the other options out")
+    first, second = map(Plan.load, paths)
+    typer.echo(str(difference(first, second)))

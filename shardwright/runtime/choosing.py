@@ -1,0 +1,62 @@
+"""A program's step as a graph, and the plan it is trained by.
+
+Comes in: a step function, a batch, and a plan or what `plan` is asked for. Goes out: the `Program`
+of one microbatch, and its plan. What always holds: the plan belongs to the program's graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shardwright.errors import PlanError
+from shardwright.planning import Plan
+from shardwright.planning import plan as make_plan
+from shardwright.planning.plan import check_belongs
+from shardwright.runtime.loading import Batch
+from shardwright.runtime.program import Program
+
+
+def program_with(
+    step_fn: Callable[..., Any],
+    batch: Batch,
+    asked: Mapping[str, Any],
+    *,
+    plan: Plan | None = None,
+    seed: int = 0,
+) -> tuple[Program, Plan]:
+    """The program of a step, captured with one of a batch's microbatches, and its plan.
+
+    ``asked`` are arguments of `plan` by name; those that are None are not asked for. Raises
+    PlanError where the plan given is of another graph, or something is asked for beside it.
+    """
+    given = {name: value for name, value in asked.items() if value is not None}
+    if plan is not None:
+        return _follow(step_fn, batch, plan, given, seed)
+    count = given.get("microbatches", 1)
+    program = Program(step_fn, batch, microbatches=count, seed=seed)
+    return program, make_plan(program.graph, **given)
+
+
+def _follow(
+    step_fn: Callable[..., Any], batch: Batch, plan: Plan, given: Mapping[str, Any], seed: int
+) -> tuple[Program, Plan]:
+    """The program with as many microbatches as a plan has, and the plan."""
+    check_alone(given)
+    if plan.training is None:
+        raise PlanError(
+            f"the plan for {plan.graph!r} is of a model; plan the training step, from the same "
+            "function that is trained"
+        )
+    program = Program(step_fn, batch, microbatches=plan.training.microbatches, seed=seed)
+    check_belongs(plan, program.graph)
+    return program, plan
+
+
+def check_alone(given: Mapping[str, Any]) -> None:
+    """Raise PlanError where something is asked for beside a plan that is given."""
+    if given:
+        raise PlanError(
+            f"a plan is given, which settles what {', '.join(given)} would; leave that out, or "
+            "plan again with it"
+        )

@@ -1,0 +1,143 @@
+"""``shardwright plan``, and ``--plan`` of the commands that take one."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import Result
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from shardwright.cli.app import app
+from shardwright.pipeline import Pipeline
+from shardwright.planning import Plan
+
+SOURCE = """
+import torch
+
+def layers():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
+
+def make():
+    return layers().eval(), (torch.ones(4, 8),), {}
+
+def train():
+    model = layers()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, [tuple(torch.randn(2, 8, 8)) for _ in range(4)]
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "planned_program.py").write_text(SOURCE)
+    return tmp_path
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def succeed(*arguments: object) -> str:
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def planned(file: str, *options: object, function: str = "train") -> Plan:
+    succeed("plan", f"planned_program.py:{function}", *options, "-o", file)
+    return Plan.load(file)
+
+
+def test_plan_prints_and_writes_a_plan() -> None:
+    options = ("--policy", "tensor", "--devices", 4, "-o", "plan.json")
+    printed = succeed("plan", "planned_program.py:make", *options)
+    made = Plan.load("plan.json")
+    assert printed == f"{made}\n"
+    assert printed.startswith("plan for Sequential: tensor, 4 slots\n  d0: 4 nodes")
+
+
+def test_build_follows_a_plan() -> None:
+    planned("plan.json", "--mesh", "pipeline=2,tensor=2", function="make")
+    succeed("build", "planned_program.py:make", "--plan", "plan.json", "-o", "model.json")
+    assert list(Pipeline.load("model.json").devices) == ["d0", "d1", "d2", "d3"]
+    x = torch.randn(4, 8)
+    save_file({"input": x}, "in.safetensors")
+    succeed("run", "model.json", "--in-process", "--inputs", "in.safetensors", "--output", "out")
+    torch.manual_seed(0)
+    expected = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])(x)
+    torch.testing.assert_close(load_file("out")["output"], expected.detach())
+
+
+def test_build_writes_the_pipeline_of_a_training_step() -> None:
+    options = ("--mesh", "pipeline=2", "--microbatches", 2)
+    succeed("build", "planned_program.py:train", *options, "-o", "asked.json")
+    planned("plan.json", *options)
+    succeed("build", "planned_program.py:train", "--plan", "plan.json", "-o", "planned.json")
+    asked, by_plan = map(Pipeline.load, ("asked.json", "planned.json"))
+    assert asked.training == by_plan.training
+    assert by_plan.training is not None
+    assert by_plan.training.microbatches.n == 2
+    assert "1f1b: ranks 2" in succeed("show", "planned.json", "--schedule")
+
+
+def losses(file: str, *options: object) -> list[float]:
+    words = ("--in-process", "--epochs", 2, "--quiet", "--log", file)
+    succeed("train", "planned_program.py:train", *words, *options)
+    return [json.loads(line)["loss"] for line in Path(file).read_text().splitlines()]
+
+
+def test_train_follows_a_plan() -> None:
+    planned("plan.json", "--mesh", "pipeline=2,data=2", "--microbatches", 2, "--zero", 1)
+    found = losses("planned.jsonl", "--plan", "plan.json")
+    assert found == losses("asked.jsonl", "--mesh", "pipeline=2,data=2", "--microbatches", 2)
+    assert found == pytest.approx(losses("one.jsonl"), rel=1e-5)
+
+
+def refused(*arguments: object) -> str:
+    result = invoke(*arguments)
+    assert result.exit_code == 1
+    return result.stderr
+
+
+def test_a_plan_of_another_program_is_refused() -> None:
+    planned("plan.json", "--devices", 2, "--microbatches", 2)
+    words = ("--plan", "plan.json", "-o", "model.json")
+    assert "plan again for this graph" in refused("build", "planned_program.py:make", *words)
+    source = SOURCE.replace("range(4)])\n\ndef make", "range(5)])\n\ndef make")
+    Path("another_program.py").write_text(source)
+    train = ("train", "another_program.py:train", "--in-process", "--steps", 1)
+    assert "plan again for this graph" in refused(*train, "--plan", "plan.json")
+    assert list(Path().glob("model*")) == []
+
+
+def test_what_is_asked_for_beside_a_plan_is_refused() -> None:
+    planned("plan.json", "--devices", 2)
+    train = ("train", "planned_program.py:train", "--in-process", "--steps", 1)
+    found = refused(*train, "--plan", "plan.json", "--zero", 1, "--mesh", "data=2")
+    assert "a plan is given, which settles what mesh, zero would" in found
+
+
+def test_two_plans_are_compared() -> None:
+    planned("a.json", "--mesh", "pipeline=2", "--microbatches", 2)
+    planned("b.json", "--mesh", "pipeline=2", "--microbatches", 2, "--schedule", "gpipe")
+    assert "  schedule: 1f1b -> gpipe\n" in succeed("plan", "--diff", "a.json", "b.json")
+    assert succeed("plan", "--diff", "a.json", "a.json") == "the plans are equal\n"
+
+
+def test_what_plan_needs_is_told() -> None:
+    assert "name a program, FILE.py:FUNCTION" in refused("plan")
+    assert "leave the other options out" in refused("plan", "--diff", "a", "b", "--devices", 2)
+    assert "no plan can be read from a" in refused("plan", "--diff", "a", "b")
