@@ -1,0 +1,199 @@
+"""How long a step takes whose stages take so long: a schedule laid out in time.
+
+Comes in: a schedule, what each virtual stage takes for a microbatch, and what passes between
+stages. Goes out: when each pipeline rank is done, and how long it is at work. A rank begins an
+action when the one before it in its list has ended and what it reads of other stages is there:
+what the stages really send one another, not what stands before it in the chain. Messages between
+two ranks go one after another and cost no rank any time.
+
+Numbers may be arrays, one entry a candidate: a schedule then is laid out for all of them at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardwright.schedule import Schedule, make_schedule
+from shardwright.schedule.prove import execution_order
+
+Number = Any
+"""A float, or an array of them."""
+
+
+class StageTimes(NamedTuple):
+    """Seconds of each virtual stage for a microbatch.
+
+    ``backward`` gives the gradients of what other stages made, ``weight`` those of stored values.
+    """
+
+    forward: Sequence[Number]
+    backward: Sequence[Number]
+    weight: Sequence[Number]
+
+
+class Passing(NamedTuple):
+    """What one stage sends another for each microbatch: seconds on the line, and seconds more.
+
+    A latency of -inf says that nothing is sent.
+    """
+
+    line: Number
+    latency: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What stages send each other, by the stage that sends and the one that reads."""
+
+    forward: Mapping[tuple[int, int], Passing] = field(default_factory=dict)
+    backward: Mapping[tuple[int, int], Passing] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Laid:
+    """When each rank has done its last action, and how long it works, in seconds."""
+
+    done: list[Number]
+    busy: list[Number]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A schedule's actions in an order in which they can be done: (kind, stage, microbatch)."""
+
+    schedule: Schedule
+    actions: tuple[tuple[str, int, int], ...]
+    held: tuple[tuple[tuple[int, ...], ...], ...]
+    """Of each rank, how many microbatches of each stage it holds at once: the largest such."""
+
+
+@lru_cache(maxsize=512)
+def order_of(kind: str, ranks: int, microbatches: int, chunks: int | None = None) -> Order:
+    """The order of a schedule. Raises ScheduleError as `make_schedule` does."""
+    schedule = make_schedule(kind, ranks=ranks, microbatches=microbatches, chunks=chunks)
+    actions = tuple((a.kind, a.stage, a.microbatch) for a in execution_order(schedule))
+    held = tuple(_held(schedule, rank) for rank in range(ranks))
+    return Order(schedule, actions, held)
+
+
+def _held(schedule: Schedule, rank: int) -> tuple[tuple[int, ...], ...]:
+    """Numbers of microbatches held at once of a rank's stages, those less than others left out."""
+    stages = schedule.stages_of(rank)
+    place = {stage: i for i, stage in enumerate(stages)}
+    now, found = [0] * len(stages), set()
+    for action in schedule.actions[rank]:
+        if action.kind == "F":
+            now[place[action.stage]] += 1
+            found.add(tuple(now))
+        elif action.kind == schedule.works[-1]:
+            now[place[action.stage]] -= 1
+    return tuple(one for one in sorted(found) if not any(_less(one, other) for other in found))
+
+
+def _less(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    return one != other and all(a <= b for a, b in zip(one, other, strict=True))
+
+
+def lay_out(order: Order, times: StageTimes, traffic: Traffic, *, early: bool = True) -> Laid:
+    """A schedule in time.
+
+    ``early`` says whether a backward sends its gradients before it makes those of weights.
+    """
+    return _Clock(order, times, traffic, early).run()
+
+
+class _Clock:
+    """The state while a schedule is laid out; `run` does it."""
+
+    def __init__(self, order: Order, times: StageTimes, traffic: Traffic, early: bool) -> None:
+        self.order, self.times, self.early = order, times, early
+        schedule = order.schedule
+        self.later = _later(times)
+        self.placement, self.splits = schedule.placement, schedule.splits_backward
+        zero = _zero(times)
+        self.free = [zero] * schedule.ranks
+        self.busy = [zero] * schedule.ranks
+        self.forward_sends = _sends(schedule, traffic.forward)
+        self.backward_sends = _sends(schedule, traffic.backward)
+        self.lines: dict[tuple[int, int], Number] = {}
+        self.arrived: dict[tuple[str, int, int], Number] = {}
+
+    def run(self) -> Laid:
+        act = {"F": self._forward, "B": self._backward, "W": self._weight}
+        for kind, stage, microbatch in self.order.actions:
+            act[kind](stage, microbatch)
+        return Laid(self.free, self.busy)
+
+    def _forward(self, stage: int, microbatch: int) -> None:
+        end = self._work("F", stage, microbatch, self.times.forward[stage])
+        self._send("F", self.forward_sends[stage], stage, microbatch, end)
+
+    def _backward(self, stage: int, microbatch: int) -> None:
+        sent = end = self._work("B", stage, microbatch, self.times.backward[stage])
+        if not self.splits:
+            end = self._work("W", stage, microbatch, self.times.weight[stage])
+        self._send("B", self.backward_sends[stage], stage, microbatch, sent if self.early else end)
+
+    def _weight(self, stage: int, microbatch: int) -> None:
+        self._work("W", stage, microbatch, self.times.weight[stage])
+
+    def _work(self, kind: str, stage: int, microbatch: int, seconds: Number) -> Number:
+        """Let a stage's rank work; when that is done."""
+        rank = self.placement[stage]
+        start = self.free[rank]
+        there = self.arrived.pop((kind, stage, microbatch), None)
+        if there is not None:
+            start = self.later(start, there)
+        self.free[rank] = end = start + seconds
+        self.busy[rank] = self.busy[rank] + seconds
+        return end
+
+    def _send(
+        self, kind: str, sends: Sequence[_Send], stage: int, microbatch: int, made: Number
+    ) -> None:
+        """Let what a stage made arrive where it is read."""
+        for send in sends:
+            there = made
+            if send.ranks is not None:
+                start = (
+                    self.later(made, self.lines[send.ranks]) if send.ranks in self.lines else made
+                )
+                self.lines[send.ranks] = start + send.line
+                there = start + send.line + send.latency
+            key = (kind, send.stage, microbatch)
+            before = self.arrived.get(key)
+            self.arrived[key] = there if before is None else self.later(before, there)
+
+
+class _Send(NamedTuple):
+    """To which stage, and over which line: None on one rank."""
+
+    stage: int
+    ranks: tuple[int, int] | None
+    line: Number
+    latency: Number
+
+
+def _sends(schedule: Schedule, passing: Mapping[tuple[int, int], Passing]) -> list[list[_Send]]:
+    """What each stage sends."""
+    found: list[list[_Send]] = [[] for _ in range(schedule.stages)]
+    for (giver, taker), (line, latency) in sorted(passing.items(), key=itemgetter(0)):
+        here, there = schedule.placement[giver], schedule.placement[taker]
+        ranks = None if here == there else (here, there)
+        found[giver].append(_Send(taker, ranks, line, latency))
+    return found
+
+
+def _later(times: StageTimes) -> Callable[[Number, Number], Number]:
+    return np.maximum if isinstance(times.forward[0], np.ndarray) else max
+
+
+def _zero(times: StageTimes) -> Number:
+    first = times.forward[0]
+    return np.zeros_like(first) if isinstance(first, np.ndarray) else 0.0
