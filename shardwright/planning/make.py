@@ -10,23 +10,18 @@ import msgspec
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.ir.steps import is_step
+from shardwright.planning.assemble import make_plan, step_of
 from shardwright.planning.forward import forward_view
-from shardwright.planning.loads import slot_loads
 from shardwright.planning.mesh import AXES, DATA, PIPELINE, over_mesh
 from shardwright.planning.mixing import mixing_notes
 from shardwright.planning.pipeline import pipeline
-from shardwright.planning.plan import (
-    Assignment,
-    Plan,
-    fingerprint_graph,
-    input_texts,
-    label_of,
-)
+from shardwright.planning.plan import Plan, fingerprint_graph
 from shardwright.planning.policy import Policy, by_policy, policy_name
 from shardwright.planning.splits import take_apart
-from shardwright.planning.step import Step, as_step, check_one_backward
+from shardwright.planning.step import as_step, check_one_backward
 from shardwright.planning.training import Options, over_training_mesh
-from shardwright.planning.unfuse import unfuse
+
+__all__ = ["POLICIES", "make_plan", "plan", "step_of"]
 
 POLICIES = AXES
 
@@ -111,14 +106,6 @@ def _plan_step(
     )
 
 
-def step_of(graph: IRGraph, plan: Plan) -> Step:
-    """The step whose forward nodes a plan assigns."""
-    assert plan.training is not None
-    meshes = (assignment.mesh for assignment in plan.assignments)
-    shards = max(dict(zip(mesh.axes, mesh.sizes, strict=True)).get(DATA, 1) for mesh in meshes)
-    return as_step(unfuse(graph, plan.unfused), plan.training.microbatches, shards)
-
-
 def _given(options: Options) -> str:
     """The first option that is not the default, as it is written."""
     default = Options()
@@ -158,33 +145,3 @@ def _axes(devices: int | None, policy: str, mesh: Mapping[str, int] | None) -> M
         sizes = " × ".join(map(str, mesh.values()))
         raise PlanError(f"the mesh has {sizes} slots, but devices is {devices}; leave it out")
     return mesh
-
-
-def make_plan(
-    graph: IRGraph,
-    policy: str,
-    devices: Sequence[str],
-    assigned: Sequence[Assignment],
-    notes: Sequence[str] = (),
-    *,
-    work: Sequence[int] | None = None,
-) -> Plan:
-    """The plan in which each node has the assignment at its place.
-
-    ``work`` is that of each node, its forward's by default.
-    """
-    numbers: dict[Assignment, int] = {}
-    nodes = tuple(numbers.setdefault(assignment, len(numbers)) for assignment in assigned)
-    loads = slot_loads(graph, devices, assigned, work)
-    return Plan(
-        graph.name,
-        fingerprint_graph(graph),
-        policy,
-        tuple(devices),
-        tuple(numbers),
-        nodes,
-        loads,
-        tuple(notes),
-        inputs=input_texts(graph),
-        labels=tuple(map(label_of, graph.nodes)),
-    )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from shardwright.ir import IRGraph
 from shardwright.layout import Cluster, Mesh
 from shardwright.planning.forward import forward_view
-from shardwright.planning.make import step_of
+from shardwright.planning.assemble import step_of
 from shardwright.planning.plan import Assignment, Plan, assignments, check_belongs
 from shardwright.planning.pricing import price
 from shardwright.planning.spread import Forward, Splits, Spread, spread

@@ -1,0 +1,56 @@
+"""A plan put together from the assignment of each node, and back to the step that it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardwright.ir import IRGraph
+from shardwright.planning.loads import slot_loads
+from shardwright.planning.mesh import DATA
+from shardwright.planning.plan import (
+    Assignment,
+    Plan,
+    fingerprint_graph,
+    input_texts,
+    label_of,
+)
+from shardwright.planning.step import Step, as_step
+from shardwright.planning.unfuse import unfuse
+
+
+def make_plan(
+    graph: IRGraph,
+    policy: str,
+    devices: Sequence[str],
+    assigned: Sequence[Assignment],
+    notes: Sequence[str] = (),
+    *,
+    work: Sequence[int] | None = None,
+) -> Plan:
+    """The plan in which each node has the assignment at its place.
+
+    ``work`` is that of each node, its forward's by default.
+    """
+    numbers: dict[Assignment, int] = {}
+    nodes = tuple(numbers.setdefault(assignment, len(numbers)) for assignment in assigned)
+    loads = slot_loads(graph, devices, assigned, work)
+    return Plan(
+        graph.name,
+        fingerprint_graph(graph),
+        policy,
+        tuple(devices),
+        tuple(numbers),
+        nodes,
+        loads,
+        tuple(notes),
+        inputs=input_texts(graph),
+        labels=tuple(map(label_of, graph.nodes)),
+    )
+
+
+def step_of(graph: IRGraph, plan: Plan) -> Step:
+    """The step whose forward nodes a plan assigns."""
+    assert plan.training is not None
+    meshes = (assignment.mesh for assignment in plan.assignments)
+    shards = max(dict(zip(mesh.axes, mesh.sizes, strict=True)).get(DATA, 1) for mesh in meshes)
+    return as_step(unfuse(graph, plan.unfused), plan.training.microbatches, shards)
