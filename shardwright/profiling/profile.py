@@ -8,64 +8,20 @@ their nodes are all its forward nodes, each once; equal layers share one measure
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-from shardwright.profiling.timing import Timing
-
-MEGABYTE = 1e6
-MILLISECOND = 1e-3
-
-
-class Layer(msgspec.Struct, frozen=True):
-    """A node or a block of nodes, run alone (seed 001, Model Profiling).
-
-    name
-        The module's path, or the name of what the node makes.
-    kind
-        The module's class, or the operator.
-    nodes
-        Ids of the nodes, in the order of the graph.
-    measurement
-        Which measurement of the profile the numbers are from; equal layers share it.
-    forward_time, backward_time
-        Milliseconds, medians after warm-up. The backward gives the gradients of parameters and of
-        what nodes made; where it recomputes, the forward counts in it again.
-    memory_forward, memory_backward
-        MB (1e6 bytes) that a run needs at most, beyond its inputs and parameters; of the backward,
-        beyond what its forward has left.
-    layer_size, input_size, output_size
-        MB of the stored tensors that the layer reads, of its other inputs, and of its outputs.
-    """
-
-    name: str
-    kind: str
-    nodes: tuple[int, ...]
-    measurement: str
-    forward_time: float
-    backward_time: float
-    memory_forward: float
-    memory_backward: float
-    layer_size: float
-    input_size: float
-    output_size: float
-
-    @property
-    def cuda_memory_forward(self) -> float:
-        """`memory_forward`, under the seed's name."""
-        return self.memory_forward
-
-    @property
-    def cuda_memory_backward(self) -> float:
-        """`memory_backward`, under the seed's name."""
-        return self.memory_backward
-
-
-class Measurement(msgspec.Struct, frozen=True):
-    """A `Timing`, and the calls that were made in it, one key for each node in order."""
-
-    timing: Timing
-    calls: tuple[str, ...]
+from shardwright.atomic import replacing
+from shardwright.errors import ProfileError
+from shardwright.layout import CPU_CORE, DEVICES, DeviceModel
+from shardwright.profiling.cost import Analytic, Costs
+from shardwright.profiling.layer import Layer
+from shardwright.profiling.measured import Measured
+from shardwright.profiling.profile_chart import plot_profile
+from shardwright.profiling.profile_table import format_profile
+from shardwright.profiling.timing import Measurement
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -73,8 +29,8 @@ class Profile(msgspec.Struct, frozen=True):
 
     graph
         The graph's name.
-    device
-        The model of the device, as it calls itself.
+    device, kind
+        The model of the device, as it calls itself; ``cpu`` or ``cuda``.
     torch_version, threads
         What it was measured with.
     recompute
@@ -87,8 +43,68 @@ class Profile(msgspec.Struct, frozen=True):
 
     graph: str
     device: str
+    kind: Literal["cpu", "cuda"]
     torch_version: str
     threads: int
     recompute: bool
     layers: tuple[Layer, ...]
-    measurements: Mapping[str, Measurement]
+    measurements: dict[str, Measurement]
+
+    def __str__(self) -> str:
+        """A table with a line for each distinct layer."""
+        return format_profile(self)
+
+    @property
+    def forward_time(self) -> float:
+        """Milliseconds of all layers' forwards, one after another."""
+        return sum(layer.forward_time for layer in self.layers)
+
+    @property
+    def backward_time(self) -> float:
+        """Milliseconds of all layers' backwards, one after another."""
+        return sum(layer.backward_time for layer in self.layers)
+
+    def costs(self, fallback: Costs | None = None) -> Measured:
+        """What nodes cost, as they were measured here; see `Measured`.
+
+        ``fallback`` says what was not measured, up to a factor for each operator; by default it is
+        the roofline of a device of this kind.
+        """
+        return Measured(self.measurements.values(), fallback or Analytic(_DEVICES[self.kind]))
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON. Raises OSError as writing does."""
+        content = msgspec.json.encode(_File(1, self))
+        with replacing(Path(path)) as temporary:
+            temporary.write_bytes(msgspec.json.format(content, indent=1) + b"\n")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Profile:
+        """Read what `save` wrote. Raises ProfileError."""
+        try:
+            return msgspec.json.decode(Path(path).read_bytes(), type=_File).profile
+        except OSError as error:
+            raise ProfileError(f"no profile can be read from {path}: {error.strerror}") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ProfileError(
+                f"{path} is no profile, or one of another version: {error}; write it with "
+                "Profile.save or shardwright profile -o"
+            ) from None
+
+    def plot(self, path: str | Path) -> None:
+        """Draw a bar chart of times and memory, as ``.svg``, ``.png`` or ``.pdf``.
+
+        Raises ProfileError for other names, and where matplotlib is not installed.
+        """
+        plot_profile(self, Path(path))
+
+
+class _File(msgspec.Struct):
+    """A profile in a file."""
+
+    version: Literal[1]
+    profile: Profile
+
+
+_DEVICES: Mapping[str, DeviceModel] = {"cpu": CPU_CORE, "cuda": DEVICES["A100-80GB"]}
+"""Whose roofline estimates what was not measured; factors make up for what differs."""

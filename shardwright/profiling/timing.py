@@ -24,8 +24,10 @@ class Timing(msgspec.Struct, frozen=True):
         Bytes of a call that keeps what its backward needs.
     memory_backward
         Bytes of a backward, beyond those that the forward left.
-    iterations
-        Of how many samples the seconds are medians.
+    memory_again
+        Bytes of a backward that runs the forward first, because nothing was kept for it.
+    samples
+        Of how many the seconds are medians.
     """
 
     forward: float
@@ -34,4 +36,12 @@ class Timing(msgspec.Struct, frozen=True):
     memory: int = 0
     memory_kept: int = 0
     memory_backward: int = 0
-    iterations: int = 1
+    memory_again: int = 0
+    samples: int = 1
+
+
+class Measurement(msgspec.Struct, frozen=True):
+    """A `Timing`, and the calls that were made in it: their keys, in order."""
+
+    timing: Timing
+    calls: tuple[str, ...]

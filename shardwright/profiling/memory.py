@@ -1,0 +1,68 @@
+"""How many bytes something needs at most while it runs.
+
+On CUDA the allocator says it. On a CPU the allocator reports each storage that it gives and takes
+back, those that operators make for themselves among them, and the reports are added up. torch hands
+them out through the oldest of its profilers alone, which is cheap and quiet; it is wrapped here and
+nowhere else.
+
+What always holds: memory that was there before is not counted, even where results lie in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+
+_autograd: Any = torch.autograd  # what it declares is not all that it has
+
+
+class Peak(NamedTuple):
+    """Bytes beyond what was there before: the most at once, and what the result leaves."""
+
+    most: int
+    left: int
+
+
+def peak_bytes(call: Callable[[], object], device: torch.device) -> Peak:
+    """What a call needs beyond what is there before it. Its result counts as left."""
+    return _cuda_peak(call, device) if device.type == "cuda" else _cpu_peak(call)
+
+
+def _cuda_peak(call: Callable[[], object], device: torch.device) -> Peak:
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    result = call()
+    torch.cuda.synchronize(device)
+    most = torch.cuda.max_memory_allocated(device) - before
+    left = torch.cuda.memory_allocated(device) - before
+    del result
+    return Peak(most, left)
+
+
+def _cpu_peak(call: Callable[[], object]) -> Peak:
+    """By the allocator's reports of this thread, which computes backwards too."""
+    _autograd._enable_profiler_legacy(_reports_of_memory())
+    try:
+        result = call()
+    finally:
+        threads = _autograd._disable_profiler_legacy()
+    del result
+    records = (record for thread in threads for record in thread)
+    changes = [r.cpu_memory_usage() for r in records if r.kind() == "memory_alloc"]
+    return Peak(max(accumulate(changes, initial=0)), sum(changes))
+
+
+def _reports_of_memory() -> Any:
+    return _autograd.ProfilerConfig(
+        _autograd.ProfilerState.CPU,
+        False,  # report_input_shapes
+        True,  # profile_memory
+        False,  # with_stack
+        False,  # with_flops
+        False,  # with_modules
+        torch._C._profiler._ExperimentalConfig(),
+    )

@@ -1,0 +1,178 @@
+"""`profile`: measure each layer of a graph alone.
+
+Comes in: a graph, of a model or of a training step, and how finely it is to be seen. Goes out: a
+`Profile`. What always holds: equal layers are measured once; what was measured on this machine
+before is not measured again; nothing of the caller's is written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shardwright.errors import ProfileError
+from shardwright.ir import IRGraph
+from shardwright.ir.steps import forward_nodes
+from shardwright.profiling.cache import Cache
+from shardwright.profiling.gradients import needing_gradients, trained_parameters
+from shardwright.profiling.granularity import BasicBlocks, Unit, unit_graph, units
+from shardwright.profiling.hardware import model_name, present_device
+from shardwright.profiling.keys import call_key, unit_key, wants_gradients
+from shardwright.profiling.layer import MEGABYTE, MILLISECOND, Layer
+from shardwright.profiling.measure import Settings, measure
+from shardwright.profiling.profile import Profile
+from shardwright.profiling.timing import Measurement, Timing
+from shardwright.tracing import capture
+
+
+def profile(
+    graph: IRGraph,
+    *,
+    depth: int | None = None,
+    basic_blocks: BasicBlocks = (),
+    n_iter: int = 10,
+    recompute: bool = False,
+    device: str | torch.device = "cpu",
+    threads: int = 1,
+    cache: bool | str | Path = True,
+) -> Profile:
+    """Run each layer of a graph alone, and its backward, and say what they take (seed 001).
+
+    graph
+        Of a model, whose parameters are all taken to be trained, or of a training step, of which
+        the forward is measured.
+    depth
+        How far down the tree of modules to go: 0 is the whole graph, 1 the modules that the model
+        consists of, and so on; None is every operator by itself.
+    basic_blocks
+        Classes of modules, or their names, that are measured whole wherever they stand.
+    n_iter
+        Of how many samples the times are medians.
+    recompute
+        Whether the backward is to run the forward again, instead of keeping what it needs.
+    device, threads
+        Where to measure, ``cpu`` or ``cuda:0``, and with how many threads torch computes.
+    cache
+        Where measurements are kept: True for the user's cache directory, a path, or False.
+
+    Contents are those of the model where it holds any, else drawn. Parameters, gradients, buffers
+    and random generators of the caller stay as they are. Raises ProfileError that names the node,
+    its source line and the reason where one cannot be measured; and DeviceError.
+    """
+    _check(n_iter=n_iter, threads=threads)
+    place = present_device(device)
+    settings = Settings(place, threads, n_iter)
+    kept = Cache.of(cache, f"{model_name(place)}, torch {torch.__version__}, threads {threads}")
+    found = units(graph, forward_nodes(graph), depth=depth, basic_blocks=basic_blocks)
+    wanted = needing_gradients(graph, trained_parameters(graph))
+    try:
+        return _Profiling(graph, wanted, settings, kept, recompute).of(found)
+    finally:
+        kept.save()
+
+
+def profile_network(
+    net: torch.nn.Module,
+    sample_batch: Any,
+    kwargs: dict[str, Any] | None = None,
+    basic_blocks: BasicBlocks = (),
+    max_depth: int = 100,
+    n_iter: int = 10,
+) -> Profile:
+    """The seed's function: capture a model, and profile its layers ``max_depth`` modules down.
+
+    ``sample_batch`` is the model's argument, or a tuple of them. Raises CaptureError and what
+    `profile` raises.
+    """
+    args = sample_batch if isinstance(sample_batch, tuple) else (sample_batch,)
+    graph = capture(net, args, kwargs or {})
+    return profile(graph, depth=max_depth, basic_blocks=basic_blocks, n_iter=n_iter)
+
+
+def _check(**counts: int) -> None:
+    for name, count in counts.items():
+        if type(count) is not int or count < 1:
+            raise ProfileError(f"{name} is a number from 1 up, found {count!r}")
+
+
+class _Profiling:
+    """Profiles the units of one graph."""
+
+    def __init__(
+        self,
+        graph: IRGraph,
+        wanted: Collection[int],
+        settings: Settings,
+        cache: Cache,
+        recompute: bool,
+    ) -> None:
+        self._graph = graph
+        self._wanted = wanted
+        self._settings = settings
+        self._cache = cache
+        self._recompute = recompute
+        self._measurements: dict[str, Measurement] = {}
+
+    def of(self, found: Sequence[Unit]) -> Profile:
+        """The profile of some units."""
+        layers = tuple(self._layer(unit) for unit in found)
+        return Profile(
+            graph=self._graph.name,
+            device=model_name(self._settings.device),
+            kind="cuda" if self._settings.device.type == "cuda" else "cpu",
+            torch_version=str(torch.__version__),
+            threads=self._settings.threads,
+            recompute=self._recompute,
+            layers=layers,
+            measurements=self._measurements,
+        )
+
+    def _layer(self, unit: Unit) -> Layer:
+        alone = unit_graph(self._graph, unit)
+        key = unit_key(alone, self._wanted)
+        if key not in self._measurements:
+            calls = tuple(call_key(alone, node, self._wanted) for node in alone.nodes)
+            self._measurements[key] = Measurement(self._timing(key, alone), calls)
+        timing = self._measurements[key].timing
+        backward = timing.backward + timing.weight
+        if self._recompute and any(map(wants_gradients, self._measurements[key].calls)):
+            backward += timing.forward
+        return Layer(
+            unit.name,
+            unit.kind,
+            tuple(node.id for node in unit.nodes),
+            key,
+            forward_time=timing.forward / MILLISECOND,
+            backward_time=backward / MILLISECOND,
+            **_megabytes(alone),
+            **_memory(timing, recompute=self._recompute),
+        )
+
+    def _timing(self, key: str, alone: IRGraph) -> Timing:
+        found = self._cache.find(key, self._settings.samples)
+        if found is None:
+            found = measure(alone, self._wanted, self._settings)
+            self._cache.add(key, found)
+        return found
+
+
+def _megabytes(alone: IRGraph) -> dict[str, float]:
+    """The sizes of what a unit reads and gives."""
+    read = dict.fromkeys(value_id for node in alone.nodes for value_id in node.inputs)
+    stored = [v for v in read if alone.values[v].is_stored]
+    sizes = {"layer_size": stored, "input_size": alone.inputs, "output_size": alone.outputs}
+    return {
+        name: sum(alone.values[v].nbytes for v in value_ids) / MEGABYTE
+        for name, value_ids in sizes.items()
+    }
+
+
+def _memory(timing: Timing, *, recompute: bool) -> dict[str, float]:
+    """What a run needs: a forward that is run again counts with the backward."""
+    forward, backward = timing.memory_kept, timing.memory_backward
+    if recompute:
+        forward, backward = timing.memory, timing.memory_again
+    return {"memory_forward": forward / MEGABYTE, "memory_backward": backward / MEGABYTE}
