@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from shardwright.ir import IRGraph
+from shardwright.planning.copies import copied
 from shardwright.planning.loads import slot_loads
 from shardwright.planning.mesh import DATA
 from shardwright.planning.plan import (
@@ -48,9 +50,19 @@ def make_plan(
     )
 
 
+def planned(graph: IRGraph, plan: Plan) -> IRGraph:
+    """The graph whose nodes a model's plan assigns."""
+    apart = unfuse(graph, plan.unfused)
+    return copied(apart, plan.copies, plan.stages) if plan.copies else apart
+
+
 def step_of(graph: IRGraph, plan: Plan) -> Step:
     """The step whose forward nodes a plan assigns."""
     assert plan.training is not None
     meshes = (assignment.mesh for assignment in plan.assignments)
     shards = max(dict(zip(mesh.axes, mesh.sizes, strict=True)).get(DATA, 1) for mesh in meshes)
-    return as_step(unfuse(graph, plan.unfused), plan.training.microbatches, shards)
+    step = as_step(unfuse(graph, plan.unfused), plan.training.microbatches, shards)
+    if not plan.copies:
+        return step
+    again = copied(step.graph, plan.copies, plan.training.stages)
+    return replace(step, graph=again, forward=step.forward + len(plan.copies))

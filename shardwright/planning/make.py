@@ -10,10 +10,13 @@ import msgspec
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.ir.steps import is_step
+from shardwright.layout import Cluster
 from shardwright.planning.assemble import make_plan, step_of
 from shardwright.planning.forward import forward_view
 from shardwright.planning.mesh import AXES, DATA, PIPELINE, over_mesh
 from shardwright.planning.mixing import mixing_notes
+from shardwright.planning.partitioned import plan_by_partition
+from shardwright.planning.partitioners import PARTITIONERS
 from shardwright.planning.pipeline import pipeline
 from shardwright.planning.plan import Plan, fingerprint_graph
 from shardwright.planning.policy import Policy, by_policy, policy_name
@@ -23,7 +26,7 @@ from shardwright.planning.training import Options, over_training_mesh
 
 __all__ = ["POLICIES", "make_plan", "plan", "step_of"]
 
-POLICIES = AXES
+POLICIES = (*AXES, *PARTITIONERS)
 
 
 def plan(
@@ -45,11 +48,12 @@ def plan(
         ``pipeline``: contiguous stages, so that the largest share of the work or of the stored
         bytes that any stage carries is as small as possible. ``data``: the batch is split.
         ``tensor``: layers are split by their dimensions, columns and then rows. ``sequence``: as
-        tensor, with what lies between the layers split along the sequence. Or a function that
-        decides node by node; `shardwright.planning.policy` says how.
+        tensor, with what lies between the layers split along the sequence. ``metis``, ``memory``,
+        ``pipedream``, ``exact``, ``mixed``: stages as `shardwright.planning.partitioners` makes
+        them. Or a function that decides node by node; `shardwright.planning.policy` says how.
     mesh
         Several of these at once, by the size of each: ``{"pipeline": 2, "tensor": 2}``, in place
-        of ``policy`` and ``devices``.
+        of ``policy`` and ``devices``; a policy that makes stages may stand beside it.
 
     The others are for training steps (`compile_ir`).
 
@@ -81,6 +85,8 @@ def plan(
     axes = _axes(devices, policy, mesh)
     label = " × ".join(f"{axis} {size}" for axis, size in axes.items()) if mesh else policy
     names = tuple(f"d{i}" for i in range(math.prod(axes.values())))
+    if policy in PARTITIONERS:
+        return plan_by_partition(graph, axes, policy, Cluster((names,)), options)
     if training:
         return _plan_step(graph, axes, label, names, options)
     if tuple(axes) == (PIPELINE,):
@@ -135,8 +141,8 @@ def _axes(devices: int | None, policy: str, mesh: Mapping[str, int] | None) -> M
     if mesh is None:
         if policy not in POLICIES:
             raise PlanError(f"unknown policy {policy!r}; known are {', '.join(POLICIES)}")
-        return {policy: _count(devices)}
-    if policy != PIPELINE:
+        return {PIPELINE if policy in PARTITIONERS else policy: _count(devices)}
+    if policy != PIPELINE and policy not in PARTITIONERS:
         raise PlanError(f"policy {policy!r} and a mesh are both given; give one of them")
     for axis, size in mesh.items():
         if type(size) is not int or size < 1:

@@ -22,6 +22,7 @@ from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.repeats import fingerprint
 from shardwright.layout import Mesh
+from shardwright.planning.copies import Copy
 from shardwright.planning.plan_file import read_plan, write_plan
 from shardwright.schedule import make_schedule, simulate
 
@@ -136,7 +137,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``training`` says how it is cut in microbatches and stages. ``inputs`` are the graph's, with
     their types, and ``labels`` says of each node where it stands and what it does: for people who
     compare plans, and for messages. ``stages`` is the stage of each node of a model whose stages
-    are no ranges of nodes: they are done one after another; a training step has its own.
+    are no ranges of nodes: they are done one after another; a training step has its own. ``copies``
+    are nodes that other stages do again (`planning.copies`), which count as nodes too.
     """
 
     graph: str
@@ -152,6 +154,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inputs: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     stages: tuple[int, ...] = ()
+    copies: tuple[Copy, ...] = ()
 
     def __str__(self) -> str:
         work = sum(load.work for load in self.loads) or 1

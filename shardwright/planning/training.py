@@ -115,7 +115,7 @@ def over_training_mesh(
         placement=schedule.placement,
         slots=tuple(mesh.devices for mesh in ranks),
         stages=tuple(stages),
-        work=_stage_work(work, stages, schedule.stages),
+        work=stage_work(work, stages, schedule.stages),
         recompute=options.recompute,
         memory=options.memory,
         zero=options.zero,
@@ -131,9 +131,16 @@ def _stages(step: Step, forward: IRGraph, loads: Loads, count: int) -> list[int]
     """The virtual stage of each node; what is done once a step has that of what reads it."""
     prepared = len(step.prepare)
     bounds = stage_bounds(forward, loads, count, first=prepared, slack=SLACK)
-    stages = [0] * prepared
+    stages: list[int] = []
     for stage, (start, stop) in enumerate(pairwise(bounds)):
         stages += [stage] * (stop - start)
+    return with_prepared(forward, stages)
+
+
+def with_prepared(forward: IRGraph, stages: Sequence[int]) -> list[int]:
+    """The stage of each node, from those of the last nodes: first is what is done once a step."""
+    prepared = len(forward.nodes) - len(stages)
+    stages = [0] * prepared + list(stages)
     position = {node.id: i for i, node in enumerate(forward.nodes)}
     for i in reversed(range(prepared)):
         users = (user for v in forward.nodes[i].outputs for user in forward.values[v].users)
@@ -141,7 +148,8 @@ def _stages(step: Step, forward: IRGraph, loads: Loads, count: int) -> list[int]
     return stages
 
 
-def _stage_work(work: Sequence[int], stages: Sequence[int], count: int) -> tuple[int, ...]:
+def stage_work(work: Sequence[int], stages: Sequence[int], count: int) -> tuple[int, ...]:
+    """The work of each stage."""
     found = [0] * count
     for stage, amount in zip(stages, work, strict=True):
         found[stage] += amount
@@ -181,8 +189,12 @@ def _trained(graph: IRGraph) -> frozenset[int]:
     )
 
 
+def held_bytes(graph: IRGraph) -> dict[int, int]:
+    """What a slot holds of each parameter that a step trains: itself, its gradient, its state."""
+    return _held_bytes(graph, _trained(graph))
+
+
 def _held_bytes(graph: IRGraph, trained: frozenset[int]) -> dict[int, int]:
-    """What a slot holds of each parameter that is trained: itself, its gradient, its state."""
     held = {value_id: 2 * graph.values[value_id].nbytes for value_id in trained}
     for value_id, parameter in parameters_of(graph).items():
         if graph.values[value_id].role == "state" and parameter in held:

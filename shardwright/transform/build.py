@@ -13,9 +13,8 @@ from typing import Literal
 import shardwright.pipeline as pl
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
-from shardwright.planning.make import step_of
+from shardwright.planning.assemble import planned, step_of
 from shardwright.planning.plan import Plan, TrainingPlan, check_belongs
-from shardwright.planning.unfuse import unfuse
 from shardwright.schedule import Schedule, check, make_schedule, schedule_info
 from shardwright.transform.assembly import Assembly
 from shardwright.transform.localize import localize
@@ -68,8 +67,8 @@ def build(
 def _on_slots(graph: IRGraph, plan: Plan, device_kind: str) -> tuple[Originals, Localized]:
     """What the slots do, and what it begins and ends with."""
     if plan.training is None:
-        planned = unfuse(graph, plan.unfused)
-        return Originals(planned), localize(planned, plan)
+        whole = planned(graph, plan)
+        return Originals(whole), localize(whole, plan)
     step = step_of(graph, plan)
     originals = Originals.of_step(step, plan.training.microbatches)
     return originals, recompute(localize_step(step, plan, device_kind), plan.training)

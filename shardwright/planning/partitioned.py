@@ -1,0 +1,255 @@
+"""Plans from partitions: whoever made the stages, a plan of a model or of a training step.
+
+Comes in: a graph, the name of a partitioner, a mesh whose axis ``pipeline`` has the ranks, and the
+machines. Goes out: assignments, stages and copies, as a plan has them. What always holds: a stage's
+nodes are all on its rank, split there as the other axes of the mesh say; a rank of several replicas
+has an axis ``data`` of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+import msgspec
+
+from shardwright.errors import PlanError
+from shardwright.ir import IRGraph
+from shardwright.ir.steps import is_step
+from shardwright.layout import Cluster, Mesh
+from shardwright.planning.assemble import make_plan
+from shardwright.planning.copies import Copy, with_copies
+from shardwright.planning.exact import check_stages
+from shardwright.planning.forward import forward_view
+from shardwright.planning.mesh import DATA, PIPELINE, split_nodes
+from shardwright.planning.mixing import mixing_notes
+from shardwright.planning.partition import Partition
+from shardwright.planning.partitioners import PARTITIONERS, Task
+from shardwright.planning.plan import (
+    Assignment,
+    Plan,
+    Split,
+    Terms,
+    TrainingPlan,
+    fingerprint_graph,
+)
+from shardwright.planning.splits import take_apart
+from shardwright.planning.step import Step, as_step, check_one_backward
+from shardwright.planning.training import (
+    Options,
+    measure_training,
+    stage_work,
+    with_prepared,
+)
+from shardwright.profiling import Analytic, Costs
+
+MIXED, PIPEDREAM = "mixed", "pipedream"
+MIXED_CHUNKS = 2
+MIXED_SCHEDULE = "interleaved"
+"""The schedule of a mixed pipe that is asked for with the default, which has one stage a rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """What a plan is made for: the slots, what nodes cost there, and the bytes of each slot."""
+
+    cluster: Cluster
+    costs: Costs
+    memory: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Partitioned:
+    """A partition as a plan has it: of ``graph``, which has the copies.
+
+    Of a model ``stages`` is the stage of each node, of a step ``training`` has them.
+    """
+
+    graph: IRGraph
+    assigned: list[Assignment]
+    stages: tuple[int, ...]
+    copies: tuple[Copy, ...]
+    notes: list[str]
+    work: list[int] | None = None
+    training: TrainingPlan | None = None
+
+
+def plan_by_partition(
+    graph: IRGraph,
+    axes: Mapping[str, int],
+    policy: str,
+    cluster: Cluster,
+    options: Options,
+    costs: Costs | None = None,
+) -> Plan:
+    """The plan of a model or a training step by a partitioner.
+
+    ``cluster`` has as many slots as the mesh with these axes; ``options`` are for steps. Raises
+    PlanError.
+    """
+    check_axes(policy, axes)
+    machines = Machines(cluster, costs or Analytic(cluster.device), float(cluster.device.memory))
+    apart, unfused = take_apart(graph, axes)
+    if is_step(graph):
+        options.check(axes)
+        check_one_backward(graph)
+        found = partition_step(apart, policy, axes, machines, options)
+        shards = axes.get(DATA, 1)
+        found.notes.extend(mixing_notes(forward_view(apart), options.microbatches, shards))
+    else:
+        found = partition_model(apart, policy, axes, machines)
+    made = make_plan(
+        found.graph, policy, cluster.devices, found.assigned, found.notes, work=found.work
+    )
+    return msgspec.structs.replace(
+        made,
+        fingerprint=fingerprint_graph(graph),
+        unfused=unfused,
+        training=found.training,
+        stages=found.stages,
+        copies=found.copies,
+    )
+
+
+def check_axes(policy: str, axes: Mapping[str, int]) -> None:
+    """Raise PlanError for a mesh on which a partitioner cannot put stages."""
+    if PIPELINE not in axes:
+        raise PlanError(
+            f"policy {policy!r} makes stages, but the mesh has no axis {PIPELINE!r}; add it, or "
+            "leave the policy out"
+        )
+    if policy == PIPEDREAM and len(axes) > 1:
+        raise PlanError(
+            f"policy {policy!r} decides by itself how many slots a stage has; give it devices, or "
+            f"a mesh of {PIPELINE!r} alone"
+        )
+
+
+def partition_model(
+    graph: IRGraph, policy: str, axes: Mapping[str, int], machines: Machines
+) -> Partitioned:
+    """A model's stages. Raises PlanError."""
+    chunks = MIXED_CHUNKS if policy == MIXED else 1
+    placement = tuple(stage % axes[PIPELINE] for stage in range(axes[PIPELINE] * chunks))
+    check_stages(len(graph.nodes), len(placement), graph.name)
+    task = Task(graph, placement, machines.cluster, machines.costs, memory=machines.memory)
+    found = PARTITIONERS[policy](task)
+    copied, stages = with_copies(graph, found.copies, found.stages)
+    meshes = _meshes(axes, machines.cluster.devices, found)
+    assigned, notes = _assigned(copied, axes, meshes, [found.ranks[stage] for stage in stages])
+    return Partitioned(copied, assigned, tuple(stages), found.copies, [*found.notes, *notes])
+
+
+def partition_step(
+    apart: IRGraph, policy: str, axes: Mapping[str, int], machines: Machines, options: Options
+) -> Partitioned:
+    """A training step's stages, on the ranks of its schedule. Raises PlanError."""
+    if policy == MIXED and options.schedule == Options().schedule:
+        options = replace(options, schedule=MIXED_SCHEDULE)
+    step = as_step(apart, options.microbatches, axes.get(DATA, 1))
+    found = _partition(step, policy, axes, machines, options)
+    if (shards := max(found.replicas)) > 1:
+        sharded = as_step(apart, options.microbatches, shards)
+        if len(sharded.graph.nodes) != len(step.graph.nodes):
+            raise PlanError(
+                "policy 'pipedream' gives a stage several slots, but the step has operators whose "
+                "statistics are those of a whole batch; plan over a mesh= with an axis 'data'"
+            )
+    step, stages = _with_copies(step, found)
+    return _on_ranks(step, stages, found, axes, machines, options)
+
+
+def _partition(
+    step: Step, policy: str, axes: Mapping[str, int], machines: Machines, options: Options
+) -> Partition:
+    schedule = options.schedule_on(axes[PIPELINE])
+    view = forward_view(step.graph)
+    first = len(step.prepare)
+    check_stages(len(view.nodes) - first, schedule.stages, step.graph.name)
+    return PARTITIONERS[policy](
+        Task(
+            view,
+            schedule.placement,
+            machines.cluster,
+            machines.costs,
+            step.graph,
+            first,
+            options.microbatches,
+            options.schedule,
+            machines.memory,
+        )
+    )
+
+
+def _with_copies(step: Step, found: Partition) -> tuple[Step, list[int]]:
+    """The step with what stages do again, and the stage of each of its forward nodes."""
+    first = len(step.prepare)
+    stages = with_prepared(forward_view(step.graph), found.stages)
+    copies = _shifted(found.copies, first)
+    graph, stages = with_copies(step.graph, copies, stages)
+    return replace(step, graph=graph, forward=step.forward + len(copies)), stages
+
+
+def _shifted(copies: Sequence[Copy], first: int) -> tuple[Copy, ...]:
+    return tuple(Copy(copy.node + first, copy.stage) for copy in copies)
+
+
+def _on_ranks(
+    step: Step,
+    stages: list[int],
+    found: Partition,
+    axes: Mapping[str, int],
+    machines: Machines,
+    options: Options,
+) -> Partitioned:
+    """The partitioned step, and its plan in time."""
+    forward = forward_view(step.graph)
+    meshes = _meshes(axes, machines.cluster.devices, found)
+    schedule = options.schedule_on(len(meshes))
+    assigned, notes = _assigned(forward, axes, meshes, [found.ranks[stage] for stage in stages])
+    loads = measure_training(step, forward, options.microbatches)
+    work = [after - before for before, after in pairwise(loads.work)]
+    training = TrainingPlan(
+        microbatches=options.microbatches,
+        schedule=options.schedule,
+        chunks=schedule.chunks,
+        placement=schedule.placement,
+        slots=tuple(mesh.devices for mesh in meshes),
+        stages=tuple(stages),
+        work=stage_work(work, stages, schedule.stages),
+        recompute=options.recompute,
+        memory=options.memory,
+        zero=options.zero,
+    )
+    copies = _shifted(found.copies, len(step.prepare))
+    notes = [*step.notes, *found.notes, *notes]
+    return Partitioned(forward, assigned, (), copies, notes, work, training)
+
+
+def _meshes(axes: Mapping[str, int], devices: Sequence[str], found: Partition) -> list[Mesh]:
+    """The mesh of each rank."""
+    if max(found.replicas) == 1:
+        whole = Mesh.of(axes, devices)
+        return list(whole.along(whole.axis(PIPELINE)))
+    ends = list(accumulate(found.replicas, initial=0))
+    return [
+        Mesh((DATA,), (stop - start,), tuple(devices[start:stop])) for start, stop in pairwise(ends)
+    ]
+
+
+def _assigned(
+    graph: IRGraph, axes: Mapping[str, int], meshes: Sequence[Mesh], ranks: Sequence[int]
+) -> tuple[list[Assignment], list[str]]:
+    """Each node on the mesh of its rank, split as the mesh's axes say, and notes."""
+    splits: dict[tuple[int, ...], list[tuple[Split | Terms | None, ...]]] = {}
+    notes: dict[str, None] = {}
+    for mesh in meshes:
+        if mesh.sizes not in splits:
+            inner = dict(zip(mesh.axes, mesh.sizes, strict=True))
+            splits[mesh.sizes], found = split_nodes(graph, {PIPELINE: len(meshes), **inner})
+            notes |= dict.fromkeys(found)
+    assigned = [
+        Assignment(meshes[rank], splits[meshes[rank].sizes][i]) for i, rank in enumerate(ranks)
+    ]
+    return assigned, list(notes)

@@ -1,0 +1,370 @@
+"""Partitioners by name: each gives a `Partition` of a graph's forward.
+
+Comes in: a graph, a model or a training step, and a number of stages. Goes out: a `Partition`.
+`PARTITIONERS` has those that are policies of `plan`, which asks them with a `Task`.
+
+metis
+    Parts of equal seconds, few bytes between them, by METIS; then refined.
+memory
+    Parts of equal bytes, of stored values and activations, by METIS; then refined.
+pipedream
+    Contiguous stages with several slots where that is faster.
+exact
+    The best of all acyclic partitions where the graph is small enough, else of contiguous cuts.
+mixed
+    Several stages a rank, whose loads even out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from shardwright.ir import IRGraph
+from shardwright.ir.steps import is_step
+from shardwright.layout import Cluster, Links
+from shardwright.planning.batch import batch_rows
+from shardwright.planning.exact import acyclic, check_stages, contiguous, stages_between
+from shardwright.planning.forward import forward_view
+from shardwright.planning.memory_limit import MemoryLimit
+from shardwright.planning.metis import (
+    Edge,
+    EdgeWeight,
+    NodeWeight,
+    check_options,
+    metis_stages,
+    policy_nodes,
+    weigh_edges,
+    weigh_nodes,
+)
+from shardwright.planning.mixed import mixed
+from shardwright.planning.partition import Partition, make_partition
+from shardwright.planning.pipedream import pipedream
+from shardwright.planning.refine import most_bytes, refine
+from shardwright.planning.repair import repair
+from shardwright.planning.training import held_bytes
+from shardwright.planning.workload import Sent, Workload, workload_of
+from shardwright.profiling import Analytic, Costs
+
+BALANCE = 1.03
+"""METIS's parts may weigh so much more than an even share; refinement goes no further."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be partitioned, and for what.
+
+    view, first
+        The forward, of which the first nodes are done once a step and are in no stage.
+    placement
+        The rank of each stage, as the schedule has it.
+    step
+        The training step whose forward it is; None of a model.
+    memory
+        Bytes of a slot; None where that is not asked for.
+    """
+
+    view: IRGraph
+    placement: tuple[int, ...]
+    cluster: Cluster
+    costs: Costs
+    step: IRGraph | None = None
+    first: int = 0
+    microbatches: int = 1
+    schedule: str = "1f1b"
+    memory: float | None = None
+
+    @property
+    def stages(self) -> int:
+        """How many stages there shall be."""
+        return len(self.placement)
+
+    @cached_property
+    def workload(self) -> Workload:
+        """The nodes to deal out."""
+        return workload_of(
+            self.view,
+            self.costs,
+            self.links,
+            step=self.step,
+            held=None if self.step is None else held_bytes(self.step),
+            first=self.first,
+        )
+
+    @property
+    def links(self) -> Links:
+        """What links any two slots: the slower ones, where there are several hosts."""
+        return self.cluster.among(self.cluster.devices)
+
+    @property
+    def limit(self) -> MemoryLimit | None:
+        """What fits in a slot."""
+        if self.memory is None:
+            return None
+        return MemoryLimit(self.memory, self.microbatches, self.schedule == "gpipe")
+
+    def partition(
+        self,
+        policy: str,
+        stages: Sequence[int],
+        notes: Sequence[str] = (),
+        *,
+        ranks: Sequence[int] | None = None,
+        replicas: Sequence[int] | None = None,
+    ) -> Partition:
+        """The partition of these stages, mended; on the ranks that the schedule has by default."""
+        ranks = self.placement if ranks is None else ranks
+        mended = repair(self.workload, stages, ranks)
+        return make_partition(
+            self.workload,
+            self.view.name,
+            policy,
+            mended.stages,
+            ranks=ranks,
+            replicas=replicas,
+            copies=mended.copies,
+            notes=[*notes, *mended.notes],
+        )
+
+
+# --- policies -------------------------------------------------------------------------------------
+
+
+def by_metis(task: Task) -> Partition:
+    """Parts of equal seconds, few bytes between them."""
+    workload = task.workload
+    edges = {
+        (value.maker, reader): float(value.nbytes)
+        for value in workload.sent
+        for reader in value.readers
+    }
+    stages, notes = metis_stages(workload, task.stages, workload.seconds, edges, {})
+    stages = refine(workload, stages, ranks=task.placement, limit=task.limit)
+    return task.partition("metis", stages, notes)
+
+
+def by_memory(task: Task) -> Partition:
+    """Parts of equal bytes, few seconds between them."""
+    workload = task.workload
+    stages, notes = _by_bytes(workload, task.stages, None, {})
+    stages = refine(workload, stages, ranks=task.placement, limit=task.limit, load=most_bytes)
+    return task.partition("memory", stages, notes)
+
+
+def by_pipedream(task: Task) -> Partition:
+    """Contiguous stages, several slots each where that is faster."""
+    found = pipedream(
+        task.workload,
+        task.cluster,
+        rows=batch_rows(task.view),
+        microbatches=task.microbatches,
+        gradients=_gradient_share(task),
+        limit=task.limit,
+    )
+    ranks = range(len(found.replicas))
+    return task.partition(
+        "pipedream", stages_between(found.cuts), ranks=ranks, replicas=found.replicas
+    )
+
+
+def by_exact(task: Task) -> Partition:
+    """The best there is: of all acyclic partitions, or else of all contiguous cuts."""
+    stages = acyclic(task.workload, task.stages, task.limit)
+    if stages is not None:
+        return task.partition("exact", stages, ["the best of all acyclic partitions"])
+    stages = contiguous(task.workload, task.stages, task.limit)
+    return task.partition("exact", stages, ["the best of all contiguous cuts of the nodes' order"])
+
+
+def by_mixed(task: Task) -> Partition:
+    """Several stages a rank, whose loads even out."""
+    ranks = max(task.placement) + 1
+    stages, where = mixed(
+        task.workload,
+        ranks,
+        task.stages // ranks,
+        placement=None if task.step is None else task.placement,
+        limit=task.limit,
+    )
+    return task.partition("mixed", stages, ranks=where)
+
+
+PARTITIONERS: Mapping[str, Callable[[Task], Partition]] = {
+    "metis": by_metis,
+    "memory": by_memory,
+    "pipedream": by_pipedream,
+    "exact": by_exact,
+    "mixed": by_mixed,
+}
+"""By the name of the policy."""
+
+
+def _gradient_share(task: Task) -> float:
+    """The share of what a slot holds that is gradients, which its replicas add up."""
+    if task.step is None:
+        return 0.0
+    held = sum(value.nbytes for value in task.workload.stored) or 1
+    own = sum(v.nbytes for v in task.view.stored() if v.role == "param" and v.users)
+    return min(1.0, own / held)
+
+
+def _by_bytes(
+    workload: Workload, stages: int, edges: Mapping[Edge, float] | None, options: Mapping[str, int]
+) -> tuple[list[int], list[str]]:
+    """Parts of equal bytes: a stored value counts with its first reader, the rest as it is kept."""
+    weights = [0.0] * len(workload)
+    for stored in workload.stored:
+        weights[stored.readers[0]] += stored.nbytes
+    for value in workload.sent:
+        weights[value.maker] += value.kept
+    if edges is None:
+        edges = {(v.maker, reader): float(v.nbytes) for v in workload.sent for reader in v.readers}
+    return metis_stages(workload, stages, weights, edges, options)
+
+
+# --- functions ------------------------------------------------------------------------------------
+
+
+def task_of(
+    graph: IRGraph,
+    stages: int,
+    *,
+    cluster: Cluster | None = None,
+    costs: Costs | None = None,
+    microbatches: int = 1,
+    memory: float | None = None,
+) -> Task:
+    """The task of cutting a graph's forward in stages, each on a rank of its own.
+
+    Raises PlanError where there are fewer nodes than stages.
+    """
+    view = forward_view(graph)
+    check_stages(len(view.nodes), stages, graph.name)
+    cluster = cluster or Cluster.of(stages)
+    return Task(
+        view,
+        tuple(range(stages)),
+        cluster,
+        costs or Analytic(cluster.device),
+        graph if is_step(graph) else None,
+        microbatches=microbatches,
+        memory=memory,
+    )
+
+
+def metis_partition(
+    graph: IRGraph,
+    num_partitions: int,
+    node_weight_function: NodeWeight | None = None,
+    edge_weight_function: EdgeWeight | None = None,
+    **metis_options: int,
+) -> Partition:
+    """The partition that METIS gives, its parts made stages and refined.
+
+    ``node_weight_function`` gives the weight of a node (`PolicyNode`: operator, scope, inputs and
+    outputs), ``edge_weight_function`` that of an edge from one node to another that reads it; both
+    are 1 by default. ``metis_options`` are METIS's own: ``seed``, ``ufactor``, ``niter``, ….
+    Raises PlanError for a weight that is negative or no number, for an option that METIS has not,
+    and for more parts than nodes.
+    """
+    check_options(metis_options)
+    task = task_of(graph, num_partitions)
+    nodes = policy_nodes(task.view)
+    weights = weigh_nodes(nodes, node_weight_function)
+    edges = weigh_edges(nodes, task.workload, edge_weight_function)
+    stages, notes = metis_stages(task.workload, num_partitions, weights, edges, metis_options)
+    factor = 1 + metis_options["ufactor"] / 1000 if "ufactor" in metis_options else BALANCE
+    allowed = factor * sum(weights) / num_partitions
+    stages = refine(
+        _weighed(task.workload, weights, edges),
+        stages,
+        load=lambda shares: max(allowed, *shares.work),
+    )
+    return task.partition("metis", stages, notes)
+
+
+def _weighed(workload: Workload, weights: Sequence[float], edges: Mapping[Edge, float]) -> Workload:
+    """The workload in which nodes and edges take what their weights say."""
+    sent = tuple(Sent(a, (b,), weight, 0) for (a, b), weight in edges.items())
+    return replace(workload, seconds=tuple(weights), sent=sent, stored=())
+
+
+def partition_by_memory(
+    graph: IRGraph,
+    num_partitions: int,
+    edge_weight_function: EdgeWeight | None = None,
+    **metis_options: int,
+) -> Partition:
+    """Parts of equal bytes by METIS: stored values, and for a step gradients, states, activations.
+
+    Raises PlanError as `metis_partition` does.
+    """
+    check_options(metis_options)
+    task = task_of(graph, num_partitions)
+    edges = None
+    if edge_weight_function is not None:
+        edges = weigh_edges(policy_nodes(task.view), task.workload, edge_weight_function)
+    stages, notes = _by_bytes(task.workload, num_partitions, edges, metis_options)
+    return task.partition("memory", refine(task.workload, stages, load=most_bytes), notes)
+
+
+def pipedream_partition(
+    graph: IRGraph,
+    devices: int | Cluster,
+    *,
+    costs: Costs | None = None,
+    microbatches: int = 1,
+    memory: float | None = None,
+) -> Partition:
+    """PipeDream's partition on all of the devices: contiguous stages, some of several slots.
+
+    ``memory`` is in bytes a slot, the cluster's device's by default. Raises PlanError where none
+    fits.
+    """
+    cluster = devices if isinstance(devices, Cluster) else Cluster.of(devices)
+    memory = float(cluster.device.memory) if memory is None else memory
+    return by_pipedream(
+        task_of(graph, 1, cluster=cluster, costs=costs, microbatches=microbatches, memory=memory)
+    )
+
+
+def exact_partition(
+    graph: IRGraph,
+    num_partitions: int,
+    *,
+    cluster: Cluster | None = None,
+    costs: Costs | None = None,
+    microbatches: int = 1,
+    memory: float | None = None,
+) -> Partition:
+    """The best of all acyclic partitions, or of all contiguous cuts where those are too many.
+
+    ``memory`` is in bytes a slot. Raises PlanError where none fits, and for more parts than nodes.
+    """
+    return by_exact(
+        task_of(
+            graph,
+            num_partitions,
+            cluster=cluster,
+            costs=costs,
+            microbatches=microbatches,
+            memory=memory,
+        )
+    )
+
+
+def mixed_partition(
+    graph: IRGraph, devices: int, chunks: int = 2, *, costs: Costs | None = None
+) -> Partition:
+    """Mixed pipes: ``chunks`` stages on each device, so that the devices' loads even out.
+
+    Raises PlanError for more stages than nodes.
+    """
+    task = task_of(graph, devices * chunks, costs=costs)
+    rounds = tuple(stage % devices for stage in range(devices * chunks))
+    return by_mixed(replace(task, placement=rounds))
+
+
+METIS_partition = metis_partition
+"""The seed's name."""

@@ -1,0 +1,183 @@
+"""What partitioners deal out: nodes with their seconds, and what flows between them.
+
+Comes in: the forward of a graph (`forward_view`), what nodes cost, and the links between slots.
+Goes out: a `Workload`, which knows positions and numbers and nothing of operators. What always
+holds: nodes stand in a topological order, so that a value's maker comes before its readers.
+
+What a set of nodes costs as a stage depends on the set alone: the seconds of its nodes; those of
+what it reads from outside; and those of what others read of it, each value once. Where a graph is
+trained, the gradient of a value takes the way back, at the same price (Tarnawski et al., "Efficient
+Algorithms for Device Placement of DNN Graph Operators", 2020, count the same way).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+
+from shardwright.ir import IRGraph, IRNode
+from shardwright.ir.operators import resolve
+from shardwright.layout import Links
+from shardwright.planning.plan import label_of
+from shardwright.profiling import Costs
+from shardwright.profiling.gradients import needing_gradients, trained_parameters
+from shardwright.profiling.operations import FREE
+from shardwright.profiling.saved import saved_for_backward
+
+
+class Sent(NamedTuple):
+    """A value that a node makes and others read; both are positions, readers ascending.
+
+    ``seconds`` and ``nbytes`` are those of all its messages to one reader: of its gradient too,
+    where it has one. ``kept`` are the bytes that a slot that makes it holds from its forward to its
+    backward, a microbatch's; ``arrived`` those of a slot that receives it.
+    """
+
+    maker: int
+    readers: tuple[int, ...]
+    seconds: float
+    nbytes: int
+    kept: int = 0
+    arrived: int = 0
+
+
+class Stored(NamedTuple):
+    """A stored value: its readers' positions, and the bytes that a slot holds because of it."""
+
+    readers: tuple[int, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Nodes to deal out.
+
+    names
+        Where each node stands and what it does, for messages.
+    seconds
+        Of each node, for one microbatch: its forward, and its backward where it is trained.
+    sent, stored
+        What flows between nodes, and what they read that exists before.
+    repeatable
+        Nodes that may be done again where they are read: views, numbers, and what is made of inputs
+        and buffers alone.
+    """
+
+    names: tuple[str, ...]
+    seconds: tuple[float, ...]
+    sent: tuple[Sent, ...] = ()
+    stored: tuple[Stored, ...] = ()
+    repeatable: frozenset[int] = frozenset()
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    @cached_property
+    def successors(self) -> list[list[int]]:
+        """The nodes that read what each node makes, ascending."""
+        found: list[set[int]] = [set() for _ in self.seconds]
+        for value in self.sent:
+            found[value.maker].update(value.readers)
+        return [sorted(nodes) for nodes in found]
+
+    @cached_property
+    def predecessors(self) -> list[list[int]]:
+        """The nodes that make what each node reads, ascending."""
+        found: list[list[int]] = [[] for _ in self.seconds]
+        for node, readers in enumerate(self.successors):
+            for reader in readers:
+                found[reader].append(node)
+        return found
+
+
+def workload_of(
+    view: IRGraph,
+    costs: Costs,
+    links: Links,
+    *,
+    step: IRGraph | None = None,
+    held: Mapping[int, int] | None = None,
+    first: int = 0,
+) -> Workload:
+    """The workload of a forward, without its ``first`` nodes, which are done once a step.
+
+    ``step`` is the training step whose forward it is; None of a model that is not trained. ``held``
+    says what a slot holds for a stored value of which that is not its own bytes: its
+    gradient and its optimizer's state too.
+    """
+    nodes = view.nodes[first:]
+    position = {node.id: i for i, node in enumerate(nodes)}
+    needing = set() if step is None else needing_gradients(step, trained_parameters(step))
+    return Workload(
+        tuple(map(label_of, nodes)),
+        tuple(_seconds(costs, view, node, step) for node in nodes),
+        tuple(_sent(view, nodes, position, links, needing)),
+        tuple(
+            Stored(readers, (held or {}).get(value.id, value.nbytes))
+            for value in view.stored()
+            if (readers := tuple(position[user] for user in value.users if user in position))
+        ),
+        frozenset(_repeatable(view, nodes, needing)),
+    )
+
+
+def _seconds(costs: Costs, view: IRGraph, node: IRNode, step: IRGraph | None) -> float:
+    return costs.node(view, node).forward if step is None else costs.node(step, node).total
+
+
+def _sent(
+    view: IRGraph,
+    nodes: Sequence[IRNode],
+    position: Mapping[int, int],
+    links: Links,
+    needing: set[int],
+) -> Iterator[Sent]:
+    read, bases = _read_by_backward(view, nodes, needing)
+    for node in nodes:
+        for value in (view.values[v] for v in node.outputs if view.values[v].users):
+            times = 2 if value.id in needing else 1
+            yield Sent(
+                position[node.id],
+                tuple(sorted({position[user] for user in value.users})),
+                times * links.seconds("send", 2, value.nbytes),
+                times * value.nbytes,
+                value.nbytes if value.id in bases else 0,
+                value.nbytes if value.id in bases or value.id in read else 0,
+            )
+
+
+def _read_by_backward(
+    view: IRGraph, nodes: Sequence[IRNode], needing: set[int]
+) -> tuple[set[int], set[int]]:
+    """What backwards read of the forward, and that with each view as what it is a view of."""
+    base: dict[int, int] = {}
+    read: set[int] = set()
+    for node in nodes:
+        if node.op in FREE:
+            base |= dict.fromkeys(node.outputs, base.get(node.inputs[0], node.inputs[0]))
+        if not needing.isdisjoint(node.inputs):
+            read.update(saved_for_backward(view, node))
+    return read, {base.get(value_id, value_id) for value_id in read}
+
+
+def _repeatable(view: IRGraph, nodes: Sequence[IRNode], needing: set[int]) -> Iterator[int]:
+    """The nodes that give the same again, and are worth asking whether to do so."""
+    fixed = set(view.inputs) | {
+        value.id for value in view.stored() if value.role != "param" and value.id not in needing
+    }
+    for position, node in enumerate(nodes):
+        if torch.Tag.nondeterministic_seeded in resolve(node.op).tags:
+            continue
+        made = [view.values[v] for v in node.outputs]
+        read = [view.values[v] for v in node.inputs]
+        alone = fixed.issuperset(node.inputs) and needing.isdisjoint(node.outputs)
+        light = sum(v.nbytes for v in read if v.is_stored) <= sum(v.nbytes for v in made)
+        if alone and light:
+            fixed.update(node.outputs)
+        number = all(value.numel == 1 for value in (*made, *read))
+        if (alone and light) or number or node.op in FREE:
+            yield position
