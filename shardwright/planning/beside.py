@@ -13,10 +13,12 @@ import msgspec
 
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode
+from shardwright.planning.beside_splits import splits_beside
 from shardwright.planning.fusions import find_fusions
 from shardwright.planning.make import make_plan, step_of
-from shardwright.planning.mesh import PIPELINE, split_nodes
-from shardwright.planning.plan import Assignment, Plan, fingerprint_graph
+from shardwright.planning.mesh import whole_notes
+from shardwright.planning.plan import Assignment, Plan, TrainingPlan, fingerprint_graph
+from shardwright.planning.step import Step
 from shardwright.planning.unfuse import unfuse
 
 
@@ -32,15 +34,11 @@ def plan_beside(graph: IRGraph, step_graph: IRGraph, plan: Plan) -> Plan:
     meshes = {
         stage: plan.assignments[plan.nodes[i]].mesh for i, stage in enumerate(plan.training.stages)
     }
-    first = next(iter(meshes.values()))
-    inner = dict(zip(first.axes, first.sizes, strict=True))
-    ranks = len(plan.training.slots)
-    splits, notes = split_nodes(apart, {PIPELINE: ranks, **inner} if ranks > 1 else inner)
-    stages = _stages(apart, _homes(step_graph, plan))
-    assigned = [
-        Assignment(meshes[stage], split) for stage, split in zip(stages, splits, strict=True)
-    ]
-    made = make_plan(apart, plan.policy, plan.devices, assigned, notes)
+    step = step_of(step_graph, plan)
+    there = [meshes[stage] for stage in _stages(apart, _homes(step, plan.training))]
+    splits = splits_beside(apart, there, step.graph, plan)
+    assigned = [Assignment(mesh, split) for mesh, split in zip(there, splits, strict=True)]
+    made = make_plan(apart, plan.policy, plan.devices, assigned, whole_notes(apart, splits))
     return msgspec.structs.replace(made, fingerprint=fingerprint_graph(graph), unfused=unfused)
 
 
@@ -60,12 +58,10 @@ def _taken_apart(graph: IRGraph, step_graph: IRGraph, plan: Plan) -> tuple[int, 
     )
 
 
-def _homes(step_graph: IRGraph, plan: Plan) -> dict[str, int]:
+def _homes(step: Step, training: TrainingPlan) -> dict[str, int]:
     """The first stage that reads each stored value, by its names."""
-    assert plan.training is not None
-    step = step_of(step_graph, plan)
     homes: dict[str, int] = {}
-    for node, stage in zip(step.graph.nodes, plan.training.stages, strict=False):
+    for node, stage in zip(step.graph.nodes, training.stages, strict=False):
         for value_id in node.inputs:
             for name in step.graph.values[value_id].names:
                 homes[name] = min(stage, homes.get(name, stage))

@@ -52,10 +52,10 @@ def split_nodes(
     found = [_split(graph, axis, axes[axis]) for axis in inner]
     sizes = [axes[axis] for axis in inner]
     splits = [
-        _compatible(graph, node, sizes, [column[i] for column in found])
+        compatible(graph, node, sizes, [column[i] for column in found])
         for i, node in enumerate(graph.nodes)
     ]
-    return splits, _notes(graph, splits)
+    return splits, whole_notes(graph, splits)
 
 
 def _split(graph: IRGraph, axis: str, size: int) -> list[Split | Terms | None]:
@@ -70,7 +70,7 @@ def _split(graph: IRGraph, axis: str, size: int) -> list[Split | Terms | None]:
     return splits
 
 
-def _compatible(
+def compatible(
     graph: IRGraph, node: IRNode, sizes: Sequence[int], splits: Sequence[Split | Terms | None]
 ) -> tuple[Split | Terms | None, ...]:
     """The splits of all axes, without those that would leave a slot without a unit."""
@@ -88,7 +88,7 @@ def _compatible(
     return tuple(kept)
 
 
-def _notes(graph: IRGraph, splits: Sequence[tuple[Split | Terms | None, ...]]) -> list[str]:
+def whole_notes(graph: IRGraph, splits: Sequence[tuple[Split | Terms | None, ...]]) -> list[str]:
     """Which operators every slot computes for want of an annotation."""
     whole = {
         node.op

@@ -92,3 +92,12 @@ def test_a_plan_of_no_training_step() -> None:
     step, evaluation = captured()
     with pytest.raises(PlanError, match="of no training step"):
         plan_beside(evaluation, step, plan(evaluation, 2))
+
+
+def test_a_graph_of_which_an_axis_splits_nothing() -> None:
+    step, _ = captured()
+    _, single = captured(batch=1)
+    with pytest.raises(
+        PlanError, match=r"'evaluation' .* x i64\[1\].* in 2 along .* give batches of 2 samples"
+    ):
+        plan_beside(single, step, plan(step, mesh={"data": 2}))
