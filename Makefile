@@ -5,6 +5,8 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 # One thread an operator: the processes of a test share the machine, and sums stay in one order.
 test test-fast test-gpu docs: export OMP_NUM_THREADS ?= 1
+# Tests that start processes wait for one another by the clock, so those run one by one.
+PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast test-gpu lint types format zoo bench experiments docs clean
@@ -26,10 +28,11 @@ demo: setup ## a real model, cut in two, run on two processes, compared with the
 	$(BIN)/shardwright demo
 
 test: lint types ## lint, types and every test that needs no GPU
-	$(BIN)/pytest -m 'not gpu'
+	$(BIN)/pytest $(PARALLEL) -m 'not gpu and not processes'
+	$(BIN)/pytest -m 'processes and not gpu'
 
 test-fast: setup ## the tests that need nothing but torch
-	$(BIN)/pytest -m 'not gpu and not processes and not zoo'
+	$(BIN)/pytest $(PARALLEL) -m 'not gpu and not processes and not zoo'
 
 test-gpu: setup ## the tests that need a GPU
 	$(BIN)/pytest -m gpu
@@ -49,11 +52,12 @@ zoo: setup ## capture, cut, run, train and compare 25 model families; prints the
 	$(BIN)/python -m zoo
 	$(BIN)/python -m zoo --training
 
-bench: setup ## build time, runner overhead, throughput, tensor parallelism, messages
+bench: setup ## build time, runner overhead, throughput, tensor parallelism, messages, training
 	$(BIN)/python -m benchmarks.build
 	$(BIN)/python -m benchmarks.runner
 	$(BIN)/python -m benchmarks.tensor
 	$(BIN)/python -m benchmarks.comm
+	$(BIN)/python -m benchmarks.pipeline
 
 experiments: setup ## train three models on 1, 2 and 4 devices; writes tables and plots to benchmarks/results/
 	$(BIN)/python -m benchmarks.experiments

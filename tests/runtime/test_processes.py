@@ -273,6 +273,7 @@ import os, signal, sys, threading, time
 from tests.runtime import operators
 from tests.runtime.test_processes import SLEEPER, Runner, seconds, sleepy, workers
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # A job in the background ignores it.
 with Runner(sleepy(), modules=SLEEPER) as runner:
     print(*workers(runner), flush=True)
     threading.Timer(0.5, os.kill, (os.getpid(), signal.{signal})).start()

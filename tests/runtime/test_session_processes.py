@@ -61,7 +61,7 @@ def test_what_is_asked_is_done_in_order() -> None:
 
 def test_a_request_that_fails_leaves_the_workers_as_they_are() -> None:
     with Session(linear_step()) as session:
-        with pytest.raises(RunError, match=r"rank 0 .*functions of shardwright\.\* only"):
+        with pytest.raises(RunError, match=r"rank \d .*functions of shardwright\.\* only"):
             session.call_workers("os:getcwd")
         with pytest.raises(WorkerError, match="AttributeError"):
             session.call_workers("shardwright.runtime.memory:nothing")
@@ -140,7 +140,7 @@ def test_an_exception_on_a_worker() -> None:
 # --- torchrun --------------------------------------------------------------------------------
 
 SCRIPT = """
-import os, torch
+import os, sys, torch
 from shardwright.runtime.session import Session
 from tests.runtime.linear_step import LinearModel, batches, linear_step
 from tests.runtime.test_session import LR, assert_close, evaluation, model_of
@@ -165,7 +165,7 @@ with Session(pipeline) as session:
         y = session.evaluate(evaluation(), x[:4])
         assert_close(y, 2 * model.outputs(x[:4])) if rank == 0 else None
     assert list(session.call_workers("shardwright.runtime.memory:peak_memory")) == ["d0", "d1"]
-print("rows", rank, own["x"].ranges, own["target"].ranges, flush=True)
+sys.stdout.write(f"rows {{rank}} {{own['x'].ranges}} {{own['target'].ranges}}\\n")
 """
 
 
@@ -190,7 +190,7 @@ def test_ranks_that_read_their_own_rows(tmp_path: Path, options: str, rows: list
 
 
 GONE = """
-import os, signal
+import os, sys
 from shardwright.errors import WorkerError
 from shardwright.runtime.session import Session
 from tests.runtime import operators
@@ -205,7 +205,7 @@ try:
             threading.Timer(4, os._exit, [0]).start()
         session.step(*sleeping_batch(15), lr=LR)
 except WorkerError as error:
-    print(f"rank {rank} says:", error, *error.__notes__, flush=True)
+    sys.stdout.write(f"rank {rank} says: {error} {error.__notes__}\\n")
 """
 
 

@@ -102,11 +102,11 @@ if runner._backend._rank == 0:
 else:
     assert (found, y, ys, counts) == (None, None, [None] * 5, [None] * 3)
 assert not torch.distributed.is_initialized()
-print("as it should be", flush=True)
+sys.stdout.write("as it should be\\n")
 """
 
 OWN_GROUP = """
-import torch, torch.distributed as dist
+import sys, torch, torch.distributed as dist
 from shardwright.runtime import Runner
 from tests.runtime.sketch import chain, chain_result
 dist.init_process_group("gloo")
@@ -115,7 +115,7 @@ with Runner(chain(2)) as runner:
 assert dist.get_rank() or torch.equal(y, chain_result(torch.ones(3, 4)))
 dist.barrier()
 dist.destroy_process_group()
-print("as it should be", flush=True)
+sys.stdout.write("as it should be\\n")
 """
 
 
@@ -155,7 +155,8 @@ try:
         runner(torch.ones(3, 4))
         runner(torch.ones(3, 4))
 except WorkerError as error:
-    print(f"rank {{os.environ['RANK']}} says:", error, *error.__notes__, flush=True)
+    said = f"rank {{os.environ['RANK']}} says: {{error}} {{error.__notes__}}"
+    sys.stdout.write(said + "\\n")
 """
 
 
