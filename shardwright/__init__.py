@@ -1,9 +1,9 @@
 """Turns a PyTorch program for one device into a checked, portable pipeline for many, and runs it.
 
 Each step is a function that can be called by itself, and whose result can be printed and saved:
-`capture` makes an `IRGraph` of a model and `compile_ir` one of a training step, `plan` cuts it,
-`build` makes a `Pipeline`, `check` proves the file's rules, `run` and `Runner` run it, `verify`
-holds it against the model.
+`capture` makes an `IRGraph` of a model and `compile_ir` one of a training step, `profile` measures
+it, `plan` cuts it, `build` makes a `Pipeline`, `check` proves the file's rules, `run` and `Runner`
+run it, `train` trains with it, `verify` holds it against the model.
 """
 
 from shardwright.dimops import Dimop, infer_annotation, register_op
@@ -16,6 +16,7 @@ from shardwright.errors import (
     LaunchError,
     PipelineError,
     PlanError,
+    ProfileError,
     RunError,
     ScheduleError,
     ShardwrightError,
@@ -24,8 +25,20 @@ from shardwright.errors import (
     WorkerError,
 )
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
+from shardwright.layout import Cluster, DeviceModel
 from shardwright.pipeline import Pipeline
-from shardwright.planning import Plan, plan
+from shardwright.planning import (
+    METIS_partition,
+    Partition,
+    Plan,
+    exact_partition,
+    metis_partition,
+    mixed_partition,
+    partition_by_memory,
+    pipedream_partition,
+    plan,
+)
+from shardwright.profiling import Profile, profile, profile_network
 from shardwright.report import TimelineChart
 from shardwright.runtime import (
     Runner,
@@ -55,7 +68,9 @@ __all__ = [
     "Builder",
     "CaptureError",
     "CaptureWarning",
+    "Cluster",
     "DeviceError",
+    "DeviceModel",
     "Dimop",
     "GraphError",
     "IRGraph",
@@ -63,11 +78,15 @@ __all__ = [
     "IRValue",
     "InputError",
     "LaunchError",
+    "METIS_partition",
     "Model",
+    "Partition",
     "Pipeline",
     "PipelineError",
     "Plan",
     "PlanError",
+    "Profile",
+    "ProfileError",
     "RunError",
     "Runner",
     "ScheduleError",
@@ -85,10 +104,17 @@ __all__ = [
     "check",
     "compile_ir",
     "empty_weights",
+    "exact_partition",
     "get_ir",
     "infer_annotation",
     "is_tracing",
+    "metis_partition",
+    "mixed_partition",
+    "partition_by_memory",
+    "pipedream_partition",
     "plan",
+    "profile",
+    "profile_network",
     "register_op",
     "run",
     "state_dict",

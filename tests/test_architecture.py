@@ -62,6 +62,9 @@ PUBLIC_NAMES = {
     *("ShardwrightError", "GraphError", "CaptureError", "PlanError", "PipelineError"),
     *("ScheduleError", "WeightError", "InputError", "VerifyError"),
     *("RunError", "DeviceError", "LaunchError", "WorkerError", "CaptureWarning"),
+    *("Profile", "profile", "profile_network", "ProfileError", "Cluster", "DeviceModel"),
+    *("Partition", "metis_partition", "METIS_partition", "partition_by_memory"),
+    *("pipedream_partition", "exact_partition", "mixed_partition"),
     "__version__",
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -3,6 +3,15 @@
 from shardwright.planning.beside import plan_beside
 from shardwright.planning.difference import Difference, difference
 from shardwright.planning.make import make_plan, plan, step_of
+from shardwright.planning.partition import Partition
+from shardwright.planning.partitioners import (
+    METIS_partition,
+    exact_partition,
+    metis_partition,
+    mixed_partition,
+    partition_by_memory,
+    pipedream_partition,
+)
 from shardwright.planning.plan import Assignment, Plan, SlotLoad, Split, Terms, TrainingPlan
 from shardwright.planning.policy import Policy, PolicyGraph, Resource
 from shardwright.planning.step import Step, as_step
@@ -10,6 +19,8 @@ from shardwright.planning.step import Step, as_step
 __all__ = [
     "Assignment",
     "Difference",
+    "METIS_partition",
+    "Partition",
     "Plan",
     "Policy",
     "PolicyGraph",
@@ -21,7 +32,12 @@ __all__ = [
     "TrainingPlan",
     "as_step",
     "difference",
+    "exact_partition",
     "make_plan",
+    "metis_partition",
+    "mixed_partition",
+    "partition_by_memory",
+    "pipedream_partition",
     "plan",
     "plan_beside",
     "step_of",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.dimops.bound import BoundDimop, Carry
@@ -42,7 +42,8 @@ def splits_beside(
     """
     assigned = [plan.assignments[index] for index in plan.nodes]
     axes = dict.fromkeys(axis for mesh in meshes for axis in mesh.axes)
-    columns = {axis: _Along(graph, meshes, step, assigned, axis) for axis in axes}
+    copies = {copy.node + i + 1 for i, copy in enumerate(sorted(plan.copies))}
+    columns = {axis: _Along(graph, meshes, step, assigned, copies, axis) for axis in axes}
     found = {axis: column.run() for axis, column in columns.items()}
     for axis, column in found.items():
         _check_split(graph, axis, max(_size(mesh, axis) for mesh in meshes), column)
@@ -93,6 +94,8 @@ class _Along:
     meshes: Sequence[Mesh]
     step: IRGraph
     assigned: Sequence[Assignment]
+    copies: Collection[int]
+    """Positions of nodes that stages do again: copies of those right before them."""
     axis: str
     following: Following = field(init=False)
     alike: dict[Key, tuple[IRNode, Split | Terms | None]] = field(default_factory=dict)
@@ -102,10 +105,10 @@ class _Along:
 
     def __post_init__(self) -> None:
         self.following = Following(self.graph, 1)
-        nodes = self.step.nodes[: len(self.assigned)]
-        for key, node, assignment in zip(
-            _keys(self.step, nodes), nodes, self.assigned, strict=True
-        ):
+        pairs = zip(self.step.nodes, self.assigned, strict=False)
+        once = [pair for i, pair in enumerate(pairs) if i not in self.copies]
+        keys = _keys(self.step, [node for node, _ in once])
+        for key, (node, assignment) in zip(keys, once, strict=True):
             if self.axis in assignment.mesh.axes:
                 split = assignment.splits[assignment.mesh.axes.index(self.axis)]
                 self.alike[key] = node, split

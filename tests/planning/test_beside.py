@@ -98,6 +98,6 @@ def test_a_graph_of_which_an_axis_splits_nothing() -> None:
     step, _ = captured()
     _, single = captured(batch=1)
     with pytest.raises(
-        PlanError, match=r"'evaluation' .* x i64\[1\].* in 2 along .* give batches of 2 samples"
+        PlanError, match=r"nothing in .* x i64\[1\].* in 2 along .* give batches of 2 samples"
     ):
         plan_beside(single, step, plan(step, mesh={"data": 2}))
