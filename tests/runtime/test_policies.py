@@ -1,0 +1,101 @@
+"""Every policy by name: its plans survive a file, and what they run is what eager computes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from shardwright.pipeline import Pipeline
+from shardwright.planning import Plan, plan
+from shardwright.planning.make import POLICIES
+from shardwright.planning.partitioners import PARTITIONERS
+from shardwright.runtime import train, verify
+from shardwright.runtime.loading import Loading
+from shardwright.runtime.program import Program
+from shardwright.schedule import check as check_file
+from shardwright.tracing import capture
+from shardwright.transform import build
+from tests.runtime.programs import GPT, gpt, tokens
+
+STAGED = ("pipeline", *PARTITIONERS)
+"""Policies that only cut between nodes, so that results are equal bit for bit."""
+
+
+class Branches(nn.Module):
+    """Two branches of different lengths that meet again, and a residual around all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+        self.right = nn.Linear(16, 16)
+        self.last = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.last(self.left(x) * self.right(x).tanh())
+
+
+def models() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
+    torch.manual_seed(0)
+    return {
+        "branches": (Branches().eval(), (torch.randn(8, 16),)),
+        "gpt": (GPT(0.0).eval(), (torch.randint(0, 20, (8, 6)),)),
+    }
+
+
+def through_a_file(made: Plan, folder: Path) -> Plan:
+    made.save(folder / "plan.json")
+    again = Plan.load(folder / "plan.json")
+    assert again == made
+    return again
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("kind", ["branches", "gpt"])
+def test_a_model(kind: str, policy: str, devices: int, tmp_path: Path) -> None:
+    model, args = models()[kind]
+    graph = capture(model, args)
+    made = through_a_file(plan(graph, devices, policy), tmp_path)
+    pipeline = build(graph, made)
+    pipeline.save(tmp_path / "model.json")
+    check_file(Pipeline.load(tmp_path / "model.json"))
+    tolerance = 0.0 if policy in STAGED else 1e-5
+    verify(pipeline, model, args, tolerance=tolerance, in_process=True)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_training_step(policy: str, tmp_path: Path) -> None:
+    """Two microbatches on two slots, and an evaluation of whole batches on the same slots."""
+    program, reference = gpt(), gpt()
+    batch = Loading(tokens(1), seed=0).first()
+    graph = Program(program.step, batch, microbatches=2, seed=0).graph
+    made = through_a_file(plan(graph, 2, policy, microbatches=2), tmp_path)
+    result = train(
+        program.step,
+        tokens(3),
+        plan=made,
+        epochs=1,
+        in_process=True,
+        quiet=True,
+        evaluate=program.evaluate,
+        eval_data=tokens(1, seed=5),
+    )
+    assert result.losses == pytest.approx(reference.loop(tokens(3)), rel=1e-4)
+    reference.model.load_state_dict(result.state_dict())
+    with torch.no_grad():
+        expected = reference.evaluate(*tokens(1, seed=5)[0])
+    assert result.evaluations[3] == pytest.approx(
+        {name: number.item() for name, number in expected.items()}, rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"])
+@pytest.mark.parametrize("policy", ["metis", "memory", "exact"])
+def test_partitions_under_every_schedule(policy: str, schedule: str) -> None:
+    program, reference = gpt(), gpt()
+    batch = Loading(tokens(1), seed=0).first()
+    graph = Program(program.step, batch, microbatches=4, seed=0).graph
+    made = plan(graph, 2, policy, microbatches=4, schedule=schedule)
+    result = train(program.step, tokens(2), plan=made, epochs=1, in_process=True, quiet=True)
+    assert result.losses == pytest.approx(reference.loop(tokens(2)), rel=1e-4)
