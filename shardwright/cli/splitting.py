@@ -22,6 +22,7 @@ from shardwright.planning import Plan, plan
 from shardwright.planning.make import POLICIES
 from shardwright.planning.plan import check_belongs
 from shardwright.planning.training import RECOMPUTE
+from shardwright.profiling import Profile
 from shardwright.runtime.choosing import check_alone, program_with
 from shardwright.runtime.loading import Loading
 from shardwright.schedule import KINDS
@@ -56,6 +57,10 @@ MeshText = Annotated[
     str | None,
     typer.Option(metavar="AXIS=SIZE,…", help="Several policies at once: pipeline=2,tensor=2."),
 ]
+ProfileFile = Annotated[
+    Path | None,
+    typer.Option("--profile", help="What shardwright profile measured, for --policy auto."),
+]
 PlanFile = Annotated[
     Path | None,
     typer.Option("--plan", help="A plan that shardwright plan wrote, in place of these options."),
@@ -88,6 +93,7 @@ class Told:
     policy: str | None = None
     mesh: str | None = None
     plan: Path | None = None
+    profile: Path | None = None
     microbatches: int | None = None
     schedule: str | None = None
     chunks: int | None = None
@@ -116,6 +122,8 @@ class Told:
             asked.setdefault("devices", DEVICES)
         if self.cluster is not None:
             asked["devices"] = Cluster.load(asked.pop("cluster"))
+        if self.profile is not None:
+            asked["profile"] = Profile.load(self.profile)
         if self.policy is not None and ":" in self.policy:
             asked["policy"] = files.policy(self.policy)
         return asked

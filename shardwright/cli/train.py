@@ -23,6 +23,7 @@ from shardwright.cli.splitting import (
     MeshText,
     Microbatches,
     PlanFile,
+    ProfileFile,
     Recompute,
     ScheduleName,
     Zero,
@@ -34,6 +35,7 @@ from shardwright.pipeline import write_paramfile
 from shardwright.pipeline.schema import DeviceKind
 from shardwright.planning import Plan
 from shardwright.planning.make import POLICIES
+from shardwright.profiling import Profile
 from shardwright.report import new_table, seconds_text
 from shardwright.runtime import TrainResult
 from shardwright.runtime import train as run_training
@@ -62,6 +64,7 @@ def train(
         typer.Option(help=f"How the step is split: {', '.join(POLICIES)}; {POLICY} by default."),
     ] = None,
     plan: PlanFile = None,
+    profile: ProfileFile = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Stop after so many steps.")] = None,
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Stop after so many passes over the data.")
@@ -116,6 +119,7 @@ def train(
         devices=devices if cluster is None else Cluster.load(cluster),
         policy=policy,
         plan=Plan.load(plan) if plan is not None else None,
+        profile=Profile.load(profile) if profile is not None else None,
         steps=steps,
         epochs=epochs,
         microbatches=microbatches,

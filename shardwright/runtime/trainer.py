@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from shardwright.layout import Cluster
 from shardwright.pipeline.schema import DeviceKind
 from shardwright.planning import Plan
+from shardwright.profiling import Profile
 from shardwright.runtime.choosing import program_with
 from shardwright.runtime.evaluation import Evaluation
 from shardwright.runtime.loading import Data, Loading
@@ -36,6 +37,7 @@ def train(
     devices: int | Cluster | None = None,
     policy: str | None = None,
     plan: Plan | None = None,
+    profile: Profile | None = None,
     microbatches: int | None = None,
     schedule: str | None = None,
     chunks: int | None = None,
@@ -74,10 +76,11 @@ def train(
         The batches, each a tuple or dict of arguments or the one argument: a DataLoader, a list, or
         a function from the number of a pass to one. Every batch has the first one's shape; a
         shorter one is left out, or an error with ``drop_last=False``.
-    mesh, devices, policy, microbatches, schedule, chunks, recompute, memory, zero
+    mesh, devices, policy, profile, microbatches, schedule, chunks, recompute, memory, zero
         As in `plan`, which has defaults for those that are not given; one slot, or as many as
-        torchrun has ranks, where neither mesh nor devices is given. Or, in place of all of them,
-        ``plan``, made for the graph of one microbatch.
+        torchrun has ranks, where neither mesh nor devices is given. With ``policy="auto"`` the
+        number of microbatches is searched for too, unless it is given. Or, in place of all of
+        them, ``plan``, made for the graph of one microbatch.
     device_kind
         As in `build`: what every slot is.
     evaluate, eval_data, eval_every
@@ -133,6 +136,7 @@ def train(
         "devices": devices,
         "policy": policy,
         "mesh": mesh,
+        "profile": profile,
         "microbatches": microbatches,
         "schedule": schedule,
         "chunks": chunks,
