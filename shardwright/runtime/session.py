@@ -29,7 +29,7 @@ from shardwright.runtime.host import Reply
 from shardwright.runtime.making import Options, shared_constants
 from shardwright.runtime.start import Start, checked
 from shardwright.runtime.step_generator import Rows, StepGenerator
-from shardwright.schedule.agenda import is_training
+from shardwright.schedule.agenda import default_lookahead, is_training
 
 
 class Session(Driver):
@@ -83,7 +83,7 @@ class Session(Driver):
         prepared = checked(pipeline, modules)
         if not is_training(prepared):
             raise RunError("the pipeline is of a model, not of a training step; use Runner")
-        options = Options(trace, _lookahead(prepared) if lookahead is None else lookahead)
+        options = Options(trace, default_lookahead(prepared) if lookahead is None else lookahead)
         backend = self._start(prepared, timeout=timeout, threads=threads, options=options)
         super().__init__(prepared, backend, in_flight)
         self._slot = self._start.slot_of(prepared)
@@ -208,10 +208,3 @@ class Session(Driver):
         return self._backend.everyones(
             self._ask(lambda call: ask(call, function, arguments, given)).result()
         )
-
-
-def _lookahead(pipeline: Pipeline) -> int:
-    """How far ahead a worker goes where nobody says."""
-    assert pipeline.training is not None
-    assert pipeline.training.schedule is not None
-    return 2 if pipeline.training.schedule.ranks == 1 else 1

@@ -50,6 +50,13 @@ def is_training(document: Document) -> bool:
     return document.training is not None and document.training.microbatches is not None
 
 
+def default_lookahead(document: Document) -> int:
+    """How many actions a worker begins early where nobody says."""
+    assert document.training is not None
+    assert document.training.schedule is not None
+    return 2 if document.training.schedule.ranks == 1 else 1
+
+
 def agenda(document: Document, slot: str) -> tuple[Turn, ...]:
     """The turns of a slot in one call or one step."""
     tasks = connect(document).order[slot]
