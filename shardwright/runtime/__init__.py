@@ -9,6 +9,7 @@ from shardwright.runtime.generator import Generator
 from shardwright.runtime.result import TrainResult, state_dict
 from shardwright.runtime.runner import Runner, run
 from shardwright.runtime.session import Session
+from shardwright.runtime.task_times import profile_tasks
 from shardwright.runtime.trainer import train
 from shardwright.runtime.verify import Difference, Report, verify
 from shardwright.schedule.timeline import Event, SlotSummary, Timeline
@@ -23,6 +24,7 @@ __all__ = [
     "SlotSummary",
     "Timeline",
     "TrainResult",
+    "profile_tasks",
     "run",
     "state_dict",
     "train",

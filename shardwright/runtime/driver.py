@@ -10,14 +10,17 @@ import itertools
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self
 
+from torch import Tensor
+
 from shardwright.errors import RunError
 from shardwright.pipeline import Pipeline
 from shardwright.runtime.backend import Backend
+from shardwright.runtime.host import Reply
 from shardwright.schedule.timeline import Timeline
 
 
@@ -45,6 +48,27 @@ class Driver:
     def close(self) -> None:
         """Finish the calls under way and end the workers."""
         self._close(abort=False)
+
+    def call_workers(self, function: str, arguments: Any = None) -> dict[str, Any]:
+        """Call a function of this package on every slot; what it returns, by slot.
+
+        ``function`` is ``module:name`` and takes the `Slot`, ``arguments`` and a mapping of
+        tensors, which is empty. It runs on the worker when all that was asked before is over.
+        ``arguments`` and what it returns are plain data. An exception of any slot is raised here.
+        """
+        return {slot: reply.value for slot, reply in self._request(function, arguments).items()}
+
+    def _request(
+        self,
+        function: str,
+        arguments: Any,
+        tensors: Mapping[str, dict[str, Tensor]] | None = None,
+    ) -> dict[str, Reply]:
+        given = dict(tensors or {})
+        ask = self._backend.ask
+        return self._backend.everyones(
+            self._ask(lambda call: ask(call, function, arguments, given)).result()
+        )
 
     def __enter__(self) -> Self:
         return self

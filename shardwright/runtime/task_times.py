@@ -1,0 +1,156 @@
+"""`profile_tasks`: what each compute supertask of a pipeline takes on this machine.
+
+Comes in: a pipeline, of a model or of a training step. Goes out: `TaskTimes`. Each slot runs the
+programs of its supertasks one after another, round after round, in the process and in the way in
+which it runs them in a call: compiled, writing over what they may, on tensors like those of the
+pipeline. All slots do so at the same time, as long as the slowest needs; so the times have in them
+that the slots share a machine.
+
+What always holds: supertasks of one slot that share a program are measured once; the contents of
+the pipeline stay as they are.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from shardwright.errors import ProfileError
+from shardwright.pipeline import Document, Pipeline
+from shardwright.pipeline.graphs import TaskGraphs
+from shardwright.profiling.contents import contents
+from shardwright.profiling.memory import peak_bytes
+from shardwright.profiling.tasks import TaskTime, TaskTimes
+from shardwright.runtime.compiling import Run
+from shardwright.runtime.driver import Driver
+from shardwright.runtime.making import Options
+from shardwright.runtime.slot import Slot, Step
+from shardwright.runtime.start import Start, checked
+
+MEASURE = f"{__name__}:measure_slot"
+WARM_UP = 2
+"""Rounds before those that count."""
+
+
+class Order(msgspec.Struct, frozen=True):
+    """What a slot is to do: the pipeline's text, and for how many rounds and seconds at least."""
+
+    document: bytes
+    rounds: int
+    seconds: float = 0.0
+
+
+def profile_tasks(
+    pipeline: Pipeline | str | Path,
+    threads: int = 1,
+    *,
+    n_iter: int = 10,
+    in_process: bool = False,
+    modules: Sequence[str] = (),
+    timeout: float = 600.0,
+) -> TaskTimes:
+    """Measure every compute supertask of a pipeline; the times are medians of ``n_iter`` rounds.
+
+    ``in_process`` measures slot after slot in this process, each with the machine to itself.
+    ``threads`` and ``modules`` are those of `Runner`; ``timeout`` is how many seconds the
+    measurement of all slots may take. Raises what starting a `Runner` does; ProfileError for
+    ``n_iter`` below 1.
+    """
+    if type(n_iter) is not int or n_iter < 1:
+        raise ProfileError(f"n_iter is a number from 1 up, found {n_iter!r}")
+    prepared = checked(pipeline, modules)
+    start = Start(in_process=in_process, modules=modules)
+    backend = start(prepared, timeout=timeout, threads=threads, options=Options())
+    text = prepared.to_json()
+    with Driver(prepared, backend, 1) as driver:
+        rounds = driver.call_workers(MEASURE, msgspec.to_builtins(Order(text, 1)))
+        longest = 0.0 if in_process else max(found["round"] for found in rounds.values())
+        order = Order(text, n_iter, longest * n_iter)
+        found = driver.call_workers(MEASURE, msgspec.to_builtins(order))
+    return TaskTimes(
+        {
+            task: TaskTime(*numbers)
+            for slot in prepared.devices
+            for task, numbers in found[slot]["tasks"].items()
+        }
+    )
+
+
+def measure_slot(slot: Slot, arguments: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """On a slot: seconds and bytes of each of its supertasks, and seconds of a round of all."""
+    del tensors
+    order = msgspec.convert(arguments, Order)
+    document = msgspec.json.decode(order.document, type=Document)
+    with torch.random.fork_rng(devices=[slot.device] if slot.device.type == "cuda" else []):
+        return _Measuring(slot, document).over(order)
+
+
+class _Measuring:
+    """The distinct programs of a slot, by number, each with inputs of its own."""
+
+    def __init__(self, slot: Slot, document: Document) -> None:
+        self._slot = slot
+        self._graphs = TaskGraphs(document)
+        self._runs: list[tuple[Run, list[Tensor]]] = []
+        self._numbers: dict[str, int] = {}
+        known: dict[int, int] = {}
+        for step in slot.steps:
+            if step.program is not None:
+                number = known.setdefault(id(step.program), len(self._runs))
+                if number == len(self._runs):
+                    self._runs.append((step.program, self._inputs_of(step)))
+                self._numbers[step.task] = number
+
+    def over(self, order: Order) -> dict[str, Any]:
+        """Run round after round, and say what was found."""
+        for _ in range(WARM_UP):
+            self._round()
+        rounds = [self._round()]
+        end = time.perf_counter() + order.seconds
+        while len(rounds) < order.rounds or time.perf_counter() < end:
+            rounds.append(self._round())
+        seconds = [statistics.median(samples) for samples in zip(*rounds, strict=True)]
+        temporary = [self._temporary(*run) for run in self._runs]
+        tasks = {task: (seconds[i], temporary[i]) for task, i in self._numbers.items()}
+        return {"round": sum(seconds), "tasks": tasks}
+
+    def _round(self) -> list[float]:
+        """Run each program once, in the order of the file; the seconds of each."""
+        found = []
+        for run, inputs in self._runs:
+            self._wait()
+            start = time.perf_counter()
+            with torch.no_grad():
+                outputs = run(inputs)
+            self._wait()
+            found.append(time.perf_counter() - start)
+            del outputs
+        return found
+
+    def _wait(self) -> None:
+        """Until the device has done what it was given."""
+        if self._slot.device.type == "cuda":
+            torch.cuda.synchronize(self._slot.device)
+
+    def _temporary(self, run: Run, inputs: list[Tensor]) -> int:
+        """The most bytes beyond a program's inputs and what it leaves."""
+        with torch.no_grad():
+            peak = peak_bytes(lambda: run(inputs), self._slot.device)
+        return peak.most - peak.left
+
+    def _inputs_of(self, step: Step) -> list[Tensor]:
+        """The slot's constants, but for those that the program overwrites, and other tensors."""
+        graph = self._graphs.of(step.task)
+        drawn = contents(graph, graph.inputs, self._slot.device)
+        constants, written = self._slot.constants, step.of.writes
+        return [
+            constants[name] if name in constants and name not in written else tensor
+            for name, tensor in zip(step.inputs, drawn, strict=True)
+        ]
