@@ -31,6 +31,8 @@ class Outline:
         By value id: the position of the node that makes it.
     trained, required
         Parameters that are trained, and all values that their gradients go through.
+    losses
+        Results where gradients begin: numbers, or all results where there is none.
     """
 
     view: IRGraph
@@ -41,10 +43,15 @@ class Outline:
     makers: dict[int, int]
     trained: frozenset[int]
     required: frozenset[int]
+    losses: frozenset[int]
 
     def bound(self, position: int) -> BoundDimop | None:
         """The annotation of a node, None where it has none."""
         return self.bounds[self.kinds[position]]
+
+    def has_gradient(self, position: int) -> bool:
+        """Whether a node makes what has a gradient, so that it gives one to what it reads."""
+        return any(value_id in self.required for value_id in self.view.nodes[position].outputs)
 
 
 _outlines: dict[int, tuple[int, Outline]] = {}
@@ -81,5 +88,18 @@ def _outline(view: IRGraph) -> Outline:
             readers.setdefault(value_id, []).append((position, index))
         makers |= dict.fromkeys(node.outputs, position)
     return Outline(
-        view, tuple(kinds), tuple(bounds), tuple(examples), readers, makers, trained, required
+        view,
+        tuple(kinds),
+        tuple(bounds),
+        tuple(examples),
+        readers,
+        makers,
+        trained,
+        required,
+        _losses(view, required),
     )
+
+
+def _losses(view: IRGraph, required: frozenset[int]) -> frozenset[int]:
+    ends = [value_id for value_id in view.outputs if value_id in required]
+    return frozenset([v for v in ends if view.values[v].numel == 1] or ends)

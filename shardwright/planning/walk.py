@@ -153,11 +153,8 @@ class Walk:
     # --- backward -----------------------------------------------------------------------------
 
     def _seed(self) -> None:
-        """Gradients begin at the loss: at numbers, at all results where there is none."""
-        view, required = self.outline.view, self.outline.required
-        ends = [v for v in dict.fromkeys(view.outputs) if v in required]
-        losses = [v for v in ends if view.values[v].numel == 1]
-        for value_id in losses or ends:
+        """Gradients begin at the loss."""
+        for value_id in self.outline.losses:
             self.gradients[value_id] = {(Replicate(),) * self.mesh.ndim: None}
 
     def _backward(self, position: int, node: IRNode) -> None:
