@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from shardwright.ir import IRGraph, IRNode
 from shardwright.layout import DeviceModel
 from shardwright.profiling.gradients import needing_gradients, trained_parameters
-from shardwright.profiling.roofline import node_work, seconds
+from shardwright.profiling.roofline import NodeWork, node_work, seconds
 
 
 class NodeCost(NamedTuple):
@@ -43,25 +43,40 @@ class Costs(Protocol):
         """The seconds of one of ``parts`` equal parts that a node's work is dealt in."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Analytic(Costs):
     """Costs from shapes and a device's roofline.
 
-    The backward is that of a training step: all parameters of a graph without markers are trained.
+    The backward is that of a training step. ``trained`` are the parameters, by value id, that want
+    gradients: by default those that a step's optimizer replaces, and all of a graph without one.
     """
 
     device: DeviceModel
-    _known: tuple[IRGraph, int, set[int]] | None = field(default=None, compare=False, repr=False)
-    """The graph that was asked for last, how many nodes it had, and what needs gradients in it."""
+    trained: frozenset[int] | None = None
+    _memory: list[_Known] = field(default_factory=list, compare=False, repr=False)
+    """What is known of the graph that was asked for last."""
 
     def node(self, graph: IRGraph, node: IRNode, parts: int = 1) -> NodeCost:
         """The seconds of one of ``parts`` equal parts that a node's work is dealt in."""
-        work = node_work(graph, node, self._needing(graph))
-        return NodeCost(*(seconds(self.device, piece, parts) for piece in work))
+        known = self._known(graph)
+        if node.id not in known.work:
+            known.work[node.id] = node_work(graph, node, known.needing)
+        return NodeCost(*(seconds(self.device, piece, parts) for piece in known.work[node.id]))
 
-    def _needing(self, graph: IRGraph) -> set[int]:
-        known = self._known
-        if known is None or known[0] is not graph or known[1] != len(graph.nodes):
-            found = needing_gradients(graph, trained_parameters(graph))
-            self._known = known = (graph, len(graph.nodes), found)
-        return known[2]
+    def _known(self, graph: IRGraph) -> _Known:
+        memory = self._memory
+        if not memory or memory[0].graph is not graph or memory[0].nodes != len(graph.nodes):
+            trained = trained_parameters(graph) if self.trained is None else self.trained
+            needing = frozenset(needing_gradients(graph, trained))
+            memory[:] = [_Known(graph, len(graph.nodes), needing)]
+        return memory[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A graph when it had so many nodes: which values want gradients, and work by node."""
+
+    graph: IRGraph
+    nodes: int
+    needing: frozenset[int]
+    work: dict[int, NodeWork] = field(default_factory=dict)

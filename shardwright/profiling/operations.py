@@ -1,15 +1,16 @@
 """What is known of operators by name: their arithmetic, and what moves memory or does not.
 
-`FORMULAS` has the operators whose time is in multiplying and adding; `ELEMENTS` those that do more
+`FORMULAS` has the operators whose time is in multiplying and adding; `FUNCTIONS` those that do more
 for an element than to move it; `FREE` those that return what they were given, seen otherwise. All
 others take the time that their bytes take. What planners count and what the roofline prices is read
-from these tables alone.
+from these tables alone; graphs of training hold the operators of backwards too.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from shardwright.ir import IRGraph, IRNode, IRValue
 
@@ -44,6 +45,17 @@ def _attention(inputs: Values, outputs: Values) -> int:
     return 2 * math.prod(batch) * queries * keys * (width + value_width)
 
 
+def _convolution_backward(inputs: Values, outputs: Values) -> int:
+    """A convolution as large as the forward for each gradient but that of the bias."""
+    gradients = sum(len(value.shape) > 1 for value in outputs)
+    return gradients * 2 * inputs[0].numel * math.prod(inputs[2].shape[1:])
+
+
+def _attention_backward(inputs: Values, outputs: Values) -> int:
+    """As much as the forward for each of three gradients; ``inputs`` begin with the output's."""
+    return 3 * _attention(inputs[1:], outputs)
+
+
 FORMULAS: dict[str, Formula] = {
     "aten.linear.default": _linear,
     "aten.matmul.default": _matmul,
@@ -64,6 +76,13 @@ FORMULAS: dict[str, Formula] = {
     "aten.conv_transpose2d.input": _transposed_convolution,
     "aten.conv_transpose3d.input": _transposed_convolution,
     "aten.scaled_dot_product_attention.default": _attention,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention,
+    "aten._scaled_dot_product_flash_attention.default": _attention,
+    "aten._scaled_dot_product_efficient_attention.default": _attention,
+    "aten.convolution_backward.default": _convolution_backward,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
+    "aten._scaled_dot_product_flash_attention_backward.default": _attention_backward,
+    "aten._scaled_dot_product_efficient_attention_backward.default": _attention_backward,
 }
 
 FREE = frozenset(
@@ -94,21 +113,114 @@ FREE = frozenset(
 
 LOOKUP = "aten.embedding.default"
 """Rows of a table: it reads the rows that it writes, and its gradient is as large as the table."""
+LOOKUPS = frozenset(
+    f"aten.{name}.default" for name in ("embedding", "gather", "index_select", "take_along_dim")
+) | {"aten.index.Tensor"}
+"""They read no more of their first input than they write."""
+FILLS = frozenset(
+    f"aten.{name}.default"
+    for name in (
+        *("zeros_like", "ones_like", "full_like", "empty_like"),
+        *("new_zeros", "new_ones", "new_full", "new_empty"),
+    )
+)
+"""They read of their inputs nothing but the shape."""
+PASSES_ON = frozenset(
+    f"aten.{name}" for name in ("add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar")
+)
+"""The gradient of their inputs is the output's (a difference's sign left out)."""
+JOINS = frozenset(("aten.cat.default", "aten.stack.default"))
+"""The gradients of their inputs are views of the output's."""
+NORMS = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("layer_norm.default", "rms_norm.default", "group_norm.default", "batch_norm.default"),
+        *("native_layer_norm.default", "_native_batch_norm_legit_functional.default"),
+    )
+)
+"""One pass gives all gradients."""
+VIEW_PASSES: Mapping[str, tuple[int, int]] = {
+    "aten.slice.Tensor": (1, 2),
+    "aten.select.int": (1, 2),
+    "aten.expand.default": (1, 1),
+    "aten.split.Tensor": (1, 1),
+    "aten.split_with_sizes.default": (1, 1),
+    "aten.chunk.default": (1, 1),
+    "aten.unbind.int": (1, 1),
+}
+"""How often the backward of a view moves the bytes of its input, and those of its outputs."""
+EFFICIENCY: Mapping[str, float] = {
+    op: share
+    for share, formulas in (
+        (0.45, (_attention, _attention_backward)),
+        (0.75, (_convolution, _transposed_convolution, _convolution_backward)),
+    )
+    for op, formula in FORMULAS.items()
+    if formula in formulas
+}
+"""What share of the rate of large products others reach; from times of a CPU core."""
 TABLE_PASSES = 7
 """How often the backward of a lookup moves the table's: zeros, rows added, all added to before."""
 UPDATE_PASSES = 7
 """How often an update moves a parameter's bytes: it, its gradient and two states, three written."""
+
+
+class Function(NamedTuple):
+    """A function whose arithmetic takes a CPU longer than its bytes do.
+
+    ``forward`` and ``backward`` are operations for each element of the first input; the names are
+    of what a graph may call it by, and its backward.
+    """
+
+    names: tuple[str, ...]
+    forward: int
+    backward_names: tuple[str, ...]
+    backward: int
+
+
+FUNCTIONS = (
+    Function(("gelu.default",), 75, ("gelu_backward.default",), 175),
+    Function(("silu.default",), 85, ("silu_backward.default",), 125),
+    Function(
+        ("layer_norm.default", "native_layer_norm.default"),
+        80,
+        ("native_layer_norm_backward.default",),
+        160,
+    ),
+    Function(("rms_norm.default", "_fused_rms_norm.default"), 80, (), 160),
+    Function(
+        ("softmax.int", "_softmax.default", "_safe_softmax.default"),
+        115,
+        ("_softmax_backward_data.default",),
+        115,
+    ),
+    Function(
+        ("log_softmax.int", "_log_softmax.default"),
+        115,
+        ("_log_softmax_backward_data.default",),
+        115,
+    ),
+    Function(("cross_entropy_loss.default",), 160, (), 160),
+)
+"""From times of a CPU core that does some 120 operations in a nanosecond."""
+
 ELEMENTS: Mapping[str, int] = {
-    "aten.gelu.default": 250,
-    "aten.silu.default": 210,
-    "aten.layer_norm.default": 240,
-    "aten.rms_norm.default": 240,
-    "aten.softmax.int": 230,
-    "aten.log_softmax.int": 230,
-    "aten.cross_entropy_loss.default": 320,
+    f"aten.{name}": row.forward + row.backward for row in FUNCTIONS for name in row.names
 }
-"""Operations for each element of the first input, forward and backward, of functions that take more
-time than their bytes do; from times of a CPU core that does some 120 in a nanosecond."""
+"""Operations for each element of the first input, forward and backward."""
+ELEMENTS_OF_CALL: Mapping[str, int] = {
+    f"aten.{name}": operations
+    for row in FUNCTIONS
+    for names, operations in ((row.names, row.forward), (row.backward_names, row.backward))
+    for name in names
+}
+"""Operations for each element of the first input of one call."""
+
+WINDOWS: Mapping[str, int] = {
+    "aten.max_pool2d.default": 550,
+    "aten.max_pool2d_with_indices.default": 550,
+}
+"""Operations for each element of each window, of operators that a CPU does one by one."""
 
 
 def arithmetic(graph: IRGraph, node: IRNode) -> int | None:
@@ -118,6 +230,16 @@ def arithmetic(graph: IRGraph, node: IRNode) -> int | None:
         return _einsum(node.attrs["equation"], inputs)
     formula = FORMULAS.get(node.op)
     return formula and formula(inputs, [graph.values[value_id] for value_id in node.outputs])
+
+
+def element_operations(graph: IRGraph, node: IRNode) -> int:
+    """What a CPU does on single elements in one call, where that takes longer than their bytes."""
+    if node.op in WINDOWS:
+        window: int = math.prod(node.attrs["kernel_size"])
+        return WINDOWS[node.op] * graph.values[node.outputs[0]].numel * window
+    if node.op not in ELEMENTS_OF_CALL:
+        return 0
+    return ELEMENTS_OF_CALL[node.op] * graph.values[node.inputs[0]].numel
 
 
 def _einsum(equation: str, inputs: Values) -> int:

@@ -1,45 +1,69 @@
 """The work of a node, and how long a device takes for work.
 
-Comes in: a node, and which of its inputs want gradients. Goes out: `Work`, the operations and bytes
-of its forward, of the gradients of what nodes made, and of those of stored values. A device takes
-the longer of two times for it, of its arithmetic and of its memory traffic, and the time to start
-its operators (the roofline; Williams, Waterman and Patterson, 2009).
+Comes in: a node, and which values want gradients. Goes out: `Work`, the operations and bytes of its
+forward, of the gradients of what nodes made, and of those of stored values. A device takes the
+longest of three times for it, and the time to start its operators: of products, of memory traffic,
+and, on a CPU, of functions of single elements (the roofline; Williams, Waterman and Patterson,
+2009). A CPU takes time for large new tensors beside that, since the system hands it empty pages.
+
+What always holds: no time is negative, more work never takes less, and a view takes none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from shardwright.ir import IRGraph, IRNode, IRValue
+from shardwright.ir.operators import is_marker
 from shardwright.layout import DeviceModel
-from shardwright.profiling.operations import ELEMENTS, FREE, LOOKUP, TABLE_PASSES, arithmetic
+from shardwright.profiling.operations import (
+    EFFICIENCY,
+    ELEMENTS,
+    FILLS,
+    JOINS,
+    LOOKUP,
+    LOOKUPS,
+    NORMS,
+    PASSES_ON,
+    TABLE_PASSES,
+    VIEW_PASSES,
+    arithmetic,
+    element_operations,
+)
+from shardwright.profiling.saved import saved_for_backward
+from shardwright.profiling.views import moves_nothing
 
-FORWARD_SHARE = 0.4
-"""How much of the operations in `ELEMENTS` the forward does."""
 HALF = ("bf16", "f16")
+LARGE = 2**25
+"""Bytes from which the C library gives each new tensor pages of its own (its largest threshold)."""
+PAGING = 4e9
+"""Bytes a second in which a CPU gets such pages; measured: 3.9e9."""
 
 
 class Work(NamedTuple):
     """What a device is given to do.
 
-    ``operations`` are floating-point operations, in half precision where ``half``; ``nbytes`` what
-    it moves to and from its memory; ``calls`` how many operators it starts.
+    operations
+        Of products: multiplications and additions, at the rate of large matrices.
+    elements
+        Operations on single elements, which GPUs do while they wait for memory.
+    nbytes
+        To and from memory.
+    largest
+        Bytes of the largest tensor that is made.
+    calls
+        How many operators are started.
+    half
+        Whether products are of half precision.
     """
 
     operations: float = 0.0
+    elements: float = 0.0
     nbytes: float = 0.0
+    largest: int = 0
     calls: int = 0
     half: bool = False
-
-    def __add__(self, other: Work) -> Work:  # type: ignore[override]
-        """Both, one after another."""
-        return Work(
-            self.operations + other.operations,
-            self.nbytes + other.nbytes,
-            self.calls + other.calls,
-            self.half or other.half,
-        )
 
 
 NONE = Work()
@@ -56,73 +80,130 @@ class NodeWork(NamedTuple):
 def seconds(device: DeviceModel, work: Work, parts: int = 1) -> float:
     """How long a device takes for one of ``parts`` equal parts of some work."""
     flops = (work.half and device.half_flops) or device.flops
-    return (
-        max(work.operations / flops, work.nbytes / device.bandwidth) / parts
-        + work.calls * device.overhead
+    on_cpu = device.kind == "cpu"
+    busy = max(
+        work.operations / flops,
+        work.elements / device.flops if on_cpu else 0.0,
+        work.nbytes / device.bandwidth,
     )
+    if on_cpu and work.largest >= LARGE * parts:
+        busy += work.largest / PAGING
+    return busy / parts + work.calls * device.overhead
 
 
-def node_work(graph: IRGraph, node: IRNode, needing: set[int]) -> NodeWork:
-    """The work of a node where the values ``needing`` want gradients."""
-    if node.op in FREE:
-        return NodeWork()
-    inputs = [graph.values[value_id] for value_id in node.inputs]
-    outputs = [graph.values[value_id] for value_id in node.outputs]
-    made = [v for v in inputs if v.id in needing and not v.is_stored]
-    stored = [v for v in inputs if v.id in needing and v.is_stored]
-    found = arithmetic(graph, node)
-    if found is not None:
-        return _contraction(inputs, outputs, made, stored, found)
-    if node.op == LOOKUP:
-        return _lookup(outputs, stored)
-    return _elements(node.op, inputs, outputs, made, stored)
+def node_work(graph: IRGraph, node: IRNode, needing: Collection[int]) -> NodeWork:
+    """The work of a node where the values ``needing`` want gradients.
+
+    A marker's forward is its step: an optimizer's moves what it reads and makes; a ``Backward``
+    does nothing that its nodes' backwards do not.
+    """
+    call = _Call(graph, node, needing)
+    if is_marker(node.op):
+        return NodeWork(Work() if node.op in ("Backward", "zero_grad") else call.moving())
+    if moves_nothing(graph, node):
+        return NodeWork(NONE, call.view_backward())
+    operations = arithmetic(graph, node)
+    if operations is not None:
+        return call.product(operations / EFFICIENCY.get(node.op, 1.0))
+    return call.lookup() if node.op == LOOKUP else call.function()
 
 
-def _contraction(
-    inputs: Sequence[IRValue],
-    outputs: Sequence[IRValue],
-    made: Sequence[IRValue],
-    stored: Sequence[IRValue],
-    operations: int,
-) -> NodeWork:
-    """Each matrix's gradient is a product as large as the forward; that of a bias is a sum."""
-    half = outputs[0].dtype in HALF
+class _Call:
+    """A node's inputs and outputs, and which of the inputs want gradients."""
 
-    def gradient(value: IRValue) -> Work:
-        read = _bytes(outputs)
-        if len(value.shape) < 2:
-            return Work(outputs[0].numel, read, 1)
-        return Work(operations, read + _bytes(inputs), 1, half)
+    def __init__(self, graph: IRGraph, node: IRNode, needing: Collection[int]) -> None:
+        self._graph, self._node = graph, node
+        values = graph.values
+        self._inputs = [values[v] for v in dict.fromkeys(node.inputs)]
+        self._outputs = [values[v] for v in node.outputs]
+        wanted = [values[v] for v in dict.fromkeys(node.inputs) if v in needing]
+        self._made = [value for value in wanted if not value.is_stored]
+        self._stored = [value for value in wanted if value.is_stored]
+        self._moved = _bytes(self._inputs) + _bytes(self._outputs)
 
-    return NodeWork(
-        Work(operations, _bytes(inputs) + _bytes(outputs), 1, half),
-        sum(map(gradient, made), NONE),
-        sum(map(gradient, stored), NONE),
-    )
+    def moving(self) -> Work:
+        """What is given and what is made, each moved once."""
+        return Work(nbytes=self._moved, largest=_largest(self._outputs), calls=1)
 
+    def view_backward(self) -> Work:
+        """Gradients of parts are put together, those of copies added up; others are views too."""
+        if not self._made or self._node.op not in VIEW_PASSES:
+            return NONE
+        of_input, of_output = VIEW_PASSES[self._node.op]
+        moved = of_input * self._made[0].nbytes + of_output * _bytes(self._outputs)
+        return Work(nbytes=moved, largest=self._made[0].nbytes, calls=1)
 
-def _lookup(outputs: Sequence[IRValue], stored: Sequence[IRValue]) -> NodeWork:
-    """The rows are read and written; the gradient is as large as the table."""
-    weight = [Work(0, TABLE_PASSES * table.nbytes, 1) for table in stored]
-    return NodeWork(Work(0, 2 * _bytes(outputs), 1), NONE, sum(weight, NONE))
+    def product(self, operations: float) -> NodeWork:
+        """Each factor's gradient is a product as large as the forward; that of a bias is a sum."""
+        half = bool(self._outputs) and self._outputs[0].dtype in HALF
+        forward = Work(
+            operations, nbytes=self._moved, largest=_largest(self._outputs), calls=1, half=half
+        )
 
+        def gradients(wanted: Sequence[IRValue], added_to: int) -> Work:
+            """Of some inputs; what they are added to is read as well."""
+            factors = [value for value in wanted if len(value.shape) > 1]
+            others = _bytes(self._outputs) * (len(wanted) - len(factors))
+            moved = (self._moved * len(factors)) + others + added_to * _bytes(wanted)
+            return Work(operations * len(factors), 0.0, moved, _largest(wanted), len(wanted), half)
 
-def _elements(
-    op: str,
-    inputs: Sequence[IRValue],
-    outputs: Sequence[IRValue],
-    made: Sequence[IRValue],
-    stored: Sequence[IRValue],
-) -> NodeWork:
-    """The backward reads the gradient and what the forward read, and writes what it gives."""
-    moved = _bytes(inputs) + _bytes(outputs)
-    operations = ELEMENTS.get(op, 0) * inputs[0].numel if inputs else 0
-    forward = Work(FORWARD_SHARE * operations, moved, 1)
-    rest = (1 - FORWARD_SHARE) * operations
-    backward = Work(rest, moved, 1) if made else NONE
-    weight = Work(rest if not made else 0, _bytes(outputs) + _bytes(stored), 1) if stored else NONE
-    return NodeWork(forward, backward, weight)
+        return NodeWork(forward, gradients(self._made, 0), gradients(self._stored, 1))
+
+    def lookup(self) -> NodeWork:
+        """The rows are read and written; the gradient is as large as the table."""
+        rows = Work(nbytes=2 * _bytes(self._outputs), largest=_largest(self._outputs), calls=1)
+        tables = Work(
+            nbytes=TABLE_PASSES * _bytes(self._stored),
+            largest=_largest(self._stored),
+            calls=len(self._stored),
+        )
+        return NodeWork(rows, NONE, tables)
+
+    def function(self) -> NodeWork:
+        """All other operators take the time of their bytes, or of their function's operations."""
+        once = element_operations(self._graph, self._node)
+        both = ELEMENTS.get(self._node.op)
+        rest = both * self._inputs[0].numel - once if both else 0
+        forward = self.moving()._replace(elements=once, nbytes=self._forward_bytes())
+        if self._node.op in JOINS:
+            return NodeWork(forward)
+        if not self._made:
+            return NodeWork(forward, NONE, self._gradients(self._stored, rest))
+        backward = self._gradients(self._made, rest)
+        if self._stored and self._node.op in NORMS:
+            one_pass_more = _bytes(self._outputs) + _bytes(self._stored)
+            return NodeWork(forward, backward, Work(nbytes=one_pass_more))
+        return NodeWork(forward, backward, self._gradients(self._stored, 0.0))
+
+    def _forward_bytes(self) -> int:
+        if self._node.op in FILLS:
+            return _bytes(self._outputs)
+        return 2 * _bytes(self._outputs) if self._node.op in LOOKUPS else self._moved
+
+    def _gradients(self, wanted: Sequence[IRValue], elements: float) -> Work:
+        """Each reads the output's and what is saved, and is written; a repeated one is added up."""
+        given = _bytes(self._outputs)
+        moved, calls, largest = 0, 0, 0
+        for value in wanted:
+            read = saved_for_backward(self._graph, self._node, (value.id,), {})
+            is_repeated = self._is_repeated(value)
+            if not read and not is_repeated and self._node.op in PASSES_ON:
+                continue  # the gradient is the output's itself
+            saved = sum(self._graph.values[v].nbytes for v in read)
+            again = 2 * given if is_repeated and read else 0  # the product, before it is added up
+            moved += given + saved + again + value.nbytes
+            calls += 2 if again else 1
+            largest = max(largest, value.nbytes, given if again else 0)
+        return Work(0.0, elements, moved, largest, calls) if calls else NONE
+
+    def _is_repeated(self, value: IRValue) -> bool:
+        """Whether each element of an input is used for several of the output."""
+        return bool(self._outputs) and value.numel < self._outputs[0].numel
 
 
 def _bytes(values: Sequence[IRValue]) -> int:
     return sum(value.nbytes for value in values)
+
+
+def _largest(values: Sequence[IRValue]) -> int:
+    return max((value.nbytes for value in values), default=0)
