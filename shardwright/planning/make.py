@@ -12,6 +12,7 @@ from shardwright.ir import IRGraph
 from shardwright.ir.steps import is_step
 from shardwright.layout import Cluster
 from shardwright.planning.assemble import make_plan, step_of
+from shardwright.planning.auto import AUTO, auto_plan
 from shardwright.planning.forward import forward_view
 from shardwright.planning.mesh import AXES, DATA, PIPELINE, over_mesh
 from shardwright.planning.mixing import mixing_notes
@@ -20,30 +21,36 @@ from shardwright.planning.partitioners import PARTITIONERS
 from shardwright.planning.pipeline import pipeline
 from shardwright.planning.plan import Plan, fingerprint_graph
 from shardwright.planning.policy import Policy, by_policy, policy_name
+from shardwright.planning.search import Asked
 from shardwright.planning.splits import take_apart
 from shardwright.planning.step import as_step, check_one_backward
 from shardwright.planning.training import Options, over_training_mesh
+from shardwright.profiling.cost import Costs
+from shardwright.profiling.profile import Profile
 
 __all__ = ["POLICIES", "make_plan", "plan", "step_of"]
 
-POLICIES = (*AXES, *PARTITIONERS)
+POLICIES = (*AXES, *PARTITIONERS, AUTO)
 
 
 def plan(
     graph: IRGraph,
-    devices: int | None = None,
+    devices: int | Cluster | None = None,
     policy: str | Policy = "pipeline",
     *,
     mesh: Mapping[str, int] | None = None,
-    microbatches: int = 1,
-    schedule: str = "1f1b",
+    profile: Profile | Costs | None = None,
+    microbatches: int | None = None,
+    schedule: str | None = None,
     chunks: int | None = None,
-    recompute: str = "none",
+    recompute: str | None = None,
     memory: int | None = None,
-    zero: int = 0,
+    zero: int | None = None,
 ) -> Plan:
     """Which of ``devices`` slots runs which node, and which dimensions are split over them.
 
+    devices
+        How many slots, processes of one host; or a `Cluster`, whose slots are used.
     policy
         ``pipeline``: contiguous stages, so that the largest share of the work or of the stored
         bytes that any stage carries is as small as possible. ``data``: the batch is split.
@@ -55,36 +62,46 @@ def plan(
         Several of these at once, by the size of each: ``{"pipeline": 2, "tensor": 2}``, in place
         of ``policy`` and ``devices``; a policy that makes stages may stand beside it.
 
+    profile
+        Measured costs of the graph's nodes, for ``auto``; without it they follow from shapes.
+
     The others are for training steps (`compile_ir`).
 
     microbatches
-        How many batches of the captured size a step takes.
+        How many batches of the captured size a step takes: 1 by default.
     schedule, chunks
-        The order of work of the pipeline's ranks (`shardwright.schedule`), and how many virtual
-        stages each has: as many as the schedule has by default.
+        The order of work of the pipeline's ranks (`shardwright.schedule`), ``1f1b`` by default, and
+        how many virtual stages each has: as many as the schedule has by default.
     recompute, memory
         Which activations the backward computes again: ``none``, ``full`` (all of a stage's), or
-        ``auto`` (as few as keep a slot's activations within ``memory`` bytes).
+        ``auto`` (as few as keep a slot's activations within ``memory`` bytes). By default none.
     zero
         1: each slot along the mesh axis ``data`` holds and updates its part of the optimizer's
-        state.
+        state. 0 by default.
 
     Raises PlanError where that cannot be done, and what a policy function raises.
     """
-    options = Options(microbatches, schedule, chunks, recompute, memory, zero)
+    given = Asked(microbatches, schedule, chunks, recompute, memory, zero)
+    options = given.options()
     training = is_step(graph)
     if not training and options != Options():
         raise PlanError(
             f"the graph {graph.name!r} is no training step, but {_given(options)} is for one; "
             "capture a step with compile_ir, or leave it out"
         )
+    if policy == AUTO:
+        return auto_plan(graph, _cluster(devices, mesh), _costs(profile), given)
+    if profile is not None:
+        raise PlanError(f"a profile is for policy='auto'; {policy!r} counts operations and bytes")
+    slots = devices.devices if isinstance(devices, Cluster) else None
+    count = len(devices.devices) if isinstance(devices, Cluster) else devices
     if callable(policy):
         if training:
             raise PlanError("a policy function plans models; plan a training step over a mesh=")
-        return _plan_by_policy(graph, devices, policy, mesh)
-    axes = _axes(devices, policy, mesh)
+        return _plan_by_policy(graph, count, policy, mesh, slots)
+    axes = _axes(count, policy, mesh)
     label = " × ".join(f"{axis} {size}" for axis, size in axes.items()) if mesh else policy
-    names = tuple(f"d{i}" for i in range(math.prod(axes.values())))
+    names = slots or tuple(f"d{i}" for i in range(math.prod(axes.values())))
     if policy in PARTITIONERS:
         return plan_by_partition(graph, axes, policy, Cluster((names,)), options)
     if training:
@@ -122,12 +139,27 @@ def _given(options: Options) -> str:
 
 
 def _plan_by_policy(
-    graph: IRGraph, devices: int | None, policy: Policy, mesh: Mapping[str, int] | None
+    graph: IRGraph,
+    devices: int | None,
+    policy: Policy,
+    mesh: Mapping[str, int] | None,
+    slots: Sequence[str] | None,
 ) -> Plan:
     if mesh is not None:
         raise PlanError("a policy function makes its own meshes; give devices instead of mesh")
-    names = tuple(f"d{i}" for i in range(_count(devices)))
+    names = slots or tuple(f"d{i}" for i in range(_count(devices)))
     return make_plan(graph, policy_name(policy), names, *by_policy(graph, policy, names))
+
+
+def _cluster(devices: int | Cluster | None, mesh: Mapping[str, int] | None) -> Cluster:
+    """The machines that an automatic plan is for. Raises PlanError."""
+    if mesh is not None:
+        raise PlanError("policy 'auto' chooses the mesh; give devices, or leave the policy out")
+    return devices if isinstance(devices, Cluster) else Cluster.of(_count(devices))
+
+
+def _costs(profile: Profile | Costs | None) -> Costs | None:
+    return profile.costs() if isinstance(profile, Profile) else profile
 
 
 def _count(devices: int | None) -> int:

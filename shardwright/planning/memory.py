@@ -8,51 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 
+from shardwright.planning.prediction import SlotMemory
 from shardwright.planning.spread import Integers
 from shardwright.planning.sums import Sums, added, distinct
 from shardwright.planning.timing import Order
 from shardwright.planning.training import Options
 
-
-class SlotMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Bytes that a slot holds at most.
-
-    parameters
-        Parameters, buffers and constants.
-    gradients, optimizer
-        Of trained parameters: gradients, the optimizer's state.
-    activations
-        What forwards keep for their backwards, of all microbatches under way.
-    temporaries
-        What the largest operator has in hand, and what a block computes again.
-    messages
-        What other slots have sent and is not yet read.
-    updated
-        Of the parameters, those that this slot updates.
-    """
-
-    parameters: int
-    gradients: int
-    optimizer: int
-    activations: int
-    temporaries: int
-    messages: int
-    updated: int = 0
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return sum(getattr(self, name) for name in ITEMS)
-
-    def __str__(self) -> str:
-        items = (f"{name} {getattr(self, name) / 1e6:.2f}" for name in ITEMS if getattr(self, name))
-        return f"{self.total / 1e6:.2f} MB ({', '.join(items)})"
-
-
-ITEMS = ("parameters", "gradients", "optimizer", "activations", "temporaries", "messages")
+__all__ = ["SlotMemory", "rank_memory"]
 
 
 def rank_memory(

@@ -24,6 +24,7 @@ from shardwright.ir.repeats import fingerprint
 from shardwright.layout import Mesh
 from shardwright.planning.copies import Copy
 from shardwright.planning.plan_file import read_plan, write_plan
+from shardwright.planning.prediction import Prediction
 from shardwright.schedule import make_schedule, simulate
 
 
@@ -139,6 +140,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     compare plans, and for messages. ``stages`` is the stage of each node of a model whose stages
     are no ranges of nodes: they are done one after another; a training step has its own. ``copies``
     are nodes that other stages do again (`planning.copies`), which count as nodes too.
+    ``prediction`` is what the automatic planner expects of the plan.
     """
 
     graph: str
@@ -155,6 +157,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     labels: tuple[str, ...] = ()
     stages: tuple[int, ...] = ()
     copies: tuple[Copy, ...] = ()
+    prediction: Prediction | None = None
 
     def __str__(self) -> str:
         work = sum(load.work for load in self.loads) or 1
@@ -170,6 +173,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if self.training is not None:
             lines += [f"  {line}" for line in str(self.training).splitlines()]
+        if self.prediction is not None:
+            lines.append(f"  predicted: {self.prediction.summary()}")
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
     def save(self, path: str | Path) -> None:

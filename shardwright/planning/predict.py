@@ -13,68 +13,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.layout import Cluster
-from shardwright.planning.memory import SlotMemory, rank_memory
+from shardwright.planning.memory import rank_memory
 from shardwright.planning.mesh import DATA
 from shardwright.planning.plan import Plan
-from shardwright.planning.spread import Spread
+from shardwright.planning.prediction import Prediction, SlotMemory, SlotPrediction
+from shardwright.planning.spread import Integers, Spread
 from shardwright.planning.spreading import spread_of_plan
 from shardwright.planning.sums import Sums, sums_of
 from shardwright.planning.timing import Laid, Passing, StageTimes, Traffic, lay_out, order_of
 from shardwright.planning.training import Options
 from shardwright.profiling.cost import Analytic, Costs
 from shardwright.profiling.operations import UPDATE_PASSES
-
-
-class SlotPrediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one slot does in a step: seconds at work and waiting, and the most bytes it holds."""
-
-    device: str
-    busy: float
-    idle: float
-    memory: SlotMemory
-
-
-class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a plan will take.
-
-    step_time
-        Seconds of a training step; of a model, seconds between two results where calls follow one
-        another.
-    latency
-        Seconds from the beginning of a step or call to its end.
-    microbatches
-        How many batches of the captured size a step takes.
-    """
-
-    step_time: float
-    latency: float
-    microbatches: int
-    slots: tuple[SlotPrediction, ...]
-
-    @property
-    def per_microbatch(self) -> float:
-        """Seconds for each batch of the captured size: what plans are compared by."""
-        return self.step_time / self.microbatches
-
-    @property
-    def peak_memory(self) -> int:
-        """Bytes of the fullest slot."""
-        return max(slot.memory.total for slot in self.slots)
-
-    def __str__(self) -> str:
-        lines = [f"a step takes {1e3 * self.step_time:.3f} ms"]
-        lines += [
-            f"{slot.device}: at work {1e3 * slot.busy:.3f} ms, waits {1e3 * slot.idle:.3f} ms, "
-            f"{slot.memory}"
-            for slot in self.slots
-        ]
-        return "\n".join(lines)
 
 
 def predict(
@@ -118,7 +72,7 @@ class Estimate:
 
 def estimate(
     spread: Spread,
-    stages: Sequence[int],
+    stages: Sequence[int] | Integers,
     options: Options,
     cluster: Cluster,
     slots: Sequence[Sequence[str]],

@@ -10,11 +10,12 @@ gradient once for each layout that nodes make it in. Equal questions are answere
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.ir.dtypes import torch_dtype
-from shardwright.layout import Cluster, Layout, Mesh, Partial, Replicate, convert
+from shardwright.layout import Cluster, Layout, Mesh, Partial, Replicate, Shard, convert
 from shardwright.planning.axes import Axis, wanted
 from shardwright.planning.plan import Terms
 from shardwright.planning.spread import Forward, Splits, compute_costs
@@ -23,10 +24,14 @@ from shardwright.profiling.cost import Costs, NodeCost
 
 @dataclass(frozen=True, slots=True)
 class Priced:
-    """Seconds of each node for a microbatch, and once a step."""
+    """Seconds of each node for a microbatch, and once a step.
+
+    ``fetched`` are the values that communication brought: value, the node that reads it, its bytes.
+    """
 
     nodes: list[NodeCost]
     once: list[float]
+    fetched: list[tuple[int, int, float]]
 
 
 def price(
@@ -40,8 +45,8 @@ def price(
     axes = dict(zip(mesh.axes, mesh.sizes, strict=True))
     nodes = compute_costs(source, splits, axes, costs)
     once = [0.0] * len(nodes)
+    pricing = _Pricing(source, mesh, cluster)
     if mesh.devices[1:]:
-        pricing = _Pricing(source, mesh, cluster)
         for i, found in enumerate(splits):
             moved = pricing.node(i, found)
             cost = nodes[i]
@@ -49,7 +54,7 @@ def price(
                 cost.forward + moved.forward, cost.backward + moved.backward, cost.weight
             )
             once[i] = moved.weight
-    return Priced(nodes, once)
+    return Priced(nodes, once, pricing.fetched)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,7 @@ class _Pricing:
     seconds: dict[Hashable, float] = field(default_factory=dict)
     held: dict[int, list[Layout]] = field(default_factory=dict)
     """The layouts in which a value is there, that in which it was made first."""
+    fetched: list[tuple[int, int, float]] = field(default_factory=list)
     given: set[tuple[int, Layout]] = field(default_factory=set)
     """Values and layouts in which gradients of them were made."""
 
@@ -82,7 +88,10 @@ class _Pricing:
             layout = lie.inputs[index]
             if layout is None:
                 continue
-            forward += self._fetch(value_id, layout)
+            seconds = self._fetch(value_id, layout)
+            if seconds:
+                self.fetched.append((value_id, position, self._bytes(value_id, layout)))
+            forward += seconds
             if value_id in self.source.needing and self.source.training:
                 seconds = self._answer(value_id, lie.gradients[index])
                 if value_id in self.source.trained:
@@ -147,6 +156,12 @@ class _Pricing:
         found = min(self._convert(value_id, source, layout) for source in held)
         held.append(layout)
         return found
+
+    def _bytes(self, value_id: int, layout: Layout) -> float:
+        """What a slot holds of a value in a layout."""
+        pairs = zip(layout.placements, self.mesh.sizes, strict=True)
+        parts = math.prod(size for found, size in pairs if isinstance(found, Shard))
+        return self.source.view.values[value_id].nbytes / parts
 
     def _answer(self, value_id: int, gradient: Layout) -> float:
         """Seconds until a gradient made in a layout lies as the value was made."""

@@ -28,7 +28,7 @@ from shardwright.planning.plan import Split, Terms
 from shardwright.profiling.cost import Costs, NodeCost
 from shardwright.profiling.gradients import needing_gradients, trained_parameters
 from shardwright.profiling.operations import FREE
-from shardwright.profiling.saved import saved_for_backward
+from shardwright.profiling.saved import saved_beside, saved_for_backward, view_bases
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -59,6 +59,8 @@ class Forward:
     kinds: list[int] = field(init=False)
     """Equal for nodes that do the same and need the same gradients."""
     repeats: list[Repeat] = field(init=False)
+    bases: Mapping[int, int] = field(init=False)
+    """What views are views of."""
     position: Mapping[int, int] = field(init=False)
     """Of nodes, by their ids."""
     bounds: dict[int, BoundDimop | None] = field(default_factory=dict)
@@ -71,6 +73,7 @@ class Forward:
         put(self, "states", _states(self.whole) if self.training else {})
         put(self, "kinds", _kinds(self.view, self.needing))
         put(self, "repeats", repeated_blocks(self.view))
+        put(self, "bases", view_bases(self.view))
         put(self, "position", {node.id: i for i, node in enumerate(self.view.nodes)})
 
     def bound(self, position: int) -> BoundDimop | None:
@@ -184,9 +187,13 @@ def spread(
     splits: Sequence[Splits],
     nodes: Sequence[NodeCost],
     once: Sequence[float],
+    fetched: Sequence[tuple[int, int, float]] = (),
     reasons: Sequence[str] = (),
 ) -> Spread:
-    """Put together what is known of nodes under these splits."""
+    """Put together what is known of nodes under these splits.
+
+    ``fetched`` are values that communication brings: value, the node that reads it, bytes.
+    """
     costs = np.array(nodes, dtype=np.float64).reshape(-1, 3)
     prepare = np.zeros(len(costs), dtype=bool)
     prepare[list(source.prepare)] = True
@@ -207,7 +214,7 @@ def spread(
         weight=np.where(prepare, 0.0, costs[:, 2]),
         once=np.array(once, dtype=np.float64) + np.where(prepare, costs[:, 0], 0.0),
         saved=saved,
-        crossing=_crossing(source, parts, block),
+        crossing=_crossing(source, parts, block, _read_again(fetched, saved, again)),
         stored=stored,
         gradient=gradient,
         state=state,
@@ -312,35 +319,50 @@ def _stored(source: Forward, parts: _Parts) -> tuple[Pairs, Floats, Floats]:
 
 
 def _saved(source: Forward, parts: _Parts) -> Pairs:
-    """What backwards read of values that are not stored."""
+    """What backwards read that is not stored; what an operator keeps beside its tensors too."""
     if not source.training:
         return Pairs.of(())
-    rows = []
-    for i, node in enumerate(source.view.nodes):
-        if i in source.prepare or source.needing.isdisjoint((*node.inputs, *node.outputs)):
+    view, rows = source.view, []
+    beyond = max(view.values, default=0) + 1
+    for i, node in enumerate(view.nodes):
+        if i in source.prepare:
             continue
-        for value_id in saved_for_backward(source.view, node):
-            value = source.view.values[value_id]
+        for value_id in saved_for_backward(view, node, source.needing, source.bases):
+            value = view.values[value_id]
             if not value.is_stored:
                 rows.append((value_id, i, value.nbytes / parts.read(i, value_id)))
+        if beside := saved_beside(view, node, source.needing):
+            rows.append((beyond + i, i, beside / max(*parts.at(i)[0], *parts.at(i)[1])))
     return Pairs.of(rows)
 
 
-def _crossing(source: Forward, parts: _Parts, block: Integers) -> Pairs:
-    """What blocks read of other blocks: kept where all else is computed again."""
+def _crossing(
+    source: Forward,
+    parts: _Parts,
+    block: Integers,
+    fetched: Sequence[tuple[int, int, float]],
+) -> Pairs:
+    """What is kept where all else is computed again: what other blocks made, or slots sent."""
     if not source.training:
         return Pairs.of(())
-    rows = []
-    bases = _bases(source.view)
+    rows = [*fetched]
     for i, node in enumerate(source.view.nodes):
         for value_id in node.inputs:
             value = source.view.values[value_id]
             if value.is_stored or value.producer is None:
                 continue
             if block[source.position[value.producer]] != block[i] and i not in source.prepare:
-                base = bases.get(value_id, value_id)
+                base = source.bases.get(value_id, value_id)
                 rows.append((base, i, value.nbytes / parts.read(i, value_id)))
     return Pairs.of(rows)
+
+
+def _read_again(
+    fetched: Sequence[tuple[int, int, float]], saved: Pairs, again: NDArray[np.bool_]
+) -> list[tuple[int, int, float]]:
+    """Of the values that came by communication those that a backward reads, or what it redoes."""
+    read = set(zip(saved.number.tolist(), saved.node.tolist(), strict=True))
+    return [row for row in fetched if again[row[1]] or row[:2] in read]
 
 
 def _again(source: Forward, saved: Pairs, block: Integers) -> NDArray[np.bool_]:
@@ -362,16 +384,6 @@ def _leaves(source: Forward, value_id: int, block: Integers) -> bool:
     assert value.producer is not None
     at = block[source.position[value.producer]]
     return any(block[source.position[user]] != at for user in value.users)
-
-
-def _bases(view: IRGraph) -> dict[int, int]:
-    """What views are views of."""
-    found: dict[int, int] = {}
-    for node in view.nodes:
-        if node.op in FREE:
-            base = found.get(node.inputs[0], node.inputs[0])
-            found.update(dict.fromkeys(node.outputs, base))
-    return found
 
 
 def _passed(source: Forward, parts: _Parts) -> tuple[Integers, Pairs, NDArray[np.bool_]]:

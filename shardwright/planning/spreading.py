@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from shardwright.ir import IRGraph
 from shardwright.layout import Cluster, Mesh
-from shardwright.planning.forward import forward_view
 from shardwright.planning.assemble import step_of
+from shardwright.planning.forward import forward_view
 from shardwright.planning.plan import Assignment, Plan, assignments, check_belongs
 from shardwright.planning.pricing import price
 from shardwright.planning.spread import Forward, Splits, Spread, spread
@@ -50,7 +50,7 @@ def spread_over(
     """A forward over the mesh of a stage, under these splits."""
     priced = price(source, mesh, splits, cluster, costs)
     axes = dict(zip(mesh.axes, mesh.sizes, strict=True))
-    return spread(source, axes, splits, priced.nodes, priced.once)
+    return spread(source, axes, splits, priced.nodes, priced.once, priced.fetched)
 
 
 def forward_of(graph: IRGraph, plan: Plan) -> Forward:

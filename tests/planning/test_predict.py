@@ -28,12 +28,11 @@ def stage_sums(graph, made):
 
 @pytest.mark.parametrize("mesh", [{"pipeline": 2}, {"data": 2}, {"pipeline": 2, "data": 2}])
 def test_activations_are_those_that_the_build_keeps(step, mesh):
-    """Within a tenth: what an operator's backward reads is known by operator, not traced."""
     made = plan(step, mesh=mesh, microbatches=2)
     kept = saved_bytes(localize_step(step_of(step, made), made))
     predicted = stage_sums(step, made).saved
     for (_, stage), nbytes in kept.items():
-        assert predicted[stage] == pytest.approx(nbytes, rel=0.1)
+        assert predicted[stage] == pytest.approx(nbytes, rel=0.02)
 
 
 def test_parameters_gradients_and_states_are_those_of_the_graph():

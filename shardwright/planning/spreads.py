@@ -1,0 +1,107 @@
+"""A graph spread over the inner axes of each mesh shape that is tried, as little as possible anew.
+
+Comes in: a model or training step. Goes out: its `Spread` over a shape, and what `build` needs to
+know of how it was made ready: which fused products are taken apart. Fusing, splits along one axis
+and what follows from a graph alone are worked out once for all shapes that share them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shardwright.errors import PlanError
+from shardwright.ir import IRGraph
+from shardwright.ir.steps import is_step
+from shardwright.layout import Cluster
+from shardwright.planning.batch import batch_rows
+from shardwright.planning.forward import forward_view
+from shardwright.planning.mesh import compatible
+from shardwright.planning.plan import Split, Terms
+from shardwright.planning.shapes import Shape
+from shardwright.planning.shard_norms import has_shards
+from shardwright.planning.splits import SPLITTERS, TAKES_APART, take_apart
+from shardwright.planning.spread import Forward, Splits, Spread
+from shardwright.planning.spreading import spread_over
+from shardwright.planning.step import as_step
+from shardwright.profiling.cost import Costs
+
+_Column = list[Split | Terms | None]
+
+
+@dataclass(slots=True)
+class Spreads:
+    """A graph's spreads by shape; `over` gives them."""
+
+    graph: IRGraph
+    cluster: Cluster
+    costs: Costs
+    training: bool = field(init=False)
+    _apart: dict[tuple[tuple[str, int], ...], tuple[IRGraph, tuple[int, ...]]] = field(
+        default_factory=dict
+    )
+    _forwards: dict[tuple[tuple[int, ...], int], Forward] = field(default_factory=dict)
+    _columns: dict[tuple[int, str, int], _Column] = field(default_factory=dict)
+    _spreads: dict[tuple[tuple[str, int], ...], Spread] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.training = is_step(self.graph)
+
+    def apart(self, shape: Shape) -> tuple[IRGraph, tuple[int, ...]]:
+        """The graph with fused products taken apart, and their positions in the graph."""
+        axes = tuple((axis, size) for axis, size in shape.inner if axis in TAKES_APART)
+        if axes not in self._apart:
+            self._apart[axes] = take_apart(self.graph, dict(axes))
+        return self._apart[axes]
+
+    def forward(self, shape: Shape) -> Forward:
+        """What a shape's splits are of."""
+        apart, unfused = self.apart(shape)
+        key = unfused, shape.shards if self._mixes(shape.shards) else 1
+        if key not in self._forwards:
+            self._forwards[key] = self._made_ready(apart, key[1])
+        return self._forwards[key]
+
+    def _mixes(self, shards: int) -> bool:
+        """Whether the number of data shards changes the graph: batch norms have each their own."""
+        rows = batch_rows(self.graph)
+        return self.training and any(
+            has_shards(self.graph, node, rows, shards) for node in self.graph.nodes
+        )
+
+    def _made_ready(self, apart: IRGraph, shards: int) -> Forward:
+        if not self.training:
+            return Forward(apart, apart, frozenset(), training=False)
+        step = as_step(apart, 2, shards)
+        return Forward(step.graph, forward_view(step.graph), step.prepare, training=True)
+
+    def over(self, shape: Shape) -> Spread:
+        """The graph spread over a shape. Raises PlanError where an axis can split nothing of it."""
+        if shape.inner not in self._spreads:
+            source = self.forward(shape)
+            mesh = shape.ranks(self.cluster)[0]
+            splits = self._splits(source, shape)
+            self._spreads[shape.inner] = spread_over(source, mesh, splits, self.cluster, self.costs)
+        return self._spreads[shape.inner]
+
+    def _splits(self, source: Forward, shape: Shape) -> list[Splits]:
+        """As `split_nodes`, each axis by itself once."""
+        columns = [self._column(source, axis, size) for axis, size in shape.inner]
+        sizes = [size for _, size in shape.inner]
+        rows: list[Splits] = [*zip(*columns, strict=True)] if columns else [()] * len(source.kinds)
+        if len(sizes) < 2:
+            return rows
+        known: dict[tuple[int, Splits], Splits] = {}
+        for i, row in enumerate(rows):
+            key = source.kinds[i], row
+            if key not in known:
+                known[key] = compatible(source.view, source.view.nodes[i], sizes, row)
+            rows[i] = known[key]
+        return rows
+
+    def _column(self, source: Forward, axis: str, size: int) -> _Column:
+        key = id(source), axis, size
+        if key not in self._columns:
+            self._columns[key] = SPLITTERS[axis](source.view, size).splits()
+        if not any(self._columns[key]):
+            raise PlanError(f"the mesh axis {axis!r} of {size} slots splits nothing of the graph")
+        return self._columns[key]
