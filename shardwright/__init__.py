@@ -37,14 +37,17 @@ from shardwright.planning import (
     partition_by_memory,
     pipedream_partition,
     plan,
+    predict,
+    simulate,
 )
-from shardwright.profiling import Profile, profile, profile_network
+from shardwright.profiling import Analytic, Profile, profile, profile_network
 from shardwright.report import TimelineChart
 from shardwright.runtime import (
     Runner,
     Session,
     Timeline,
     TrainResult,
+    profile_tasks,
     run,
     state_dict,
     train,
@@ -64,6 +67,7 @@ from shardwright.transform import build
 from shardwright.version import __version__
 
 __all__ = [
+    "Analytic",
     "AnnotationError",
     "Builder",
     "CaptureError",
@@ -113,10 +117,13 @@ __all__ = [
     "partition_by_memory",
     "pipedream_partition",
     "plan",
+    "predict",
     "profile",
     "profile_network",
+    "profile_tasks",
     "register_op",
     "run",
+    "simulate",
     "state_dict",
     "train",
     "verify",

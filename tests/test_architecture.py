@@ -65,6 +65,7 @@ PUBLIC_NAMES = {
     *("Profile", "profile", "profile_network", "ProfileError", "Cluster", "DeviceModel"),
     *("Partition", "metis_partition", "METIS_partition", "partition_by_memory"),
     *("pipedream_partition", "exact_partition", "mixed_partition"),
+    *("predict", "simulate", "profile_tasks", "Analytic"),
     "__version__",
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))

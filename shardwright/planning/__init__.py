@@ -14,6 +14,9 @@ from shardwright.planning.partitioners import (
 )
 from shardwright.planning.plan import Assignment, Plan, SlotLoad, Split, Terms, TrainingPlan
 from shardwright.planning.policy import Policy, PolicyGraph, Resource
+from shardwright.planning.predict import predict
+from shardwright.planning.simulate import simulate
+from shardwright.planning.simulation import StepSimulation
 from shardwright.planning.step import Step, as_step
 
 __all__ = [
@@ -28,6 +31,7 @@ __all__ = [
     "SlotLoad",
     "Split",
     "Step",
+    "StepSimulation",
     "Terms",
     "TrainingPlan",
     "as_step",
@@ -40,5 +44,7 @@ __all__ = [
     "pipedream_partition",
     "plan",
     "plan_beside",
+    "predict",
+    "simulate",
     "step_of",
 ]
