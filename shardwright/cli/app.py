@@ -18,6 +18,7 @@ from shardwright.atomic import replacing
 from shardwright.cli.demo import run_demo
 from shardwright.cli.plan import plan as plan_command
 from shardwright.cli.run import RunOptions, run_file
+from shardwright.cli.simulate import simulate as simulate_command
 from shardwright.cli.splitting import (
     Chunks,
     ClusterFile,
@@ -234,6 +235,7 @@ def run(
     )
 
 
+app.command("simulate")(simulate_command)
 app.command()(train)
 
 

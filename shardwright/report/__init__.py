@@ -4,6 +4,7 @@ from shardwright.report.chart import TimelineChart
 from shardwright.report.durations import slot_table, task_table
 from shardwright.report.overview import device_table, headline, overview
 from shardwright.report.quantities import count_text, seconds_text, tensor_text
+from shardwright.report.simulated import simulated_memory_table, simulation_table
 from shardwright.report.tables import new_table
 
 __all__ = [
@@ -14,6 +15,8 @@ __all__ = [
     "new_table",
     "overview",
     "seconds_text",
+    "simulated_memory_table",
+    "simulation_table",
     "slot_table",
     "task_table",
     "tensor_text",

@@ -1,0 +1,74 @@
+"""``shardwright simulate``: how long a pipeline file will take, and what it will hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from shardwright.cli.splitting import ClusterFile
+from shardwright.cli.steps import Steps
+from shardwright.layout import Cluster
+from shardwright.pipeline import Pipeline
+from shardwright.planning.simulate import simulate as simulate_pipeline
+from shardwright.planning.simulation import StepSimulation
+from shardwright.profiling import Analytic, Costs, TaskTimes
+from shardwright.report import (
+    TimelineChart,
+    seconds_text,
+    simulated_memory_table,
+    simulation_table,
+)
+from shardwright.runtime import profile_tasks
+from shardwright.schedule.agenda import is_training
+
+
+def simulate(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A pipeline file.")],
+    cluster: ClusterFile = None,
+    calls: Annotated[
+        int, typer.Option(min=1, help="How many steps or calls follow one another.")
+    ] = 1,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure", help="Measure the supertasks on this machine; else estimate by shapes."
+        ),
+    ] = False,
+    threads: Annotated[int, typer.Option(min=1, help="Of each worker that measures.")] = 1,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option("--import", help="A module that registers operators; may be repeated."),
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write the timeline as a Chrome trace.")
+    ] = None,
+    timeline: Annotated[bool, typer.Option("--timeline", help="Draw the timeline.")] = False,
+) -> None:
+    """Simulate a pipeline file: its time, who waits for whom, and what each slot holds."""
+    steps = Steps(Console(stderr=True))
+    with steps.step("load"):
+        pipeline = Pipeline.load(file)
+        machines = Cluster.load(cluster) if cluster else Cluster((tuple(pipeline.devices),))
+    costs: Costs | TaskTimes = Analytic(machines.device)
+    if measure:
+        with steps.step("measure"):
+            costs = profile_tasks(file, threads, modules=tuple(modules or ()))
+    with steps.step("simulate"):
+        found = simulate_pipeline(pipeline, costs, machines, calls=calls)
+    if trace is not None:
+        found.save_chrome_trace(trace)
+    _report(found, "step" if is_training(pipeline) else "call", timeline=timeline)
+
+
+def _report(found: StepSimulation, noun: str, *, timeline: bool) -> None:
+    console = Console()
+    text = f"a {noun} takes {seconds_text(found.step_time)}"
+    if found.calls > 1:
+        text += f", {found.calls} of them {seconds_text(found.seconds)}"
+    console.print(text, highlight=False)
+    if timeline:
+        console.print("", TimelineChart(found.events), "", sep="\n")
+    console.print(simulation_table(found), "", simulated_memory_table(found), sep="\n")

@@ -1,0 +1,59 @@
+"""``shardwright simulate``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from shardwright.cli.app import app
+from shardwright.layout import Cluster
+from tests.runtime.linear_step import linear_step
+from tests.runtime.sketch import chain
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    linear_step("1f1b", microbatches=4).save(tmp_path / "step.json")
+    chain(2).save(tmp_path / "model.json")
+    return tmp_path
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["simulate", *map(str, arguments)])
+
+
+def test_a_step(folder: Path) -> None:
+    options = ("--calls", 3, "--timeline", "--trace", folder / "trace.json")
+    result = invoke(folder / "step.json", *options)
+    assert result.exit_code == 0, result.output
+    assert "a step takes" in result.output
+    assert "3 of them" in result.output
+    assert "recv with d1" in result.output
+    assert "optimizer" in result.output
+    tasks = {e["name"] for e in json.loads((folder / "trace.json").read_text())["traceEvents"]}
+    assert {"F0.0", "send.h1.0@d1", "U1.0"} <= tasks
+
+
+def test_a_model_on_other_machines(folder: Path) -> None:
+    Cluster.of(2, 1).save(folder / "cluster.yaml")
+    result = invoke(folder / "model.json", "--cluster", folder / "cluster.yaml")
+    assert result.exit_code == 0, result.output
+    assert "a call takes" in result.output
+
+
+def test_too_few_machines(folder: Path) -> None:
+    Cluster.of(1).save(folder / "cluster.yaml")
+    result = invoke(folder / "step.json", "--cluster", folder / "cluster.yaml")
+    assert result.exit_code == 1
+    assert "no device slot 'd1'" in result.output
+
+
+@pytest.mark.processes
+def test_by_measured_times(folder: Path) -> None:
+    result = invoke(folder / "model.json", "--measure")
+    assert result.exit_code == 0, result.output
+    assert "a call takes" in result.output
