@@ -45,6 +45,9 @@ SCHEDULES: tuple[tuple[str, int], ...] = (
 )
 """Kinds of schedules with their virtual stages a rank."""
 
+FORWARD_ONLY = ("1f1b", 1)
+"""What stands for the schedule of a model, whose stages follow one another."""
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:
@@ -158,7 +161,8 @@ class Search:
         training = self.spreads.training
         for shape in shapes(self.cluster):
             zeros = (0, 1) if self.asked.zero is None else (self.asked.zero,)
-            for schedule, chunks in self.asked.schedules(shape.pipeline):
+            schedules = self.asked.schedules(shape.pipeline) if training else (FORWARD_ONLY,)
+            for schedule, chunks in schedules:
                 for count in self.asked.counts(training):
                     for zero in zeros if training and shape.shards > 1 else (0,):
                         yield Candidate(shape, schedule, chunks, count, zero)
