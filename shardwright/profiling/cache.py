@@ -69,10 +69,7 @@ class Cache:
             with replacing(self.path) as temporary:
                 temporary.write_bytes(msgspec.json.encode(content))
         except OSError as error:
-            raise ProfileError(
-                f"the measurements cannot be kept in {self.path}: {error.strerror}; give another "
-                "file (cache=path), or none (cache=False)"
-            ) from error
+            raise ProfileError(_elsewhere(self.path, "written", error)) from error
 
 
 def usual_path() -> Path:
@@ -88,7 +85,7 @@ def _read(path: Path | None) -> _File:
     except FileNotFoundError:
         content = None
     except OSError as error:
-        raise ProfileError(f"the cache {path} cannot be read: {error.strerror}") from error
+        raise ProfileError(_elsewhere(path, "read", error)) from error
     if content is None:
         return _File(1, {})
     try:
@@ -98,3 +95,10 @@ def _read(path: Path | None) -> _File:
             f"the cache of measurements {path} is broken ({error}); delete this file, and what is "
             "needed is measured again"
         ) from None
+
+
+def _elsewhere(path: Path | None, done: str, error: OSError) -> str:
+    return (
+        f"the cache of measurements {path} cannot be {done}: {error.strerror}; give another file "
+        "(cache=path), or none (cache=False)"
+    )

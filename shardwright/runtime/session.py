@@ -25,7 +25,6 @@ from shardwright.pipeline import Pipeline
 from shardwright.runtime.contents import READ, WRITE, Contents, Parts
 from shardwright.runtime.driver import Driver
 from shardwright.runtime.generator import Generator
-from shardwright.runtime.host import Reply
 from shardwright.runtime.making import Options, shared_constants
 from shardwright.runtime.start import Start, checked
 from shardwright.runtime.step_generator import Rows, StepGenerator
@@ -187,24 +186,3 @@ class Session(Driver):
     def slices(self) -> Parts:
         """Which part of which named whole each slot's constants are, by slot and tensor."""
         return self._contents.parts
-
-    def call_workers(self, function: str, arguments: Any = None) -> dict[str, Any]:
-        """Call a function of this package on every slot; what it returns, by slot.
-
-        ``function`` is ``module:name`` and takes the `Slot`, ``arguments`` and a mapping of
-        tensors, which is empty. It runs on the worker when all that was asked before is over.
-        ``arguments`` and what it returns are plain data. An exception of any slot is raised here.
-        """
-        return {slot: reply.value for slot, reply in self._request(function, arguments).items()}
-
-    def _request(
-        self,
-        function: str,
-        arguments: Any,
-        tensors: Mapping[str, dict[str, Tensor]] | None = None,
-    ) -> dict[str, Reply]:
-        given = dict(tensors or {})
-        ask = self._backend.ask
-        return self._backend.everyones(
-            self._ask(lambda call: ask(call, function, arguments, given)).result()
-        )
