@@ -167,27 +167,33 @@ def down_sets(workload: Workload, most: int) -> list[int] | None:
 
 
 def set_tables(workload: Workload, inside: np.ndarray) -> Tables:
-    """What lies between two down-sets, as a stage; rows of ``inside`` say which nodes they have."""
+    """What lies between two down-sets, as a stage; rows of ``inside`` say which nodes they have.
+
+    No set stands before one that it holds.
+    """
     count = len(inside)
     made = _columns(inside, [value.maker for value in workload.sent])
     read = _counts(inside, [value.readers for value in workload.sent])
-    all_read = read == [len(value.readers) for value in workload.sent]
+    all_read = read == _counts(
+        np.ones((1, len(workload)), bool), [v.readers for v in workload.sent]
+    )
     held = _counts(inside, [value.readers for value in workload.stored])
     price = np.array([value.seconds for value in workload.sent])
-    making = np.array([value.kept for value in workload.sent], float)
+    making = made @ np.array([value.kept for value in workload.sent], float)
     arriving = np.array([value.arrived for value in workload.sent], float)
     nbytes = np.array([value.nbytes for value in workload.stored], float)
-    done = inside @ np.array(workload.seconds)
+    done = inside @ np.array(workload.seconds, float)
     tables = Tables(*(np.zeros((count, count)) for _ in range(4)))
+    tables.seconds[:] = np.inf
     for j in range(count):
-        here = made & (read < read[j])
-        leaves = (~made & made[j] & ~all_read[j]) @ price
-        tables.sent[:, j] = here @ price
-        tables.seconds[:, j] = done[j] - done + tables.sent[:, j] + leaves
-        tables.stored[:, j] = (held < held[j]) @ nbytes
-        tables.kept[:, j] = (~made & made[j]) @ making + here @ arriving
-        smaller = (inside <= inside[j]).all(1) & (np.arange(count) != j)
-        tables.seconds[~smaller, j] = np.inf
+        rows = np.flatnonzero(~(inside[:j] & ~inside[j]).any(1))
+        here = made[rows] & (read[rows] < read[j])
+        left = made[j] & ~all_read[j]
+        leaves = ~made[rows][:, left] @ price[left]
+        tables.sent[rows, j] = arrives = here @ price
+        tables.seconds[rows, j] = done[j] - done[rows] + arrives + leaves
+        tables.stored[rows, j] = (held[rows] < held[j]) @ nbytes
+        tables.kept[rows, j] = making[j] - making[rows] + here @ arriving
     return tables
 
 
@@ -198,5 +204,5 @@ def _columns(inside: np.ndarray, nodes: Sequence[int]) -> np.ndarray:
 def _counts(inside: np.ndarray, groups: Sequence[Sequence[int]]) -> np.ndarray:
     """How many nodes of each group a set has."""
     if not groups:
-        return np.zeros((len(inside), 0), int)
-    return np.stack([inside[:, list(group)].sum(1) for group in groups], 1)
+        return np.zeros((len(inside), 0), np.int16)
+    return np.stack([inside[:, list(group)].sum(1, dtype=np.int16) for group in groups], 1)

@@ -67,10 +67,12 @@ def metis_stages(
 def weigh_nodes(
     nodes: Sequence[PolicyNode], function: NodeWeight | None, name: str = "node_weight_function"
 ) -> list[float]:
-    """The weight of each node, 1 by default. Raises PlanError for what is no weight."""
-    if function is None:
-        return [1.0] * len(nodes)
-    return [_checked(function(node), name, str(node)) for node in nodes]
+    """The weight of each node, 1 by default and where none has any.
+
+    Raises PlanError for what is no weight.
+    """
+    weights = [_checked(function(node), name, str(node)) for node in nodes] if function else []
+    return weights if any(weights) else [1.0] * len(nodes)
 
 
 def weigh_edges(

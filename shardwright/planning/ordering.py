@@ -5,7 +5,8 @@ each node. What always holds of what goes out: no node reads what a later stage 
 from 0 up has a node, and each node that was moved is told of.
 
 Parts are numbered so that few seconds of messages would go backwards. What does is ended by moves:
-nodes go forward to where what they read is, or back to where they are read, whichever is better.
+nodes go forward to where what they read is, or back to where they are read, or along the order of
+nodes as few as can be are moved; whichever is best.
 """
 
 from __future__ import annotations
@@ -70,8 +71,33 @@ def without_cycles(workload: Workload, stages: Sequence[int]) -> tuple[list[int]
         forward[node] = max([forward[node], *(forward[maker] for maker in makers)])
     for node in reversed(range(len(stages))):
         back[node] = min([back[node], *(back[reader] for reader in workload.successors[node])])
-    best = min((forward, back), key=lambda found: _badness(workload, found, max(stages, default=0)))
+    candidates = (forward, back, _rising(workload, stages))
+    best = min(candidates, key=lambda found: _badness(workload, found, max(stages, default=0)))
     return best, _moved(workload, stages, best)
+
+
+def _rising(workload: Workload, stages: Sequence[int]) -> list[int]:
+    """The stages that never go back along the order of nodes and leave most work where it is."""
+    count = max(stages, default=0) + 1
+    best = [0.0] * count
+    came: list[list[int]] = []
+    for wanted, seconds in zip(stages, workload.seconds, strict=True):
+        origins = _least_up_to(best)
+        best = [best[at] + (stage != wanted) * seconds for stage, at in enumerate(origins)]
+        came.append(origins)
+    found, at = [], min(range(count), key=best.__getitem__)
+    for origins in reversed(came):
+        found.append(at)
+        at = origins[at]
+    return found[::-1]
+
+
+def _least_up_to(costs: Sequence[float]) -> list[int]:
+    """For each place the place of the smallest cost up to there."""
+    found: list[int] = []
+    for place, cost in enumerate(costs):
+        found.append(found[-1] if found and costs[found[-1]] <= cost else place)
+    return found
 
 
 def _badness(workload: Workload, stages: Sequence[int], last: int) -> tuple[float, float]:

@@ -149,19 +149,27 @@ def partition_step(
         options = replace(options, schedule=MIXED_SCHEDULE)
     step = as_step(apart, options.microbatches, axes.get(DATA, 1))
     found = _partition(step, policy, axes, machines, options)
-    if (shards := max(found.replicas)) > 1:
-        sharded = as_step(apart, options.microbatches, shards)
-        if len(sharded.graph.nodes) != len(step.graph.nodes):
-            raise PlanError(
-                "policy 'pipedream' gives a stage several slots, but the step has operators whose "
-                "statistics are those of a whole batch; plan over a mesh= with an axis 'data'"
-            )
+    if max(found.replicas) > 1 and _has_statistics(apart, options, max(found.replicas)):
+        found = _partition(step, policy, axes, machines, options, rows=1)
+        note = "one slot a stage: some operators have statistics of a whole batch"
+        found = msgspec.structs.replace(found, notes=(*found.notes, note))
     step, stages = _with_copies(step, found)
     return _on_ranks(step, stages, found, axes, machines, options)
 
 
+def _has_statistics(apart: IRGraph, options: Options, shards: int) -> bool:
+    """Whether a step is another where its batch is split: batch norm is written out for parts."""
+    whole, split = (as_step(apart, options.microbatches, parts) for parts in (1, shards))
+    return len(whole.graph.nodes) != len(split.graph.nodes)
+
+
 def _partition(
-    step: Step, policy: str, axes: Mapping[str, int], machines: Machines, options: Options
+    step: Step,
+    policy: str,
+    axes: Mapping[str, int],
+    machines: Machines,
+    options: Options,
+    rows: int | None = None,
 ) -> Partition:
     schedule = options.schedule_on(axes[PIPELINE])
     view = forward_view(step.graph)
@@ -178,6 +186,7 @@ def _partition(
             options.microbatches,
             options.schedule,
             machines.memory,
+            rows,
         )
     )
 

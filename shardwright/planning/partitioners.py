@@ -63,6 +63,8 @@ class Task:
         The training step whose forward it is; None of a model.
     memory
         Bytes of a slot; None where that is not asked for.
+    rows
+        How many slots may share a stage's microbatches; as many as these have rows by default.
     """
 
     view: IRGraph
@@ -74,6 +76,7 @@ class Task:
     microbatches: int = 1
     schedule: str = "1f1b"
     memory: float | None = None
+    rows: int | None = None
 
     @property
     def stages(self) -> int:
@@ -157,7 +160,7 @@ def by_pipedream(task: Task) -> Partition:
     found = pipedream(
         task.workload,
         task.cluster,
-        rows=batch_rows(task.view),
+        rows=batch_rows(task.view) if task.rows is None else task.rows,
         microbatches=task.microbatches,
         gradients=_gradient_share(task),
         limit=task.limit,

@@ -233,7 +233,7 @@ class Search:
         """What a sample takes at least on this mesh if the stages are equal."""
         shape, count = candidate.shape, candidate.microbatches
         try:
-            spread = self.spreads.over(shape)
+            spread = self.spreads.over(shape, single=count == 1)
         except PlanError as error:
             self.refused[shape] = str(error)
             return np.inf
@@ -272,7 +272,7 @@ class Search:
 
     def _in_mode(self, candidate: Candidate, mode: str) -> Iterator[Found]:
         """The candidate with each cut that is tried."""
-        spread = self.spreads.over(candidate.shape)
+        spread = self.spreads.over(candidate.shape, single=candidate.microbatches == 1)
         options = Options(
             candidate.microbatches,
             candidate.schedule,
@@ -315,7 +315,8 @@ class Search:
         count = candidate.microbatches if self._matters(once, spread, candidate) else 0
         kept = spread.crossing if again else spread.saved
         held, memory = self._held(spread, candidate, float(first_readers(kept, len(once)).sum()))
-        key = candidate.shape.inner, candidate.stages, again, count, held, memory
+        single = candidate.microbatches == 1
+        key = candidate.shape.inner, candidate.stages, single, again, count, held, memory
         if key not in self._cuts:
             seconds = spread.seconds + (spread.again if again else 0.0)
             seconds = seconds + (once / count if count else 0.0)

@@ -39,9 +39,9 @@ class Spreads:
     _apart: dict[tuple[tuple[str, int], ...], tuple[IRGraph, tuple[int, ...]]] = field(
         default_factory=dict
     )
-    _forwards: dict[tuple[tuple[int, ...], int], Forward] = field(default_factory=dict)
+    _forwards: dict[tuple[tuple[int, ...], int, bool], Forward] = field(default_factory=dict)
     _columns: dict[tuple[int, str, int], _Column] = field(default_factory=dict)
-    _spreads: dict[tuple[tuple[str, int], ...], Spread] = field(default_factory=dict)
+    _spreads: dict[tuple[tuple[tuple[str, int], ...], bool], Spread] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.training = is_step(self.graph)
@@ -53,12 +53,16 @@ class Spreads:
             self._apart[axes] = take_apart(self.graph, dict(axes))
         return self._apart[axes]
 
-    def forward(self, shape: Shape) -> Forward:
-        """What a shape's splits are of."""
+    def forward(self, shape: Shape, *, single: bool = False) -> Forward:
+        """What a shape's splits are of.
+
+        A step of a ``single`` microbatch has its losses' means as they are, where one of several
+        has quotients of sums (`step`).
+        """
         apart, unfused = self.apart(shape)
-        key = unfused, shape.shards if self._mixes(shape.shards) else 1
+        key = unfused, shape.shards if self._mixes(shape.shards) else 1, single and self.training
         if key not in self._forwards:
-            self._forwards[key] = self._made_ready(apart, key[1])
+            self._forwards[key] = self._made_ready(apart, *key[1:])
         return self._forwards[key]
 
     def _mixes(self, shards: int) -> bool:
@@ -68,20 +72,21 @@ class Spreads:
             has_shards(self.graph, node, rows, shards) for node in self.graph.nodes
         )
 
-    def _made_ready(self, apart: IRGraph, shards: int) -> Forward:
+    def _made_ready(self, apart: IRGraph, shards: int, single: bool) -> Forward:
         if not self.training:
             return Forward(apart, apart, frozenset(), training=False)
-        step = as_step(apart, 2, shards)
+        step = as_step(apart, 1 if single else 2, shards)
         return Forward(step.graph, forward_view(step.graph), step.prepare, training=True)
 
-    def over(self, shape: Shape) -> Spread:
+    def over(self, shape: Shape, *, single: bool = False) -> Spread:
         """The graph spread over a shape. Raises PlanError where an axis can split nothing of it."""
-        if shape.inner not in self._spreads:
-            source = self.forward(shape)
+        key = shape.inner, single and self.training
+        if key not in self._spreads:
+            source = self.forward(shape, single=single)
             mesh = shape.ranks(self.cluster)[0]
             splits = self._splits(source, shape)
-            self._spreads[shape.inner] = spread_over(source, mesh, splits, self.cluster, self.costs)
-        return self._spreads[shape.inner]
+            self._spreads[key] = spread_over(source, mesh, splits, self.cluster, self.costs)
+        return self._spreads[key]
 
     def _splits(self, source: Forward, shape: Shape) -> list[Splits]:
         """As `split_nodes`, each axis by itself once."""

@@ -26,7 +26,7 @@ from shardwright.planning.plan import label_of
 from shardwright.profiling import Costs
 from shardwright.profiling.gradients import needing_gradients, trained_parameters
 from shardwright.profiling.operations import FREE
-from shardwright.profiling.saved import saved_for_backward
+from shardwright.profiling.saved import saved_for_backward, view_bases
 
 
 class Sent(NamedTuple):
@@ -154,14 +154,10 @@ def _read_by_backward(
     view: IRGraph, nodes: Sequence[IRNode], needing: set[int]
 ) -> tuple[set[int], set[int]]:
     """What backwards read of the forward, and that with each view as what it is a view of."""
-    base: dict[int, int] = {}
-    read: set[int] = set()
-    for node in nodes:
-        if node.op in FREE:
-            base |= dict.fromkeys(node.outputs, base.get(node.inputs[0], node.inputs[0]))
-        if not needing.isdisjoint(node.inputs):
-            read.update(saved_for_backward(view, node))
-    return read, {base.get(value_id, value_id) for value_id in read}
+    as_read: dict[int, int] = {}
+    read = {v for node in nodes for v in saved_for_backward(view, node, needing, as_read)}
+    bases = view_bases(view)
+    return read, {bases.get(value_id, value_id) for value_id in read}
 
 
 def _repeatable(view: IRGraph, nodes: Sequence[IRNode], needing: set[int]) -> Iterator[int]:

@@ -1,0 +1,141 @@
+"""Plans by partitioners build, compute what the graph does, and train as eager does."""
+
+import msgspec
+import pytest
+import torch
+
+from shardwright.errors import PlanError
+from shardwright.ir import Builder
+from shardwright.pipeline import check as check_file
+from shardwright.planning import Plan, plan, step_of
+from shardwright.planning.assemble import planned
+from shardwright.planning.partitioners import PARTITIONERS
+from shardwright.transform import build
+from tests.graphs import language_model, tokens
+from tests.planning.projections import transformer
+from tests.steps import language_step
+from tests.transform.test_training_steps import check, compiled
+from tests.walk import walk
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+@pytest.mark.parametrize("policy", sorted(PARTITIONERS.keys() - {"pipedream"}))
+def test_models_compute_what_their_graphs_do(policy, devices):
+    graph = language_model(layers=6)
+    pipeline = build(graph, plan(graph, devices, policy))
+    assert torch.equal(walk(pipeline, {"tokens": tokens()})["output"], graph.run(tokens()))
+
+
+@pytest.mark.parametrize("policy", PARTITIONERS)
+def test_a_plan_is_of_all_slots_and_can_be_written_down(policy):
+    graph = language_model(layers=6)
+    made = plan(graph, 2, policy)
+    assert made.policy == policy
+    assert all(load.nodes for load in made.loads)
+    assert msgspec.json.decode(msgspec.json.encode(made), type=Plan) == made
+    assert len(planned(graph, made).nodes) == len(made.nodes) == len(made.stages)
+    check_file(build(graph, made))
+
+
+TRAINED = [
+    ("gpt", {"policy": "metis", "mesh": {"pipeline": 2}}),
+    ("gpt", {"policy": "pipedream", "mesh": {"pipeline": 3}}),
+    ("llama", {"policy": "memory", "mesh": {"pipeline": 3}}),
+    ("llama", {"policy": "metis", "mesh": {"pipeline": 2, "tensor": 2}}),
+    ("translator", {"policy": "exact", "mesh": {"pipeline": 3}, "schedule": "gpipe"}),
+    ("translator", {"policy": "mixed", "mesh": {"pipeline": 2}}),
+    ("experts", {"policy": "pipedream", "mesh": {"pipeline": 4}}),
+    ("resnet", {"policy": "mixed", "mesh": {"pipeline": 2}, "schedule": "zb-v"}),
+    ("resnet", {"policy": "pipedream", "mesh": {"pipeline": 3}}),
+]
+FAST = {0, 1, 2, 7}
+"""What is tested in the fast tier; the rest with the models of the zoo."""
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        pytest.param(*case, marks=() if i in FAST else pytest.mark.zoo, id=f"{case[0]}-{i}")
+        for i, case in enumerate(TRAINED)
+    ],
+)
+def test_steps_train_as_eager_does(name, options):
+    check(name, {**options, "microbatches": 2})
+
+
+def test_slots_of_one_stage_share_its_rows():
+    """More of them where there is more to do, and they build."""
+    graph = compiled("experts", 2)
+    made = plan(graph, 4, "pipedream", microbatches=2)
+    assert sorted(map(len, made.training.slots)) == [1, 3]
+    assert made.training.placement == (0, 1)
+    check_file(build(graph, made))
+
+
+def masked(layers=3, size=512):
+    """Layers that all read one mask, which is made of nothing but numbers."""
+    builder = Builder("masked")
+    x = builder.input("x", (size, size), "f64")
+    mask = builder.call("aten.ones.default", [size, size], dtype=torch.float64)
+    mask = builder.call("aten.tril.default", mask)
+    for i in range(layers):
+        weight = builder.param(f"w{i}", torch.rand(size, size, dtype=torch.float64) / size)
+        x = builder.call("aten.mul.Tensor", builder.call("aten.linear.default", x, weight), mask)
+    return builder.finish(x)
+
+
+def test_a_mask_is_made_again_in_each_stage_that_reads_it():
+    graph = masked()
+    made = plan(graph, 3, "exact")
+    assert {copy.node for copy in made.copies} == {0, 1}
+    assert any("does 2 nodes (ones, tril) again" in note for note in made.notes)
+    pipeline = build(graph, made)
+    sends = [task for task in pipeline.supertasks.values() if task.kind == "send"]
+    assert len(sends) == 2
+    x = torch.rand(512, 512, dtype=torch.float64)
+    assert torch.equal(walk(pipeline, {"x": x})["output"], graph.run(x))
+    broken = msgspec.structs.replace(made, stages=made.stages[::-1])
+    with pytest.raises(PlanError, match="is not where its stages have it; plan again"):
+        build(graph, broken)
+
+
+def test_copies_of_a_step_stand_among_its_nodes():
+    graph = compiled("llama", 2)
+    made = plan(graph, 3, "memory", microbatches=2)
+    assert made.copies
+    step = step_of(graph, made)
+    assert step.forward == len(made.nodes) == len(made.training.stages)
+    check_file(build(graph, made))
+
+
+def test_stages_that_go_back_are_refused():
+    graph = language_model(layers=2)
+    made = plan(graph, 2, "metis")
+    backwards = tuple(1 - stage for stage in made.stages)
+    with pytest.raises(PlanError, match="number the stages so that nothing reads what a later"):
+        build(graph, msgspec.structs.replace(made, stages=backwards))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"devices": 100}, "100 stages, but the graph 'language_model' has only 40 nodes"),
+        ({"mesh": {"tensor": 2}}, "policy 'metis' makes stages, but the mesh has no axis 'pipe"),
+        ({"devices": 0}, "devices must be a number of slots from 1 up, found 0"),
+    ],
+)
+def test_what_cannot_be_partitioned_is_refused(options, message):
+    with pytest.raises(PlanError, match=message):
+        plan(language_model(), policy="metis", **options)
+
+
+def test_pipedream_takes_no_other_axes():
+    with pytest.raises(PlanError, match="policy 'pipedream' decides by itself how many slots"):
+        plan(transformer(1), policy="pipedream", mesh={"pipeline": 2, "tensor": 2})
+
+
+def test_a_mixed_pipe_of_a_step_has_a_schedule_of_several_stages():
+    graph = language_step(layers=4)
+    assert plan(graph, 2, "mixed", microbatches=4).training.schedule == "interleaved"
+    assert plan(graph, 2, "mixed", schedule="zb-v").training.placement == (0, 1, 1, 0)
+    assert len(plan(graph, 2, "mixed", schedule="gpipe").training.placement) == 2
