@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from shardwright.atomic import replacing
 from shardwright.cli.demo import run_demo
 from shardwright.cli.plan import plan as plan_command
+from shardwright.cli.profile import profile as profile_command
 from shardwright.cli.run import RunOptions, run_file
 from shardwright.cli.simulate import simulate as simulate_command
 from shardwright.cli.splitting import (
@@ -140,6 +141,7 @@ def build(
     Console().print(headline(pipeline), device_table(pipeline), sep="\n")
 
 
+app.command("profile")(profile_command)
 app.command()(plan_command)
 
 

@@ -57,10 +57,13 @@ def _title(profile: Profile, distinct: int) -> tuple[str, str]:
     count, threads = len(profile.layers), profile.threads
     again = ", backward with recomputation" if profile.recompute else ""
     return (
-        f"profile of {profile.graph}: {count} layers, {distinct} of them distinct{again}",
-        f"{profile.device}, {threads} thread{'s' if threads > 1 else ''}, "
-        f"torch {profile.torch_version}",
+        f"profile of {profile.graph}: {_count(count, 'layer')}, {distinct} of them distinct{again}",
+        f"{profile.device}, {_count(threads, 'thread')}, torch {profile.torch_version}",
     )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _row(line: Equals) -> list[str]:

@@ -1,0 +1,96 @@
+"""``shardwright profile``: what each layer of a user's program takes on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from shardwright.cli.steps import Steps
+from shardwright.cli.userfiles import Example, TrainingProgram, UserFiles
+from shardwright.ir import IRGraph
+from shardwright.profiling import profile as profile_graph
+from shardwright.runtime.loading import Loading
+from shardwright.runtime.program import Program
+from shardwright.tracing import capture
+
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE.py:FUNCTION",
+        help="A function that returns (model, args, kwargs), or (step_fn, data) for a training "
+        "step.",
+    ),
+]
+
+
+def profile(
+    target: Target,
+    depth: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="How far down the tree of modules: 0 is the whole program, 1 the modules that it "
+            "consists of; every operator by itself if not given.",
+        ),
+    ] = None,
+    basic_blocks: Annotated[
+        list[str] | None,
+        typer.Option("--basic-block", help="A class of modules to measure whole; may be repeated."),
+    ] = None,
+    samples: Annotated[
+        int, typer.Option("--n-iter", min=1, help="Of how many samples times are medians.")
+    ] = 10,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Let the backward run the forward again.")
+    ] = False,
+    microbatches: Annotated[
+        int, typer.Option(min=1, help="In how many a training step's batch is cut.")
+    ] = 1,
+    device: Annotated[str, typer.Option(help="Where to measure: cpu, cuda, cuda:1.")] = "cpu",
+    threads: Annotated[int, typer.Option(min=1, help="With how many threads.")] = 1,
+    cache: Annotated[
+        Path | None, typer.Option(help="Keep measurements here, not in the user's cache directory.")
+    ] = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Measure everything again, and keep nothing.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the profile, as JSON.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw a bar chart to this .svg, .png or .pdf.")
+    ] = None,
+) -> None:
+    """Measure each layer of a model, or of a training step's forward, and print a table."""
+    steps, files = Steps(Console(stderr=True)), UserFiles()
+    with steps.step("make the program"):
+        program = files.either(target)
+    with steps.step("capture"):
+        graph = _graph(program, microbatches)
+    with steps.step("measure"):
+        found = profile_graph(
+            graph,
+            depth=depth,
+            basic_blocks=tuple(basic_blocks or ()),
+            n_iter=samples,
+            recompute=recompute,
+            device=device,
+            threads=threads,
+            cache=False if no_cache else cache or True,
+        )
+    if output is not None:
+        found.save(output)
+    if plot is not None:
+        found.plot(plot)
+    typer.echo(str(found))
+
+
+def _graph(program: Example | TrainingProgram, microbatches: int) -> IRGraph:
+    """The graph of a model, or of a training step on one of its microbatches."""
+    if isinstance(program, Example):
+        return capture(*program)
+    batch = Loading(program.data, seed=0).first()
+    return Program(program.step_fn, batch, microbatches=microbatches, seed=0).graph
