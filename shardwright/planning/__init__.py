@@ -15,6 +15,7 @@ from shardwright.planning.partitioners import (
 from shardwright.planning.plan import Assignment, Plan, SlotLoad, Split, Terms, TrainingPlan
 from shardwright.planning.policy import Policy, PolicyGraph, Resource
 from shardwright.planning.predict import predict
+from shardwright.planning.prediction import Prediction
 from shardwright.planning.simulate import simulate
 from shardwright.planning.simulation import StepSimulation
 from shardwright.planning.step import Step, as_step
@@ -27,6 +28,7 @@ __all__ = [
     "Plan",
     "Policy",
     "PolicyGraph",
+    "Prediction",
     "Resource",
     "SlotLoad",
     "Split",

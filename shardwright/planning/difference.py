@@ -19,6 +19,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from shardwright.planning.plan import Assignment, Plan, Split, Terms
+from shardwright.planning.prediction import Prediction
 
 MANY = 4
 """Of more slots than these only the first and the last are named."""
@@ -66,7 +67,8 @@ def difference(first: Plan, second: Plan) -> Difference:
             "how nodes are split": tuple(
                 _groups([(label, _splits(first, i), _splits(second, j)) for label, i, j in pairs])
             ),
-            "what slots carry": tuple(_loads(first, second)),
+            "what slots carry": tuple(_by_slot(_load_texts, first, second)),
+            "what is predicted": tuple(_predicted(first, second)),
         }
     )
 
@@ -212,10 +214,13 @@ def _pattern(label: str) -> str:
 # --- slots --------------------------------------------------------------------------------------
 
 
-def _loads(first: Plan, second: Plan) -> Iterator[Change]:
-    a, b = (_load_texts(plan) for plan in (first, second))
+def _by_slot(
+    texts: Callable[[Plan], Mapping[str, str]], first: Plan, second: Plan
+) -> Iterator[Change]:
+    """A change for each run of slots of which the texts change alike."""
+    a, b = texts(first), texts(second)
     names = list(dict.fromkeys([*a, *b]))
-    yield from _runs([(name, a.get(name, "no slot"), b.get(name, "no slot")) for name in names])
+    yield from _runs([(name, a.get(name, "none"), b.get(name, "none")) for name in names])
 
 
 def _load_texts(plan: Plan) -> dict[str, str]:
@@ -226,3 +231,35 @@ def _load_texts(plan: Plan) -> dict[str, str]:
         f"{load.stored_bytes / 1e6:.2f} MB stored, receives {load.received_bytes / 1e6:.3f} MB"
         for load in plan.loads
     }
+
+
+# --- predictions --------------------------------------------------------------------------------
+
+
+def _predicted(first: Plan, second: Plan) -> Iterator[Change]:
+    """Times, and the memory of each slot; nothing where no plan has a prediction."""
+    for name, text in PREDICTIONS.items():
+        a, b = text(first.prediction), text(second.prediction)
+        if a != b:
+            yield Change(name, a, b)
+    yield from _by_slot(_memory_texts, first, second)
+
+
+def _memory_texts(plan: Plan) -> dict[str, str]:
+    """What each slot holds at most, item by item."""
+    if plan.prediction is None:
+        return {}
+    return {f"memory of {slot.device}": str(slot.memory) for slot in plan.prediction.slots}
+
+
+PREDICTIONS: dict[str, Callable[[Prediction | None], str]] = {
+    "a step": lambda found: "unknown" if found is None else _milliseconds(found.step_time),
+    "a captured batch": lambda found: (
+        "unknown" if found is None else _milliseconds(found.per_microbatch)
+    ),
+    "latency": lambda found: "unknown" if found is None else _milliseconds(found.latency),
+}
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.3f} ms"

@@ -2,6 +2,10 @@
 
 Comes in: a step function, a batch, and a plan or what `plan` is asked for. Goes out: the `Program`
 of one microbatch, and its plan. What always holds: the plan belongs to the program's graph.
+
+A step's graph has the shapes of one microbatch. Where a plan is searched for (``auto``) and nobody
+says in how many microbatches a batch is cut, it is captured and planned for each number that
+divides the batch, and the fastest is taken: they all make a step of the same samples.
 """
 
 from __future__ import annotations
@@ -12,9 +16,15 @@ from typing import Any
 from shardwright.errors import PlanError
 from shardwright.planning import Plan
 from shardwright.planning import plan as make_plan
+from shardwright.planning.auto import AUTO
+from shardwright.planning.forward import forward_view
+from shardwright.planning.mixing import mixing_notes
 from shardwright.planning.plan import check_belongs
 from shardwright.runtime.loading import Batch
-from shardwright.runtime.program import Program
+from shardwright.runtime.program import Program, batch_size
+
+MOST_MICROBATCHES = 64
+"""More are not tried unless they are asked for."""
 
 
 def program_with(
@@ -33,9 +43,43 @@ def program_with(
     given = {name: value for name, value in asked.items() if value is not None}
     if plan is not None:
         return _follow(step_fn, batch, plan, given, seed)
+    if given.get("policy") == AUTO and "microbatches" not in given:
+        return _fastest(step_fn, batch, given, seed)
     count = given.get("microbatches", 1)
     program = Program(step_fn, batch, microbatches=count, seed=seed)
     return program, make_plan(program.graph, **given)
+
+
+def _fastest(
+    step_fn: Callable[..., Any], batch: Batch, given: Mapping[str, Any], seed: int
+) -> tuple[Program, Plan]:
+    """The program and the plan of as many microbatches as make a step of this batch fastest.
+
+    Only of the whole batch where microbatches would change what is computed. Raises PlanError where
+    none fits.
+    """
+    found: list[tuple[Program, Plan]] = []
+    refusals: list[PlanError] = []
+    for count in _divisors(batch_size(batch.tensors)):
+        program = Program(step_fn, batch, microbatches=count, seed=seed)
+        try:
+            found.append((program, make_plan(program.graph, microbatches=count, **given)))
+        except PlanError as error:
+            refusals.append(error)
+        if mixing_notes(forward_view(program.graph), 2, 1):
+            break
+    if not found:
+        raise refusals[-1]
+    return min(found, key=lambda pair: _step_time(pair[1]))
+
+
+def _divisors(size: int) -> list[int]:
+    return [count for count in range(1, min(size, MOST_MICROBATCHES) + 1) if size % count == 0]
+
+
+def _step_time(plan: Plan) -> float:
+    assert plan.prediction is not None, "a plan that was searched for has a prediction"
+    return plan.prediction.step_time
 
 
 def _follow(

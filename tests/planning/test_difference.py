@@ -52,7 +52,7 @@ def test_two_models_are_compared_where_they_are_alike() -> None:
     assert Change("layers.*: linear", "12", "15") in found["how many nodes there are"]
     assert found["where nodes run"][-1].second == "d2"
     assert found["how nodes are split"] == ()
-    assert found["what slots carry"][2].first == "no slot"
+    assert found["what slots carry"][2].first == "none"
 
 
 def test_many_slots_that_change_alike_are_one_line() -> None:

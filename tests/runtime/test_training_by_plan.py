@@ -10,6 +10,7 @@ from torch import nn
 from shardwright.dimops.catalog import dimop_of
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
+from shardwright.layout import Cluster, DeviceModel
 from shardwright.planning import Plan, Split, plan, step_of
 from shardwright.runtime import TrainResult, train
 from shardwright.runtime.loading import Loading
@@ -150,3 +151,35 @@ def test_an_evaluation_of_one_sample() -> None:
     with torch.no_grad():
         expected = program.evaluate(*sample)
     assert result.evaluations[1] == pytest.approx({k: v.item() for k, v in expected.items()})
+
+
+@pytest.mark.parametrize("kind", ["gpt", "images"])
+def test_a_plan_that_is_searched_for_takes_the_whole_batch(kind: str) -> None:
+    """As many microbatches as make a step of it fastest; one where more would change results."""
+    make, data = PROGRAMS[kind]
+    program, reference = make(), make()
+    slow = DeviceModel("slow", "cpu", memory=10**9, flops=1e6, bandwidth=1e6, overhead=1e-3)
+    cluster = Cluster.of(2, device=slow)
+    result = train(
+        program.step, data(2), devices=cluster, policy="auto", epochs=1, in_process=True, quiet=True
+    )
+    count = result.plan.training.microbatches
+    assert count == 1 if kind == "images" else 8 % count == 0
+    assert len(result.plan.devices) == 2
+    if kind == "gpt":
+        assert result.losses == pytest.approx(reference.loop(data(2)), rel=1e-4)
+    asked = plan(captured(kind, 1), cluster, "auto", microbatches=1)
+    assert result.plan.prediction.step_time <= asked.prediction.step_time
+
+
+def test_a_search_that_finds_nothing_says_what_lacks() -> None:
+    tiny = DeviceModel("tiny", "cpu", memory=1000, flops=1e9, bandwidth=1e9, overhead=1e-6)
+    with pytest.raises(PlanError, match=r"bytes|MB"):
+        train(
+            perceptron().step,
+            rows(1),
+            devices=Cluster.of(2, device=tiny),
+            policy="auto",
+            steps=1,
+            in_process=True,
+        )
