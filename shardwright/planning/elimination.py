@@ -39,25 +39,42 @@ class Factor(NamedTuple):
     table: Table
 
 
+class Step(NamedTuple):
+    """A variable gone: the least over its choices, and the tables it takes its choice from.
+
+    ``tables`` have its choices in their first dimension, then those neighbours whose places among
+    all neighbours are given beside them.
+    """
+
+    least: Table
+    tables: tuple[tuple[Table, tuple[int, ...]], ...]
+
+    def choice(self, neighbours: Sequence[int]) -> int:
+        """The best choice for choices of the neighbours; the first of equally good ones."""
+        total = np.zeros(len(self.tables[0][0]))
+        for table, places in self.tables:
+            total += table.transpose(*range(1, table.ndim), 0)[tuple(neighbours[i] for i in places)]
+        return int(total.argmin())
+
+
 class _Gone(NamedTuple):
-    """A variable that was eliminated: its best choice for each choice of its neighbours."""
+    """A variable that was eliminated, and its neighbours then."""
 
     variable: int
     scope: Scope
-    best: NDArray[np.intp]
+    step: Step | None
 
 
 @dataclass(slots=True)
 class Memory:
     """Steps of eliminations, for reuse. It keeps the tables alive whose identity it knows."""
 
-    steps: dict[object, tuple[Table, NDArray[np.intp]]] = field(default_factory=dict)
+    steps: dict[object, Step] = field(default_factory=dict)
+    choices: dict[object, int] = field(default_factory=dict)
     tables: dict[int, Table] = field(default_factory=dict)
 
-    def best(
-        self, variable: int, scope: Scope, factors: Sequence[Factor]
-    ) -> tuple[Table, NDArray[np.intp]]:
-        """The least of the factors' sum over a variable's choices, and where it is."""
+    def step(self, variable: int, scope: Scope, factors: Sequence[Factor]) -> Step:
+        """The elimination of a variable from the factors' sum, whose variables are ``scope``."""
         place = {v: i for i, v in enumerate(scope)}
         key = (
             place[variable],
@@ -66,12 +83,28 @@ class Memory:
         if key not in self.steps:
             for factor in factors:
                 self.tables[id(factor.table)] = factor.table
-            total = _sum(scope, factors)
-            axis = place[variable]
-            best = total.argmin(axis=axis)
-            least = np.take_along_axis(total, np.expand_dims(best, axis), axis).squeeze(axis)
-            self.steps[key] = least, best
+            self.steps[key] = _step(variable, scope, factors)
         return self.steps[key]
+
+    def choice(self, step: Step, neighbours: tuple[int, ...]) -> int:
+        """As `Step.choice`."""
+        key = (id(step.least), neighbours)
+        if key not in self.choices:
+            self.choices[key] = step.choice(neighbours)
+        return self.choices[key]
+
+
+def _step(variable: int, scope: Scope, factors: Sequence[Factor]) -> Step:
+    total = _sum((variable, *(v for v in scope if v != variable)), factors)
+    others = {v: i for i, v in enumerate(v for v in scope if v != variable)}
+    tables = (
+        (
+            np.moveaxis(factor.table, factor.scope.index(variable), 0),
+            tuple(others[v] for v in factor.scope if v != variable),
+        )
+        for factor in factors
+    )
+    return Step(np.asarray(total.min(axis=0)), tuple(tables))
 
 
 def minimise(
@@ -117,8 +150,10 @@ class _Search:
         if math.isinf(self.constant):
             raise PlanError("every choice is excluded by what others choose")
         chosen = [0] * len(self.sizes)
-        for variable, scope, best in reversed(gone):
-            chosen[variable] = int(best[tuple(chosen[v] for v in scope)])
+        for variable, scope, step in reversed(gone):
+            if step is not None:
+                at = tuple(chosen[v] for v in scope)
+                chosen[variable] = self.memory.choice(step, at)
         return chosen, self.constant
 
     def order(self) -> Iterator[int]:
@@ -150,7 +185,7 @@ class _Search:
     def eliminate(self, variable: int) -> _Gone:
         numbers = list(self.of[variable])
         if not numbers:
-            return _Gone(variable, (), np.zeros((), np.intp))
+            return _Gone(variable, (), None)
         near = self.near[variable]
         scope = tuple(sorted((*near, variable)))
         if math.prod(self.sizes[v] for v in scope) > LARGEST:
@@ -158,23 +193,24 @@ class _Search:
                 f"the choices of {len(scope)} nodes hang together, a table of more than "
                 f"{LARGEST} entries; fix the splits of an axis, or use fewer axes"
             )
-        least, best = self.memory.best(variable, scope, [self.factors[n] for n in numbers])
+        step = self.memory.step(variable, scope, [self.factors[n] for n in numbers])
         for number in numbers:
             for other in self.factors.pop(number).scope:
                 del self.of[other][number]
         for other in near:
             self.near[other].discard(variable)
         left = tuple(v for v in scope if v != variable)
-        self.add(Factor(left, least))
-        return _Gone(variable, left, best)
+        self.add(Factor(left, step.least))
+        return _Gone(variable, left, step)
 
 
 def _sum(scope: Scope, factors: Sequence[Factor]) -> Table:
-    """The sum of factors over one scope, the small ones first."""
+    """The sum of factors with their dimensions in the order of ``scope``, small ones first."""
     total: Table | None = None
     for factor in sorted(factors, key=lambda f: f.table.size):
-        index = tuple(slice(None) if v in factor.scope else None for v in scope)
-        spread = factor.table[index]
+        order = [v for v in scope if v in factor.scope]
+        turned = factor.table.transpose([factor.scope.index(v) for v in order])
+        spread = turned[tuple(slice(None) if v in factor.scope else None for v in scope)]
         total = spread if total is None else total + spread
     assert total is not None
     return total

@@ -189,13 +189,13 @@ class Exchange:
         """Seconds to a layout without terms, for a result of the graph."""
         if not self.source.leaves:
             return np.zeros((1, 1, 1))
-        terms = self.partial.any(axis=1)
+        terms: Bools = np.any(self.partial, axis=1)
         reads = [
             self._numbers([None if kind is None else kind.layout for kind in kinds])
             for kinds in (first, second)
         ]
-        one, two = (np.where(numbers >= 0, terms[numbers], True) for numbers in reads)
-        needed = terms[self.makes][:, None, None] & one[None, :, None] & two[None, None, :]
+        one, two = (np.where(numbers >= 0, terms[numbers], np.True_) for numbers in reads)
+        needed = np.logical_and.outer(np.logical_and.outer(terms[self.makes], one), two)
         from_second = np.where(
             reads[1] >= 0, self.prices.seconds[reads[1], self.replicated], np.inf
         )
@@ -218,9 +218,13 @@ class Exchange:
 
     def _terms_would_stay(self, one: Numbers, two: Numbers) -> Bools:
         """Where the gradient would stay in terms, but the strategy says it does not, or not so."""
-        none: Bools = np.logical_and.outer(one < 0, two < 0)[:, :, None]
-        partial = [np.where((n >= 0)[:, None], self.partial[n], True) for n in (one, two)]
-        every: Bools = np.logical_and(partial[0][:, None, :], partial[1][None, :, :]) & ~none
+        absent = [(n < 0)[:, None] for n in (one, two)]
+        first, then = (
+            np.where(gone, True, self.partial[n])
+            for gone, n in zip(absent, (one, two), strict=True)
+        )
+        none: Bools = absent[0][:, None, :] & absent[1][None, :, :]
+        every: Bools = first[:, None, :] & then[None, :, :] & ~none
         if self.source.is_loss:  # where the gradient begins, whole
             every, none = np.zeros_like(every), np.zeros_like(none)
         lost = self.is_kept[:, None, None, :] & ~every & ~none
