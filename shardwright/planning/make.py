@@ -16,7 +16,7 @@ from shardwright.planning.auto import AUTO, auto_plan
 from shardwright.planning.forward import forward_view
 from shardwright.planning.mesh import AXES, DATA, PIPELINE, over_mesh
 from shardwright.planning.mixing import mixing_notes
-from shardwright.planning.partitioned import plan_by_partition
+from shardwright.planning.partitioned import Machines, plan_by_partition
 from shardwright.planning.partitioners import PARTITIONERS
 from shardwright.planning.pipeline import pipeline
 from shardwright.planning.plan import Plan, fingerprint_graph
@@ -25,7 +25,7 @@ from shardwright.planning.search import Asked
 from shardwright.planning.splits import take_apart
 from shardwright.planning.step import as_step, check_one_backward
 from shardwright.planning.training import Options, over_training_mesh
-from shardwright.profiling.cost import Costs
+from shardwright.profiling.cost import Analytic, Costs
 from shardwright.profiling.profile import Profile
 
 __all__ = ["POLICIES", "make_plan", "plan", "step_of"]
@@ -63,7 +63,8 @@ def plan(
         of ``policy`` and ``devices``; a policy that makes stages may stand beside it.
 
     profile
-        Measured costs of the graph's nodes, for ``auto``; without it they follow from shapes.
+        Measured costs of the graph's nodes, for ``auto`` and policies that make stages; without it
+        they follow from shapes.
 
     The others are for training steps (`compile_ir`).
 
@@ -91,8 +92,11 @@ def plan(
         )
     if policy == AUTO:
         return auto_plan(graph, _cluster(devices, mesh), _costs(profile), given)
-    if profile is not None:
-        raise PlanError(f"a profile is for policy='auto'; {policy!r} counts operations and bytes")
+    if profile is not None and policy not in PARTITIONERS:
+        raise PlanError(
+            f"a profile is for policy='auto' and for {', '.join(PARTITIONERS)}; {policy!r} counts "
+            "operations and bytes"
+        )
     slots = devices.devices if isinstance(devices, Cluster) else None
     count = len(devices.devices) if isinstance(devices, Cluster) else devices
     if callable(policy):
@@ -103,7 +107,8 @@ def plan(
     label = " × ".join(f"{axis} {size}" for axis, size in axes.items()) if mesh else policy
     names = slots or tuple(f"d{i}" for i in range(math.prod(axes.values())))
     if policy in PARTITIONERS:
-        return plan_by_partition(graph, axes, policy, Cluster((names,)), options)
+        machines = _machines(devices, names, _costs(profile))
+        return plan_by_partition(graph, axes, policy, machines, options)
     if training:
         return _plan_step(graph, axes, label, names, options)
     if tuple(axes) == (PIPELINE,):
@@ -156,6 +161,16 @@ def _cluster(devices: int | Cluster | None, mesh: Mapping[str, int] | None) -> C
     if mesh is not None:
         raise PlanError("policy 'auto' chooses the mesh; give devices, or leave the policy out")
     return devices if isinstance(devices, Cluster) else Cluster.of(_count(devices))
+
+
+def _machines(
+    devices: int | Cluster | None, names: tuple[str, ...], costs: Costs | None
+) -> Machines:
+    """The machines that stages are for; how much memory they have is known of a cluster alone."""
+    known = isinstance(devices, Cluster)
+    cluster = devices if isinstance(devices, Cluster) else Cluster((names,))
+    memory = float(cluster.device.memory) if known else None
+    return Machines(cluster, costs or Analytic(cluster.device), memory)
 
 
 def _costs(profile: Profile | Costs | None) -> Costs | None:

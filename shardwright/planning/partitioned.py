@@ -42,7 +42,7 @@ from shardwright.planning.training import (
     stage_work,
     with_prepared,
 )
-from shardwright.profiling import Analytic, Costs
+from shardwright.profiling import Costs
 
 MIXED, PIPEDREAM = "mixed", "pipedream"
 MIXED_CHUNKS = 2
@@ -52,7 +52,10 @@ MIXED_SCHEDULE = "interleaved"
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """What a plan is made for: the slots, what nodes cost there, and the bytes of each slot."""
+    """What a plan is made for: the slots, what nodes cost there, and the bytes of each slot.
+
+    ``memory`` is None where it is not known.
+    """
 
     cluster: Cluster
     costs: Costs
@@ -79,17 +82,15 @@ def plan_by_partition(
     graph: IRGraph,
     axes: Mapping[str, int],
     policy: str,
-    cluster: Cluster,
+    machines: Machines,
     options: Options,
-    costs: Costs | None = None,
 ) -> Plan:
     """The plan of a model or a training step by a partitioner.
 
-    ``cluster`` has as many slots as the mesh with these axes; ``options`` are for steps. Raises
+    The machines have as many slots as the mesh with these axes; ``options`` are for steps. Raises
     PlanError.
     """
     check_axes(policy, axes)
-    machines = Machines(cluster, costs or Analytic(cluster.device), float(cluster.device.memory))
     apart, unfused = take_apart(graph, axes)
     if is_step(graph):
         options.check(axes)
@@ -100,7 +101,7 @@ def plan_by_partition(
     else:
         found = partition_model(apart, policy, axes, machines)
     made = make_plan(
-        found.graph, policy, cluster.devices, found.assigned, found.notes, work=found.work
+        found.graph, policy, machines.cluster.devices, found.assigned, found.notes, work=found.work
     )
     return msgspec.structs.replace(
         made,
@@ -187,6 +188,7 @@ def _partition(
             options.schedule,
             machines.memory,
             rows,
+            options.recompute != "none",
         )
     )
 

@@ -21,13 +21,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.ir.steps import is_step
 from shardwright.layout import Cluster, Links
 from shardwright.planning.batch import batch_rows
 from shardwright.planning.exact import acyclic, check_stages, contiguous, stages_between
 from shardwright.planning.forward import forward_view
-from shardwright.planning.memory_limit import MemoryLimit
+from shardwright.planning.memory_limit import REMEDY, MemoryLimit
 from shardwright.planning.metis import (
     Edge,
     EdgeWeight,
@@ -43,6 +44,7 @@ from shardwright.planning.partition import Partition, make_partition
 from shardwright.planning.pipedream import pipedream
 from shardwright.planning.refine import most_bytes, refine
 from shardwright.planning.repair import repair
+from shardwright.planning.shares import Shares
 from shardwright.planning.training import held_bytes
 from shardwright.planning.workload import Sent, Workload, workload_of
 from shardwright.profiling import Analytic, Costs
@@ -65,6 +67,8 @@ class Task:
         Bytes of a slot; None where that is not asked for.
     rows
         How many slots may share a stage's microbatches; as many as these have rows by default.
+    recompute
+        Whether the backward computes again what a stage's own nodes make.
     """
 
     view: IRGraph
@@ -77,6 +81,7 @@ class Task:
     schedule: str = "1f1b"
     memory: float | None = None
     rows: int | None = None
+    recompute: bool = False
 
     @property
     def stages(self) -> int:
@@ -86,7 +91,7 @@ class Task:
     @cached_property
     def workload(self) -> Workload:
         """The nodes to deal out."""
-        return workload_of(
+        found = workload_of(
             self.view,
             self.costs,
             self.links,
@@ -94,6 +99,9 @@ class Task:
             held=None if self.step is None else held_bytes(self.step),
             first=self.first,
         )
+        if not self.recompute:
+            return found
+        return replace(found, sent=tuple(value._replace(kept=0) for value in found.sent))
 
     @property
     def links(self) -> Links:
@@ -105,7 +113,10 @@ class Task:
         """What fits in a slot."""
         if self.memory is None:
             return None
-        return MemoryLimit(self.memory, self.microbatches, self.schedule == "gpipe")
+        if self.step is None:
+            return MemoryLimit(self.memory)
+        chunks = self.stages // (max(self.placement) + 1)
+        return MemoryLimit(self.memory, self.microbatches, self.schedule, chunks)
 
     def partition(
         self,
@@ -119,6 +130,8 @@ class Task:
         """The partition of these stages, mended; on the ranks that the schedule has by default."""
         ranks = self.placement if ranks is None else ranks
         mended = repair(self.workload, stages, ranks)
+        if replicas is None:
+            self._check_fits(Shares.of(self.workload, mended.stages, ranks))
         return make_partition(
             self.workload,
             self.view.name,
@@ -129,6 +142,19 @@ class Task:
             copies=mended.copies,
             notes=[*notes, *mended.notes],
         )
+
+    def _check_fits(self, shares: Shares) -> None:
+        """Raise PlanError where a rank holds more than fits."""
+        if self.limit is None:
+            return
+        held = self.limit.held(shares)
+        fullest = max(range(len(held)), key=held.__getitem__)
+        if held[fullest] > self.limit.nbytes:
+            raise PlanError(
+                f"rank {fullest} of {len(held)} would hold {held[fullest]:.0f} bytes, "
+                f"{held[fullest] - self.limit.nbytes:.0f} more than a slot's "
+                f"{self.limit.nbytes:.0f}; {REMEDY}"
+            )
 
 
 # --- policies -------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from shardwright.errors import PlanError
 from shardwright.layout import Cluster
 from shardwright.planning.chains import TOLERANCE, Table, Tables
 from shardwright.planning.exact import cut_places, range_tables
-from shardwright.planning.memory_limit import MemoryLimit
+from shardwright.planning.memory_limit import REMEDY, MemoryLimit
 from shardwright.planning.workload import Workload
 
 LARGEST_TABLE = 3e9
@@ -155,8 +155,7 @@ class _Search:
         least = float(self.tables.stored[np.isfinite(self.tables.seconds)].max(initial=0))
         return (
             f"no cut on {slots} slots fits in {limit.nbytes:.0f} bytes a slot (all stored values "
-            f"with gradients and states take {least:.0f}); plan for more devices or smaller "
-            "microbatches, or compute activations again (recompute=)"
+            f"with gradients and states take {least:.0f}); {REMEDY}"
         )
 
 

@@ -97,16 +97,11 @@ class _Refining:
         return self._too_full(), self._load(self.shares), self.shares.sent
 
     def _too_full(self) -> float:
-        """Bytes beyond what fits, of all ranks; a rank's first stage holds most microbatches."""
-        shares, limit = self.shares, self._limit
+        """Bytes beyond what fits, of all ranks."""
+        limit = self._limit
         if limit is None:
             return 0.0
-        count = len(shares.seconds)
-        held = (
-            stored + limit.under_way(rank, count) * kept
-            for rank, (stored, kept) in enumerate(zip(shares.stored, shares.kept, strict=True))
-        )
-        return sum(max(0.0, nbytes - limit.nbytes) for nbytes in held)
+        return sum(max(0.0, nbytes - limit.nbytes) for nbytes in limit.held(self.shares))
 
     def _moves(self, locked: set[int]) -> Iterator[tuple[Merit, int, int]]:
         """Every move there is, with what it leads to."""

@@ -6,10 +6,12 @@ import torch
 
 from shardwright.errors import PlanError
 from shardwright.ir import Builder
+from shardwright.layout import Cluster, DeviceModel
 from shardwright.pipeline import check as check_file
 from shardwright.planning import Plan, plan, step_of
 from shardwright.planning.assemble import planned
 from shardwright.planning.partitioners import PARTITIONERS
+from shardwright.profiling import NodeCost
 from shardwright.transform import build
 from tests.graphs import language_model, tokens
 from tests.planning.projections import transformer
@@ -139,3 +141,31 @@ def test_a_mixed_pipe_of_a_step_has_a_schedule_of_several_stages():
     assert plan(graph, 2, "mixed", microbatches=4).training.schedule == "interleaved"
     assert plan(graph, 2, "mixed", schedule="zb-v").training.placement == (0, 1, 1, 0)
     assert len(plan(graph, 2, "mixed", schedule="gpipe").training.placement) == 2
+
+
+def test_a_clusters_links_and_memory_and_a_profile_count():
+    graph = language_model(layers=6)
+    small = DeviceModel("small", "cpu", memory=2000, flops=1e9, bandwidth=1e9)
+    for policy in PARTITIONERS:
+        with pytest.raises(PlanError, match=r"bytes.*more than a slot's 2000|in 2000 bytes a slot"):
+            plan(graph, Cluster.of(2, device=small), policy)
+
+    class First:
+        """All work is in the first layer."""
+
+        def node(self, graph, node, parts=1):
+            return NodeCost(float(node.scope == "layers.0"), 0.0, 0.0)
+
+    made = plan(graph, 2, "exact", profile=First())
+    assert made.stages.index(1) < 10
+    assert plan(graph, Cluster.of(2), "exact").stages.index(1) > 20
+
+
+def test_what_is_computed_again_need_not_fit():
+    graph = language_step(layers=6, width=32, batch=8, length=32)
+    stored = sum(load.stored_bytes for load in plan(graph, 1, "exact").loads)
+    device = DeviceModel("small", "cpu", memory=5 * stored, flops=1e9, bandwidth=1e9)
+    cluster = Cluster.of(2, device=device)
+    with pytest.raises(PlanError, match="compute activations again"):
+        plan(graph, cluster, "exact", microbatches=8, schedule="gpipe")
+    assert plan(graph, cluster, "exact", microbatches=8, recompute="full", schedule="gpipe")
