@@ -103,8 +103,13 @@ def test_a_split_in_single_precision_is_equal_up_to_rounding(name, policy):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", NAMES[::2])
-@pytest.mark.parametrize(("policy", "tolerance"), [("pipeline", 0.0), ("tensor", 1e-5)])
+@pytest.mark.parametrize(
+    ("name", "policy", "tolerance"),
+    [
+        *((name, "pipeline", 0.0) for name in NAMES[::4]),
+        *((name, "tensor", 1e-5) for name in NAMES[2::4]),
+    ],
+)
 def test_worker_processes_give_the_same(name, policy, tolerance):
     check(
         name,
