@@ -35,11 +35,14 @@ def plan_beside(graph: IRGraph, step_graph: IRGraph, plan: Plan) -> Plan:
         stage: plan.assignments[plan.nodes[i]].mesh for i, stage in enumerate(plan.training.stages)
     }
     step = step_of(step_graph, plan)
-    there = [meshes[stage] for stage in _stages(apart, _homes(step, plan.training))]
+    stages = _stages(apart, _homes(step, plan.training))
+    there = [meshes[stage] for stage in stages]
     splits = splits_beside(apart, there, step.graph, plan)
     assigned = [Assignment(mesh, split) for mesh, split in zip(there, splits, strict=True)]
     made = make_plan(apart, plan.policy, plan.devices, assigned, whole_notes(apart, splits))
-    return msgspec.structs.replace(made, fingerprint=fingerprint_graph(graph), unfused=unfused)
+    return msgspec.structs.replace(
+        made, fingerprint=fingerprint_graph(graph), unfused=unfused, stages=tuple(stages)
+    )
 
 
 def _taken_apart(graph: IRGraph, step_graph: IRGraph, plan: Plan) -> tuple[int, ...]:
