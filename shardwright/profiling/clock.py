@@ -25,23 +25,25 @@ Call = Callable[[], object]
 
 
 def median_seconds(call: Call, samples: int, device: torch.device) -> float:
-    """Seconds of one run of ``call``, which waits for nothing on a device.
+    """Seconds of one run of ``call``; on CUDA, from when the device could start to when it ends."""
+    return statistics.median(sample_seconds(call, samples, device))
 
-    On CUDA the time is the device's, from when it would start to when it is done.
-    """
+
+def sample_seconds(call: Call, samples: int, device: torch.device) -> list[float]:
+    """Seconds of one run, so many times, after some runs to warm up."""
     sample = _cuda_sample if device.type == "cuda" else _cpu_sample
     for _ in range(WARM_UP - 1):
         call()
     once = sample(call, 1, device)
     repeats = min(REPEATS, max(1, math.ceil(SAMPLE / once))) if once > 0 else REPEATS
-    return statistics.median(sample(call, repeats, device) for _ in range(samples))
+    return [sample(call, repeats, device) for _ in range(samples)]
 
 
 @contextmanager
-def computing_with(threads: int) -> Iterator[None]:
-    """Let torch compute with so many threads; afterwards with as many as before."""
+def computing_threads(count: int) -> Iterator[None]:
+    """Compute with so many threads in the block."""
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(count)
     try:
         yield
     finally:

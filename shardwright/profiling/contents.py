@@ -59,7 +59,7 @@ def _tensor(
     value: IRValue, bound: int | None, own: Tensor | None, generator: torch.Generator
 ) -> Tensor:
     strides = value.strides or contiguous_strides(value.shape)
-    if own is not None and not own.is_meta:
+    if own is not None and not own.is_meta and tuple(own.shape) == value.shape:
         return _empty(value, strides, generator.device).copy_(own.detach())
     extent = 1 + sum((size - 1) * step for size, step in zip(value.shape, strides, strict=True))
     flat = _numbers(value, 0 if value.numel == 0 else extent, bound, generator)

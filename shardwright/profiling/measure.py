@@ -18,7 +18,7 @@ from shardwright.errors import ProfileError
 from shardwright.ir import IRGraph, compile_graph
 from shardwright.ir.execute import describe_node
 from shardwright.profiling.backward import measure_backward
-from shardwright.profiling.clock import computing_with, median_seconds
+from shardwright.profiling.clock import computing_threads, median_seconds
 from shardwright.profiling.contents import contents
 from shardwright.profiling.memory import peak_bytes
 from shardwright.profiling.timing import Timing
@@ -83,7 +83,7 @@ def alone(settings: Settings) -> Iterator[None]:
         torch.inference_mode(False),
         torch.no_grad(),
         torch.autocast(settings.device.type, enabled=False),
-        computing_with(settings.threads),
+        computing_threads(settings.threads),
     ):
         yield
 

@@ -7,16 +7,15 @@ raises comes out with its own traceback and a note that says where it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from shardwright.comm.local import LocalTransport, Switchboard
 from shardwright.pipeline import Pipeline
+from shardwright.profiling.clock import computing_threads
 from shardwright.runtime.backend import Backend, Finish, settle
 from shardwright.runtime.generator import Slices
 from shardwright.runtime.host import Answer, Call, Host, Load, Reply, Request
@@ -185,14 +184,3 @@ def _place(host: Host) -> str:
     task = f" in supertask {at.task!r}" if at is not None else ""
     work = f", microbatch {at.microbatch}" if at is not None and at.microbatch is not None else ""
     return f"on device slot {host.slot.name!r} (rank {host.slot.rank}){task}{work}"
-
-
-@contextmanager
-def computing_threads(count: int) -> Iterator[None]:
-    """Compute with so many threads in the block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

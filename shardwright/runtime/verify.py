@@ -22,7 +22,7 @@ from shardwright.errors import VerifyError
 from shardwright.ir import IRGraph
 from shardwright.ir.structure import describe_result, leaves
 from shardwright.pipeline import Pipeline
-from shardwright.runtime.in_process import computing_threads
+from shardwright.profiling.clock import computing_threads
 from shardwright.runtime.runner import Runner
 
 

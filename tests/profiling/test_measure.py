@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shardwright.errors import ProfileError
 from shardwright.ir import Builder, IRGraph, Source
-from shardwright.profiling.clock import REPEATS, computing_with, median_seconds
+from shardwright.profiling.clock import REPEATS, computing_threads, median_seconds
 from shardwright.profiling.gradients import needing_gradients, trained_parameters
 from shardwright.profiling.granularity import unit_graph, units
 from shardwright.profiling.measure import Settings, alone, measure
@@ -141,7 +141,7 @@ def test_the_median_of_samples() -> None:
 
 def test_threads_are_put_back_after_a_failure() -> None:
     before = torch.get_num_threads()
-    with pytest.raises(ValueError), computing_with(before + 1):  # noqa: PT011
+    with pytest.raises(ValueError), computing_threads(before + 1):  # noqa: PT011
         raise ValueError
     assert torch.get_num_threads() == before
 
