@@ -15,6 +15,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from shardwright.atomic import replacing
+from shardwright.cli.cluster import cluster as cluster_command
 from shardwright.cli.demo import run_demo
 from shardwright.cli.plan import plan as plan_command
 from shardwright.cli.profile import profile as profile_command
@@ -142,6 +143,7 @@ def build(
 
 
 app.command("profile")(profile_command)
+app.command("cluster")(cluster_command)
 app.command()(plan_command)
 
 

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.ir import Builder
@@ -172,6 +172,7 @@ def test_costs_of_a_device_are_equal():
     assert len({Analytic(ROUND), Analytic(ROUND)}) == 1
 
 
+@settings(max_examples=40)
 @given(SIZES, SIZES, SIZES, st.sampled_from(sorted(DEVICES)))
 def test_more_rows_never_cost_less_and_more_parts_never_more(rows, inner, columns, device):
     costs = Analytic(DEVICES[device])

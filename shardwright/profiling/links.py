@@ -1,0 +1,140 @@
+"""What communication costs on the machine at hand, measured between real processes.
+
+`profile_links` starts one process a device (`link_process`), which do every kind of communication
+with messages of several sizes among two of them and among all, over the transports that pipelines
+run on. Goes out: `Links`, fitted to the times. What always holds: all processes are gone when it
+returns or raises; whoever dies takes the others along.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, Literal
+
+import msgspec
+from torch._C._distributed_c10d import TCPStore
+
+from shardwright.comm import open_store
+from shardwright.errors import ProfileError
+from shardwright.layout import Links
+from shardwright.profiling.fit import LinkTime, fit_links
+
+SIZES = (1 << 10, 32 << 10, 1 << 20, 8 << 20)
+"""Bytes that are measured: where latency is all, where bandwidth is, and between."""
+_LOOK = 0.02
+"""Seconds between looks at the processes."""
+_MODULE = "shardwright.profiling.link_process"
+
+
+def profile_links(
+    devices: int = 2,
+    *,
+    device: Literal["cpu", "cuda"] = "cpu",
+    sizes: Sequence[int] = SIZES,
+    samples: int = 5,
+    timeout: float = 120.0,
+) -> Links:
+    """Measure what links so many devices of this machine, and fit `Links` to it.
+
+    ``sizes`` are bytes, two different ones or more; each time is a median of ``samples``. Takes
+    some seconds, in which the machine should do nothing else. Raises ProfileError where the
+    processes fail, or are not done after ``timeout`` seconds.
+    """
+    return fit_links(measure_links(devices, device, sizes, samples, timeout))
+
+
+def measure_links(
+    devices: int, device: str, sizes: Sequence[int], samples: int, timeout: float
+) -> list[LinkTime]:
+    """The times that `profile_links` fits. Raises ProfileError."""
+    _check(devices, sizes, samples)
+    store = open_store(host=True)
+    with (
+        tempfile.TemporaryFile() as output,
+        tempfile.TemporaryFile() as errors,
+        _processes(devices, device, sizes, samples, store, output, errors) as running,
+    ):
+        _wait(running, time.monotonic() + timeout, timeout, errors)
+        output.seek(0)
+        return msgspec.json.decode(output.read(), type=list[LinkTime])
+
+
+def _check(devices: int, sizes: Sequence[int], samples: int) -> None:
+    if devices < 2:
+        raise ProfileError(f"links are between 2 devices or more, found devices={devices}")
+    if len(set(sizes)) < 2 or min(sizes) < 1:
+        raise ProfileError(f"sizes are two different numbers of bytes or more, found {sizes}")
+    if samples < 1:
+        raise ProfileError(f"samples must be a number from 1 up, found {samples}")
+
+
+@contextmanager
+def _processes(
+    devices: int,
+    device: str,
+    sizes: Sequence[int],
+    samples: int,
+    store: TCPStore,
+    output: IO[bytes],
+    errors: IO[bytes],
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """A process a device; all are ended at the end."""
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(devices):
+            numbers = (rank, devices, store.port, device, samples, *sizes)
+            running.append(
+                subprocess.Popen(
+                    [sys.executable, "-P", "-m", _MODULE, *map(str, numbers)],
+                    stdin=subprocess.PIPE,
+                    stdout=output if rank == 0 else subprocess.DEVNULL,
+                    stderr=errors,
+                    env=_environment(),
+                )
+            )
+        yield running
+    finally:
+        for process in running:
+            process.kill()
+        for process in running:
+            process.communicate()
+
+
+def _environment() -> dict[str, str]:
+    """This process's, with its module path, and one thread."""
+    path = os.pathsep.join(part or os.getcwd() for part in sys.path)
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+
+
+def _wait(
+    running: Sequence[subprocess.Popen[bytes]], deadline: float, timeout: float, errors: IO[bytes]
+) -> None:
+    """Wait until all are done well. Raises ProfileError as soon as one is not."""
+    while True:
+        codes = [process.poll() for process in running]
+        failed = [rank for rank, code in enumerate(codes) if code]
+        if failed:
+            raise ProfileError(
+                f"the process of device {failed[0]} ended with status {codes[failed[0]]} while "
+                f"links were measured: {_last_line(errors)}"
+            )
+        if None not in codes:
+            return
+        if time.monotonic() > deadline:
+            raise ProfileError(
+                f"links were not measured after {timeout:g} s; give a longer timeout, or smaller "
+                "sizes"
+            )
+        time.sleep(_LOOK)
+
+
+def _last_line(errors: IO[bytes]) -> str:
+    errors.seek(0)
+    lines = errors.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
