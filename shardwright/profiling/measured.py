@@ -23,6 +23,8 @@ from shardwright.profiling.gradients import needing_gradients, trained_parameter
 from shardwright.profiling.keys import call_key, forward_key
 from shardwright.profiling.timing import Measurement
 
+GRAPHS = 8
+"""Of how many graphs costs are kept."""
 _NOTHING = NodeCost(0.0, 0.0, 0.0)
 _AS_ESTIMATED = NodeCost(1.0, 1.0, 1.0)
 
@@ -51,7 +53,7 @@ class Measured(Costs):
                 self._forwards[forward_key(found.calls[0])] = found.timing.forward
         for runs in self._runs.values():
             runs.sort(key=lambda found: -len(found.calls))
-        self._last: _Priced | None = None
+        self._known: dict[int, _Priced] = {}
 
     def node(self, graph: IRGraph, node: IRNode, parts: int = 1) -> NodeCost:
         """The seconds of one of ``parts`` equal parts that a node's work is dealt in."""
@@ -66,10 +68,12 @@ class Measured(Costs):
         return _times(whole, _over(part, estimate, NodeCost(*(1 / parts for _ in whole))))
 
     def _priced(self, graph: IRGraph) -> _Priced:
-        """The costs in a graph; those of the last one are kept."""
-        known = self._last
-        if known is None or known.graph is not graph or known.size != len(graph.nodes):
-            self._last = known = self._price(graph)
+        """The costs in a graph; those of the last few are kept, and so are these graphs."""
+        known = self._known.get(id(graph))
+        if known is None or known.size != len(graph.nodes):
+            if len(self._known) == GRAPHS:
+                del self._known[next(iter(self._known))]
+            self._known[id(graph)] = known = self._price(graph)
         return known
 
     def _price(self, graph: IRGraph) -> _Priced:

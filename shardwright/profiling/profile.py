@@ -17,6 +17,8 @@ from shardwright.atomic import replacing
 from shardwright.errors import ProfileError
 from shardwright.layout import CPU_CORE, DEVICES, DeviceModel
 from shardwright.profiling.cost import Analytic, Costs
+from shardwright.profiling.fit import Measurement as Observation
+from shardwright.profiling.fit import fit
 from shardwright.profiling.layer import Layer
 from shardwright.profiling.measured import Measured
 from shardwright.profiling.profile_chart import plot_profile
@@ -68,9 +70,18 @@ class Profile(msgspec.Struct, frozen=True):
         """What nodes cost, as they were measured here; see `Measured`.
 
         ``fallback`` says what was not measured, up to a factor for each operator; by default it is
-        the roofline of a device of this kind.
+        the roofline of `device_model`.
         """
-        return Measured(self.measurements.values(), fallback or Analytic(_DEVICES[self.kind]))
+        return Measured(self.measurements.values(), fallback or Analytic(self.device_model()))
+
+    def device_model(self) -> DeviceModel:
+        """A device of this kind, with the rates that explain best what single nodes took.
+
+        Its memory is not measured.
+        """
+        named = msgspec.structs.replace(_DEVICES[self.kind], name=self.device)
+        found = [pair for each in self.measurements.values() for pair in each.observations()]
+        return fit(named, [Observation(*pair) for pair in found])
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON. Raises OSError as writing does."""
@@ -107,4 +118,4 @@ class _File(msgspec.Struct):
 
 
 _DEVICES: Mapping[str, DeviceModel] = {"cpu": CPU_CORE, "cuda": DEVICES["A100-80GB"]}
-"""Whose roofline estimates what was not measured; factors make up for what differs."""
+"""Where the search for a device's rates begins."""

@@ -24,6 +24,7 @@ from shardwright.profiling.keys import call_key, unit_key, wants_gradients
 from shardwright.profiling.layer import MEGABYTE, MILLISECOND, Layer
 from shardwright.profiling.measure import Settings, measure
 from shardwright.profiling.profile import Profile
+from shardwright.profiling.roofline import NodeWork, node_work
 from shardwright.profiling.timing import Measurement, Timing
 from shardwright.tracing import capture
 
@@ -135,7 +136,9 @@ class _Profiling:
         key = unit_key(alone, self._wanted)
         if key not in self._measurements:
             calls = tuple(call_key(alone, node, self._wanted) for node in alone.nodes)
-            self._measurements[key] = Measurement(self._timing(key, alone), calls)
+            self._measurements[key] = Measurement(
+                self._timing(key, alone), calls, self._work(alone)
+            )
         timing = self._measurements[key].timing
         backward = timing.backward + timing.weight
         if self._recompute and any(map(wants_gradients, self._measurements[key].calls)):
@@ -150,6 +153,11 @@ class _Profiling:
             **_megabytes(alone),
             **_memory(timing, recompute=self._recompute),
         )
+
+    def _work(self, alone: IRGraph) -> NodeWork | None:
+        """What a unit of one node gives a device to do."""
+        one = alone.nodes[0] if len(alone.nodes) == 1 else None
+        return node_work(alone, one, self._wanted) if one is not None else None
 
     def _timing(self, key: str, alone: IRGraph) -> Timing:
         found = self._cache.find(key, self._settings.samples)

@@ -7,7 +7,11 @@ inputs nor its parameters.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
+
+from shardwright.profiling.roofline import NodeWork, Work
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -41,7 +45,22 @@ class Timing(msgspec.Struct, frozen=True):
 
 
 class Measurement(msgspec.Struct, frozen=True):
-    """A `Timing`, and the calls that were made in it: their keys, in order."""
+    """A `Timing`, and what was done in it.
+
+    calls
+        The keys of its calls, in order.
+    work
+        Of a single call, what a device is given to do in it, as the roofline sees it.
+    """
 
     timing: Timing
     calls: tuple[str, ...]
+    work: NodeWork | None = None
+
+    def observations(self) -> Iterator[tuple[Work, float]]:
+        """Work and the seconds that it took, of what took any."""
+        timing = self.timing
+        seconds = (timing.forward, timing.backward, timing.weight)
+        for work, taken in zip(self.work or (), seconds, strict=False):
+            if taken > 0 and work.calls:
+                yield work, taken

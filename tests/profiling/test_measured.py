@@ -9,7 +9,7 @@ from shardwright.ir import IRGraph, IRNode
 from shardwright.profiling.cost import Costs, NodeCost
 from shardwright.profiling.gradients import needing_gradients, trained_parameters
 from shardwright.profiling.keys import call_key
-from shardwright.profiling.measured import Measured
+from shardwright.profiling.measured import GRAPHS, Measured
 from shardwright.profiling.timing import Measurement, Timing
 from tests.graphs import language_model
 
@@ -96,3 +96,16 @@ def test_other_gradients_wanted_leave_the_forward_as_it_was_measured(graph: IRGr
     costs = Measured([Measurement(Timing(5.0), (key,))], ByOperator())
     assert costs.node(graph, node).forward == 5
     assert costs.node(graph, node)[1:] == (2, 3)
+
+
+def test_several_graphs_are_told_apart(graph: IRGraph) -> None:
+    measured = [measurement(graph, [first(graph, LINEAR)], 5, 6, 7)]
+    costs = Measured(measured, ByOperator())
+    others = [language_model(layers=1, width=4 + i) for i in range(2 * GRAPHS)]
+    for other in (*others, graph):
+        expected = (
+            (5, 6, 7)
+            if other is graph
+            else Measured(measured, ByOperator()).node(other, first(other, LINEAR))
+        )
+        assert costs.node(other, first(other, LINEAR)) == expected

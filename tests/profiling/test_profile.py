@@ -9,9 +9,13 @@ import pytest
 
 from shardwright.errors import ProfileError
 from shardwright.ir import IRGraph
+from shardwright.layout import CPU_CORE
+from shardwright.profiling import Analytic
+from shardwright.profiling.gradients import needing_gradients, trained_parameters
 from shardwright.profiling.layer import Layer, equals
 from shardwright.profiling.profile import Profile
 from shardwright.profiling.profile_table import LONGEST_NAME, format_profile, number_text
+from shardwright.profiling.roofline import node_work
 from shardwright.profiling.timing import Measurement, Timing
 from tests.graphs import language_model
 
@@ -104,6 +108,22 @@ def test_costs_are_those_that_were_measured_on_a_roofline_of_the_same_kind() -> 
     graph = language_model(layers=1)
     costs = made_up().costs()
     assert all(costs.node(graph, node).forward >= 0 for node in graph.nodes)
+
+
+def test_the_device_is_the_one_that_explains_the_times() -> None:
+    graph = language_model(layers=2, width=64)
+    device = msgspec.structs.replace(CPU_CORE, flops=7e9, bandwidth=5e8, overhead=1e-4)
+    costs, needing = Analytic(device), needing_gradients(graph, trained_parameters(graph))
+    measurements = {
+        str(node.id): Measurement(
+            Timing(*costs.node(graph, node)), (str(node.id),), node_work(graph, node, needing)
+        )
+        for node in graph.nodes
+    }
+    found = msgspec.structs.replace(made_up(), measurements=measurements).device_model()
+    assert (found.name, found.kind) == ("Abacus 3000", "cpu")
+    assert found.bandwidth == pytest.approx(5e8, rel=1e-2)
+    assert found.overhead == pytest.approx(1e-4, rel=1e-2)
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png", "pdf"])

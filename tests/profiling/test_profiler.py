@@ -60,6 +60,15 @@ def test_times_and_memory_are_there_and_under_the_seeds_names(found: Profile) ->
     assert found.backward_time == pytest.approx(sum(layer.backward_time for layer in found.layers))
 
 
+def test_the_roofline_is_fitted_to_single_nodes(found: Profile, tmp_path: Path) -> None:
+    assert all(measurement.work is not None for measurement in found.measurements.values())
+    assert found.device_model().name == found.device
+    found.save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json") == found
+    (whole,) = quick(language_model(layers=1), depth=0).measurements.values()
+    assert whole.work is None
+
+
 def test_recomputation_keeps_less_and_takes_the_forward_again(tmp_path: Path) -> None:
     graph, cache = language_model(layers=2), tmp_path / "cache.json"
     keeping = quick(graph, depth=1, cache=cache).layers[3]
