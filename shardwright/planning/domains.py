@@ -31,13 +31,12 @@ from shardwright.planning.strategies import Choice, Shapes, Strategy, choices, s
 from shardwright.profiling.cost import Costs
 
 HEAD = 6
-"""Values with a gradient that may come before a node whose gradients may stay terms, where several
-axes are free; with one there is no limit."""
+"""Values with a gradient that may come before a node whose gradients may stay terms."""
 TIE = 1e-17
 """Seconds a byte that a slot makes: of strategies that take as long, the one that makes less."""
 
-Fixed = Mapping[int, Sequence[Choice]]
-"""By axis number: what an axis that is not free does with each node."""
+Offers = Mapping[int, Sequence[Sequence[Choice]]]
+"""By axis number: among what an axis that is not free may choose for each node."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +61,9 @@ class Domains:
     sizes: tuple[int, ...]
     costs: Costs
     training: bool
-    fixed: Fixed = field(default_factory=dict)
+    offers: Offers = field(default_factory=dict)
+    head: int = HEAD
+    """How many values with a gradient may come before a node of the graph's head."""
     known: dict[object, Domain] = field(default_factory=dict)
     uneven: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """By size of an axis: lengths that come out uneven along it."""
@@ -76,7 +77,7 @@ class Domains:
                 tuple(i for i, v in enumerate(node.inputs) if self._may_be_terms(found, v, axis))
                 for axis in range(len(self.sizes))
             )
-            given = tuple(self.fixed[a][position] if a in self.fixed else 0 for a in self._axes)
+            given = tuple(tuple(self.offers[a][position]) for a in self.offers)
             reached = self._reached(node) if heads[position] else 0
             key = (self.outline.kinds[position], terms, heads[position], reached, given)
             if key not in self.known:
@@ -99,13 +100,11 @@ class Domains:
             index
             for index, value_id in enumerate(node.outputs)
             if value_id in outline.losses
-            or any(outline.has_gradient(user) for user, _ in outline.readers.get(value_id, ()))
+            or any(outline.has_gradient[user] for user, _ in outline.readers.get(value_id, ()))
         )
 
     def _heads(self) -> list[bool]:
         """Whether few values with a gradient come before each node."""
-        free = [n for axis, n in enumerate(self.sizes) if n > 1 and axis not in self.fixed]
-        limit = HEAD if len(free) > 1 else len(self.outline.kinds)
         before: dict[int, frozenset[int] | None] = {}
         found = []
         for position, node in enumerate(self.outline.view.nodes):
@@ -116,10 +115,10 @@ class Domains:
                 reached = None if made is None or reached is None else reached | made
             if reached is not None:
                 reached |= {v for v in sources if v in self.outline.makers}
-            if reached is not None and len(reached) > limit:
+            if reached is not None and len(reached) > self.head:
                 reached = None
             before |= dict.fromkeys(node.outputs, reached)
-            found.append(reached is not None and self.outline.has_gradient(position))
+            found.append(reached is not None and self.outline.has_gradient[position])
         return found
 
     # --- one domain ---------------------------------------------------------------------------
@@ -152,12 +151,13 @@ class Domains:
         return sum(v in outline.required and v in outline.makers for v in {*node.inputs})
 
     def _options(self, position: int, axis: int, terms: Sequence[int]) -> list[Choice]:
-        """What an axis may do with a node; terms that are fixed are gone on with where they lie."""
-        if axis not in self.fixed:
+        """What an axis may do with a node; terms that are offered may turn out to be none."""
+        if axis not in self.offers:
             size = self.sizes[axis]
             return choices(self.outline.bound(position), size, self._lengths(size), terms)
-        given = self.fixed[axis][position]
-        return [given, None] if isinstance(given, Terms) else [given]
+        given = self.offers[axis][position]
+        settled = [None] if any(isinstance(choice, Terms) for choice in given) else []
+        return list(dict.fromkeys([*given, *settled]))
 
     def _lengths(self, size: int) -> tuple[int, ...]:
         """Lengths of the graph's dimensions that are not dealt evenly to so many slots."""

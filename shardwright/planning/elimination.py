@@ -113,27 +113,40 @@ def minimise(
     """The choice of each variable that makes the sum of all factors least, and the sum.
 
     ``sizes`` are the numbers of choices. Raises PlanError where every choice is excluded, or where
-    the variables hang together so closely that a table would be too large.
+    the variables hang together so closely that a table would be too large (`widest`).
     """
-    search = _Search(sizes, memory or Memory())
-    for factor in factors:
-        search.add(factor)
-    return search.run()
+    factors = list(factors)
+    order = list(_order(sizes, [factor.scope for factor in factors]))
+    if _entries(sizes, order) > LARGEST:
+        raise PlanError(
+            "the choices of many nodes hang together, in a table of more than "
+            f"{LARGEST} entries; fix the splits of an axis, or use fewer axes"
+        )
+    return _Search(sizes, memory or Memory(), factors).run(order)
+
+
+def widest(sizes: Sequence[int], scopes: Iterable[Scope]) -> int:
+    """The entries of the largest table that `minimise` would make."""
+    return _entries(sizes, _order(sizes, scopes))
+
+
+def _entries(sizes: Sequence[int], order: Iterable[tuple[int, Scope]]) -> int:
+    tables = (sizes[v] * math.prod(sizes[near] for near in scope) for v, scope in order)
+    return max(tables, default=0)
 
 
 class _Search:
-    """Factors by variable, and the order in which variables go."""
+    """Factors by number, and the factors of each variable."""
 
-    def __init__(self, sizes: Sequence[int], memory: Memory) -> None:
+    def __init__(self, sizes: Sequence[int], memory: Memory, factors: Iterable[Factor]) -> None:
         self.sizes = sizes
         self.memory = memory
         self.constant = 0.0
         self.factors: dict[int, Factor] = {}
         self.of: list[dict[int, None]] = [{} for _ in sizes]
-        """The factors that know a variable, by number."""
-        self.near: list[set[int]] = [set() for _ in sizes]
-        """The variables that a variable shares a factor with."""
         self.numbers = 0
+        for factor in factors:
+            self.add(factor)
 
     def add(self, factor: Factor) -> None:
         if not factor.scope:
@@ -142,66 +155,69 @@ class _Search:
         self.factors[self.numbers] = factor
         for variable in factor.scope:
             self.of[variable][self.numbers] = None
-            self.near[variable].update(v for v in factor.scope if v != variable)
         self.numbers += 1
 
-    def run(self) -> tuple[list[int], float]:
-        gone = [self.eliminate(variable) for variable in self.order()]
+    def run(self, order: Sequence[tuple[int, Scope]]) -> tuple[list[int], float]:
+        gone = [self.eliminate(variable, near) for variable, near in order]
         if math.isinf(self.constant):
             raise PlanError("every choice is excluded by what others choose")
         chosen = [0] * len(self.sizes)
-        for variable, scope, step in reversed(gone):
+        for variable, near, step in reversed(gone):
             if step is not None:
-                at = tuple(chosen[v] for v in scope)
+                at = tuple(chosen[v] for v in near)
                 chosen[variable] = self.memory.choice(step, at)
         return chosen, self.constant
 
-    def order(self) -> Iterator[int]:
-        """Variables as they go out; prices are checked again when their turn comes."""
-        queue = [(*self.price(variable), variable) for variable in range(len(self.sizes))]
-        heapq.heapify(queue)
-        done: set[int] = set()
-        while queue:
-            *known, variable = heapq.heappop(queue)
-            if variable in done:
-                continue
-            price = self.price(variable)
-            if list(price) > known:
-                heapq.heappush(queue, (*price, variable))
-                continue
-            done.add(variable)
-            neighbours = self.near[variable].copy()
-            yield variable
-            for neighbour in neighbours:
-                heapq.heappush(queue, (*self.price(neighbour), neighbour))
-
-    def price(self, variable: int) -> tuple[int, int]:
-        """The entries of the table that eliminating a variable takes, and the edges it adds."""
-        near = self.near[variable]
-        entries = self.sizes[variable] * math.prod(self.sizes[v] for v in near)
-        missing = sum(len(near - self.near[v]) - 1 for v in near) if len(near) > 1 else 0
-        return entries, missing
-
-    def eliminate(self, variable: int) -> _Gone:
+    def eliminate(self, variable: int, near: Scope) -> _Gone:
         numbers = list(self.of[variable])
         if not numbers:
             return _Gone(variable, (), None)
-        near = self.near[variable]
         scope = tuple(sorted((*near, variable)))
-        if math.prod(self.sizes[v] for v in scope) > LARGEST:
-            raise PlanError(
-                f"the choices of {len(scope)} nodes hang together, a table of more than "
-                f"{LARGEST} entries; fix the splits of an axis, or use fewer axes"
-            )
         step = self.memory.step(variable, scope, [self.factors[n] for n in numbers])
         for number in numbers:
             for other in self.factors.pop(number).scope:
                 del self.of[other][number]
-        for other in near:
-            self.near[other].discard(variable)
-        left = tuple(v for v in scope if v != variable)
-        self.add(Factor(left, step.least))
-        return _Gone(variable, left, step)
+        self.add(Factor(near, step.least))
+        return _Gone(variable, near, step)
+
+
+def _order(sizes: Sequence[int], scopes: Iterable[Scope]) -> Iterator[tuple[int, Scope]]:
+    """Variables as they go out, each with its neighbours then, in ascending order.
+
+    Prices are looked at again when a variable's turn comes.
+    """
+    near: list[set[int]] = [set() for _ in sizes]
+    for scope in scopes:
+        for variable in scope:
+            near[variable].update(scope)
+    for variable, others in enumerate(near):
+        others.discard(variable)
+    queue = [(*_price(sizes, near, variable), variable) for variable in range(len(sizes))]
+    heapq.heapify(queue)
+    done: set[int] = set()
+    while queue:
+        *known, variable = heapq.heappop(queue)
+        if variable in done:
+            continue
+        price = _price(sizes, near, variable)
+        if [*price] > known:
+            heapq.heappush(queue, (*price, variable))
+            continue
+        done.add(variable)
+        yield variable, tuple(sorted(near[variable]))
+        for other in near[variable]:
+            near[other] |= near[variable]
+            near[other] -= {other, variable}
+        for other in near[variable]:
+            heapq.heappush(queue, (*_price(sizes, near, other), other))
+
+
+def _price(sizes: Sequence[int], near: Sequence[set[int]], variable: int) -> tuple[int, int]:
+    """The entries of the table that eliminating a variable takes, and the edges it adds."""
+    others = near[variable]
+    entries = sizes[variable] * math.prod(sizes[v] for v in others)
+    missing = sum(len(others - near[v]) - 1 for v in others) if len(others) > 1 else 0
+    return entries, missing
 
 
 def _sum(scope: Scope, factors: Sequence[Factor]) -> Table:

@@ -165,23 +165,11 @@ class Exchange:
         return np.where(reads >= 0, self.prices.seconds[np.ix_(self.makes, reads)], 0.0)
 
     def _held(self, wanted: Sequence[Wanted | None]) -> Table:
-        """Seconds to each layout once the value was brought to where it is read first.
-
-        Every layout on the way is held. Terms can be gone on with only while all that is held is
-        terms: while nothing has reduced them.
-        """
-        reads = self._numbers([None if kind is None else kind.layout for kind in wanted])
-        seconds = self.prices.seconds
-        known: dict[tuple[int, int], Table] = {}
-        for source in set(self.makes.tolist()):
-            for read in set(reads.tolist()):
-                if read >= 0 and np.isinf(seconds[source, read]):
-                    known[source, read] = np.full(len(seconds), np.inf)
-                    continue
-                rows = seconds[self.prices.way(source, read) if read >= 0 else [source]]
-                least = np.where(np.isinf(rows).any(axis=0), np.inf, rows.min(axis=0))
-                known[source, read] = least
-        return np.array([[known[s, r] for r in reads.tolist()] for s in self.makes.tolist()])
+        """Seconds to each layout once the value was brought to where it is read first."""
+        reads = self._numbers([None if kind is None else kind.layout for kind in wanted]).tolist()
+        after = self.prices.after
+        makes = self.makes.tolist()
+        return np.array([[after(s, r if r >= 0 else s) for r in reads] for s in makes])
 
     def _leaving(
         self, first: Sequence[Wanted | None], second: Sequence[Wanted | None], held: Table

@@ -105,7 +105,7 @@ class Model:
         outline = self.outline
         returns = self.terms.training and value_id in outline.required
         found = [
-            (position, index, returns and outline.has_gradient(position))
+            (position, index, returns and outline.has_gradient[position])
             for position, index in outline.readers.get(value_id, ())
         ]
         for old, new in outline.view.updates.items():

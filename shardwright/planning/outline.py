@@ -33,6 +33,8 @@ class Outline:
         Parameters that are trained, and all values that their gradients go through.
     losses
         Results where gradients begin: numbers, or all results where there is none.
+    has_gradient
+        Of each node, whether it makes what has a gradient, so that it gives one to what it reads.
     """
 
     view: IRGraph
@@ -44,14 +46,11 @@ class Outline:
     trained: frozenset[int]
     required: frozenset[int]
     losses: frozenset[int]
+    has_gradient: tuple[bool, ...]
 
     def bound(self, position: int) -> BoundDimop | None:
         """The annotation of a node, None where it has none."""
         return self.bounds[self.kinds[position]]
-
-    def has_gradient(self, position: int) -> bool:
-        """Whether a node makes what has a gradient, so that it gives one to what it reads."""
-        return any(value_id in self.required for value_id in self.view.nodes[position].outputs)
 
 
 _outlines: dict[int, tuple[int, Outline]] = {}
@@ -97,6 +96,7 @@ def _outline(view: IRGraph) -> Outline:
         trained,
         required,
         _losses(view, required),
+        tuple(not required.isdisjoint(node.outputs) for node in view.nodes),
     )
 
 

@@ -11,24 +11,28 @@ step, and the way is the same.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.layout import Links, Partial, Shard
+from shardwright.layout import Links, Partial, Replicate, Shard
 from shardwright.layout.convert import PICOSECOND
-from shardwright.layout.cuts import largest_shape, leaves_none_empty
+from shardwright.layout.cuts import largest_shape, leaves_none_empty, normal_form
 from shardwright.layout.moves import move_kind, moves
-from shardwright.layout.placement import Placements
+from shardwright.layout.placement import Placement, Placements
 from shardwright.layout.ranges import Shape
 
 STEPS = 256
 """Picoseconds are counted in these parts, of which a step takes one: fewer steps go first."""
+
+MOST = 400
+"""Layouts of one tensor that are looked at before any is asked for."""
 
 Table = NDArray[np.float64]
 
@@ -63,6 +67,7 @@ class Prices:
     layouts: tuple[Placements, ...]
     seconds: Table
     onward: NDArray[np.intp]
+    known: dict[tuple[int, int], Table] = field(default_factory=dict)
 
     def way(self, source: int, target: int) -> list[int]:
         """The layouts from one to another, both included."""
@@ -72,10 +77,42 @@ class Prices:
             found.append(source)
         return found
 
+    def after(self, source: int, target: int) -> Table:
+        """Seconds to each layout once a tensor was brought from one to another.
+
+        Every layout on the way is held. Terms can be gone on with only while all that is held is
+        terms: while nothing has reduced them.
+        """
+        if (source, target) not in self.known:
+            rows = self.seconds[self.way(source, target)]
+            least = np.where(np.isinf(rows).any(axis=0), np.inf, rows.min(axis=0))
+            if np.isinf(self.seconds[source, target]):
+                least = np.full(len(self.layouts), np.inf)
+            self.known[source, target] = least
+        return self.known[source, target]
+
 
 def prices(tensor: Tensor, layouts: Iterable[Placements]) -> Prices:
     """The prices between these layouts, in normal form, and those on the way."""
-    return _prices(tensor, frozenset(layouts))
+    asked, usual = frozenset(layouts), _usual(tensor.shape, tensor.sizes)
+    return _prices(tensor, usual if asked <= usual else usual | asked)
+
+
+@lru_cache(maxsize=4096)
+def _usual(shape: Shape, sizes: tuple[int, ...]) -> frozenset[Placements]:
+    """The layouts without units and with no reduction but sums, that leave no slot without data.
+
+    Where these would be too many, none: tables then have what is asked for.
+    """
+    each: list[Placement] = [Replicate(), Partial(), *map(Shard, range(len(shape)))]
+    if len(each) ** len(sizes) > MOST:
+        return frozenset()
+    found = itertools.product(*(each if size > 1 else each[:1] for size in sizes))
+    return frozenset(
+        normal_form(placements, sizes, shape)
+        for placements in found
+        if leaves_none_empty(placements, sizes, shape)
+    )
 
 
 @lru_cache(maxsize=4096)
