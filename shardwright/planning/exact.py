@@ -14,7 +14,8 @@ acyclic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -26,7 +27,7 @@ from shardwright.planning.workload import Workload
 
 MOST_DOWN_SETS = 1500
 """Beyond that many the tables of `acyclic` would take seconds and hundreds of MB."""
-MOST_NODES = 3000
+MOST_NODES = 2000
 """Beyond that many nodes a contiguous cut is looked for at so many places only."""
 
 
@@ -52,6 +53,38 @@ def contiguous(workload: Workload, stages: int, limit: MemoryLimit | None = None
     places = cut_places(workload, stages)
     cuts = best_chain(range_tables(workload, places), stages, limit)
     return stages_between([places[cut] for cut in cuts])
+
+
+def recut(workload: Workload, stages: Sequence[int], limit: MemoryLimit | None = None) -> list[int]:
+    """The best contiguous cut of the nodes stage after stage, instead of in their own order.
+
+    Stages that none reads from an earlier one are such a cut themselves: it is no worse than they
+    are, unless they are more than `MOST_NODES` nodes. They stay where nothing fits in memory.
+    """
+    order = sorted(range(len(workload)), key=lambda node: (stages[node], node))
+    place = {node: at for at, node in enumerate(order)}
+    try:
+        cut = contiguous(_in_order(workload, order, place), max(stages) + 1, limit)
+    except PlanError:
+        return list(stages)
+    return [cut[place[node]] for node in range(len(workload))]
+
+
+def _in_order(workload: Workload, order: Sequence[int], place: Mapping[int, int]) -> Workload:
+    """The same workload with its nodes in another order."""
+
+    def moved(nodes: Sequence[int]) -> tuple[int, ...]:
+        return tuple(sorted(place[node] for node in nodes))
+
+    return replace(
+        workload,
+        seconds=tuple(workload.seconds[node] for node in order),
+        sent=tuple(
+            value._replace(maker=place[value.maker], readers=moved(value.readers))
+            for value in workload.sent
+        ),
+        stored=tuple(value._replace(readers=moved(value.readers)) for value in workload.stored),
+    )
 
 
 def stages_between(cuts: Sequence[int]) -> list[int]:

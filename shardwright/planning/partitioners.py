@@ -4,7 +4,8 @@ Comes in: a graph, a model or a training step, and a number of stages. Goes out:
 `PARTITIONERS` has those that are policies of `plan`, which asks them with a `Task`.
 
 metis
-    Parts of equal seconds, few bytes between them, by METIS; then refined.
+    Parts of equal seconds, few bytes between them, by METIS; then cut anew along the order that
+    they give, and refined.
 memory
     Parts of equal bytes, of stored values and activations, by METIS; then refined.
 pipedream
@@ -26,7 +27,7 @@ from shardwright.ir import IRGraph
 from shardwright.ir.steps import is_step
 from shardwright.layout import Cluster, Links
 from shardwright.planning.batch import batch_rows
-from shardwright.planning.exact import acyclic, check_stages, contiguous, stages_between
+from shardwright.planning.exact import acyclic, check_stages, contiguous, recut, stages_between
 from shardwright.planning.forward import forward_view
 from shardwright.planning.memory_limit import REMEDY, MemoryLimit
 from shardwright.planning.metis import (
@@ -169,6 +170,7 @@ def by_metis(task: Task) -> Partition:
         for reader in value.readers
     }
     stages, notes = metis_stages(workload, task.stages, workload.seconds, edges, {})
+    stages = recut(workload, stages, task.limit)
     stages = refine(workload, stages, ranks=task.placement, limit=task.limit)
     return task.partition("metis", stages, notes)
 

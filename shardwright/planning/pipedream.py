@@ -27,7 +27,7 @@ from shardwright.planning.exact import cut_places, range_tables
 from shardwright.planning.memory_limit import REMEDY, MemoryLimit
 from shardwright.planning.workload import Workload
 
-LARGEST_TABLE = 3e9
+LARGEST_TABLE = 5e8
 """Entries to look at; cuts are tried at fewer places where there would be more."""
 
 

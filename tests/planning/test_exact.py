@@ -1,6 +1,7 @@
 """Exact partitions against exhaustive search."""
 
 from itertools import combinations, pairwise
+from random import Random
 
 import pytest
 from hypothesis import assume, given, settings
@@ -13,9 +14,11 @@ from shardwright.planning.exact import (
     cut_places,
     down_sets,
     range_tables,
+    recut,
     stages_between,
 )
 from shardwright.planning.memory_limit import MemoryLimit
+from shardwright.planning.ordering import as_stages
 from shardwright.planning.workload import Sent, Workload
 from tests.planning.workloads import (
     acyclic_partitions,
@@ -23,6 +26,7 @@ from tests.planning.workloads import (
     kept_by,
     members,
     merit,
+    random_parts,
     seconds_of,
     sent_to,
     stored_by,
@@ -128,3 +132,17 @@ def test_of_many_nodes_cuts_are_tried_where_least_crosses():
     coarse, fine = range_tables(wide, [0, 3, 6]), range_tables(wide, range(7))
     for (i, a), (j, b) in pairwise(enumerate([0, 3, 6])):
         assert coarse.seconds[i, j] == fine.seconds[a, b]
+
+
+@given(workloads(most=10, least=3), st.integers(0, 2**32), st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_stages_cut_anew_are_no_worse(workload, seed, count):
+    stages, _ = as_stages(workload, random_parts(Random(seed), workload, count), count)
+    found = recut(workload, stages)
+    assert is_acyclic(workload, found)
+    assert set(found) == set(range(count))
+    assert merit(workload, found, range(count)) <= merit(workload, stages, range(count))
+
+
+def test_stages_stay_where_nothing_fits():
+    assert recut(chain(4), [0, 0, 0, 1], MemoryLimit(-1)) == [0, 0, 0, 1]
