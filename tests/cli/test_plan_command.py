@@ -141,3 +141,53 @@ def test_what_plan_needs_is_told() -> None:
     assert "name a program, FILE.py:FUNCTION" in refused("plan")
     assert "leave the other options out" in refused("plan", "--diff", "a", "b", "--devices", 2)
     assert "no plan can be read from a" in refused("plan", "--diff", "a", "b")
+
+
+TINY = """
+hosts: 1
+devices_per_host: 2
+device: {name: tiny, kind: cpu, memory: 1 kB, flops: 1 GFLOP/s, bandwidth: 1 GB/s, overhead: 1 us}
+links: {inside: gloo}
+"""
+LACKING = TINY.replace("hosts: 1", "hosts: 2")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "options", "message"),
+    [
+        (LACKING, (), "c.yaml, line 5, links: there is no link 'between', but there are 2 hosts"),
+        (TINY, ("--policy", "auto"), "fits: the nearest"),
+        ("hosts: [", (), "c.yaml"),
+    ],
+)
+def test_clusters_that_will_not_do(cluster: str, options: tuple[str, ...], message: str) -> None:
+    Path("c.yaml").write_text(cluster)
+    words = ("plan", "planned_program.py:train", "--cluster", "c.yaml", *options)
+    assert message in refused(*words)
+
+
+def test_more_stages_than_nodes() -> None:
+    for policy in ("pipeline", "metis", "memory", "exact"):
+        found = refused("plan", "planned_program.py:make", "--devices", 99, "--policy", policy)
+        assert "99" in found
+        assert "4 nodes" in found
+
+
+def test_a_plan_is_searched_for_on_a_cluster() -> None:
+    Path("c.yaml").write_text(TINY.replace("1 kB", "1 GB"))
+    printed = succeed("plan", "planned_program.py:train", "--cluster", "c.yaml", "--policy", "auto")
+    assert "predicted: " in printed
+    losses("auto.jsonl", "--cluster", "c.yaml", "--policy", "auto")
+    assert "--policy" in succeed("train", "--help")
+
+
+def test_a_profile_is_what_auto_goes_by() -> None:
+    words = ("planned_program.py:train", "--n-iter", 1, "--no-cache", "-o", "profile.json")
+    succeed("profile", *words)
+    options = ("--devices", 2, "--microbatches", 1, "--policy", "auto")
+    by_shapes = planned("a.json", *options)
+    measured = planned("b.json", *options, "--profile", "profile.json")
+    assert measured.prediction.step_time != by_shapes.prediction.step_time
+    assert "a step: " in succeed("plan", "--diff", "a.json", "b.json")
+    found = refused("plan", words[0], "--devices", 2, "--profile", "profile.json")
+    assert "a profile is for policy='auto'" in found
