@@ -39,10 +39,12 @@ def auto_plan(
 
     Raises PlanError where no plan fits, with what lacks in the nearest.
     """
+    asked = asked or Asked()
+    asked.check()
     spreads = Spreads(graph, cluster, costs or Analytic(cluster.device))
     if spreads.training:
         check_one_backward(graph)
-    best, *_ = Search(spreads, cluster, asked or Asked()).run()
+    best, *_ = Search(spreads, cluster, asked).run()
     made = write_plan(spreads, cluster, best)
     return msgspec.structs.replace(made, prediction=best.estimate.prediction())
 

@@ -19,9 +19,11 @@ import numpy as np
 
 from shardwright.planning.spread import Floats, Integers, Pairs, Spread
 
-POSITIONS = 384
+POSITIONS = 256
 SLACKS = (1.0, 1.02, 1.1, 1.3, 2.0)
 """How much slower than it must be the slowest stage may be, where less is sent."""
+MANY_STAGES = 16
+"""Of more stages only every second slack is tried."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def cuts(
         fits = [np.ones_like(loads, dtype=bool)] * stages
         bounds = _fastest(loads, stages, fits)
     seen = set()
-    for slack in SLACKS:
+    for slack in SLACKS if stages <= MANY_STAGES else SLACKS[::2]:
         chosen = _fewest(loads <= bounds * slack * (1 + 1e-12), line.crossing, stages, fits)
         if tuple(chosen) not in seen:
             seen.add(tuple(chosen))
@@ -134,8 +136,8 @@ def _positions(crossing: Floats, first: int, count: int) -> Integers:
         least = np.argsort(crossing[inner], kind="stable")
         limit = crossing[inner][least[POSITIONS - 1]]
         inner = inner[crossing[inner] <= limit]
-        if len(inner) > 2 * POSITIONS:
-            inner = inner[np.linspace(0, len(inner) - 1, 2 * POSITIONS).astype(int)]
+        if len(inner) > POSITIONS:
+            inner = inner[np.linspace(0, len(inner) - 1, POSITIONS).astype(int)]
     return np.concatenate([[first], inner, [count]]).astype(np.int64)
 
 

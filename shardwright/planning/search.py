@@ -21,6 +21,8 @@ import numpy as np
 from shardwright.errors import PlanError
 from shardwright.layout import Cluster
 from shardwright.planning.cutting import Line, cuts, first_readers
+from shardwright.planning.exhaustive import fastest_partitions, is_small
+from shardwright.planning.mesh import DATA
 from shardwright.planning.predict import Estimate, estimate
 from shardwright.planning.shapes import Shape, shapes
 from shardwright.planning.spread import Floats, Integers, Spread
@@ -33,6 +35,12 @@ MICROBATCHES = (1, 2, 4, 8, 16, 32, 64)
 ENOUGH = 1.01
 BUBBLE = 0.4
 """The share of a stage's work on a microbatch that every schedule has it wait at a step's ends."""
+PROMISE = 0.995
+"""In graphs that are not small, only what may take less than this times the best is looked at."""
+STAGES = 128
+"""More virtual stages are not tried."""
+FITTING = 32
+"""Of a small graph's partitions so many of the fastest are tried for one that fits."""
 OTHERS = 3
 """How many other shapes are looked at in full, to say why they are worse."""
 SCHEDULES: tuple[tuple[str, int], ...] = (
@@ -79,8 +87,18 @@ class Asked:
         for kind, chunks in SCHEDULES:
             if self.schedule in (None, kind) and self.chunks in (None, chunks):
                 yield kind, chunks
-        if (self.schedule, self.chunks) not in SCHEDULES and self.schedule and self.chunks:
-            yield self.schedule, self.chunks
+        if (
+            self.chunks is not None
+            and (self.schedule or "interleaved", self.chunks) not in SCHEDULES
+        ):
+            yield self.schedule or "interleaved", self.chunks
+
+    def check(self) -> None:
+        """Raise PlanError for what is not to be had on any mesh."""
+        options = self.options()
+        options.check({DATA: 2})
+        if self.schedule is not None:
+            options.schedule_on(2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +162,8 @@ class Search:
     tried: dict[Candidate, Found | None] = field(default_factory=dict)
     refused: dict[Shape, str] = field(default_factory=dict)
     """Shapes that cannot be, and why."""
+    crowded: dict[Candidate, float] = field(default_factory=dict)
+    """Candidates whose parameters alone do not fit, and the bytes that a slot would need."""
     _bounds: dict[Candidate, float] = field(default_factory=dict)
     _cuts: dict[object, list[Integers]] = field(default_factory=dict)
     _serial: float = 0.0
@@ -171,13 +191,14 @@ class Search:
 
     def _best(self, candidates: Iterable[Candidate], below: float = np.inf) -> Found | None:
         """The best of some candidates of which a sample takes less than ``below``."""
+        promise = 1.0 if self._is_small() else PROMISE
         waiting = [
             (self._bounds.get(candidate, self._rough_bound(candidate)), i, candidate)
             for i, candidate in enumerate(candidates)
         ]
         heapq.heapify(waiting)
         best: Found | None = None
-        while waiting and waiting[0][0] < below:
+        while waiting and waiting[0][0] < below * promise:
             _, i, candidate = heapq.heappop(waiting)
             if candidate not in self._bounds:
                 self._bounds[candidate] = self._bound(candidate)
@@ -227,7 +248,11 @@ class Search:
         if candidate.shape in self.refused:
             return np.inf
         waiting = (candidate.shape.pipeline - 1) / candidate.chunks / candidate.microbatches
-        return self._serial / candidate.shape.slots * (1 + BUBBLE * waiting)
+        bubble = 0.0 if self._is_small() or not self.spreads.training else BUBBLE * waiting
+        return self._serial / candidate.shape.slots * (1 + bubble)
+
+    def _is_small(self) -> bool:
+        return is_small(self.spreads.over(Shape(1)).source)
 
     def _bound(self, candidate: Candidate) -> float:
         """What a sample takes at least on this mesh if the stages are equal."""
@@ -237,14 +262,27 @@ class Search:
         except PlanError as error:
             self.refused[shape] = str(error)
             return np.inf
-        if candidate.stages > len(spread.once) - len(spread.source.prepare):
+        if candidate.stages > min(len(spread.once) - len(spread.source.prepare), STAGES):
+            return np.inf
+        needed = self._least_memory(spread, candidate)
+        if needed > self.cluster.device.memory:
+            self.crowded[candidate] = needed
             return np.inf
         once = float(self._once(spread, candidate).sum())
         at_work = (count * float(spread.seconds.sum()) + once) / shape.pipeline
         ends = float((spread.forward + spread.backward).sum())
-        if not self.spreads.training:
-            return at_work
+        if not self.spreads.training or self._is_small():
+            return at_work / count
         return (at_work + (shape.pipeline - 1) / candidate.stages * ends) / count
+
+    @staticmethod
+    def _least_memory(spread: Spread, candidate: Candidate) -> float:
+        """The bytes of stored values, gradients and states that the fullest slot has at least."""
+        count = len(spread.once)
+        shards = candidate.shape.shards if candidate.zero else 1
+        size = spread.stored.size + spread.gradient + spread.state / shards
+        stored = float(first_readers(spread.stored._replace(size=size), count).sum())
+        return stored / candidate.shape.pipeline
 
     def _once(self, spread: Spread, candidate: Candidate) -> Floats:
         """Seconds of each node that a step takes once, the update of its parameters included."""
@@ -266,8 +304,29 @@ class Search:
             for found in self._in_mode(candidate, mode):
                 if least is None or _better(found, least):
                     least = found
+            if mode == "none" and self._is_small():
+                least = self._exhaust(candidate, least)
             if least is not None and least.fits:
                 break
+        return least
+
+    def _exhaust(self, candidate: Candidate, least: Found | None) -> Found | None:
+        """The best of all partitions of a small graph."""
+        spread = self.spreads.over(candidate.shape)
+        shape, count = candidate.shape, candidate.microbatches
+        options = Options(count, candidate.schedule, candidate.chunks, zero=candidate.zero)
+        partitions = fastest_partitions(
+            spread,
+            order_of(candidate.schedule, shape.pipeline, count, candidate.chunks),
+            self.cluster,
+            [mesh.devices for mesh in shape.ranks(self.cluster)],
+            below=least.estimate.step_time if least is not None and least.fits else np.inf,
+            zero=candidate.zero,
+        )
+        for stages in partitions[:FITTING]:
+            found = self._found(spread, stages, options, candidate)
+            if found.fits:
+                return found
         return least
 
     def _in_mode(self, candidate: Candidate, mode: str) -> Iterator[Found]:
@@ -353,6 +412,8 @@ class Search:
 
     def _nothing(self) -> str:
         """Which slot lacks how many bytes in the plan that comes nearest."""
+        for candidate in sorted(self.crowded, key=self.crowded.__getitem__)[:1]:
+            self.tried[candidate] = self._look(candidate)
         found = [one for one in self.tried.values() if one is not None]
         if not found:
             reasons = "; ".join(dict.fromkeys(self.refused.values())) or "no mesh has its options"

@@ -78,17 +78,19 @@ TAKES_APART = frozenset({"tensor", "sequence"})
 """Axes for which fused products are taken apart: those that split columns."""
 
 
-def take_apart(graph: IRGraph, axes: Mapping[str, int]) -> tuple[IRGraph, tuple[int, ...]]:
+def take_apart(
+    graph: IRGraph, axes: Mapping[str, int], apart: IRGraph | None = None
+) -> tuple[IRGraph, tuple[int, ...]]:
     """The graph with fused products taken apart of which such an axis splits parts, by columns.
 
     Also their positions in the graph. Parts split by what they sum over would be reduced one by
-    one: those products stay fused.
+    one: those products stay fused. ``apart`` is `all_apart` of the graph, where it is known.
     """
     axis = next((name for name in axes if name in TAKES_APART and axes[name] > 1), None)
     fusions = find_fusions(graph) if axis is not None else {}
     if axis is None or not fusions:
         return graph, ()
-    apart = unfuse(graph, fusions)
+    apart = unfuse(graph, fusions) if apart is None else apart
     view = forward_view(apart)
     following = SPLITTERS[axis](view, axes[axis])
     names: dict[bool, set[str]] = {True: set(), False: set()}
@@ -103,6 +105,11 @@ def take_apart(graph: IRGraph, axes: Mapping[str, int]) -> tuple[IRGraph, tuple[
         if any(good.intersection(graph.values[v].names) for v in graph.nodes[position].inputs)
     )
     return (apart if len(kept) == len(fusions) else unfuse(graph, kept)), kept
+
+
+def all_apart(graph: IRGraph) -> IRGraph:
+    """The graph with all fused products taken apart."""
+    return unfuse(graph, find_fusions(graph))
 
 
 def _columns(following: Following, node: IRNode, bound: BoundDimop) -> str | None:

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 from shardwright.ir import IRGraph
 from shardwright.layout import Cluster, Mesh
-from shardwright.planning.assemble import step_of
+from shardwright.planning.assemble import planned, step_of
 from shardwright.planning.forward import forward_view
 from shardwright.planning.plan import Assignment, Plan, assignments, check_belongs
 from shardwright.planning.pricing import price
 from shardwright.planning.spread import Forward, Splits, Spread, spread
 from shardwright.planning.training import Options
-from shardwright.planning.unfuse import unfuse
 from shardwright.profiling.cost import Costs
 
 
@@ -56,8 +55,8 @@ def spread_over(
 def forward_of(graph: IRGraph, plan: Plan) -> Forward:
     """What a plan assigns."""
     if plan.training is None:
-        planned = unfuse(graph, plan.unfused)
-        return Forward(planned, planned, frozenset(), training=False)
+        whole = planned(graph, plan)
+        return Forward(whole, whole, frozenset(), training=False)
     step = step_of(graph, plan)
     return Forward(step.graph, forward_view(step.graph), step.prepare, training=True)
 

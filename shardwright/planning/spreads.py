@@ -19,7 +19,7 @@ from shardwright.planning.mesh import compatible
 from shardwright.planning.plan import Split, Terms
 from shardwright.planning.shapes import Shape
 from shardwright.planning.shard_norms import has_shards
-from shardwright.planning.splits import SPLITTERS, TAKES_APART, take_apart
+from shardwright.planning.splits import SPLITTERS, TAKES_APART, all_apart, take_apart
 from shardwright.planning.spread import Forward, Splits, Spread
 from shardwright.planning.spreading import spread_over
 from shardwright.planning.step import as_step
@@ -39,6 +39,7 @@ class Spreads:
     _apart: dict[tuple[tuple[str, int], ...], tuple[IRGraph, tuple[int, ...]]] = field(
         default_factory=dict
     )
+    _all_apart: IRGraph | None = None
     _forwards: dict[tuple[tuple[int, ...], int, bool], Forward] = field(default_factory=dict)
     _columns: dict[tuple[int, str, int], _Column] = field(default_factory=dict)
     _spreads: dict[tuple[tuple[tuple[str, int], ...], bool], Spread] = field(default_factory=dict)
@@ -50,7 +51,9 @@ class Spreads:
         """The graph with fused products taken apart, and their positions in the graph."""
         axes = tuple((axis, size) for axis, size in shape.inner if axis in TAKES_APART)
         if axes not in self._apart:
-            self._apart[axes] = take_apart(self.graph, dict(axes))
+            if axes and self._all_apart is None:
+                self._all_apart = all_apart(self.graph)
+            self._apart[axes] = take_apart(self.graph, dict(axes), self._all_apart)
         return self._apart[axes]
 
     def forward(self, shape: Shape, *, single: bool = False) -> Forward:
@@ -67,8 +70,8 @@ class Spreads:
 
     def _mixes(self, shards: int) -> bool:
         """Whether the number of data shards changes the graph: batch norms have each their own."""
-        rows = batch_rows(self.graph)
-        return self.training and any(
+        rows = batch_rows(self.graph) if self.training and shards > 1 else 0
+        return rows > 0 and any(
             has_shards(self.graph, node, rows, shards) for node in self.graph.nodes
         )
 
