@@ -48,18 +48,21 @@ class Tables:
         return self.stored + limit.under_way(stage, stages) * self.kept
 
 
-def best_chain(tables: Tables, stages: int, limit: MemoryLimit | None = None) -> list[int]:
+def best_chain(
+    tables: Tables, stages: int, limit: MemoryLimit | None = None, *, allowed: float = 0.0
+) -> list[int]:
     """The cuts 0 = c0 < c1 < … = n between ``stages`` stages.
 
-    Raises PlanError where no chain has that many stages that all fit in memory.
+    Costs up to ``allowed`` are as good as smaller ones. Raises PlanError where no chain has that
+    many stages that all fit in memory.
     """
     fitting = [tables.fitting(stage, stages, limit) for stage in range(stages)]
     bound = _walk(fitting, np.maximum)[0]
     if not np.isfinite(bound):
         raise PlanError(_too_full(tables, stages, limit))
-    bound *= 1 + TOLERANCE
-    allowed = [np.where(table <= bound, tables.sent, np.inf) for table in fitting]
-    return _walk(allowed, np.add)[1]
+    bound = max(bound * (1 + TOLERANCE), allowed)
+    sending = [np.where(table <= bound, tables.sent, np.inf) for table in fitting]
+    return _walk(sending, np.add)[1]
 
 
 def _walk(tables: Sequence[Table], join: Any) -> tuple[float, list[int]]:

@@ -45,18 +45,36 @@ def check_stages(nodes: int, stages: int, graph: str) -> None:
 # --- contiguous -----------------------------------------------------------------------------------
 
 
-def contiguous(workload: Workload, stages: int, limit: MemoryLimit | None = None) -> list[int]:
+def contiguous(
+    workload: Workload,
+    stages: int,
+    limit: MemoryLimit | None = None,
+    *,
+    allowed: float | None = None,
+) -> list[int]:
     """The stage of each node in the best cut of their order. Raises PlanError.
 
-    Of more than `MOST_NODES` nodes only the places where least crosses are tried.
+    With ``allowed`` messages count apart from work: of all cuts whose stages have at most so many
+    seconds of work, or as few as can be, it is the one that sends least. Of more than `MOST_NODES`
+    nodes only the places where least crosses are tried.
     """
     places = cut_places(workload, stages)
-    cuts = best_chain(range_tables(workload, places), stages, limit)
+    tables = range_tables(workload, places)
+    if allowed is not None:
+        work = range_tables(replace(workload, sent=()), places).seconds
+        tables = replace(tables, seconds=work)
+    cuts = best_chain(tables, stages, limit, allowed=allowed or 0.0)
     return stages_between([places[cut] for cut in cuts])
 
 
-def recut(workload: Workload, stages: Sequence[int], limit: MemoryLimit | None = None) -> list[int]:
-    """The best contiguous cut of the nodes stage after stage, instead of in their own order.
+def recut(
+    workload: Workload,
+    stages: Sequence[int],
+    limit: MemoryLimit | None = None,
+    *,
+    allowed: float | None = None,
+) -> list[int]:
+    """`contiguous` for the nodes stage after stage, instead of in their own order.
 
     Stages that none reads from an earlier one are such a cut themselves: it is no worse than they
     are, unless they are more than `MOST_NODES` nodes. They stay where nothing fits in memory.
@@ -64,7 +82,7 @@ def recut(workload: Workload, stages: Sequence[int], limit: MemoryLimit | None =
     order = sorted(range(len(workload)), key=lambda node: (stages[node], node))
     place = {node: at for at, node in enumerate(order)}
     try:
-        cut = contiguous(_in_order(workload, order, place), max(stages) + 1, limit)
+        cut = contiguous(_in_order(workload, order, place), max(stages) + 1, limit, allowed=allowed)
     except PlanError:
         return list(stages)
     return [cut[place[node]] for node in range(len(workload))]

@@ -43,7 +43,7 @@ from shardwright.planning.metis import (
 from shardwright.planning.mixed import mixed
 from shardwright.planning.partition import Partition, make_partition
 from shardwright.planning.pipedream import pipedream
-from shardwright.planning.refine import most_bytes, refine
+from shardwright.planning.refine import most_bytes, most_seconds, refine
 from shardwright.planning.repair import repair
 from shardwright.planning.shares import Shares
 from shardwright.planning.training import held_bytes
@@ -127,10 +127,14 @@ class Task:
         *,
         ranks: Sequence[int] | None = None,
         replicas: Sequence[int] | None = None,
+        load: Callable[[Shares], float] = most_seconds,
     ) -> Partition:
-        """The partition of these stages, mended; on the ranks that the schedule has by default."""
+        """The partition of these stages, mended; on the ranks that the schedule has by default.
+
+        ``load`` is what mending may not make larger.
+        """
         ranks = self.placement if ranks is None else ranks
-        mended = repair(self.workload, stages, ranks)
+        mended = repair(self.workload, stages, ranks, load=load)
         if replicas is None:
             self._check_fits(Shares.of(self.workload, mended.stages, ranks))
         return make_partition(
@@ -180,7 +184,7 @@ def by_memory(task: Task) -> Partition:
     workload = task.workload
     stages, notes = _by_bytes(workload, task.stages, None, {})
     stages = refine(workload, stages, ranks=task.placement, limit=task.limit, load=most_bytes)
-    return task.partition("memory", stages, notes)
+    return task.partition("memory", stages, notes, load=most_bytes)
 
 
 def by_pipedream(task: Task) -> Partition:
@@ -307,12 +311,20 @@ def metis_partition(
     stages, notes = metis_stages(task.workload, num_partitions, weights, edges, metis_options)
     factor = 1 + metis_options["ufactor"] / 1000 if "ufactor" in metis_options else BALANCE
     allowed = factor * sum(weights) / num_partitions
-    stages = refine(
-        _weighed(task.workload, weights, edges),
-        stages,
-        load=lambda shares: max(allowed, *shares.work),
+    weighed = _weighed(task.workload, weights, edges)
+    stages = recut(weighed, stages, allowed=allowed)
+    stages = refine(weighed, stages, load=lambda shares: max(allowed, *shares.work))
+    return task.partition(
+        "metis", stages, notes, load=lambda shares: max(allowed, *_sums(weights, shares.stages))
     )
-    return task.partition("metis", stages, notes)
+
+
+def _sums(weights: Sequence[float], stages: Sequence[int]) -> list[float]:
+    """The weight of each stage."""
+    found = [0.0] * (max(stages) + 1)
+    for weight, stage in zip(weights, stages, strict=True):
+        found[stage] += weight
+    return found
 
 
 def _weighed(workload: Workload, weights: Sequence[float], edges: Mapping[Edge, float]) -> Workload:
@@ -337,7 +349,8 @@ def partition_by_memory(
     if edge_weight_function is not None:
         edges = weigh_edges(policy_nodes(task.view), task.workload, edge_weight_function)
     stages, notes = _by_bytes(task.workload, num_partitions, edges, metis_options)
-    return task.partition("memory", refine(task.workload, stages, load=most_bytes), notes)
+    stages = refine(task.workload, stages, load=most_bytes)
+    return task.partition("memory", stages, notes, load=most_bytes)
 
 
 def pipedream_partition(

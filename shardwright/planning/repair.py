@@ -9,12 +9,13 @@ had, and every fix saves more seconds of messages than it adds of work.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shardwright.planning.copies import Copy
 from shardwright.planning.ordering import named
+from shardwright.planning.refine import most_seconds
 from shardwright.planning.shares import Shares
 from shardwright.planning.workload import Workload
 
@@ -33,13 +34,20 @@ class Repaired(NamedTuple):
 
 
 def repair(
-    workload: Workload, stages: Sequence[int], ranks: Sequence[int] | None = None
+    workload: Workload,
+    stages: Sequence[int],
+    ranks: Sequence[int] | None = None,
+    *,
+    load: Callable[[Shares], float] = most_seconds,
 ) -> Repaired:
-    """Mend a partition whose stage s is on rank ``ranks[s]``, on its own by default."""
+    """Mend a partition whose stage s is on rank ``ranks[s]``, on its own by default.
+
+    ``load`` is what no move may make larger, the most seconds of any rank by default.
+    """
     ranks = range(max(stages, default=-1) + 1) if ranks is None else ranks
     shares = Shares.of(workload, stages, ranks)
     before = shares.sent
-    moved = sorted(set(_move_cheap(shares)))
+    moved = sorted(set(_move_cheap(shares, load)))
     notes = [
         f"moved {named(workload, moved)} to where they save messages: "
         f"{1e3 * (before - shares.sent):.3f} ms less of them"
@@ -52,29 +60,29 @@ def repair(
 # --- moves ----------------------------------------------------------------------------------------
 
 
-def _move_cheap(shares: Shares) -> Iterator[int]:
+def _move_cheap(shares: Shares, load: Callable[[Shares], float]) -> Iterator[int]:
     """Move nodes that take less time than the messages they save; gives those that moved."""
     moved = True
     while moved:
         moved = False
         for node in range(len(shares.stages)):
-            if _moves(shares, node):
+            if _moves(shares, node, load):
                 moved = True
                 yield node
 
 
-def _moves(shares: Shares, node: int) -> bool:
+def _moves(shares: Shares, node: int, load: Callable[[Shares], float]) -> bool:
     """Move a node to the stage where it saves most; False where it is best left."""
     workload, here = shares.workload, shares.stages[node]
     near = {shares.stages[other] for other in workload.predecessors[node]}
     far = {shares.stages[other] for other in workload.successors[node]}
     low, high = max(near, default=0), min(far, default=len(shares.nodes) - 1)
-    busiest, sent = max(shares.seconds), shares.sent
+    most, sent = load(shares), shares.sent
     best, chosen = sent - max(GAIN, workload.seconds[node]), here
     for stage in sorted((near | far) - {here}):
         if low <= stage <= high and shares.nodes[here] > 1:
             shares.move(node, stage)
-            if shares.sent < best and max(shares.seconds) <= busiest * (1 + 1e-12):
+            if shares.sent < best and load(shares) <= most * (1 + 1e-12):
                 best, chosen = shares.sent, stage
             shares.move(node, here)
     if chosen != here:

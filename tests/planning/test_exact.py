@@ -146,3 +146,16 @@ def test_stages_cut_anew_are_no_worse(workload, seed, count):
 
 def test_stages_stay_where_nothing_fits():
     assert recut(chain(4), [0, 0, 0, 1], MemoryLimit(-1)) == [0, 0, 0, 1]
+
+
+@given(workloads(), st.integers(1, 3), st.integers(0, 60))
+@settings(max_examples=60, deadline=None)
+def test_work_that_is_allowed_is_as_good_as_less(workload, stages, allowed):
+    assume(stages <= len(workload))
+
+    def judged(cut):
+        work = max(sum(workload.seconds[i] for i in nodes) for nodes in members(cut, range(stages)))
+        return max(work, allowed), merit(workload, cut, range(stages))[1]
+
+    best = min(judged(cut) for cut in every_cut(workload, stages))
+    assert judged(contiguous(workload, stages, allowed=allowed)) == best
