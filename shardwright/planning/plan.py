@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode
+from shardwright.ir.dropout import DROPOUT
 from shardwright.ir.repeats import fingerprint
 from shardwright.layout import Mesh
 from shardwright.planning.copies import Copy
@@ -255,13 +257,17 @@ def label_of(node: IRNode) -> str:
 
 
 def fingerprint_graph(graph: IRGraph) -> str:
-    """A hash of what a graph computes: operators, attributes, shapes, and how they connect."""
+    """A hash of what a graph computes: operators, attributes, shapes, and how they connect.
+
+    Dropout counts without its seed: a plan is good for any.
+    """
     digest = hashlib.sha256()
     for value_id in graph.inputs:
         value = graph.values[value_id]
         digest.update(repr((value_id, value.shape, value.dtype)).encode())
     for node in graph.nodes:
-        digest.update(repr((fingerprint(graph, node), node.inputs, node.outputs)).encode())
+        seeded = replace(node, attrs={**node.attrs, "seed": 0}) if node.op == DROPOUT else node
+        digest.update(repr((fingerprint(graph, seeded), node.inputs, node.outputs)).encode())
     digest.update(repr((graph.outputs, graph.updates)).encode())
     return digest.hexdigest()[:16]
 

@@ -131,6 +131,17 @@ def test_options_beside_a_plan_are_refused() -> None:
         train(program.step, rows(1), plan=made, steps=1, mesh={"data": 2}, schedule="gpipe")
 
 
+def test_a_plan_is_good_for_any_seed_of_dropout() -> None:
+    program = perceptron(0.3)
+    graph = Program(program.step, Loading(rows(1), seed=0).first(), microbatches=1, seed=0).graph
+    made = plan(graph, 2)
+    found = [
+        train(perceptron(0.3).step, rows(2), epochs=1, in_process=True, quiet=True, seed=1, **how)
+        for how in ({"plan": made}, {"devices": 2})
+    ]
+    assert found[0].losses == found[1].losses
+
+
 def test_a_plan_of_another_step_is_refused() -> None:
     with pytest.raises(PlanError, match=r"inputs were .*i64\[8, 6\].*, here they are x f32"):
         train(perceptron().step, rows(1), plan=plan(captured("gpt", 1), 2), steps=1)
