@@ -122,6 +122,17 @@ def _classes(graph: IRGraph, node: IRNode) -> Iterator[Bound]:
         yield node.inputs[1], shape[1] if len(shape) > 1 else shape[0]
 
 
+def _classes_behind(graph: IRGraph, node: IRNode) -> Iterator[Bound]:
+    """The same where a gradient stands before both."""
+    shape = graph.values[node.inputs[1]].shape
+    yield node.inputs[2], shape[1] if len(shape) > 1 else shape[0]
+
+
+def _table(graph: IRGraph, node: IRNode) -> Iterator[Bound]:
+    """The second input is rows of a table that is made."""
+    yield node.inputs[1], node.attrs["num_weights"]
+
+
 def _one_hot(graph: IRGraph, node: IRNode) -> Iterator[Bound]:
     yield node.inputs[0], graph.values[node.outputs[0]].shape[-1]
 
@@ -152,7 +163,10 @@ _INDICES: Mapping[str, Callable[[IRGraph, IRNode], Iterator[Bound]]] = {
     "aten.nll_loss_forward.default": _classes,
     "aten.nll_loss2d.default": _classes,
     "aten.nll_loss2d_forward.default": _classes,
+    "aten.nll_loss_backward.default": _classes_behind,
+    "aten.nll_loss2d_backward.default": _classes_behind,
     "aten.multi_margin_loss.default": _classes,
+    "aten.embedding_dense_backward.default": _table,
     "aten.one_hot.default": _one_hot,
 }
 """Operators that take indices: which of their inputs are, and how many there are to pick from."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shardwright.atomic import replacing
 from shardwright.errors import ProfileError
 from shardwright.profiling.layer import Equals, equals
-from shardwright.profiling.profile_table import LONGEST_NAME
+from shardwright.profiling.profile_table import shortened
 
 if TYPE_CHECKING:
     from shardwright.profiling.profile import Profile
@@ -98,7 +98,7 @@ def _longest(lines: Sequence[Equals]) -> list[Equals]:
 
 
 def _label(line: Equals) -> str:
-    name = line.name if len(line.name) <= LONGEST_NAME else f"…{line.name[1 - LONGEST_NAME :]}"
+    name = shortened(line.name)
     kind = line.first.kind.removeprefix("aten.").removesuffix(".default")
     shown = name if name.startswith(kind) else f"{name} ({kind})"
     return f"{shown} ×{line.count}" if line.count > 1 else shown

@@ -68,10 +68,11 @@ def _count(number: int, noun: str) -> str:
 
 def _row(line: Equals) -> list[str]:
     numbers = [number_text(getattr(line.first, field)) for field in _COLUMNS]
-    return [_shortened(line.name), line.first.kind, str(line.count), *numbers]
+    return [shortened(line.name), line.first.kind, str(line.count), *numbers]
 
 
-def _shortened(name: str) -> str:
+def shortened(name: str) -> str:
+    """A name of at most `LONGEST_NAME` characters."""
     return name if len(name) <= LONGEST_NAME else f"…{name[1 - LONGEST_NAME :]}"
 
 

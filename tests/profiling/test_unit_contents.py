@@ -70,6 +70,18 @@ def test_labels_are_classes() -> None:
     assert index_bounds(graph) == {labels.id: CLASSES}
 
 
+def test_indices_of_backwards_are_bound_too() -> None:
+    builder = Builder("backward")
+    labels = builder.input("labels", (7,), "i64")
+    scores, grad = builder.input("scores", (7, CLASSES), "f32"), builder.input("grad", (), "f32")
+    total = builder.input("total", (), "f32")
+    op = "aten.nll_loss_backward.default"
+    given = builder.call(op, grad, scores, labels, None, 1, -100, total)
+    table = builder.call("aten.embedding_dense_backward.default", scores, labels, ROWS, -1, False)
+    assert index_bounds(builder.finish(given)) == {labels.id: CLASSES}
+    assert index_bounds(builder.finish(table))[labels.id] == CLASSES
+
+
 def test_a_bound_goes_through_views_and_casts_and_the_least_one_counts() -> None:
     builder = Builder("shared")
     tokens = builder.input("tokens", (2, 3), "i32")
