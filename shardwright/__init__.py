@@ -40,7 +40,15 @@ from shardwright.planning import (
     predict,
     simulate,
 )
-from shardwright.profiling import Analytic, Profile, profile, profile_network
+from shardwright.profiling import (
+    Analytic,
+    Profile,
+    profile,
+    profile_cluster,
+    profile_device,
+    profile_links,
+    profile_network,
+)
 from shardwright.report import TimelineChart
 from shardwright.runtime import (
     Runner,
@@ -119,6 +127,9 @@ __all__ = [
     "plan",
     "predict",
     "profile",
+    "profile_cluster",
+    "profile_device",
+    "profile_links",
     "profile_network",
     "profile_tasks",
     "register_op",

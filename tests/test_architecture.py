@@ -66,6 +66,7 @@ PUBLIC_NAMES = {
     *("Partition", "metis_partition", "METIS_partition", "partition_by_memory"),
     *("pipedream_partition", "exact_partition", "mixed_partition"),
     *("predict", "simulate", "profile_tasks", "Analytic"),
+    *("profile_links", "profile_device", "profile_cluster"),
     "__version__",
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
