@@ -81,8 +81,17 @@ class Cluster(msgspec.Struct, frozen=True):
             temporary.write_text(self.to_yaml(), "utf-8")
 
     def to_yaml(self) -> str:
-        """The text of the cluster's file."""
-        return write_machines(Machines(self.hosts, self.device, self.inside, self.between))
+        """The text of the cluster's file; links that no slots need and nobody gave are left out."""
+        alone = len(self.hosts) == 1 and self.between == ETHERNET
+        apart = all(len(host) == 1 for host in self.hosts) and self.inside == GLOO
+        return write_machines(
+            Machines(
+                self.hosts,
+                self.device,
+                inside=None if apart else self.inside,
+                between=None if alone else self.between,
+            )
+        )
 
     @property
     def devices(self) -> tuple[str, ...]:

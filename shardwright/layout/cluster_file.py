@@ -165,19 +165,22 @@ def _link(at: Branch, fields: Mapping[str, Branch], kind: str) -> Link:
 
 def write_machines(machines: Machines) -> str:
     """The text of a cluster file."""
-    links = {"inside": machines.inside, "between": machines.between}
-    written_links = {name: _written_links(found) for name, found in links.items() if found}
-    machines_and_links = _written_hosts(machines.hosts) | {"links": written_links}
-    device = {"device": _written_device(machines.device)}
-    return _yaml(machines_and_links) + _yaml(device, inline=False)
+    both = {"inside": machines.inside, "between": machines.between}
+    links = {name: _written_links(found) for name, found in both.items() if found}
+    hosts = _written_hosts(machines.hosts)
+    return "".join(
+        (
+            _yaml(hosts, inline="devices_per_host" not in hosts),
+            _yaml({"links": links}) if links else "",
+            _yaml({"device": _written_device(machines.device)}, inline=False),
+        )
+    )
 
 
 def _yaml(document: dict[str, Any], inline: bool = True) -> str:
     """YAML with the innermost lists and mappings on one line each, or one line a value."""
     style = None if inline else False
-    text = yaml.safe_dump(
-        document, sort_keys=False, default_flow_style=style, allow_unicode=True, width=1000
-    )
+    text = yaml.safe_dump(document, sort_keys=False, default_flow_style=style, width=1000)
     return str(text)
 
 

@@ -8,8 +8,17 @@ operations, since memory, not arithmetic, is what it takes time for. What operat
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from shardwright.ir import IRGraph, IRNode
-from shardwright.profiling.operations import FREE, LOOKUP, arithmetic
+from shardwright.profiling.operations import (
+    ELEMENTS,
+    FORMULAS,
+    FREE,
+    LOOKUP,
+    TABLE_PASSES,
+    arithmetic,
+)
 
 WORK_PER_BYTE = 4
 """Operations a core does in the time in which it moves a byte; a CPU core does 3 to 10."""
@@ -26,3 +35,22 @@ def node_work(graph: IRGraph, node: IRNode) -> int:
     if node.op == LOOKUP:
         return 2 * WORK_PER_BYTE * outputs[0]
     return WORK_PER_BYTE * sum((*outputs, *(graph.values[v].nbytes for v in node.inputs)))
+
+
+def training_work(graph: IRGraph, node: IRNode, needing: Collection[int]) -> int:
+    """The same of a node's forward and backward, where the values ``needing`` want gradients.
+
+    A backward takes as much as the forward again for each matrix of a contraction that needs a
+    gradient, and once for what is no contraction, but for what `ELEMENTS` knows better.
+    """
+    wanted = [graph.values[v] for v in node.inputs if v in needing]
+    once = node_work(graph, node)
+    if not wanted:
+        return once
+    if node.op in FORMULAS:
+        return once * (1 + sum(len(value.shape) > 1 for value in wanted))
+    if node.op == LOOKUP:
+        return once + WORK_PER_BYTE * TABLE_PASSES * wanted[0].nbytes
+    if node.op in ELEMENTS:
+        return ELEMENTS[node.op] * graph.values[node.inputs[0]].numel
+    return 2 * once

@@ -5,9 +5,8 @@ node, and a `TrainingPlan`. The forward is cut in contiguous stages, one or seve
 pipeline rank, so that the largest share of a step's work that any of them has is as small as can
 be, unless one would hold far more than its share of parameters, gradients and states.
 
-What a node's backward takes is as much as its forward again, for each of the matrices it reads that
-need a gradient; where it reads no matrices, once, but for what `ELEMENTS` knows better. The update
-counts with the first node that reads a parameter.
+What nodes take in the forward and the backward is that of `training_work`; the update counts with
+the first node that reads a parameter.
 """
 
 from __future__ import annotations
@@ -17,25 +16,18 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from shardwright.errors import PlanError, ScheduleError
-from shardwright.ir import IRGraph, IRNode
-from shardwright.ir.dtypes import torch_dtype
-from shardwright.ir.operators import is_marker
+from shardwright.ir import IRGraph
 from shardwright.layout import Mesh
 from shardwright.planning.balance import Loads, measure_loads
-from shardwright.planning.cost import WORK_PER_BYTE, node_work
+from shardwright.planning.cost import WORK_PER_BYTE, training_work
 from shardwright.planning.forward import forward_view
 from shardwright.planning.mesh import DATA, PIPELINE, split_nodes
 from shardwright.planning.parameters import parameters_of
 from shardwright.planning.pipeline import stage_bounds
 from shardwright.planning.plan import Assignment, TrainingPlan
 from shardwright.planning.step import Step
-from shardwright.profiling.operations import (
-    ELEMENTS,
-    FORMULAS,
-    LOOKUP,
-    TABLE_PASSES,
-    UPDATE_PASSES,
-)
+from shardwright.profiling.gradients import needing_gradients, trained_parameters
+from shardwright.profiling.operations import UPDATE_PASSES
 from shardwright.schedule import Schedule, make_schedule
 
 SLACK = 1.01
@@ -161,9 +153,9 @@ def stage_work(work: Sequence[int], stages: Sequence[int], count: int) -> tuple[
 
 def measure_training(step: Step, forward: IRGraph, microbatches: int) -> Loads:
     """Work of a microbatch and stored bytes of every forward node of a step."""
-    trained = _trained(step.graph)
+    trained = trained_parameters(step.graph)
     loads = measure_loads(forward, _held_bytes(step.graph, trained))
-    needing = _needing_gradients(forward, trained)
+    needing = needing_gradients(forward, trained)
     seen: set[int] = set()
     work = []
     for node in forward.nodes:
@@ -171,27 +163,16 @@ def measure_training(step: Step, forward: IRGraph, microbatches: int) -> Loads:
         seen |= new
         updated = sum(forward.values[v].nbytes for v in new)
         update = WORK_PER_BYTE * UPDATE_PASSES * updated / microbatches
-        work.append(_work(forward, node, needing) + round(update))
+        work.append(training_work(forward, node, needing) + round(update))
     total = list(accumulate(work, initial=0))
     return Loads(
         total, loads.single, loads.shared, max(total[-1], 1), loads.total_bytes, fullness=FULLNESS
     )
 
 
-def _trained(graph: IRGraph) -> frozenset[int]:
-    """The parameters that markers replace."""
-    markers = [node for node in graph.nodes if is_marker(node.op)]
-    made = {value_id for node in markers for value_id in node.outputs}
-    return frozenset(
-        old
-        for old, new in graph.updates.items()
-        if new in made and graph.values[old].role == "param"
-    )
-
-
 def held_bytes(graph: IRGraph) -> dict[int, int]:
     """What a slot holds of each parameter that a step trains: itself, its gradient, its state."""
-    return _held_bytes(graph, _trained(graph))
+    return _held_bytes(graph, trained_parameters(graph))
 
 
 def _held_bytes(graph: IRGraph, trained: frozenset[int]) -> dict[int, int]:
@@ -200,29 +181,3 @@ def _held_bytes(graph: IRGraph, trained: frozenset[int]) -> dict[int, int]:
         if graph.values[value_id].role == "state" and parameter in held:
             held[parameter] += graph.values[value_id].nbytes
     return held
-
-
-def _needing_gradients(forward: IRGraph, trained: frozenset[int]) -> set[int]:
-    """The values that the gradient of a trained parameter goes through, and those parameters."""
-    needing = set(trained)
-    for node in forward.nodes:
-        if not needing.isdisjoint(node.inputs):
-            needing.update(
-                v for v in node.outputs if torch_dtype(forward.values[v].dtype).is_floating_point
-            )
-    return needing
-
-
-def _work(forward: IRGraph, node: IRNode, needing: set[int]) -> int:
-    """What a node takes in the forward and the backward of a microbatch."""
-    wanted = [forward.values[v] for v in node.inputs if v in needing]
-    once = node_work(forward, node)
-    if not wanted:
-        return once
-    if node.op in FORMULAS:
-        return once * (1 + sum(len(value.shape) > 1 for value in wanted))
-    if node.op == LOOKUP:
-        return once + WORK_PER_BYTE * TABLE_PASSES * wanted[0].nbytes
-    if node.op in ELEMENTS:
-        return ELEMENTS[node.op] * forward.values[node.inputs[0]].numel
-    return 2 * once

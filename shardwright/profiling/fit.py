@@ -80,7 +80,9 @@ def fit(device: DeviceModel, measurements: Sequence[Measurement]) -> DeviceModel
     found = least_squares(
         errors, at, bounds=(at - REACH, at + REACH), loss="soft_l1", f_scale=USUAL_ERROR
     )
-    return _with_rates(device, names, found.x)
+    fitted = _with_rates(device, names, found.x)
+    rates = {name: _to_three_digits(getattr(fitted, name)) for name in names}
+    return msgspec.structs.replace(fitted, **rates)
 
 
 def _depends(device: DeviceModel, name: str, measurements: Sequence[Measurement]) -> bool:
@@ -99,6 +101,11 @@ def _with_rates(device: DeviceModel, names: Sequence[str], logarithms: np.ndarra
     return msgspec.structs.replace(device, **dict(rates))
 
 
+def _to_three_digits(number: float) -> float:
+    """No measurement has more; below a nanosecond there is nothing but noise."""
+    return float(f"{number:.3g}") if number >= 1e-9 else 0.0
+
+
 def fit_links(times: Sequence[LinkTime]) -> Links:
     """The links that explain the times best; each kind needs two sizes or more.
 
@@ -114,11 +121,12 @@ def fit_links(times: Sequence[LinkTime]) -> Links:
     preference = np.zeros(columns)
     preference[0] = PREFERENCE / min(time.seconds for time in times)
     found, _ = nnls(np.array([*rows, preference]), np.array([1.0] * len(rows) + [0.0]))
+    start, *numbers = map(_to_three_digits, found.tolist())
     links = {
-        kind: Link(float(found[1 + 2 * i]), 1.0 / max(float(found[2 + 2 * i]), 1 / FASTEST))
-        for i, kind in enumerate(KINDS)
+        kind: Link(latency, _to_three_digits(1 / max(seconds_a_byte, 1 / FASTEST)))
+        for kind, latency, seconds_a_byte in zip(KINDS, numbers[::2], found[2::2], strict=True)
     }
-    return Links(**links, start=float(found[0]))
+    return Links(**links, start=start)
 
 
 def _row(time: LinkTime, columns: int) -> np.ndarray:

@@ -125,6 +125,13 @@ def test_links_that_no_slot_needs_may_be_left_out(tmp_path):
     assert alone.devices == ("d0",)
 
 
+def test_links_that_no_slot_needs_are_not_written():
+    assert Cluster.of(1).to_yaml() == "hosts: 1\ndevices_per_host: 1\ndevice: cpu-core\n"
+    assert "between" not in Cluster.of(2).to_yaml()
+    assert "inside" not in Cluster.of(2, 1).to_yaml()
+    assert "between: gloo" in Cluster.of(2, between=GLOO).to_yaml()
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
