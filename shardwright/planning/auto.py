@@ -18,6 +18,7 @@ import msgspec
 from shardwright.ir import IRGraph
 from shardwright.layout import Cluster, Mesh
 from shardwright.planning.assemble import make_plan
+from shardwright.planning.explain import explain
 from shardwright.planning.forward import forward_view
 from shardwright.planning.mesh import whole_notes
 from shardwright.planning.mixing import mixing_notes
@@ -44,9 +45,13 @@ def auto_plan(
     spreads = Spreads(graph, cluster, costs or Analytic(cluster.device))
     if spreads.training:
         check_one_backward(graph)
-    best, *_ = Search(spreads, cluster, asked).run()
-    made = write_plan(spreads, cluster, best)
-    return msgspec.structs.replace(made, prediction=best.estimate.prediction())
+    search = Search(spreads, cluster, asked)
+    found = search.run()
+    return msgspec.structs.replace(
+        write_plan(spreads, cluster, found[0]),
+        prediction=found[0].estimate.prediction(),
+        explanation=explain(search, found),
+    )
 
 
 def write_plan(spreads: Spreads, cluster: Cluster, found: Found) -> Plan:

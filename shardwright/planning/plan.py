@@ -25,6 +25,7 @@ from shardwright.ir.dropout import DROPOUT
 from shardwright.ir.repeats import fingerprint
 from shardwright.layout import Mesh
 from shardwright.planning.copies import Copy
+from shardwright.planning.explanation import Explanation
 from shardwright.planning.plan_file import read_plan, write_plan
 from shardwright.planning.prediction import Prediction
 from shardwright.schedule import make_schedule, simulate
@@ -142,7 +143,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     compare plans, and for messages. ``stages`` is the stage of each node of a model whose stages
     are no ranges of nodes: they are done one after another; a training step has its own. ``copies``
     are nodes that other stages do again (`planning.copies`), which count as nodes too.
-    ``prediction`` is what the automatic planner expects of the plan.
+    ``prediction`` is what the automatic planner expects of the plan, ``explanation`` why it is so.
     """
 
     graph: str
@@ -160,6 +161,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stages: tuple[int, ...] = ()
     copies: tuple[Copy, ...] = ()
     prediction: Prediction | None = None
+    explanation: Explanation | None = None
 
     def __str__(self) -> str:
         work = sum(load.work for load in self.loads) or 1
@@ -178,6 +180,16 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.prediction is not None:
             lines.append(f"  predicted: {self.prediction.summary()}")
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
+
+    def explain(self) -> str:
+        """Why the plan is as it is: what it was compared with, each split, each slot's memory.
+
+        Only the automatic planner compares; of another plan this is what it says of itself.
+        """
+        if self.explanation is None or self.prediction is None:
+            return f"{self}\n  not compared with others: policy='auto' does that, and explains"
+        said = [f"note: {note}" for note in self.notes]
+        return "\n".join([self.explanation.text(self.prediction), *said])
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON. Raises OSError as writing does."""

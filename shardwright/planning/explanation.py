@@ -1,0 +1,100 @@
+"""Why a plan is as it is, as a value that is saved with the plan and prints as text.
+
+`explain` makes it. What always holds: plans with other numbers of microbatches make other steps, so
+all are compared by what one batch of the captured size takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from shardwright.planning.prediction import ITEMS, Prediction
+
+
+class Alternative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A plan that was looked at: seconds for a captured batch, the most bytes of a slot, and why
+    it is not chosen."""
+
+    plan: str
+    seconds: float
+    memory: int
+    why: str
+
+
+class SplitReason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Equal nodes that are split alike: how many, the first's place, how, and why."""
+
+    count: int
+    operator: str
+    scope: str
+    split: str
+    reason: str
+
+
+class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was chosen, and against what.
+
+    rows
+        Of the captured batch; 0 where it has none.
+    refused
+        Meshes that cannot be, with the reason.
+    whole
+        Operators that every slot of a stage does in full for want of an annotation.
+    """
+
+    plan: str
+    rows: int
+    others: tuple[Alternative, ...] = ()
+    refused: tuple[str, ...] = ()
+    splits: tuple[SplitReason, ...] = ()
+    whole: tuple[str, ...] = ()
+
+    def text(self, prediction: Prediction) -> str:
+        """All of it, with what the plan is predicted to take."""
+        return "\n".join(self._lines(prediction))
+
+    def _lines(self, prediction: Prediction) -> Iterator[str]:
+        yield f"chosen: {self.plan}"
+        yield f"  {prediction.summary()}"
+        yield f"  {_batch(prediction.per_microbatch, self.rows)}; plans are compared by this"
+        yield "others:"
+        for other in self.others:
+            more = 100 * (other.seconds / prediction.per_microbatch - 1)
+            yield (
+                f"  {other.plan}: {1e3 * other.seconds:.3f} ms a captured batch ({more:+.1f}%), "
+                f"{other.memory / 1e6:.2f} MB: {other.why}"
+            )
+        if not self.others:
+            yield "  none is possible"
+        yield from (f"  not possible: {reason}" for reason in self.refused)
+        yield "splits:"
+        for found in self.splits:
+            where = f" in {found.scope}" if found.scope else ""
+            yield f"  {found.count} × {found.operator}{where}: {found.split}: {found.reason}"
+        if not self.splits:
+            yield "  a stage is one slot, which does its nodes whole"
+        if self.whole:
+            yield f"whole for want of an annotation: {', '.join(self.whole)}"
+        yield "memory of the slots, in MB:"
+        yield from _memory(prediction)
+
+
+def _batch(seconds: float, rows: int) -> str:
+    """What a captured batch takes, and a row of it."""
+    text = f"{1e3 * seconds:.3f} ms a captured batch"
+    return f"{text} of {rows} rows, {1e3 * seconds / rows:.3f} ms a row" if rows else text
+
+
+def _memory(prediction: Prediction) -> Iterator[str]:
+    """A line for neighbours that hold the same."""
+    names = ("total", *ITEMS)
+    alike: dict[tuple[int, ...], list[str]] = {}
+    for slot in prediction.slots:
+        held = tuple(getattr(slot.memory, name) for name in names)
+        alike.setdefault(held, []).append(slot.device)
+    for held, devices in alike.items():
+        items = (f"{name} {size / 1e6:.2f}" for name, size in zip(names, held, strict=True))
+        shown = devices if len(devices) <= 4 else [devices[0], "…", devices[-1]]
+        yield f"  {' '.join(shown)}: {', '.join(items)}"
