@@ -8,6 +8,7 @@ has an axis ``data`` of its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -133,13 +134,27 @@ def partition_model(
     """A model's stages. Raises PlanError."""
     chunks = MIXED_CHUNKS if policy == MIXED else 1
     placement = tuple(stage % axes[PIPELINE] for stage in range(axes[PIPELINE] * chunks))
-    check_stages(len(graph.nodes), len(placement), graph.name)
-    task = Task(graph, placement, machines.cluster, machines.costs, memory=machines.memory)
+    check_stages(len(graph.nodes), 1 if policy == PIPEDREAM else len(placement), graph.name)
+    slots, shards = _sharing(axes)
+    task = Task(
+        graph,
+        placement,
+        machines.cluster,
+        machines.costs,
+        memory=machines.memory,
+        slots=slots,
+        shards=shards,
+    )
     found = PARTITIONERS[policy](task)
     copied, stages = with_copies(graph, found.copies, found.stages)
     meshes = _meshes(axes, machines.cluster.devices, found)
     assigned, notes = _assigned(copied, axes, meshes, [found.ranks[stage] for stage in stages])
     return Partitioned(copied, assigned, tuple(stages), found.copies, [*found.notes, *notes])
+
+
+def _sharing(axes: Mapping[str, int]) -> tuple[int, int]:
+    """How many slots each rank has, and how many shards of the batch."""
+    return math.prod(axes.values()) // axes[PIPELINE], axes.get(DATA, 1)
 
 
 def partition_step(
@@ -175,7 +190,13 @@ def _partition(
     schedule = options.schedule_on(axes[PIPELINE])
     view = forward_view(step.graph)
     first = len(step.prepare)
-    check_stages(len(view.nodes) - first, schedule.stages, step.graph.name)
+    if policy == PIPEDREAM and schedule.chunks > 1:
+        raise PlanError(
+            f"policy {policy!r} makes one stage a rank, and the schedule {options.schedule!r} has "
+            f"{schedule.chunks}; take gpipe, 1f1b or zb-h1"
+        )
+    stages = 1 if policy == PIPEDREAM else schedule.stages
+    check_stages(len(view.nodes) - first, stages, step.graph.name)
     return PARTITIONERS[policy](
         Task(
             view,
@@ -189,6 +210,7 @@ def _partition(
             machines.memory,
             rows,
             options.recompute != "none",
+            *_sharing(axes),
         )
     )
 

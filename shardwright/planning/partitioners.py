@@ -70,6 +70,8 @@ class Task:
         How many slots may share a stage's microbatches; as many as these have rows by default.
     recompute
         Whether the backward computes again what a stage's own nodes make.
+    slots, shards
+        How many slots of a rank share its work, and in how many shards of the batch.
     """
 
     view: IRGraph
@@ -83,6 +85,8 @@ class Task:
     memory: float | None = None
     rows: int | None = None
     recompute: bool = False
+    slots: int = 1
+    shards: int = 1
 
     @property
     def stages(self) -> int:
@@ -100,6 +104,8 @@ class Task:
             held=None if self.step is None else held_bytes(self.step),
             first=self.first,
         )
+        if self.slots > 1:
+            found = found.shared(self.slots, self.shards)
         if not self.recompute:
             return found
         return replace(found, sent=tuple(value._replace(kept=0) for value in found.sent))
@@ -192,7 +198,7 @@ def by_pipedream(task: Task) -> Partition:
     found = pipedream(
         task.workload,
         task.cluster,
-        rows=batch_rows(task.view) if task.rows is None else task.rows,
+        rows=max(1, batch_rows(task.view)) if task.rows is None else task.rows,
         microbatches=task.microbatches,
         gradients=_gradient_share(task),
         limit=task.limit,

@@ -13,7 +13,7 @@ Algorithms for Device Placement of DNN Graph Operators", 2020, count the same wa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -93,6 +93,27 @@ class Workload:
                 found[reader].append(node)
         return found
 
+    def shared(self, slots: int, shards: int = 1) -> Workload:
+        """What one of a rank's slots carries where they share all nodes evenly.
+
+        They are in so many shards of the batch, each of which holds all of the stored values.
+        """
+        return replace(
+            self,
+            seconds=tuple(seconds / slots for seconds in self.seconds),
+            sent=tuple(
+                value._replace(
+                    seconds=value.seconds / shards,
+                    kept=value.kept // slots,
+                    arrived=value.arrived // slots,
+                )
+                for value in self.sent
+            ),
+            stored=tuple(
+                value._replace(nbytes=value.nbytes * shards // slots) for value in self.stored
+            ),
+        )
+
 
 def workload_of(
     view: IRGraph,
@@ -106,8 +127,8 @@ def workload_of(
     """The workload of a forward, without its ``first`` nodes, which are done once a step.
 
     ``step`` is the training step whose forward it is; None of a model that is not trained. ``held``
-    says what a slot holds for a stored value of which that is not its own bytes: its
-    gradient and its optimizer's state too.
+    says what a slot holds for a stored value of which that is not its own bytes: its gradient and
+    its optimizer's state too.
     """
     nodes = view.nodes[first:]
     position = {node.id: i for i, node in enumerate(nodes)}

@@ -6,12 +6,12 @@ import torch
 
 from shardwright.errors import PlanError
 from shardwright.ir import Builder
-from shardwright.layout import Cluster, DeviceModel
+from shardwright.layout import CPU_CORE, Cluster, DeviceModel
 from shardwright.pipeline import check as check_file
 from shardwright.planning import Plan, plan, step_of
 from shardwright.planning.assemble import planned
-from shardwright.planning.partitioners import PARTITIONERS
-from shardwright.profiling import NodeCost
+from shardwright.planning.partitioners import PARTITIONERS, Task
+from shardwright.profiling import Analytic, NodeCost
 from shardwright.transform import build
 from tests.graphs import language_model, tokens
 from tests.planning.projections import transformer
@@ -134,6 +134,28 @@ def test_what_cannot_be_partitioned_is_refused(options, message):
 def test_pipedream_takes_no_other_axes():
     with pytest.raises(PlanError, match="policy 'pipedream' decides by itself how many slots"):
         plan(transformer(1), policy="pipedream", mesh={"pipeline": 2, "tensor": 2})
+
+
+def test_pipedream_has_one_stage_a_rank():
+    graph = language_step(layers=2)
+    with pytest.raises(PlanError, match="schedule 'interleaved' has 2; take gpipe, 1f1b or zb-h1"):
+        plan(graph, 2, "pipedream", schedule="interleaved")
+    assert plan(graph, 2, "pipedream", schedule="zb-h1").training.chunks == 1
+
+
+def test_slots_of_a_rank_share_its_work():
+    """Messages weigh more against work that is shared."""
+    graph = transformer(2)
+    whole, shared = (
+        Task(graph, (0, 1), Cluster.of(2), Analytic(CPU_CORE), slots=slots).workload
+        for slots in (1, 2)
+    )
+    assert sum(shared.seconds) == pytest.approx(sum(whole.seconds) / 2)
+    assert sum(v.nbytes for v in shared.stored) <= sum(v.nbytes for v in whole.stored) / 2
+    assert shared.sent == whole.sent
+    data = whole.shared(2, 2)
+    assert data.stored == whole.stored
+    assert data.sent[0].seconds == whole.sent[0].seconds / 2
 
 
 def test_a_mixed_pipe_of_a_step_has_a_schedule_of_several_stages():
