@@ -4,9 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shardwright.ir import IRGraph, IRNode
-from shardwright.profiling.cost import Costs, NodeCost
+from shardwright.layout import CPU_CORE
+from shardwright.profiling.cost import Analytic, Costs, NodeCost
 from shardwright.profiling.gradients import needing_gradients, trained_parameters
 from shardwright.profiling.keys import call_key
 from shardwright.profiling.measured import GRAPHS, Measured
@@ -109,3 +112,18 @@ def test_several_graphs_are_told_apart(graph: IRGraph) -> None:
             else Measured(measured, ByOperator()).node(other, first(other, LINEAR))
         )
         assert costs.node(other, first(other, LINEAR)) == expected
+
+
+@given(st.lists(st.floats(0, 1e3), min_size=3, max_size=3), st.integers(1, 64), st.booleans())
+def test_more_parts_never_cost_more_and_all_parts_never_less(
+    seconds: list[float], parts: int, analytic: bool
+) -> None:
+    graph = language_model(layers=1)
+    node = first(graph, LINEAR)
+    fallback: Costs = Analytic(CPU_CORE) if analytic else ByOperator()
+    costs = Measured([measurement(graph, [node], *seconds)], fallback)
+    whole, part, next_part = (costs.node(graph, node, n) for n in (1, parts, parts + 1))
+    for a, b, c in zip(whole, part, next_part, strict=True):
+        assert a >= b * (1 - 1e-9)
+        assert b >= c * (1 - 1e-9)
+        assert parts * b >= a * (1 - 1e-9)

@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from shardwright.ir import Builder, IRGraph, IRValue, compile_graph
+from shardwright.ir.dtypes import DTYPES, torch_dtype
 from shardwright.profiling.contents import contents, index_bounds
 from tests.graphs import language_model
 
@@ -148,3 +151,22 @@ def test_without_contents_they_are_drawn_and_no_generator_is_touched() -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert first["weight"].abs().max() <= 1 / 8
     assert first["x"].min() >= 0
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=4),
+    st.sampled_from(sorted(DTYPES)),
+    st.booleans(),
+)
+def test_any_layout_of_any_dtype(
+    sizes_and_strides: list[tuple[int, int]], dtype: str, stored: bool
+) -> None:
+    shape = tuple(size for size, _ in sizes_and_strides)
+    strides = tuple(step for _, step in sizes_and_strides)
+    graph = IRGraph("one")
+    value = graph.new_value("x", shape, dtype, strides=strides, role="param" if stored else "input")
+    (tensor,) = contents(graph, [value.id], "cpu")
+    assert tuple(tensor.shape) == shape
+    assert tensor.dtype == torch_dtype(dtype)
+    assert value.strides is None or tensor.stride() == strides
+    assert tensor.to(torch.complex128).abs().isfinite().all()
