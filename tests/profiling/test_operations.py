@@ -1,0 +1,97 @@
+"""Counts of operations are held against those of torch's own counter."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from shardwright.ir import Builder, resolve
+from shardwright.profiling.operations import (
+    EFFICIENCY,
+    ELEMENTS,
+    ELEMENTS_OF_CALL,
+    FORMULAS,
+    FREE,
+    arithmetic,
+    element_operations,
+)
+
+
+def real(*shape):
+    return torch.ones(shape)
+
+
+IMAGE = real(2, 4, 6, 6)
+HEADS = [real(2, 4, 5, 8), real(2, 4, 7, 8), real(2, 4, 7, 16)]
+CALLS = [
+    ("mm.default", real(3, 4), real(4, 5)),
+    ("bmm.default", real(2, 3, 4), real(2, 4, 5)),
+    ("addmm.default", real(5), real(3, 4), real(4, 5)),
+    ("baddbmm.default", real(2, 3, 5), real(2, 3, 4), real(2, 4, 5)),
+    ("linear.default", real(2, 3, 4), real(5, 4), real(5)),
+    ("matmul.default", real(2, 3, 4), real(4, 5)),
+    ("conv1d.default", real(2, 4, 9), real(6, 4, 3), real(6), [2], [1]),
+    ("conv2d.default", IMAGE, real(6, 2, 3, 3), None, [2, 2], [1, 1], [1, 1], 2),
+    ("conv_transpose2d.input", IMAGE, real(4, 3, 2, 2), None, [2, 2]),
+    ("scaled_dot_product_attention.default", *HEADS),
+]
+
+
+def graph_of(name, *args):
+    builder = Builder("call")
+    values = [
+        builder.input("x", arg.shape, "f32") if isinstance(arg, torch.Tensor) else arg
+        for arg in args
+    ]
+    builder.call(f"aten.{name}", *values)
+    return builder.graph, builder.graph.nodes[-1]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call[0])
+def test_as_many_as_torch_counts(call):
+    name, *args = call
+    with FlopCounterMode(display=False) as counter:
+        resolve(f"aten.{name}")(*args)
+    assert arithmetic(*graph_of(*call)) == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("mask", [[True, True, False], [False, True, True], [True, False, False]])
+def test_backwards_of_convolutions_count_the_gradients_they_give(mask):
+    args = [real(2, 6, 6, 6), IMAGE, real(6, 4, 3, 3), [6], [1, 1], [1, 1], [1, 1]]
+    args += [False, [0, 0], 1, mask]
+    with FlopCounterMode(display=False) as counter:
+        torch.ops.aten.convolution_backward.default(*args)
+    graph, node = graph_of("convolution_backward.default", *args)
+    assert arithmetic(graph, node) == counter.get_total_flops()
+
+
+def test_a_backward_of_attention_counts_three_forwards():
+    query, key, value = HEADS[0], HEADS[0].clone(), HEADS[0].clone()
+    op = "_scaled_dot_product_flash_attention_for_cpu"
+    forward = graph_of(f"{op}.default", query, key, value)
+    backward = graph_of(
+        f"{op}_backward.default", query, query, key, value, query, real(2, 4, 5), 0.0, False
+    )
+    assert arithmetic(*backward) == 3 * arithmetic(*forward)
+
+
+def test_einsum_spans_all_indices():
+    builder = Builder("einsum")
+    x, y = builder.input("x", (2, 3, 4)), builder.input("y", (2, 4, 5))
+    builder.call("aten.einsum.default", "bij,bjk->bik", [x, y])
+    assert arithmetic(builder.graph, builder.graph.nodes[0]) == 2 * 2 * 3 * 4 * 5
+
+
+def test_what_is_no_contraction_has_no_arithmetic():
+    graph, node = graph_of("gelu.default", real(10))
+    assert arithmetic(graph, node) is None
+    assert element_operations(graph, node) == 10 * ELEMENTS_OF_CALL["aten.gelu.default"]
+    graph, node = graph_of("max_pool2d.default", real(1, 2, 8, 8), [2, 2])
+    assert element_operations(graph, node) % (2 * 4 * 4 * 4) == 0 < element_operations(graph, node)
+    assert element_operations(*graph_of("relu.default", real(10))) == 0
+
+
+def test_tables_name_operators_that_exist():
+    for op in (*FORMULAS, *ELEMENTS_OF_CALL, *FREE, *EFFICIENCY):
+        if "flash_attention" not in op and "efficient_attention" not in op:
+            assert resolve(op)
+    assert all(ELEMENTS[op] > ELEMENTS_OF_CALL[op] > 0 for op in ELEMENTS)
