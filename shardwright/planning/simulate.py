@@ -32,8 +32,8 @@ from shardwright.schedule.agenda import default_lookahead, is_training
 from shardwright.schedule.slot_steps import slot_steps
 from shardwright.schedule.step_plan import plan_step
 
-OVERHEAD = 40e-6
-"""Seconds that a worker takes for a supertask beside the supertask itself, about."""
+OVERHEAD = 10e-6
+"""Seconds that a worker takes for a supertask beside the supertask itself, as measured."""
 
 
 def simulate(

@@ -45,12 +45,23 @@ def _cuda_peak(call: Callable[[], object], device: torch.device) -> Peak:
 
 def _cpu_peak(call: Callable[[], object]) -> Peak:
     """By the allocator's reports of this thread, which computes backwards too."""
-    _autograd._enable_profiler_legacy(_reports_of_memory())
+    begin_counting()
     try:
         result = call()
     finally:
-        threads = _autograd._disable_profiler_legacy()
+        peak = end_counting()
     del result
+    return peak
+
+
+def begin_counting() -> None:
+    """Have the CPU's allocator report to this thread until `end_counting`."""
+    _autograd._enable_profiler_legacy(_reports_of_memory())
+
+
+def end_counting() -> Peak:
+    """What was needed since `begin_counting`, beyond what was there then."""
+    threads = _autograd._disable_profiler_legacy()
     records = (record for thread in threads for record in thread)
     changes = [r.cpu_memory_usage() for r in records if r.kind() == "memory_alloc"]
     return Peak(max(accumulate(changes, initial=0)), sum(changes))

@@ -9,19 +9,24 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from shardwright.errors import PlanError, ProfileError
 from shardwright.layout import Cluster, Link, Links
 from shardwright.layout.device import CPU_CORE, DEVICES
 from shardwright.pipeline import Pipeline
+from shardwright.planning import plan
 from shardwright.planning.simulate import OVERHEAD, simulate
 from shardwright.planning.simulation import StepSimulation, Wait, added_up
 from shardwright.profiling.cost import Analytic
 from shardwright.profiling.memory import peak_bytes
 from shardwright.profiling.tasks import TaskTime, TaskTimes
 from shardwright.runtime import Session
+from shardwright.runtime.memory import COUNT_TENSORS, TENSORS
 from shardwright.schedule import schedule_of
 from shardwright.schedule import simulate as simulate_schedule
+from shardwright.tracing import compile_ir
+from shardwright.transform import build
 from tests.runtime.linear_step import WIDTH, batches, linear_step
 from tests.runtime.sketch import Sketch, chain, every_collective, identity
 
@@ -171,6 +176,43 @@ def test_as_much_memory_as_a_run_takes() -> None:
     given = x.nbytes + target.nbytes + 8
     assert found.activations + found.temporaries == pytest.approx(peak.most + given, abs=16)
     assert found.messages == 0
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_as_much_memory_as_each_process_takes(schedule: str) -> None:
+    pipeline, x, y = trained(schedule)
+    found = simulate(pipeline, Analytic(CPU_CORE), calls=2)
+    with Session(pipeline) as session:
+        session.step(x, y, lr=0.1)
+        session.call_workers(COUNT_TENSORS)
+        for call in [session.submit(x, y, lr=0.1) for _ in range(2)]:
+            call.result()
+        held = session.call_workers(TENSORS)
+    given = 2 * x.nbytes  # of both steps, by another thread, which nobody counts
+    for slot in found.slots:
+        assert slot.memory.messages > 0
+        needed = slot.memory.total - slot.memory.messages
+        assert needed == pytest.approx(held[slot.slot] + given, rel=0.02)
+
+
+def trained(schedule: str) -> tuple[Pipeline, torch.Tensor, torch.Tensor]:
+    """A step of a small network on two slots, and a batch."""
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(4)]
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    x, y = torch.randn(2, 128, 64)
+    graph = compile_ir(step, x[:32], y[:32])
+    return build(graph, plan(graph, 2, microbatches=4, schedule=schedule)), x, y
 
 
 def test_the_trace_is_that_of_a_run(tmp_path: Path) -> None:
