@@ -12,7 +12,6 @@ from shardwright.cli.splitting import (
     Chunks,
     ClusterFile,
     Devices,
-    MaybeTarget,
     Memory,
     MeshText,
     Microbatches,
@@ -28,10 +27,18 @@ from shardwright.cli.steps import Steps
 from shardwright.cli.userfiles import UserFiles
 from shardwright.errors import PlanError
 from shardwright.planning import Plan, difference
+from shardwright.runtime.choosing import check_alone
 
 
 def plan(
-    target: MaybeTarget = None,
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FILE.py:FUNCTION | PLAN.json",
+            help="A function that returns (model, args, kwargs), or (step_fn, data) of a training "
+            "step; or a plan to print.",
+        ),
+    ] = None,
     devices: Devices = None,
     cluster: ClusterFile = None,
     policy: PolicyName = None,
@@ -46,12 +53,15 @@ def plan(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the plan to this file.")
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say why, of a plan that was searched for.")
+    ] = False,
     diff: Annotated[
         tuple[Path, Path] | None,
         typer.Option(metavar="A.json B.json", help="Say what differs between two plans instead."),
     ] = None,
 ) -> None:
-    """Plan a model or a training step: stages, splits, schedule; or compare two plans."""
+    """Plan a model or a training step: stages, splits, schedule; or print or compare plans."""
     told = Told(
         devices=devices,
         cluster=cluster,
@@ -70,13 +80,21 @@ def plan(
         return
     if target is None:
         raise PlanError("name a program, FILE.py:FUNCTION, or two plans with --diff")
+    if target.endswith(".json"):
+        check_alone({f"--{name}": value for name, value in told.given().items()})
+        made = Plan.load(target)
+    else:
+        made = _made(target, told)
+    if output is not None:
+        made.save(output)
+    typer.echo(made.explain() if explain else str(made))
+
+
+def _made(target: str, told: Told) -> Plan:
     steps, files = Steps(Console(stderr=True)), UserFiles()
     with steps.step("make the program"):
         program = files.either(target)
-    _, made = planned(program, files, told, steps)
-    if output is not None:
-        made.save(output)
-    typer.echo(str(made))
+    return planned(program, files, told, steps)[1]
 
 
 def _compare(paths: tuple[Path, Path], others: list[object]) -> None:

@@ -32,12 +32,14 @@ DEVICES = 2
 """Slots, where no option says how many."""
 POLICY = "pipeline"
 
-_TARGET = typer.Argument(
-    metavar="FILE.py:FUNCTION",
-    help="A function that returns (model, args, kwargs), or (step_fn, data) of a training step.",
-)
-Target = Annotated[str, _TARGET]
-MaybeTarget = Annotated[str | None, _TARGET]
+Target = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE.py:FUNCTION",
+        help="A function that returns (model, args, kwargs), or (step_fn, data) of a training "
+        "step.",
+    ),
+]
 Devices = Annotated[
     int | None, typer.Option(help=f"How many device slots; {DEVICES} where nothing says.")
 ]

@@ -137,6 +137,15 @@ def test_two_plans_are_compared() -> None:
     assert succeed("plan", "--diff", "a.json", "a.json") == "the plans are equal\n"
 
 
+def test_a_plan_is_explained_now_and_later() -> None:
+    options = ("--devices", 2, "--policy", "auto", "--microbatches", 2, "-o", "plan.json")
+    printed = succeed("plan", "planned_program.py:train", *options, "--explain")
+    assert printed.startswith("chosen: ")
+    assert printed == succeed("plan", "plan.json", "--explain")
+    assert succeed("plan", "plan.json") == f"{Plan.load('plan.json')}\n"
+    assert "settles what --devices would" in refused("plan", "plan.json", "--devices", 2)
+
+
 def test_what_plan_needs_is_told() -> None:
     assert "name a program, FILE.py:FUNCTION" in refused("plan")
     assert "leave the other options out" in refused("plan", "--diff", "a", "b", "--devices", 2)
