@@ -16,6 +16,7 @@ from shardwright.dimops.catalog import why_whole
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.layout import Cluster, Mesh
+from shardwright.planning.domains import cost_of_part
 from shardwright.planning.outline import Outline, outline_of
 from shardwright.planning.strategies import Choices
 from shardwright.planning.walk import Walk, walk
@@ -102,7 +103,7 @@ def price_splits(
 def _seconds(found: Walk, costs: Costs) -> tuple[list[NodeCost], list[float]]:
     """Seconds of a microbatch, and once a step, for each node."""
     view = found.outline.view
-    known: dict[tuple[int, int], NodeCost] = {}
+    known: dict[tuple[int, float], NodeCost] = {}
     spent = {phase: [0.0] * len(view.nodes) for phase in ("forward", "backward", "once")}
     for move in found.moves:
         spent[move.phase][move.position] += move.step.seconds
@@ -110,7 +111,7 @@ def _seconds(found: Walk, costs: Costs) -> tuple[list[NodeCost], list[float]]:
     for i, (node, chosen) in enumerate(zip(view.nodes, found.strategies, strict=True)):
         key = (found.outline.kinds[i], chosen.parts)
         if key not in known:
-            known[key] = costs.node(view, node, chosen.parts)
+            known[key] = cost_of_part(costs, view, node, chosen.parts)
         forward, backward, weight = known[key]
         if not found.training:
             backward = weight = 0.0

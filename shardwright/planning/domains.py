@@ -13,6 +13,7 @@ of a sum, and only those of parameters are put together (`transform.gradients`).
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.errors import PlanError
-from shardwright.ir import IRNode
+from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.execute import describe_node
 from shardwright.layout import Partial
 from shardwright.layout.cuts import largest_shape
@@ -28,7 +29,7 @@ from shardwright.layout.ranges import volume, whole
 from shardwright.planning.outline import Outline
 from shardwright.planning.plan import Terms
 from shardwright.planning.strategies import Choice, Shapes, Strategy, choices, strategy
-from shardwright.profiling.cost import Costs
+from shardwright.profiling.cost import Costs, NodeCost
 
 HEAD = 6
 """Values with a gradient that may come before a node whose gradients may stay terms."""
@@ -209,13 +210,27 @@ class Domains:
 
     def _seconds(self, node: IRNode, found: Strategy) -> float:
         """What a strategy takes to compute, forward and, in training, backward."""
-        cost = self.costs.node(self.outline.view, node, found.parts)
+        cost = cost_of_part(self.costs, self.outline.view, node, found.parts)
         values = self.outline.view.values
         made = sum(
             volume(whole(largest_shape(placements, self.sizes, values[v].shape)))
             for v, placements in zip(node.outputs, found.makes, strict=True)
         )
         return (cost.total if self.training else cost.forward) + TIE * made
+
+
+def cost_of_part(costs: Costs, view: IRGraph, node: IRNode, parts: float) -> NodeCost:
+    """What the largest part of a node costs, which goes ``parts`` times into all of it.
+
+    Between whole numbers of parts it grows with the part.
+    """
+    fewer = math.floor(parts)
+    smaller = costs.node(view, node, fewer)
+    if parts == fewer:
+        return smaller
+    more = costs.node(view, node, fewer + 1)
+    weight = (1 / parts - 1 / (fewer + 1)) * fewer * (fewer + 1)
+    return NodeCost(*(weight * a + (1 - weight) * b for a, b in zip(smaller, more, strict=True)))
 
 
 _WHOLE_NOWHERE: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())

@@ -117,10 +117,20 @@ class _Search:
         return [axis for axis, size in sizes if size > 1 and axis not in self.fixed]
 
     def model(self, offers: Offers) -> Model:
-        """The problem where axes choose among what is offered."""
+        """The problem where axes choose among what is offered.
+
+        With one free axis gradients may stay terms as far as they like; where several are free, or
+        that makes tables too large, only as far as `HEAD`, or right behind parameters.
+        """
+        for head in (len(self.outline.kinds) if len(self.free) == 1 else HEAD, 0):
+            model = self._model(offers, head)
+            if self._width(model) <= WIDEST:
+                break
+        return model
+
+    def _model(self, offers: Offers, head: int) -> Model:
         outline, sizes, terms = self.outline, self.mesh.sizes, self.terms
         every = {**self.fixed, **offers}
-        head = len(outline.kinds) if len(self.free) == 1 else HEAD
         domains = Domains(outline, sizes, self.costs, terms.training, every, head).run()
         links = self.cluster.links(self.mesh)
         return Model(outline, domains, sizes, links, terms).build()

@@ -8,6 +8,7 @@ it, as far as values have no more readers than are looked at together (`exchange
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from shardwright.ir.dtypes import itemsize
 from shardwright.layout import Links
 from shardwright.planning.domains import Domain
 from shardwright.planning.elimination import Factor
-from shardwright.planning.exchange import TOGETHER, Port, Source, Weight
+from shardwright.planning.exchange import JOINT, TOGETHER, Port, Source, Weight
 from shardwright.planning.outline import Outline
 from shardwright.planning.prices import Table, Tensor
 from shardwright.planning.value_tables import Joint, Value, ValueTables
@@ -150,7 +151,8 @@ class Model:
             for v in outline.view.nodes[position].inputs
             if v in outline.required and v in outline.makers
         }
-        if makers:
+        choices = [len(self.domains[p].strategies) for p in (*makers, position)]
+        if makers and math.prod(choices) <= JOINT**2:
             domains = tuple(self.domains[p] for p in (*sorted(makers), position))
             scope = [self.nodes[p] for p in (*sorted(makers), position)]
             self._factor(scope, self.tables.whole(domains))

@@ -51,7 +51,7 @@ class Strategy(NamedTuple):
     makes
         How each output is made.
     parts
-        In how many equal parts the node's work is dealt, by the largest part.
+        How many times the largest part of the node's work goes into all of it.
     whole, kept
         Axes along which the node, and all before it that has a gradient, is done whole, and those
         of them along which its gradients stay terms of a sum.
@@ -61,7 +61,7 @@ class Strategy(NamedTuple):
     reads: tuple[Placements | None, ...]
     makes: tuple[Placements, ...]
     returns: tuple[Placements | None, ...]
-    parts: int = 1
+    parts: float = 1.0
     whole: frozenset[int] = NONE
     kept: frozenset[int] = NONE
 
@@ -134,7 +134,7 @@ def normal(placements: Placements, sizes: Sizes, shape: Shape) -> Placements:
     return normal_form(placements, sizes, shape)
 
 
-def _parts(bound: BoundDimop | None, sizes: Sizes, splits: Choices) -> int:
+def _parts(bound: BoundDimop | None, sizes: Sizes, splits: Choices) -> float:
     """How many parts as large as the largest the work has. Raises PlanError where one is empty."""
     largest: dict[str, int] = {}
     units: dict[str, int] = {}
@@ -150,7 +150,7 @@ def _parts(bound: BoundDimop | None, sizes: Sizes, splits: Choices) -> int:
         if units[name] < size or (outer > 1 and units[name] % ways[name]):
             raise PlanError(f"{name!r} cannot be cut in {ways[name]}")
         largest[name] = math.ceil(largest.get(name, units[name]) / size)
-    return math.prod(units[name] // most for name, most in largest.items())
+    return math.prod(units[name] / most for name, most in largest.items())
 
 
 def choices(
