@@ -27,15 +27,18 @@ class MemoryLimit:
         """How many microbatches a stage holds at most between their forwards and backwards."""
         return _peaks(self.schedule, stages // self.chunks, self.chunks, self.microbatches)[stage]
 
-    def held(self, shares: Shares) -> list[float]:
-        """The bytes that each rank holds at most."""
+    def held(self, shares: Shares, replicas: Sequence[int] | None = None) -> list[float]:
+        """The bytes that each slot of a rank holds at most; one slot each by default."""
+        replicas = [1] * len(shares.stored) if replicas is None else replicas
         stages = len(shares.ranks)
         counts: list[list[int]] = [[] for _ in shares.stored]
         for stage, rank in enumerate(shares.ranks):
             counts[rank].append(self.under_way(stage, stages))
         return [
-            stored + kept * sum(found) / len(found)
-            for stored, kept, found in zip(shares.stored, shares.kept, counts, strict=True)
+            stored + kept * sum(found) / len(found) / slots
+            for stored, kept, found, slots in zip(
+                shares.stored, shares.kept, counts, replicas, strict=True
+            )
         ]
 
     def message(self, stage: int, stages: int, least: float) -> str:

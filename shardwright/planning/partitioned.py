@@ -26,7 +26,8 @@ from shardwright.planning.forward import forward_view
 from shardwright.planning.mesh import DATA, PIPELINE, split_nodes
 from shardwright.planning.mixing import mixing_notes
 from shardwright.planning.partition import Partition
-from shardwright.planning.partitioners import PARTITIONERS, Task
+from shardwright.planning.partition_task import Task
+from shardwright.planning.partitioners import PARTITIONERS
 from shardwright.planning.plan import (
     Assignment,
     Plan,

@@ -19,17 +19,13 @@ mixed
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
+from operator import truediv
 
-from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
-from shardwright.ir.steps import is_step
-from shardwright.layout import Cluster, Links
+from shardwright.layout import Cluster
 from shardwright.planning.batch import batch_rows
-from shardwright.planning.exact import acyclic, check_stages, contiguous, recut, stages_between
-from shardwright.planning.forward import forward_view
-from shardwright.planning.memory_limit import REMEDY, MemoryLimit
+from shardwright.planning.exact import acyclic, contiguous, recut, stages_between
 from shardwright.planning.metis import (
     Edge,
     EdgeWeight,
@@ -41,131 +37,16 @@ from shardwright.planning.metis import (
     weigh_nodes,
 )
 from shardwright.planning.mixed import mixed
-from shardwright.planning.partition import Partition, make_partition
+from shardwright.planning.partition import Partition
+from shardwright.planning.partition_task import Task, task_of
 from shardwright.planning.pipedream import pipedream
-from shardwright.planning.refine import most_bytes, most_seconds, refine
-from shardwright.planning.repair import repair
+from shardwright.planning.refine import refine
 from shardwright.planning.shares import Shares
-from shardwright.planning.training import held_bytes
-from shardwright.planning.workload import Sent, Workload, workload_of
-from shardwright.profiling import Analytic, Costs
+from shardwright.planning.workload import Sent, Workload
+from shardwright.profiling import Costs
 
 BALANCE = 1.03
 """METIS's parts may weigh so much more than an even share; refinement goes no further."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is to be partitioned, and for what.
-
-    view, first
-        The forward, of which the first nodes are done once a step and are in no stage.
-    placement
-        The rank of each stage, as the schedule has it.
-    step
-        The training step whose forward it is; None of a model.
-    memory
-        Bytes of a slot; None where that is not asked for.
-    rows
-        How many slots may share a stage's microbatches; as many as these have rows by default.
-    recompute
-        Whether the backward computes again what a stage's own nodes make.
-    slots, shards
-        How many slots of a rank share its work, and in how many shards of the batch.
-    """
-
-    view: IRGraph
-    placement: tuple[int, ...]
-    cluster: Cluster
-    costs: Costs
-    step: IRGraph | None = None
-    first: int = 0
-    microbatches: int = 1
-    schedule: str = "1f1b"
-    memory: float | None = None
-    rows: int | None = None
-    recompute: bool = False
-    slots: int = 1
-    shards: int = 1
-
-    @property
-    def stages(self) -> int:
-        """How many stages there shall be."""
-        return len(self.placement)
-
-    @cached_property
-    def workload(self) -> Workload:
-        """The nodes to deal out."""
-        found = workload_of(
-            self.view,
-            self.costs,
-            self.links,
-            step=self.step,
-            held=None if self.step is None else held_bytes(self.step),
-            first=self.first,
-        )
-        if self.slots > 1:
-            found = found.shared(self.slots, self.shards)
-        if not self.recompute:
-            return found
-        return replace(found, sent=tuple(value._replace(kept=0) for value in found.sent))
-
-    @property
-    def links(self) -> Links:
-        """What links any two slots: the slower ones, where there are several hosts."""
-        return self.cluster.among(self.cluster.devices)
-
-    @property
-    def limit(self) -> MemoryLimit | None:
-        """What fits in a slot."""
-        if self.memory is None:
-            return None
-        if self.step is None:
-            return MemoryLimit(self.memory)
-        chunks = self.stages // (max(self.placement) + 1)
-        return MemoryLimit(self.memory, self.microbatches, self.schedule, chunks)
-
-    def partition(
-        self,
-        policy: str,
-        stages: Sequence[int],
-        notes: Sequence[str] = (),
-        *,
-        ranks: Sequence[int] | None = None,
-        replicas: Sequence[int] | None = None,
-        load: Callable[[Shares], float] = most_seconds,
-    ) -> Partition:
-        """The partition of these stages, mended; on the ranks that the schedule has by default.
-
-        ``load`` is what mending may not make larger.
-        """
-        ranks = self.placement if ranks is None else ranks
-        mended = repair(self.workload, stages, ranks, load=load)
-        if replicas is None:
-            self._check_fits(Shares.of(self.workload, mended.stages, ranks))
-        return make_partition(
-            self.workload,
-            self.view.name,
-            policy,
-            mended.stages,
-            ranks=ranks,
-            replicas=replicas,
-            copies=mended.copies,
-            notes=[*notes, *mended.notes],
-        )
-
-    def _check_fits(self, shares: Shares) -> None:
-        """Raise PlanError where a rank holds more than fits."""
-        if self.limit is None:
-            return
-        held = self.limit.held(shares)
-        fullest = max(range(len(held)), key=held.__getitem__)
-        if held[fullest] > self.limit.nbytes:
-            raise PlanError(
-                f"rank {fullest} of {len(held)} would hold {held[fullest]:.0f} bytes, "
-                f"{held[fullest] - self.limit.nbytes:.0f} more than a slot's "
-                f"{self.limit.nbytes:.0f}; {REMEDY}"
-            )
 
 
 # --- policies -------------------------------------------------------------------------------------
@@ -189,8 +70,14 @@ def by_memory(task: Task) -> Partition:
     """Parts of equal bytes, few seconds between them."""
     workload = task.workload
     stages, notes = _by_bytes(workload, task.stages, None, {})
-    stages = refine(workload, stages, ranks=task.placement, limit=task.limit, load=most_bytes)
-    return task.partition("memory", stages, notes, load=most_bytes)
+    load = _fullest(task)
+    stages = refine(workload, stages, ranks=task.placement, limit=task.limit, load=load)
+    return task.partition("memory", stages, notes, load=load)
+
+
+def _fullest(task: Task) -> Callable[[Shares], float]:
+    """The bytes of the rank that holds most, as the schedule fills it."""
+    return lambda shares: max(task.occupied.held(shares))
 
 
 def by_pipedream(task: Task) -> Partition:
@@ -203,9 +90,12 @@ def by_pipedream(task: Task) -> Partition:
         gradients=_gradient_share(task),
         limit=task.limit,
     )
-    ranks = range(len(found.replicas))
     return task.partition(
-        "pipedream", stages_between(found.cuts), ranks=ranks, replicas=found.replicas
+        "pipedream",
+        stages_between(found.cuts),
+        ranks=range(len(found.replicas)),
+        replicas=found.replicas,
+        load=lambda shares: max(map(truediv, shares.seconds, found.replicas)),
     )
 
 
@@ -265,33 +155,6 @@ def _by_bytes(
 
 
 # --- functions ------------------------------------------------------------------------------------
-
-
-def task_of(
-    graph: IRGraph,
-    stages: int,
-    *,
-    cluster: Cluster | None = None,
-    costs: Costs | None = None,
-    microbatches: int = 1,
-    memory: float | None = None,
-) -> Task:
-    """The task of cutting a graph's forward in stages, each on a rank of its own.
-
-    Raises PlanError where there are fewer nodes than stages.
-    """
-    view = forward_view(graph)
-    check_stages(len(view.nodes), stages, graph.name)
-    cluster = cluster or Cluster.of(stages)
-    return Task(
-        view,
-        tuple(range(stages)),
-        cluster,
-        costs or Analytic(cluster.device),
-        graph if is_step(graph) else None,
-        microbatches=microbatches,
-        memory=memory,
-    )
 
 
 def metis_partition(
@@ -355,8 +218,8 @@ def partition_by_memory(
     if edge_weight_function is not None:
         edges = weigh_edges(policy_nodes(task.view), task.workload, edge_weight_function)
     stages, notes = _by_bytes(task.workload, num_partitions, edges, metis_options)
-    stages = refine(task.workload, stages, load=most_bytes)
-    return task.partition("memory", stages, notes, load=most_bytes)
+    stages = refine(task.workload, stages, load=_fullest(task))
+    return task.partition("memory", stages, notes, load=_fullest(task))
 
 
 def pipedream_partition(

@@ -55,11 +55,6 @@ def most_seconds(shares: Shares) -> float:
     return max(shares.seconds, default=0.0)
 
 
-def most_bytes(shares: Shares) -> float:
-    """The bytes of the rank that holds most."""
-    return max((a + b for a, b in zip(shares.stored, shares.kept, strict=True)), default=0.0)
-
-
 class _Refining:
     """Passes over one partition, which is in ``shares``."""
 

@@ -10,7 +10,8 @@ from shardwright.layout import CPU_CORE, Cluster, DeviceModel
 from shardwright.pipeline import check as check_file
 from shardwright.planning import Plan, plan, step_of
 from shardwright.planning.assemble import planned
-from shardwright.planning.partitioners import PARTITIONERS, Task
+from shardwright.planning.partition_task import Task
+from shardwright.planning.partitioners import PARTITIONERS
 from shardwright.profiling import Analytic, NodeCost
 from shardwright.transform import build
 from tests.graphs import language_model, tokens

@@ -5,13 +5,13 @@ import pytest
 from shardwright.errors import PlanError
 from shardwright.layout import Cluster
 from shardwright.planning.partition import make_partition
+from shardwright.planning.partition_task import task_of
 from shardwright.planning.partitioners import (
     PARTITIONERS,
     exact_partition,
     metis_partition,
     mixed_partition,
     pipedream_partition,
-    task_of,
 )
 from shardwright.planning.workload import Workload
 from tests.graphs import language_model
