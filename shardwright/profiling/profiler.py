@@ -63,7 +63,7 @@ def profile(
     and random generators of the caller stay as they are. Raises ProfileError that names the node,
     its source line and the reason where one cannot be measured; and DeviceError.
     """
-    _check(n_iter=n_iter, threads=threads)
+    _check(graph, n_iter=n_iter, threads=threads)
     place = present_device(device)
     settings = Settings(place, threads, n_iter)
     kept = Cache.of(cache, f"{model_name(place)}, torch {torch.__version__}, threads {threads}")
@@ -93,7 +93,12 @@ def profile_network(
     return profile(graph, depth=max_depth, basic_blocks=basic_blocks, n_iter=n_iter)
 
 
-def _check(**counts: int) -> None:
+def _check(graph: object, **counts: int) -> None:
+    if not isinstance(graph, IRGraph):
+        raise ProfileError(
+            f"a graph is profiled, found a {type(graph).__name__}; capture it first: "
+            "profile(capture(model, args)), or profile_network(model, sample)"
+        )
     for name, count in counts.items():
         if type(count) is not int or count < 1:
             raise ProfileError(f"{name} is a number from 1 up, found {count!r}")

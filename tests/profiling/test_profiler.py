@@ -171,6 +171,11 @@ def test_wrong_options(options: dict[str, object], message: str) -> None:
         quick(language_model(layers=1), **options)
 
 
+def test_a_model_that_is_not_captured() -> None:
+    with pytest.raises(ProfileError, match=r"found a ReLU; capture it first"):
+        quick(nn.ReLU())  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("device", ["cuda:99", "meta", "toaster"])
 def test_a_device_that_is_not_there(device: str) -> None:
     with pytest.raises(DeviceError, match=f"device '{device}' cannot be measured: this machine"):
