@@ -176,6 +176,14 @@ def expand(call: Call) -> Rule:
     )
 
 
+def broadcast(call: Call) -> Rule:
+    """Several inputs, each expanded to the shape that all have together."""
+    full = call.outputs[0]
+    names = named(full)
+    inputs = [aligned(shape, names, full) for shape in call.inputs]
+    return Rule(text(inputs, [names] * len(call.outputs)))
+
+
 def repeat(name: str) -> Row:
     """A row for repeating the whole: ``a -> (r a)``, where the copies split."""
 
@@ -382,6 +390,7 @@ ROWS: dict[str, Row] = {
     ),
     "aten.expand.default": expand,
     "aten.broadcast_to.default": expand,
+    "aten.broadcast_tensors.default": broadcast,
     "aten.repeat.default": repeat("repeats"),
     "aten.tile.default": repeat("dims"),
     "aten.repeat_interleave.self_int": repeat_interleave,

@@ -321,6 +321,8 @@ CASES: list[Case] = [
     case("cat.default", [F("0"), F("a 3"), F("a b")], 1),
     case("concat.default", [F("a b"), F("a 3")], -1),
     case("stack.default", [F("a b"), F("a b")], 1),
+    case("broadcast_tensors.default", [F("a b"), F("a b")]),
+    case("broadcast_tensors.default", [F("a 1 b"), F("c b"), F("")]),
     case("flip.default", F("a b"), [1]),
     case("roll.default", F("a b c"), [1, 2], [1, 2]),
     case("roll.default", F("a b"), [1]),
