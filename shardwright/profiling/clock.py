@@ -1,7 +1,8 @@
 """How long something takes: the median of several samples, after some runs to warm up.
 
 What takes less than a sample should is run several times in one; so samples are long against the
-clock's own steps.
+clock's own steps. Runs follow one another on the same tensors, so that caches are as warm as they
+can be; in a model that is larger than they are, they are colder.
 """
 
 from __future__ import annotations
