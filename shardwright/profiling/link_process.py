@@ -40,6 +40,7 @@ SAMPLE_BYTES = 8 << 20
 """A sample moves so many bytes, in at least `FEWEST` and at most `MOST` operations."""
 FEWEST, MOST = 2, 100
 BELL_BYTES = 4096
+"""As often may the bell have rung before it is quieted."""
 LEAVING = "leaving"
 """Under this key the ranks count who is done."""
 COLLECTIVES: tuple[Kind, ...] = tuple(ROUNDS)
@@ -91,7 +92,9 @@ def measured(size: int, sizes: Sequence[int]) -> list[tuple[Kind, list[Operation
 class Member:
     """A rank's part in operations."""
 
-    def __init__(self, rank: int, size: int, port: int, kind: str, all_: list[Operation]) -> None:
+    def __init__(
+        self, rank: int, size: int, port: int, kind: str, operations: Sequence[Operation]
+    ) -> None:
         self.rank = rank
         self._device = _device(kind, rank)
         self._calls: Counter[int] = Counter()
@@ -99,14 +102,11 @@ class Member:
         for end in (self._bell, self._rope):
             end.setblocking(False)
         self._store = store = open_store(port)
-        kinds = [
-            torch.device("cuda", i) if kind == "cuda" else torch.device(kind) for i in range(size)
-        ]
         self._transport: Transport = connect(
             store,
             rank,
-            kinds,
-            all_,
+            [_device(kind, i) for i in range(size)],
+            operations,
             threads=1,
             notify=self._ring,
             make_group=lambda: join_group(store, rank, size, [kind]),

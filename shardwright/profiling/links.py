@@ -14,11 +14,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import IO, Literal
 
 import msgspec
-from torch._C._distributed_c10d import TCPStore
 
 from shardwright.comm import open_store
 from shardwright.errors import ProfileError
@@ -55,14 +55,14 @@ def measure_links(
     """The times that `profile_links` fits. Raises ProfileError."""
     _check(devices, sizes, samples)
     store = open_store(host=True)
-    with (
-        tempfile.TemporaryFile() as output,
-        tempfile.TemporaryFile() as errors,
-        _processes(devices, device, sizes, samples, store, output, errors) as running,
-    ):
-        _wait(running, time.monotonic() + timeout, timeout, errors)
-        output.seek(0)
-        return msgspec.json.decode(output.read(), type=list[LinkTime])
+    options = tuple(map(str, (device, samples, *sizes)))
+    with ExitStack() as stack:
+        running = [
+            stack.enter_context(_process((str(rank), str(devices), str(store.port), *options)))
+            for rank in range(devices)
+        ]
+        _wait(running, time.monotonic() + timeout, timeout)
+        return msgspec.json.decode(running[0].printed(), type=list[LinkTime])
 
 
 def _check(devices: int, sizes: Sequence[int], samples: int) -> None:
@@ -74,35 +74,41 @@ def _check(devices: int, sizes: Sequence[int], samples: int) -> None:
         raise ProfileError(f"samples must be a number from 1 up, found {samples}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """A process, and the files that it prints to."""
+
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+    errors: IO[bytes]
+
+    def printed(self) -> bytes:
+        """What it has printed."""
+        self.output.seek(0)
+        return self.output.read()
+
+    def last_words(self) -> str:
+        """The last line of what it has printed of errors."""
+        self.errors.seek(0)
+        lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+
 @contextmanager
-def _processes(
-    devices: int,
-    device: str,
-    sizes: Sequence[int],
-    samples: int,
-    store: TCPStore,
-    output: IO[bytes],
-    errors: IO[bytes],
-) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """A process a device; all are ended at the end."""
-    running: list[subprocess.Popen[bytes]] = []
-    try:
-        for rank in range(devices):
-            numbers = (rank, devices, store.port, device, samples, *sizes)
-            running.append(
-                subprocess.Popen(
-                    [sys.executable, "-P", "-m", _MODULE, *map(str, numbers)],
-                    stdin=subprocess.PIPE,
-                    stdout=output if rank == 0 else subprocess.DEVNULL,
-                    stderr=errors,
-                    env=_environment(),
-                )
-            )
-        yield running
-    finally:
-        for process in running:
+def _process(arguments: Sequence[str]) -> Iterator[_Process]:
+    """A process that measures; it is gone at the end."""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", _MODULE, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=errors,
+            env=_environment(),
+        )
+        try:
+            yield _Process(process, output, errors)
+        finally:
             process.kill()
-        for process in running:
             process.communicate()
 
 
@@ -112,17 +118,16 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
-def _wait(
-    running: Sequence[subprocess.Popen[bytes]], deadline: float, timeout: float, errors: IO[bytes]
-) -> None:
+def _wait(running: Sequence[_Process], deadline: float, timeout: float) -> None:
     """Wait until all are done well. Raises ProfileError as soon as one is not."""
     while True:
-        codes = [process.poll() for process in running]
+        codes = [one.process.poll() for one in running]
         failed = [rank for rank, code in enumerate(codes) if code]
         if failed:
+            words = "; ".join(running[rank].last_words() for rank in failed)
             raise ProfileError(
                 f"the process of device {failed[0]} ended with status {codes[failed[0]]} while "
-                f"links were measured: {_last_line(errors)}"
+                f"links were measured: {words}"
             )
         if None not in codes:
             return
@@ -132,9 +137,3 @@ def _wait(
                 "sizes"
             )
         time.sleep(_LOOK)
-
-
-def _last_line(errors: IO[bytes]) -> str:
-    errors.seek(0)
-    lines = errors.read().decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"

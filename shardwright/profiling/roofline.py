@@ -116,7 +116,8 @@ class _Call:
         values = graph.values
         self._inputs = [values[v] for v in dict.fromkeys(node.inputs)]
         self._outputs = [values[v] for v in node.outputs]
-        wanted = [values[v] for v in dict.fromkeys(node.inputs) if v in needing]
+        reached = any(v in needing for v in node.outputs)
+        wanted = [value for value in self._inputs if reached and value.id in needing]
         self._made = [value for value in wanted if not value.is_stored]
         self._stored = [value for value in wanted if value.is_stored]
         self._moved = _bytes(self._inputs) + _bytes(self._outputs)

@@ -149,6 +149,11 @@ def test_only_what_is_trained_has_gradients():
     assert only_weight.weight > 0
 
 
+def test_what_no_gradient_comes_back_to_has_no_backward():
+    assert call("aten.gt.Scalar", (10, 10), other=0.0).backward == 0
+    assert call("aten.argmax.default", (10, 10)).backward == 0
+
+
 def test_a_step_s_markers_have_their_own_costs():
     graph = language_step()
     costs = Analytic(ROUND)
