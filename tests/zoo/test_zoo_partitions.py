@@ -1,0 +1,19 @@
+"""Real models, made tiny, in the stages of every partitioner: equal to eager, to the last bit."""
+
+import pytest
+import torch
+
+import shardwright as sw
+from shardwright.planning.partitioners import PARTITIONERS
+from tests.zoo.test_zoo import NAMES, check
+
+pytestmark = [
+    pytest.mark.zoo,
+    pytest.mark.filterwarnings("ignore::Warning:transformers"),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("policy", sorted(PARTITIONERS.keys() - {"pipedream"}))
+def test_stages_of_any_nodes_are_equal_to_the_last_bit(name, policy):
+    check(name, torch.float32, lambda g: sw.plan(g, 3, policy), tolerance=0.0)
