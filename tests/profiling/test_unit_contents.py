@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -153,6 +153,7 @@ def test_without_contents_they_are_drawn_and_no_generator_is_touched() -> None:
     assert first["x"].min() >= 0
 
 
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=4),
     st.sampled_from(sorted(DTYPES)),
