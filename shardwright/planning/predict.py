@@ -10,6 +10,7 @@ What always holds: equal plans have equal predictions, and the planner's own num
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -76,14 +77,23 @@ def estimate(
     options: Options,
     cluster: Cluster,
     slots: Sequence[Sequence[str]],
+    *,
+    memory: float = math.inf,
 ) -> Estimate:
-    """What a forward takes whose nodes are in these virtual stages; ``slots`` of each rank."""
+    """What a forward takes whose nodes are in these virtual stages; ``slots`` of each rank.
+
+    Where a slot of a training step holds more than ``memory`` bytes, its time is not worked out:
+    it is infinite.
+    """
     order = order_of(options.schedule, len(slots), options.microbatches, options.chunks)
     sums = sums_of(spread, stages, order.schedule.stages)
     links = RankLinks.of(cluster, slots)
     if not spread.source.training:
         return _of_model(sums, links, slots, options, order.schedule.placement)
-    memory, again = rank_memory(sums, order, options, spread.axes.get(DATA, 1))
+    held, again = rank_memory(sums, order, options, spread.axes.get(DATA, 1))
+    if max(found.total for found in held) > memory:
+        count = options.microbatches
+        return Estimate(math.inf, math.inf, count, slots, [math.inf] * len(held), held)
     times = StageTimes(
         sums.forward.tolist(), (sums.backward + np.array(again)).tolist(), sums.weight.tolist()
     )
@@ -93,8 +103,8 @@ def estimate(
         traffic_of(sums, order.schedule.placement, links),
         early=sends_early(options),
     )
-    ends = once_a_step(sums, order.schedule.placement, memory, cluster)
-    return _of_step(laid, ends, memory, slots, options)
+    ends = once_a_step(sums, order.schedule.placement, held, cluster)
+    return _of_step(laid, ends, held, slots, options)
 
 
 def sends_early(options: Options) -> bool:

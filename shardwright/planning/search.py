@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -22,11 +23,13 @@ from shardwright.errors import PlanError
 from shardwright.layout import Cluster
 from shardwright.planning.cutting import Line, cuts, first_readers
 from shardwright.planning.exhaustive import fastest_partitions, is_small
+from shardwright.planning.memory import rank_memory
 from shardwright.planning.mesh import DATA
 from shardwright.planning.predict import Estimate, estimate
-from shardwright.planning.shapes import Shape, shapes
+from shardwright.planning.shapes import Shape, shapes, variants
 from shardwright.planning.spread import Floats, Integers, Spread
 from shardwright.planning.spreads import Spreads
+from shardwright.planning.sums import sums_of
 from shardwright.planning.timing import order_of
 from shardwright.planning.training import Options
 from shardwright.profiling.operations import UPDATE_PASSES
@@ -152,7 +155,7 @@ class Found:
         return self.estimate.step_time / self.estimate.microbatches
 
 
-@dataclass(slots=True)
+@dataclass
 class Search:
     """A search; `run` gives what it found."""
 
@@ -175,23 +178,35 @@ class Search:
         if best is None:
             raise PlanError(self._nothing())
         best = self._fewest_microbatches(candidates, best)
-        return [best, *self._others(candidates, best)]
+        others = self._others(candidates, best)
+        better = self._best(self._of_variants([best, *others]), best.seconds)
+        return [best, *others] if better is None else [better, best, *others[: OTHERS - 1]]
 
     def _candidates(self) -> Iterator[Candidate]:
-        training = self.spreads.training
         for shape in shapes(self.cluster):
-            zeros = (0, 1) if self.asked.zero is None else (self.asked.zero,)
-            schedules = self.asked.schedules(shape.pipeline) if training else (FORWARD_ONLY,)
-            for schedule, chunks in schedules:
-                for count in self.asked.counts(training):
-                    for zero in zeros if training and shape.shards > 1 else (0,):
-                        yield Candidate(shape, schedule, chunks, count, zero)
+            yield from self._of_shape(shape, self.asked.counts(self.spreads.training))
+
+    def _of_variants(self, found: Sequence[Found]) -> Iterator[Candidate]:
+        """Other splits over meshes that were found, with as many microbatches as the best."""
+        count = found[0].candidate.microbatches
+        for one in found:
+            for shape in variants(one.candidate.shape):
+                yield from self._of_shape(shape, (count,))
+
+    def _of_shape(self, shape: Shape, counts: Sequence[int]) -> Iterator[Candidate]:
+        training = self.spreads.training
+        zeros = (0, 1) if self.asked.zero is None else (self.asked.zero,)
+        schedules = self.asked.schedules(shape.pipeline) if training else (FORWARD_ONLY,)
+        for schedule, chunks in schedules:
+            for count in counts:
+                for zero in zeros if training and shape.shards > 1 else (0,):
+                    yield Candidate(shape, schedule, chunks, count, zero)
 
     # --- the order in which candidates are tried ----------------------------------------------
 
     def _best(self, candidates: Iterable[Candidate], below: float = np.inf) -> Found | None:
         """The best of some candidates of which a sample takes less than ``below``."""
-        promise = 1.0 if self._is_small() else PROMISE
+        promise = 1.0 if self._small else PROMISE
         waiting = [
             (self._bounds.get(candidate, self._rough_bound(candidate)), i, candidate)
             for i, candidate in enumerate(candidates)
@@ -236,9 +251,24 @@ class Search:
         for shape in sorted(by_shape, key=bounds.__getitem__):
             if len(others) == OTHERS:
                 break
-            found = self._best(by_shape[shape])
+            found = self._first_that_fits(by_shape[shape])
             others += [found] if found is not None else []
         return sorted(others, key=lambda found: found.seconds)
+
+    def _first_that_fits(self, candidates: Sequence[Candidate]) -> Found | None:
+        """The candidate of the lowest bound that fits."""
+        for candidate in candidates:
+            if candidate not in self._bounds:
+                self._bounds[candidate] = self._bound(candidate)
+        for candidate in sorted(candidates, key=self._bounds.__getitem__):
+            if self._bounds[candidate] == np.inf:
+                break
+            if candidate not in self.tried:
+                self.tried[candidate] = self._look(candidate)
+            found = self.tried[candidate]
+            if found is not None and found.fits:
+                return found
+        return None
 
     def _rough_bound(self, candidate: Candidate) -> float:
         """What a sample takes at least on so many slots that share the work of one."""
@@ -248,10 +278,11 @@ class Search:
         if candidate.shape in self.refused:
             return np.inf
         waiting = (candidate.shape.pipeline - 1) / candidate.chunks / candidate.microbatches
-        bubble = 0.0 if self._is_small() or not self.spreads.training else BUBBLE * waiting
+        bubble = 0.0 if self._small or not self.spreads.training else BUBBLE * waiting
         return self._serial / candidate.shape.slots * (1 + bubble)
 
-    def _is_small(self) -> bool:
+    @cached_property
+    def _small(self) -> bool:
         return is_small(self.spreads.over(Shape(1)).source)
 
     def _bound(self, candidate: Candidate) -> float:
@@ -271,7 +302,7 @@ class Search:
         once = float(self._once(spread, candidate).sum())
         at_work = (count * float(spread.seconds.sum()) + once) / shape.pipeline
         ends = float((spread.forward + spread.backward).sum())
-        if not self.spreads.training or self._is_small():
+        if not self.spreads.training or self._small:
             return at_work / count
         return (at_work + (shape.pipeline - 1) / candidate.stages * ends) / count
 
@@ -304,7 +335,7 @@ class Search:
             for found in self._in_mode(candidate, mode):
                 if least is None or _better(found, least):
                     least = found
-            if mode == "none" and self._is_small():
+            if mode == "none" and self._small:
                 least = self._exhaust(candidate, least)
             if least is not None and least.fits:
                 break
@@ -312,8 +343,8 @@ class Search:
 
     def _exhaust(self, candidate: Candidate, least: Found | None) -> Found | None:
         """The best of all partitions of a small graph."""
-        spread = self.spreads.over(candidate.shape)
         shape, count = candidate.shape, candidate.microbatches
+        spread = self.spreads.over(shape, single=count == 1)
         options = Options(count, candidate.schedule, candidate.chunks, zero=candidate.zero)
         partitions = fastest_partitions(
             spread,
@@ -353,20 +384,22 @@ class Search:
         self, spread: Spread, stages: Integers, options: Options, candidate: Candidate
     ) -> Found:
         slots = [mesh.devices for mesh in candidate.shape.ranks(self.cluster)]
-        found = estimate(spread, stages, options, self.cluster, slots)
-        return Found(candidate, spread, stages, options, found, self.cluster.device.memory)
+        memory = self.cluster.device.memory
+        found = estimate(spread, stages, options, self.cluster, slots, memory=memory)
+        return Found(candidate, spread, stages, options, found, memory)
 
     def _left_for_activations(
         self, spread: Spread, stages: Integers, options: Options, candidate: Candidate
     ) -> int | None:
         """The bytes that the fullest slot has left for activations if some are computed again."""
-        full = self._found(spread, stages, replace(options, recompute="full"), candidate)
-        left = min(
-            self.cluster.device.memory - (held.total - held.activations)
-            for held in full.estimate.memory
+        order = order_of(
+            candidate.schedule, candidate.shape.pipeline, candidate.microbatches, candidate.chunks
         )
-        least = max(held.activations for held in full.estimate.memory)
-        return left if left >= least else None
+        sums = sums_of(spread, stages, candidate.stages)
+        full = replace(options, recompute="full")
+        ranks, _ = rank_memory(sums, order, full, candidate.shape.shards)
+        left = min(self.cluster.device.memory - (held.total - held.activations) for held in ranks)
+        return left if left >= max(held.activations for held in ranks) else None
 
     def _cut(self, spread: Spread, candidate: Candidate, *, again: bool) -> list[Integers]:
         """Cuts to try; those of one stage a rank do not depend on the schedule while all fits."""
@@ -375,7 +408,7 @@ class Search:
         kept = spread.crossing if again else spread.saved
         held, memory = self._held(spread, candidate, float(first_readers(kept, len(once)).sum()))
         single = candidate.microbatches == 1
-        key = candidate.shape.inner, candidate.stages, single, again, count, held, memory
+        key = candidate.shape, candidate.stages, single, again, count, held, memory
         if key not in self._cuts:
             seconds = spread.seconds + (spread.again if again else 0.0)
             seconds = seconds + (once / count if count else 0.0)

@@ -14,20 +14,26 @@ from dataclasses import dataclass
 from shardwright.layout import Cluster, Mesh
 from shardwright.planning.mesh import DATA, PIPELINE
 
+TENSOR = "tensor"
 FEW = 16
 """Of so few slots, some may stay idle in any number; of more, all are used, or a half, or less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How many pipeline ranks, and the inner axes of each with their sizes, those of 1 left out."""
+    """How many pipeline ranks, and the inner axes of each with their sizes, those of 1 left out.
+
+    ``best`` says that what the inner axes split is searched for, not found by the axes' rules.
+    """
 
     pipeline: int
     inner: tuple[tuple[str, int], ...] = ()
+    best: bool = False
 
     def __str__(self) -> str:
         pipeline = [(PIPELINE, self.pipeline)] if self.pipeline > 1 else []
-        return " × ".join(f"{axis} {size}" for axis, size in (*pipeline, *self.inner)) or "one slot"
+        text = " × ".join(f"{axis} {size}" for axis, size in (*pipeline, *self.inner)) or "one slot"
+        return f"{text} with the best splits" if self.best else text
 
     @property
     def per_rank(self) -> int:
@@ -67,11 +73,15 @@ def shapes(cluster: Cluster) -> Iterator[Shape]:
             for tensor in _divisors(math.gcd(per_rank, host)):
                 data = ((DATA, per_rank // tensor),) if per_rank > tensor else ()
                 pipeline = slots // per_rank
-                if tensor == 1:
-                    yield Shape(pipeline, data)
-                else:
-                    yield Shape(pipeline, (*data, ("tensor", tensor)))
-                    yield Shape(pipeline, (*data, ("sequence", tensor)))
+                yield Shape(pipeline, (*data, (TENSOR, tensor)) if tensor > 1 else data)
+
+
+def variants(shape: Shape) -> Iterator[Shape]:
+    """The other ways to split over the same mesh, where it has an axis ``tensor``."""
+    if TENSOR in dict(shape.inner):
+        sequence = tuple(("sequence" if a == TENSOR else a, size) for a, size in shape.inner)
+        yield Shape(shape.pipeline, sequence)
+        yield Shape(shape.pipeline, shape.inner, best=True)
 
 
 def _divisors(number: int) -> list[int]:

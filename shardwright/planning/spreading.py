@@ -44,12 +44,17 @@ def spread_of_plan(graph: IRGraph, plan: Plan, cluster: Cluster, costs: Costs) -
 
 
 def spread_over(
-    source: Forward, mesh: Mesh, splits: Sequence[Splits], cluster: Cluster, costs: Costs
+    source: Forward,
+    mesh: Mesh,
+    splits: Sequence[Splits],
+    cluster: Cluster,
+    costs: Costs,
+    reasons: Sequence[str] = (),
 ) -> Spread:
     """A forward over the mesh of a stage, under these splits."""
     priced = price(source, mesh, splits, cluster, costs)
     axes = dict(zip(mesh.axes, mesh.sizes, strict=True))
-    return spread(source, axes, splits, priced.nodes, priced.once, priced.fetched)
+    return spread(source, axes, splits, priced.nodes, priced.once, priced.fetched, reasons)
 
 
 def forward_of(graph: IRGraph, plan: Plan) -> Forward:

@@ -7,6 +7,7 @@ and what follows from a graph alone are worked out once for all shapes that shar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from shardwright.errors import PlanError
@@ -15,7 +16,8 @@ from shardwright.ir.steps import is_step
 from shardwright.layout import Cluster
 from shardwright.planning.batch import batch_rows
 from shardwright.planning.forward import forward_view
-from shardwright.planning.mesh import compatible
+from shardwright.planning.layouts import best_splits
+from shardwright.planning.mesh import DATA, compatible
 from shardwright.planning.plan import Split, Terms
 from shardwright.planning.shapes import Shape
 from shardwright.planning.shard_norms import has_shards
@@ -42,7 +44,9 @@ class Spreads:
     _all_apart: IRGraph | None = None
     _forwards: dict[tuple[tuple[int, ...], int, bool], Forward] = field(default_factory=dict)
     _columns: dict[tuple[int, str, int], _Column] = field(default_factory=dict)
-    _spreads: dict[tuple[tuple[tuple[str, int], ...], bool], Spread] = field(default_factory=dict)
+    _spreads: dict[tuple[tuple[tuple[str, int], ...], bool, bool], Spread] = field(
+        default_factory=dict
+    )
 
     def __post_init__(self) -> None:
         self.training = is_step(self.graph)
@@ -83,13 +87,31 @@ class Spreads:
 
     def over(self, shape: Shape, *, single: bool = False) -> Spread:
         """The graph spread over a shape. Raises PlanError where an axis can split nothing of it."""
-        key = shape.inner, single and self.training
+        key = shape.inner, shape.best, single and self.training
         if key not in self._spreads:
             source = self.forward(shape, single=single)
             mesh = shape.ranks(self.cluster)[0]
-            splits = self._splits(source, shape)
-            self._spreads[key] = spread_over(source, mesh, splits, self.cluster, self.costs)
+            splits, reasons = self._chosen(source, shape)
+            self._spreads[key] = spread_over(
+                source, mesh, splits, self.cluster, self.costs, reasons
+            )
         return self._spreads[key]
+
+    def _chosen(self, source: Forward, shape: Shape) -> tuple[Sequence[Splits], Sequence[str]]:
+        """What the inner axes split of each node, and reasons where they are known."""
+        if not shape.best:
+            return self._splits(source, shape), ()
+        axes = dict(shape.inner)
+        fixed = {DATA: self._column(source, DATA, axes[DATA])} if DATA in axes else {}
+        chosen = best_splits(
+            source.view,
+            axes,
+            cluster=self.cluster,
+            costs=self.costs,
+            training=self.training,
+            fixed=fixed,
+        )
+        return chosen.splits, chosen.reasons
 
     def _splits(self, source: Forward, shape: Shape) -> list[Splits]:
         """As `split_nodes`, each axis by itself once."""
