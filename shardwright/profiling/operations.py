@@ -3,7 +3,8 @@
 `FORMULAS` has the operators whose time is in multiplying and adding; `FUNCTIONS` those that do more
 for an element than to move it; `FREE` those that return what they were given, seen otherwise. All
 others take the time that their bytes take. What planners count and what the roofline prices is read
-from these tables alone; graphs of training hold the operators of backwards too.
+from these tables alone; graphs of training hold the operators of backwards too. What a user's
+operator does is read from its annotation.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from shardwright.dimops.catalog import dimop_of
 from shardwright.ir import IRGraph, IRNode, IRValue
+from shardwright.ir.operators import is_built_in, is_marker
 
 Values = Sequence[IRValue]
 Formula = Callable[[Values, Values], int]
@@ -228,6 +231,8 @@ def arithmetic(graph: IRGraph, node: IRNode) -> int | None:
     inputs = [graph.values[value_id] for value_id in node.inputs]
     if node.op == "aten.einsum.default":
         return _einsum(node.attrs["equation"], inputs)
+    if not is_built_in(node.op) and not is_marker(node.op):
+        return _annotated(graph, node)
     formula = FORMULAS.get(node.op)
     return formula and formula(inputs, [graph.values[value_id] for value_id in node.outputs])
 
@@ -240,6 +245,23 @@ def element_operations(graph: IRGraph, node: IRNode) -> int:
     if node.op not in ELEMENTS_OF_CALL:
         return 0
     return ELEMENTS_OF_CALL[node.op] * graph.values[node.inputs[0]].numel
+
+
+def _annotated(graph: IRGraph, node: IRNode) -> int | None:
+    """Those of a user's operator whose annotation sums over what several inputs have.
+
+    As of a contraction: two operations a point of the space that all dimensions span.
+    """
+    bound = dimop_of(graph, node)
+    if bound is None:
+        return None
+    flows = (bound.flow(name) for name in bound.identifiers)
+    is_contraction = any(
+        any(carry.kind == "partial" for carry in flow.outputs)
+        and sum(carry.kind == "shard" for carry in flow.inputs) > 1
+        for flow in flows
+    )
+    return 2 * math.prod(bound.lengths.values()) if is_contraction else None
 
 
 def _einsum(equation: str, inputs: Values) -> int:

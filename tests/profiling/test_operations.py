@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from shardwright.dimops.register import register_op
 from shardwright.ir import Builder, resolve
 from shardwright.profiling.operations import (
     EFFICIENCY,
@@ -14,6 +15,7 @@ from shardwright.profiling.operations import (
     arithmetic,
     element_operations,
 )
+from shardwright.tracing import capture
 
 
 def real(*shape):
@@ -79,6 +81,27 @@ def test_einsum_spans_all_indices():
     x, y = builder.input("x", (2, 3, 4)), builder.input("y", (2, 4, 5))
     builder.call("aten.einsum.default", "bij,bjk->bik", [x, y])
     assert arithmetic(builder.graph, builder.graph.nodes[0]) == 2 * 2 * 3 * 4 * 5
+
+
+@register_op("(h^ m^) kd+, kd+ n -> h^ m^ n", name="counted_product")
+def product(x: torch.Tensor, y: torch.Tensor, h: int = 2) -> torch.Tensor:
+    return (x @ y).unflatten(0, (h, -1))
+
+
+@register_op("a b+ -> a", name="counted_sum")
+def summed(x: torch.Tensor) -> torch.Tensor:
+    return x.sum(1)
+
+
+def test_operators_of_users_are_counted_by_their_annotations():
+    class Model(torch.nn.Module):
+        def forward(self, x, y):
+            return product(x, y), summed(x)
+
+    graph = capture(Model(), (torch.ones(6, 4), torch.ones(4, 5)))
+    contraction, reduction = graph.nodes
+    assert arithmetic(graph, contraction) == 2 * 6 * 4 * 5
+    assert arithmetic(graph, reduction) is None
 
 
 def test_what_is_no_contraction_has_no_arithmetic():
