@@ -10,9 +10,11 @@ operator does is read from its annotation.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from shardwright.dimops.annotation import TensorDims
 from shardwright.dimops.catalog import dimop_of
 from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.operators import is_built_in, is_marker
@@ -250,18 +252,22 @@ def element_operations(graph: IRGraph, node: IRNode) -> int:
 def _annotated(graph: IRGraph, node: IRNode) -> int | None:
     """Those of a user's operator whose annotation sums over what several inputs have.
 
-    As of a contraction: two operations a point of the space that all dimensions span.
+    As of a contraction: two operations a point of the space that the outputs' dimensions and those
+    that are summed over span. A dimension of one input alone says which part of it is read.
     """
     bound = dimop_of(graph, node)
     if bound is None:
         return None
-    flows = (bound.flow(name) for name in bound.identifiers)
-    is_contraction = any(
-        any(carry.kind == "partial" for carry in flow.outputs)
-        and sum(carry.kind == "shard" for carry in flow.inputs) > 1
-        for flow in flows
-    )
-    return 2 * math.prod(bound.lengths.values()) if is_contraction else None
+    annotation = bound.inference.annotation
+    given = Counter(name for tensor in annotation.inputs for name in _identifiers(tensor))
+    summed = {name for name, kind in annotation.reductions().items() if kind == "+"}
+    summed &= {name for name, times in given.items() if times > 1}
+    made = {name for tensor in annotation.outputs for name in _identifiers(tensor)}
+    return 2 * math.prod(bound.length(name) for name in summed | made) if summed else None
+
+
+def _identifiers(tensor: TensorDims) -> set[str]:
+    return {factor.name for factor in tensor.factors() if isinstance(factor.name, str)}
 
 
 def _einsum(equation: str, inputs: Values) -> int:

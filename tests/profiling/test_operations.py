@@ -93,15 +93,19 @@ def summed(x: torch.Tensor) -> torch.Tensor:
     return x.sum(1)
 
 
+@register_op("m^ k+, e^ k+ n, e^ -> m^ n", name="counted_experts")
+def experts(x: torch.Tensor, y: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    return (x @ y.sum(0)) * ends.sum()
+
+
 def test_operators_of_users_are_counted_by_their_annotations():
     class Model(torch.nn.Module):
-        def forward(self, x, y):
-            return product(x, y), summed(x)
+        def forward(self, x, y, z, ends):
+            return product(x, y), summed(x), experts(x, z, ends)
 
-    graph = capture(Model(), (torch.ones(6, 4), torch.ones(4, 5)))
-    contraction, reduction = graph.nodes
-    assert arithmetic(graph, contraction) == 2 * 6 * 4 * 5
-    assert arithmetic(graph, reduction) is None
+    args = (torch.ones(6, 4), torch.ones(4, 5), torch.ones(3, 4, 5), torch.ones(3))
+    graph = capture(Model(), args)
+    assert [arithmetic(graph, node) for node in graph.nodes] == [240, None, 240]
 
 
 def test_what_is_no_contraction_has_no_arithmetic():
