@@ -7,6 +7,7 @@ import pytest
 
 from shardwright.planning import Plan, plan
 from shardwright.planning.difference import Change, difference
+from shardwright.planning.make import POLICIES
 from shardwright.planning.plan import Split, Terms
 from tests.graphs import language_model
 from tests.steps import language_step
@@ -97,6 +98,27 @@ def test_units_and_sums_are_told() -> None:
         assert difference(made, changed).sections["how nodes are split"] == (
             Change("layers.0: linear", "tensor by n", text),
         )
+
+
+def test_what_is_predicted_is_compared() -> None:
+    one, two = (plan(language_step(), 2, "auto", microbatches=count) for count in (2, 8))
+    by_hand = plan(language_step(), 2, microbatches=2)
+    found = {change.what: change for change in difference(one, two).sections["what is predicted"]}
+    assert found["a step"].first == f"{1e3 * one.prediction.step_time:.3f} ms"
+    assert found["a step"].second == f"{1e3 * two.prediction.step_time:.3f} ms"
+    changes = difference(by_hand, two).sections["what is predicted"]
+    assert changes[0] == Change("a step", "unknown", found["a step"].second)
+    memory = str(two.prediction.slots[0].memory)
+    assert any(change.first == "none" and change.second == memory for change in changes)
+    assert difference(by_hand, by_hand).sections["what is predicted"] == ()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_plans_of_any_policy_are_comparable(policy: str) -> None:
+    made, other = plan(language_model(), 2, policy), plan(language_model(tied=True), 3)
+    assert not difference(made, made)
+    settings = {change.what for change in difference(made, other).sections["settings"]}
+    assert {"graph", "policy" if policy != "pipeline" else "slots"} <= settings
 
 
 def test_plans_without_labels_are_told_by_number() -> None:
