@@ -58,13 +58,15 @@ def simulate(
     lookahead
         How many actions of its schedule a slot begins early; as `Session` has it by default.
 
-    Raises PlanError where the cluster lacks a slot, or a number makes no sense.
+    Raises PlanError where the cluster lacks a slot, a number makes no sense, or the pipeline has
+    supertasks that do not run, or waits for ever.
     """
     if calls < 1 or (in_flight is not None and in_flight < 1) or (lookahead or 0) < 0:
         raise PlanError(
             f"calls={calls}, in_flight={in_flight}, lookahead={lookahead}: calls and calls under "
             "way count from 1, actions begun early from 0"
         )
+    _check_kinds(pipeline)
     slots = tuple(pipeline.devices)
     cluster = cluster or Cluster((slots,))
     cluster.among(slots)
@@ -118,10 +120,17 @@ class _Simulator:
             if now >= slot.busy_until and (seconds := slot.advance(now)) is not None:
                 end = max(end, now + seconds)
                 self._wake(now + seconds, name)
-        assert self._ended == self._calls, "a checked pipeline does not deadlock"
+        if self._ended < self._calls:
+            raise self._stuck()
         for slot in self._slots.values():
             slot.end_wait(end)
         return self._result(end)
+
+    def _stuck(self) -> PlanError:
+        """Says what each slot waits for when nothing happens any more."""
+        found = [(name, slot.awaited()) for name, slot in self._slots.items()]
+        waits = [f"slot {name!r} for {at[0].task!r}" for name, at in found if at is not None]
+        return PlanError(f"the pipeline waits for ever: {', '.join(waits)}; check it first")
 
     def _wake(self, at: float, slot: str) -> None:
         heapq.heappush(self._events, (at, next(self._numbers), slot))
@@ -148,6 +157,16 @@ class _Simulator:
             slots=tuple(_summary(slot) for slot in self._slots.values()),
             events=tuple(event for slot in self._slots.values() for event in slot.events),
         )
+
+
+def _check_kinds(pipeline: Pipeline) -> None:
+    """Raise PlanError where a compute supertask has no graph."""
+    for name, task in pipeline.supertasks.items():
+        if task.kind == "dfg":
+            raise PlanError(
+                f"supertask {name!r} is of kind 'dfg', which is not run and not simulated; build "
+                "the pipeline with FX supertasks"
+            )
 
 
 def _slots(

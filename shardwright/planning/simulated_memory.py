@@ -34,11 +34,14 @@ class Storage:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A piece of a slot's memory for messages, which other slots read where it is."""
+    """A piece of a slot's memory for messages, which others read where it is.
+
+    ``seen`` are the slots that have read there, ``holders`` how many still do, or will.
+    """
 
     nbytes: int
     seen: set[str]
-    lent: bool = True
+    holders: int
 
 
 class Ledger:
@@ -79,7 +82,7 @@ class Ledger:
         storage.users -= 1
         if not storage.users:
             if storage.block is not None:
-                storage.block.lent = False
+                storage.block.holders -= 1
             else:
                 self.held[storage.item] -= storage.nbytes
 
@@ -92,14 +95,14 @@ class Ledger:
 
     # --- messages that stand where others read them -----------------------------------------
 
-    def lend(self, nbytes: int) -> Block:
-        """A block for a message of this slot; one that nobody reads any more, or a new one."""
+    def lend(self, nbytes: int, holders: int) -> Block:
+        """A block for a message to so many; one that nobody reads any more, or a new one."""
         capacity = _capacity(nbytes)
         for block in self._blocks.setdefault(capacity, []):
-            if not block.lent:
-                block.lent = True
+            if not block.holders:
+                block.holders = holders
                 return block
-        block = Block(capacity, {self.slot})
+        block = Block(capacity, {self.slot}, holders)
         self._blocks[capacity].append(block)
         self.held["messages"] += capacity
         return block

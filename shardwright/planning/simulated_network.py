@@ -14,6 +14,7 @@ What always holds: nothing arrives before it was sent, and times are never negat
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -67,8 +68,8 @@ class Part:
 
 
 @dataclass(slots=True, eq=False)
-class Exchange:
-    """One communication of a group, in one call."""
+class Exchange(ABC):
+    """One communication of a group, in one call; ``parts`` are of the members that have come."""
 
     operation: Operation
     slots: tuple[str, ...]
@@ -88,9 +89,14 @@ class Exchange:
         kind = self.operation.kind
         return self.links.seconds(_price(kind), self.operation.size, self.nbytes)
 
+    @property
+    def givers(self) -> list[int]:
+        """The members that give something."""
+        return [member for member, spec in enumerate(self.operation.inputs) if spec is not None]
+
+    @abstractmethod
     def start(self, part: Part, now: float) -> float:
         """A member comes; the seconds that this keeps it busy."""
-        raise NotImplementedError
 
     def take(self, part: Part, now: float) -> float:
         """A member takes what is there."""
@@ -100,6 +106,14 @@ class Exchange:
     def _ready(self, part: Part, at: float) -> None:
         part.ready_at = at
         self.wake(at, self.slots[part.member])
+
+    def _let_others_have_it(self, now: float) -> None:
+        """Where one member gives, the others have it when it has left and travelled."""
+        giver = self.parts.get(self.givers[0])
+        if giver is not None:
+            for other in self.parts.values():
+                if other is not giver and other.ready_at is None and not other.over:
+                    self._ready(other, max(now, giver.left_at + self.links.send.latency))
 
 
 def _price(kind: str) -> Kind:
@@ -114,15 +128,11 @@ class _Given(Exchange):
         """The giver copies; whoever gets waits for the giver."""
         self.parts[part.member] = part
         busy = 0.0
-        if self.operation.inputs[part.member] is not None:
+        if part.member in self.givers:
             busy = self.nbytes / self.links.send.bandwidth
             part.left_at = now + busy
             self._ready(part, now + busy)
-        giver = next((p for m, p in self.parts.items() if self.operation.inputs[m]), None)
-        if giver is not None:
-            for other in self.parts.values():
-                if other is not giver and other.ready_at is None and not other.over:
-                    self._ready(other, max(now, giver.left_at + self.links.send.latency))
+        self._let_others_have_it(now)
         return busy
 
 
@@ -169,7 +179,10 @@ class _Together(Exchange):
 
 @dataclass(slots=True, eq=False)
 class _Beside(Exchange):
-    """A communication that devices do beside their work; ``lines`` are free from a time on."""
+    """A communication that devices do beside their work.
+
+    ``lines`` are free from a time on: one for each pair of slots, one for each slot's collectives.
+    """
 
     lines: dict[object, float] = field(default_factory=dict)
 
@@ -188,15 +201,11 @@ class _Beside(Exchange):
 
     def _given(self, part: Part, now: float) -> None:
         link = self.links.send
-        if self.operation.inputs[part.member] is not None:
+        if part.member in self.givers:
             begin = max(now, self.lines.get(self.slots, 0.0))
             part.left_at = self.lines[self.slots] = begin + self.nbytes / link.bandwidth
             self._ready(part, now)
-        giver = next((p for m, p in self.parts.items() if self.operation.inputs[m]), None)
-        if giver is not None:
-            for other in self.parts.values():
-                if other is not giver and other.ready_at is None and not other.over:
-                    self._ready(other, max(now, giver.left_at + link.latency))
+        self._let_others_have_it(now)
 
 
 class Network:

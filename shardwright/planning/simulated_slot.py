@@ -182,7 +182,7 @@ class SimulatedSlot(ABC):
         reads, writes = places
         storage = self.ledger.storage(reads[0]) if reads else None
         if storage is not None and self._world.lends:
-            part.block = self.ledger.lend(_nbytes(membership))
+            part.block = self.ledger.lend(_nbytes(membership), membership.operation.size - 1)
             self.ledger.note(0)
         busy += self._world.overhead
         self.moving += busy
@@ -202,21 +202,23 @@ class SimulatedSlot(ABC):
         """Its result is there, in the giver's block or in memory of this slot's own."""
         membership = self._world.memberships[posted.step.task]
         operation = membership.operation
-        givers = [m for m, spec in enumerate(operation.inputs) if spec is not None]
+        exchange = posted.part.exchange
+        given = len(exchange.givers) == 1
         if posted.outputs:
-            nbytes = operation.gotten(membership.member).nbytes
-            parts = posted.part.exchange.parts
-            block = parts[givers[0]].block if len(givers) == 1 else None
-            storage = self.ledger.see(block) if block else Storage(nbytes, "messages")
+            block = exchange.parts[exchange.givers[0]].block if given else None
+            storage = posted.storage
+            if storage is None or not given:
+                nbytes = operation.gotten(membership.member).nbytes
+                storage = self.ledger.see(block) if block else Storage(nbytes, "messages")
             self.ledger.hold(posted.outputs[0], storage)
             self.ledger.note(0)
-        if posted.part.block is not None and len(givers) > 1:
-            posted.part.block.lent = False
+        if posted.part.block is not None and not given:
+            posted.part.block.holders = 0
 
     def _note_communication(self, posted: Posted, end: float) -> None:
         membership = self._world.memberships[posted.step.task]
         operation, parts = membership.operation, posted.part.exchange.parts
-        began = min(p.began for m, p in parts.items() if operation.inputs[m] is not None)
+        began = min(parts[member].began for member in posted.part.exchange.givers)
         gives_alone = operation.kind == "send" and membership.member == 0
         kind = _EVENT_KINDS.get("recv" if operation.kind == "send" else "", "collective")
         start, end = (posted.part.began, posted.part.left_at) if gives_alone else (began, end)

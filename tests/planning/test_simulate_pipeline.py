@@ -262,3 +262,21 @@ def test_what_is_refused() -> None:
         simulate(pipeline, Analytic(CPU_CORE), Cluster.of(1))
     with pytest.raises(ProfileError, match="no time was measured"):
         simulate(pipeline, TaskTimes({}))
+
+
+def test_what_cannot_run() -> None:
+    sketch = Sketch(2)
+    sketch.input("x", (2,), "d0")
+    there = sketch.send("x", "d0", "d1")
+    sketch.fx("d1.0", "d1", [there], ["y"], identity)
+    back = sketch.send("y", "d1", "d0")
+    sketch.fx("d0.0", "d0", [back], ["z"], identity)
+    pipeline = sketch.finish(["z"])
+    assert simulate(pipeline, Analytic(CPU_CORE)).seconds > 0
+    pipeline.supertasks["send.x@d1"] = pipeline.supertasks.pop("send.x@d1")
+    waits = r"waits for ever: slot 'd0' for 'recv\.y@d0', slot 'd1' for 'recv\.x@d1'"
+    with pytest.raises(PlanError, match=waits):
+        simulate(pipeline, Analytic(CPU_CORE))
+    pipeline.supertasks["d0.0"].kind = "dfg"
+    with pytest.raises(PlanError, match=r"'d0\.0' is of kind 'dfg'"):
+        simulate(pipeline, Analytic(CPU_CORE))

@@ -30,15 +30,26 @@ def test_a_storage_lives_as_long_as_a_tensor_lies_there() -> None:
 
 def test_memory_for_messages_is_kept_and_used_again() -> None:
     sender, receiver = Ledger("d0", {}), Ledger("d1", {})
-    first, second = sender.lend(1000), sender.lend(1000)
+    first, second = sender.lend(1000, 1), sender.lend(1000, 1)
     for place, block in (("a", first), ("b", second)):
         receiver.hold(place, receiver.see(block))
     assert sender.held["messages"] == receiver.held["messages"] == 2 * first.nbytes
     receiver.drop("a")
     assert receiver.held["messages"] == 2 * first.nbytes, "it stays mapped"
-    assert sender.lend(1000) is first
-    assert sender.lend(1000) not in (first, second)
+    assert sender.lend(1000, 2) is first
+    assert sender.lend(1000, 1) not in (first, second)
     assert sender.held["messages"] == 3 * first.nbytes
+
+
+def test_a_message_to_several_is_held_by_each() -> None:
+    sender, receivers = Ledger("d0", {}), [Ledger(f"d{k}", {}) for k in (1, 2)]
+    block = sender.lend(64, 2)
+    for receiver in receivers:
+        receiver.hold("x", receiver.see(block))
+    receivers[0].drop("x")
+    assert sender.lend(64, 1) is not block
+    receivers[1].drop("x")
+    assert sender.lend(64, 1) is block
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=40))
