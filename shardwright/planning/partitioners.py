@@ -11,7 +11,8 @@ memory
 pipedream
     Contiguous stages with several slots where that is faster.
 exact
-    The best of all acyclic partitions where the graph is small enough, else of contiguous cuts.
+    The best of all acyclic partitions where the graph is small enough, else of contiguous cuts,
+    refined.
 mixed
     Several stages a rank, whose loads even out.
 """
@@ -100,12 +101,18 @@ def by_pipedream(task: Task) -> Partition:
 
 
 def by_exact(task: Task) -> Partition:
-    """The best there is: of all acyclic partitions, or else of all contiguous cuts."""
+    """The best of all acyclic partitions, or where those are too many of all contiguous cuts.
+
+    The latter is refined: an acyclic partition may be better than any contiguous cut.
+    """
     stages = acyclic(task.workload, task.stages, task.limit)
     if stages is not None:
         return task.partition("exact", stages, ["the best of all acyclic partitions"])
     stages = contiguous(task.workload, task.stages, task.limit)
-    return task.partition("exact", stages, ["the best of all contiguous cuts of the nodes' order"])
+    refined = refine(task.workload, stages, limit=task.limit)
+    better = ", and single nodes moved" if refined != stages else ""
+    note = f"the best of all contiguous cuts of the nodes' order{better}"
+    return task.partition("exact", refined, [note])
 
 
 def by_mixed(task: Task) -> Partition:
@@ -251,7 +258,7 @@ def exact_partition(
     microbatches: int = 1,
     memory: float | None = None,
 ) -> Partition:
-    """The best of all acyclic partitions, or of all contiguous cuts where those are too many.
+    """The best of all acyclic partitions, or where those are too many of all contiguous cuts.
 
     ``memory`` is in bytes a slot. Raises PlanError where none fits, and for more parts than nodes.
     """
