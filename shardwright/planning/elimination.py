@@ -107,17 +107,25 @@ def _step(variable: int, scope: Scope, factors: Sequence[Factor]) -> Step:
     return Step(np.asarray(total.min(axis=0)), tuple(tables))
 
 
+Order = Sequence[tuple[int, Scope]]
+"""Variables as they go out, each with its neighbours then, ascending."""
+
+
 def minimise(
-    sizes: Sequence[int], factors: Iterable[Factor], memory: Memory | None = None
+    sizes: Sequence[int],
+    factors: Sequence[Factor],
+    memory: Memory | None = None,
+    order: Order | None = None,
 ) -> tuple[list[int], float]:
     """The choice of each variable that makes the sum of all factors least, and the sum.
 
-    ``sizes`` are the numbers of choices. Raises PlanError where every choice is excluded, or where
-    the variables hang together so closely that a table would be too large (`widest`).
+    ``sizes`` are the numbers of choices, ``order`` is one that `elimination_order` gave. Raises
+    PlanError where every choice is excluded, or where the variables hang together so closely that
+    a table would be too large (`widest`).
     """
-    factors = list(factors)
-    order = list(_order(sizes, [factor.scope for factor in factors]))
-    if _entries(sizes, order) > LARGEST:
+    if order is None:
+        order = elimination_order(sizes, [factor.scope for factor in factors])
+    if widest(sizes, order) > LARGEST:
         raise PlanError(
             "the choices of many nodes hang together, in a table of more than "
             f"{LARGEST} entries; fix the splits of an axis, or use fewer axes"
@@ -125,12 +133,13 @@ def minimise(
     return _Search(sizes, memory or Memory(), factors).run(order)
 
 
-def widest(sizes: Sequence[int], scopes: Iterable[Scope]) -> int:
-    """The entries of the largest table that `minimise` would make."""
-    return _entries(sizes, _order(sizes, scopes))
+def elimination_order(sizes: Sequence[int], scopes: Iterable[Scope]) -> Order:
+    """The order in which variables of factors with these scopes go out."""
+    return list(_order(sizes, scopes))
 
 
-def _entries(sizes: Sequence[int], order: Iterable[tuple[int, Scope]]) -> int:
+def widest(sizes: Sequence[int], order: Order) -> int:
+    """The entries of the largest table that an order makes."""
     tables = (sizes[v] * math.prod(sizes[near] for near in scope) for v, scope in order)
     return max(tables, default=0)
 
@@ -157,7 +166,7 @@ class _Search:
             self.of[variable][self.numbers] = None
         self.numbers += 1
 
-    def run(self, order: Sequence[tuple[int, Scope]]) -> tuple[list[int], float]:
+    def run(self, order: Order) -> tuple[list[int], float]:
         gone = [self.eliminate(variable, near) for variable, near in order]
         if math.isinf(self.constant):
             raise PlanError("every choice is excluded by what others choose")

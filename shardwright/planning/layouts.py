@@ -19,15 +19,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.layout import Cluster, Mesh
 from shardwright.planning.chosen import Chosen, mesh_on, price_splits
 from shardwright.planning.domains import HEAD, Domains, Offers
-from shardwright.planning.elimination import minimise, widest
+from shardwright.planning.elimination import Order, elimination_order, minimise, widest
 from shardwright.planning.model import Model, Terms
 from shardwright.planning.outline import Outline, outline_of
+from shardwright.planning.reasons import reasons
 from shardwright.planning.strategies import Choice, Choices
 from shardwright.profiling.cost import Costs
 
@@ -80,16 +82,39 @@ def best_splits(
         Terms(training, byte_price, 1.0 / microbatches),
         {names.index(axis): [[choice] for choice in found] for axis, found in given.items()},
     )
-    splits = search.run()
+    solved = search.run()
     return price_splits(
         view,
         axes,
-        splits,
+        solved.splits,
         cluster=cluster,
         costs=costs,
         training=training,
         microbatches=microbatches,
+        reasons=reasons(solved.problem.model, solved.chosen, names),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Problem:
+    """A model, and the order in which its variables go out."""
+
+    model: Model
+    order: Order
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether all of its tables are small enough to be solved at once."""
+        return widest(self.model.sizes, self.order) <= WIDEST
+
+
+class _Solved(NamedTuple):
+    """Splits, what they cost by the model, and the choices that they are there."""
+
+    splits: list[Choices]
+    cost: float
+    problem: _Problem
+    chosen: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +128,12 @@ class _Search:
     terms: Terms
     fixed: Offers
 
-    def run(self) -> list[Choices]:
+    def run(self) -> _Solved:
         """The best splits, all free axes at once where their tables are small enough."""
-        model = self.model({})
-        if len(self.free) > 1 and self._width(model) > WIDEST:
+        problem = self.problem({})
+        if len(self.free) > 1 and not problem.is_narrow:
             return self.alternating()
-        return self.solve(model, {})[0]
+        return self.solve(problem, {})
 
     @property
     def free(self) -> list[int]:
@@ -116,37 +141,35 @@ class _Search:
         sizes = enumerate(self.mesh.sizes)
         return [axis for axis, size in sizes if size > 1 and axis not in self.fixed]
 
-    def model(self, offers: Offers) -> Model:
+    def problem(self, offers: Offers) -> _Problem:
         """The problem where axes choose among what is offered.
 
         With one free axis gradients may stay terms as far as they like; where several are free, or
         that makes tables too large, only as far as `HEAD`, or right behind parameters.
         """
-        for head in (len(self.outline.kinds) if len(self.free) == 1 else HEAD, 0):
-            model = self._model(offers, head)
-            if self._width(model) <= WIDEST:
-                break
-        return model
-
-    def _model(self, offers: Offers, head: int) -> Model:
-        outline, sizes, terms = self.outline, self.mesh.sizes, self.terms
         every = {**self.fixed, **offers}
-        domains = Domains(outline, sizes, self.costs, terms.training, every, head).run()
-        links = self.cluster.links(self.mesh)
-        return Model(outline, domains, sizes, links, terms).build()
+        for head in (len(self.outline.kinds) if len(self.free) == 1 else HEAD, 0):
+            found = self._problem(every, head)
+            if found.is_narrow:
+                break
+        return found
 
-    def _width(self, model: Model) -> int:
-        return widest(model.sizes, [factor.scope for factor in model.factors])
+    def _problem(self, offers: Offers, head: int) -> _Problem:
+        outline, sizes, terms = self.outline, self.mesh.sizes, self.terms
+        domains = Domains(outline, sizes, self.costs, terms.training, offers, head).run()
+        model = Model(outline, domains, sizes, self.cluster.links(self.mesh), terms).build()
+        return _Problem(model, elimination_order(model.sizes, [f.scope for f in model.factors]))
 
-    def solve(self, model: Model, offers: Offers) -> tuple[list[Choices], float]:
-        """The best splits of a problem, and their cost; what is fixed is given back as it is."""
-        chosen, cost = minimise(model.sizes, model.factors)
+    def solve(self, problem: _Problem, offers: Offers) -> _Solved:
+        """The best splits of a problem; what is fixed is given back as it is."""
+        model = problem.model
+        chosen, cost = minimise(model.sizes, model.factors, order=problem.order)
         alone = {
             axis: [choices[0] for choices in found]
             for axis, found in {**self.fixed, **offers}.items()
             if all(len(choices) == 1 for choices in found)
         }
-        return [
+        splits = [
             tuple(
                 alone[axis][position] if axis in alone else choice
                 for axis, choice in enumerate(domain.strategies[chosen[variable]].splits)
@@ -154,40 +177,39 @@ class _Search:
             for position, (domain, variable) in enumerate(
                 zip(model.domains, model.nodes, strict=True)
             )
-        ], cost
+        ]
+        return _Solved(splits, cost, problem, chosen)
 
-    def alternating(self) -> list[Choices]:
+    def alternating(self) -> _Solved:
         """Each free axis beside the others in turn, from both ends, then all among what they chose.
 
         An axis that was not solved yet leaves everything whole.
         """
-        seen: list[list[Choices]] = []
-        found = [self._descend(order, seen) for order in (self.free, self.free[::-1])]
-        splits, cost = min(found, key=lambda entry: entry[1])
+        seen: list[_Solved] = []
+        for order in (self.free, self.free[::-1]):
+            self._descend(order, seen)
         offers = {
-            axis: [list(dict.fromkeys(s[i][axis] for s in seen)) for i in range(len(splits))]
+            axis: [
+                list(dict.fromkeys(solved.splits[position][axis] for solved in seen))
+                for position in range(len(self.outline.kinds))
+            ]
             for axis in self.free
         }
-        model = self.model(offers)
-        if self._width(model) <= WIDEST:
-            together, least = self.solve(model, offers)
-            splits = together if least < cost else splits
-        return splits
+        problem = self.problem(offers)
+        together = [self.solve(problem, offers)] if problem.is_narrow else []
+        return min((*together, *seen), key=lambda solved: solved.cost)
 
-    def _descend(
-        self, order: Sequence[int], seen: list[list[Choices]]
-    ) -> tuple[list[Choices], float]:
-        """Solve axis after axis until none gains; adds what was chosen to ``seen``."""
-        count, cost = len(self.outline.kinds), float("inf")
-        splits: list[Choices] = [(None,) * self.mesh.ndim] * count
+    def _descend(self, order: Sequence[int], seen: list[_Solved]) -> None:
+        """Solve axis after axis until none gains; adds what was found to ``seen``."""
+        cost = float("inf")
+        splits: list[Choices] = [(None,) * self.mesh.ndim] * len(self.outline.kinds)
         for turn in range(ROUNDS * len(order)):
             axis = order[turn % len(order)]
             offers = {
                 other: [[found[other]] for found in splits] for other in order if other != axis
             }
-            splits, least = self.solve(self.model(offers), offers)
-            seen.append(splits)
-            if turn >= len(order) and least >= cost * (1 - 1e-9):
-                break
-            cost = min(cost, least)
-        return splits, cost
+            solved = self.solve(self.problem(offers), offers)
+            seen.append(solved)
+            if turn >= len(order) and solved.cost >= cost * (1 - 1e-9):
+                return
+            splits, cost = solved.splits, min(cost, solved.cost)

@@ -72,6 +72,8 @@ class Walk:
     held: dict[Key, list[Placements]] = field(default_factory=dict)
     first: dict[int, int] = field(default_factory=dict)
     """The first reader of each stored value."""
+    known: dict[object, Strategy | None] = field(default_factory=dict)
+    """Strategies of nodes of one kind that are split alike."""
     gradients: dict[int, dict[Placements, None]] = field(default_factory=dict)
     """The layouts in which terms of a value's gradient lie."""
 
@@ -106,18 +108,24 @@ class Walk:
             else split
             for axis, split in enumerate(splits)
         )
-        values = self.outline.view.values
-        shapes = Shapes(
-            tuple(values[v].shape for v in node.inputs),
-            tuple(values[v].shape for v in node.outputs),
-        )
         whole_axes = self._whole_axes(node, settled) if self.training else NONE
-        found = strategy(self.outline.bound(position), shapes, self.mesh.sizes, settled, whole_axes)
+        key = self.outline.kinds[position], settled, whole_axes
+        if key not in self.known:
+            bound, shapes = self.outline.bound(position), self._shapes(node)
+            self.known[key] = strategy(bound, shapes, self.mesh.sizes, settled, whole_axes)
+        found = self.known[key]
         if found is None:
             raise PlanError(
                 f"{describe_node(node)} cannot be split as {settled} on the mesh {self.mesh}"
             )
         return found
+
+    def _shapes(self, node: IRNode) -> Shapes:
+        values = self.outline.view.values
+        return Shapes(
+            tuple(values[v].shape for v in node.inputs),
+            tuple(values[v].shape for v in node.outputs),
+        )
 
     def _in_terms(self, value_id: int, axis: int) -> bool:
         held = self.held.get(("value", value_id, 0), [])
