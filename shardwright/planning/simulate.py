@@ -129,7 +129,7 @@ class _Simulator:
     def _stuck(self) -> PlanError:
         """Says what each slot waits for when nothing happens any more."""
         found = [(name, slot.awaited()) for name, slot in self._slots.items()]
-        waits = [f"slot {name!r} for {at[0].task!r}" for name, at in found if at is not None]
+        waits = [f"slot {name!r} for {at.entry.task!r}" for name, at in found if at is not None]
         return PlanError(f"the pipeline waits for ever: {', '.join(waits)}; check it first")
 
     def _wake(self, at: float, slot: str) -> None:
@@ -209,9 +209,9 @@ def _reason(slot: str, awaited: Awaited | None) -> tuple[str, tuple[str, ...]]:
     """What kind of thing a slot waited for, and who else takes part in it."""
     if awaited is None:
         return "end", ()
-    if awaited[1] is None:
+    if awaited.posted is None:
         return "order", ()
-    part = awaited[1].part
+    part = awaited.posted.part
     kind = part.exchange.operation.kind
     if kind == "send" and part.member == 1:
         kind = "recv"

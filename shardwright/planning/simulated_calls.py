@@ -52,8 +52,8 @@ class CallSlot(SimulatedSlot):
             return None
         call = self._calls[0]
         if call.place < len(self.steps.steps):
-            return self._entry(self.steps.steps[call.place]), call.pending
-        return (call.leaving[0].entry, call.leaving[0]) if call.leaving else None
+            return Awaited(call.call, self._entry(self.steps.steps[call.place]), call.pending)
+        return Awaited(call.call, call.leaving[0].entry, call.leaving[0]) if call.leaving else None
 
     def _advance(self, now: float) -> float | None:
         places = [call.place for call in self._calls]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shardwright.comm.operation import Membership
 from shardwright.pipeline.schema import Document
@@ -65,8 +66,12 @@ class Posted:
     at: tuple[Cursor, Occurrence] | None = None
 
 
-Awaited = tuple[Entry, Posted | None]
-"""What a slot waits for: its place in the agenda, and the communication if it is one."""
+class Awaited(NamedTuple):
+    """What a slot waits for: of which call, where in its agenda, and the communication if any."""
+
+    call: int
+    entry: Entry
+    posted: Posted | None = None
 
 
 class SimulatedSlot(ABC):
@@ -115,7 +120,7 @@ class SimulatedSlot(ABC):
         if self._idle_since is not None and now > self._idle_since:
             self.waits.append((self._idle_for, now - self._idle_since))
             if self._idle_for is not None:
-                self._note(0, self._idle_for[0], "wait", self._idle_since, now)
+                self._note(self._idle_for.call, self._idle_for.entry, "wait", self._idle_since, now)
         self._idle_since = None
 
     # --- what both kinds do -----------------------------------------------------------------

@@ -60,9 +60,9 @@ class StepSlot(SimulatedSlot):
         for posted in self._posted:
             assert posted.at is not None
             if not posted.part.over and (cursor is None or posted.at[0] is cursor):
-                return posted.entry, posted
-        if cursor is not None and cursor.next is not None:
-            return self._plan.entries[cursor.next.entry], None
+                return Awaited(posted.call, posted.entry, posted)
+        if run is not None and cursor is not None and cursor.next is not None:
+            return Awaited(run.call, self._plan.entries[cursor.next.entry])
         return None
 
     def _advance(self, now: float) -> float | None:
