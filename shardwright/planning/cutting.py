@@ -19,7 +19,7 @@ import numpy as np
 
 from shardwright.planning.spread import Floats, Integers, Pairs, Spread
 
-POSITIONS = 256
+POSITIONS = 192
 SLACKS = (1.0, 1.02, 1.1, 1.3, 2.0)
 """How much slower than it must be the slowest stage may be, where less is sent."""
 MANY_STAGES = 16
@@ -80,11 +80,12 @@ def cuts(
     loads = _loads(line)
     fits = _fitting(line, stages, held, memory)
     bounds = _fastest(loads, stages, fits)
+    slacks: Sequence[float] = SLACKS if stages <= MANY_STAGES else SLACKS[::2]
     if not np.isfinite(bounds):
         fits = [np.ones_like(loads, dtype=bool)] * stages
-        bounds = _fastest(loads, stages, fits)
+        bounds, slacks = _fastest(loads, stages, fits), slacks[:1]
     seen = set()
-    for slack in SLACKS if stages <= MANY_STAGES else SLACKS[::2]:
+    for slack in slacks:
         chosen = _fewest(loads <= bounds * slack * (1 + 1e-12), line.crossing, stages, fits)
         if tuple(chosen) not in seen:
             seen.add(tuple(chosen))

@@ -44,6 +44,8 @@ STAGES = 128
 """More virtual stages are not tried."""
 FITTING = 32
 """Of a small graph's partitions so many of the fastest are tried for one that fits."""
+MOST_OTHERS = 12
+"""Of so many other shapes, in the order of their bounds, those that fit are looked for."""
 OTHERS = 3
 """How many other shapes are looked at in full, to say why they are worse."""
 SCHEDULES: tuple[tuple[str, int], ...] = (
@@ -169,6 +171,7 @@ class Search:
     """Candidates whose parameters alone do not fit, and the bytes that a slot would need."""
     _bounds: dict[Candidate, float] = field(default_factory=dict)
     _cuts: dict[object, list[Integers]] = field(default_factory=dict)
+    _full: dict[object, Found | None] = field(default_factory=dict)
     _serial: float = 0.0
 
     def run(self) -> list[Found]:
@@ -248,10 +251,8 @@ class Search:
             for shape, found in by_shape.items()
         }
         others: list[Found] = []
-        for shape in sorted(by_shape, key=bounds.__getitem__):
-            if len(others) == OTHERS:
-                break
-            found = self._first_that_fits(by_shape[shape])
+        for shape in sorted(by_shape, key=bounds.__getitem__)[:MOST_OTHERS]:
+            found = self._first_that_fits(by_shape[shape]) if len(others) < OTHERS else None
             others += [found] if found is not None else []
         return sorted(others, key=lambda found: found.seconds)
 
@@ -330,6 +331,8 @@ class Search:
         )
         if not self.spreads.training:
             modes = ("none",)
+        if len(modes) > 1 and (crowded := self._too_full(candidate)) is not None:
+            return crowded
         least: Found | None = None
         for mode in modes:
             for found in self._in_mode(candidate, mode):
@@ -340,6 +343,20 @@ class Search:
             if least is not None and least.fits:
                 break
         return least
+
+    def _too_full(self, candidate: Candidate) -> Found | None:
+        """The candidate with all activations computed again, where not even that fits.
+
+        It is looked at once for all numbers of microbatches of which stages hold as many.
+        """
+        spread = self.spreads.over(candidate.shape, single=candidate.microbatches == 1)
+        held, _ = self._held(spread, candidate, np.inf)
+        key = candidate.shape, candidate.stages, candidate.zero, held
+        if key not in self._full:
+            found = list(self._in_mode(candidate, "full"))
+            fitting = not found or any(one.fits for one in found)
+            self._full[key] = None if fitting else min(found, key=lambda one: one.peak)
+        return self._full[key]
 
     def _exhaust(self, candidate: Candidate, least: Found | None) -> Found | None:
         """The best of all partitions of a small graph."""
