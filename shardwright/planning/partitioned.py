@@ -98,12 +98,18 @@ def plan_by_partition(
         options.check(axes)
         check_one_backward(graph)
         found = partition_step(apart, policy, axes, machines, options)
-        shards = axes.get(DATA, 1)
+        shards = max(_shards(assignment.mesh) for assignment in found.assigned)
         found.notes.extend(mixing_notes(forward_view(apart), options.microbatches, shards))
     else:
         found = partition_model(apart, policy, axes, machines)
+    mesh = "".join(f", {axis} {size}" for axis, size in axes.items() if len(axes) > 1)
     made = make_plan(
-        found.graph, policy, machines.cluster.devices, found.assigned, found.notes, work=found.work
+        found.graph,
+        f"{policy}{mesh}",
+        machines.cluster.devices,
+        found.assigned,
+        found.notes,
+        work=found.work,
     )
     return msgspec.structs.replace(
         made,
@@ -113,6 +119,11 @@ def plan_by_partition(
         stages=found.stages,
         copies=found.copies,
     )
+
+
+def _shards(mesh: Mesh) -> int:
+    """In how many shards of the batch a mesh's slots are."""
+    return dict(zip(mesh.axes, mesh.sizes, strict=True)).get(DATA, 1)
 
 
 def check_axes(policy: str, axes: Mapping[str, int]) -> None:

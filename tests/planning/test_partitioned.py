@@ -75,6 +75,12 @@ def test_slots_of_one_stage_share_its_rows():
     check_file(build(graph, made))
 
 
+def test_a_plan_over_a_mesh_says_so():
+    made = plan(transformer(2), policy="metis", mesh={"pipeline": 2, "tensor": 2})
+    assert str(made).startswith("plan for transformer: metis, pipeline 2, tensor 2, 4 slots")
+    check_file(build(transformer(2), made))
+
+
 def masked(layers=3, size=512):
     """Layers that all read one mask, which is made of nothing but numbers."""
     builder = Builder("masked")

@@ -26,5 +26,5 @@ def test_slots_that_share_a_stages_rows(slots: int) -> None:
 
 @pytest.mark.parametrize("policy", ["metis", "exact"])
 def test_stages_that_split_their_layers(policy: str) -> None:
-    mesh = {"pipeline": 2, "tensor": 2}
-    check("gpt", plan(captured("gpt", 2), mesh=mesh, policy=policy, microbatches=2))
+    mesh, cluster = {"pipeline": 2, "tensor": 2}, Cluster.of(4, inside=QUICK)
+    check("gpt", plan(captured("gpt", 2), cluster, mesh=mesh, policy=policy, microbatches=2))
