@@ -25,6 +25,7 @@ WIDTHS = (64, 128, 256, 512, 1024)
 """Of the square matrices that are multiplied."""
 ELEMENTS = (256, 1 << 14, 1 << 18, 1 << 20, 1 << 22)
 """Of the tensors that are added, and given to functions."""
+MEGABYTE = 10**6
 CUDA_GROWTH = 8
 """How much wider and larger these are on a GPU, which small ones do not fill."""
 
@@ -34,8 +35,8 @@ def profile_device(
 ) -> DeviceModel:
     """Measure a device of this machine; a CPU computes with so many threads.
 
-    Its memory is its own, and for a CPU the machine's shared by so many ``slots``. Takes some
-    seconds, in which the machine should do nothing else. Raises ProfileError.
+    Its memory is its own, or for a CPU a share of the machine's among so many ``slots``. Takes
+    some seconds, in which the machine should do nothing else. Raises ProfileError.
     """
     place = present_device(device)
     settings = Settings(place, threads, n_iter)
@@ -45,7 +46,8 @@ def profile_device(
         for graph in _probes(growth)
     ]
     known = DEVICES["A100-80GB"] if place.type == "cuda" else CPU_CORE
-    memory = device_memory(place) // (1 if place.type == "cuda" else slots)
+    share = device_memory(place) // (1 if place.type == "cuda" else slots)
+    memory = share - share % MEGABYTE
     return msgspec.structs.replace(fit(known, measured), name=model_name(place), memory=memory)
 
 

@@ -20,8 +20,8 @@ def test_a_device_of_this_machine(small):
     assert 1e8 < found.bandwidth < 1e13
     assert 1e-8 < found.overhead < 1e-2
     memory = machine.device_memory(torch.device("cpu"))
-    assert found.memory == memory
-    assert profile_device(n_iter=1, slots=4).memory == memory // 4
+    assert 0 <= memory - found.memory < 10**6
+    assert 0 <= memory // 4 - profile_device(n_iter=1, slots=4).memory < 10**6
 
 
 def test_a_cluster_of_one_slot_needs_no_links(small, tmp_path):
