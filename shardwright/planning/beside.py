@@ -7,13 +7,14 @@ nodes stand in stages that never go back, so that what flows between them flows 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode
-from shardwright.planning.beside_splits import splits_beside
+from shardwright.layout import Mesh
+from shardwright.planning.beside_splits import Part, parts_of, splits_beside
 from shardwright.planning.fusions import find_fusions
 from shardwright.planning.make import make_plan, step_of
 from shardwright.planning.mesh import whole_notes
@@ -35,7 +36,7 @@ def plan_beside(graph: IRGraph, step_graph: IRGraph, plan: Plan) -> Plan:
         stage: plan.assignments[plan.nodes[i]].mesh for i, stage in enumerate(plan.training.stages)
     }
     step = step_of(step_graph, plan)
-    stages = _stages(apart, _homes(step, plan.training))
+    stages = _stages(apart, _homes(step, plan.training), meshes)
     there = [meshes[stage] for stage in stages]
     splits = splits_beside(apart, there, step.graph, plan)
     assigned = [Assignment(mesh, split) for mesh, split in zip(there, splits, strict=True)]
@@ -61,28 +62,43 @@ def _taken_apart(graph: IRGraph, step_graph: IRGraph, plan: Plan) -> tuple[int, 
     )
 
 
-def _homes(step: Step, training: TrainingPlan) -> dict[str, int]:
-    """The first stage that reads each stored value, by its names."""
-    homes: dict[str, int] = {}
+def _homes(step: Step, training: TrainingPlan) -> dict[Part, set[int]]:
+    """The stages that read each stored value, or each part of a fused one."""
+    homes: dict[Part, set[int]] = {}
     for node, stage in zip(step.graph.nodes, training.stages, strict=False):
         for value_id in node.inputs:
-            for name in step.graph.values[value_id].names:
-                homes[name] = min(stage, homes.get(name, stage))
+            for part in parts_of(step.graph.values[value_id]):
+                homes.setdefault(part, set()).add(stage)
     return homes
 
 
-def _stages(graph: IRGraph, homes: Mapping[str, int]) -> list[int]:
-    """The stage of each node: where its parameters are, and not before what it reads."""
+def _stages(
+    graph: IRGraph, homes: Mapping[Part, set[int]], meshes: Mapping[int, Mesh]
+) -> list[int]:
+    """The stage of each node: the first on slots with its parameters, not before what it reads."""
     made: dict[int, int] = {}
     found = []
     for node in graph.nodes:
         stage = max((made.get(v, 0) for v in node.inputs), default=0)
-        stage = max([stage, *_needed(graph, node, homes)])
+        stage = _first_home(_needed(graph, node, homes), stage, meshes)
         made.update(dict.fromkeys(node.outputs, stage))
         found.append(stage)
     return found
 
 
-def _needed(graph: IRGraph, node: IRNode, homes: Mapping[str, int]) -> list[int]:
-    names = (name for v in node.inputs for name in graph.values[v].names[:1])
-    return [homes[name] for name in names if name in homes]
+def _needed(graph: IRGraph, node: IRNode, homes: Mapping[Part, set[int]]) -> list[set[int]]:
+    """The stages that have each stored value that a node reads."""
+    parts = (part for v in node.inputs for part in parts_of(graph.values[v])[:1])
+    return [homes[part] for part in parts if part in homes]
+
+
+def _first_home(needed: Sequence[set[int]], first: int, meshes: Mapping[int, Mesh]) -> int:
+    """The first stage from one on whose slots have all that is needed.
+
+    Where there is none, the first that is not before any of the values' own.
+    """
+    places = [{meshes[stage] for stage in stages} for stages in needed]
+    for stage in sorted(meshes):
+        if stage >= first and all(meshes[stage] in slots for slots in places):
+            return stage
+    return max([first, *map(min, needed)])

@@ -20,13 +20,15 @@ from dataclasses import dataclass, field
 from shardwright.dimops.bound import BoundDimop, Carry
 from shardwright.dimops.catalog import dimop_of
 from shardwright.errors import PlanError
-from shardwright.ir import IRGraph, IRNode
+from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.layout import Mesh
 from shardwright.planning.follow import Following
 from shardwright.planning.mesh import compatible
 from shardwright.planning.plan import Assignment, Plan, Split, Terms, input_texts
 
-Key = tuple[str, str, tuple[str, ...], int]
+Part = tuple[str, tuple[tuple[int, int], ...] | None]
+"""A stored value by its name, and which part of it, where a fused one is taken apart."""
+Key = tuple[str, str, tuple[Part, ...], int]
 """Scope, operator, stored values read, and how many such nodes come before."""
 Held = tuple[int, int] | None
 """The dimension of a stored value that an axis splits, and the unit; None where it is whole."""
@@ -68,18 +70,23 @@ def _check_split(
 
 
 def _keys(graph: IRGraph, nodes: Iterable[IRNode]) -> list[Key]:
-    seen: Counter[tuple[str, str, tuple[str, ...]]] = Counter()
+    seen: Counter[tuple[str, str, tuple[Part, ...]]] = Counter()
     keys = []
     for node in nodes:
-        kind = node.scope, node.op, tuple(_names(graph, node))
+        kind = node.scope, node.op, tuple(_stored_parts(graph, node))
         keys.append((*kind, seen[kind]))
         seen[kind] += 1
     return keys
 
 
-def _names(graph: IRGraph, node: IRNode) -> list[str]:
-    """The names of the stored values that a node reads."""
-    return [name for v in node.inputs for name in graph.values[v].names[:1]]
+def parts_of(value: IRValue) -> list[Part]:
+    """A stored value under each of its names."""
+    return [(name, value.placements) for name in value.names]
+
+
+def _stored_parts(graph: IRGraph, node: IRNode) -> list[Part]:
+    """The stored values that a node reads."""
+    return [part for v in node.inputs for part in parts_of(graph.values[v])[:1]]
 
 
 def _size(mesh: Mesh, axis: str) -> int:
@@ -99,7 +106,7 @@ class _Along:
     axis: str
     following: Following = field(init=False)
     alike: dict[Key, tuple[IRNode, Split | Terms | None]] = field(default_factory=dict)
-    held: dict[str, set[Held]] = field(default_factory=dict)
+    held: dict[Part, set[Held]] = field(default_factory=dict)
     kept: dict[int, Split | Terms | None] = field(default_factory=dict)
     """By node id: what is done as in the step, units included."""
 
@@ -123,8 +130,8 @@ class _Along:
             carries, unit = [_sharded(c) for c in bound.flow(split.identifier).inputs], split.unit
         for value_id, carry in zip(node.inputs, carries, strict=True):
             lies = None if carry.dim is None else (carry.dim, carry.unit * unit)
-            for name in self.step.values[value_id].names[:1]:
-                self.held.setdefault(name, set()).add(lies)
+            for part in parts_of(self.step.values[value_id]):
+                self.held.setdefault(part, set()).add(lies)
 
     def run(self) -> list[Split | Terms | None]:
         """The split of each node of the graph."""
@@ -245,9 +252,9 @@ class _Along:
         if identifier is not None:
             carries = [_sharded(carry) for carry in bound.flow(identifier).inputs]
         for value_id, carry in zip(node.inputs, carries, strict=True):
-            for name in self.graph.values[value_id].names[:1]:
-                if name in self.held:
-                    yield self.held[name], carry
+            for part in parts_of(self.graph.values[value_id])[:1]:
+                if part in self.held:
+                    yield self.held[part], carry
 
 
 def _sharded(carry: Carry) -> Carry:

@@ -5,7 +5,9 @@ from torch import nn
 from shardwright.errors import PlanError
 from shardwright.planning import plan, plan_beside, step_of
 from shardwright.planning.unfuse import unfuse
+from shardwright.runtime.making import shared_constants
 from shardwright.tracing import compile_ir
+from shardwright.transform import build
 
 
 class Net(nn.Module):
@@ -86,6 +88,19 @@ def test_stages_of_a_rank_that_has_several() -> None:
     here, there = where(evaluation, beside), where(step_of(step, made).graph, made)
     assert all(here[name] <= there[name] for name in here)
     assert len(beside.assignments) == 2
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("zb-v", 2), ("interleaved", 4)])
+@pytest.mark.parametrize("inner", [{}, {"tensor": 2}], ids=str)
+def test_a_tied_head_where_the_pipeline_comes_back(
+    schedule: str, chunks: int, inner: dict[str, int]
+) -> None:
+    """The head's stage is on a rank that has the embedding, not where its input comes from."""
+    step, evaluation = captured()
+    mesh = {"pipeline": 2, **inner}
+    made = plan(step, mesh=mesh, microbatches=4, schedule=schedule, chunks=chunks)
+    beside = plan_beside(evaluation, step, made)
+    shared_constants(build(evaluation, beside), build(step, made))
 
 
 def test_a_plan_of_no_training_step() -> None:
