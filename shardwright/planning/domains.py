@@ -106,6 +106,8 @@ class Domains:
 
     def _heads(self) -> list[bool]:
         """Whether few values with a gradient come before each node."""
+        if self.head >= len(self.outline.kinds):
+            return list(self.outline.has_gradient)
         before: dict[int, frozenset[int] | None] = {}
         found = []
         for position, node in enumerate(self.outline.view.nodes):

@@ -28,6 +28,8 @@ from shardwright.errors import PlanError
 Table = NDArray[np.float64]
 Scope = tuple[int, ...]
 """Variables, ascending."""
+FEW = 10
+"""Neighbours among which new edges are counted; a variable of more goes late by its table alone."""
 LARGEST = 200_000_000
 """Entries that one table may have: 1.6 GB."""
 
@@ -224,9 +226,10 @@ def _order(sizes: Sequence[int], scopes: Iterable[Scope]) -> Iterator[tuple[int,
 def _price(sizes: Sequence[int], near: Sequence[set[int]], variable: int) -> tuple[int, int]:
     """The entries of the table that eliminating a variable takes, and the edges it adds."""
     others = near[variable]
-    entries = sizes[variable] * math.prod(sizes[v] for v in others)
-    missing = sum(len(others - near[v]) - 1 for v in others) if len(others) > 1 else 0
-    return entries, missing
+    entries = sizes[variable] * math.prod([sizes[v] for v in others])
+    if not 1 < len(others) <= FEW:
+        return entries, 0
+    return entries, sum([len(others - near[v]) - 1 for v in others])
 
 
 def _sum(scope: Scope, factors: Sequence[Factor]) -> Table:
