@@ -51,8 +51,11 @@ def contiguous(
     limit: MemoryLimit | None = None,
     *,
     allowed: float | None = None,
+    anchored: bool = False,
 ) -> list[int]:
     """The stage of each node in the best cut of their order. Raises PlanError.
+
+    With ``anchored`` every stage reads something stored.
 
     With ``allowed`` messages count apart from work: of all cuts whose stages have at most so many
     seconds of work, or as few as can be, it is the one that sends least. Of more than `MOST_NODES`
@@ -63,6 +66,9 @@ def contiguous(
     if allowed is not None:
         work = range_tables(replace(workload, sent=()), places).seconds
         tables = replace(tables, seconds=work)
+    if anchored:
+        before = np.searchsorted(workload.anchors, places)
+        tables.seconds[before[:, None] >= before[None, :]] = np.inf
     cuts = best_chain(tables, stages, limit, allowed=allowed or 0.0)
     return stages_between([places[cut] for cut in cuts])
 

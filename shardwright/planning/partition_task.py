@@ -120,8 +120,12 @@ class Task:
         ranks = self.placement if ranks is None else ranks
         replicas = (1,) * (max(ranks) + 1) if replicas is None else replicas
 
+        is_hollow = self.workload.is_hollow
+        hollow = is_hollow(stages)
+
         def judged(shares: Shares) -> float:
-            return load(shares) if self._lacking(shares, replicas)[1] <= 0 else math.inf
+            fits = self._lacking(shares, replicas)[1] <= 0
+            return load(shares) if fits and (hollow or not is_hollow(shares.stages)) else math.inf
 
         mended = repair(self.workload, stages, ranks, load=judged)
         self._check_fits(Shares.of(self.workload, mended.stages, ranks), replicas)

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import truediv
 
+from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.layout import Cluster
 from shardwright.planning.batch import batch_rows
@@ -64,7 +65,8 @@ def by_metis(task: Task) -> Partition:
     stages, notes = metis_stages(workload, task.stages, workload.seconds, edges, {})
     stages = recut(workload, stages, task.limit)
     stages = refine(workload, stages, ranks=task.placement, limit=task.limit)
-    return task.partition("metis", stages, notes)
+    stages, filled = _filled(task, stages)
+    return task.partition("metis", stages, [*notes, *filled])
 
 
 def by_memory(task: Task) -> Partition:
@@ -107,12 +109,32 @@ def by_exact(task: Task) -> Partition:
     """
     stages = acyclic(task.workload, task.stages, task.limit)
     if stages is not None:
-        return task.partition("exact", stages, ["the best of all acyclic partitions"])
+        stages, filled = _filled(task, stages)
+        return task.partition("exact", stages, filled or ["the best of all acyclic partitions"])
     stages = contiguous(task.workload, task.stages, task.limit)
     refined = refine(task.workload, stages, limit=task.limit)
     better = ", and single nodes moved" if refined != stages else ""
     note = f"the best of all contiguous cuts of the nodes' order{better}"
-    return task.partition("exact", refined, [note])
+    refined, filled = _filled(task, refined)
+    return task.partition("exact", refined, filled or [note])
+
+
+def _filled(task: Task, stages: list[int]) -> tuple[list[int], list[str]]:
+    """The stages; where one of them reads nothing stored, the best cut in which all do, and a note.
+
+    Where messages take longer than all work, the best stages by seconds are all but empty ones.
+    """
+    if not task.workload.is_hollow(stages):
+        return stages, []
+    try:
+        found = contiguous(task.workload, task.stages, task.limit, anchored=True)
+    except PlanError:
+        return stages, []
+    note = (
+        "the best contiguous cut in which every stage reads parameters: messages take so long that "
+        "stages with next to nothing to do would be quicker"
+    )
+    return found, [note]
 
 
 def by_mixed(task: Task) -> Partition:

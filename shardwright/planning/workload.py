@@ -93,6 +93,15 @@ class Workload:
                 found[reader].append(node)
         return found
 
+    @cached_property
+    def anchors(self) -> list[int]:
+        """The nodes that read stored values."""
+        return sorted({reader for value in self.stored for reader in value.readers})
+
+    def is_hollow(self, stages: Sequence[int]) -> bool:
+        """Whether a stage reads nothing stored: it has next to nothing to do."""
+        return len({stages[node] for node in self.anchors}) <= max(stages, default=-1)
+
     def shared(self, slots: int, shards: int = 1) -> Workload:
         """What one of a rank's slots carries where they share all nodes evenly.
 

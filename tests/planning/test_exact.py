@@ -159,3 +159,18 @@ def test_work_that_is_allowed_is_as_good_as_less(workload, stages, allowed):
 
     best = min(judged(cut) for cut in every_cut(workload, stages))
     assert judged(contiguous(workload, stages, allowed=allowed)) == best
+
+
+@given(workloads(), st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_anchored_stages_all_read_something_stored(workload, stages):
+    assume(stages <= len(workload))
+    anchored = [cut for cut in every_cut(workload, stages) if not workload.is_hollow(cut)]
+    if not anchored:
+        with pytest.raises(PlanError):
+            contiguous(workload, stages, anchored=True)
+        return
+    found = contiguous(workload, stages, anchored=True)
+    assert not workload.is_hollow(found)
+    best = min(merit(workload, cut, range(stages)) for cut in anchored)
+    assert merit(workload, found, range(stages)) == best

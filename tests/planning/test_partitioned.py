@@ -198,3 +198,12 @@ def test_what_is_computed_again_need_not_fit():
     with pytest.raises(PlanError, match="compute activations again"):
         plan(graph, cluster, "exact", microbatches=8, schedule="gpipe")
     assert plan(graph, cluster, "exact", microbatches=8, recompute="full", schedule="gpipe")
+
+
+@pytest.mark.parametrize("policy", ["metis", "exact"])
+def test_every_stage_of_a_toy_reads_parameters(policy):
+    """Though messages take longer than all of its work."""
+    made = plan(compiled("experts", 2), 2, policy, microbatches=2)
+    assert all(load.stored_bytes for load in made.loads)
+    if policy == "exact":
+        assert any("every stage reads parameters" in note for note in made.notes)
