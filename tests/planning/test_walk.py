@@ -2,14 +2,17 @@
 
 from collections import Counter
 
+import msgspec
 import pytest
+import torch
 
 from shardwright.ir.dtypes import itemsize
 from shardwright.layout import Cluster, Mesh
 from shardwright.layout.ranges import volume
-from shardwright.planning import plan, step_of
+from shardwright.planning import Assignment, make_plan, plan, step_of
 from shardwright.planning.chosen import price_splits
 from shardwright.planning.forward import forward_view
+from shardwright.planning.layouts import best_splits
 from shardwright.planning.outline import outline_of
 from shardwright.planning.unfuse import unfuse
 from shardwright.planning.walk import communications, walk
@@ -18,6 +21,7 @@ from shardwright.transform.localize import localize
 from shardwright.transform.step import localize_step
 from tests.planning.projections import linear, stacked, transformer
 from tests.steps import image_step, language_step, trained
+from tests.transform.step_runs import StepRun
 
 
 def nbytes(slot, value_id):
@@ -70,6 +74,27 @@ def foreseen(graph, made):
             most = max(volume(boxes[device]) * size for boxes in held for device in group)
             counts[move.step.kind, group, most] += 1
     return counts
+
+
+def best_plan(graph, axes, byte_price, *, microbatches=2):
+    """The plan of a step whose nodes are split in the best way."""
+    like = plan(graph, mesh=axes, microbatches=microbatches)
+    view = forward_view(step_of(graph, like).graph)
+    cluster = Cluster((tuple(like.devices),))
+    best = best_splits(
+        view,
+        axes,
+        cluster=cluster,
+        costs=Analytic(cluster.device),
+        training=True,
+        byte_price=byte_price,
+        microbatches=microbatches,
+    )
+    mesh = like.assignments[0].mesh
+    made = make_plan(view, "best", like.devices, [Assignment(mesh, s) for s in best.splits])
+    return msgspec.structs.replace(
+        made, fingerprint=like.fingerprint, unfused=like.unfused, training=like.training
+    )
 
 
 MESHES = [
@@ -136,3 +161,25 @@ def test_prices_are_those_of_the_moves():
     assert moved < sum(cost.total for cost in priced.nodes) < work + moved
     assert sum(whole.once) == 0
     assert priced.stored_bytes < whole.stored_bytes
+
+
+@pytest.mark.parametrize("byte_price", [0.0, 1e-7, 1e-5])
+@pytest.mark.parametrize("axes", [{"tensor": 2}, {"tensor": 4}, {"data": 2, "tensor": 2}], ids=str)
+def test_a_step_split_in_the_best_way_takes_what_is_foreseen_and_computes_the_same(
+    axes, byte_price
+):
+    graph = language_step(1, batch=4)
+    made = best_plan(graph, axes, byte_price)
+    assert foreseen(graph, made) == written(graph, made)
+    torch.manual_seed(0)
+    tokens, labels = torch.randint(50, (2, 8, 6))
+    inputs = {"tokens": tokens, "labels": labels, "lr": torch.tensor(1e-3, dtype=torch.float64)}
+    runs = [
+        StepRun(graph, found) for found in (plan(graph, mesh={"pipeline": 1}, microbatches=2), made)
+    ]
+    for _ in range(2):
+        losses = [run.step(inputs) for run in runs]
+        torch.testing.assert_close(losses[0], losses[1], rtol=1e-12, atol=1e-12)
+    whole, split = (run.stored() for run in runs)
+    for name, expected in whole.items():
+        torch.testing.assert_close(split[name], expected, rtol=1e-9, atol=1e-9)
