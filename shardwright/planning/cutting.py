@@ -7,7 +7,8 @@ slowest takes a little longer and less is sent. Which of them is best, a schedul
 Both are dynamic programs over positions: `_fastest` over the slowest stage (PipeDream's recurrence;
 Narayanan et al., 2019), `_fewest` over the seconds of messages under a bound on the slowest stage
 (as Alpa's; Zheng et al., 2022). They are exact over the positions that they try: all of them in a
-graph of up to `POSITIONS` nodes, else those that the fewest bytes cross.
+graph of up to `POSITIONS` nodes, else of so many groups of neighbours the one in each that the
+fewest bytes cross.
 """
 
 from __future__ import annotations
@@ -134,11 +135,8 @@ def _positions(crossing: Floats, first: int, count: int) -> Integers:
     """Where stages may begin, and the end."""
     inner = np.arange(first + 1, count)
     if len(inner) > POSITIONS:
-        least = np.argsort(crossing[inner], kind="stable")
-        limit = crossing[inner][least[POSITIONS - 1]]
-        inner = inner[crossing[inner] <= limit]
-        if len(inner) > POSITIONS:
-            inner = inner[np.linspace(0, len(inner) - 1, POSITIONS).astype(int)]
+        neighbours = np.array_split(inner, POSITIONS)
+        inner = np.array([found[crossing[found].argmin()] for found in neighbours])
     return np.concatenate([[first], inner, [count]]).astype(np.int64)
 
 

@@ -223,7 +223,7 @@ class Search:
                 heapq.heappush(waiting, (self._bounds[candidate], i, candidate))
                 continue
             if candidate not in self.tried:
-                self.tried[candidate] = self._look(candidate)
+                self.tried[candidate] = self.look(candidate)
             found = self.tried[candidate]
             if found is not None and found.fits and found.seconds < below:
                 best, below = found, found.seconds
@@ -265,7 +265,7 @@ class Search:
             if self._bounds[candidate] == np.inf:
                 break
             if candidate not in self.tried:
-                self.tried[candidate] = self._look(candidate)
+                self.tried[candidate] = self.look(candidate)
             found = self.tried[candidate]
             if found is not None and found.fits:
                 return found
@@ -324,7 +324,7 @@ class Search:
 
     # --- a candidate looked at in full --------------------------------------------------------
 
-    def _look(self, candidate: Candidate) -> Found | None:
+    def look(self, candidate: Candidate) -> Found | None:
         """A candidate with its best cut, as little done again as fits; None where there is none."""
         modes = (
             ("none", "auto", "full") if self.asked.recompute is None else (self.asked.recompute,)
@@ -463,7 +463,7 @@ class Search:
     def _nothing(self) -> str:
         """Which slot lacks how many bytes in the plan that comes nearest."""
         for candidate in sorted(self.crowded, key=self.crowded.__getitem__)[:1]:
-            self.tried[candidate] = self._look(candidate)
+            self.tried[candidate] = self.look(candidate)
         found = [one for one in self.tried.values() if one is not None]
         if not found:
             reasons = "; ".join(dict.fromkeys(self.refused.values())) or "no mesh has its options"

@@ -9,10 +9,13 @@ from shardwright.errors import PlanError
 from shardwright.ir import Builder
 from shardwright.layout import Cluster, DeviceModel, Link, Links, Mesh
 from shardwright.planning import plan
+from shardwright.planning.auto import write_plan
 from shardwright.planning.exhaustive import fastest_partitions
 from shardwright.planning.predict import estimate, predict
-from shardwright.planning.search import SCHEDULES
+from shardwright.planning.search import SCHEDULES, Asked, Candidate, Search
+from shardwright.planning.shapes import Shape
 from shardwright.planning.spreading import forward_of, spread_over
+from shardwright.planning.spreads import Spreads
 from shardwright.planning.timing import order_of
 from shardwright.planning.training import Options
 from shardwright.profiling.cost import Analytic
@@ -222,3 +225,18 @@ def test_where_nothing_fits_it_says_what_lacks(step):
 def test_bad_questions_are_refused(step, options, message):
     with pytest.raises(PlanError, match=message):
         plan(step, 2, "auto", **options)
+
+
+def test_splits_that_were_searched_for_build():
+    graph = trained(transformer(2))
+    machines = cluster(4)
+    search = Search(Spreads(graph, machines, Analytic(machines.device)), machines, Asked())
+    shape = Shape(2, (("tensor", 2),), best=True)
+    found = search.look(Candidate(shape, "1f1b", 1, 2, 0))
+    assert found is not None
+    made = write_plan(search.spreads, machines, found)
+    assert "with the best splits" in str(found.candidate)
+    assert predict(graph, made, machines).step_time == pytest.approx(
+        found.estimate.step_time, rel=1e-3
+    )
+    build(graph, made)
