@@ -10,9 +10,12 @@ gives the least sum (`elimination`); equal layers are solved once.
 This is the inner problem of Alpa (Zheng et al., OSDI 2022), there an integer program, with what
 several readers share counted once.
 
-What always holds: along one free axis the choice is the best there is. Along several it is, where
-the tables stay small; else each axis is solved exactly beside the others in turn, until none gains,
-and then all together among what the axes chose on the way (`alternating`).
+What always holds: along one free axis no choice has a smaller sum. The sum is what `walk` finds,
+but for values of more than four readers, each of which counts as if all asked for the same, and for
+a step whose tables would be too wide, where gradients that stay terms count only right behind
+parameters. Along several free axes this holds where the tables stay small; else each axis is solved
+beside the others in turn, until none gains, and then all together among what the axes chose on the
+way (`alternating`). What is given back is always priced by `walk`.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from shardwright.layout import Cluster, Mesh
 from shardwright.planning.chosen import Chosen, mesh_on, price_splits
 from shardwright.planning.domains import HEAD, Domains, Offers
 from shardwright.planning.elimination import Order, elimination_order, minimise, widest
-from shardwright.planning.model import Model, Terms
+from shardwright.planning.model import Model, Objective
 from shardwright.planning.outline import Outline, outline_of
 from shardwright.planning.reasons import reasons
 from shardwright.planning.strategies import Choice, Choices
@@ -79,7 +82,7 @@ def best_splits(
         mesh_on(cluster, axes),
         cluster,
         costs,
-        Terms(training, byte_price, 1.0 / microbatches),
+        Objective(training, byte_price, 1.0 / microbatches),
         {names.index(axis): [[choice] for choice in found] for axis, found in given.items()},
     )
     solved = search.run()
@@ -125,7 +128,7 @@ class _Search:
     mesh: Mesh
     cluster: Cluster
     costs: Costs
-    terms: Terms
+    objective: Objective
     fixed: Offers
 
     def run(self) -> _Solved:
@@ -155,9 +158,9 @@ class _Search:
         return found
 
     def _problem(self, offers: Offers, head: int) -> _Problem:
-        outline, sizes, terms = self.outline, self.mesh.sizes, self.terms
-        domains = Domains(outline, sizes, self.costs, terms.training, offers, head).run()
-        model = Model(outline, domains, sizes, self.cluster.links(self.mesh), terms).build()
+        outline, sizes, objective = self.outline, self.mesh.sizes, self.objective
+        domains = Domains(outline, sizes, self.costs, objective.training, offers, head).run()
+        model = Model(outline, domains, sizes, self.cluster.links(self.mesh), objective).build()
         return _Problem(model, elimination_order(model.sizes, [f.scope for f in model.factors]))
 
     def solve(self, problem: _Problem, offers: Offers) -> _Solved:

@@ -23,7 +23,7 @@ from shardwright.planning.prices import Table, Tensor
 from shardwright.planning.value_tables import Joint, Value, ValueTables
 
 
-class Terms(NamedTuple):
+class Objective(NamedTuple):
     """What counts: the backward too, a byte of a stored value, a second once a step."""
 
     training: bool
@@ -45,7 +45,7 @@ class Model:
     domains: Sequence[Domain]
     mesh_sizes: tuple[int, ...]
     links: tuple[Links, ...]
-    terms: Terms
+    objective: Objective
     tables: ValueTables = field(default_factory=ValueTables)
     nodes: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
@@ -104,7 +104,7 @@ class Model:
         What replaces a stored value is wanted where that is read.
         """
         outline = self.outline
-        returns = self.terms.training and value_id in outline.required
+        returns = self.objective.training and value_id in outline.required
         found = [
             (position, index, returns and outline.has_gradient[position])
             for position, index in outline.readers.get(value_id, ())
@@ -117,12 +117,12 @@ class Model:
     def _source(self, value_id: int) -> Source | Weight:
         """How a value comes to be; results leave the graph, numbers of a step once for all."""
         maker = self.outline.makers.get(value_id)
-        training, view = self.terms.training, self.outline.view
+        training, view = self.objective.training, self.outline.view
         if maker is None:
             is_trained = training and value_id in self.outline.trained
-            return Weight(self.terms.byte_price, self.terms.once, is_trained)
+            return Weight(self.objective.byte_price, self.objective.once, is_trained)
         once = training and not view.values[value_id].shape
-        leaves = (self.terms.once if once else 1.0) if value_id in view.outputs else 0.0
+        leaves = (self.objective.once if once else 1.0) if value_id in view.outputs else 0.0
         index = view.nodes[maker].outputs.index(value_id)
         is_loss = training and value_id in self.outline.losses
         return Source(self.domains[maker], index, leaves, is_loss)

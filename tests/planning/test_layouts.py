@@ -209,6 +209,14 @@ def test_several_free_axes_are_no_worse_than_one(monkeypatch):
     assert seconds(both) <= seconds(one)
 
 
+@pytest.mark.parametrize("axes", [{}, {"tensor": 1}, {"data": 1, "tensor": 1}], ids=str)
+def test_one_slot_does_everything_whole(axes):
+    view = gpt()
+    best = best_splits(view, axes, **options())
+    assert best.splits == [(None,) * len(axes)] * len(view.nodes)
+    assert best.stored_bytes == sum(v.nbytes for v in view.stored() if v.users)
+
+
 # --- questions that have no answer --------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from shardwright.planning.chosen import mesh_on, price_splits
 from shardwright.planning.domains import Domains
 from shardwright.planning.elimination import Factor, Memory, minimise
 from shardwright.planning.forward import forward_view
-from shardwright.planning.model import Model, Terms
+from shardwright.planning.model import Model, Objective
 from shardwright.planning.outline import outline_of
 from shardwright.planning.step import as_step
 from shardwright.profiling.cost import Analytic
@@ -31,8 +31,8 @@ def modelled(view, axes, *, training):
     head = len(view.nodes) if len(axes) == 1 else 6
     costs = Analytic(cluster.device)
     domains = Domains(outline, mesh.sizes, costs, training, head=head).run()
-    terms = Terms(training, BYTE_PRICE, 1 / MICROBATCHES)
-    return Model(outline, domains, mesh.sizes, cluster.links(mesh), terms).build()
+    objective = Objective(training, BYTE_PRICE, 1 / MICROBATCHES)
+    return Model(outline, domains, mesh.sizes, cluster.links(mesh), objective).build()
 
 
 def walked(view, axes, splits, *, training):
