@@ -29,7 +29,8 @@ Table = NDArray[np.float64]
 Scope = tuple[int, ...]
 """Variables, ascending."""
 FEW = 10
-"""Neighbours among which new edges are counted; a variable of more goes late by its table alone."""
+"""Neighbours among which new edges are counted, and up to which prices are kept up to date: a
+variable of more goes late."""
 LARGEST = 200_000_000
 """Entries that one table may have: 1.6 GB."""
 
@@ -220,7 +221,8 @@ def _order(sizes: Sequence[int], scopes: Iterable[Scope]) -> Iterator[tuple[int,
             near[other] |= near[variable]
             near[other] -= {other, variable}
         for other in near[variable]:
-            heapq.heappush(queue, (*_price(sizes, near, other), other))
+            if len(near[other]) <= FEW:
+                heapq.heappush(queue, (*_price(sizes, near, other), other))
 
 
 def _price(sizes: Sequence[int], near: Sequence[set[int]], variable: int) -> tuple[int, int]:

@@ -11,6 +11,7 @@ together once a step, where the first reader has the parameter.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -22,7 +23,6 @@ from shardwright.ir.execute import describe_node
 from shardwright.layout import Cluster, Layout, Mesh, Partial, Replicate, Step, convert
 from shardwright.layout.cuts import largest_shape
 from shardwright.layout.placement import Placements
-from shardwright.layout.ranges import volume, whole
 from shardwright.planning.outline import Outline
 from shardwright.planning.plan import Terms
 from shardwright.planning.strategies import (
@@ -74,6 +74,8 @@ class Walk:
     """The first reader of each stored value."""
     known: dict[object, Strategy | None] = field(default_factory=dict)
     """Strategies of nodes of one kind that are split alike."""
+    sizes: dict[object, int] = field(default_factory=dict)
+    """Bytes that a slot holds of values that are alike."""
     gradients: dict[int, dict[Placements, None]] = field(default_factory=dict)
     """The layouts in which terms of a value's gradient lie."""
 
@@ -231,8 +233,11 @@ class Walk:
         self._bring(position, key, wanted, phase)
 
     def _nbytes(self, value: IRValue, placements: Placements) -> int:
-        largest = largest_shape(placements, self.mesh.sizes, value.shape)
-        return volume(whole(largest)) * itemsize(value.dtype)
+        key = value.shape, value.dtype, placements
+        if key not in self.sizes:
+            largest = largest_shape(placements, self.mesh.sizes, value.shape)
+            self.sizes[key] = math.prod(largest) * itemsize(value.dtype)
+        return self.sizes[key]
 
     def _bring(self, position: int, key: Key, wanted: Placements, phase: Phase) -> None:
         """Convert from the cheapest layout that is held, and keep every step."""
