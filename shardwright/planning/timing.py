@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -83,11 +84,20 @@ def order_of(kind: str, ranks: int, microbatches: int, chunks: int | None = None
 
 
 def _held(schedule: Schedule, rank: int) -> tuple[tuple[int, ...], ...]:
-    """Numbers of microbatches held at once of a rank's stages, those less than others left out."""
+    """Numbers of microbatches held at once of a rank's stages, those less than others left out.
+
+    A worker looks one action ahead: while a backward waits for its gradients, the forward behind it
+    is done.
+    """
     stages = schedule.stages_of(rank)
     place = {stage: i for i, stage in enumerate(stages)}
     now, found = [0] * len(stages), set()
-    for action in schedule.actions[rank]:
+    for action, following in pairwise((*schedule.actions[rank], None)):
+        assert action is not None
+        waits = action.kind == "B" and action.stage < schedule.stages - 1
+        if waits and following is not None and following.kind == "F":
+            ahead = place[following.stage]
+            found.add(tuple(count + (i == ahead) for i, count in enumerate(now)))
         if action.kind == "F":
             now[place[action.stage]] += 1
             found.add(tuple(now))

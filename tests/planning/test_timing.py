@@ -91,7 +91,7 @@ def test_stages_that_read_nothing_of_each_other_do_not_wait():
     ("kind", "held"),
     [
         ("gpipe", [((4,),), ((4,),)]),
-        ("1f1b", [((2,),), ((1,),)]),
+        ("1f1b", [((3,),), ((1,),)]),
         ("zb-v", [((3, 1), (4, 0)), ((2, 2), (3, 1))]),
     ],
 )
