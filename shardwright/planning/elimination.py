@@ -31,8 +31,8 @@ Scope = tuple[int, ...]
 FEW = 10
 """Neighbours among which new edges are counted, and up to which prices are kept up to date: a
 variable of more goes late."""
-LARGEST = 200_000_000
-"""Entries that one table may have: 1.6 GB."""
+LARGEST = 50_000_000
+"""Entries that one table may have: 400 MB."""
 
 
 class Factor(NamedTuple):
