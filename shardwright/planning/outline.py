@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shardwright.dimops.bound import BoundDimop
 from shardwright.dimops.catalog import dimop_of
-from shardwright.ir import IRGraph, IRNode
+from shardwright.ir import IRGraph
 from shardwright.ir.repeats import fingerprint
 from shardwright.profiling.gradients import needing_gradients, trained_parameters
 
@@ -24,7 +24,7 @@ class Outline:
     """A graph's nodes by kind, and its values by who makes and reads them.
 
     kinds
-        The kind of each node; ``bounds`` and ``examples`` have an entry a kind.
+        The kind of each node; ``bounds`` has an entry a kind.
     readers
         By value id: the position and input number of each read, in order.
     makers
@@ -40,7 +40,6 @@ class Outline:
     view: IRGraph
     kinds: tuple[int, ...]
     bounds: tuple[BoundDimop | None, ...]
-    examples: tuple[IRNode, ...]
     readers: dict[int, list[tuple[int, int]]]
     makers: dict[int, int]
     trained: frozenset[int]
@@ -73,7 +72,7 @@ def _outline(view: IRGraph) -> Outline:
     trained = trained_parameters(view)
     required = frozenset(needing_gradients(view, trained))
     numbers: dict[object, int] = {}
-    kinds, bounds, examples = [], [], []
+    kinds, bounds = [], []
     readers: dict[int, list[tuple[int, int]]] = {}
     makers: dict[int, int] = {}
     for position, node in enumerate(view.nodes):
@@ -81,7 +80,6 @@ def _outline(view: IRGraph) -> Outline:
         if key not in numbers:
             numbers[key] = len(numbers)
             bounds.append(dimop_of(view, node))
-            examples.append(node)
         kinds.append(numbers[key])
         for index, value_id in enumerate(node.inputs):
             readers.setdefault(value_id, []).append((position, index))
@@ -90,7 +88,6 @@ def _outline(view: IRGraph) -> Outline:
         view,
         tuple(kinds),
         tuple(bounds),
-        tuple(examples),
         readers,
         makers,
         trained,

@@ -1,7 +1,7 @@
 """Strategies: every way to do a node on a mesh, and how its tensors then lie.
 
 Comes in: a call's annotation, the sizes of a mesh's axes, and what each axis may do with the call.
-Goes out: a `Strategy` for each possible combination, with the placements in which inputs are read,
+Goes out: a `Strategy` for what the axes do together, with the placements in which inputs are read,
 outputs made, and gradients of inputs come out of the backward, as `transform` writes them
 (`axes.Axis`).
 
@@ -11,9 +11,8 @@ axes cut one identifier, it falls into equal parts, so that the order of cuts do
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -180,13 +179,3 @@ def _units(length: int, size: int, lengths: Collection[int]) -> Iterator[int]:
     for units in lengths:
         if size <= units < length and units % size and length % units == 0:
             yield length // units
-
-
-def combinations(
-    bound: BoundDimop | None, shapes: Shapes, sizes: Sizes, options: Sequence[Sequence[Choice]]
-) -> Iterator[Strategy]:
-    """A strategy for each combination of what the axes may do that is possible."""
-    for splits in itertools.product(*options):
-        found = strategy(bound, shapes, sizes, splits)
-        if found is not None:
-            yield found
