@@ -32,7 +32,7 @@ test: lint types ## lint, types and every test that needs no GPU
 	$(BIN)/pytest -m 'processes and not gpu'
 
 test-fast: setup ## the tests that need nothing but torch
-	$(BIN)/pytest $(PARALLEL) -m 'not gpu and not processes and not zoo'
+	$(BIN)/pytest $(PARALLEL) -m 'not gpu and not processes and not zoo and not exhaustive'
 
 test-gpu: setup ## the tests that need a GPU
 	$(BIN)/pytest -m gpu

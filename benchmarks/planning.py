@@ -28,7 +28,7 @@ from shardwright.ir import IRGraph
 from shardwright.layout import Cluster, Link, Links
 from shardwright.layout.device import DEVICES
 from shardwright.planning.forward import forward_view
-from shardwright.planning.layouts import best_splits
+from shardwright.planning.splitting.layouts import best_splits
 from shardwright.planning.step import as_step
 from shardwright.profiling.cost import Analytic
 

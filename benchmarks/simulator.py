@@ -36,7 +36,7 @@ from shardwright.ir import IRGraph
 from shardwright.layout import Cluster
 from shardwright.planning import Plan, step_of
 from shardwright.planning.forward import forward_view
-from shardwright.planning.simulation import StepSimulation
+from shardwright.planning.simulation.simulated import StepSimulation
 from shardwright.planning.training import with_prepared
 from shardwright.profiling.links import profile_links
 from shardwright.runtime.memory import COUNT_TENSORS, MEMORY, TENSORS

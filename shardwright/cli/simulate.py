@@ -12,8 +12,8 @@ from shardwright.cli.splitting import ClusterFile
 from shardwright.cli.steps import Steps
 from shardwright.layout import Cluster
 from shardwright.pipeline import Pipeline
-from shardwright.planning.simulate import simulate as simulate_pipeline
-from shardwright.planning.simulation import StepSimulation
+from shardwright.planning.simulation.simulate import simulate as simulate_pipeline
+from shardwright.planning.simulation.simulated import StepSimulation
 from shardwright.profiling import Analytic, Costs, TaskTimes
 from shardwright.report import (
     TimelineChart,

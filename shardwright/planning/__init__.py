@@ -3,8 +3,8 @@
 from shardwright.planning.beside import plan_beside
 from shardwright.planning.difference import Difference, difference
 from shardwright.planning.make import make_plan, plan, step_of
-from shardwright.planning.partition import Partition
-from shardwright.planning.partitioners import (
+from shardwright.planning.partitions.partition import Partition
+from shardwright.planning.partitions.partitioners import (
     METIS_partition,
     exact_partition,
     metis_partition,
@@ -14,10 +14,10 @@ from shardwright.planning.partitioners import (
 )
 from shardwright.planning.plan import Assignment, Plan, SlotLoad, Split, Terms, TrainingPlan
 from shardwright.planning.policy import Policy, PolicyGraph, Resource
-from shardwright.planning.predict import predict
-from shardwright.planning.prediction import Prediction
-from shardwright.planning.simulate import simulate
-from shardwright.planning.simulation import StepSimulation
+from shardwright.planning.predicted import Prediction
+from shardwright.planning.prediction.predict import predict
+from shardwright.planning.simulation.simulate import simulate
+from shardwright.planning.simulation.simulated import StepSimulation
 from shardwright.planning.step import Step, as_step
 
 __all__ = [

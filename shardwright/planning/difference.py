@@ -19,7 +19,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from shardwright.planning.plan import Assignment, Plan, Split, Terms
-from shardwright.planning.prediction import Prediction
+from shardwright.planning.predicted import Prediction
 
 MANY = 4
 """Of more slots than these only the first and the last are named."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from shardwright.planning.prediction import ITEMS, Prediction
+from shardwright.planning.predicted import ITEMS, Prediction
 
 
 class Alternative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -12,16 +12,16 @@ from shardwright.ir import IRGraph
 from shardwright.ir.steps import is_step
 from shardwright.layout import Cluster
 from shardwright.planning.assemble import make_plan, step_of
-from shardwright.planning.auto import AUTO, auto_plan
+from shardwright.planning.automatic.auto import AUTO, auto_plan
+from shardwright.planning.automatic.search import Asked
 from shardwright.planning.forward import forward_view
 from shardwright.planning.mesh import AXES, DATA, PIPELINE, over_mesh
 from shardwright.planning.mixing import mixing_notes
-from shardwright.planning.partitioned import Machines, plan_by_partition
-from shardwright.planning.partitioners import PARTITIONERS
+from shardwright.planning.partitions.partitioned import Machines, plan_by_partition
+from shardwright.planning.partitions.partitioners import PARTITIONERS
 from shardwright.planning.pipeline import pipeline
 from shardwright.planning.plan import Plan, fingerprint_graph
 from shardwright.planning.policy import Policy, by_policy, policy_name
-from shardwright.planning.search import Asked
 from shardwright.planning.splits import take_apart
 from shardwright.planning.step import as_step, check_one_backward
 from shardwright.planning.training import Options, over_training_mesh
@@ -56,8 +56,8 @@ def plan(
         bytes that any stage carries is as small as possible. ``data``: the batch is split.
         ``tensor``: layers are split by their dimensions, columns and then rows. ``sequence``: as
         tensor, with what lies between the layers split along the sequence. ``metis``, ``memory``,
-        ``pipedream``, ``exact``, ``mixed``: stages as `shardwright.planning.partitioners` makes
-        them. Or a function that decides node by node; `shardwright.planning.policy` says how.
+        ``pipedream``, ``exact``, ``mixed``: stages, by `planning.partitions.partitioners`.
+        Or a function that decides node by node; `shardwright.planning.policy` says how.
     mesh
         Several of these at once, by the size of each: ``{"pipeline": 2, "tensor": 2}``, in place
         of ``policy`` and ``devices``; a policy that makes stages may stand beside it.

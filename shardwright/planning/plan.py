@@ -27,7 +27,7 @@ from shardwright.layout import Mesh
 from shardwright.planning.copies import Copy
 from shardwright.planning.explanation import Explanation
 from shardwright.planning.plan_file import read_plan, write_plan
-from shardwright.planning.prediction import Prediction
+from shardwright.planning.predicted import Prediction
 from shardwright.schedule import make_schedule, simulate
 
 

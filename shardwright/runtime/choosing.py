@@ -16,7 +16,7 @@ from typing import Any
 from shardwright.errors import PlanError
 from shardwright.planning import Plan
 from shardwright.planning import plan as make_plan
-from shardwright.planning.auto import AUTO
+from shardwright.planning.automatic.auto import AUTO
 from shardwright.planning.forward import forward_view
 from shardwright.planning.mixing import mixing_notes
 from shardwright.planning.plan import check_belongs

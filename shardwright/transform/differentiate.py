@@ -38,7 +38,7 @@ class Differentiator:
         """Forward nodes that have to be replaced, by id, and the nodes to put in their place."""
         self._builder = builder
         self._graph = builder.graph
-        self._vjps = vjps or Vjps()
+        self._vjps = Vjps() if vjps is None else vjps
         self._saved: dict[int, tuple[Vjp, list[int]]] = {}
 
     def backward(

@@ -20,8 +20,8 @@ from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.repeats import fingerprint
 from shardwright.layout import Layout, Mesh, Partial
 from shardwright.layout.ranges import part
-from shardwright.planning.axes import Axis, wanted
 from shardwright.planning.plan import Assignment, Split, Terms
+from shardwright.planning.splitting.axes import Axis, wanted
 from shardwright.transform.holdings import Holding, Holdings
 from shardwright.transform.slots import Place, SlotGraph
 

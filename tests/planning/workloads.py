@@ -6,7 +6,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from shardwright.planning.workload import Sent, Stored, Workload
+from shardwright.planning.partitions.workload import Sent, Stored, Workload
 
 
 def workloads(most=8, least=1):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shardwright.planning.memory import SlotMemory
-from shardwright.planning.simulation import SlotSimulation, StepSimulation, Wait
+from shardwright.planning.prediction.memory import SlotMemory
+from shardwright.planning.simulation.simulated import SlotSimulation, StepSimulation, Wait
 from shardwright.report import simulated_memory_table, simulation_table
 
 Draw = Callable[..., str]

@@ -9,7 +9,7 @@ from torch import nn
 from shardwright.pipeline import Pipeline
 from shardwright.planning import Plan, plan
 from shardwright.planning.make import POLICIES
-from shardwright.planning.partitioners import PARTITIONERS
+from shardwright.planning.partitions.partitioners import PARTITIONERS
 from shardwright.runtime import train, verify
 from shardwright.runtime.loading import Loading
 from shardwright.runtime.program import Program

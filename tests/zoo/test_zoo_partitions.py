@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import shardwright as sw
-from shardwright.planning.partitioners import PARTITIONERS
+from shardwright.planning.partitions.partitioners import PARTITIONERS
 from tests.zoo.test_zoo import NAMES, check
 
 pytestmark = [

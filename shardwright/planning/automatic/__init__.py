@@ -1,0 +1,1 @@
+"""The automatic planner: a search over meshes, cuts, splits, schedules and microbatches."""

@@ -1,0 +1,191 @@
+"""Contiguous cuts of a spread forward in stages, by what the schedule makes of them.
+
+Comes in: a `Spread`, a number of stages, what else counts besides seconds a microbatch. Goes out:
+the stage of each node, for a few cuts: that whose slowest stage is fastest, and those in which the
+slowest takes a little longer and less is sent. Which of them is best, a schedule in time says.
+
+Both are dynamic programs over positions: `_fastest` over the slowest stage (PipeDream's recurrence;
+Narayanan et al., 2019), `_fewest` over the seconds of messages under a bound on the slowest stage
+(as Alpa's; Zheng et al., 2022). They are exact over the positions that they try: all of them in a
+graph of up to `POSITIONS` nodes, else of so many groups of neighbours the one in each that the
+fewest bytes cross.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwright.planning.prediction.spread import Floats, Integers, Pairs, Spread
+
+POSITIONS = 192
+SLACKS = (1.0, 1.02, 1.1, 1.3, 2.0)
+"""How much slower than it must be the slowest stage may be, where less is sent."""
+MANY_STAGES = 16
+"""Of more stages only every second slack is tried."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A forward as a line of nodes, with what a stage of neighbours takes and holds.
+
+    at
+        The positions at which stages may begin, and the end.
+    seconds, stored, kept
+        Sums of all nodes before each of them: seconds of a microbatch, bytes that are there all the
+        time, bytes of one microbatch's activations.
+    crossing
+        Seconds of the messages of a cut at each of them, there and back.
+    """
+
+    spread: Spread
+    at: Integers
+    seconds: Floats
+    stored: Floats
+    kept: Floats
+    crossing: Floats
+
+    @classmethod
+    def of(cls, spread: Spread, seconds: Floats, kept: Pairs, bandwidth: float) -> Line:
+        """The line of a forward whose nodes take these seconds and keep this."""
+        count = len(seconds)
+        bytes_crossing = _crossing(spread, count)
+        first = len(spread.source.prepare)
+        at = _positions(bytes_crossing, first, count)
+        stored = first_readers(spread.stored, count)
+        extra = spread.gradient + spread.state
+        stored += first_readers(spread.stored._replace(size=extra), count)
+        activations = first_readers(kept, count)
+        return cls(
+            spread,
+            at,
+            _before(seconds)[at],
+            _before(stored)[at],
+            _before(activations)[at],
+            bytes_crossing[at] / bandwidth,
+        )
+
+
+def cuts(
+    line: Line, stages: int, held: Sequence[float] = (), memory: float = np.inf
+) -> Iterator[Integers]:
+    """The stage of each node, for cuts in so many stages; none where there is none that fits.
+
+    ``held`` says how many microbatches' activations each stage holds, which with what it stores
+    must stay within ``memory`` bytes; where it cannot, memory is left out of account.
+    """
+    if stages > len(line.at) - 1:
+        return
+    loads = _loads(line)
+    fits = _fitting(line, stages, held, memory)
+    bounds = _fastest(loads, stages, fits)
+    slacks: Sequence[float] = SLACKS if stages <= MANY_STAGES else SLACKS[::2]
+    if not np.isfinite(bounds):
+        fits = [np.ones_like(loads, dtype=bool)] * stages
+        bounds, slacks = _fastest(loads, stages, fits), slacks[:1]
+    seen = set()
+    for slack in slacks:
+        chosen = _fewest(loads <= bounds * slack * (1 + 1e-12), line.crossing, stages, fits)
+        if tuple(chosen) not in seen:
+            seen.add(tuple(chosen))
+            yield stages_of_cut(line, chosen)
+
+
+def stages_of_cut(line: Line, chosen: Sequence[int]) -> Integers:
+    """The stage of each node; what is done once a step has that of what reads it."""
+    source = line.spread.source
+    bounds = line.at[list(chosen)]
+    stages = np.searchsorted(bounds[1:], np.arange(len(source.view.nodes)), side="right")
+    for i in sorted(source.prepare, reverse=True):
+        users = (u for v in source.view.nodes[i].outputs for u in source.view.values[v].users)
+        stages[i] = min((int(stages[source.position[user]]) for user in users), default=0)
+    return np.asarray(stages, dtype=np.int64)
+
+
+# --- sums -----------------------------------------------------------------------------------------
+
+
+def _before(numbers: Floats) -> Floats:
+    return np.concatenate([[0.0], np.cumsum(numbers)])
+
+
+def first_readers(pairs: Pairs, count: int) -> Floats:
+    """Bytes of values at the first of ``count`` nodes that reads each."""
+    order = np.lexsort((pairs.node, pairs.number))
+    numbers = pairs.number[order]
+    first = order[np.flatnonzero(np.diff(numbers, prepend=-1))]
+    found = np.bincount(pairs.node[first], weights=pairs.size[first], minlength=count)
+    return found.astype(np.float64)
+
+
+def _crossing(spread: Spread, count: int) -> Floats:
+    """Bytes that cross in front of each node, and their gradients."""
+    passed, change = spread.passed, np.zeros(count + 2)
+    order = np.lexsort((-passed.node, passed.number))
+    last = order[np.flatnonzero(np.diff(passed.number[order], prepend=-1))]
+    size = passed.size[last] * (1.0 + spread.answered[last])
+    np.add.at(change, spread.made[last] + 1, size)
+    np.add.at(change, passed.node[last] + 1, -size)
+    return np.cumsum(change)[: count + 1]
+
+
+def _positions(crossing: Floats, first: int, count: int) -> Integers:
+    """Where stages may begin, and the end."""
+    inner = np.arange(first + 1, count)
+    if len(inner) > POSITIONS:
+        neighbours = np.array_split(inner, POSITIONS)
+        inner = np.array([found[crossing[found].argmin()] for found in neighbours])
+    return np.concatenate([[first], inner, [count]]).astype(np.int64)
+
+
+# --- dynamic programs -----------------------------------------------------------------------------
+
+
+def _loads(line: Line) -> Floats:
+    """Seconds of the stage from each position to each other; infinite where it has no node."""
+    loads = line.seconds[None, :] - line.seconds[:, None]
+    empty = np.tri(len(loads), dtype=bool)
+    return np.where(empty, np.inf, np.maximum(loads, 0.0))
+
+
+def _fitting(
+    line: Line, stages: int, held: Sequence[float], memory: float
+) -> list[np.ndarray[tuple[int, int], np.dtype[np.bool_]]]:
+    """Of each stage, from where to where it fits in a slot."""
+    stored = line.stored[None, :] - line.stored[:, None]
+    kept = line.kept[None, :] - line.kept[:, None]
+    counts = [*held] or [0.0] * stages
+    known = {count: stored + count * kept <= memory for count in set(counts)}
+    return [known[count] for count in counts]
+
+
+def _fastest(
+    loads: Floats, stages: int, fits: Sequence[np.ndarray[tuple[int, int], np.dtype[np.bool_]]]
+) -> float:
+    """The least that the slowest stage can take."""
+    best = np.where(fits[0][0], loads[0], np.inf)
+    for stage in range(1, stages):
+        reached = np.maximum(best[:, None], np.where(fits[stage], loads, np.inf))
+        best = reached.min(axis=0)
+    return float(best[-1])
+
+
+def _fewest(
+    allowed: np.ndarray[tuple[int, int], np.dtype[np.bool_]],
+    crossing: Floats,
+    stages: int,
+    fits: Sequence[np.ndarray[tuple[int, int], np.dtype[np.bool_]]],
+) -> list[int]:
+    """Indices of the positions at which stages begin and end, with the fewest bytes crossing."""
+    best = np.where(allowed[0] & fits[0][0], 0.0, np.inf)
+    choices = []
+    for stage in range(1, stages):
+        reached = np.where(allowed & fits[stage], (best + crossing)[:, None], np.inf)
+        choices.append(reached.argmin(axis=0))
+        best = reached.min(axis=0)
+    found = [len(crossing) - 1]
+    for choice in reversed(choices):
+        found.append(int(choice[found[-1]]))
+    return [0, *reversed(found)]

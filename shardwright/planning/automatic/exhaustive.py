@@ -1,0 +1,194 @@
+"""Every partition of a small forward in stages, all laid out in time at once.
+
+Comes in: a `Spread` of few nodes, a schedule, and how long a step may take. Goes out: partitions
+that take less, the fastest first. The stages need not be ranges of nodes: what counts is that no
+node reads what a later stage makes. What always holds: no partition is left out that takes less,
+unless there are more than `MOST`; and each takes what `estimate` says of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.layout import Cluster
+from shardwright.planning.prediction.predict import RankLinks
+from shardwright.planning.prediction.spread import Floats, Forward, Integers, Spread
+from shardwright.planning.prediction.timing import Order, Passing, StageTimes, Traffic, lay_out
+from shardwright.profiling.operations import UPDATE_PASSES
+
+FEW_NODES = 12
+MOST = 200_000
+Rows = NDArray[np.int64]
+"""A partition a row: the stage of each node."""
+
+
+def is_small(source: Forward) -> bool:
+    """Whether a forward has so few nodes that all partitions can be tried."""
+    return len(source.view.nodes) - len(source.prepare) <= FEW_NODES
+
+
+def fastest_partitions(
+    spread: Spread,
+    order: Order,
+    cluster: Cluster,
+    slots: Sequence[Sequence[str]],
+    *,
+    below: float,
+    zero: int = 0,
+) -> list[Integers]:
+    """Partitions of which a step takes less than ``below`` seconds, the fastest first."""
+    schedule = order.schedule
+    rows = _every(spread, schedule.stages, below / schedule.microbatches)
+    if rows is None or not len(rows):
+        return []
+    ends = _ends(spread, rows, order, cluster, zero)
+    if not spread.source.training:
+        times = _of_calls(spread, rows, order, RankLinks.of(cluster, slots))
+    else:
+        traffic = _traffic(spread, rows, order, RankLinks.of(cluster, slots))
+        laid = lay_out(order, _times(spread, rows, schedule.stages), traffic)
+        times = np.max([done + end for done, end in zip(laid.done, ends, strict=True)], axis=0)
+    found = np.argsort(times, kind="stable")
+    return [rows[i] for i in found[: np.searchsorted(times[found], below)].tolist()]
+
+
+# --- all partitions -------------------------------------------------------------------------------
+
+
+def _every(spread: Spread, stages: int, most: float) -> Rows | None:
+    """All partitions in which no stage takes longer than ``most``; None where they are too many.
+
+    Node by node, each is put in every stage from the last of those that it reads on.
+    """
+    source = spread.source
+    seconds = spread.seconds
+    rows = np.zeros((1, 0), dtype=np.int64)
+    loads = np.zeros((1, stages))
+    for i in range(len(source.view.nodes)):
+        if i in source.prepare:
+            rows = np.hstack([rows, np.zeros((len(rows), 1), dtype=np.int64)])
+            continue
+        first = _first_stages(source, i, rows)
+        counts = stages - first
+        if counts.sum() > MOST:
+            return None
+        which = np.repeat(np.arange(len(rows)), counts)
+        begins = np.repeat(np.cumsum(counts) - counts, counts)
+        stage = first[which] + np.arange(len(which)) - begins
+        loads = loads[which]
+        loads[np.arange(len(which)), stage] += seconds[i]
+        within = loads[np.arange(len(which)), stage] <= most * (1 + 1e-9)
+        rows = np.hstack([rows[which], stage[:, None]])[within]
+        loads = loads[within]
+    made = [i for i in range(len(source.view.nodes)) if i not in source.prepare]
+    full = np.all([(rows[:, made] == stage).any(axis=1) for stage in range(stages)], axis=0)
+    return _with_prepare(source, rows[full])
+
+
+def _first_stages(source: Forward, position: int, rows: Rows) -> Integers:
+    """The last of the stages that a node reads from, in each partition."""
+    first = np.zeros(len(rows), dtype=np.int64)
+    for value_id in source.view.nodes[position].inputs:
+        producer = source.view.values[value_id].producer
+        if producer is not None and source.position[producer] not in source.prepare:
+            first = np.maximum(first, rows[:, source.position[producer]])
+    return first
+
+
+def _with_prepare(source: Forward, rows: Rows) -> Rows:
+    """What is done once a step in the first stage that reads it."""
+    for i in sorted(source.prepare, reverse=True):
+        users = {u for v in source.view.nodes[i].outputs for u in source.view.values[v].users}
+        if users:
+            rows[:, i] = rows[:, [source.position[user] for user in users]].min(axis=1)
+    return rows
+
+
+# --- what they take -------------------------------------------------------------------------------
+
+
+def _by_stage(numbers: Floats, rows: Rows, stages: int) -> list[Floats]:
+    """The sum of each stage's nodes, in each partition."""
+    return [((rows == stage) * numbers).sum(axis=1) for stage in range(stages)]
+
+
+def _times(spread: Spread, rows: Rows, stages: int) -> StageTimes:
+    columns = (spread.forward, spread.backward, spread.weight)
+    return StageTimes(*(_by_stage(numbers, rows, stages) for numbers in columns))
+
+
+def _ends(spread: Spread, rows: Rows, order: Order, cluster: Cluster, zero: int) -> list[Floats]:
+    """Seconds of each rank once a step, in each partition."""
+    schedule = order.schedule
+    shards = spread.axes.get("data", 1) if zero else 1
+    ranks = np.array(schedule.placement)[rows]
+    found = _by_stage(spread.once, ranks, schedule.ranks)
+    stored = spread.stored
+    for number in np.unique(stored.number):
+        at = np.flatnonzero(stored.number == number)
+        seconds = UPDATE_PASSES * spread.gradient[at[0]] / shards / cluster.device.bandwidth
+        for rank in range(schedule.ranks):
+            found[rank] = found[rank] + seconds * (ranks[:, stored.node[at]] == rank).any(axis=1)
+    return found
+
+
+def _lines(
+    spread: Spread, rows: Rows, stages: int, counted: NDArray[np.bool_]
+) -> dict[tuple[int, int], tuple[Floats, Floats]]:
+    """By pair of stages: how many values pass, and their bytes, in each partition."""
+    passed = spread.passed
+    found: dict[tuple[int, int], tuple[Any, Any]] = {}
+    for number in np.unique(passed.number[counted]):
+        at = np.flatnonzero((passed.number == number) & counted)
+        giver = rows[:, spread.made[at[0]]]
+        takers = rows[:, passed.node[at]]
+        for taker in range(1, stages):
+            reads = (takers == taker).any(axis=1)
+            for stage in range(taker):
+                passes = reads & (giver == stage)
+                values, nbytes = found.get((stage, taker), (0, 0.0))
+                found[stage, taker] = values + passes, nbytes + passes * passed.size[at[0]]
+    return found
+
+
+def _passing(
+    lines: dict[tuple[int, int], tuple[Floats, Floats]],
+    order: Order,
+    links: RankLinks,
+    *,
+    back: bool,
+) -> dict[tuple[int, int], Passing]:
+    placement = order.schedule.placement
+    found = {}
+    for (giver, taker), (values, nbytes) in lines.items():
+        pair = (taker, giver) if back else (giver, taker)
+        ends = placement[pair[0]], placement[pair[1]]
+        line = np.asarray(links.seconds(*ends, values, nbytes), dtype=np.float64)  # type: ignore[arg-type]
+        found[pair] = Passing(line, np.where(values > 0, 0.0, -np.inf))
+    return found
+
+
+def _traffic(spread: Spread, rows: Rows, order: Order, links: RankLinks) -> Traffic:
+    stages = order.schedule.stages
+    every = np.ones(len(spread.made), dtype=bool)
+    forward = _passing(_lines(spread, rows, stages, every), order, links, back=False)
+    answers = _lines(spread, rows, stages, spread.answered)
+    return Traffic(forward, _passing(answers, order, links, back=True))
+
+
+def _of_calls(spread: Spread, rows: Rows, order: Order, links: RankLinks) -> Floats:
+    """Seconds between a model's results: of the slowest rank or line."""
+    stages, placement = order.schedule.stages, order.schedule.placement
+    busy = _by_stage(spread.forward + spread.once, np.array(placement)[rows], order.schedule.ranks)
+    passing = _traffic(spread, rows, order, links).forward
+    lines: dict[tuple[int, int], Any] = {}
+    for (giver, taker), passes in passing.items():
+        ranks = placement[giver], placement[taker]
+        if ranks[0] != ranks[1]:
+            lines[ranks] = lines.get(ranks, 0.0) + passes.line
+    assert stages == len(placement)
+    return np.asarray(np.max([*busy, *lines.values()], axis=0))

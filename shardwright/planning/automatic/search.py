@@ -1,0 +1,493 @@
+"""The search for the best plan: mesh shapes, cuts, schedules, microbatches, what is done again.
+
+Comes in: the spreads of a graph, a cluster, and what is asked for. Goes out: `Found` plans, the
+best first. Candidates are tried in the order of a lower bound of what a sample takes in them: its
+work dealt out evenly, and the shortest wait that a schedule has at its ends. What cannot beat the
+best so far is not looked at further.
+
+How much a sample takes falls with the number of microbatches for ever, ever less. Where the number
+is free, it is the smallest of `MICROBATCHES` with which a sample takes at most `ENOUGH` times what
+it takes with the best of them.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from shardwright.errors import PlanError
+from shardwright.layout import Cluster
+from shardwright.planning.automatic.cutting import Line, cuts, first_readers
+from shardwright.planning.automatic.exhaustive import fastest_partitions, is_small
+from shardwright.planning.automatic.shapes import Shape, shapes, variants
+from shardwright.planning.automatic.spreads import Spreads
+from shardwright.planning.mesh import DATA
+from shardwright.planning.prediction.memory import rank_memory
+from shardwright.planning.prediction.predict import Estimate, estimate
+from shardwright.planning.prediction.spread import Floats, Integers, Spread
+from shardwright.planning.prediction.sums import sums_of
+from shardwright.planning.prediction.timing import order_of
+from shardwright.planning.training import Options
+from shardwright.profiling.operations import UPDATE_PASSES
+
+MICROBATCHES = (1, 2, 4, 8, 16, 32, 64)
+ENOUGH = 1.01
+BUBBLE = 0.4
+"""The share of a stage's work on a microbatch that every schedule has it wait at a step's ends."""
+PROMISE = 0.995
+"""In graphs that are not small, only what may take less than this times the best is looked at."""
+STAGES = 128
+"""More virtual stages are not tried."""
+FITTING = 32
+"""Of a small graph's partitions so many of the fastest are tried for one that fits."""
+MOST_OTHERS = 12
+"""Of so many other shapes, in the order of their bounds, those that fit are looked for."""
+OTHERS = 3
+"""How many other shapes are looked at in full, to say why they are worse."""
+SCHEDULES: tuple[tuple[str, int], ...] = (
+    ("1f1b", 1),
+    ("gpipe", 1),
+    ("zb-h1", 1),
+    ("interleaved", 2),
+    ("interleaved", 4),
+    ("zb-v", 2),
+)
+"""Kinds of schedules with their virtual stages a rank."""
+
+FORWARD_ONLY = ("1f1b", 1)
+"""What stands for the schedule of a model, whose stages follow one another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is given; None is for the search to choose."""
+
+    microbatches: int | None = None
+    schedule: str | None = None
+    chunks: int | None = None
+    recompute: str | None = None
+    memory: int | None = None
+    zero: int | None = None
+
+    def options(self) -> Options:
+        """The same with the defaults of all that is not given."""
+        given = {name: getattr(self, name) for name in self.__slots__}
+        return Options(**{name: found for name, found in given.items() if found is not None})
+
+    def counts(self, training: bool) -> Sequence[int]:
+        """Numbers of microbatches to try."""
+        if not training:
+            return (1,)
+        return MICROBATCHES if self.microbatches is None else (self.microbatches,)
+
+    def schedules(self, ranks: int) -> Iterator[tuple[str, int]]:
+        """Kinds of schedules to try, with their chunks."""
+        if ranks == 1 and self.schedule is None and self.chunks is None:
+            yield "1f1b", 1
+            return
+        for kind, chunks in SCHEDULES:
+            if self.schedule in (None, kind) and self.chunks in (None, chunks):
+                yield kind, chunks
+        if (
+            self.chunks is not None
+            and (self.schedule or "interleaved", self.chunks) not in SCHEDULES
+        ):
+            yield self.schedule or "interleaved", self.chunks
+
+    def check(self) -> None:
+        """Raise PlanError for what is not to be had on any mesh."""
+        options = self.options()
+        options.check({DATA: 2})
+        if self.schedule is not None:
+            options.schedule_on(2)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A shape with a schedule: all of a plan but where it is cut and what is done again."""
+
+    shape: Shape
+    schedule: str
+    chunks: int
+    microbatches: int
+    zero: int
+
+    @property
+    def stages(self) -> int:
+        """How many virtual stages."""
+        return self.shape.pipeline * self.chunks
+
+    def __str__(self) -> str:
+        pipelined = self.shape.pipeline > 1
+        chunks = f" of {self.chunks} stages a rank" if self.chunks > 1 else ""
+        schedule = f", {self.schedule}{chunks}" if pipelined else ""
+        zero = ", optimizer state dealt out" if self.zero else ""
+        return f"{self.shape}{schedule}, {self.microbatches} microbatches{zero}"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A candidate with its cut, and what that takes."""
+
+    candidate: Candidate
+    spread: Spread
+    stages: Integers
+    options: Options
+    estimate: Estimate
+    memory: int
+    """Bytes that a slot may hold."""
+
+    @property
+    def peak(self) -> int:
+        """Bytes of the fullest slot."""
+        return max(held.total for held in self.estimate.memory)
+
+    @property
+    def fits(self) -> bool:
+        """Whether every slot holds no more than it may."""
+        return self.peak <= self.memory
+
+    @property
+    def seconds(self) -> float:
+        """For each batch of the captured size."""
+        return self.estimate.step_time / self.estimate.microbatches
+
+
+@dataclass
+class Search:
+    """A search; `run` gives what it found."""
+
+    spreads: Spreads
+    cluster: Cluster
+    asked: Asked
+    tried: dict[Candidate, Found | None] = field(default_factory=dict)
+    refused: dict[Shape, str] = field(default_factory=dict)
+    """Shapes that cannot be, and why."""
+    crowded: dict[Candidate, float] = field(default_factory=dict)
+    """Candidates whose parameters alone do not fit, and the bytes that a slot would need."""
+    _bounds: dict[Candidate, float] = field(default_factory=dict)
+    _cuts: dict[object, list[Integers]] = field(default_factory=dict)
+    _full: dict[object, Found | None] = field(default_factory=dict)
+    _serial: float = 0.0
+
+    def run(self) -> list[Found]:
+        """The best plan, then the best of other shapes. Raises PlanError where none fits."""
+        candidates = list(self._candidates())
+        best = self._best(candidates)
+        if best is None:
+            raise PlanError(self._nothing())
+        best = self._fewest_microbatches(candidates, best)
+        others = self._others(candidates, best)
+        better = self._best(self._of_variants([best, *others]), best.seconds)
+        return [best, *others] if better is None else [better, best, *others[: OTHERS - 1]]
+
+    def _candidates(self) -> Iterator[Candidate]:
+        for shape in shapes(self.cluster):
+            yield from self._of_shape(shape, self.asked.counts(self.spreads.training))
+
+    def _of_variants(self, found: Sequence[Found]) -> Iterator[Candidate]:
+        """Other splits over meshes that were found, with as many microbatches as the best."""
+        count = found[0].candidate.microbatches
+        for one in found:
+            for shape in variants(one.candidate.shape):
+                yield from self._of_shape(shape, (count,))
+
+    def _of_shape(self, shape: Shape, counts: Sequence[int]) -> Iterator[Candidate]:
+        training = self.spreads.training
+        zeros = (0, 1) if self.asked.zero is None else (self.asked.zero,)
+        schedules = self.asked.schedules(shape.pipeline) if training else (FORWARD_ONLY,)
+        for schedule, chunks in schedules:
+            for count in counts:
+                for zero in zeros if training and shape.shards > 1 else (0,):
+                    yield Candidate(shape, schedule, chunks, count, zero)
+
+    # --- the order in which candidates are tried ----------------------------------------------
+
+    def _best(self, candidates: Iterable[Candidate], below: float = np.inf) -> Found | None:
+        """The best of some candidates of which a sample takes less than ``below``."""
+        promise = 1.0 if self._small else PROMISE
+        waiting = [
+            (self._bounds.get(candidate, self._rough_bound(candidate)), i, candidate)
+            for i, candidate in enumerate(candidates)
+        ]
+        heapq.heapify(waiting)
+        best: Found | None = None
+        while waiting and waiting[0][0] < below * promise:
+            _, i, candidate = heapq.heappop(waiting)
+            if candidate not in self._bounds:
+                self._bounds[candidate] = self._bound(candidate)
+                heapq.heappush(waiting, (self._bounds[candidate], i, candidate))
+                continue
+            if candidate not in self.tried:
+                self.tried[candidate] = self.look(candidate)
+            found = self.tried[candidate]
+            if found is not None and found.fits and found.seconds < below:
+                best, below = found, found.seconds
+        return best
+
+    def _fewest_microbatches(self, candidates: Sequence[Candidate], best: Found) -> Found:
+        """The best with the fewest microbatches that are enough."""
+        for count in self.asked.counts(self.spreads.training):
+            if count < best.candidate.microbatches:
+                fewer = [found for found in candidates if found.microbatches == count]
+                enough = self._best(fewer, ENOUGH * best.seconds)
+                if enough is not None:
+                    return enough
+        return best
+
+    def _others(self, candidates: Sequence[Candidate], best: Found) -> list[Found]:
+        """The best of other shapes, with as many microbatches."""
+        count = best.candidate.microbatches
+        by_shape: dict[Shape, list[Candidate]] = {}
+        for candidate in candidates:
+            if candidate.microbatches == count and candidate.shape != best.candidate.shape:
+                by_shape.setdefault(candidate.shape, []).append(candidate)
+        bounds = {
+            shape: min(self._bounds.get(one, self._rough_bound(one)) for one in found)
+            for shape, found in by_shape.items()
+        }
+        others: list[Found] = []
+        for shape in sorted(by_shape, key=bounds.__getitem__)[:MOST_OTHERS]:
+            found = self._first_that_fits(by_shape[shape]) if len(others) < OTHERS else None
+            others += [found] if found is not None else []
+        return sorted(others, key=lambda found: found.seconds)
+
+    def _first_that_fits(self, candidates: Sequence[Candidate]) -> Found | None:
+        """The candidate of the lowest bound that fits."""
+        for candidate in candidates:
+            if candidate not in self._bounds:
+                self._bounds[candidate] = self._bound(candidate)
+        for candidate in sorted(candidates, key=self._bounds.__getitem__):
+            if self._bounds[candidate] == np.inf:
+                break
+            if candidate not in self.tried:
+                self.tried[candidate] = self.look(candidate)
+            found = self.tried[candidate]
+            if found is not None and found.fits:
+                return found
+        return None
+
+    def _rough_bound(self, candidate: Candidate) -> float:
+        """What a sample takes at least on so many slots that share the work of one."""
+        if not self._serial:
+            one = self.spreads.over(Shape(1))
+            self._serial = float(one.seconds.sum())
+        if candidate.shape in self.refused:
+            return np.inf
+        waiting = (candidate.shape.pipeline - 1) / candidate.chunks / candidate.microbatches
+        bubble = 0.0 if self._small or not self.spreads.training else BUBBLE * waiting
+        return self._serial / candidate.shape.slots * (1 + bubble)
+
+    @cached_property
+    def _small(self) -> bool:
+        return is_small(self.spreads.over(Shape(1)).source)
+
+    def _bound(self, candidate: Candidate) -> float:
+        """What a sample takes at least on this mesh if the stages are equal."""
+        shape, count = candidate.shape, candidate.microbatches
+        try:
+            spread = self.spreads.over(shape, single=count == 1)
+        except PlanError as error:
+            self.refused[shape] = str(error)
+            return np.inf
+        if candidate.stages > min(len(spread.once) - len(spread.source.prepare), STAGES):
+            return np.inf
+        needed = self._least_memory(spread, candidate)
+        if needed > self.cluster.device.memory:
+            self.crowded[candidate] = needed
+            return np.inf
+        once = float(self._once(spread, candidate).sum())
+        at_work = (count * float(spread.seconds.sum()) + once) / shape.pipeline
+        ends = float((spread.forward + spread.backward).sum())
+        if not self.spreads.training or self._small:
+            return at_work / count
+        return (at_work + (shape.pipeline - 1) / candidate.stages * ends) / count
+
+    @staticmethod
+    def _least_memory(spread: Spread, candidate: Candidate) -> float:
+        """The bytes of stored values, gradients and states that the fullest slot has at least."""
+        count = len(spread.once)
+        shards = candidate.shape.shards if candidate.zero else 1
+        size = spread.stored.size + spread.gradient + spread.state / shards
+        stored = float(first_readers(spread.stored._replace(size=size), count).sum())
+        return stored / candidate.shape.pipeline
+
+    def _once(self, spread: Spread, candidate: Candidate) -> Floats:
+        """Seconds of each node that a step takes once, the update of its parameters included."""
+        shards = candidate.shape.shards if candidate.zero else 1
+        updated = first_readers(spread.stored._replace(size=spread.gradient), len(spread.once))
+        return spread.once + UPDATE_PASSES * updated / self.cluster.device.bandwidth / shards
+
+    # --- a candidate looked at in full --------------------------------------------------------
+
+    def look(self, candidate: Candidate) -> Found | None:
+        """A candidate with its best cut, as little done again as fits; None where there is none."""
+        modes = (
+            ("none", "auto", "full") if self.asked.recompute is None else (self.asked.recompute,)
+        )
+        if not self.spreads.training:
+            modes = ("none",)
+        if len(modes) > 1 and (crowded := self._too_full(candidate)) is not None:
+            return crowded
+        least: Found | None = None
+        for mode in modes:
+            for found in self._in_mode(candidate, mode):
+                if least is None or _better(found, least):
+                    least = found
+            if mode == "none" and self._small:
+                least = self._exhaust(candidate, least)
+            if least is not None and least.fits:
+                break
+        return least
+
+    def _too_full(self, candidate: Candidate) -> Found | None:
+        """The candidate with all activations computed again, where not even that fits.
+
+        It is looked at once for all numbers of microbatches of which stages hold as many.
+        """
+        spread = self.spreads.over(candidate.shape, single=candidate.microbatches == 1)
+        held, _ = self._held(spread, candidate, np.inf)
+        key = candidate.shape, candidate.stages, candidate.zero, held
+        if key not in self._full:
+            found = list(self._in_mode(candidate, "full"))
+            fitting = not found or any(one.fits for one in found)
+            self._full[key] = None if fitting else min(found, key=lambda one: one.peak)
+        return self._full[key]
+
+    def _exhaust(self, candidate: Candidate, least: Found | None) -> Found | None:
+        """The best of all partitions of a small graph."""
+        shape, count = candidate.shape, candidate.microbatches
+        spread = self.spreads.over(shape, single=count == 1)
+        options = Options(count, candidate.schedule, candidate.chunks, zero=candidate.zero)
+        partitions = fastest_partitions(
+            spread,
+            order_of(candidate.schedule, shape.pipeline, count, candidate.chunks),
+            self.cluster,
+            [mesh.devices for mesh in shape.ranks(self.cluster)],
+            below=least.estimate.step_time if least is not None and least.fits else np.inf,
+            zero=candidate.zero,
+        )
+        for stages in partitions[:FITTING]:
+            found = self._found(spread, stages, options, candidate)
+            if found.fits:
+                return found
+        return least
+
+    def _in_mode(self, candidate: Candidate, mode: str) -> Iterator[Found]:
+        """The candidate with each cut that is tried."""
+        spread = self.spreads.over(candidate.shape, single=candidate.microbatches == 1)
+        options = Options(
+            candidate.microbatches,
+            candidate.schedule,
+            candidate.chunks,
+            mode,
+            self.asked.memory if mode == "auto" else None,
+            candidate.zero,
+        )
+        for stages in self._cut(spread, candidate, again=mode == "full"):
+            if mode == "auto" and self.asked.memory is None:
+                memory = self._left_for_activations(spread, stages, options, candidate)
+                if memory is None:
+                    continue
+                yield self._found(spread, stages, replace(options, memory=memory), candidate)
+            else:
+                yield self._found(spread, stages, options, candidate)
+
+    def _found(
+        self, spread: Spread, stages: Integers, options: Options, candidate: Candidate
+    ) -> Found:
+        slots = [mesh.devices for mesh in candidate.shape.ranks(self.cluster)]
+        memory = self.cluster.device.memory
+        found = estimate(spread, stages, options, self.cluster, slots, memory=memory)
+        return Found(candidate, spread, stages, options, found, memory)
+
+    def _left_for_activations(
+        self, spread: Spread, stages: Integers, options: Options, candidate: Candidate
+    ) -> int | None:
+        """The bytes that the fullest slot has left for activations if some are computed again."""
+        order = order_of(
+            candidate.schedule, candidate.shape.pipeline, candidate.microbatches, candidate.chunks
+        )
+        sums = sums_of(spread, stages, candidate.stages)
+        full = replace(options, recompute="full")
+        ranks, _ = rank_memory(sums, order, full, candidate.shape.shards)
+        left = min(self.cluster.device.memory - (held.total - held.activations) for held in ranks)
+        return left if left >= max(held.activations for held in ranks) else None
+
+    def _cut(self, spread: Spread, candidate: Candidate, *, again: bool) -> list[Integers]:
+        """Cuts to try; those of one stage a rank do not depend on the schedule while all fits."""
+        once = self._once(spread, candidate)
+        count = candidate.microbatches if self._matters(once, spread, candidate) else 0
+        kept = spread.crossing if again else spread.saved
+        held, memory = self._held(spread, candidate, float(first_readers(kept, len(once)).sum()))
+        single = candidate.microbatches == 1
+        key = candidate.shape, candidate.stages, single, again, count, held, memory
+        if key not in self._cuts:
+            seconds = spread.seconds + (spread.again if again else 0.0)
+            seconds = seconds + (once / count if count else 0.0)
+            link = self.cluster.inside if len(self.cluster.hosts) == 1 else self.cluster.between
+            line = Line.of(spread, seconds, kept, link.send.bandwidth)
+            self._cuts[key] = list(cuts(line, candidate.stages, held, memory))
+        return self._cuts[key]
+
+    @staticmethod
+    def _matters(once: Floats, spread: Spread, candidate: Candidate) -> bool:
+        """Whether what is done once a step weighs."""
+        return bool(once.sum() > 0.01 * candidate.microbatches * spread.seconds.sum())
+
+    def _held(
+        self, spread: Spread, candidate: Candidate, kept: float
+    ) -> tuple[tuple[float, ...], float]:
+        """How many microbatches each stage holds, and its memory, where that may not be enough."""
+        stored = float(sum(map(np.sum, (spread.stored.size, spread.gradient, spread.state))))
+        memory = self.cluster.device.memory
+        if not self.spreads.training or stored + candidate.microbatches * kept < memory:
+            return (), np.inf
+        order = order_of(
+            candidate.schedule, candidate.shape.pipeline, candidate.microbatches, candidate.chunks
+        )
+        held = [0.0] * candidate.stages
+        for rank, counts in enumerate(order.held):
+            for stage, most in zip(
+                order.schedule.stages_of(rank), map(max, zip(*counts, strict=True)), strict=True
+            ):
+                held[stage] = float(most)
+        return tuple(held), memory / candidate.chunks
+
+    # --- nothing fits -------------------------------------------------------------------------
+
+    def _nothing(self) -> str:
+        """Which slot lacks how many bytes in the plan that comes nearest."""
+        for candidate in sorted(self.crowded, key=self.crowded.__getitem__)[:1]:
+            self.tried[candidate] = self.look(candidate)
+        found = [one for one in self.tried.values() if one is not None]
+        if not found:
+            reasons = "; ".join(dict.fromkeys(self.refused.values())) or "no mesh has its options"
+            return f"no plan for {self.spreads.graph.name!r}: {reasons}"
+        nearest = min(found, key=lambda one: one.peak)
+        fullest = max(range(len(nearest.estimate.memory)), key=self._total(nearest).__getitem__)
+        held = nearest.estimate.memory[fullest]
+        device = nearest.estimate.slots[fullest][0]
+        slots = -(-len(self.cluster.devices) * nearest.peak // nearest.memory)
+        return (
+            f"no plan for {self.spreads.graph.name!r} fits: the nearest ({nearest.candidate}, "
+            f"recompute {nearest.options.recompute}) holds {held} on slot {device!r}, "
+            f"{held.total - nearest.memory} bytes more than its {nearest.memory}; it would fit in "
+            f"slots of {nearest.peak} bytes; give those, about {slots} slots instead of "
+            f"{len(self.cluster.devices)}, or capture a smaller batch and take more microbatches"
+        )
+
+    @staticmethod
+    def _total(found: Found) -> list[int]:
+        return [held.total for held in found.estimate.memory]
+
+
+def _better(one: Found, other: Found) -> bool:
+    """What fits before what does not; then what takes less time, or holds less."""
+    if one.fits != other.fits:
+        return one.fits
+    return one.seconds < other.seconds if one.fits else one.peak < other.peak

@@ -1,0 +1,156 @@
+"""Partitions by METIS: the forward as an undirected graph, cut in parts of equal weight.
+
+METIS (Karypis and Kumar, "A Fast and High Quality Multilevel Scheme for Partitioning Irregular
+Graphs", 1998) knows no directions: what it gives is made stages (`ordering`), and each move that
+this takes is a note. Weights are any numbers that are not negative; METIS counts in whole ones, so
+others are scaled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pymetis
+
+from shardwright.errors import PlanError
+from shardwright.ir import IRGraph
+from shardwright.planning.partitions.ordering import as_stages
+from shardwright.planning.partitions.workload import Workload
+from shardwright.planning.parts import PolicyNode
+
+NodeWeight = Callable[[PolicyNode], float]
+EdgeWeight = Callable[[PolicyNode, PolicyNode], float]
+
+OPTIONS = (
+    "compress",
+    "contig",
+    "minconn",
+    "ncuts",
+    "niter",
+    "no2hop",
+    "pfactor",
+    "seed",
+    "ufactor",
+)
+"""METIS's options that a partition in k parts knows."""
+LARGEST_TOTAL = 10**9
+"""METIS adds weights in 32 bits."""
+
+Edge = tuple[int, int]
+
+
+def metis_stages(
+    workload: Workload,
+    stages: int,
+    node_weights: Sequence[float],
+    edge_weights: Mapping[Edge, float],
+    options: Mapping[str, int],
+) -> tuple[list[int], list[str]]:
+    """The stage of each node, and notes of what was moved. Raises PlanError.
+
+    ``edge_weights`` are those of pairs (maker, reader).
+    """
+    graph = _adjacency(len(workload), edge_weights)
+    _, parts = pymetis.part_graph(
+        stages,
+        graph,
+        vweights=_whole(node_weights, least=0),
+        eweights=_edge_list(graph, edge_weights),
+        options=_options(options),
+    )
+    return as_stages(workload, parts, stages)
+
+
+def weigh_nodes(
+    nodes: Sequence[PolicyNode], function: NodeWeight | None, name: str = "node_weight_function"
+) -> list[float]:
+    """The weight of each node, 1 by default and where none has any.
+
+    Raises PlanError for what is no weight.
+    """
+    weights = [_checked(function(node), name, str(node)) for node in nodes] if function else []
+    return weights if any(weights) else [1.0] * len(nodes)
+
+
+def weigh_edges(
+    nodes: Sequence[PolicyNode], workload: Workload, function: EdgeWeight | None
+) -> dict[Edge, float]:
+    """The weight of each edge, 1 by default. Raises PlanError for what is no weight."""
+    edges = [(a, b) for a, readers in enumerate(workload.successors) for b in readers]
+    if function is None:
+        return dict.fromkeys(edges, 1.0)
+    return {
+        (a, b): _checked(
+            function(nodes[a], nodes[b]),
+            "edge_weight_function",
+            f"the edge from {nodes[a]} to {nodes[b]}",
+        )
+        for a, b in edges
+    }
+
+
+def policy_nodes(view: IRGraph, first: int = 0) -> list[PolicyNode]:
+    """What weight functions see of the nodes of a forward."""
+    found = (PolicyNode(i, node, view) for i, node in enumerate(view.nodes))
+    return list(found)[first:]
+
+
+def _checked(weight: Any, function: str, where: str) -> float:
+    usable = isinstance(weight, (int, float)) and math.isfinite(weight) and weight >= 0
+    if not usable or isinstance(weight, bool):
+        raise PlanError(
+            f"{function} gives {weight!r} for {where}; a weight is a finite number from 0 up"
+        )
+    return float(weight)
+
+
+def check_options(options: Mapping[str, int]) -> None:
+    """Raise PlanError for what is no option of METIS."""
+    for name, value in options.items():
+        if name not in OPTIONS:
+            raise PlanError(f"METIS has no option {name!r}; known are {', '.join(OPTIONS)}")
+        if not isinstance(value, int):
+            raise PlanError(f"METIS's option {name!r} is a whole number, found {value!r}")
+
+
+def _options(options: Mapping[str, int]) -> pymetis.Options:
+    check_options(options)
+    return pymetis.Options(**{"seed": 0, **{name: int(value) for name, value in options.items()}})
+
+
+def _adjacency(count: int, edges: Mapping[Edge, float]) -> pymetis.CSRAdjacency:
+    """Each node's neighbours, both ways."""
+    neighbours: list[set[int]] = [set() for _ in range(count)]
+    for a, b in edges:
+        neighbours[a].add(b)
+        neighbours[b].add(a)
+    starts, flat = [0], []
+    for found in neighbours:
+        flat += sorted(found)
+        starts.append(len(flat))
+    return pymetis.CSRAdjacency(starts, flat)
+
+
+def _edge_list(graph: pymetis.CSRAdjacency, edges: Mapping[Edge, float]) -> list[int]:
+    """The weight of each neighbour, in their order."""
+    starts, flat = list(graph.adj_starts), list(graph.adjacent)
+    weights = [
+        edges[(a, b) if (a, b) in edges else (b, a)]
+        for a, (start, stop) in enumerate(pairwise(starts))
+        for b in flat[start:stop]
+    ]
+    return _whole(weights, least=1)
+
+
+def _whole(weights: Sequence[float], least: int) -> list[int]:
+    """Whole numbers in proportion to the weights, none below ``least``."""
+    total = sum(weights)
+    if not total:
+        return [1] * len(weights)
+    if all(weight == int(weight) for weight in weights) and total <= LARGEST_TOTAL:
+        return [max(least, int(weight)) for weight in weights]
+    scale = LARGEST_TOTAL / total
+    return [max(least, round(weight * scale)) for weight in weights]

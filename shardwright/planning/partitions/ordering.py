@@ -1,0 +1,155 @@
+"""From any parts to stages that can be done one after another.
+
+Comes in: a part of each node, of which parts may need one another in a circle. Goes out: a stage of
+each node. What always holds of what goes out: no node reads what a later stage makes, every stage
+from 0 up has a node, and each node that was moved is told of.
+
+Parts are numbered so that few seconds of messages would go backwards. What does is ended by moves:
+nodes go forward to where what they read is, or back to where they are read, or along the order of
+nodes as few as can be are moved; whichever is best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import permutations
+
+from shardwright.planning.partitions.shares import Shares
+from shardwright.planning.partitions.workload import Workload
+
+MOST_ORDERS = 7
+"""All orders of up to that many parts are tried."""
+NAMED = 3
+"""How many of the nodes that were moved a note names."""
+
+
+def as_stages(workload: Workload, parts: Sequence[int], count: int) -> tuple[list[int], list[str]]:
+    """Stages near to ``parts``, which are numbers below ``count``, and what had to be done."""
+    order = _order(workload, parts, count)
+    wanted = [order.index(part) for part in parts]
+    stages, notes = without_cycles(workload, wanted)
+    stages, added = without_empty(workload, stages, count)
+    return stages, notes + added
+
+
+def _order(workload: Workload, parts: Sequence[int], count: int) -> list[int]:
+    """The parts in an order in which few seconds go backwards."""
+    flow = [[0.0] * count for _ in range(count)]
+    for value in workload.sent:
+        for part in {parts[reader] for reader in value.readers}:
+            flow[parts[value.maker]][part] += value.seconds
+
+    def backwards(order: Sequence[int]) -> float:
+        pairs = ((a, b) for i, a in enumerate(order) for b in order[i + 1 :])
+        return sum(flow[b][a] for a, b in pairs)
+
+    places: list[list[int]] = [[] for _ in range(count)]
+    for node, part in enumerate(parts):
+        places[part].append(node)
+    first = sorted(range(count), key=lambda part: sum(places[part]) / (len(places[part]) or 1))
+    if count <= MOST_ORDERS:
+        return min([first, *map(list, permutations(first))], key=backwards)
+    return _swapped(first, backwards)
+
+
+def _swapped(order: list[int], backwards: Callable[[Sequence[int]], float]) -> list[int]:
+    """The order, neighbours exchanged while that helps."""
+    best, better = backwards(order), True
+    while better:
+        better = False
+        for i in range(len(order) - 1):
+            other = [*order[:i], order[i + 1], order[i], *order[i + 2 :]]
+            if (found := backwards(other)) < best:
+                order, best, better = other, found, True
+    return order
+
+
+def without_cycles(workload: Workload, stages: Sequence[int]) -> tuple[list[int], list[str]]:
+    """The stages without what needs a later one, and notes of what was moved."""
+    forward, back = list(stages), list(stages)
+    for node, makers in enumerate(workload.predecessors):
+        forward[node] = max([forward[node], *(forward[maker] for maker in makers)])
+    for node in reversed(range(len(stages))):
+        back[node] = min([back[node], *(back[reader] for reader in workload.successors[node])])
+    candidates = (forward, back, _rising(workload, stages))
+    best = min(candidates, key=lambda found: _badness(workload, found, max(stages, default=0)))
+    return best, _moved(workload, stages, best)
+
+
+def _rising(workload: Workload, stages: Sequence[int]) -> list[int]:
+    """The stages that never go back along the order of nodes and leave most work where it is."""
+    count = max(stages, default=0) + 1
+    best = [0.0] * count
+    came: list[list[int]] = []
+    for wanted, seconds in zip(stages, workload.seconds, strict=True):
+        origins = _least_up_to(best)
+        best = [best[at] + (stage != wanted) * seconds for stage, at in enumerate(origins)]
+        came.append(origins)
+    found, at = [], min(range(count), key=best.__getitem__)
+    for origins in reversed(came):
+        found.append(at)
+        at = origins[at]
+    return found[::-1]
+
+
+def _least_up_to(costs: Sequence[float]) -> list[int]:
+    """For each place the place of the smallest cost up to there."""
+    found: list[int] = []
+    for place, cost in enumerate(costs):
+        found.append(found[-1] if found and costs[found[-1]] <= cost else place)
+    return found
+
+
+def _badness(workload: Workload, stages: Sequence[int], last: int) -> tuple[float, float]:
+    shares = Shares.of(workload, stages, range(last + 1))
+    return max(shares.seconds, default=0.0), shares.sent
+
+
+def _moved(workload: Workload, before: Sequence[int], after: Sequence[int]) -> list[str]:
+    """A note for each pair of stages between which nodes were moved."""
+    pairs: dict[tuple[int, int], list[int]] = {}
+    for node, pair in enumerate(zip(before, after, strict=True)):
+        if pair[0] != pair[1]:
+            pairs.setdefault(pair, []).append(node)
+    return [
+        f"moved {named(workload, nodes)} from stage {a} to stage {b}: they needed each other"
+        for (a, b), nodes in pairs.items()
+    ]
+
+
+def named(workload: Workload, nodes: Sequence[int]) -> str:
+    """How many nodes, and the names of the first: ``2 nodes (layers.0: add, layers.1: add)``."""
+    names = ", ".join(workload.names[node] for node in nodes[:NAMED])
+    more = ", …" if len(nodes) > NAMED else ""
+    return f"{len(nodes)} node{'s' if len(nodes) > 1 else ''} ({names}{more})"
+
+
+def without_empty(
+    workload: Workload, stages: Sequence[int], count: int
+) -> tuple[list[int], list[str]]:
+    """The stages numbered without gaps, the largest cut in two until there are ``count``."""
+    used = sorted(set(stages))
+    found = [used.index(stage) for stage in stages]
+    notes = []
+    for number in range(len(used), count):
+        found = _halved(workload, found, number)
+        notes.append(f"cut a stage in two: only {number} of {count} stages had nodes")
+    return found, notes
+
+
+def _halved(workload: Workload, stages: Sequence[int], count: int) -> list[int]:
+    """One stage more: of those with two nodes or more the one of most seconds, cut in half."""
+    members: list[list[int]] = [[] for _ in range(count)]
+    for node, stage in enumerate(stages):
+        members[stage].append(node)
+
+    def seconds(nodes: Sequence[int]) -> float:
+        return sum(workload.seconds[node] for node in nodes)
+
+    chosen = max(
+        (s for s in range(count) if len(members[s]) > 1), key=lambda s: seconds(members[s])
+    )
+    nodes = members[chosen]
+    half = min(range(1, len(nodes)), key=lambda at: abs(2 * seconds(nodes[:at]) - seconds(nodes)))
+    late = set(nodes[half:])
+    return [stage + (stage > chosen or node in late) for node, stage in enumerate(stages)]

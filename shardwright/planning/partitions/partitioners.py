@@ -1,0 +1,312 @@
+"""Partitioners by name: each gives a `Partition` of a graph's forward.
+
+Comes in: a graph, a model or a training step, and a number of stages. Goes out: a `Partition`.
+`PARTITIONERS` has those that are policies of `plan`, which asks them with a `Task`.
+
+metis
+    Parts of equal seconds, few bytes between them, by METIS; then cut anew along the order that
+    they give, and refined.
+memory
+    Parts of equal bytes, of stored values and activations, by METIS; then refined.
+pipedream
+    Contiguous stages with several slots where that is faster.
+exact
+    The best of all acyclic partitions where the graph is small enough, else of contiguous cuts,
+    refined.
+mixed
+    Several stages a rank, whose loads even out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from operator import truediv
+
+from shardwright.errors import PlanError
+from shardwright.ir import IRGraph
+from shardwright.layout import Cluster
+from shardwright.planning.batch import batch_rows
+from shardwright.planning.partitions.exact import acyclic, contiguous, recut, stages_between
+from shardwright.planning.partitions.metis import (
+    Edge,
+    EdgeWeight,
+    NodeWeight,
+    check_options,
+    metis_stages,
+    policy_nodes,
+    weigh_edges,
+    weigh_nodes,
+)
+from shardwright.planning.partitions.mixed import mixed
+from shardwright.planning.partitions.partition import Partition
+from shardwright.planning.partitions.partition_task import Task, task_of
+from shardwright.planning.partitions.pipedream import pipedream
+from shardwright.planning.partitions.refine import refine
+from shardwright.planning.partitions.shares import Shares
+from shardwright.planning.partitions.workload import Sent, Workload
+from shardwright.profiling import Costs
+
+BALANCE = 1.03
+"""METIS's parts may weigh so much more than an even share; refinement goes no further."""
+
+
+# --- policies -------------------------------------------------------------------------------------
+
+
+def by_metis(task: Task) -> Partition:
+    """Parts of equal seconds, few bytes between them."""
+    workload = task.workload
+    edges = {
+        (value.maker, reader): float(value.nbytes)
+        for value in workload.sent
+        for reader in value.readers
+    }
+    stages, notes = metis_stages(workload, task.stages, workload.seconds, edges, {})
+    stages = recut(workload, stages, task.limit)
+    stages = refine(workload, stages, ranks=task.placement, limit=task.limit)
+    stages, filled = _filled(task, stages)
+    return task.partition("metis", stages, [*notes, *filled])
+
+
+def by_memory(task: Task) -> Partition:
+    """Parts of equal bytes, few seconds between them."""
+    workload = task.workload
+    stages, notes = _by_bytes(workload, task.stages, None, {})
+    load = _fullest(task)
+    stages = refine(workload, stages, ranks=task.placement, limit=task.limit, load=load)
+    return task.partition("memory", stages, notes, load=load)
+
+
+def _fullest(task: Task) -> Callable[[Shares], float]:
+    """The bytes of the rank that holds most, as the schedule fills it."""
+    return lambda shares: max(task.occupied.held(shares))
+
+
+def by_pipedream(task: Task) -> Partition:
+    """Contiguous stages, several slots each where that is faster."""
+    found = pipedream(
+        task.workload,
+        task.cluster,
+        rows=max(1, batch_rows(task.view)) if task.rows is None else task.rows,
+        microbatches=task.microbatches,
+        gradients=_gradient_share(task),
+        limit=task.limit,
+    )
+    return task.partition(
+        "pipedream",
+        stages_between(found.cuts),
+        ranks=range(len(found.replicas)),
+        replicas=found.replicas,
+        load=lambda shares: max(map(truediv, shares.seconds, found.replicas)),
+    )
+
+
+def by_exact(task: Task) -> Partition:
+    """The best of all acyclic partitions, or where those are too many of all contiguous cuts.
+
+    The latter is refined: an acyclic partition may be better than any contiguous cut.
+    """
+    stages = acyclic(task.workload, task.stages, task.limit)
+    if stages is not None:
+        stages, filled = _filled(task, stages)
+        return task.partition("exact", stages, filled or ["the best of all acyclic partitions"])
+    stages = contiguous(task.workload, task.stages, task.limit)
+    refined = refine(task.workload, stages, limit=task.limit)
+    better = ", and single nodes moved" if refined != stages else ""
+    note = f"the best of all contiguous cuts of the nodes' order{better}"
+    refined, filled = _filled(task, refined)
+    return task.partition("exact", refined, filled or [note])
+
+
+def _filled(task: Task, stages: list[int]) -> tuple[list[int], list[str]]:
+    """The stages; where one of them reads nothing stored, the best cut in which all do, and a note.
+
+    Where messages take longer than all work, the best stages by seconds are all but empty ones.
+    """
+    if not task.workload.is_hollow(stages):
+        return stages, []
+    try:
+        found = contiguous(task.workload, task.stages, task.limit, anchored=True)
+    except PlanError:
+        return stages, []
+    note = (
+        "the best contiguous cut in which every stage reads parameters: messages take so long that "
+        "stages with next to nothing to do would be quicker"
+    )
+    return found, [note]
+
+
+def by_mixed(task: Task) -> Partition:
+    """Several stages a rank, whose loads even out."""
+    ranks = max(task.placement) + 1
+    stages, where = mixed(
+        task.workload,
+        ranks,
+        task.stages // ranks,
+        placement=None if task.step is None else task.placement,
+        limit=task.limit,
+    )
+    return task.partition("mixed", stages, ranks=where)
+
+
+PARTITIONERS: Mapping[str, Callable[[Task], Partition]] = {
+    "metis": by_metis,
+    "memory": by_memory,
+    "pipedream": by_pipedream,
+    "exact": by_exact,
+    "mixed": by_mixed,
+}
+"""By the name of the policy."""
+
+
+def _gradient_share(task: Task) -> float:
+    """The share of what a slot holds that is gradients, which its replicas add up."""
+    if task.step is None:
+        return 0.0
+    held = sum(value.nbytes for value in task.workload.stored) or 1
+    own = sum(v.nbytes for v in task.view.stored() if v.role == "param" and v.users)
+    return min(1.0, own / held)
+
+
+def _by_bytes(
+    workload: Workload, stages: int, edges: Mapping[Edge, float] | None, options: Mapping[str, int]
+) -> tuple[list[int], list[str]]:
+    """Parts of equal bytes: a stored value counts with its first reader, the rest as it is kept."""
+    weights = [0.0] * len(workload)
+    for stored in workload.stored:
+        weights[stored.readers[0]] += stored.nbytes
+    for value in workload.sent:
+        weights[value.maker] += value.kept
+    if edges is None:
+        edges = {(v.maker, reader): float(v.nbytes) for v in workload.sent for reader in v.readers}
+    return metis_stages(workload, stages, weights, edges, options)
+
+
+# --- functions ------------------------------------------------------------------------------------
+
+
+def metis_partition(
+    graph: IRGraph,
+    num_partitions: int,
+    node_weight_function: NodeWeight | None = None,
+    edge_weight_function: EdgeWeight | None = None,
+    **metis_options: int,
+) -> Partition:
+    """The partition that METIS gives, its parts made stages and refined.
+
+    ``node_weight_function`` gives the weight of a node (`PolicyNode`: operator, scope, inputs and
+    outputs), ``edge_weight_function`` that of an edge from one node to another that reads it; both
+    are 1 by default. ``metis_options`` are METIS's own: ``seed``, ``ufactor``, ``niter``, ….
+    Raises PlanError for a weight that is negative or no number, for an option that METIS has not,
+    and for more parts than nodes.
+    """
+    check_options(metis_options)
+    task = task_of(graph, num_partitions)
+    nodes = policy_nodes(task.view)
+    weights = weigh_nodes(nodes, node_weight_function)
+    edges = weigh_edges(nodes, task.workload, edge_weight_function)
+    stages, notes = metis_stages(task.workload, num_partitions, weights, edges, metis_options)
+    factor = 1 + metis_options["ufactor"] / 1000 if "ufactor" in metis_options else BALANCE
+    allowed = factor * sum(weights) / num_partitions
+    weighed = _weighed(task.workload, weights, edges)
+    stages = recut(weighed, stages, allowed=allowed)
+    stages = refine(weighed, stages, load=lambda shares: max(allowed, *shares.work))
+    return task.partition(
+        "metis", stages, notes, load=lambda shares: max(allowed, *_sums(weights, shares.stages))
+    )
+
+
+def _sums(weights: Sequence[float], stages: Sequence[int]) -> list[float]:
+    """The weight of each stage."""
+    found = [0.0] * (max(stages) + 1)
+    for weight, stage in zip(weights, stages, strict=True):
+        found[stage] += weight
+    return found
+
+
+def _weighed(workload: Workload, weights: Sequence[float], edges: Mapping[Edge, float]) -> Workload:
+    """The workload in which nodes and edges take what their weights say."""
+    sent = tuple(Sent(a, (b,), weight, 0) for (a, b), weight in edges.items())
+    return replace(workload, seconds=tuple(weights), sent=sent, stored=())
+
+
+def partition_by_memory(
+    graph: IRGraph,
+    num_partitions: int,
+    edge_weight_function: EdgeWeight | None = None,
+    **metis_options: int,
+) -> Partition:
+    """Parts of equal bytes by METIS: stored values, and for a step gradients, states, activations.
+
+    Raises PlanError as `metis_partition` does.
+    """
+    check_options(metis_options)
+    task = task_of(graph, num_partitions)
+    edges = None
+    if edge_weight_function is not None:
+        edges = weigh_edges(policy_nodes(task.view), task.workload, edge_weight_function)
+    stages, notes = _by_bytes(task.workload, num_partitions, edges, metis_options)
+    stages = refine(task.workload, stages, load=_fullest(task))
+    return task.partition("memory", stages, notes, load=_fullest(task))
+
+
+def pipedream_partition(
+    graph: IRGraph,
+    devices: int | Cluster,
+    *,
+    costs: Costs | None = None,
+    microbatches: int = 1,
+    memory: float | None = None,
+) -> Partition:
+    """PipeDream's partition on all of the devices: contiguous stages, some of several slots.
+
+    ``memory`` is in bytes a slot, the cluster's device's by default. Raises PlanError where none
+    fits.
+    """
+    cluster = devices if isinstance(devices, Cluster) else Cluster.of(devices)
+    memory = float(cluster.device.memory) if memory is None else memory
+    return by_pipedream(
+        task_of(graph, 1, cluster=cluster, costs=costs, microbatches=microbatches, memory=memory)
+    )
+
+
+def exact_partition(
+    graph: IRGraph,
+    num_partitions: int,
+    *,
+    cluster: Cluster | None = None,
+    costs: Costs | None = None,
+    microbatches: int = 1,
+    memory: float | None = None,
+) -> Partition:
+    """The best of all acyclic partitions, or where those are too many of all contiguous cuts.
+
+    ``memory`` is in bytes a slot. Raises PlanError where none fits, and for more parts than nodes.
+    """
+    return by_exact(
+        task_of(
+            graph,
+            num_partitions,
+            cluster=cluster,
+            costs=costs,
+            microbatches=microbatches,
+            memory=memory,
+        )
+    )
+
+
+def mixed_partition(
+    graph: IRGraph, devices: int, chunks: int = 2, *, costs: Costs | None = None
+) -> Partition:
+    """Mixed pipes: ``chunks`` stages on each device, so that the devices' loads even out.
+
+    Raises PlanError for more stages than nodes.
+    """
+    task = task_of(graph, devices * chunks, costs=costs)
+    rounds = tuple(stage % devices for stage in range(devices * chunks))
+    return by_mixed(replace(task, placement=rounds))
+
+
+METIS_partition = metis_partition
+"""The seed's name."""

@@ -1,0 +1,191 @@
+"""What is mended in a partition behind whoever made it: messages that need not be.
+
+Comes in: stages in an order in which they can be done. Goes out: stages, copies, and a note for
+each fix. Cheap nodes go to a stage where they save a transfer; views, numbers, and what is made of
+inputs and buffers alone are done again in the stages that read them, where that takes less time
+than to send what they make. What always holds: a move leaves no rank with more than the busiest
+had, and every fix saves more seconds of messages than it adds of work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shardwright.planning.copies import Copy
+from shardwright.planning.partitions.ordering import named
+from shardwright.planning.partitions.refine import most_seconds
+from shardwright.planning.partitions.shares import Shares
+from shardwright.planning.partitions.workload import Workload
+
+LARGEST_CONE = 24
+"""So many nodes are done again for one value at most."""
+GAIN = 1e-9
+"""Seconds that a fix has to save."""
+
+
+class Repaired(NamedTuple):
+    """A mended partition; copies are of positions in the workload."""
+
+    stages: list[int]
+    copies: list[Copy]
+    notes: list[str]
+
+
+def repair(
+    workload: Workload,
+    stages: Sequence[int],
+    ranks: Sequence[int] | None = None,
+    *,
+    load: Callable[[Shares], float] = most_seconds,
+) -> Repaired:
+    """Mend a partition whose stage s is on rank ``ranks[s]``, on its own by default.
+
+    ``load`` is what no move may make larger, the most seconds of any rank by default.
+    """
+    ranks = range(max(stages, default=-1) + 1) if ranks is None else ranks
+    shares = Shares.of(workload, stages, ranks)
+    before = shares.sent
+    moved = sorted(set(_move_cheap(shares, load)))
+    notes = [
+        f"moved {named(workload, moved)} to where they save messages: "
+        f"{1e3 * (before - shares.sent):.3f} ms less of them"
+    ] * bool(moved)
+    copying = _Copying(shares)
+    copying.run()
+    return Repaired(shares.stages, sorted(copying.copies), notes + list(copying.notes()))
+
+
+# --- moves ----------------------------------------------------------------------------------------
+
+
+def _move_cheap(shares: Shares, load: Callable[[Shares], float]) -> Iterator[int]:
+    """Move nodes that take less time than the messages they save; gives those that moved."""
+    moved = True
+    while moved:
+        moved = False
+        for node in range(len(shares.stages)):
+            if _moves(shares, node, load):
+                moved = True
+                yield node
+
+
+def _moves(shares: Shares, node: int, load: Callable[[Shares], float]) -> bool:
+    """Move a node to the stage where it saves most; False where it is best left."""
+    workload, here = shares.workload, shares.stages[node]
+    near = {shares.stages[other] for other in workload.predecessors[node]}
+    far = {shares.stages[other] for other in workload.successors[node]}
+    low, high = max(near, default=0), min(far, default=len(shares.nodes) - 1)
+    most, sent = load(shares), shares.sent
+    best, chosen = sent - max(GAIN, workload.seconds[node]), here
+    for stage in sorted((near | far) - {here}):
+        if low <= stage <= high and shares.nodes[here] > 1:
+            shares.move(node, stage)
+            if shares.sent < best and load(shares) <= most * (1 + 1e-12):
+                best, chosen = shares.sent, stage
+            shares.move(node, here)
+    if chosen != here:
+        shares.move(node, chosen)
+    return chosen != here
+
+
+# --- copies ---------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Copying:
+    """Finds what is better done again than sent, last nodes first."""
+
+    shares: Shares
+    copies: set[Copy] = field(default_factory=set)
+    made: list[list[int]] = field(default_factory=list)
+    """The values that each node makes."""
+    read: list[list[int]] = field(default_factory=list)
+    """The values that each node reads."""
+    reading: list[set[int]] = field(default_factory=list)
+    """The stages that read each value."""
+
+    def __post_init__(self) -> None:
+        workload = self.shares.workload
+        self.made = [[] for _ in workload.seconds]
+        self.read = [[] for _ in workload.seconds]
+        for number, value in enumerate(workload.sent):
+            self.made[value.maker].append(number)
+            for reader in value.readers:
+                self.read[reader].append(number)
+            self.reading.append({self.shares.stages[reader] for reader in value.readers})
+
+    def run(self) -> None:
+        """Copy whatever is worth it."""
+        repeatable = self.shares.workload.repeatable
+        for node in reversed(range(len(self.shares.stages))):
+            if node in repeatable:
+                for rank in self._receivers(node):
+                    self._consider(node, rank)
+
+    def _receivers(self, node: int) -> list[int]:
+        """The other ranks that read what a node makes."""
+        ranks = {self.shares.ranks[s] for number in self.made[node] for s in self.reading[number]}
+        return sorted(ranks - {self.shares.rank(node)})
+
+    def _consider(self, node: int, rank: int) -> None:
+        """Do a node again on a rank, with what it needs there, where that is cheaper."""
+        workload = self.shares.workload
+        sent = sum(workload.sent[n].seconds for n in self.made[node] if self._arrives(n, rank))
+        cone, leaves = self._cone(node, rank)
+        again = sum(workload.seconds[i] for i in cone)
+        instead = sum(workload.sent[n].seconds for n in leaves)
+        if len(cone) > LARGEST_CONE or again + instead >= sent - GAIN or not self._keeps_work(cone):
+            return
+        for stage in self._stages(node, rank):
+            self.copies.update(Copy(i, stage) for i in cone)
+            for i in cone:
+                for number in self.read[i]:
+                    self.reading[number].add(stage)
+        for i in cone:
+            for number in self.made[i]:
+                self.reading[number] = {
+                    s for s in self.reading[number] if self.shares.ranks[s] != rank
+                }
+
+    def _cone(self, node: int, rank: int) -> tuple[list[int], set[int]]:
+        """What has to be done again on a rank for a node, and what has to be sent for that."""
+        sent, repeatable = self.shares.workload.sent, self.shares.workload.repeatable
+        cone, pending = {node}, [node]
+        leaves: set[int] = set()
+        while pending and len(cone) <= LARGEST_CONE:
+            for number in self.read[pending.pop()]:
+                maker = sent[number].maker
+                if self.shares.rank(maker) == rank or maker in cone:
+                    continue
+                if maker in repeatable and not self._arrives(number, rank):
+                    cone.add(maker)
+                    pending.append(maker)
+                elif not self._arrives(number, rank):
+                    leaves.add(number)
+        return sorted(cone), leaves
+
+    def _arrives(self, number: int, rank: int) -> bool:
+        """Whether a value is sent to a rank as things are."""
+        return any(self.shares.ranks[stage] == rank for stage in self.reading[number])
+
+    def _stages(self, node: int, rank: int) -> list[int]:
+        """The stages of a rank that read what a node makes."""
+        stages = {s for number in self.made[node] for s in self.reading[number]}
+        return sorted(stage for stage in stages if self.shares.ranks[stage] == rank)
+
+    def _keeps_work(self, cone: Sequence[int]) -> bool:
+        """Whether every stage keeps a node that is not done elsewhere instead."""
+        away = {copy.node for copy in self.copies} | set(cone)
+        left = {stage for node, stage in enumerate(self.shares.stages) if node not in away}
+        return len(left) == len(self.shares.nodes)
+
+    def notes(self) -> Iterator[str]:
+        """What each stage does again."""
+        for stage in sorted({copy.stage for copy in self.copies}):
+            nodes = sorted(copy.node for copy in self.copies if copy.stage == stage)
+            yield (
+                f"stage {stage} does {named(self.shares.workload, nodes)} again, which is quicker "
+                "than to receive what they make"
+            )

@@ -1,0 +1,92 @@
+"""What a slot holds at most, item by item.
+
+Comes in: the sums of a partition's stages, and the order of its schedule. Goes out: a `SlotMemory`
+for each pipeline rank, and how many seconds of work are done again where activations do not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shardwright.planning.predicted import SlotMemory
+from shardwright.planning.prediction.spread import Integers
+from shardwright.planning.prediction.sums import Sums, added, distinct
+from shardwright.planning.prediction.timing import Order
+from shardwright.planning.training import Options
+
+__all__ = ["SlotMemory", "rank_memory"]
+
+
+def rank_memory(
+    sums: Sums, order: Order, options: Options, shards: int
+) -> tuple[list[SlotMemory], list[float]]:
+    """What a slot of each rank holds, and each stage's seconds of work that is done again."""
+    schedule = order.schedule
+    ranks = np.array(schedule.placement, dtype=np.int64)[sums.stages]
+    held = _held(sums, ranks, schedule.ranks, shards if options.zero else 1)
+    again = [0.0] * sums.count
+    found = []
+    for rank, (parameters, gradients, optimizer, updated) in enumerate(held):
+        stages = schedule.stages_of(rank)
+        kept = _Kept(sums, stages, order.held[rank], options)
+        for stage, seconds in zip(stages, kept.again, strict=True):
+            again[stage] = seconds
+        found.append(
+            SlotMemory(
+                parameters,
+                gradients,
+                optimizer,
+                round(kept.peak),
+                round(max(sums.working[s] + kept.redone * sums.block[s] for s in stages)),
+                round(sum(sums.received[s] for s in stages)),
+                updated,
+            )
+        )
+    return found, again
+
+
+def _held(sums: Sums, ranks: Integers, count: int, shards: int) -> list[tuple[int, int, int, int]]:
+    """Bytes of stored values, gradients, states and what is updated, by rank."""
+    spread = sums.spread
+    found = []
+    for size in (spread.stored.size, spread.gradient, spread.state):
+        pairs = distinct(spread.stored._replace(size=size), ranks)
+        found.append(added(pairs.node, pairs.size, count))
+    stored, gradient, state = found
+    return [
+        (round(a), round(b), round(c / shards), round(b / shards))
+        for a, b, c in zip(stored.tolist(), gradient.tolist(), state.tolist(), strict=True)
+    ]
+
+
+class _Kept:
+    """What a rank keeps of its forwards, and how long it takes to do the rest again."""
+
+    def __init__(
+        self,
+        sums: Sums,
+        stages: Sequence[int],
+        held: Sequence[Sequence[int]],
+        options: Options,
+    ) -> None:
+        counts = np.array(held, dtype=np.float64).reshape(len(held), len(stages))
+        numbers = list(stages)
+        most = float((counts @ sums.saved[numbers]).max(initial=0.0))
+        least = float((counts @ np.minimum(sums.crossing, sums.saved)[numbers]).max(initial=0.0))
+        share = _share(options, most, least)
+        self.peak = most - share * (most - least)
+        self.redone = float(share > 0)
+        self.again = [share * float(sums.again[stage]) for stage in stages]
+        """Seconds, by stage."""
+
+
+def _share(options: Options, most: float, least: float) -> float:
+    """How much of what may be computed again is."""
+    if options.recompute == "none" or most <= least:
+        return 0.0
+    if options.recompute == "full":
+        return 1.0
+    assert options.memory is not None
+    return min(max((most - options.memory) / (most - least), 0.0), 1.0)

@@ -1,0 +1,138 @@
+"""What each virtual stage of a partition takes, holds and sends, summed over its nodes.
+
+Comes in: a `Spread` and the stage of each node. Goes out: `Sums`. What always holds: a value that
+several nodes of a stage keep, hold or receive counts there once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from shardwright.planning.prediction.spread import Floats, Integers, Pairs, Spread
+
+
+class Sent(NamedTuple):
+    """What a stage sends another for a microbatch, and how many of the values have gradients."""
+
+    giver: int
+    taker: int
+    values: int
+    bytes: float
+    answers: int
+    answer_bytes: float
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Of each virtual stage, on one slot.
+
+    Seconds for a microbatch are ``forward``, ``backward``, ``weight`` and ``again``, what is
+    computed again where all is; ``once`` is for a step. Bytes for a microbatch are ``saved``,
+    ``crossing`` (what is kept where all else is computed again), ``block`` (the most that one block
+    keeps besides), ``working`` and ``received``.
+    """
+
+    spread: Spread
+    stages: Integers
+    count: int
+    forward: Floats
+    backward: Floats
+    weight: Floats
+    once: Floats
+    again: Floats
+    saved: Floats
+    crossing: Floats
+    block: Floats
+    working: Floats
+    received: Floats
+    traffic: Sequence[Sent]
+
+
+def sums_of(spread: Spread, stages: Sequence[int] | Integers, count: int) -> Sums:
+    """What ``count`` stages take, given the stage of each node."""
+    at = np.asarray(stages, dtype=np.int64)
+
+    def total(numbers: Floats) -> Floats:
+        return added(at, numbers, count)
+
+    saved = distinct(spread.saved, at)
+    traffic = _traffic(spread, at)
+    received = np.zeros(count)
+    for sent in traffic:
+        received[sent.taker] += sent.bytes
+        received[sent.giver] += sent.answer_bytes
+    working = np.zeros(count)
+    np.maximum.at(working, at, spread.working)
+    return Sums(
+        spread=spread,
+        stages=at,
+        count=count,
+        forward=total(spread.forward),
+        backward=total(spread.backward),
+        weight=total(spread.weight),
+        once=total(spread.once),
+        again=total(spread.again),
+        saved=_by_group(saved, count),
+        crossing=_by_group(distinct(_kept(spread, at), at), count),
+        block=_fullest_block(spread, at, count),
+        working=working,
+        received=received,
+        traffic=traffic,
+    )
+
+
+def distinct(pairs: Pairs, groups: Integers) -> Pairs:
+    """Each value once in each group of nodes; ``node`` is then the group."""
+    found = groups[pairs.node]
+    _, first = np.unique(_key(found, pairs.number), return_index=True)
+    return Pairs(pairs.number[first], found[first], pairs.size[first])
+
+
+def _key(groups: Integers, numbers: Integers) -> Integers:
+    return groups * (int(numbers.max(initial=0)) + 1) + numbers
+
+
+def added(groups: Integers, numbers: Floats, count: int) -> Floats:
+    """The sum of the numbers of each group."""
+    return np.bincount(groups, weights=numbers, minlength=count).astype(np.float64)
+
+
+def _by_group(pairs: Pairs, count: int) -> Floats:
+    return added(pairs.node, pairs.size, count)
+
+
+def _kept(spread: Spread, stages: Integers) -> Pairs:
+    """What is kept where all else is computed again: what other blocks or stages made."""
+    made, passed = spread.made, spread.passed
+    arriving = stages[made] != stages[passed.node]
+    both = (spread.crossing, Pairs(*(column[arriving] for column in passed)))
+    return Pairs(*(np.concatenate(columns) for columns in zip(*both, strict=True)))
+
+
+def _fullest_block(spread: Spread, stages: Integers, count: int) -> Floats:
+    """The most bytes that one block of a stage keeps for its backward."""
+    blocks = int(spread.block.max(initial=0)) + 1
+    groups = stages * blocks + spread.block
+    found = _by_group(distinct(spread.saved, groups), count * blocks)
+    return np.asarray(found.reshape(count, blocks).max(axis=1))
+
+
+def _traffic(spread: Spread, stages: Integers) -> list[Sent]:
+    """What stages send each other: each value once to each stage that reads it."""
+    passed = spread.passed
+    givers, takers = stages[spread.made], stages[passed.node]
+    rows = np.flatnonzero(givers != takers)
+    _, first = np.unique(_key(takers[rows], passed.number[rows]), return_index=True)
+    found: dict[tuple[int, int], list[float]] = {}
+    for row in rows[first].tolist():
+        sums = found.setdefault((int(givers[row]), int(takers[row])), [0, 0.0, 0, 0.0])
+        size, answered = float(passed.size[row]), bool(spread.answered[row])
+        sums[0] += 1
+        sums[1] += size
+        sums[2] += answered
+        sums[3] += size if answered else 0.0
+    return [Sent(*pair, int(n), b, int(m), a) for pair, (n, b, m, a) in sorted(found.items())]

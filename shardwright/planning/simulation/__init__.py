@@ -1,0 +1,1 @@
+"""A pipeline file simulated task by task, as its workers walk it."""

@@ -1,0 +1,218 @@
+"""`simulate`: a pipeline file in simulated time, supertask by supertask.
+
+Comes in: a pipeline, what its supertasks cost, and the machines. Goes out: a `StepSimulation`.
+Slots walk their task lists by the rules that the runtime's workers go by (`schedule.walk`,
+`schedule.call_order`), so what is simulated differs from a run only by how long things take.
+
+Events are few: a slot is looked at when it has done what it was busy with, and when something may
+have come for it. What always holds: time never goes back, and equal pipelines and costs give equal
+simulations.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from itertools import count
+
+from shardwright.comm.operation import memberships
+from shardwright.errors import PlanError
+from shardwright.layout import Cluster
+from shardwright.pipeline import Pipeline
+from shardwright.pipeline.graphs import TaskGraphs
+from shardwright.planning.simulation.simulated import SlotSimulation, StepSimulation, Wait, added_up
+from shardwright.planning.simulation.simulated_calls import CallSlot
+from shardwright.planning.simulation.simulated_network import Network
+from shardwright.planning.simulation.simulated_slot import Awaited, SimulatedSlot, World
+from shardwright.planning.simulation.simulated_step import StepSlot
+from shardwright.planning.simulation.task_work import TaskWork
+from shardwright.profiling.cost import Costs
+from shardwright.profiling.tasks import TaskTimes
+from shardwright.schedule.agenda import default_lookahead, is_training
+from shardwright.schedule.slot_steps import slot_steps
+from shardwright.schedule.step_plan import plan_step
+
+OVERHEAD = 10e-6
+"""Seconds that a worker takes for a supertask beside the supertask itself, as measured."""
+
+
+def simulate(
+    pipeline: Pipeline,
+    costs: TaskTimes | Costs,
+    cluster: Cluster | None = None,
+    *,
+    calls: int = 1,
+    in_flight: int | None = None,
+    lookahead: int | None = None,
+) -> StepSimulation:
+    """How long a pipeline takes, who waits for whom, and what each slot holds.
+
+    costs
+        Times of the supertasks (`profile_tasks`), or costs of nodes: ``Analytic(device)``, or
+        ``profile.costs()``.
+    cluster
+        The machines and their links; without one all slots are CPU cores of one host.
+    calls, in_flight
+        How many training steps or calls of the model follow one another, and how many may be under
+        way at once: for steps 2, for calls twice the slots, as `Session` and `Runner` have it.
+    lookahead
+        How many actions of its schedule a slot begins early; as `Session` has it by default.
+
+    Raises PlanError where the cluster lacks a slot, a number makes no sense, or the pipeline has
+    supertasks that do not run, or waits for ever.
+    """
+    if calls < 1 or (in_flight is not None and in_flight < 1) or (lookahead or 0) < 0:
+        raise PlanError(
+            f"calls={calls}, in_flight={in_flight}, lookahead={lookahead}: calls and calls under "
+            "way count from 1, actions begun early from 0"
+        )
+    _check_kinds(pipeline)
+    slots = tuple(pipeline.devices)
+    cluster = cluster or Cluster((slots,))
+    cluster.among(slots)
+    return _Simulator(pipeline, costs, cluster, calls, in_flight, lookahead).run()
+
+
+class _Simulator:
+    """The clock, and the calls that slots are given."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        costs: TaskTimes | Costs,
+        cluster: Cluster,
+        calls: int,
+        in_flight: int | None,
+        lookahead: int | None,
+    ) -> None:
+        self._pipeline = pipeline
+        self._training = is_training(pipeline)
+        self._calls = calls
+        self._in_flight = in_flight or (2 if self._training else 2 * len(pipeline.devices))
+        self._events: list[tuple[float, int, str]] = []
+        self._numbers = count()
+        self._begun = 0
+        self._waited: dict[int, int] = {}
+        self._ended = 0
+        graphs = TaskGraphs(pipeline)
+        world = World(
+            pipeline,
+            memberships(pipeline),
+            TaskWork(pipeline, costs, cluster.device, graphs),
+            Network(tuple(pipeline.devices), cluster, self._wake),
+            self._wake,
+            self._finish,
+            OVERHEAD,
+        )
+        self._slots = {
+            slot.name: slot for slot in _slots(pipeline, world, graphs, lookahead, self._training)
+        }
+        self._inputs = _inputs(pipeline)
+
+    def run(self) -> StepSimulation:
+        """Go from event to event until nothing happens any more."""
+        for _ in range(min(self._in_flight, self._calls)):
+            self._begin(0.0)
+        end = 0.0
+        while self._events:
+            now, _, name = heapq.heappop(self._events)
+            slot = self._slots[name]
+            if now >= slot.busy_until and (seconds := slot.advance(now)) is not None:
+                end = max(end, now + seconds)
+                self._wake(now + seconds, name)
+        if self._ended < self._calls:
+            raise self._stuck()
+        for slot in self._slots.values():
+            slot.end_wait(end)
+        return self._result(end)
+
+    def _stuck(self) -> PlanError:
+        """Says what each slot waits for when nothing happens any more."""
+        found = [(name, slot.awaited()) for name, slot in self._slots.items()]
+        waits = [f"slot {name!r} for {at.entry.task!r}" for name, at in found if at is not None]
+        return PlanError(f"the pipeline waits for ever: {', '.join(waits)}; check it first")
+
+    def _wake(self, at: float, slot: str) -> None:
+        heapq.heappush(self._events, (at, next(self._numbers), slot))
+
+    def _begin(self, now: float) -> None:
+        """Give the next call to all slots."""
+        call, self._begun = self._begun, self._begun + 1
+        self._waited[call] = len(self._slots)
+        for name, slot in self._slots.items():
+            slot.begin(call, self._inputs[name])
+            self._wake(now, name)
+
+    def _finish(self, slot: str, call: int, now: float) -> None:
+        self._waited[call] -= 1
+        if not self._waited[call]:
+            self._ended += 1
+            if self._begun < self._calls:
+                self._begin(now)
+
+    def _result(self, end: float) -> StepSimulation:
+        return StepSimulation(
+            seconds=end,
+            calls=self._calls,
+            slots=tuple(_summary(slot) for slot in self._slots.values()),
+            events=tuple(event for slot in self._slots.values() for event in slot.events),
+        )
+
+
+def _check_kinds(pipeline: Pipeline) -> None:
+    """Raise PlanError where a compute supertask has no graph."""
+    for name, task in pipeline.supertasks.items():
+        if task.kind == "dfg":
+            raise PlanError(
+                f"supertask {name!r} is of kind 'dfg', which is not run and not simulated; build "
+                "the pipeline with FX supertasks"
+            )
+
+
+def _slots(
+    pipeline: Pipeline, world: World, graphs: TaskGraphs, lookahead: int | None, training: bool
+) -> list[SimulatedSlot]:
+    found: list[SimulatedSlot] = []
+    for rank, name in enumerate(pipeline.devices):
+        steps = slot_steps(pipeline, name, graphs)
+        if training:
+            ahead = default_lookahead(pipeline) if lookahead is None else lookahead
+            plan = plan_step(pipeline, steps, lookahead=ahead)
+            found.append(StepSlot(rank, steps, world, plan, ahead))
+        else:
+            found.append(CallSlot(rank, steps, world))
+    return found
+
+
+def _inputs(pipeline: Pipeline) -> Mapping[str, dict[str, int]]:
+    """The bytes of the pipeline's inputs by slot and name."""
+    found: dict[str, dict[str, int]] = {slot: {} for slot in pipeline.devices}
+    for name, piece in pipeline.metadata.tensor_slices.inputs.items():
+        found[piece.device][name] = pipeline.tensors[name].nbytes
+    return found
+
+
+def _summary(slot: SimulatedSlot) -> SlotSimulation:
+    waits = [Wait(*_reason(slot.name, awaited), seconds) for awaited, seconds in slot.waits]
+    return SlotSimulation(
+        slot.name,
+        slot.rank,
+        slot.computing,
+        slot.moving,
+        sum(seconds for _, seconds in slot.waits),
+        added_up(waits),
+        slot.ledger.memory(),
+    )
+
+
+def _reason(slot: str, awaited: Awaited | None) -> tuple[str, tuple[str, ...]]:
+    """What kind of thing a slot waited for, and who else takes part in it."""
+    if awaited is None:
+        return "end", ()
+    if awaited.posted is None:
+        return "order", ()
+    part = awaited.posted.part
+    kind = part.exchange.operation.kind
+    if kind == "send" and part.member == 1:
+        kind = "recv"
+    return kind, tuple(name for name in part.exchange.slots if name != slot)

@@ -1,0 +1,77 @@
+"""How long each step of a slot takes, and what memory it needs.
+
+In come a pipeline and what its supertasks, or the nodes of their graphs, cost; out come seconds and
+footprints. Equal supertasks are looked at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+from shardwright.layout import DeviceModel
+from shardwright.pipeline.graphs import TaskGraphs
+from shardwright.pipeline.schema import Document
+from shardwright.planning.simulation.footprint import Footprint, footprint
+from shardwright.profiling.cost import Costs
+from shardwright.profiling.tasks import TaskTimes
+from shardwright.schedule.overwriting import Overwriting
+
+PASSES = {"zero": 1, "copy": 2, "stack": 2}
+"""How often work that stands in no file moves the bytes of its tensors."""
+
+
+@dataclass(slots=True)
+class TaskWork:
+    """What the steps of a pipeline's slots take, by `TaskTimes` or by node `Costs`."""
+
+    document: Document
+    costs: TaskTimes | Costs
+    device: DeviceModel
+    graphs: TaskGraphs
+    _seconds: dict[Hashable, float] = field(default_factory=dict)
+    _footprints: dict[Hashable, Footprint] = field(default_factory=dict)
+
+    def seconds(self, task: str) -> float:
+        """Seconds of one run of a compute supertask."""
+        if isinstance(self.costs, TaskTimes):
+            return self.costs.seconds(task)
+        key = self.graphs.key(task)
+        if key not in self._seconds:
+            graph = self.graphs.of(task)
+            costs = self.costs
+            self._seconds[key] = sum(costs.node(graph, node).forward for node in graph.nodes)
+        return self._seconds[key]
+
+    def moving(self, does: str, nbytes: int) -> float:
+        """Seconds of work that stands in no file, on tensors of so many bytes."""
+        return PASSES[does] * nbytes / self.device.bandwidth
+
+    def footprint(self, task: str, memory: Overwriting, *, first: bool) -> Footprint:
+        """What one run needs; measured bytes beside the outputs go before those that are seen."""
+        spec = self.document.supertasks[task]
+        zeros = memory.zeros if first else frozenset[str]()
+        over = [
+            (spec.inputs.index(old), spec.outputs.index(new)) for new, old in memory.over.items()
+        ]
+        fresh = sorted(map(spec.outputs.index, memory.fresh))
+        zeroed = sorted(map(spec.inputs.index, zeros))
+        key = (self.graphs.key(task), tuple(over), tuple(fresh), tuple(zeroed))
+        if key not in self._footprints:
+            self._footprints[key] = self._found(task, over, fresh, zeroed)
+        found = self._footprints[key]
+        if isinstance(self.costs, TaskTimes):
+            measured = self.costs.temporary_bytes(task) + found.left
+            return found._replace(most=max(found.most, measured))
+        return found
+
+    def _found(
+        self,
+        task: str,
+        over: Sequence[tuple[int, int]],
+        fresh: Sequence[int],
+        zeroed: Sequence[int],
+    ) -> Footprint:
+        graph = self.graphs.of(task)
+        donated = {graph.inputs[old]: graph.outputs[new] for old, new in over}
+        return footprint(graph, donated, [graph.inputs[old] for old in zeroed], fresh)

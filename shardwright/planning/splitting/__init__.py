@@ -1,0 +1,1 @@
+"""The splits of least time inside a stage, chosen exactly."""

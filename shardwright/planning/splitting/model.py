@@ -1,0 +1,167 @@
+"""A graph's splits as one problem for `elimination`: variables, and tables of seconds.
+
+Comes in: an outline, a domain for each node, the links of a mesh. Goes out: a `Model`, whose
+variables are the nodes' strategies and, for values that three or four nodes read, the layouts that
+these are brought to. What always holds: the sum of all tables at a choice is what `walk` finds for
+it, as far as values have no more readers than are looked at together (`exchange`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shardwright.ir.dtypes import itemsize
+from shardwright.layout import Links
+from shardwright.planning.splitting.domains import Domain
+from shardwright.planning.splitting.elimination import Factor
+from shardwright.planning.splitting.exchange import JOINT, TOGETHER, Port, Source, Weight
+from shardwright.planning.splitting.outline import Outline
+from shardwright.planning.splitting.prices import Table, Tensor
+from shardwright.planning.splitting.value_tables import Joint, Value, ValueTables
+
+
+class Objective(NamedTuple):
+    """What counts: the backward too, a byte of a stored value, a second once a step."""
+
+    training: bool
+    byte_price: float
+    once: float
+
+
+@dataclass(slots=True)
+class Model:
+    """Variables and factors.
+
+    nodes
+        The variable of each node.
+    sizes
+        How many choices each variable has.
+    """
+
+    outline: Outline
+    domains: Sequence[Domain]
+    mesh_sizes: tuple[int, ...]
+    links: tuple[Links, ...]
+    objective: Objective
+    tables: ValueTables = field(default_factory=ValueTables)
+    nodes: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    factors: list[Factor] = field(default_factory=list)
+    joints: dict[int, tuple[int, Joint]] = field(default_factory=dict)
+    """By value: the variable that joins its readers, and its tables."""
+
+    def build(self) -> Model:
+        """Number the variables, and make the factors."""
+        known = {v.id: self._value(v.id) for v in self.outline.view.stored()}
+        known |= {value_id: self._value(value_id) for value_id in self.outline.makers}
+        self._number(known)
+        for variable, domain in zip(self.nodes, self.domains, strict=True):
+            self.factors.append(Factor((variable,), domain.seconds))
+        for value_id, value in known.items():
+            self._add(value_id, value)
+        for position, domain in enumerate(self.domains):
+            if domain.is_head:
+                self._add_whole(position)
+        return self
+
+    def _number(self, known: dict[int, Value]) -> None:
+        """Nodes in order; what joins the readers of a value comes right behind its maker."""
+        readers = self.outline.readers
+        for position, node in enumerate(self.outline.view.nodes):
+            for value_id in dict.fromkeys(node.inputs):
+                is_first = readers[value_id][0][0] == position
+                if is_first and value_id in known and value_id not in self.outline.makers:
+                    self._number_joint(value_id, known[value_id])
+            self.nodes.append(len(self.sizes))
+            self.sizes.append(len(self.domains[position].strategies))
+            for value_id in node.outputs:
+                self._number_joint(value_id, known[value_id])
+
+    def _number_joint(self, value_id: int, value: Value) -> None:
+        joint = self.tables.joint(value) if 2 < len(value.ports) <= TOGETHER else None
+        if joint is not None:
+            self.joints[value_id] = len(self.sizes), joint
+            self.sizes.append(joint.own.shape[-1])
+
+    # --- values -------------------------------------------------------------------------------
+
+    def _value(self, value_id: int) -> Value:
+        """What makes and reads a value."""
+        value = self.outline.view.values[value_id]
+        tensor = Tensor(value.shape, itemsize(value.dtype), self.mesh_sizes, self.links)
+        ports = (
+            Port(self.domains[position], index, has_gradient)
+            for position, index, has_gradient in self._reads(value_id)
+        )
+        return Value(tensor, self._source(value_id), tuple(ports))
+
+    def _reads(self, value_id: int) -> list[tuple[int, int, bool]]:
+        """Who reads a value, as which input, and whether a gradient comes back.
+
+        What replaces a stored value is wanted where that is read.
+        """
+        outline = self.outline
+        returns = self.objective.training and value_id in outline.required
+        found = [
+            (position, index, returns and outline.has_gradient[position])
+            for position, index in outline.readers.get(value_id, ())
+        ]
+        for old, new in outline.view.updates.items():
+            if new == value_id and old in outline.readers:
+                found.append((*outline.readers[old][0], False))
+        return found
+
+    def _source(self, value_id: int) -> Source | Weight:
+        """How a value comes to be; results leave the graph, numbers of a step once for all."""
+        maker = self.outline.makers.get(value_id)
+        training, view = self.objective.training, self.outline.view
+        if maker is None:
+            is_trained = training and value_id in self.outline.trained
+            return Weight(self.objective.byte_price, self.objective.once, is_trained)
+        once = training and not view.values[value_id].shape
+        leaves = (self.objective.once if once else 1.0) if value_id in view.outputs else 0.0
+        index = view.nodes[maker].outputs.index(value_id)
+        is_loss = training and value_id in self.outline.losses
+        return Source(self.domains[maker], index, leaves, is_loss)
+
+    def _add(self, value_id: int, value: Value) -> None:
+        """The factors of one value."""
+        readers = [self.nodes[position] for position, _, _ in self._reads(value_id)]
+        maker = self.outline.makers.get(value_id)
+        makers = [] if maker is None else [self.nodes[maker]]
+        if value_id in self.joints:
+            variable, joint = self.joints[value_id]
+            self._factor([*makers, variable], joint.own)
+            for reader, table in zip(readers, joint.fits, strict=True):
+                self._factor([variable, reader], table)
+        elif len(readers) <= 2:
+            self._factor([*makers, *readers], self.tables.table(value))
+        else:
+            for number, reader in enumerate(readers):
+                self._factor([*makers, reader], self.tables.share(value, number))
+
+    def _add_whole(self, position: int) -> None:
+        """Where all is whole up to what a node reads, and at the node, it is so up to the node."""
+        outline = self.outline
+        makers = {
+            outline.makers[v]
+            for v in outline.view.nodes[position].inputs
+            if v in outline.required and v in outline.makers
+        }
+        choices = [len(self.domains[p].strategies) for p in (*makers, position)]
+        if makers and math.prod(choices) <= JOINT**2:
+            domains = tuple(self.domains[p] for p in (*sorted(makers), position))
+            scope = [self.nodes[p] for p in (*sorted(makers), position)]
+            self._factor(scope, self.tables.whole(domains))
+
+    def _factor(self, scope: list[int], table: Table) -> None:
+        """Add a factor; where a variable stands twice in it, both choices are the same."""
+        if not table.any():
+            return
+        distinct = sorted(set(scope))
+        if distinct != scope:
+            table = self.tables.reordered(table, [distinct.index(v) for v in scope])
+        self.factors.append(Factor(tuple(distinct), table))

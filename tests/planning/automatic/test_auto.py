@@ -1,0 +1,243 @@
+"""The automatic planner: never worse than other plans, the best of all in small graphs, legal."""
+
+import random
+
+import pytest
+import torch
+
+from shardwright.errors import PlanError
+from shardwright.ir import Builder
+from shardwright.layout import Cluster, DeviceModel, Link, Links, Mesh
+from shardwright.planning import plan
+from shardwright.planning.automatic.auto import write_plan
+from shardwright.planning.automatic.exhaustive import fastest_partitions
+from shardwright.planning.automatic.search import SCHEDULES, Asked, Candidate, Search
+from shardwright.planning.automatic.shapes import Shape
+from shardwright.planning.automatic.spreads import Spreads
+from shardwright.planning.prediction.predict import estimate, predict
+from shardwright.planning.prediction.spreading import forward_of, spread_over
+from shardwright.planning.prediction.timing import order_of
+from shardwright.planning.training import Options
+from shardwright.profiling.cost import Analytic
+from shardwright.transform import build
+from tests.graphs import language_model
+from tests.planning.projections import transformer
+from tests.steps import finish, image_step, language_step, trained
+
+FAST = Links.of(Link(1e-6, 50e9), Link(1e-6, 50e9), 1e-6)
+
+
+def cluster(devices, *, memory=10**9, links=FAST, per_host=None):
+    device = DeviceModel("small", "cpu", memory, flops=1e9, bandwidth=1e9, overhead=1e-6)
+    return Cluster.of(devices, per_host, device=device, inside=links, between=links)
+
+
+def random_step(seed, most):
+    """A step of a few products of random widths, each of one or two that stand before it."""
+    chance = random.Random(seed)
+    builder = Builder(f"random{seed}")
+    made = [builder.input("x", (chance.choice((2, 8)), 16), "f64")]
+    for i in range(chance.randint(2, most)):
+        (of, other) = chance.choices(made, k=2)
+        width = chance.choice((16, 16, 64, 256))
+        weight = builder.param(f"w{i}", torch.zeros(width, of.shape[1], dtype=torch.float64))
+        y = builder.call("aten.linear.default", of, weight)
+        if other.shape == y.shape and chance.random() < 0.7:
+            y = builder.call("aten.add.Tensor", y, other)
+        made.append(y)
+    sums = [builder.call("aten.sum.default", value) for value in made[1:] if not value.users]
+    loss = sums[0]
+    for other in sums[1:]:
+        loss = builder.call("aten.add.Tensor", loss, other)
+    return finish(builder, loss)
+
+
+def partitions(view, stages):
+    """All of them, one after another: as slow as can be."""
+    position = {node.id: i for i, node in enumerate(view.nodes)}
+
+    def extend(found):
+        if len(found) == len(view.nodes):
+            if set(found) == set(range(stages)):
+                yield found
+            return
+        producers = (view.values[v].producer for v in view.nodes[len(found)].inputs)
+        first = max((found[position[p]] for p in producers if p is not None), default=0)
+        for stage in range(first, stages):
+            yield from extend([*found, stage])
+
+    return extend([])
+
+
+def spread_whole(graph, machines, microbatches):
+    source = forward_of(graph, plan(graph, 1, microbatches=microbatches))
+    splits = [()] * len(source.view.nodes)
+    mesh = Mesh((), (), machines.devices[:1])
+    return spread_over(source, mesh, splits, machines, Analytic(machines.device))
+
+
+def orders(machines, microbatches, nodes):
+    """All numbers of ranks with all schedules."""
+    for ranks in range(1, len(machines.devices) + 1):
+        slots = [(device,) for device in machines.devices[:ranks]]
+        for schedule, chunks in SCHEDULES if ranks > 1 else [("1f1b", 1)]:
+            if ranks * chunks <= nodes:
+                yield order_of(schedule, ranks, microbatches, chunks), slots
+
+
+def slowly(graph, machines, microbatches):
+    """The least time of a step over all partitions and schedules, one estimated after another."""
+    whole = spread_whole(graph, machines, microbatches)
+    view = whole.source.view
+    assert not whole.source.prepare
+    return min(
+        estimate(
+            whole,
+            stages,
+            Options(microbatches, order.schedule.kind, order.schedule.chunks),
+            machines,
+            slots,
+        ).step_time
+        for order, slots in orders(machines, microbatches, len(view.nodes))
+        for stages in partitions(view, order.schedule.stages)
+    )
+
+
+def all_at_once(graph, machines, microbatches):
+    """The same, with nothing left out, all partitions laid out in time together."""
+    whole = spread_whole(graph, machines, microbatches)
+    best = float("inf")
+    for order, slots in orders(machines, microbatches, len(whole.source.view.nodes)):
+        found = fastest_partitions(whole, order, machines, slots, below=float("inf"))
+        options = Options(microbatches, order.schedule.kind, order.schedule.chunks)
+        if found:
+            best = min(best, estimate(whole, found[0], options, machines, slots).step_time)
+    return best
+
+
+def check_best(graph, machines, microbatches, best):
+    """Without inner axes the plan is exactly the best; with them it may be better still."""
+    made = plan(graph, machines, "auto", microbatches=microbatches, zero=0)
+    assert made.prediction.step_time <= best * (1 + 1e-9)
+    if not made.assignments[0].mesh.ndim:
+        assert made.prediction.step_time == pytest.approx(best, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_of_a_tiny_graph_it_is_the_best_of_all_plans(seed):
+    graph, machines = random_step(seed, 2), cluster(2)
+    check_best(graph, machines, 2, slowly(graph, machines, 2))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("batch", range(10))
+def test_of_small_graphs_it_is_the_best_of_all_plans(batch):
+    for seed in range(20 * batch, 20 * batch + 20):
+        graph, machines = random_step(seed, 4), cluster(4)
+        microbatches = 1 + seed % 3
+        check_best(graph, machines, microbatches, all_at_once(graph, machines, microbatches))
+
+
+def test_partitions_laid_out_together_take_what_each_takes_by_itself():
+    graph, machines = random_step(3, 3), cluster(3)
+    whole = spread_whole(graph, machines, 2)
+    for order, slots in orders(machines, 2, 6):
+        options = Options(2, order.schedule.kind, order.schedule.chunks)
+        found = fastest_partitions(whole, order, machines, slots, below=float("inf"))
+        times = [estimate(whole, stages, options, machines, slots).step_time for stages in found]
+        assert times == pytest.approx(sorted(times))
+        assert len(times) == len(list(partitions(whole.source.view, order.schedule.stages)))
+
+
+@pytest.fixture(scope="module")
+def step():
+    return language_step(layers=4, width=16, vocabulary=40)
+
+
+@pytest.mark.parametrize("mesh", [{"pipeline": 2}, {"data": 2}, {"tensor": 2}])
+def test_it_is_not_worse_than_a_plan_over_a_given_mesh(step, mesh):
+    machines = cluster(2)
+    made = plan(step, machines, "auto", microbatches=4)
+    assert made.prediction.step_time == pytest.approx(predict(step, made, machines).step_time, 1e-3)
+    other = plan(step, mesh=mesh, microbatches=4)
+    assert made.prediction.step_time <= predict(step, other, machines).step_time * 1.001
+
+
+@pytest.mark.parametrize("policy", ["metis", "pipedream"])
+def test_partitioners_are_not_better(step, policy):
+    machines = cluster(2)
+    made = plan(step, machines, "auto", microbatches=4)
+    other = plan(step, 2, policy, microbatches=4)
+    assert made.prediction.step_time <= predict(step, other, machines).step_time * 1.001
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+def test_its_plans_build(step, devices):
+    for graph in (step, image_step(), language_model()):
+        made = plan(graph, cluster(devices), "auto")
+        pipeline = build(graph, made)
+        assert set(pipeline.devices) == set(made.devices)
+
+
+def test_slow_links_leave_slots_idle(step):
+    slow = Links.of(Link(1.0, 1e3), Link(1.0, 1e3), 1.0)
+    made = plan(step, cluster(2, links=slow), "auto", microbatches=2)
+    assert made.devices == ("d0",)
+    assert "1 slots have nothing to do" in made.notes
+
+
+def test_what_is_given_is_kept(step):
+    made = plan(step, cluster(2), "auto", microbatches=3, schedule="gpipe", zero=0).training
+    assert (made.microbatches, made.schedule, made.zero) == (3, "gpipe", 0)
+    again = plan(step, cluster(2), "auto", microbatches=2, recompute="full").training
+    assert again.recompute == "full"
+
+
+def test_little_memory_has_activations_computed_again():
+    graph = trained(transformer(4))
+    plenty = plan(graph, cluster(1), "auto", microbatches=2).prediction
+    held = plenty.slots[0].memory
+    memory = held.total - held.activations // 2
+    made = plan(graph, cluster(1, memory=memory), "auto", microbatches=2)
+    assert made.training.recompute in ("auto", "full")
+    assert made.prediction.peak_memory <= memory
+    assert made.prediction.step_time > plenty.step_time
+    build(graph, made)
+
+
+def test_where_nothing_fits_it_says_what_lacks(step):
+    with pytest.raises(PlanError) as caught:
+        plan(step, cluster(2, memory=1000), "auto", microbatches=2)
+    message = str(caught.value)
+    assert "no plan for 'train_step' fits: the nearest (" in message
+    assert "bytes more than its 1000" in message
+    assert "slots instead of 2" in message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mesh": {"data": 2}}, "policy 'auto' chooses the mesh"),
+        ({"microbatches": 0}, "microbatches must be a number from 1 up"),
+        ({"schedule": "magic"}, "no schedule is called 'magic'"),
+        ({"recompute": "auto"}, "give both, or neither"),
+    ],
+)
+def test_bad_questions_are_refused(step, options, message):
+    with pytest.raises(PlanError, match=message):
+        plan(step, 2, "auto", **options)
+
+
+def test_splits_that_were_searched_for_build():
+    graph = trained(transformer(2))
+    machines = cluster(4)
+    search = Search(Spreads(graph, machines, Analytic(machines.device)), machines, Asked())
+    shape = Shape(2, (("tensor", 2),), best=True)
+    found = search.look(Candidate(shape, "1f1b", 1, 2, 0))
+    assert found is not None
+    made = write_plan(search.spreads, machines, found)
+    assert "with the best splits" in str(found.candidate)
+    assert predict(graph, made, machines).step_time == pytest.approx(
+        found.estimate.step_time, rel=1e-3
+    )
+    build(graph, made)

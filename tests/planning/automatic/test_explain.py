@@ -1,0 +1,61 @@
+"""Why a plan was chosen, in words: what it was compared with, splits, memory."""
+
+import pytest
+
+from shardwright.layout import Cluster
+from shardwright.planning import Plan, plan
+from tests.planning.automatic.test_auto import cluster
+from tests.planning.projections import transformer
+from tests.steps import image_step, trained
+
+
+@pytest.fixture(scope="module")
+def made():
+    return plan(trained(transformer(2)), cluster(4), "auto", microbatches=2)
+
+
+def test_it_says_what_was_chosen_and_against_what(made):
+    text = made.explain()
+    lines = text.splitlines()
+    assert lines[0].startswith("chosen: ")
+    assert "ms a captured batch of 2 rows" in text
+    assert "plans are compared by this" in text
+    assert 1 <= len(made.explanation.others) <= 3
+    best = made.prediction.per_microbatch
+    for other in made.explanation.others:
+        assert other.seconds >= best
+        assert other.plan in text
+        assert other.why
+
+
+def test_it_gives_the_memory_of_each_slot_item_by_item(made):
+    text = made.explain()
+    for item in ("total", "parameters", "gradients", "optimizer", "activations", "temporaries"):
+        assert f"{item} " in text[text.index("memory of the slots") :]
+    assert all(device in text for device in made.devices)
+
+
+def test_it_gives_a_reason_for_each_split():
+    """On links so fast that work is all that counts, a batch of eight is dealt out."""
+    graph = image_step(batch=8)
+    made = plan(graph, cluster(2), "auto", microbatches=1)
+    if made.assignments[0].mesh.ndim:
+        counts = sum(found.count for found in made.explanation.splits)
+        assert counts == len(made.nodes)
+        assert all(found.reason for found in made.explanation.splits)
+    else:
+        assert "a stage is one slot" in made.explain()
+
+
+def test_it_is_saved_with_the_plan(made, tmp_path):
+    made.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == made
+
+
+def test_meshes_that_cannot_be_are_named():
+    made = plan(trained(transformer(2)), Cluster.of(3), "auto", microbatches=2)
+    assert any("data 3: " in reason for reason in made.explanation.refused)
+
+
+def test_another_policy_compares_nothing():
+    assert "not compared with others" in plan(transformer(2), 2).explain()

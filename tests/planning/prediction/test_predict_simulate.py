@@ -1,0 +1,42 @@
+"""What is predicted from sums against what walking the built file says, task by task."""
+
+import pytest
+
+from shardwright.layout import Cluster
+from shardwright.planning import plan
+from shardwright.planning.prediction.predict import predict
+from shardwright.planning.simulation.simulate import simulate
+from shardwright.profiling.cost import Analytic
+from shardwright.transform import build
+from tests.steps import language_step
+
+
+@pytest.fixture(scope="module")
+def step():
+    return language_step(layers=4, width=256, vocabulary=1000, batch=8, length=64)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mesh": {"pipeline": 2}},
+        {"mesh": {"pipeline": 2}, "schedule": "gpipe"},
+        {"mesh": {"pipeline": 2}, "schedule": "zb-h1"},
+        {"mesh": {"pipeline": 2}, "schedule": "interleaved"},
+        {"mesh": {"pipeline": 2}, "recompute": "full", "schedule": "gpipe"},
+        {"mesh": {"data": 2}},
+        {"mesh": {"tensor": 2}},
+    ],
+)
+def test_a_step_takes_what_its_file_takes(step, options):
+    """A slot may run a forward ahead of its turn, which holds one microbatch more."""
+    made = plan(step, microbatches=4, **options)
+    cluster = Cluster((made.devices,))
+    predicted = predict(step, made, cluster)
+    simulated = simulate(build(step, made), Analytic(cluster.device), cluster)
+    assert predicted.step_time == pytest.approx(simulated.step_time, rel=0.1)
+    for one, other in zip(predicted.slots, simulated.slots, strict=True):
+        assert one.memory.parameters == pytest.approx(other.memory.parameters, rel=0.01)
+        assert one.memory.gradients == pytest.approx(other.memory.gradients, rel=0.01)
+        assert one.memory.optimizer == pytest.approx(other.memory.optimizer, rel=0.01)
+        assert one.memory.total == pytest.approx(other.memory.total, rel=0.3)

@@ -1,0 +1,99 @@
+"""Schedules in time: as `schedule.simulate` lays them out, with messages, and many at once."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwright.planning.prediction.timing import Passing, StageTimes, Traffic, lay_out, order_of
+from shardwright.schedule import KINDS, simulate
+
+durations = st.floats(0.1, 10)
+
+
+@st.composite
+def laid(draw):
+    order = order_of(draw(st.sampled_from(KINDS)), draw(st.integers(1, 3)), draw(st.integers(1, 4)))
+    stages = order.schedule.stages
+    times = StageTimes(
+        *(draw(st.lists(durations, min_size=stages, max_size=stages)) for _ in "FBW")
+    )
+    return order, times
+
+
+def chain(stages, line):
+    forward = {(i, i + 1): Passing(line, 0.0) for i in range(stages - 1)}
+    return Traffic(forward, {(b, a): passing for (a, b), passing in forward.items()})
+
+
+@settings(max_examples=30, deadline=None)
+@given(laid())
+def test_without_messages_it_is_the_schedule_itself(found):
+    order, times = found
+    simulated = simulate(
+        order.schedule, forward=times.forward, backward=times.backward, weight=times.weight
+    )
+    got = lay_out(order, times, chain(order.schedule.stages, 0.0), early=False)
+    assert max(got.done) == pytest.approx(simulated.step_time)
+    assert got.busy == pytest.approx(simulated.busy)
+
+
+@settings(max_examples=30, deadline=None)
+@given(laid(), st.floats(0, 5))
+def test_messages_and_late_gradients_take_time(found, line):
+    order, times = found
+    stages = order.schedule.stages
+    plain = lay_out(order, times, chain(stages, 0.0))
+    assert max(lay_out(order, times, chain(stages, line)).done) >= max(plain.done) - 1e-9
+    assert (
+        max(lay_out(order, times, chain(stages, 0.0), early=False).done) >= max(plain.done) - 1e-9
+    )
+    assert max(plain.done) >= max(plain.busy) - 1e-9
+
+
+@settings(max_examples=30, deadline=None)
+@given(laid(), st.lists(st.tuples(durations, durations), min_size=1, max_size=3))
+def test_many_candidates_are_laid_out_as_each_by_itself(found, factors):
+    order, times = found
+    stages = order.schedule.stages
+    scale = np.array([factor for factor, _ in factors])
+    lines = np.array([line for _, line in factors])
+    absent = np.where(lines > 5, -np.inf, 0.0)
+    many = StageTimes(*([seconds * scale for seconds in column] for column in times))
+
+    def traffic(line, latency):
+        forward = {(i, j): Passing(line, latency) for j in range(stages) for i in range(j)}
+        return Traffic(forward, {(b, a): passing for (a, b), passing in forward.items()})
+
+    together = lay_out(order, many, traffic(np.where(lines > 5, 0.0, lines), absent))
+    for i, (factor, line) in enumerate(factors):
+        alone = StageTimes(*([seconds * factor for seconds in column] for column in times))
+        got = lay_out(order, alone, Traffic() if line > 5 else traffic(line, 0.0))
+        assert [done[i] for done in together.done] == pytest.approx(got.done)
+        assert [busy[i] for busy in together.busy] == pytest.approx(got.busy)
+
+
+def test_a_line_sends_one_message_after_another():
+    """Three microbatches made in a second each, ten seconds a message."""
+    order = order_of("gpipe", 2, 3)
+    times = StageTimes([1.0, 1.0], [0.0, 0.0], [0.0, 0.0])
+    got = lay_out(order, times, Traffic({(0, 1): Passing(10.0, 0.0)}, {}))
+    assert got.done[1] == 1 + 3 * 10 + 1
+
+
+def test_stages_that_read_nothing_of_each_other_do_not_wait():
+    order = order_of("1f1b", 2, 1)
+    times = StageTimes([3.0, 3.0], [1.0, 1.0], [1.0, 1.0])
+    assert lay_out(order, times, Traffic()).done == [5.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "held"),
+    [
+        ("gpipe", [((4,),), ((4,),)]),
+        ("1f1b", [((3,),), ((1,),)]),
+        ("zb-v", [((3, 1), (4, 0)), ((2, 2), (3, 1))]),
+    ],
+)
+def test_microbatches_held_at_once(kind, held):
+    assert list(order_of(kind, 2, 4).held) == held

@@ -1,0 +1,35 @@
+"""On models as they are written: the best splits are no worse than any policy's."""
+
+import pytest
+
+from shardwright.errors import PlanError
+from shardwright.layout import Cluster
+from shardwright.layout.links import LINKS
+from shardwright.planning.mesh import split_nodes
+from shardwright.planning.splitting.layouts import best_splits, price_splits
+from shardwright.profiling.cost import Analytic
+from shardwright.tracing import capture
+
+pytest.importorskip("transformers")
+
+from zoo.models import MODELS
+
+pytestmark = pytest.mark.zoo
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+@pytest.mark.parametrize("links", ["gloo", "nvlink3"])
+def test_best_is_no_worse_than_the_policies(model, links):
+    module, args, kwargs = model.make()
+    view = capture(module, args, kwargs)
+    cluster = Cluster.of(2, inside=LINKS[links])
+    for training in (False, True):
+        given = {"cluster": cluster, "costs": Analytic(cluster.device), "training": training}
+        for axis in ("data", "tensor", "sequence"):
+            try:
+                splits, _ = split_nodes(view, {axis: 2})
+                policy = price_splits(view, {axis: 2}, splits, **given)
+            except PlanError:
+                continue  # the policy has nothing to split
+            best = best_splits(view, {axis: 2}, **given)
+            assert best.seconds() <= policy.seconds() + 1e-9
