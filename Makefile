@@ -52,12 +52,14 @@ zoo: setup ## capture, cut, run, train and compare 25 model families; prints the
 	$(BIN)/python -m zoo
 	$(BIN)/python -m zoo --training
 
-bench: setup ## build time, runner overhead, throughput, tensor parallelism, messages, training
+bench: setup ## planning, build time, throughput, messages, training, the simulator against reality
 	$(BIN)/python -m benchmarks.build
 	$(BIN)/python -m benchmarks.runner
 	$(BIN)/python -m benchmarks.tensor
 	$(BIN)/python -m benchmarks.comm
 	$(BIN)/python -m benchmarks.pipeline
+	$(BIN)/python -m benchmarks.planning
+	$(BIN)/python -m benchmarks.simulator
 
 experiments: setup ## train three models on 1, 2 and 4 devices; writes tables and plots to benchmarks/results/
 	$(BIN)/python -m benchmarks.experiments

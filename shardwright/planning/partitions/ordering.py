@@ -69,6 +69,8 @@ def without_cycles(workload: Workload, stages: Sequence[int]) -> tuple[list[int]
     forward, back = list(stages), list(stages)
     for node, makers in enumerate(workload.predecessors):
         forward[node] = max([forward[node], *(forward[maker] for maker in makers)])
+    if forward == back:
+        return forward, []
     for node in reversed(range(len(stages))):
         back[node] = min([back[node], *(back[reader] for reader in workload.successors[node])])
     candidates = (forward, back, _rising(workload, stages))

@@ -2,12 +2,12 @@
 
 from random import Random
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from shardwright.planning.partitions.ordering import as_stages, without_cycles
 from shardwright.planning.partitions.workload import Sent, Workload
-from tests.planning.workloads import is_acyclic, random_parts, workloads
+from tests.planning.workloads import is_acyclic, random_parts, random_workload, workloads
 
 
 @given(workloads(most=12), st.integers(0, 2**32), st.integers(1, 10))
@@ -21,6 +21,7 @@ def test_any_parts_become_stages(workload, seed, count):
 
 
 @given(workloads(most=12), st.integers(0, 2**32), st.integers(1, 4))
+@example(random_workload(Random(19172721), 1, 12), 286, 3)  # a node without work stays, too
 @settings(max_examples=40, deadline=None)
 def test_what_is_in_order_stays(workload, seed, count):
     stages = sorted(random_parts(Random(seed), workload, count))
