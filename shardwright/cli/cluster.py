@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from shardwright.cli.steps import Steps
+from shardwright.errors import PlanError
 from shardwright.layout import Cluster
 from shardwright.profiling import profile_cluster
 
@@ -32,6 +33,8 @@ def cluster(
     ] = None,
 ) -> None:
     """Measure this machine (rates, memory, links) and print it as a cluster file."""
+    if file is not None and devices is not None:
+        raise PlanError("give either a cluster file or --devices, to measure so many")
     if file is not None:
         found = Cluster.load(file)
     else:

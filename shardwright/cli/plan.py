@@ -76,7 +76,7 @@ def plan(
         zero=zero,
     )
     if diff is not None:
-        _compare(diff, [target, output, *told.given().values()])
+        _compare(diff, [target, output, explain or None, *told.given().values()])
         return
     if target is None:
         raise PlanError("name a program, FILE.py:FUNCTION, or two plans with --diff")

@@ -81,11 +81,11 @@ def profile(
             threads=threads,
             cache=False if no_cache else cache or True,
         )
+    typer.echo(str(found))
     if output is not None:
         found.save(output)
     if plot is not None:
         found.plot(plot)
-    typer.echo(str(found))
 
 
 def _graph(program: Example | TrainingProgram, microbatches: int) -> IRGraph:

@@ -20,6 +20,7 @@ from shardwright.ir import IRGraph
 from shardwright.layout import Cluster
 from shardwright.planning import Plan, plan
 from shardwright.planning.make import POLICIES
+from shardwright.planning.partitions.partitioners import PARTITIONERS
 from shardwright.planning.plan import check_belongs
 from shardwright.planning.training import RECOMPUTE
 from shardwright.profiling import Profile
@@ -113,8 +114,11 @@ class Told:
 
     def asked(self, files: UserFiles) -> dict[str, Any]:
         """The arguments of `plan` that the options give. Raises PlanError."""
-        if self.mesh is not None and self.policy is not None:
-            raise PlanError("give either --policy or --mesh, whose axes are policies")
+        if self.mesh is not None and self.policy not in (None, *PARTITIONERS):
+            raise PlanError(
+                "give either --policy or --mesh, whose axes are policies; beside a mesh stand "
+                f"only policies that make its stages: {', '.join(PARTITIONERS)}"
+            )
         if self.cluster is not None and self.devices is not None:
             raise PlanError("give either --devices or --cluster, which says how many there are")
         asked = self.given()

@@ -30,6 +30,7 @@ from shardwright.cli.splitting import (
     parse_mesh,
 )
 from shardwright.cli.userfiles import UserFiles
+from shardwright.errors import PlanError
 from shardwright.layout import Cluster
 from shardwright.pipeline import write_paramfile
 from shardwright.pipeline.schema import DeviceKind
@@ -108,6 +109,8 @@ def train(
     quiet: Annotated[bool, typer.Option("--quiet", help="Show only how it went.")] = False,
 ) -> None:
     """Train with a step written for one device, on local processes or as a rank of torchrun."""
+    if cluster is not None and devices is not None:
+        raise PlanError("give either --devices or --cluster, which says how many there are")
     program = UserFiles().training(target)
     result = run_training(
         program.step_fn,

@@ -96,10 +96,20 @@ def _rows(graph: IRGraph, node: IRNode) -> Iterator[Bound]:
     yield node.inputs[1], graph.values[node.inputs[0]].shape[0]
 
 
+def _bags(graph: IRGraph, node: IRNode) -> Iterator[Bound]:
+    """The second input picks rows of the first, the third says where bags begin: all at 0."""
+    yield node.inputs[1], graph.values[node.inputs[0]].shape[0]
+    yield node.inputs[2], 1
+
+
 def _along(graph: IRGraph, node: IRNode) -> Iterator[Bound]:
-    """The second input picks along a dimension of the first."""
-    shape = graph.values[node.inputs[0]].shape
-    yield node.inputs[1], shape[node.attrs["dim"]] if shape else 1
+    """The second input picks along a dimension of the first, or of all its elements in a row."""
+    picked = graph.values[node.inputs[0]]
+    dim = node.attrs["dim"]
+    if dim is None:
+        yield node.inputs[1], picked.numel
+    else:
+        yield node.inputs[1], picked.shape[dim] if picked.shape else 1
 
 
 def _elements(graph: IRGraph, node: IRNode) -> Iterator[Bound]:
@@ -139,7 +149,8 @@ def _one_hot(graph: IRGraph, node: IRNode) -> Iterator[Bound]:
 
 _INDICES: Mapping[str, Callable[[IRGraph, IRNode], Iterator[Bound]]] = {
     "aten.embedding.default": _rows,
-    "aten.embedding_bag.default": _rows,
+    "aten.embedding_bag.default": _bags,
+    "aten.embedding_bag.padding_idx": _bags,
     "aten.gather.default": _along,
     "aten.index_select.default": _along,
     "aten.scatter.src": _along,

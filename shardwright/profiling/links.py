@@ -68,8 +68,11 @@ def measure_links(
 def _check(devices: int, sizes: Sequence[int], samples: int) -> None:
     if devices < 2:
         raise ProfileError(f"links are between 2 devices or more, found devices={devices}")
-    if len(set(sizes)) < 2 or min(sizes) < 1:
-        raise ProfileError(f"sizes are two different numbers of bytes or more, found {sizes}")
+    element = 4 * devices
+    if len({size // element for size in sizes}) < 2 or min(sizes) < 1:
+        raise ProfileError(
+            f"sizes are two numbers of bytes or more, {element} or more apart, found {sizes}"
+        )
     if samples < 1:
         raise ProfileError(f"samples must be a number from 1 up, found {samples}")
 

@@ -19,7 +19,7 @@ from shardwright.layout import CPU_CORE, DEVICES, Cluster, DeviceModel
 from shardwright.profiling.fit import Measurement, fit
 from shardwright.profiling.hardware import model_name, present_device
 from shardwright.profiling.links import profile_links
-from shardwright.profiling.measure import Settings, measure
+from shardwright.profiling.measure import Settings, check_counts, measure
 
 WIDTHS = (64, 128, 256, 512, 1024)
 """Of the square matrices that are multiplied."""
@@ -38,6 +38,7 @@ def profile_device(
     Its memory is its own, or for a CPU a share of the machine's among so many ``slots``. Takes
     some seconds, in which the machine should do nothing else. Raises ProfileError.
     """
+    check_counts(threads=threads, n_iter=n_iter, slots=slots)
     place = present_device(device)
     settings = Settings(place, threads, n_iter)
     growth = CUDA_GROWTH if place.type == "cuda" else 1
@@ -59,8 +60,9 @@ def profile_cluster(
     By default as many as there are cores, each a slot, or GPUs. Takes some ten seconds, in which
     the machine should do nothing else. Raises ProfileError.
     """
+    check_counts(threads=threads, n_iter=n_iter, devices=1 if devices is None else devices)
     place = present_device(device)
-    count = devices or _present(place, threads)
+    count = _present(place, threads) if devices is None else devices
     found = profile_device(device, threads=threads, n_iter=n_iter, slots=count)
     alone = Cluster.of(count, device=found)
     if count == 1:

@@ -74,6 +74,13 @@ def _measured(graph: IRGraph, wanted: Collection[int], settings: Settings) -> Ti
     )
 
 
+def check_counts(**counts: int) -> None:
+    """Raise ProfileError for the first that is no number from 1 up."""
+    for name, count in counts.items():
+        if type(count) is not int or count < 1:
+            raise ProfileError(f"{name} is a number from 1 up, found {count!r}")
+
+
 @contextmanager
 def alone(settings: Settings) -> Iterator[None]:
     """Compute as a worker does: no gradients, so many threads, and random numbers that are lost."""

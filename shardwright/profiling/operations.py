@@ -17,6 +17,7 @@ from typing import NamedTuple
 from shardwright.dimops.annotation import TensorDims
 from shardwright.dimops.catalog import dimop_of
 from shardwright.ir import IRGraph, IRNode, IRValue
+from shardwright.ir.dropout import DROPOUT
 from shardwright.ir.operators import is_built_in, is_marker
 
 Values = Sequence[IRValue]
@@ -208,17 +209,19 @@ FUNCTIONS = (
     Function(("cross_entropy_loss.default",), 160, (), 160),
 )
 """From times of a CPU core that does some 120 operations in a nanosecond."""
+DRAWING = 2000
+"""Operations for each element of a dropout that counts (`ir.dropout`): its random number."""
 
 ELEMENTS: Mapping[str, int] = {
     f"aten.{name}": row.forward + row.backward for row in FUNCTIONS for name in row.names
-}
+} | {DROPOUT: 2 * DRAWING}
 """Operations for each element of the first input, forward and backward."""
 ELEMENTS_OF_CALL: Mapping[str, int] = {
     f"aten.{name}": operations
     for row in FUNCTIONS
     for names, operations in ((row.names, row.forward), (row.backward_names, row.backward))
     for name in names
-}
+} | {DROPOUT: DRAWING}
 """Operations for each element of the first input of one call."""
 
 WINDOWS: Mapping[str, int] = {
@@ -271,12 +274,16 @@ def _identifiers(tensor: TensorDims) -> set[str]:
 
 
 def _einsum(equation: str, inputs: Values) -> int:
-    """Two operations a point of the space that all indices span."""
+    """Two operations a point of the space that all indices span.
+
+    Dimensions that an ellipsis stands for are known by their number from behind.
+    """
     terms = equation.replace(" ", "").split("->")[0].split(",")
-    sizes: dict[str, int] = {}
+    sizes: dict[str | int, int] = {}
     for term, value in zip(terms, inputs, strict=True):
-        letters = [*term.replace("...", "")]
-        shape = value.shape[-len(letters) :] if term.startswith("...") else value.shape
-        for letter, size in zip(letters, shape, strict=False):
-            sizes[letter] = max(size, sizes.get(letter, 1))
+        head, _, tail = term.partition("...")
+        rest = len(value.shape) - len(head) - len(tail)
+        names = [*head, *range(-rest, 0), *tail]
+        for name, size in zip(names, value.shape, strict=True):
+            sizes[name] = max(size, sizes.get(name, 1))
     return 2 * math.prod(sizes.values())

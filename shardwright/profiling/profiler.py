@@ -22,7 +22,7 @@ from shardwright.profiling.granularity import BasicBlocks, Unit, unit_graph, uni
 from shardwright.profiling.hardware import model_name, present_device
 from shardwright.profiling.keys import call_key, unit_key, wants_gradients
 from shardwright.profiling.layer import MEGABYTE, MILLISECOND, Layer
-from shardwright.profiling.measure import Settings, measure
+from shardwright.profiling.measure import Settings, check_counts, measure
 from shardwright.profiling.profile import Profile
 from shardwright.profiling.roofline import NodeWork, node_work
 from shardwright.profiling.timing import Measurement, Timing
@@ -99,9 +99,7 @@ def _check(graph: object, **counts: int) -> None:
             f"a graph is profiled, found a {type(graph).__name__}; capture it first: "
             "profile(capture(model, args)), or profile_network(model, sample)"
         )
-    for name, count in counts.items():
-        if type(count) is not int or count < 1:
-            raise ProfileError(f"{name} is a number from 1 up, found {count!r}")
+    check_counts(**counts)
 
 
 class _Profiling:

@@ -16,8 +16,10 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 from shardwright.ir import IRGraph, IRNode, IRValue
+from shardwright.ir.dropout import DROPOUT
 from shardwright.ir.dtypes import itemsize, torch_dtype
 from shardwright.profiling.operations import FREE
+from shardwright.profiling.views import moves_nothing
 
 Reads = tuple[str, ...]
 """What each input's gradient reads; the last entry stands for all inputs that follow."""
@@ -84,7 +86,7 @@ _ROWS: tuple[tuple[Reads, str], ...] = (
 )
 READS: Mapping[str, Reads] = {
     f"aten.{name}": reads for reads, names in _ROWS for name in names.split()
-}
+} | {DROPOUT: NOTHING}
 
 
 Measure = Callable[[IRNode, Sequence[IRValue], Sequence[IRValue]], int]
@@ -121,7 +123,7 @@ def view_bases(graph: IRGraph) -> dict[int, int]:
     """For each view, what it is a view of in the end."""
     bases: dict[int, int] = {}
     for node in graph.nodes:
-        if node.op in FREE:
+        if node.op in FREE and moves_nothing(graph, node):
             base = bases.get(node.inputs[0], node.inputs[0])
             bases |= dict.fromkeys(node.outputs, base)
     return bases

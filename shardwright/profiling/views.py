@@ -36,7 +36,7 @@ SAME = frozenset(
 
 def moves_nothing(graph: IRGraph, node: IRNode) -> bool:
     """Whether what a node makes lies in the memory of its first input."""
-    if not node.inputs or is_marker(node.op):
+    if not node.inputs or not node.outputs or is_marker(node.op):
         return False
     source, made = graph.values[node.inputs[0]], graph.values[node.outputs[0]]
     if node.op in RESHAPES:

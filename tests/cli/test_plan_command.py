@@ -149,7 +149,22 @@ def test_a_plan_is_explained_now_and_later() -> None:
 def test_what_plan_needs_is_told() -> None:
     assert "name a program, FILE.py:FUNCTION" in refused("plan")
     assert "leave the other options out" in refused("plan", "--diff", "a", "b", "--devices", 2)
+    assert "leave the other options out" in refused("plan", "--diff", "a", "b", "--explain")
     assert "no plan can be read from a" in refused("plan", "--diff", "a", "b")
+
+
+def test_a_partitioner_stands_beside_a_mesh() -> None:
+    words = ("plan", "planned_program.py:make", "--mesh", "pipeline=2", "--policy")
+    assert "exact" in succeed(*words, "exact")
+    assert "give either --policy or --mesh" in refused(*words, "tensor")
+
+
+def test_devices_and_clusters_exclude_each_other() -> None:
+    Path("c.yaml").write_text(TINY)
+    words = ("planned_program.py:train", "--cluster", "c.yaml", "--devices", 3)
+    for command in ("plan", "train"):
+        assert "give either --devices or --cluster" in refused(command, *words)
+    assert "give either a cluster file or --devices" in refused("cluster", "c.yaml", "--devices", 3)
 
 
 TINY = """

@@ -91,8 +91,8 @@ def test_a_process_ends_when_whoever_started_it_is_gone():
     ("options", "message"),
     [
         ({"devices": 1}, "between 2 devices or more, found devices=1"),
-        ({"sizes": (8, 8)}, "two different numbers of bytes or more"),
-        ({"sizes": (0, 8)}, "two different numbers of bytes or more"),
+        ({"sizes": (1000, 1003)}, "two numbers of bytes or more, 8 or more apart"),
+        ({"sizes": (0, 8)}, "two numbers of bytes or more, 8 or more apart"),
         ({"samples": 0}, "samples must be a number from 1 up, found 0"),
     ],
 )

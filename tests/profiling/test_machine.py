@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from shardwright.errors import DeviceError
+from shardwright.errors import DeviceError, ProfileError
 from shardwright.layout import Cluster, Links
 from shardwright.profiling import machine, profile_cluster, profile_device
 
@@ -16,8 +16,8 @@ def test_a_device_of_this_machine(small):
     found = profile_device(n_iter=2)
     assert found.kind == "cpu"
     assert found.name
-    assert 1e8 < found.flops < 1e14
-    assert 1e8 < found.bandwidth < 1e13
+    assert found.flops > 1e8
+    assert found.bandwidth > 1e8, "of probes so small that it hardly shows in their times"
     assert 1e-8 < found.overhead < 1e-2
     memory = machine.device_memory(torch.device("cpu"))
     assert 0 <= memory - found.memory < 10**6
@@ -51,6 +51,12 @@ def test_as_many_slots_as_cores_by_default(small, monkeypatch):
     monkeypatch.setattr(machine, "profile_links", lambda *_, **__: Cluster.of(1).inside)
     assert len(profile_cluster(n_iter=1).devices) == 6
     assert len(profile_cluster(n_iter=1, threads=2).devices) == 3
+
+
+@pytest.mark.parametrize("count", ["devices", "threads", "n_iter"])
+def test_counts_begin_at_one(count):
+    with pytest.raises(ProfileError, match=f"{count} is a number from 1 up, found 0"):
+        profile_cluster(**{count: 0})
 
 
 def test_a_device_that_is_not_there():

@@ -76,10 +76,18 @@ def test_a_backward_of_attention_counts_three_forwards():
     assert arithmetic(*backward) == 3 * arithmetic(*forward)
 
 
-def test_einsum_spans_all_indices():
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [
+        ("bij,bjk->bik", [(2, 3, 4), (2, 4, 5)]),
+        ("...ij,jk->...ik", [(2, 3, 4), (4, 5)]),
+        ("i...j,jk->i...k", [(3, 2, 4), (4, 5)]),
+    ],
+)
+def test_einsum_spans_all_indices(equation, shapes):
     builder = Builder("einsum")
-    x, y = builder.input("x", (2, 3, 4)), builder.input("y", (2, 4, 5))
-    builder.call("aten.einsum.default", "bij,bjk->bik", [x, y])
+    inputs = [builder.input(name, shape) for name, shape in zip("xy", shapes, strict=True)]
+    builder.call("aten.einsum.default", equation, inputs)
     assert arithmetic(builder.graph, builder.graph.nodes[0]) == 2 * 2 * 3 * 4 * 5
 
 

@@ -170,3 +170,21 @@ def test_a_view_stands_for_what_it_is_a_view_of():
     assert saved_for_backward(graph, graph.nodes[-1]) == (made.id,)
     assert saved_for_backward(graph, graph.nodes[-1], bases={}) == (seen.id,)
     assert saved_for_backward(graph, graph.nodes[1]) == ()
+
+
+def test_a_reshape_that_copies_is_no_view():
+    builder = Builder("repeated heads")
+    x = builder.input("x", (2, 1, 6), "f32")
+    spread = builder.call("aten.expand.default", x, [2, 4, 6])
+    copied = builder.call("aten.reshape.default", spread, [8, 6])
+    assert view_bases(builder.graph) == {spread.id: x.id}
+    builder.call("aten.gelu.default", copied)
+    assert saved_for_backward(builder.graph, builder.graph.nodes[-1]) == (copied.id,)
+
+
+def test_dropout_draws_its_mask_again_and_keeps_none():
+    builder = Builder("dropout")
+    x, step = builder.input("x", (2, 6), "f32"), builder.input("step", (1,), "i64")
+    builder.call("shardwright.dropout.default", x, 0.1, 7, step, 0, [0, 0], [2, 6])
+    graph = builder.graph
+    assert saved_for_backward(graph, graph.nodes[0], needing={x.id}) == ()

@@ -77,7 +77,15 @@ def test_the_usual_place_is_the_users_cache_directory(
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"\xff", b"[]", b'{"version": 2, "timings": {}}', b'{"version": 1, "timings": 3}'],
+    [
+        b"",
+        b"{",
+        b"\xff",
+        b'{"version":1,"timings":{"\xff":{}}}',
+        b"[]",
+        b'{"version": 2, "timings": {}}',
+        b'{"version": 1, "timings": 3}',
+    ],
 )
 def test_a_broken_file_is_an_error_that_says_which_to_delete(path: Path, content: bytes) -> None:
     path.parent.mkdir()

@@ -43,6 +43,7 @@ def lookups() -> dict[str, IRGraph]:
     add("gather from behind", "aten.gather.default", -2, "index")
     add("index_select", "aten.index_select.default", 0, "index")
     add("take", "aten.take.default", "index", table=(ROWS,))
+    add("take along all", "aten.take_along_dim.default", "index", None, table=(ROWS,))
     return found
 
 
