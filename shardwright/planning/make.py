@@ -174,6 +174,11 @@ def _machines(
 
 
 def _costs(profile: Profile | Costs | None) -> Costs | None:
+    if profile is not None and not hasattr(profile, "node") and not isinstance(profile, Profile):
+        raise PlanError(
+            f"profile is a Profile, or costs of nodes, found {profile!r}; read a file with "
+            "Profile.load(path)"
+        )
     return profile.costs() if isinstance(profile, Profile) else profile
 
 

@@ -76,3 +76,8 @@ def test_an_assignment_to_a_slot_that_the_plan_lacks_is_refused():
     )
     with pytest.raises(PlanError, match="node 39 is assigned to one slot: d7"):
         list(assignments(made, 40))
+
+
+def test_a_profile_is_no_path():
+    with pytest.raises(PlanError, match=r"read a file with Profile\.load"):
+        plan(language_model(), 2, "auto", profile="profile.json")

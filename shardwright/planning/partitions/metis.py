@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from numbers import Real
 from typing import Any
 
 import pymetis
@@ -54,13 +55,17 @@ def metis_stages(
     ``edge_weights`` are those of pairs (maker, reader).
     """
     graph = _adjacency(len(workload), edge_weights)
-    _, parts = pymetis.part_graph(
-        stages,
-        graph,
-        vweights=_whole(node_weights, least=0),
-        eweights=_edge_list(graph, edge_weights),
-        options=_options(options),
-    )
+    try:
+        _, parts = pymetis.part_graph(
+            stages,
+            graph,
+            vweights=_whole(node_weights, least=0),
+            eweights=_edge_list(graph, edge_weights),
+            options=_options(options),
+        )
+    except RuntimeError as error:
+        given = ", ".join(f"{name}={value}" for name, value in options.items()) or "its defaults"
+        raise PlanError(f"METIS does not take {given}: {error}; leave options out") from None
     return as_stages(workload, parts, stages)
 
 
@@ -99,7 +104,7 @@ def policy_nodes(view: IRGraph, first: int = 0) -> list[PolicyNode]:
 
 
 def _checked(weight: Any, function: str, where: str) -> float:
-    usable = isinstance(weight, (int, float)) and math.isfinite(weight) and weight >= 0
+    usable = isinstance(weight, Real) and math.isfinite(weight) and weight >= 0
     if not usable or isinstance(weight, bool):
         raise PlanError(
             f"{function} gives {weight!r} for {where}; a weight is a finite number from 0 up"

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 import shardwright as sw
@@ -127,3 +128,13 @@ def test_a_partition_by_memory_takes_weights_of_edges(model):
 
 def test_they_are_exported():
     assert sw.metis_partition is metis_partition
+
+
+def test_weights_may_be_numbers_of_numpy(model):
+    found = metis_partition(model, 2, node_weight_function=lambda node: np.float32(1))
+    assert found.stages == metis_partition(model, 2).stages
+
+
+def test_values_that_metis_refuses_are_named(model):
+    with pytest.raises(PlanError, match="METIS does not take ncuts=0"):
+        metis_partition(model, 2, ncuts=0)
