@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from shardwright.errors import PlanError
@@ -28,6 +29,7 @@ from shardwright.planning.prediction.spreading import spread_of_plan
 from shardwright.planning.prediction.sums import Sums, sums_of
 from shardwright.planning.prediction.timing import (
     Laid,
+    Order,
     Passing,
     StageTimes,
     Traffic,
@@ -50,7 +52,16 @@ def predict(
     """
     cluster = cluster or Cluster((plan.devices,))
     found = spread_of_plan(graph, plan, cluster, costs or Analytic(cluster.device))
-    return estimate(found.spread, found.stages, found.options, cluster, found.slots).prediction()
+    staged = found.staged
+    return estimate(
+        found.spread,
+        staged.stages,
+        staged.options,
+        cluster,
+        staged.slots,
+        placement=staged.placement,
+        shards=found.shards,
+    ).prediction()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +97,22 @@ def estimate(
     slots: Sequence[Sequence[str]],
     *,
     memory: float = math.inf,
+    placement: Sequence[int] | None = None,
+    shards: Sequence[int] | None = None,
 ) -> Estimate:
     """What a forward takes whose nodes are in these virtual stages; ``slots`` of each rank.
 
-    Where a slot of a training step holds more than ``memory`` bytes, its time is not worked out:
-    it is infinite.
+    ``placement`` is the rank of each stage of a model, where a rank has several; a training step's
+    is its schedule's. ``shards`` is how many slots of each rank share the batch, where ranks differ
+    in it. Where a slot of a training step holds more than ``memory`` bytes, its time is not worked
+    out: it is infinite.
     """
-    order = order_of(options.schedule, len(slots), options.microbatches, options.chunks)
-    sums = sums_of(spread, stages, order.schedule.stages)
     links = RankLinks.of(cluster, slots)
     if not spread.source.training:
-        return _of_model(sums, links, slots, options, order.schedule.placement)
-    held, again = rank_memory(sums, order, options, spread.axes.get(DATA, 1))
+        return _of_model(spread, stages, placement or range(len(slots)), links, slots)
+    order = order_of(options.schedule, len(slots), options.microbatches, options.chunks)
+    sums = sums_of(spread, stages, order.schedule.stages)
+    held, again = _memory(sums, order, options, shards or [spread.axes.get(DATA, 1)])
     if max(found.total for found in held) > memory:
         count = options.microbatches
         return Estimate(math.inf, math.inf, count, slots, [math.inf] * len(held), held)
@@ -112,6 +127,22 @@ def estimate(
     )
     ends = once_a_step(sums, order.schedule.placement, held, cluster)
     return _of_step(laid, ends, held, slots, options)
+
+
+def _memory(
+    sums: Sums, order: Order, options: Options, shards: Sequence[int]
+) -> tuple[list[SlotMemory], list[float]]:
+    """What `rank_memory` says, where ranks may deal out states among other numbers of slots."""
+    if len(set(shards)) == 1:
+        return rank_memory(sums, order, options, shards[0])
+    held, again = rank_memory(sums, order, options, 1)
+    parts = shards if options.zero else [1] * len(held)
+    return [
+        msgspec.structs.replace(
+            one, optimizer=round(one.optimizer / count), updated=round(one.updated / count)
+        )
+        for one, count in zip(held, parts, strict=True)
+    ], again
 
 
 def sends_early(options: Options) -> bool:
@@ -132,30 +163,40 @@ def _of_step(
 
 
 def _of_model(
-    sums: Sums,
+    spread: Spread,
+    stages: Sequence[int] | Integers,
+    placement: Sequence[int],
     links: RankLinks,
     slots: Sequence[Sequence[str]],
-    options: Options,
-    placement: Sequence[int],
 ) -> Estimate:
     """A model's calls follow one another; the slowest rank or line decides how fast."""
-    passing = traffic_of(sums, placement, links).forward
-    work = (sums.forward + sums.once).tolist()
-    busy = [0.0] * len(slots)
-    for stage, rank in enumerate(placement):
-        busy[rank] += work[stage]
-    lines: dict[tuple[int, int], float] = {}
-    for (here, there), passes in passing.items():
-        ranks = placement[here], placement[there]
-        lines[ranks] = lines.get(ranks, 0.0) + (passes.line if ranks[0] != ranks[1] else 0.0)
-    order = order_of("gpipe", len(slots), 1, 1)
+    ranks = np.asarray(placement, dtype=np.int64)[np.asarray(stages, dtype=np.int64)]
+    sums = sums_of(spread, ranks, len(slots))
+    options = Options(schedule="gpipe")
+    order = order_of(options.schedule, len(slots), 1, 1)
+    busy = (sums.forward + sums.once).tolist()
+    lines = traffic_of(sums, range(len(slots)), links).forward.values()
     memory, _ = rank_memory(sums, order, options, 1)
+    step = max([*busy, *(passes.line for passes in lines)])
+    latency = _latency(sums_of(spread, stages, len(placement)), placement, links)
+    return Estimate(step, latency, 1, slots, busy, memory)
+
+
+def _latency(sums: Sums, placement: Sequence[int], links: RankLinks) -> float:
+    """Seconds of one call of a model: stages in order, each when its rank and what it reads are."""
+    passing = traffic_of(sums, placement, links).forward
+    free: dict[int, float] = {}
     done: list[float] = []
-    for stage, seconds in enumerate(work):
-        arrivals = (done[a] + p.line for (a, b), p in passing.items() if b == stage)
-        done.append(max(arrivals, default=0.0) + seconds)
-    step = max([*busy, *lines.values()])
-    return Estimate(step, max(done), 1, slots, busy, memory)
+    for stage, seconds in enumerate((sums.forward + sums.once).tolist()):
+        rank = placement[stage]
+        arrivals = (
+            done[giver] + (passes.line if placement[giver] != rank else 0.0)
+            for (giver, taker), passes in passing.items()
+            if taker == stage
+        )
+        free[rank] = max([free.get(rank, 0.0), *arrivals]) + seconds
+        done.append(free[rank])
+    return max(done)
 
 
 def once_a_step(
@@ -172,7 +213,7 @@ def once_a_step(
 
 @dataclass(frozen=True, slots=True)
 class RankLinks:
-    """What links two ranks: the slowest of the links of slots at the same place."""
+    """What links two ranks: that inside a host where slots at the same place share one."""
 
     cluster: Cluster
     hosts: Sequence[tuple[int, ...]]
@@ -191,7 +232,8 @@ class RankLinks:
 
     def seconds(self, here: int, there: int, messages: int, nbytes: float) -> float:
         """The time of messages one after another."""
-        same = self.hosts[here] == self.hosts[there]
+        hosts = self.hosts[here], self.hosts[there]
+        same = hosts[0] == hosts[1] or len({*hosts[0], *hosts[1]}) == 1
         link = (self.cluster.inside if same else self.cluster.between).send
         return messages * link.latency + nbytes / link.bandwidth
 

@@ -1,7 +1,8 @@
-"""From a plan to its forward spread over a stage's mesh: what `predict` begins with.
+"""From a plan to its forward spread over the meshes of its stages: what `predict` begins with.
 
-The stages of a plan have meshes of the same axes. A node on a mesh of its own (a lookup table that
-is cut over all slots of a model) counts as whole, in the stage of what reads it.
+Each node is spread over the mesh of its own rank; ranks may have different numbers of slots. A node
+on a mesh of its own (a lookup table that is cut over all slots of a model) counts as whole, in the
+stage of what reads it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from shardwright.ir import IRGraph
 from shardwright.layout import Cluster, Mesh
 from shardwright.planning.assemble import planned, step_of
 from shardwright.planning.forward import forward_view
+from shardwright.planning.mesh import DATA
 from shardwright.planning.plan import Assignment, Plan, assignments, check_belongs
+from shardwright.planning.prediction.merging import merged
 from shardwright.planning.prediction.pricing import price
 from shardwright.planning.prediction.spread import Forward, Splits, Spread, spread
 from shardwright.planning.training import Options
@@ -21,26 +24,69 @@ from shardwright.profiling.cost import Costs
 
 
 @dataclass(frozen=True, slots=True)
+class Staged:
+    """A plan in stages.
+
+    ``stages`` is the stage of each node, ``placement`` the rank of each stage, ``slots`` those of
+    each rank.
+    """
+
+    stages: Sequence[int]
+    placement: Sequence[int]
+    slots: Sequence[Sequence[str]]
+    options: Options
+
+
+@dataclass(frozen=True, slots=True)
 class SpreadPlan:
-    """A plan's forward, spread, with the stage of each node and the slots of each rank."""
+    """A plan's forward, spread, its stages, and how many slots share the batch in each rank."""
 
     spread: Spread
-    stages: Sequence[int]
-    options: Options
-    slots: Sequence[Sequence[str]]
+    staged: Staged
+    shards: Sequence[int]
 
 
 def spread_of_plan(graph: IRGraph, plan: Plan, cluster: Cluster, costs: Costs) -> SpreadPlan:
-    """What a plan spreads over the mesh of a stage. Raises PlanError."""
+    """What a plan spreads over the meshes of its stages. Raises PlanError."""
     check_belongs(plan, graph)
     source = forward_of(graph, plan)
     assigned = list(assignments(plan, len(source.view.nodes)))
-    slots, stages, options = _in_stages(plan, source, assigned)
-    first = next(found.mesh for found in assigned if set(found.mesh.devices) == set(slots[0]))
-    splits = [
-        found.splits if found.mesh.axes == first.axes else _whole(first) for found in assigned
+    staged = _in_stages(plan, source, assigned)
+    ranks = _meshes_of_ranks(staged, assigned)
+    kinds: dict[_Kind, Mesh] = {}
+    which = []
+    for stage, found in zip(staged.stages, assigned, strict=True):
+        whole = ranks[staged.placement[stage]]
+        mesh = found.mesh if set(found.mesh.devices) == set(whole.devices) else whole
+        kinds.setdefault(_kind(mesh), mesh)
+        which.append([*kinds].index(_kind(mesh)))
+    spreads = [
+        spread_over(source, mesh, _splits_over(mesh, assigned), cluster, costs)
+        for mesh in kinds.values()
     ]
-    return SpreadPlan(spread_over(source, first, splits, cluster, costs), stages, options, slots)
+    shards = [dict(zip(mesh.axes, mesh.sizes, strict=True)).get(DATA, 1) for mesh in ranks]
+    return SpreadPlan(merged(spreads, which), staged, shards)
+
+
+_Kind = tuple[tuple[str, ...], tuple[int, ...]]
+
+
+def _kind(mesh: Mesh) -> _Kind:
+    """Equal for meshes over which nodes spread alike."""
+    return tuple(mesh.axes), tuple(mesh.sizes)
+
+
+def _meshes_of_ranks(staged: Staged, assigned: Sequence[Assignment]) -> list[Mesh]:
+    """The mesh of each rank's slots; of a rank that has no node of its own it is as another's."""
+    meshes = {frozenset(found.mesh.devices): found.mesh for found in reversed(assigned)}
+    known = [meshes.get(frozenset(devices)) for devices in staged.slots]
+    another = next((mesh for mesh in known if mesh is not None), assigned[0].mesh)
+    return [mesh or another for mesh in known]
+
+
+def _splits_over(mesh: Mesh, assigned: Sequence[Assignment]) -> list[Splits]:
+    """What a mesh splits of all nodes, as if all were on it; those of other axes are whole."""
+    return [found.splits if found.mesh.axes == mesh.axes else _whole(mesh) for found in assigned]
 
 
 def spread_over(
@@ -66,10 +112,8 @@ def forward_of(graph: IRGraph, plan: Plan) -> Forward:
     return Forward(step.graph, forward_view(step.graph), step.prepare, training=True)
 
 
-def _in_stages(
-    plan: Plan, source: Forward, assigned: Sequence[Assignment]
-) -> tuple[Sequence[Sequence[str]], Sequence[int], Options]:
-    """The slots of each rank, the stage of each node, and the options of the schedule."""
+def _in_stages(plan: Plan, source: Forward, assigned: Sequence[Assignment]) -> Staged:
+    """The stages of a plan and their ranks, and the options of the schedule."""
     training = plan.training
     if training is not None:
         options = Options(
@@ -80,38 +124,42 @@ def _in_stages(
             training.memory,
             training.zero,
         )
-        return training.slots, training.stages, options
-    stages = plan.stages or _stages_by_mesh(source, assigned)
-    slots: dict[int, Sequence[str]] = {}
-    for stage, found in zip(stages, assigned, strict=True):
+        return Staged(training.stages, training.placement, training.slots, options)
+    numbers = plan.stages or _stages_by_mesh(source, assigned)
+    slots: dict[int, tuple[str, ...]] = {}
+    for stage, found in zip(numbers, assigned, strict=True):
         before = slots.setdefault(stage, found.mesh.devices)
         slots[stage] = min(before, found.mesh.devices, key=len)
-    ranks = {
-        devices: rank for rank, devices in enumerate(dict.fromkeys(map(tuple, slots.values())))
-    }
-    return list(ranks), [ranks[tuple(slots[stage])] for stage in stages], Options(schedule="gpipe")
+    order = {stage: position for position, stage in enumerate(sorted(slots))}
+    ranks = list(dict.fromkeys(slots[stage] for stage in order))
+    return Staged(
+        [order[stage] for stage in numbers],
+        [ranks.index(slots[stage]) for stage in order],
+        ranks,
+        Options(schedule="gpipe"),
+    )
 
 
 def _stages_by_mesh(source: Forward, assigned: Sequence[Assignment]) -> list[int]:
-    """Stages of a model's plan: a new one for each mesh, in order.
+    """Stages of a model's plan: a new one wherever the mesh changes, in order.
 
-    Where a node's slots are those of several stages, it is in the stage of what reads it.
+    Where a node's slots are those of several stages, it is in the stage of what reads it; what
+    nobody reads is in the stage before it.
     """
-    counts = {found.mesh: 0 for found in assigned}
+    devices = {found.mesh: frozenset(found.mesh.devices) for found in assigned}
+    wide = {mesh for mesh in devices if any(devices[o] < devices[mesh] for o in devices)}
+    stages, stage, before = [], 0, None
     for found in assigned:
-        counts[found.mesh] += 1
-    devices = {mesh: frozenset(mesh.devices) for mesh in counts}
-    wide = {m for m in counts if any(devices[other] < devices[m] for other in counts)}
-    numbers: dict[Mesh, int] = {}
-    stages = [0] * len(assigned)
-    for i, found in enumerate(assigned):
         if found.mesh not in wide:
-            stages[i] = numbers.setdefault(found.mesh, len(numbers))
+            stage += before is not None and found.mesh != before
+            before = found.mesh
+        stages.append(stage)
     for i in reversed(range(len(assigned))):
         if assigned[i].mesh in wide:
             outputs = source.view.nodes[i].outputs
             users = (user for v in outputs for user in source.view.values[v].users)
-            stages[i] = min((stages[source.position[user]] for user in users), default=0)
+            read = (stages[source.position[user]] for user in users)
+            stages[i] = min(read, default=stages[i])
     return stages
 
 

@@ -1,14 +1,17 @@
 """What plans will take: against what `transform` writes, and laws that hold for any plan."""
 
 import pytest
+import torch
+from torch import nn
 
 from shardwright.errors import PlanError
 from shardwright.layout import Cluster
 from shardwright.planning import plan, step_of
-from shardwright.planning.prediction.predict import predict
+from shardwright.planning.prediction.predict import RankLinks, estimate, predict
 from shardwright.planning.prediction.spreading import spread_of_plan
 from shardwright.planning.prediction.sums import sums_of
 from shardwright.profiling.cost import Analytic
+from shardwright.tracing import capture
 from shardwright.transform.recompute import saved_bytes
 from shardwright.transform.step import localize_step
 from tests.planning.projections import transformer
@@ -23,7 +26,7 @@ def step():
 def stage_sums(graph, made):
     cluster = Cluster((made.devices,))
     found = spread_of_plan(graph, made, cluster, Analytic(cluster.device))
-    return sums_of(found.spread, found.stages, max(found.stages) + 1)
+    return sums_of(found.spread, found.staged.stages, len(found.staged.placement))
 
 
 @pytest.mark.parametrize("mesh", [{"pipeline": 2}, {"data": 2}, {"pipeline": 2, "data": 2}])
@@ -113,3 +116,111 @@ def test_a_plan_of_other_slots_or_another_graph_is_refused(step):
         predict(step, made, Cluster.of(1))
     with pytest.raises(PlanError, match="plan again for this graph"):
         predict(language_step(), made)
+
+
+# --- stages that return to an earlier slot --------------------------------------------------------
+
+
+def linears(count, rows=64):
+    layers = [part for _ in range(count) for part in (nn.Linear(512, 512), nn.ReLU())]
+    return capture(nn.Sequential(*layers), (torch.randn(rows, 512),), {})
+
+
+def turns(graph, resource):
+    for position, node in enumerate(graph.nodes()):
+        graph.assign(node, position % 2)
+    return graph
+
+
+def returns(graph, resource):
+    for position, node in enumerate(graph.nodes()):
+        graph.assign(node, 0 if position in (0, 3) else 1)
+    return graph
+
+
+def begins(graph, resource):
+    for position, node in enumerate(graph.nodes()[:2]):
+        graph.assign(node, position)
+    return graph
+
+
+@pytest.mark.parametrize("policy", ["mixed", turns, returns, begins])
+def test_stages_may_return_to_a_slot(policy):
+    graph = linears(8)
+    alone, made = predict(graph, plan(graph, 1)), plan(graph, 2, policy)
+    found = predict(graph, made)
+    assert sorted(slot.device for slot in found.slots) == ["d0", "d1"]
+    assert sum(slot.busy for slot in found.slots) == pytest.approx(alone.step_time)
+    assert found.step_time >= max(slot.busy for slot in found.slots)
+    assert found.latency > alone.latency
+    stored = sum(slot.memory.parameters for slot in found.slots)
+    assert stored == alone.slots[0].memory.parameters
+
+
+def test_what_returns_is_one_stage_a_visit():
+    graph = linears(2)
+    made = plan(graph, 2, returns)
+    cluster = Cluster((made.devices,))
+    staged = spread_of_plan(graph, made, cluster, Analytic(cluster.device)).staged
+    assert staged.stages == [0, 1, 1, 2]
+    assert [staged.slots[rank] for rank in staged.placement] == [("d0",), ("d1",), ("d0",)]
+
+
+# --- ranks of different numbers of slots ----------------------------------------------------------
+
+
+def test_a_rank_shares_its_nodes_among_its_own_slots():
+    graph = linears(4, rows=3)
+    made = plan(graph, 5, "pipedream")
+    sizes = {found.mesh.devices: found.mesh.sizes for found in made.assignments}
+    assert len(set(sizes.values())) == 2, "ranks of different numbers of slots"
+    cluster = Cluster((made.devices,))
+    costs = Analytic(cluster.device)
+    found = spread_of_plan(graph, made, cluster, costs)
+    for position, index in enumerate(made.nodes):
+        (slots,) = made.assignments[index].mesh.sizes
+        (split,) = made.assignments[index].splits
+        expected = costs.node(graph, graph.nodes[position], slots if split else 1).forward
+        assert found.spread.forward[position] == pytest.approx(expected)
+
+
+def test_ranks_of_one_host_are_linked_inside_it_whatever_their_slots():
+    cluster = Cluster((("d0", "d1", "d2"), ("d3",)))
+    links = RankLinks.of(cluster, [("d0",), ("d1", "d2"), ("d2", "d3"), ("d3",)])
+    inside, between = (
+        link.send.latency + 1e6 / link.send.bandwidth for link in (cluster.inside, cluster.between)
+    )
+    assert inside != between
+    assert links.seconds(0, 1, 1, 1e6) == links.seconds(2, 2, 1, 1e6) == inside
+    assert links.seconds(1, 2, 1, 1e6) == links.seconds(0, 3, 1, 1e6) == between
+
+
+def test_a_training_step_of_unequal_ranks():
+    graph = trained(transformer(3))
+    made = plan(graph, 5, "pipedream", microbatches=1)
+    assert len({len(slots) for slots in made.training.slots}) == 2
+    cluster = Cluster((made.devices,))
+    costs = Analytic(cluster.device)
+    spread = spread_of_plan(graph, made, cluster, costs).spread
+    for position, index in enumerate(made.nodes):
+        mesh, splits = made.assignments[index].mesh, made.assignments[index].splits
+        if position not in spread.source.prepare and any(splits):
+            node = spread.source.view.nodes[position]
+            expected = costs.node(spread.source.whole, node, *mesh.sizes).forward
+            assert spread.forward[position] == pytest.approx(expected)
+
+
+def test_unequal_ranks_deal_out_their_own_states(step):
+    made = plan(step, mesh={"pipeline": 2, "data": 2}, microbatches=2, zero=1)
+    cluster = Cluster((made.devices,))
+    found = spread_of_plan(step, made, cluster, Analytic(cluster.device))
+    staged = found.staged
+    assert found.shards == [2, 2]
+
+    def states(shards):
+        arguments = found.spread, staged.stages, staged.options, cluster, staged.slots
+        held = estimate(*arguments, shards=shards).memory
+        return [(one.optimizer, one.updated, one.gradients) for one in held]
+
+    assert states([1, 2]) == [states([1, 1])[0], states([2, 2])[1]]
+    assert states([1, 1])[0] != states([2, 2])[0]
