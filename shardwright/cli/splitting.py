@@ -74,7 +74,7 @@ Microbatches = Annotated[
 ScheduleName = Annotated[
     str | None, typer.Option(help=f"Of a training step: {', '.join(KINDS)}; 1f1b by default.")
 ]
-Chunks = Annotated[int | None, typer.Option(help="Virtual stages of each pipeline rank.")]
+Chunks = Annotated[int | None, typer.Option(min=1, help="Virtual stages of each pipeline rank.")]
 Recompute = Annotated[
     str | None, typer.Option(help=f"Which activations are computed again: {', '.join(RECOMPUTE)}.")
 ]

@@ -61,11 +61,8 @@ class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         yield f"  {_batch(prediction.per_microbatch, self.rows)}; plans are compared by this"
         yield "others:"
         for other in self.others:
-            more = 100 * (other.seconds / prediction.per_microbatch - 1)
-            yield (
-                f"  {other.plan}: {1e3 * other.seconds:.3f} ms a captured batch ({more:+.1f}%), "
-                f"{other.memory / 1e6:.2f} MB: {other.why}"
-            )
+            seconds = _compared(other.seconds, prediction.per_microbatch)
+            yield (f"  {other.plan}: {seconds}, {other.memory / 1e6:.2f} MB: {other.why}")
         if not self.others:
             yield "  none is possible"
         yield from (f"  not possible: {reason}" for reason in self.refused)
@@ -85,6 +82,12 @@ def _batch(seconds: float, rows: int) -> str:
     """What a captured batch takes, and a row of it."""
     text = f"{1e3 * seconds:.3f} ms a captured batch"
     return f"{text} of {rows} rows, {1e3 * seconds / rows:.3f} ms a row" if rows else text
+
+
+def _compared(seconds: float, best: float) -> str:
+    """What a captured batch takes, and how much more that is; nothing has no share of nothing."""
+    text = f"{1e3 * seconds:.3f} ms a captured batch"
+    return f"{text} ({100 * (seconds / best - 1):+.1f}%)" if best else text
 
 
 def _memory(prediction: Prediction) -> Iterator[str]:

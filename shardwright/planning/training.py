@@ -59,6 +59,8 @@ class Options:
                 "recompute='auto' keeps a slot's activations within memory= bytes: give both, or "
                 f"neither (found recompute={self.recompute!r}, memory={self.memory!r})"
             )
+        if self.memory is not None and (type(self.memory) is not int or self.memory < 1):
+            raise PlanError(f"memory must be a number of bytes from 1 up, found {self.memory!r}")
         if self.zero not in (0, 1):
             raise PlanError(f"zero is 0 or 1, found {self.zero!r}")
         if self.zero and axes.get(DATA, 1) == 1:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shardwright.errors import PlanError
+from shardwright.errors import CaptureError, PlanError
 from shardwright.planning import Plan
 from shardwright.planning import plan as make_plan
 from shardwright.planning.automatic.auto import AUTO
@@ -55,13 +55,18 @@ def _fastest(
 ) -> tuple[Program, Plan]:
     """The program and the plan of as many microbatches as make a step of this batch fastest.
 
-    Only of the whole batch where microbatches would change what is computed. Raises PlanError where
-    none fits.
+    Only of the whole batch where microbatches would change what is computed; numbers with whose
+    microbatches the step cannot be captured are left out. Raises PlanError where none fits.
     """
     found: list[tuple[Program, Plan]] = []
     refusals: list[PlanError] = []
     for count in _divisors(batch_size(batch.tensors)):
-        program = Program(step_fn, batch, microbatches=count, seed=seed)
+        try:
+            program = Program(step_fn, batch, microbatches=count, seed=seed)
+        except CaptureError:
+            if count == 1:
+                raise
+            continue
         try:
             found.append((program, make_plan(program.graph, microbatches=count, **given)))
         except PlanError as error:
@@ -69,7 +74,7 @@ def _fastest(
         if mixing_notes(forward_view(program.graph), 2, 1):
             break
     if not found:
-        raise refusals[-1]
+        raise refusals[0]
     return min(found, key=lambda pair: _step_time(pair[1]))
 
 

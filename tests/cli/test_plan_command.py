@@ -215,3 +215,8 @@ def test_a_profile_is_what_auto_goes_by() -> None:
     assert "a step: " in succeed("plan", "--diff", "a.json", "b.json")
     found = refused("plan", words[0], "--devices", 2, "--profile", "profile.json")
     assert "a profile is for policy='auto'" in found
+
+
+def test_what_a_search_cannot_be_asked_for() -> None:
+    words = ("plan", "planned_program.py:train", "--policy", "auto", "--devices", 1)
+    assert "zero=1 needs a mesh axis 'data'" in refused(*words, "--zero", 1)

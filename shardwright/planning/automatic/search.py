@@ -102,6 +102,8 @@ class Asked:
         """Raise PlanError for what is not to be had on any mesh."""
         options = self.options()
         options.check({DATA: 2})
+        if self.chunks is not None and (type(self.chunks) is not int or self.chunks < 1):
+            raise PlanError(f"chunks must be a number from 1 up, found {self.chunks!r}")
         if self.schedule is not None:
             options.schedule_on(2)
 
@@ -147,9 +149,22 @@ class Found:
         return max(held.total for held in self.estimate.memory)
 
     @property
+    def kept(self) -> int:
+        """Bytes of activations on the slot that keeps the most."""
+        return max(held.activations for held in self.estimate.memory)
+
+    @property
+    def too_much(self) -> int:
+        """Bytes that a slot would hold, or keep of activations, above what it may; 0 if it fits."""
+        over = self.peak - self.memory
+        if self.options.memory is not None:
+            over = max(over, self.kept - self.options.memory)
+        return max(over, 0)
+
+    @property
     def fits(self) -> bool:
-        """Whether every slot holds no more than it may."""
-        return self.peak <= self.memory
+        """Whether every slot holds, and keeps of activations, no more than it may."""
+        return self.too_much == 0
 
     @property
     def seconds(self) -> float:
@@ -169,6 +184,8 @@ class Search:
     """Shapes that cannot be, and why."""
     crowded: dict[Candidate, float] = field(default_factory=dict)
     """Candidates whose parameters alone do not fit, and the bytes that a slot would need."""
+    too_many: dict[Candidate, str] = field(default_factory=dict)
+    """Candidates of more virtual stages than can be, and why."""
     _bounds: dict[Candidate, float] = field(default_factory=dict)
     _cuts: dict[object, list[Integers]] = field(default_factory=dict)
     _full: dict[object, Found | None] = field(default_factory=dict)
@@ -198,6 +215,9 @@ class Search:
 
     def _of_shape(self, shape: Shape, counts: Sequence[int]) -> Iterator[Candidate]:
         training = self.spreads.training
+        if training and self.asked.zero and shape.shards == 1:
+            self.refused[shape] = f"zero=1 needs a mesh axis {DATA!r}"
+            return
         zeros = (0, 1) if self.asked.zero is None else (self.asked.zero,)
         schedules = self.asked.schedules(shape.pipeline) if training else (FORWARD_ONLY,)
         for schedule, chunks in schedules:
@@ -294,7 +314,9 @@ class Search:
         except PlanError as error:
             self.refused[shape] = str(error)
             return np.inf
-        if candidate.stages > min(len(spread.once) - len(spread.source.prepare), STAGES):
+        nodes = len(spread.once) - len(spread.source.prepare)
+        if candidate.stages > min(nodes, STAGES):
+            self.too_many[candidate] = _too_many(candidate, nodes)
             return np.inf
         needed = self._least_memory(spread, candidate)
         if needed > self.cluster.device.memory:
@@ -413,10 +435,10 @@ class Search:
             candidate.schedule, candidate.shape.pipeline, candidate.microbatches, candidate.chunks
         )
         sums = sums_of(spread, stages, candidate.stages)
-        full = replace(options, recompute="full")
-        ranks, _ = rank_memory(sums, order, full, candidate.shape.shards)
+        least = replace(options, memory=0)
+        ranks, _ = rank_memory(sums, order, least, candidate.shape.shards)
         left = min(self.cluster.device.memory - (held.total - held.activations) for held in ranks)
-        return left if left >= max(held.activations for held in ranks) else None
+        return left if left >= max(1, *(held.activations for held in ranks)) else None
 
     def _cut(self, spread: Spread, candidate: Candidate, *, again: bool) -> list[Integers]:
         """Cuts to try; those of one stage a rank do not depend on the schedule while all fits."""
@@ -466,9 +488,10 @@ class Search:
             self.tried[candidate] = self.look(candidate)
         found = [one for one in self.tried.values() if one is not None]
         if not found:
-            reasons = "; ".join(dict.fromkeys(self.refused.values())) or "no mesh has its options"
-            return f"no plan for {self.spreads.graph.name!r}: {reasons}"
-        nearest = min(found, key=lambda one: one.peak)
+            return f"no plan for {self.spreads.graph.name!r}: {self._not_possible()}"
+        nearest = min(found, key=lambda one: one.too_much)
+        if nearest.peak <= nearest.memory:
+            return self._keeps_too_much(nearest)
         fullest = max(range(len(nearest.estimate.memory)), key=self._total(nearest).__getitem__)
         held = nearest.estimate.memory[fullest]
         device = nearest.estimate.slots[fullest][0]
@@ -481,13 +504,41 @@ class Search:
             f"{len(self.cluster.devices)}, or capture a smaller batch and take more microbatches"
         )
 
+    def _not_possible(self) -> str:
+        """Why no candidate can be looked at."""
+        reasons = dict.fromkeys(self.refused.values())
+        for candidate in sorted(self.too_many, key=lambda one: one.stages)[:1]:
+            reasons[self.too_many[candidate]] = None
+        return "; ".join(reasons) or "no mesh has its options"
+
+    def _keeps_too_much(self, nearest: Found) -> str:
+        """Which slot keeps more activations than memory= has room for."""
+        ranks = nearest.estimate.memory
+        fullest = max(range(len(ranks)), key=lambda rank: ranks[rank].activations)
+        return (
+            f"no plan for {self.spreads.graph.name!r} keeps its activations within "
+            f"memory={nearest.options.memory}: the nearest ({nearest.candidate}) keeps "
+            f"{nearest.kept} bytes on slot {nearest.estimate.slots[fullest][0]!r} even if all that "
+            "can be is computed again; give memory= as much, or capture a smaller batch and take "
+            "more microbatches"
+        )
+
     @staticmethod
     def _total(found: Found) -> list[int]:
         return [held.total for held in found.estimate.memory]
+
+
+def _too_many(candidate: Candidate, nodes: int) -> str:
+    """Why a graph of so many nodes has no such plan."""
+    limit = f"the {nodes} nodes of the graph" if nodes <= STAGES else f"{STAGES}, the most tried"
+    return (
+        f"{candidate.shape.pipeline} pipeline ranks with {candidate.chunks} chunks each are "
+        f"{candidate.stages} virtual stages, more than {limit}; take fewer chunks or slots"
+    )
 
 
 def _better(one: Found, other: Found) -> bool:
     """What fits before what does not; then what takes less time, or holds less."""
     if one.fits != other.fits:
         return one.fits
-    return one.seconds < other.seconds if one.fits else one.peak < other.peak
+    return one.seconds < other.seconds if one.fits else one.too_much < other.too_much

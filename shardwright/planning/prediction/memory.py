@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shardwright.planning.predicted import SlotMemory
-from shardwright.planning.prediction.spread import Integers
+from shardwright.planning.prediction.spread import Floats, Integers
 from shardwright.planning.prediction.sums import Sums, added, distinct
 from shardwright.planning.prediction.timing import Order
 from shardwright.planning.training import Options
@@ -73,13 +73,24 @@ class _Kept:
     ) -> None:
         counts = np.array(held, dtype=np.float64).reshape(len(held), len(stages))
         numbers = list(stages)
-        most = float((counts @ sums.saved[numbers]).max(initial=0.0))
-        least = float((counts @ np.minimum(sums.crossing, sums.saved)[numbers]).max(initial=0.0))
+        twice = _twice(sums, numbers) if options.recompute == "auto" else np.zeros(sums.count)
+        floor = np.minimum(sums.crossing, sums.saved) + twice
+        most = float((counts @ (sums.saved + twice)[numbers]).max(initial=0.0))
+        least = float((counts @ floor[numbers]).max(initial=0.0))
         share = _share(options, most, least)
         self.peak = most - share * (most - least)
         self.redone = float(share > 0)
         self.again = [share * float(sums.again[stage]) for stage in stages]
         """Seconds, by stage."""
+
+
+def _twice(sums: Sums, stages: Sequence[int]) -> Floats:
+    """Bytes that stages give others of their rank, which a budget counts for giver and taker."""
+    found = np.zeros(sums.count)
+    for sent in sums.traffic:
+        if sent.giver in stages and sent.taker in stages:
+            found[sent.giver] += sent.bytes
+    return found
 
 
 def _share(options: Options, most: float, least: float) -> float:

@@ -342,19 +342,40 @@ def _crossing(
     block: Integers,
     fetched: Sequence[tuple[int, int, float]],
 ) -> Pairs:
-    """What is kept where all else is computed again: what other blocks made, or slots sent."""
+    """What is kept where all else is computed again: what blocks are given, or slots sent.
+
+    That comes from other blocks, from outside the forward, or of stored values that it replaces.
+    """
     if not source.training:
         return Pairs.of(())
     rows = [*fetched]
+    renewed = _renewed(source)
     for i, node in enumerate(source.view.nodes):
-        for value_id in node.inputs:
-            value = source.view.values[value_id]
-            if value.is_stored or value.producer is None:
-                continue
-            if block[source.position[value.producer]] != block[i] and i not in source.prepare:
-                base = source.bases.get(value_id, value_id)
-                rows.append((base, i, value.nbytes / parts.read(i, value_id)))
+        if i in source.prepare:
+            continue
+        given = [v for v in node.inputs if _is_given(source, v, block, i)]
+        for value_id in given if renewed.isdisjoint(node.inputs) else [*given, *node.outputs]:
+            base = source.view.values[source.bases.get(value_id, value_id)]
+            if not base.is_stored:
+                rows.append((base.id, i, base.nbytes / parts.read(i, value_id)))
     return Pairs.of(rows)
+
+
+def _is_given(source: Forward, value_id: int, block: Integers, reader: int) -> bool:
+    """Whether a value comes to a node's block from elsewhere."""
+    producer = source.view.values[value_id].producer
+    if producer is None:
+        return True
+    at = source.position[producer]
+    return at in source.prepare or bool(block[at] != block[reader])
+
+
+def _renewed(source: Forward) -> set[int]:
+    """Stored values that the forward replaces: what reads them cannot be done again."""
+    updates, values = source.whole.updates, source.view.values
+    return {
+        old for old, new in updates.items() if new in values and values[new].producer is not None
+    }
 
 
 def _read_again(

@@ -221,11 +221,27 @@ def test_where_nothing_fits_it_says_what_lacks(step):
         ({"microbatches": 0}, "microbatches must be a number from 1 up"),
         ({"schedule": "magic"}, "no schedule is called 'magic'"),
         ({"recompute": "auto"}, "give both, or neither"),
+        ({"chunks": 0}, "chunks must be a number from 1 up"),
+        ({"chunks": -1}, "chunks must be a number from 1 up"),
+        ({"chunks": 50}, "virtual stages, more than the .* take fewer chunks or slots"),
     ],
 )
 def test_bad_questions_are_refused(step, options, message):
     with pytest.raises(PlanError, match=message):
         plan(step, 2, "auto", **options)
+
+
+def test_one_chunk_may_be_asked_for(step):
+    assert plan(step, 2, "auto", chunks=1).training.chunks == 1
+
+
+def test_a_state_that_shall_be_dealt_out_needs_data_shards(step):
+    with pytest.raises(PlanError, match="zero=1 needs a mesh axis 'data'"):
+        plan(step, 1, "auto", zero=1)
+    for devices in (2, 4):
+        made = plan(step, devices, "auto", zero=1, microbatches=4)
+        assert made.training.zero == 1
+        build(step, made)
 
 
 def test_splits_that_were_searched_for_build():

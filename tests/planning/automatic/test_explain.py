@@ -1,9 +1,12 @@
 """Why a plan was chosen, in words: what it was compared with, splits, memory."""
 
+import msgspec
 import pytest
 
+from shardwright.ir import Builder
 from shardwright.layout import Cluster
 from shardwright.planning import Plan, plan
+from shardwright.planning.explanation import Alternative
 from tests.planning.automatic.test_auto import cluster
 from tests.planning.projections import transformer
 from tests.steps import image_step, trained
@@ -59,3 +62,14 @@ def test_meshes_that_cannot_be_are_named():
 
 def test_another_policy_compares_nothing():
     assert "not compared with others" in plan(transformer(2), 2).explain()
+
+
+def test_what_takes_no_time_is_compared_with_no_share():
+    builder = Builder("view")
+    x = builder.input("x", (8, 64))
+    graph = builder.finish(builder.call("aten.view.default", x, [512]))
+    made = plan(graph, 2, "auto")
+    other = Alternative("another", 1.0, 0, "it is slower")
+    explanation = msgspec.structs.replace(made.explanation, others=(other,))
+    assert made.prediction.per_microbatch == 0
+    assert "another: 1000.000 ms a captured batch, 0.00 MB" in explanation.text(made.prediction)
