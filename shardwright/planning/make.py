@@ -13,7 +13,7 @@ from shardwright.ir.steps import is_step
 from shardwright.layout import Cluster
 from shardwright.planning.assemble import make_plan, step_of
 from shardwright.planning.automatic.auto import AUTO, auto_plan
-from shardwright.planning.automatic.search import Asked
+from shardwright.planning.automatic.candidates import Asked
 from shardwright.planning.forward import forward_view
 from shardwright.planning.mesh import AXES, DATA, PIPELINE, over_mesh
 from shardwright.planning.mixing import mixing_notes

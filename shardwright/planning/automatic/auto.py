@@ -18,8 +18,9 @@ import msgspec
 from shardwright.ir import IRGraph
 from shardwright.layout import Cluster, Mesh
 from shardwright.planning.assemble import make_plan
+from shardwright.planning.automatic.candidates import Asked, Found
 from shardwright.planning.automatic.explain import explain
-from shardwright.planning.automatic.search import Asked, Found, Search
+from shardwright.planning.automatic.search import Search
 from shardwright.planning.automatic.spreads import Spreads
 from shardwright.planning.forward import forward_view
 from shardwright.planning.mesh import whole_notes

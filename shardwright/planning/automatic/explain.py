@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwright.dimops.bound import Flow
-from shardwright.planning.automatic.search import Found, Search
+from shardwright.planning.automatic.candidates import Found
+from shardwright.planning.automatic.search import Search
 from shardwright.planning.batch import batch_rows
 from shardwright.planning.explanation import Alternative, Explanation, SplitReason
 from shardwright.planning.plan import Split, Terms

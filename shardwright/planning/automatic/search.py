@@ -21,20 +21,20 @@ import numpy as np
 
 from shardwright.errors import PlanError
 from shardwright.layout import Cluster
+from shardwright.planning.automatic.candidates import Asked, Candidate, Found
 from shardwright.planning.automatic.cutting import Line, cuts, first_readers
 from shardwright.planning.automatic.exhaustive import fastest_partitions, is_small
 from shardwright.planning.automatic.shapes import Shape, shapes, variants
 from shardwright.planning.automatic.spreads import Spreads
 from shardwright.planning.mesh import DATA
 from shardwright.planning.prediction.memory import rank_memory
-from shardwright.planning.prediction.predict import Estimate, estimate
+from shardwright.planning.prediction.predict import estimate
 from shardwright.planning.prediction.spread import Floats, Integers, Spread
 from shardwright.planning.prediction.sums import sums_of
 from shardwright.planning.prediction.timing import order_of
 from shardwright.planning.training import Options
 from shardwright.profiling.operations import UPDATE_PASSES
 
-MICROBATCHES = (1, 2, 4, 8, 16, 32, 64)
 ENOUGH = 1.01
 BUBBLE = 0.4
 """The share of a stage's work on a microbatch that every schedule has it wait at a step's ends."""
@@ -48,128 +48,8 @@ MOST_OTHERS = 12
 """Of so many other shapes, in the order of their bounds, those that fit are looked for."""
 OTHERS = 3
 """How many other shapes are looked at in full, to say why they are worse."""
-SCHEDULES: tuple[tuple[str, int], ...] = (
-    ("1f1b", 1),
-    ("gpipe", 1),
-    ("zb-h1", 1),
-    ("interleaved", 2),
-    ("interleaved", 4),
-    ("zb-v", 2),
-)
-"""Kinds of schedules with their virtual stages a rank."""
-
 FORWARD_ONLY = ("1f1b", 1)
 """What stands for the schedule of a model, whose stages follow one another."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What is given; None is for the search to choose."""
-
-    microbatches: int | None = None
-    schedule: str | None = None
-    chunks: int | None = None
-    recompute: str | None = None
-    memory: int | None = None
-    zero: int | None = None
-
-    def options(self) -> Options:
-        """The same with the defaults of all that is not given."""
-        given = {name: getattr(self, name) for name in self.__slots__}
-        return Options(**{name: found for name, found in given.items() if found is not None})
-
-    def counts(self, training: bool) -> Sequence[int]:
-        """Numbers of microbatches to try."""
-        if not training:
-            return (1,)
-        return MICROBATCHES if self.microbatches is None else (self.microbatches,)
-
-    def schedules(self, ranks: int) -> Iterator[tuple[str, int]]:
-        """Kinds of schedules to try, with their chunks."""
-        if ranks == 1 and self.schedule is None and self.chunks is None:
-            yield "1f1b", 1
-            return
-        for kind, chunks in SCHEDULES:
-            if self.schedule in (None, kind) and self.chunks in (None, chunks):
-                yield kind, chunks
-        if (
-            self.chunks is not None
-            and (self.schedule or "interleaved", self.chunks) not in SCHEDULES
-        ):
-            yield self.schedule or "interleaved", self.chunks
-
-    def check(self) -> None:
-        """Raise PlanError for what is not to be had on any mesh."""
-        options = self.options()
-        options.check({DATA: 2})
-        if self.chunks is not None and (type(self.chunks) is not int or self.chunks < 1):
-            raise PlanError(f"chunks must be a number from 1 up, found {self.chunks!r}")
-        if self.schedule is not None:
-            options.schedule_on(2)
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A shape with a schedule: all of a plan but where it is cut and what is done again."""
-
-    shape: Shape
-    schedule: str
-    chunks: int
-    microbatches: int
-    zero: int
-
-    @property
-    def stages(self) -> int:
-        """How many virtual stages."""
-        return self.shape.pipeline * self.chunks
-
-    def __str__(self) -> str:
-        pipelined = self.shape.pipeline > 1
-        chunks = f" of {self.chunks} stages a rank" if self.chunks > 1 else ""
-        schedule = f", {self.schedule}{chunks}" if pipelined else ""
-        zero = ", optimizer state dealt out" if self.zero else ""
-        return f"{self.shape}{schedule}, {self.microbatches} microbatches{zero}"
-
-
-@dataclass(frozen=True)
-class Found:
-    """A candidate with its cut, and what that takes."""
-
-    candidate: Candidate
-    spread: Spread
-    stages: Integers
-    options: Options
-    estimate: Estimate
-    memory: int
-    """Bytes that a slot may hold."""
-
-    @property
-    def peak(self) -> int:
-        """Bytes of the fullest slot."""
-        return max(held.total for held in self.estimate.memory)
-
-    @property
-    def kept(self) -> int:
-        """Bytes of activations on the slot that keeps the most."""
-        return max(held.activations for held in self.estimate.memory)
-
-    @property
-    def too_much(self) -> int:
-        """Bytes that a slot would hold, or keep of activations, above what it may; 0 if it fits."""
-        over = self.peak - self.memory
-        if self.options.memory is not None:
-            over = max(over, self.kept - self.options.memory)
-        return max(over, 0)
-
-    @property
-    def fits(self) -> bool:
-        """Whether every slot holds, and keeps of activations, no more than it may."""
-        return self.too_much == 0
-
-    @property
-    def seconds(self) -> float:
-        """For each batch of the captured size."""
-        return self.estimate.step_time / self.estimate.microbatches
 
 
 @dataclass

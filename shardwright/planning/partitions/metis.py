@@ -104,7 +104,7 @@ def policy_nodes(view: IRGraph, first: int = 0) -> list[PolicyNode]:
 
 
 def _checked(weight: Any, function: str, where: str) -> float:
-    usable = isinstance(weight, Real) and math.isfinite(weight) and weight >= 0
+    usable = isinstance(weight, Real) and math.isfinite(weight) and float(weight) >= 0
     if not usable or isinstance(weight, bool):
         raise PlanError(
             f"{function} gives {weight!r} for {where}; a weight is a finite number from 0 up"

@@ -10,8 +10,9 @@ from shardwright.ir import Builder
 from shardwright.layout import Cluster, DeviceModel, Link, Links, Mesh
 from shardwright.planning import plan
 from shardwright.planning.automatic.auto import write_plan
+from shardwright.planning.automatic.candidates import SCHEDULES, Asked, Candidate
 from shardwright.planning.automatic.exhaustive import fastest_partitions
-from shardwright.planning.automatic.search import SCHEDULES, Asked, Candidate, Search
+from shardwright.planning.automatic.search import Search
 from shardwright.planning.automatic.shapes import Shape
 from shardwright.planning.automatic.spreads import Spreads
 from shardwright.planning.prediction.predict import estimate, predict
