@@ -7,6 +7,7 @@ begin with ``shardwright`` run.
 
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -44,6 +45,7 @@ def test_examples_of_a_page_run(
     for block in blocks(page):
         if block.file:
             Path(block.file).write_text(block.text)
+            monkeypatch.delitem(sys.modules, Path(block.file).stem, raising=False)
         elif block.language == "python":
             exec(compile(block.text, str(page), "exec"), names)
         elif block.language == "sh":
