@@ -13,7 +13,10 @@ import argparse
 import resource
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -134,48 +137,78 @@ def llama(layers: int, batch: int = 128) -> IRGraph:
     return step_graph(model, of_tokens, {"ids": ids, "labels": ids})
 
 
-def seconds_of(work: Callable[[], Any]) -> tuple[float, Any]:
-    begin = time.perf_counter()
-    found = work()
-    return time.perf_counter() - begin, found
-
-
 def a100s(devices: int) -> Cluster:
     return Cluster.of(devices, 8, device=A100, inside=NVLINK, between=INFINIBAND)
 
 
-def planning_times() -> None:
-    """How long it takes to plan; capture excluded."""
-    table = Table("what", "nodes", "seconds to plan", "plan", title="Time to plan")
-    cases = [("GPT, hidden 256, 32 layers, 4 slots", gpt(), Cluster.of(4))]
-    cases += [
-        (f"Llama-70B shape, {layers} layers, 1,024 slots", llama(layers), a100s(1024))
-        for layers in (80, 40, 20)  # the largest first: shapes are priced once a process
-    ]
-    for name, graph, cluster in cases:
-        seconds, made = seconds_of(lambda graph=graph, to=cluster: sw.plan(graph, to, "auto"))
-        table.add_row(name, str(len(graph.nodes)), f"{seconds:.2f}", made.explanation.plan)
-    table.add_row(*layer_over_a_mesh())
-    console.print(table)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-    console.print(f"most memory of this process, all captures included: {peak:.2f} GB")
+class Timed(NamedTuple):
+    """How long a plan took without capture, and the most bytes of its process with it."""
+
+    nodes: int
+    seconds: float
+    plan: str
+    nbytes: int
 
 
-def layer_over_a_mesh() -> tuple[str, str, str, str]:
-    """The splits of one Llama layer, both axes of a mesh free."""
+def timed(nodes: int, work: Callable[[], str]) -> Timed:
+    """Do the work, which says what it planned."""
+    begin = time.perf_counter()
+    plan = work()
+    seconds = time.perf_counter() - begin
+    return Timed(nodes, seconds, plan, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def planned_gpt() -> Timed:
+    graph = gpt()
+    return timed(len(graph.nodes), lambda: planned(graph, Cluster.of(4)))
+
+
+def planned_llama(layers: int) -> Timed:
+    graph = llama(layers)
+    return timed(len(graph.nodes), lambda: planned(graph, a100s(1024)))
+
+
+def planned(graph: IRGraph, cluster: Cluster) -> str:
+    explanation = sw.plan(graph, cluster, "auto").explanation
+    assert explanation is not None
+    return explanation.plan
+
+
+def split_llama() -> Timed:
+    """The splits of one layer between embedding and head, both axes of a mesh free."""
     view = forward_view(as_step(llama(1, batch=8), 1).graph)
-    cluster, axes = a100s(8), {"data": 4, "tensor": 2}
-    seconds, _ = seconds_of(
-        lambda: best_splits(
-            view, axes, cluster=cluster, costs=Analytic(cluster.device), training=True
+    cluster = a100s(8)
+
+    def split() -> str:
+        axes, costs = {"data": 4, "tensor": 2}, Analytic(cluster.device)
+        best_splits(view, axes, cluster=cluster, costs=costs, training=True)
+        return ""
+
+    return timed(len(view.nodes), split)
+
+
+def planning_times() -> None:
+    """How long it takes to plan, each case in a process that has planned nothing before."""
+    cases: dict[str, Callable[[], Timed]] = {
+        "GPT, hidden 256, 32 layers, 4 slots": planned_gpt,
+        **{
+            f"Llama-70B shape, {layers} layers, 1,024 slots": partial(planned_llama, layers)
+            for layers in (20, 40, 80)
+        },
+        "embedding, one Llama layer, head: splits on (4, 2), both axes free": split_llama,
+    }
+    table = Table("what", "nodes", "seconds to plan", "GB", "plan", title="Time to plan")
+    for name, case in cases.items():
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+            found = process.submit(case).result()
+        table.add_row(
+            name,
+            str(found.nodes),
+            f"{found.seconds:.2f}",
+            f"{found.nbytes / 1e9:.2f}",
+            found.plan,
         )
-    )
-    return (
-        "embedding, one Llama layer, head; both axes of (4, 2) free",
-        str(len(view.nodes)),
-        f"{seconds:.2f}",
-        "",
-    )
+    console.print(table)
 
 
 class Promise(NamedTuple):
