@@ -54,11 +54,6 @@ def mixing(call: Call) -> Rule:
     return along(call, call.dims(), len(call.outputs))
 
 
-def mixing_last(call: Call) -> Rule:
-    """One input and any number of outputs; the last dimension stays whole."""
-    return along(call, {len(call.inputs[0]) - 1} if call.inputs[0] else set(), len(call.outputs))
-
-
 def reduction(how: str, emit: Any = None) -> Row:
     """A row for a reduction whose partial results are put together by sum, max or min."""
 
