@@ -6,6 +6,7 @@
     ├── AnnotationError     a dimension annotation is wrong, or does not allow what is asked
     ├── ProfileError        a measurement failed, or its cache or file cannot be read
     ├── PlanError           a plan cannot be made, or does not belong to this graph
+    ├── ExecError           a graph cannot be lowered, or an execution plan be made or bound
     ├── PipelineError       a pipeline breaks a rule of the format; names rule, task and tensor
     ├── ScheduleError       a schedule cannot be made as asked, lacks work, or can deadlock
     ├── WeightError         a weight file is missing, or lacks a tensor, or holds another shape
@@ -60,6 +61,10 @@ class ProfileError(ShardwrightError):
 
 class PlanError(ShardwrightError):
     """A plan cannot be made as asked, or a plan does not fit the graph it is used with."""
+
+
+class ExecError(ShardwrightError):
+    """A graph cannot be lowered, or an execution plan cannot be made, bound or replayed."""
 
 
 class PipelineError(ShardwrightError):

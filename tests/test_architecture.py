@@ -61,7 +61,7 @@ PUBLIC_NAMES = {
     *("Pipeline", "Plan", "Runner", "Session", "Timeline", "TimelineChart"),
     *("ShardwrightError", "GraphError", "CaptureError", "PlanError", "PipelineError"),
     *("ScheduleError", "WeightError", "InputError", "VerifyError"),
-    *("RunError", "DeviceError", "LaunchError", "WorkerError", "CaptureWarning"),
+    *("RunError", "DeviceError", "LaunchError", "WorkerError", "CaptureWarning", "ExecError"),
     *("Profile", "profile", "profile_network", "ProfileError", "Cluster", "DeviceModel"),
     *("Partition", "metis_partition", "METIS_partition", "partition_by_memory"),
     *("pipedream_partition", "exact_partition", "mixed_partition"),

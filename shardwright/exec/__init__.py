@@ -1,0 +1,1 @@
+"""Execution plans: a graph as a flat list of kernel calls on memory that is planned ahead."""

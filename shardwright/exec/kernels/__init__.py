@@ -1,0 +1,1 @@
+"""What each kind does, in torch: without a compiler, on GPUs, and to test native kernels by."""

@@ -1,0 +1,258 @@
+"""The one table of kinds: what a lowered call may be, and what its blob holds.
+
+A `Kind` has an id that files and native code use, its schemas by number, and what the planner may
+do with its memory. Schema 0 is every kind's call with default attributes and an empty blob.
+
+What always holds: an id never changes its meaning, a schema never its layout; a new need is a new
+schema. Operands stand in the order that the table's comments give; an optional operand that is not
+there is -1 in a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from shardwright.errors import ExecError
+from shardwright.exec.blobs import Layout
+
+Aliasing = Literal["none", "elementwise", "listed"]
+"""What an output may share with an input that nobody reads afterwards.
+
+``elementwise``: any output with any input of the same shape, dtype and strides, since an element is
+read before it is written and no other is read. ``listed``: the pairs of
+`Kind.pairs`, or of the lists that are `Kind.written`.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One row.
+
+    operands
+        Inputs and outputs in words, in order, for people; ``?`` marks optional ones, ``…`` lists.
+    schemas
+        Layout by schema number, 1 and up.
+    defaults
+        What schema 0 means, by field of schema 1.
+    lists
+        For multi-tensor kinds, how many lists of equal length the inputs begin with.
+    written
+        For multi-tensor kinds, which of these lists the outputs renew, in the outputs' order.
+    pairs
+        Which output may lie in which input's memory, where ``aliasing`` is ``listed``.
+    free
+        Whether it costs nothing at run time (a view).
+    """
+
+    id: int
+    name: str
+    operands: str
+    schemas: Mapping[int, Layout] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    aliasing: Aliasing = "none"
+    lists: int = 0
+    written: tuple[int, ...] = ()
+    pairs: tuple[tuple[int, int], ...] = ()
+    free: bool = False
+
+    def pack(self, attrs: Mapping[str, Any]) -> tuple[int, bytes]:
+        """The schema and the blob of these attributes: schema 0 where all are the defaults."""
+        if dict(attrs) == dict(self.defaults):
+            return 0, b""
+        return 1, self.layout(1).pack(attrs)
+
+    def unpack(self, schema: int, blob: bytes) -> dict[str, Any]:
+        """The attributes. Raises ExecError for an unknown schema or a blob of another length."""
+        if schema == 0:
+            if blob:
+                raise ExecError(f"{self.name}: schema 0 has no blob, found {len(blob)} bytes")
+            return dict(self.defaults)
+        try:
+            return self.layout(schema).unpack(blob)
+        except ExecError as error:
+            raise ExecError(f"{self.name}, schema {schema}: {error}") from None
+
+    def layout(self, schema: int) -> Layout:
+        """A schema's layout. Raises ExecError where the kind has none of this number."""
+        if schema not in self.schemas:
+            known = ", ".join(map(str, sorted({0, *self.schemas})))
+            raise ExecError(f"{self.name} has no attribute schema {schema}; known are {known}")
+        return self.schemas[schema]
+
+
+def _schema(**fields: str) -> dict[int, Layout]:
+    return {1: Layout(fields)}
+
+
+_ADAM = {
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+    "amsgrad": 0,
+    "maximize": 0,
+}
+_ADAM_SCHEMA = _schema(beta1="d", beta2="d", eps="d", weight_decay="d", amsgrad="B", maximize="B")
+_CONV = {
+    "stride": (1, 1),
+    "padding": (0, 0),
+    "dilation": (1, 1),
+    "groups": 1,
+    "activation": 0,
+}
+
+KINDS: tuple[Kind, ...] = (
+    # What everything else is done by: any operator, called by its name; args as a file's node.
+    Kind(0, "generic", "x… → y…", _schema(op="s", call="s")),
+    # Strides, shapes and dtypes are the operands'; x broadcasts to y.
+    Kind(1, "copy", "x → y"),
+    Kind(2, "fill", "→ y", _schema(value="d"), {"value": 0.0}),
+    Kind(3, "view", "x → y", _schema(offset="q", shape="q*", strides="q*"), free=True),
+    Kind(4, "concat", "x… → y", _schema(dim="i"), {"dim": 0}),
+    # Elementwise, with broadcasting.
+    Kind(8, "add", "a, b → y", _schema(alpha="d"), {"alpha": 1.0}, "elementwise"),
+    Kind(9, "bias_add", "x [.., n], bias [n] → y", aliasing="elementwise"),
+    Kind(10, "relu", "x → y", aliasing="elementwise"),
+    Kind(11, "relu_bwd", "dy, x → dx", _schema(threshold="d"), {"threshold": 0.0}, "elementwise"),
+    # A program over one element: see `chains`.
+    Kind(12, "chain", "x… → y…", _schema(program="s"), aliasing="elementwise"),
+    Kind(
+        13,
+        "dropout",
+        "x, step → y",
+        _schema(p="d", seed="q", site="q", offsets="q*", whole_shape="q*"),
+        aliasing="elementwise",
+    ),
+    # y = scale * the sum over dims; dims that are kept have size 1 in y, or are left out.
+    Kind(16, "reduce_sum", "x → y", _schema(dims="q*", scale="d")),
+    # y = act(alpha * op(a) op(b) + bias + residual); a [.., m, k], b [k, n]; transposed: [k, m],
+    # [n, k]. An activation is a row of ACTIVATIONS. With several leading dims, a is not transposed.
+    Kind(
+        20,
+        "gemm",
+        "a, b, bias? [n], residual? [.., m, n] → y [.., m, n]",
+        _schema(transpose_a="B", transpose_b="B", activation="B", alpha="d"),
+        {"transpose_a": 0, "transpose_b": 0, "activation": 0, "alpha": 1.0},
+        "listed",
+        pairs=((0, 3),),
+    ),
+    Kind(21, "bmm", "a [b, m, k], b [b, k, n] → y [b, m, n]", _schema(alpha="d"), {"alpha": 1.0}),
+    Kind(22, "softmax", "x → y", _schema(dim="i", log="B"), aliasing="elementwise"),
+    Kind(23, "softmax_bwd", "dy, y → dx", _schema(dim="i", log="B"), aliasing="elementwise"),
+    # dims is how many trailing dimensions are normalized.
+    Kind(24, "layer_norm", "x, w?, b? → y, mean?, rstd?", _schema(dims="i", eps="d")),
+    Kind(
+        25,
+        "layer_norm_bwd",
+        "dy, x, mean, rstd, w?, b? → dx?, dw?, db?",
+        _schema(dims="i"),
+        {"dims": 1},
+    ),
+    # In training the last two outputs are the new running statistics.
+    Kind(
+        26,
+        "batch_norm",
+        "x, w?, b?, running_mean?, running_var? → y, mean?, invstd?, new_mean?, new_var?",
+        _schema(training="B", momentum="d", eps="d"),
+        aliasing="listed",
+        pairs=((3, 3), (4, 4)),
+    ),
+    Kind(
+        27,
+        "batch_norm_bwd",
+        "dy, x, w?, running_mean?, running_var?, mean?, invstd? → dx?, dw?, db?",
+        _schema(training="B", eps="d"),
+    ),
+    # q [b, h, l, d], k and v [b, h, s, d]; lse [b, h, l] is the logarithm of the sum of exps.
+    Kind(28, "attention", "q, k, v, mask? → y, lse?", _schema(causal="B", scale="d")),
+    Kind(
+        29,
+        "attention_bwd",
+        "dy, q, k, v, y, lse, mask? → dq, dk, dv",
+        _schema(causal="B", scale="d"),
+    ),
+    Kind(30, "embedding", "w [v, d], index → y [.., d]"),
+    Kind(31, "embedding_bwd", "dy, index → dw [v, d]", _schema(padding="q"), {"padding": -1}),
+    # reduction as torch numbers it: 0 none, 1 mean, 2 sum. log_probs [n, c].
+    Kind(
+        32,
+        "cross_entropy",
+        "x [n, c], target [n], w? → loss, total_weight, log_probs",
+        _schema(reduction="B", ignore="q"),
+        {"reduction": 1, "ignore": -100},
+    ),
+    Kind(
+        33,
+        "cross_entropy_bwd",
+        "dloss, log_probs, target, total_weight, w? → dx",
+        _schema(reduction="B", ignore="q"),
+        {"reduction": 1, "ignore": -100},
+    ),
+    Kind(34, "mse", "a, b → loss", _schema(reduction="B"), {"reduction": 1}),
+    Kind(35, "mse_bwd", "dloss, a, b → da", _schema(reduction="B"), {"reduction": 1}),
+    # Channels may lie last; the weight is [out, in / groups, kh, kw].
+    Kind(
+        36,
+        "conv",
+        "x [b, c, h, w], w, bias?, residual? → y",
+        _schema(stride="q*", padding="q*", dilation="q*", groups="q", activation="B"),
+        _CONV,
+        "listed",
+        pairs=((0, 3),),
+    ),
+    Kind(
+        37,
+        "pool",
+        "x [b, c, h, w] → y",
+        _schema(kernel="q*", stride="q*", padding="q*", mean="B", count_padding="B"),
+    ),
+    # All parameters at once; lr is one element, a step counter one element a parameter.
+    Kind(
+        40,
+        "sgd",
+        "params…, grads…, momentums…, lr → params…, momentums…",
+        _schema(weight_decay="d", momentum="d", dampening="d", nesterov="B", maximize="B"),
+        {"weight_decay": 0.0, "momentum": 0.0, "dampening": 0.0, "nesterov": 0, "maximize": 0},
+        "listed",
+        lists=3,
+        written=(0, 2),
+    ),
+    Kind(
+        41,
+        "adam",
+        "params…, grads…, averages…, squares…, largest…, steps…, lr → params…, averages…, "
+        "squares…, largest…",
+        _ADAM_SCHEMA,
+        _ADAM,
+        "listed",
+        lists=6,
+        written=(0, 2, 3, 4),
+    ),
+    Kind(
+        42,
+        "adamw",
+        "as adam; weight decay acts on the parameter",
+        _ADAM_SCHEMA,
+        _ADAM,
+        "listed",
+        lists=6,
+        written=(0, 2, 3, 4),
+    ),
+    Kind(43, "step_inc", "steps… → steps…", _schema(by="d"), {"by": 1.0}, "listed", 1, (0,)),
+)
+
+BY_ID: Mapping[int, Kind] = {kind.id: kind for kind in KINDS}
+BY_NAME: Mapping[str, Kind] = {kind.name: kind for kind in KINDS}
+
+ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid")
+"""What a call's ``activation`` number means; ``gelu`` is by the error function."""
+
+
+def kind_of(kind_id: int) -> Kind:
+    """The row of an id. Raises ExecError."""
+    try:
+        return BY_ID[kind_id]
+    except KeyError:
+        raise ExecError(f"kind {kind_id} is unknown; this version has {sorted(BY_ID)}") from None

@@ -1,0 +1,1 @@
+"""Native kernels: C++ without headers of torch, compiled where they run."""
