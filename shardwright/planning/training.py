@@ -102,18 +102,7 @@ def over_training_mesh(
     loads = measure_training(step, forward, options.microbatches)
     work = [after - before for before, after in pairwise(loads.work)]
     stages = _stages(step, forward, loads, schedule.stages)
-    training = TrainingPlan(
-        microbatches=options.microbatches,
-        schedule=options.schedule,
-        chunks=schedule.chunks,
-        placement=schedule.placement,
-        slots=tuple(mesh.devices for mesh in ranks),
-        stages=tuple(stages),
-        work=stage_work(work, stages, schedule.stages),
-        recompute=options.recompute,
-        memory=options.memory,
-        zero=options.zero,
-    )
+    training = training_plan(options, schedule, ranks, stages, work)
     assigned = [
         Assignment(ranks[schedule.placement[stage]], split)
         for stage, split in zip(stages, splits, strict=True)
@@ -142,7 +131,29 @@ def with_prepared(forward: IRGraph, stages: Sequence[int]) -> list[int]:
     return stages
 
 
-def stage_work(work: Sequence[int], stages: Sequence[int], count: int) -> tuple[int, ...]:
+def training_plan(
+    options: Options,
+    schedule: Schedule,
+    ranks: Sequence[Mesh],
+    stages: Sequence[int],
+    work: Sequence[int],
+) -> TrainingPlan:
+    """How a step is cut in time, from the stage and the work of each node."""
+    return TrainingPlan(
+        microbatches=options.microbatches,
+        schedule=options.schedule,
+        chunks=schedule.chunks,
+        placement=schedule.placement,
+        slots=tuple(mesh.devices for mesh in ranks),
+        stages=tuple(stages),
+        work=_stage_work(work, stages, schedule.stages),
+        recompute=options.recompute,
+        memory=options.memory,
+        zero=options.zero,
+    )
+
+
+def _stage_work(work: Sequence[int], stages: Sequence[int], count: int) -> tuple[int, ...]:
     """The work of each stage."""
     found = [0] * count
     for stage, amount in zip(stages, work, strict=True):

@@ -28,7 +28,7 @@ from shardwright.planning.mixing import mixing_notes
 from shardwright.planning.plan import Assignment, Plan, TrainingPlan, fingerprint_graph
 from shardwright.planning.prediction.timing import order_of
 from shardwright.planning.step import as_step, check_one_backward
-from shardwright.planning.training import measure_training
+from shardwright.planning.training import measure_training, training_plan
 from shardwright.profiling.cost import Analytic, Costs
 
 AUTO = "auto"
@@ -104,22 +104,6 @@ def _write_step(
 
 
 def _training(found: Found, meshes: Sequence[Mesh], work: Sequence[int]) -> TrainingPlan:
-    options, stages = found.options, found.stages.tolist()
-    schedule = order_of(
-        options.schedule, len(meshes), options.microbatches, options.chunks
-    ).schedule
-    by_stage = [0] * schedule.stages
-    for stage, amount in zip(stages, work, strict=True):
-        by_stage[stage] += amount
-    return TrainingPlan(
-        microbatches=options.microbatches,
-        schedule=options.schedule,
-        chunks=schedule.chunks,
-        placement=schedule.placement,
-        slots=tuple(mesh.devices for mesh in meshes),
-        stages=tuple(stages),
-        work=tuple(by_stage),
-        recompute=options.recompute,
-        memory=options.memory,
-        zero=options.zero,
-    )
+    options = found.options
+    order = order_of(options.schedule, len(meshes), options.microbatches, options.chunks)
+    return training_plan(options, order.schedule, meshes, found.stages.tolist(), work)

@@ -41,7 +41,7 @@ from shardwright.planning.step import Step, as_step, check_one_backward
 from shardwright.planning.training import (
     Options,
     measure_training,
-    stage_work,
+    training_plan,
     with_prepared,
 )
 from shardwright.profiling import Costs
@@ -255,18 +255,7 @@ def _on_ranks(
     assigned, notes = _assigned(forward, axes, meshes, [found.ranks[stage] for stage in stages])
     loads = measure_training(step, forward, options.microbatches)
     work = [after - before for before, after in pairwise(loads.work)]
-    training = TrainingPlan(
-        microbatches=options.microbatches,
-        schedule=options.schedule,
-        chunks=schedule.chunks,
-        placement=schedule.placement,
-        slots=tuple(mesh.devices for mesh in meshes),
-        stages=tuple(stages),
-        work=stage_work(work, stages, schedule.stages),
-        recompute=options.recompute,
-        memory=options.memory,
-        zero=options.zero,
-    )
+    training = training_plan(options, schedule, meshes, stages, work)
     copies = _shifted(found.copies, len(step.prepare))
     notes = [*step.notes, *found.notes, *notes]
     return Partitioned(forward, assigned, (), copies, notes, work, training)
