@@ -6,10 +6,12 @@
 // addresses, from several threads at once.
 #pragma once
 
-#include <cstdint>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace shardwright {
 
@@ -22,7 +24,7 @@ enum Flags : int32_t {
     STATIC = 1,  // contents never change between runs: a weight in inference. May be packed once.
 };
 
-// One operand of a call, laid out as the executor writes it (ctypes).
+// One operand of a call, laid out as the executor writes it (`_Operand` in library.py).
 struct Operand {
     int64_t offset;  // bytes from its buffer's base
     int32_t buffer;  // index into the bases; -1: absent
@@ -63,15 +65,21 @@ struct Context {
     int threads;  // how many threads this run may use
 };
 
+// Memory of the calling thread, 64-byte aligned, for the time of one `run`: what is in it is lost
+// at the next call of `scratch` in the same thread. It grows at the first run that needs more, so
+// that later runs allocate nothing; in a parallel region each thread asks for its own.
+char* scratch(size_t bytes);
+
 // A bound call. Kernels derive from it; what a kernel parses, packs or allocates once lives in it.
+// Runs of one program wait for one another, so memory of a call is its own while it runs.
 struct Call {
-    CallSpec spec;
+    CallSpec spec;  // its operands and blob live as long as the call
     virtual ~Call() = default;
     // data[i] is operand i's address, nullptr where absent.
     virtual void run(char* const* data, Context& context) = 0;
     // Once after binding, before the first run, and again when static contents were replaced;
     // data[i] is given for static operands, nullptr for others.
-    virtual void prepare(char* const* data, Context& context) {}
+    virtual void prepare(char* const* /*data*/, Context& /*context*/) {}
 
     const Operand& in(int i) const { return spec.operands[i]; }
     const Operand& out(int i) const { return spec.operands[spec.n_in + i]; }
@@ -79,6 +87,7 @@ struct Call {
 
 // A kind's binder: a new Call, or nullptr with the reason in `why`, where the kernel does not do
 // these dtypes, strides or attributes. The executor then calls the kind's torch kernel instead.
+// `spec` is kept by the runtime as long as the call lives, which sets the call's own copy.
 using Binder = Call* (*)(const CallSpec& spec, std::string& why);
 
 // Registers a binder when the library is loaded: `static Register r(8, bind_add);`
@@ -87,6 +96,7 @@ struct Register {
 };
 
 // BLAS of the process, by column-major Fortran or row-major C interface; null where it is not had.
+// The order is `SYMBOLS` in library.py.
 struct Blas {
     void (*sgemm)(const char*, const char*, const int*, const int*, const int*, const float*,
                   const float*, const int*, const float*, const int*, const float*, float*,
@@ -100,6 +110,8 @@ struct Blas {
                        const float* src, int ld, float* dest);
     void (*sgemm_compute)(int layout, int transa, int transb, int m, int n, int k, const float* a,
                           int lda, const float* b, int ldb, float beta, float* c, int ldc);
+    // How many threads MKL uses for calls from this thread, 0 for its default; gives the former.
+    int (*set_threads)(int threads);
 };
 extern Blas blas;
 
@@ -110,15 +122,27 @@ struct Reader {
     explicit Reader(const CallSpec& s) : at(s.blob), end(s.blob + s.blob_size) {}
     template <class T> T take() {
         T value{};
+        need(sizeof(T));
         std::memcpy(&value, at, sizeof(T));
         at += sizeof(T);
         return value;
     }
     std::string text() {
         uint32_t n = take<uint32_t>();
+        need(n);
         std::string s(reinterpret_cast<const char*>(at), n);
         at += n;
         return s;
+    }
+    template <class T> std::vector<T> list() {
+        std::vector<T> values(take<uint32_t>());
+        for (T& value : values) value = take<T>();
+        return values;
+    }
+
+   private:
+    void need(size_t bytes) const {
+        if (static_cast<size_t>(end - at) < bytes) throw std::runtime_error("the blob is too short");
     }
 };
 

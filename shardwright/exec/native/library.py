@@ -1,0 +1,217 @@
+"""The native kernels from Python: load the library, bind calls, run programs of them.
+
+Comes in: a call as its kind, attributes and operands (where each lies: a buffer's index and an
+offset). Goes out: a `Bound`, or the reason why the kernel does not do it; then a `Program` of
+bounds, which one C call runs on an array of base addresses. What always holds: a program keeps its
+bounds alive, but no tensor; whoever runs it holds what the addresses point to. Runs of one program
+from several threads wait for one another.
+
+``SHARDWRIGHT_NATIVE=0`` turns native kernels off.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import warnings
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shardwright.errors import ExecError
+from shardwright.exec.native.build import built_library
+from shardwright.ir.dtypes import DTYPES
+
+MAX_DIMS = 8
+_STATIC = 1
+_DTYPE_NUMBERS = {name: number for number, name in enumerate(DTYPES)}
+SYMBOLS = (
+    "sgemm_",
+    "dgemm_",
+    "cblas_sgemm_pack_get_size",
+    "cblas_sgemm_pack",
+    "cblas_sgemm_compute",
+    "mkl_set_num_threads_local",
+)
+"""What kernels call in torch's own libraries, in the order of ``struct Blas``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """Where an operand lies and how: buffer index, bytes from its base, strides in elements.
+
+    ``static`` promises that its contents do not change between runs, but by `Bound.prepare`.
+    """
+
+    buffer: int
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    static: bool = False
+
+
+class _Operand(ctypes.Structure):
+    _fields_ = (
+        ("offset", ctypes.c_int64),
+        ("buffer", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+        ("flags", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("sizes", ctypes.c_int64 * MAX_DIMS),
+        ("strides", ctypes.c_int64 * MAX_DIMS),
+    )
+
+
+class _CallSpec(ctypes.Structure):
+    _fields_ = (
+        ("kind", ctypes.c_int32),
+        ("schema", ctypes.c_int32),
+        ("n_in", ctypes.c_int32),
+        ("n_out", ctypes.c_int32),
+        ("operands", ctypes.POINTER(_Operand)),
+        ("blob", ctypes.c_char_p),
+        ("blob_size", ctypes.c_int64),
+    )
+
+
+class Bound:
+    """A call that a kernel has taken."""
+
+    def __init__(self, dll: ctypes.CDLL, handle: int) -> None:
+        self.handle = handle
+        self._dll = dll
+        weakref.finalize(self, dll.sw_release, handle)
+
+    def prepare(self, bases: ctypes.Array[ctypes.c_void_p], threads: int = 1) -> None:
+        """Reads the static operands: once before the first run, and when they were replaced."""
+        if self._dll.sw_prepare(self.handle, bases, threads):
+            raise ExecError("there is no memory for the packed operands of a call")
+
+
+class Program:
+    """Calls in order, run by one call of C."""
+
+    def __init__(self, dll: ctypes.CDLL, bounds: Sequence[Bound]) -> None:
+        self.bounds = tuple(bounds)
+        handles = (ctypes.c_void_p * len(bounds))(*(bound.handle for bound in bounds))
+        self._handle = dll.sw_program(handles, len(bounds))
+        self._run = dll.sw_run
+        # The bounds stand among the arguments so that none is released before the program.
+        weakref.finalize(self, _release_program, dll, self._handle, self.bounds)
+
+    def run(self, bases: ctypes.Array[ctypes.c_void_p], threads: int = 1) -> None:
+        """Runs on these base addresses. Raises ExecError where a kernel gave up."""
+        failed = self._run(self._handle, bases, threads)
+        if failed:
+            raise ExecError(f"native call {failed - 1} of {len(self.bounds)} ran out of memory")
+
+
+def _release_program(dll: ctypes.CDLL, handle: int, bounds: tuple[Bound, ...]) -> None:
+    dll.sw_release_program(handle)
+
+
+class Library:
+    """The loaded kernels."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._dll = ctypes.CDLL(str(path))
+        _declare(self._dll)
+        symbols = blas_symbols()
+        self._dll.sw_set_blas((ctypes.c_void_p * len(symbols))(*symbols), len(symbols))
+
+    def bind(
+        self, kind: int, schema: int, blob: bytes, operands: Sequence[Operand | None], n_in: int
+    ) -> Bound | str:
+        """A call of a kind, inputs before outputs, None for what is absent; or why not."""
+        if any(len(operand.shape) > MAX_DIMS for operand in operands if operand):
+            return f"an operand has more than {MAX_DIMS} dimensions"
+        table = (_Operand * len(operands))(*map(_pack, operands))
+        spec = _CallSpec(kind, schema, n_in, len(operands) - n_in, table, blob, len(blob))
+        why = ctypes.create_string_buffer(512)
+        handle = self._dll.sw_bind(ctypes.byref(spec), why, len(why))
+        return Bound(self._dll, handle) if handle else why.value.decode()
+
+    def program(self, bounds: Sequence[Bound]) -> Program:
+        """One program of these calls."""
+        return Program(self._dll, bounds)
+
+
+def addresses(values: Sequence[int | None]) -> ctypes.Array[ctypes.c_void_p]:
+    """Base addresses as a program takes them; single ones may be set later by index."""
+    return (ctypes.c_void_p * len(values))(*values)
+
+
+@cache
+def load() -> Library | None:
+    """The kernels; None where they are turned off or cannot be had, which is said once."""
+    if os.environ.get("SHARDWRIGHT_NATIVE") == "0":
+        return None
+    try:
+        return Library(built_library())
+    except (ExecError, OSError) as error:
+        warnings.warn(
+            f"shardwright runs without its native kernels, slower: {error}\n"
+            "Install a C++ compiler (g++), or set SHARDWRIGHT_NATIVE=0 to silence this.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+
+
+def blas_symbols() -> list[int | None]:
+    """The addresses of `SYMBOLS` in the BLAS that torch brings; None for what it lacks."""
+    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    if not path.exists():
+        return [None] * len(SYMBOLS)
+    torch_library = ctypes.CDLL(str(path))
+    return [_address(torch_library, name) for name in SYMBOLS]
+
+
+def _address(library: ctypes.CDLL, name: str) -> int | None:
+    try:
+        return ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+    except AttributeError:
+        return None
+
+
+def _pack(operand: Operand | None) -> _Operand:
+    if operand is None:
+        return _Operand(buffer=-1)
+    packed = _Operand(
+        operand.offset,
+        operand.buffer,
+        _DTYPE_NUMBERS[operand.dtype],
+        _STATIC if operand.static else 0,
+        len(operand.shape),
+    )
+    for i, (size, stride) in enumerate(zip(operand.shape, operand.strides, strict=True)):
+        packed.sizes[i], packed.strides[i] = size, stride
+    return packed
+
+
+def _declare(dll: Any) -> None:
+    """The types of the C interface in runtime.cpp."""
+    pointer, text, long, number = (
+        ctypes.c_void_p,
+        ctypes.c_char_p,
+        ctypes.c_int64,
+        ctypes.c_int,
+    )
+    for name, result, *arguments in (
+        ("sw_set_blas", None, pointer, long),
+        ("sw_bind", pointer, pointer, text, long),
+        ("sw_release", None, pointer),
+        ("sw_prepare", number, pointer, pointer, number),
+        ("sw_program", pointer, pointer, long),
+        ("sw_release_program", None, pointer),
+        ("sw_run", long, pointer, pointer, number),
+    ):
+        function = getattr(dll, name)
+        function.restype, function.argtypes = result, arguments
