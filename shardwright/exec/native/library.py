@@ -36,7 +36,7 @@ SYMBOLS = (
     "cblas_sgemm_pack_get_size",
     "cblas_sgemm_pack",
     "cblas_sgemm_compute",
-    "mkl_set_num_threads_local",
+    "MKL_Set_Num_Threads_Local",
 )
 """What kernels call in torch's own libraries, in the order of ``struct Blas``."""
 
@@ -101,7 +101,7 @@ class Program:
         self.bounds = tuple(bounds)
         handles = (ctypes.c_void_p * len(bounds))(*(bound.handle for bound in bounds))
         self._handle = dll.sw_program(handles, len(bounds))
-        self._run = dll.sw_run
+        self._run, self._failure = dll.sw_run, dll.sw_failure
         # The bounds stand among the arguments so that none is released before the program.
         weakref.finalize(self, _release_program, dll, self._handle, self.bounds)
 
@@ -109,7 +109,8 @@ class Program:
         """Runs on these base addresses. Raises ExecError where a kernel gave up."""
         failed = self._run(self._handle, bases, threads)
         if failed:
-            raise ExecError(f"native call {failed - 1} of {len(self.bounds)} ran out of memory")
+            said = self._failure().decode()
+            raise ExecError(f"native call {failed - 1} of {len(self.bounds)}: {said}")
 
 
 def _release_program(dll: ctypes.CDLL, handle: int, bounds: tuple[Bound, ...]) -> None:
@@ -212,6 +213,7 @@ def _declare(dll: Any) -> None:
         ("sw_program", pointer, pointer, long),
         ("sw_release_program", None, pointer),
         ("sw_run", long, pointer, pointer, number),
+        ("sw_failure", text),
     ):
         function = getattr(dll, name)
         function.restype, function.argtypes = result, arguments
