@@ -1,10 +1,12 @@
 """The simulator against reality: `python -m benchmarks.simulator`.
 
 Training steps of a GPT, of MiniLM and of a ResNet on two processes, by GPipe and 1F1B, in 2 to 16
-microbatches. Of each file the supertasks are measured alone (`profile_tasks`: on both slots at the
-same time, so that what these share of the machine is in the times), and once the links. Then the
-file is simulated, and run. Said are the time of a step, and the memory of the slot that holds most,
-both predicted and measured.
+microbatches. The links are measured once. Of each file the supertasks are measured alone (as
+`profile_tasks` does: on both slots at the same time, so that what these share of the machine is in
+the times), the file is simulated, and steps are run, in turn, round after round on the same two
+processes: machines drift, and a prediction holds for the machine that was measured. Said are
+medians of the predicted and the measured time of a step, and of their ratio within a round; and the
+memory of the slot that holds most.
 
 Memory is what live tensors need, as the allocator of each worker counts it; for comparison, by how
 much the processes grew over those of a step that holds next to nothing. That is more: messages, and
@@ -40,6 +42,7 @@ from shardwright.planning.simulation.simulated import StepSimulation
 from shardwright.planning.training import with_prepared
 from shardwright.profiling.links import profile_links
 from shardwright.runtime.memory import COUNT_TENSORS, MEMORY, TENSORS
+from shardwright.runtime.task_times import times_on
 
 SCHEDULES = ("gpipe", "1f1b")
 MICROBATCHES = (2, 4, 8, 16)
@@ -88,11 +91,31 @@ MODELS: Mapping[str, Callable[[], Program]] = {"GPT": gpt, "MiniLM": sentences, 
 
 
 class Found(NamedTuple):
-    """What a step takes: seconds, bytes of live tensors by slot, bytes of processes by slot."""
+    """A file predicted and measured.
 
-    seconds: float
+    pairs
+        Seconds of a step, predicted and measured, one pair a round.
+    simulation
+        That of the last round.
+    tensors, processes
+        Bytes of live tensors, and of processes, by slot.
+    """
+
+    pairs: Sequence[tuple[float, float]]
+    simulation: StepSimulation
     tensors: Mapping[str, int]
     processes: Mapping[str, int]
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Medians of what was predicted, and of what was measured."""
+        predicted, measured = zip(*self.pairs, strict=True)
+        return statistics.median(predicted), statistics.median(measured)
+
+    @property
+    def off(self) -> float:
+        """How far the prediction is off: the median over rounds, as a fraction."""
+        return statistics.median(predicted / measured for predicted, measured in self.pairs) - 1
 
 
 def step_graph(program: Program, microbatches: int) -> IRGraph:
@@ -110,8 +133,10 @@ def step_graph(program: Program, microbatches: int) -> IRGraph:
     return sw.compile_ir(step, *(tensor[:rows] for tensor in program.batch))
 
 
-def measured(pipeline: sw.Pipeline, batch: Sequence[Tensor], rounds: int) -> Found:
-    """Run steps on two processes of one thread."""
+def found_of(
+    pipeline: sw.Pipeline, batch: Sequence[Tensor], cluster: Cluster, rounds: int
+) -> Found:
+    """Predict and run steps in turn, on two processes of one thread."""
 
     def run(session: sw.Session) -> float:
         start = time.perf_counter()
@@ -122,16 +147,15 @@ def measured(pipeline: sw.Pipeline, batch: Sequence[Tensor], rounds: int) -> Fou
 
     with sw.Session(pipeline, threads=1) as session:
         run(session)
-        seconds = statistics.median(run(session) for _ in range(rounds))
+        pairs = []
+        for _ in range(rounds):
+            times = times_on(session, n_iter=STEPS)
+            simulation = sw.simulate(pipeline, times, cluster, calls=STEPS)
+            pairs.append((simulation.step_time, run(session)))
         processes = session.call_workers(MEMORY)
         session.call_workers(COUNT_TENSORS)
         run(session)
-        return Found(seconds, session.call_workers(TENSORS), processes)
-
-
-def predicted(pipeline: sw.Pipeline, cluster: Cluster) -> StepSimulation:
-    """Measure the supertasks alone, and simulate as many steps."""
-    return sw.simulate(pipeline, sw.profile_tasks(pipeline), cluster, calls=STEPS)
+        return Found(pairs, simulation, session.call_workers(TENSORS), processes)
 
 
 def of_tensors(simulation: StepSimulation) -> dict[str, int]:
@@ -145,7 +169,7 @@ def of_tensors(simulation: StepSimulation) -> dict[str, int]:
 def cases(models: Iterable[str], microbatches: Sequence[int], rounds: int) -> None:
     """Predict and measure each model, schedule and number of microbatches; print all."""
     cluster = Cluster.of(2, inside=profile_links())
-    empty = measured(tiny(), (torch.zeros(2, 8),), 1).processes
+    empty = found_of(tiny(), (torch.zeros(2, 8),), cluster, 1).processes
     table = new_table("model", "schedule", "mb")
     errors: dict[str, list[float]] = {"step time": [], "peak memory": []}
     for name in models:
@@ -155,9 +179,8 @@ def cases(models: Iterable[str], microbatches: Sequence[int], rounds: int) -> No
                 graph = step_graph(program, n)
                 plan = sw.plan(graph, mesh={"pipeline": 2}, schedule=schedule, microbatches=n)
                 pipeline = sw.build(graph, plan)
-                simulation = predicted(pipeline, cluster)
-                found = measured(pipeline, program.batch, rounds)
-                row, off = compared(simulation, found, empty)
+                found = found_of(pipeline, program.batch, cluster, rounds)
+                row, off = compared(found, empty)
                 table.add_row(name, schedule, str(n), *row)
                 for key, error in zip(errors, off, strict=True):
                     errors[key].append(error)
@@ -188,16 +211,13 @@ def new_table(*texts: str) -> Table:
     return table
 
 
-def compared(
-    simulation: StepSimulation, found: Found, empty: Mapping[str, int]
-) -> tuple[list[str], tuple[float, float]]:
+def compared(found: Found, empty: Mapping[str, int]) -> tuple[list[str], tuple[float, float]]:
     """A row of the table, and the two errors, as fractions of what was measured."""
     slot = max(found.tensors, key=lambda name: found.tensors[name])
-    held, bytes_ = of_tensors(simulation)[slot], found.tensors[slot]
-    off = simulation.step_time / found.seconds - 1, held / bytes_ - 1
+    held, bytes_ = of_tensors(found.simulation)[slot], found.tensors[slot]
+    off = found.off, held / bytes_ - 1
     row = [
-        f"{1e3 * simulation.step_time:.0f} ms",
-        f"{1e3 * found.seconds:.0f} ms",
+        *(f"{1e3 * seconds:.0f} ms" for seconds in found.seconds),
         f"{off[0]:+.1%}",
         f"{held / 1e6:.0f} MB",
         f"{bytes_ / 1e6:.0f} MB",
@@ -219,8 +239,7 @@ def cuts(count: int, rounds: int, microbatches: int = 4) -> None:
     pairs = []
     for place in range(1, count + 1):
         pipeline = sw.build(graph, cut_at(graph, plan, place / (count + 1)))
-        simulation = predicted(pipeline, cluster)
-        pairs.append((simulation.step_time, measured(pipeline, program.batch, rounds).seconds))
+        pairs.append(found_of(pipeline, program.batch, cluster, rounds).seconds)
         console.print(
             f"cut {place} of {count}: {1e3 * pairs[-1][0]:.0f} ms, measured "
             f"{1e3 * pairs[-1][1]:.0f} ms"

@@ -68,16 +68,24 @@ def profile_tasks(
     prepared = checked(pipeline, modules)
     start = Start(in_process=in_process, modules=modules)
     backend = start(prepared, timeout=timeout, threads=threads, options=Options())
-    text = prepared.to_json()
     with Driver(prepared, backend, 1) as driver:
-        rounds = driver.call_workers(MEASURE, msgspec.to_builtins(Order(text, 1)))
-        longest = 0.0 if in_process else max(found["round"] for found in rounds.values())
-        order = Order(text, n_iter, longest * n_iter)
-        found = driver.call_workers(MEASURE, msgspec.to_builtins(order))
+        return times_on(driver, n_iter, together=not in_process)
+
+
+def times_on(driver: Driver, n_iter: int = 10, *, together: bool = True) -> TaskTimes:
+    """`profile_tasks` on slots that run already, between the calls of a `Session`, say.
+
+    Where slots run ``together``, each goes on as long as the slowest needs.
+    """
+    text = driver.pipeline.to_json()
+    rounds = driver.call_workers(MEASURE, msgspec.to_builtins(Order(text, 1)))
+    longest = max(found["round"] for found in rounds.values()) if together else 0.0
+    order = Order(text, n_iter, longest * n_iter)
+    found = driver.call_workers(MEASURE, msgspec.to_builtins(order))
     return TaskTimes(
         {
             task: TaskTime(*numbers)
-            for slot in prepared.devices
+            for slot in driver.pipeline.devices
             for task, numbers in found[slot]["tasks"].items()
         }
     )
