@@ -160,6 +160,12 @@ EXPORT void* sw_program(void* const* bounds, int64_t count) {
 
 EXPORT void sw_release_program(void* program) { delete static_cast<Program*>(program); }
 
+// What the last call that threw in this thread said: a kernel throws, outside of parallel regions,
+// where the data makes no sense to it (an index out of range) or memory runs out.
+thread_local std::string failure;
+
+EXPORT const char* sw_failure() { return failure.c_str(); }
+
 // Runs the calls in order; 0, or 1 + the index of the call that threw.
 EXPORT int64_t sw_run(void* handle, char* const* bases, int threads) {
     auto* program = static_cast<Program*>(handle);
@@ -176,7 +182,8 @@ EXPORT int64_t sw_run(void* handle, char* const* bases, int threads) {
             done++;
         }
         return 0;
-    } catch (const std::exception&) {
+    } catch (const std::exception& error) {
+        failure = error.what();
         return done + 1;
     }
 }
