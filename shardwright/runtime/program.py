@@ -8,12 +8,11 @@ the program's parameters, buffers and optimizers, as a loop on one device would 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from shardwright.errors import InputError
 from shardwright.ir import IRGraph
@@ -92,21 +91,13 @@ class Program:
         for name, parameter in self.captured.parameters.items():
             if (gradient := state.get(f"grad.{name}")) is not None:
                 parameter.grad = gradient.clone()
-        for name, parameter, optimizer in self._optimized():
+        for name, parameter, optimizer in self.captured.optimized():
             for key, content in _state_of(state, name).items():
                 found = optimizer.state[parameter].get(key)
                 if isinstance(found, Tensor):
                     found.copy_(content)
                 else:
                     optimizer.state[parameter][key] = content.clone()
-
-    def _optimized(self) -> Iterator[tuple[str, Tensor, Optimizer]]:
-        """Each parameter that an optimizer of the step updates, with its name."""
-        names = {id(tensor): name for name, tensor in self.captured.parameters.items()}
-        for rate in self.captured.rates:
-            for parameter in rate.optimizer.param_groups[rate.group]["params"]:
-                if id(parameter) in names:
-                    yield names[id(parameter)], parameter, rate.optimizer
 
 
 def _state_of(state: Mapping[str, Tensor], parameter: str) -> dict[str, Tensor]:

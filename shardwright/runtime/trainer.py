@@ -21,11 +21,11 @@ from shardwright.profiling import Profile
 from shardwright.runtime.choosing import program_with
 from shardwright.runtime.evaluation import Evaluation
 from shardwright.runtime.loading import Data, Loading
-from shardwright.runtime.rates import Factor, Rates
 from shardwright.runtime.result import TrainResult
 from shardwright.runtime.torchrun import is_torchrun
 from shardwright.runtime.training_options import Options
 from shardwright.runtime.training_run import TrainingRun
+from shardwright.tracing.rates import Factor, Rates
 from shardwright.transform import build
 
 

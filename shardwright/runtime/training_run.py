@@ -35,11 +35,11 @@ from shardwright.runtime.measures import LOSS, loss_of, measures
 from shardwright.runtime.memory import MEMORY
 from shardwright.runtime.own_rows import rows_of
 from shardwright.runtime.program import DRAWS, Program, batch_size
-from shardwright.runtime.rates import Rates
 from shardwright.runtime.result import TrainResult
 from shardwright.runtime.saving import Saver
 from shardwright.runtime.session import Session
 from shardwright.runtime.training_options import Options
+from shardwright.tracing.rates import Rates
 
 AHEAD = 2
 """How many steps may be on their way: while one runs, the inputs of the next are there."""

@@ -14,7 +14,7 @@ random numbers and Python objects are afterwards what they were, on every path.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,14 @@ class CapturedStep:
     parameters: dict[str, torch.Tensor]
     rates: tuple[Rate, ...]
     schedulers: tuple[LRScheduler, ...]
+
+    def optimized(self) -> Iterator[tuple[str, torch.Tensor, Optimizer]]:
+        """Each parameter that an optimizer of the step updates, with its name."""
+        names = {id(tensor): name for name, tensor in self.parameters.items()}
+        for rate in self.rates:
+            for parameter in rate.optimizer.param_groups[rate.group]["params"]:
+                if id(parameter) in names:
+                    yield names[id(parameter)], parameter, rate.optimizer
 
 
 def compile_ir(

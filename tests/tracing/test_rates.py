@@ -11,8 +11,8 @@ from torch.optim.lr_scheduler import (
 )
 
 from shardwright.errors import InputError
-from shardwright.runtime.rates import Rates
 from shardwright.tracing import Rate
+from shardwright.tracing.rates import Rates
 
 MAKERS = {
     "exponential": lambda optimizer: ExponentialLR(optimizer, 0.9),

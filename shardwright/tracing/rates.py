@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from shardwright.errors import InputError
-from shardwright.tracing import Rate
+from shardwright.tracing.step import Rate
 
 Factor = Callable[[int], float]
 """From the number of a step, from 0 on, to what the optimizer's rate is multiplied by."""
