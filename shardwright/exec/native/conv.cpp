@@ -1,0 +1,445 @@
+// Kind conv: two-dimensional convolution with bias, residual and activation, channels last.
+//
+// Five ways, one a class; `choose` says which one a call takes, by counting multiplications and
+// the bytes of weights that must come from memory:
+//   Direct      rows of output pixels times panels of weights, read from a copy with zeros around
+//   Gathered    the same on a copied row a pixel, where rows of pixels are too short for tiles
+//   Winograd<M> fewer multiplications for 3x3 kernels of stride 1; needs static weights
+//   Depthwise   one channel a group
+//
+// Weights are packed once where they are static, else at each run.
+#include "conv.h"
+#include "winograd.h"
+
+namespace shardwright::conv {
+
+namespace {
+
+// Where the panel work of `thread` lies: outer cut over panels or over rows of pixels.
+struct Cut {
+    rows::Span panels, lines;
+};
+
+Cut cut(int64_t panel_count, int64_t line_count, bool by_panels, int thread, int threads) {
+    if (by_panels) return {rows::share(panel_count, thread, threads), {0, line_count}};
+    return {{0, panel_count}, rows::share(line_count, thread, threads)};
+}
+
+template <class T>
+Epilogue<T> of_panel(const Convolution<T>& conv, Epilogue<T> epilogue, int64_t panel) {
+    const int64_t a_group = conv.g.template panels_a_group<T>();
+    const int64_t group = panel / a_group, column = panel % a_group * WIDTH<T>;
+    if (epilogue.bias) epilogue.bias += panel * WIDTH<T>;
+    if (epilogue.residual) epilogue.residual += group * conv.g.out_group() + column;
+    return epilogue;
+}
+
+// --- direct ------------------------------------------------------------------------------------
+
+template <class T> struct Direct : Convolution<T> {
+    using Convolution<T>::g;
+    using Convolution<T>::Convolution;
+
+    Frame frame() const { return {g.h + 2 * g.ph, g.w + 2 * g.pw, g.c}; }
+    bool copies() const { return g.padded() || (g.c > 1 && this->in(0).strides[1] != 1); }
+    int64_t packed_count() const override {
+        return g.groups * g.template panels_a_group<T>() * g.depth() * WIDTH<T>;
+    }
+    void pack_weights(const T* w, T* to) const override { pack(w, this->in(1), g, to); }
+    int64_t work_bytes() const override {
+        return (copies() ? piece<T>(frame().numel(g.b)) : 0) + piece<int64_t>(g.kh * g.kw);
+    }
+
+    void convolve(const T* x, const T* weights, const Epilogue<T>& epilogue, T* y, Pieces pieces,
+                  int thread, int threads) const override {
+        Steps steps = steps_of(this->in(0));
+        int64_t* offsets = pieces.take<int64_t>(g.kh * g.kw);
+        if (copies()) {
+            T* copy = pieces.take<T>(frame().numel(g.b));
+            copy_into(x, steps, g, frame(), copy, thread, threads);
+            x = copy;
+            steps = frame().steps();
+        }
+        const bool joined = g.groups == 1 && g.dw == 1 && steps.w == g.c;
+        if (thread == 0) fill_offsets(offsets, steps, joined);
+#pragma omp barrier
+        panels::Rows<T> rows{x, g.sw * steps.w, offsets, int(joined ? g.kh : g.kh * g.kw),
+                             joined ? g.kw * g.c : g.in_group()};
+        multiply(rows, steps, weights, epilogue, y, thread, threads);
+    }
+
+   private:
+    // A kernel's row is one segment where its pixels' channels lie one after another.
+    void fill_offsets(int64_t* offsets, const Steps& steps, bool joined) const {
+        for (int64_t i = 0; i < g.kh; i++)
+            for (int64_t j = 0; j < (joined ? 1 : g.kw); j++)
+                *offsets++ = i * g.dh * steps.h + j * g.dw * steps.w;
+    }
+
+    void multiply(panels::Rows<T> rows, const Steps& steps, const T* weights,
+                  const Epilogue<T>& epilogue, T* y, int thread, int threads) const {
+        const int64_t a_group = g.template panels_a_group<T>(), y_step = pixel_step(this->out(0));
+        const int64_t panel_count = g.groups * a_group, lines = g.b * g.oh;
+        const bool by_panels = packed_count() > g.b * g.h * g.w * g.c && panel_count >= threads;
+        const Cut mine = cut(panel_count, lines, by_panels, thread, threads);
+        const T* x = rows.at;
+        for (int64_t p = mine.panels.begin; p < mine.panels.end; p++) {
+            const int64_t group = p / a_group, column = p % a_group * WIDTH<T>;
+            const int columns = int(std::min<int64_t>(WIDTH<T>, g.out_group() - column));
+            const Epilogue<T> here = of_panel(*this, epilogue, p);
+            for (int64_t line = mine.lines.begin; line < mine.lines.end; line++) {
+                rows.at = x + line / g.oh * steps.b + line % g.oh * g.sh * steps.h +
+                          group * g.in_group();
+                panels::product(rows, g.ow, weights + p * g.depth() * WIDTH<T>,
+                                here.at(line * g.ow, 0),
+                                y + line * g.ow * y_step + group * g.out_group() + column, y_step,
+                                columns);
+            }
+        }
+    }
+};
+
+// --- gathered ----------------------------------------------------------------------------------
+
+// Pixels' inputs side by side, a block of pixels at a time; a 1x1 kernel of stride 1 needs no copy.
+template <class T> struct Gathered : Direct<T> {
+    using Convolution<T>::g;
+    using Direct<T>::Direct;
+
+    static constexpr int64_t BLOCK_BYTES = 1 << 20;
+
+    bool in_place() const {
+        return g.kh * g.kw == 1 && g.sh == 1 && g.sw == 1 && !g.padded() &&
+               pixel_step(this->in(0)) >= 0;
+    }
+    int64_t block() const {
+        if (in_place()) return g.pixels();
+        int64_t most = std::max<int64_t>(panels::MAX_ROWS, BLOCK_BYTES / (g.depth() * sizeof(T)));
+        int64_t blocks = (g.pixels() + most - 1) / most;
+        return (g.pixels() + blocks - 1) / blocks;
+    }
+    int64_t work_bytes() const override {
+        return in_place() ? 0 : piece<T>(block() * g.depth());
+    }
+
+    void convolve(const T* x, const T* weights, const Epilogue<T>& epilogue, T* y, Pieces pieces,
+                  int thread, int threads) const override {
+        T* copy = in_place() ? nullptr : pieces.take<T>(block() * g.depth());
+        const int64_t start = 0, step = copy ? g.depth() : pixel_step(this->in(0));
+        panels::Rows<T> rows{copy ? copy : x, step, &start, 1, g.depth()};
+        for (int64_t first = 0; first < g.pixels(); first += block()) {
+            const int64_t count = std::min(block(), g.pixels() - first);
+            if (copy) {
+#pragma omp barrier
+                rows::Span mine = rows::share(count, thread, threads);
+                for (int64_t i = mine.begin; i < mine.end; i++)
+                    gather(x, first + i, copy + i * g.depth());
+#pragma omp barrier
+            }
+            multiply(rows, first, count, weights, epilogue, y, thread, threads);
+        }
+    }
+
+   private:
+    void gather(const T* x, int64_t pixel, T* to) const {
+        const Steps steps = steps_of(this->in(0));
+        const int64_t b = pixel / (g.oh * g.ow), oy = pixel / g.ow % g.oh, ox = pixel % g.ow;
+        for (int64_t i = 0; i < g.kh; i++)
+            for (int64_t j = 0; j < g.kw; j++, to += g.c) {
+                int64_t row = oy * g.sh - g.ph + i * g.dh, column = ox * g.sw - g.pw + j * g.dw;
+                if (row < 0 || row >= g.h || column < 0 || column >= g.w) {
+                    std::memset(to, 0, g.c * sizeof(T));
+                    continue;
+                }
+                const T* from = x + b * steps.b + row * steps.h + column * steps.w;
+                if (steps.c == 1)
+                    std::memcpy(to, from, g.c * sizeof(T));
+                else
+                    for (int64_t c = 0; c < g.c; c++) to[c] = from[c * steps.c];
+            }
+    }
+
+    void multiply(panels::Rows<T> rows, int64_t first, int64_t count, const T* weights,
+                  const Epilogue<T>& epilogue, T* y, int thread, int threads) const {
+        const int64_t panel_count = g.template panels_a_group<T>(),
+                      y_step = pixel_step(this->out(0));
+        const bool by_panels = panel_count * WIDTH<T> > count && panel_count >= threads;
+        const Cut mine = cut(panel_count, count, by_panels, thread, threads);
+        rows.at += mine.lines.begin * rows.step;
+        first += mine.lines.begin;
+        for (int64_t p = mine.panels.begin; p < mine.panels.end; p++) {
+            const int columns = int(std::min<int64_t>(WIDTH<T>, g.oc - p * WIDTH<T>));
+            panels::product(rows, mine.lines.end - mine.lines.begin,
+                            weights + p * g.depth() * WIDTH<T>,
+                            of_panel(*this, epilogue, p).at(first, 0),
+                            y + first * y_step + p * WIDTH<T>, y_step, columns);
+        }
+    }
+};
+
+// --- Winograd ----------------------------------------------------------------------------------
+
+template <class T, int M> struct Winograd : Convolution<T> {
+    using Convolution<T>::g;
+    using Convolution<T>::Convolution;
+
+    static constexpr int N = M + 2, PLACES = N * N;
+    static constexpr int64_t BLOCK_BYTES = 1 << 20, CACHED_WEIGHTS = 1 << 20;
+
+    int64_t down() const { return (g.oh + M - 1) / M; }
+    int64_t across() const { return (g.ow + M - 1) / M; }
+    int64_t tiles() const { return g.b * down() * across(); }
+    int64_t width() const { return up(g.oc, WIDTH<T>); }
+    // Tiles at a time: as many as fit a cache, or all where the weights do not fit.
+    int64_t block() const {
+        const int64_t a_tile = PLACES * (g.c + width()) * sizeof(T);
+        int64_t most = std::max<int64_t>(2 * panels::MAX_ROWS, BLOCK_BYTES / a_tile);
+        if (packed_count() * int64_t(sizeof(T)) > CACHED_WEIGHTS) most *= 4;
+        const int64_t blocks = (tiles() + most - 1) / most;
+        return (tiles() + blocks - 1) / blocks;
+    }
+    // From place to place; one line more, so that places do not fall on the same lines of a cache.
+    int64_t v_step() const { return block() * g.c + 64 / sizeof(T); }
+    int64_t m_step() const { return block() * width() + 64 / sizeof(T); }
+
+    int64_t packed_count() const override { return PLACES * width() * g.c; }
+    int64_t work_bytes() const override {
+        return piece<T>(g.c) + piece<T>(PLACES * v_step()) + piece<T>(PLACES * m_step());
+    }
+
+    // [place][panel][in][WIDTH]
+    void pack_weights(const T* w, T* to) const override {
+        const int64_t* steps = this->in(1).strides;
+        std::memset(to, 0, packed_count() * sizeof(T));
+        for (int64_t o = 0; o < g.oc; o++)
+            for (int64_t c = 0; c < g.c; c++) {
+                double u[N][N];
+                winograd::filter<M>(w + o * steps[0] + c * steps[1], steps[2], steps[3], u);
+                T* here = to + (o / WIDTH<T> * g.c + c) * WIDTH<T> + o % WIDTH<T>;
+                for (int i = 0; i < PLACES; i++) here[i * width() * g.c] = T(u[i / N][i % N]);
+            }
+    }
+
+    void convolve(const T* x, const T* weights, const Epilogue<T>& epilogue, T* y, Pieces pieces,
+                  int thread, int threads) const override {
+        T* zeros = pieces.take<T>(g.c);
+        T* v = pieces.take<T>(PLACES * v_step());
+        T* m = pieces.take<T>(PLACES * m_step());
+        if (thread == 0) std::memset(zeros, 0, g.c * sizeof(T));
+#pragma omp barrier
+        for (int64_t first = 0; first < tiles(); first += block()) {
+            const int64_t count = std::min(block(), tiles() - first);
+            const rows::Span mine = rows::share(count, thread, threads);
+            for (int64_t i = mine.begin; i < mine.end; i++)
+                transform(x, zeros, first + i, v + i * g.c);
+#pragma omp barrier
+            multiply(v, weights, m, count, thread, threads);
+#pragma omp barrier
+            for (int64_t i = mine.begin; i < mine.end; i++)
+                untransform(m + i * width(), first + i, epilogue, y);
+        }
+    }
+
+   private:
+    void transform(const T* x, const T* zeros, int64_t tile, T* v) const {
+        const Steps steps = steps_of(this->in(0));
+        const int64_t b = tile / (down() * across()), row = tile / across() % down();
+        winograd::Patch<M, T>(x + b * steps.b, g.h, g.w, steps.h, steps.w, row * M - g.ph,
+                              tile % across() * M - g.pw, zeros)
+            .transform(g.c, v, v_step());
+    }
+
+    void multiply(const T* v, const T* weights, T* m, int64_t count, int thread,
+                  int threads) const {
+        const int64_t panel_count = width() / WIDTH<T>, start = 0;
+        const rows::Span mine = rows::share(PLACES * panel_count, thread, threads);
+        for (int64_t i = mine.begin; i < mine.end; i++) {
+            const int64_t place = i / panel_count, p = i % panel_count;
+            panels::product<T>({v + place * v_step(), g.c, &start, 1, g.c}, count,
+                               weights + i * g.c * WIDTH<T>, {},
+                               m + place * m_step() + p * WIDTH<T>, width(), WIDTH<T>);
+        }
+    }
+
+    void untransform(const T* m, int64_t tile, const Epilogue<T>& epilogue, T* y) const {
+        const int64_t b = tile / (down() * across()), row = tile / across() % down() * M;
+        const int64_t column = tile % across() * M;
+        winograd::gather<M, T>(m, m_step(), g.oc, epilogue, (b * g.oh + row) * g.ow + column, g.ow,
+                               int(std::min<int64_t>(M, g.oh - row)),
+                               int(std::min<int64_t>(M, g.ow - column)), y,
+                               pixel_step(this->out(0)));
+    }
+};
+
+// --- depthwise ---------------------------------------------------------------------------------
+
+template <class T> struct Depthwise : Convolution<T> {
+    using Convolution<T>::g;
+    using Convolution<T>::Convolution;
+
+    static constexpr int PIXELS = 6;
+
+    int64_t channels() const { return up(g.c, LANES<T>); }
+    Frame frame() const { return {g.h + 2 * g.ph, g.w + 2 * g.pw, channels()}; }
+    bool copies() const {
+        return g.padded() || channels() != g.c || this->in(0).strides[1] != 1;
+    }
+    int64_t packed_count() const override { return g.kh * g.kw * channels(); }
+    int64_t work_bytes() const override {
+        return piece<T>(channels()) + (copies() ? piece<T>(frame().numel(g.b)) : 0);
+    }
+
+    // [kh][kw][channel]
+    void pack_weights(const T* w, T* to) const override {
+        const int64_t* steps = this->in(1).strides;
+        for (int64_t i = 0; i < g.kh * g.kw; i++)
+            for (int64_t c = 0; c < channels(); c++)
+                *to++ = c >= g.c ? T(0)
+                                 : w[c * steps[0] + i / g.kw * steps[2] + i % g.kw * steps[3]];
+    }
+
+    void convolve(const T* x, const T* weights, const Epilogue<T>& epilogue, T* y, Pieces pieces,
+                  int thread, int threads) const override {
+        Steps steps = steps_of(this->in(0));
+        T* bias = pieces.take<T>(channels());
+        if (epilogue.bias && thread == 0)
+            for (int64_t c = 0; c < g.c; c++) bias[c] = epilogue.bias[c * WIDTH<T>];
+        if (copies()) {
+            T* copy = pieces.take<T>(frame().numel(g.b));
+            copy_into(x, steps, g, frame(), copy, thread, threads);
+            x = copy;
+            steps = frame().steps();
+        }
+#pragma omp barrier
+        Epilogue<T> plain = epilogue;
+        if (plain.bias) plain.bias = bias;
+        const rows::Span mine = rows::share(g.b * g.oh, thread, threads);
+        for (int64_t line = mine.begin; line < mine.end; line++)
+            row(x + line / g.oh * steps.b + line % g.oh * g.sh * steps.h, steps, weights,
+                plain.at(line * g.ow, 0), y + line * g.ow * pixel_step(this->out(0)));
+    }
+
+   private:
+    void row(const T* x, const Steps& steps, const T* weights, const Epilogue<T>& epilogue,
+             T* y) const {
+        for (int64_t c = 0; c < g.c; c += LANES<T>) {
+            int64_t ox = 0;
+            for (; ox + PIXELS <= g.ow; ox += PIXELS)
+                pixels<PIXELS>(x, steps, weights, epilogue, y, ox, c);
+            for (; ox < g.ow; ox++) pixels<1>(x, steps, weights, epilogue, y, ox, c);
+        }
+    }
+
+    template <int P>
+    void pixels(const T* x, const Steps& steps, const T* weights, const Epilogue<T>& epilogue, T* y,
+                int64_t ox, int64_t c) const {
+        panels::Vector<T> sum[P] = {};
+        const int64_t step = g.sw * steps.w;
+        x += ox * step + c;
+        weights += c;
+        for (int64_t i = 0; i < g.kh; i++)
+            for (int64_t j = 0; j < g.kw; j++, weights += channels()) {
+                const T* a = x + i * g.dh * steps.h + j * g.dw * steps.w;
+                const panels::Vector<T> w = panels::load(weights);
+#pragma GCC unroll 8
+                for (int p = 0; p < P; p++) sum[p] += panels::load(a + p * step) * w;
+            }
+        const int64_t y_step = pixel_step(this->out(0));
+        const int here = int(std::min<int64_t>(LANES<T>, g.c - c));
+#pragma GCC unroll 8
+        for (int p = 0; p < P; p++)
+            put(sum[p], epilogue.at(ox + p, c), y + (ox + p) * y_step + c, here);
+    }
+
+    static void put(panels::Vector<T> v, const Epilogue<T>& epilogue, T* y, int count) {
+        if (count == LANES<T>) return panels::store(y, epilogue.apply(v, 0, epilogue.residual));
+        T padded[LANES<T>] = {}, made[LANES<T>];
+        if (epilogue.residual) std::memcpy(padded, epilogue.residual, count * sizeof(T));
+        panels::store(made, epilogue.apply(v, 0, padded));
+        std::memcpy(y, made, count * sizeof(T));
+    }
+};
+
+// --- the choice --------------------------------------------------------------------------------
+
+enum class Way { DIRECT, GATHERED, WINOGRAD2, WINOGRAD4, DEPTHWISE };
+
+// Time in multiplications of a core: those that a way takes, and what reading its weights from
+// beyond the second cache takes.
+template <class T, int M> double winograd_time(const Geometry& g, double a_byte) {
+    Winograd<T, M> way(g);
+    const double places = (M + 2) * (M + 2), tiles = double(way.tiles());
+    const double rows = std::max(tiles, 6.0);  // tiles of fewer rows wait for their sums
+    return places * rows * g.c * g.oc + (M == 4 ? 250. : 80.) * tiles * (g.c + g.oc) +
+           a_byte * double(way.packed_count() * sizeof(T));
+}
+
+template <class T> Way choose(const Geometry& g, bool fixed, bool last) {
+    if (g.groups == g.c && g.c == g.oc && g.c > 1) return Way::DEPTHWISE;
+    constexpr double A_BYTE = 4;
+    const bool short_rows = g.ow < 7 || g.kh * g.kw == 1;
+    const Way plain = g.groups == 1 && short_rows ? Way::GATHERED : Way::DIRECT;
+    const bool fits = fixed && last && g.groups == 1 && g.kh == 3 && g.kw == 3 && g.sh == 1 &&
+                      g.sw == 1 && g.dh == 1 && g.dw == 1 && g.c % LANES<T> == 0 &&
+                      g.oc % LANES<T> == 0;
+    if (!fits) return plain;
+    const double direct = double(g.macs()) + A_BYTE * double(g.depth() * g.oc * sizeof(T));
+    const double two = winograd_time<T, 2>(g, A_BYTE), four = winograd_time<T, 4>(g, A_BYTE);
+    if (direct <= std::min(two, four)) return plain;
+    return two <= four ? Way::WINOGRAD2 : Way::WINOGRAD4;
+}
+
+template <class T> Call* make(Way way, const Geometry& g) {
+    switch (way) {
+        case Way::DIRECT: return new Direct<T>(g);
+        case Way::GATHERED: return new Gathered<T>(g);
+        case Way::WINOGRAD2: return new Winograd<T, 2>(g);
+        case Way::WINOGRAD4: return new Winograd<T, 4>(g);
+        default: return new Depthwise<T>(g);
+    }
+}
+
+// Empty, or why the call is not done here.
+std::string refusal(const CallSpec& s) {
+    const Operand &x = s.operands[0], &y = s.operands[4];
+    for (int i : {0, 1, 2, 3, 4}) {
+        const Operand& operand = s.operands[i];
+        if (operand.present() && (operand.dtype != x.dtype || !rows::floating(operand)))
+            return "convolutions here are of f32, or of f64";
+    }
+    if (x.ndim != 4 || y.ndim != 4) return "convolutions here are two-dimensional, with a batch";
+    if (x.numel() == 0 || y.numel() == 0) return "there is nothing to convolve";
+    if (pixel_step(y) < 0) return "the channels of the result do not lie last";
+    const Operand& residual = s.operands[3];
+    if (residual.present() && (!rows::same_sizes(residual, y) || pixel_step(residual) < 0))
+        return "the residual's channels do not lie last, or it is of another shape";
+    return "";
+}
+
+Geometry geometry(const CallSpec& s) {
+    const Operand &x = s.operands[0], &w = s.operands[1], &y = s.operands[4];
+    Reader reader(s);
+    auto stride = reader.list<int64_t>(), padding = reader.list<int64_t>(),
+         dilation = reader.list<int64_t>();
+    const int64_t groups = reader.take<int64_t>();
+    const int activation = reader.take<uint8_t>();
+    if (stride.size() != 2 || padding.size() != 2 || dilation.size() != 2)
+        throw std::runtime_error("stride, padding and dilation have two numbers each");
+    return {x.sizes[0], x.sizes[1], x.sizes[2], x.sizes[3], y.sizes[1], y.sizes[2],
+            y.sizes[3], w.sizes[2], w.sizes[3], stride[0],  stride[1],  padding[0],
+            padding[1], dilation[0], dilation[1], groups,   activation};
+}
+
+Call* bind_conv(const CallSpec& s, std::string& why) {
+    if (!(why = refusal(s)).empty()) return nullptr;
+    const Geometry g = geometry(s);
+    const bool fixed = s.operands[1].flags & STATIC, last = s.operands[0].strides[1] == 1;
+    return s.operands[0].dtype == F32 ? make<float>(choose<float>(g, fixed, last), g)
+                                      : make<double>(choose<double>(g, fixed, last), g);
+}
+
+const Register registered(36, bind_conv);
+
+}  // namespace
+
+}  // namespace shardwright::conv
