@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from shardwright.errors import GraphError
 from shardwright.ir.operators import is_built_in, resolve
 from shardwright.ir.values import strides_or_none
 from shardwright.pipeline.connections import Connections
-from shardwright.pipeline.fxtext import Made, Text, decode, parse
-from shardwright.pipeline.rules import ONE_KIND, broken
+from shardwright.pipeline.fxtext import Made
+from shardwright.pipeline.rules import COMPUTE_KINDS, ONE_KIND, broken
 from shardwright.pipeline.schema import Document, SuperTask, TensorInfo
+from shardwright.pipeline.task_texts import TaskText, read_text
 
 
 def data_of(document: Document, task: SuperTask) -> str:
@@ -37,49 +37,34 @@ def check_blobs(document: Document, _: Connections) -> None:
         raise broken("blobs", f"no supertask uses blob {unused[0]!r}; remove it")
 
 
-@dataclass(frozen=True, slots=True)
-class _Graph:
-    """What the rules need to know of one text."""
-
-    inputs: tuple[str, ...]
-    results: list[Made | int]
-    own: tuple[str, ...]
-    """Operators that only one kind of device has."""
-
-    @classmethod
-    def of(cls, text: Text) -> _Graph:
-        own = tuple(node.op for node in text.nodes if node.op in ONE_KIND)
-        return cls(text.inputs, text.results(), own)
-
-
 def check_graphs(document: Document, connections: Connections) -> None:
     """Graphs can be built, and their inputs and outputs are their tasks'."""
-    texts: dict[str, Text] = {}
-    graphs: dict[str, _Graph] = {}
+    texts: dict[tuple[str, str], TaskText] = {}
     for name, task in document.supertasks.items():
-        if task.kind != "FX":
+        if task.kind not in COMPUTE_KINDS:
             continue
-        data = data_of(document, task)
-        if data not in graphs:
-            texts[data] = _parse(name, data)
-            graphs[data] = _Graph.of(texts[data])
-            _check_counts(name, task, graphs[data])
-            _build(document, name, task, texts[data])
-        _check_counts(name, task, graphs[data])
-        _check_kind(document, name, task, graphs[data])
-        _check_results(document, name, task, graphs[data])
-        _check_placeholders(document, connections, name, graphs[data])
+        key = (task.kind, data_of(document, task))
+        if key not in texts:
+            texts[key] = _read(name, *key)
+            _check_counts(name, task, texts[key])
+            _build(document, name, task, texts[key])
+        text = texts[key]
+        _check_counts(name, task, text)
+        _check_kind(document, name, task, text)
+        _check_taken(document, name, task, text)
+        _check_results(document, name, task, text)
+        _check_placeholders(document, connections, name, text)
     _check_unused_requires(document, texts.values())
 
 
-def _parse(name: str, data: str) -> Text:
+def _read(name: str, kind: str, data: str) -> TaskText:
     try:
-        return parse(data)
+        return read_text(kind, data)
     except GraphError as error:
         raise broken("graph", str(error), task=name) from None
 
 
-def _build(document: Document, name: str, task: SuperTask, text: Text) -> None:
+def _build(document: Document, name: str, task: SuperTask, text: TaskText) -> None:
     """Build the graph once, unless it calls operators that are not loaded here."""
     foreign = _foreign(text)
     if missing := sorted(foreign.difference(document.requires or ())):
@@ -91,15 +76,14 @@ def _build(document: Document, name: str, task: SuperTask, text: Text) -> None:
     if not all(map(_is_loaded, foreign)):
         return
     try:
-        decode(text, [document.tensors[tensor] for tensor in task.inputs])
+        text.build([document.tensors[tensor] for tensor in task.inputs])
     except GraphError as error:
         raise broken("graph", str(error), task=name) from None
 
 
-def _foreign(text: Text) -> set[str]:
+def _foreign(text: TaskText) -> set[str]:
     """The operators of a text that neither torch nor shardwright brings."""
-    operators = {node.op for node in text.nodes}
-    return {op for op in operators if not is_built_in(op)}
+    return {op for op in text.operators if not is_built_in(op)}
 
 
 def _is_loaded(op: str) -> bool:
@@ -110,7 +94,7 @@ def _is_loaded(op: str) -> bool:
     return True
 
 
-def _check_unused_requires(document: Document, texts: Iterable[Text]) -> None:
+def _check_unused_requires(document: Document, texts: Iterable[TaskText]) -> None:
     called = {op for text in texts for op in _foreign(text)}
     if unused := sorted(set(document.requires or ()) - called):
         raise broken("requires", f"no graph calls the operator {unused[0]!r}; remove it")
@@ -119,10 +103,10 @@ def _check_unused_requires(document: Document, texts: Iterable[Text]) -> None:
 # --- a graph and its task --------------------------------------------------------------------
 
 
-def _check_counts(name: str, task: SuperTask, graph: _Graph) -> None:
+def _check_counts(name: str, task: SuperTask, text: TaskText) -> None:
     for side, found, expected in (
-        ("takes", len(task.inputs), len(graph.inputs)),
-        ("gives", len(task.outputs), len(graph.results)),
+        ("takes", len(task.inputs), len(text.inputs)),
+        ("gives", len(task.outputs), len(text.results)),
     ):
         if found != expected:
             raise broken(
@@ -132,10 +116,10 @@ def _check_counts(name: str, task: SuperTask, graph: _Graph) -> None:
             )
 
 
-def _check_kind(document: Document, name: str, task: SuperTask, graph: _Graph) -> None:
+def _check_kind(document: Document, name: str, task: SuperTask, text: TaskText) -> None:
     """The task's device is of the kind that its operators are for."""
     kind = document.devices[task.device or ""].kind
-    for op in graph.own:
+    for op in sorted(text.operators & ONE_KIND.keys()):
         if ONE_KIND[op] != kind:
             raise broken(
                 "device-kind",
@@ -146,9 +130,26 @@ def _check_kind(document: Document, name: str, task: SuperTask, graph: _Graph) -
             )
 
 
-def _check_results(document: Document, name: str, task: SuperTask, graph: _Graph) -> None:
+def _check_taken(document: Document, name: str, task: SuperTask, text: TaskText) -> None:
+    """What the graph says that it takes is what the tensors are."""
+    if text.takes is None:
+        return
+    for tensor, taken in zip(task.inputs, text.takes, strict=True):
+        info = document.tensors[tensor]
+        if (info.shape, info.dtype, _strides(info)) != (taken.shape, taken.dtype, _strides(taken)):
+            raise broken(
+                "graph-tensors",
+                f"the graph takes {taken.dtype}{list(taken.shape)} of strides {_strides(taken)}, "
+                f"the tensor is {info.dtype}{list(info.shape)} of strides {_strides(info)} (None: "
+                "contiguous)",
+                task=name,
+                tensor=tensor,
+            )
+
+
+def _check_results(document: Document, name: str, task: SuperTask, text: TaskText) -> None:
     """What the graph says that it makes is what the tensors are."""
-    for tensor, result in zip(task.outputs, graph.results, strict=True):
+    for tensor, result in zip(task.outputs, text.results, strict=True):
         info = document.tensors[tensor]
         made = document.tensors[task.inputs[result]] if isinstance(result, int) else result
         if (made.shape, made.dtype) != (info.shape, info.dtype):
@@ -174,10 +175,10 @@ def _strides(spec: TensorInfo | Made) -> tuple[int, ...] | None:
 
 
 def _check_placeholders(
-    document: Document, connections: Connections, name: str, graph: _Graph
+    document: Document, connections: Connections, name: str, text: TaskText
 ) -> None:
     """Constants that are first used here say which placeholder they fill."""
-    for tensor, placeholder in zip(document.supertasks[name].inputs, graph.inputs, strict=True):
+    for tensor, placeholder in zip(document.supertasks[name].inputs, text.inputs, strict=True):
         value = document.tensors[tensor].value
         if value is None or connections.users[tensor][0] != name:
             continue

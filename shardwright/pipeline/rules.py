@@ -73,7 +73,7 @@ RULES: dict[str, str] = {
     "schedule-deadlock": "every slot comes to the end of a step; sends do not wait",
     # computation
     "blobs": "each data_blob is a key of blobs, and each blob is used",
-    "graph": "the data of an FX supertask is the text of a graph that can be built",
+    "graph": "the data of a compute supertask is the text of a graph that can be built",
     "graph-tensors": "a graph takes and gives the tensors that its supertask names",
     "device-kind": "an operator of one kind of device is called on that kind",
     "requires": "operators that torch does not bring are listed in requires, and only they",
@@ -122,6 +122,8 @@ FAMILIES: dict[str, Family] = {
 }
 FAMILY_OF: dict[str, str] = {kind: name for name, row in FAMILIES.items() for kind in row.kinds}
 """Kind of a supertask to the name of its family."""
+COMPUTE_KINDS = FAMILIES["compute"].kinds
+"""The kinds of supertasks that compute: ``FX`` has operators, ``dfg`` lowered calls."""
 
 MICROBATCH_PHASES: tuple[Phase, ...] = ("forward", "backward", "backward_weight")
 """The phases that run once a microbatch."""

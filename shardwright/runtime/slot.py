@@ -21,7 +21,12 @@ from shardwright.runtime.compiling import Compiled, Run, check_kinds, compile_ta
 from shardwright.schedule.slot_steps import SlotStep, SlotSteps, slot_steps
 from shardwright.schedule.timeline import EventKind
 
-_EVENT_KINDS: dict[str, EventKind] = {"FX": "compute", "send": "send", "recv": "recv"}
+_EVENT_KINDS: dict[str, EventKind] = {
+    "FX": "compute",
+    "dfg": "compute",
+    "send": "send",
+    "recv": "recv",
+}
 
 
 @dataclass(frozen=True, slots=True)

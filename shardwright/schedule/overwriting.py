@@ -53,7 +53,10 @@ def overwriting(
 
 
 class _Survey:
-    """Goes through the supertasks in file order."""
+    """Goes through the supertasks in file order.
+
+    Lowered ones have memory of their own for all that they do not make in an input's.
+    """
 
     def __init__(self, document: Document, found: Replacements, graphs: TaskGraphs) -> None:
         self._document = document
@@ -82,6 +85,9 @@ class _Survey:
         """Note which outputs lie in memory of constants that change; gives those that must not."""
         spec = self._document.supertasks[task]
         if self._sharing.keys().isdisjoint(spec.inputs):
+            return frozenset()
+        if spec.kind == "dfg":
+            self._sharing |= {new: self._sharing.get(old, frozenset()) for new, old in over.items()}
             return frozenset()
         graph = self._graphs.of(task)
         roots = memory_roots(graph)

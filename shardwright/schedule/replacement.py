@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shardwright.pipeline.connections import Connections, connect
+from shardwright.pipeline.rules import COMPUTE_KINDS
 from shardwright.pipeline.schema import Document, Phase
 from shardwright.schedule.agenda import is_training
 
@@ -107,7 +108,7 @@ def _carriers(
         return []
     found: list[_Carrier] = []
     task: str | None = maker
-    while task is not None and document.supertasks[task].kind == "FX":
+    while task is not None and document.supertasks[task].kind in COMPUTE_KINDS:
         inputs = document.supertasks[task].inputs
         if inputs.count(old) == 1:
             found.append((task, new, old))

@@ -15,6 +15,7 @@ from typing import Literal
 
 from shardwright.pipeline.connections import Connections, connect
 from shardwright.pipeline.graphs import TaskGraphs
+from shardwright.pipeline.rules import COMPUTE_KINDS
 from shardwright.pipeline.schema import Document, TensorInfo
 from shardwright.schedule.overwriting import Overwriting, overwriting
 
@@ -101,7 +102,8 @@ def slot_steps(document: Document, slot: str, graphs: TaskGraphs | None = None) 
     )
     replaces = document.training.replaces if document.training is not None else {}
     own = {new: old for new, old in replaces.items() if connections.devices[new] == slot}
-    computing = [t for t in connections.order[slot] if document.supertasks[t].kind == "FX"]
+    order, tasks = connections.order[slot], document.supertasks
+    computing = [task for task in order if tasks[task].kind in COMPUTE_KINDS]
     memory = overwriting(document, slot, computing, graphs or TaskGraphs(document))
     steps = _steps(document, connections, slot, {*outputs, *own, *constants}, memory)
     return SlotSteps(slot, steps, constants, outputs, own, memory)

@@ -170,11 +170,12 @@ def test_the_same_number_on_other_hosts_or_kinds_is_another_device() -> None:
     check(document)
 
 
-def test_dfg_data_is_not_read() -> None:
+def test_dfg_data_is_read() -> None:
     document = two_stages()
     document.supertasks["d1.0"].kind = "dfg"
     document.supertasks["d1.0"].data = "anything"
-    check(document)
+    with pytest.raises(PipelineError, match=r"'d1\.0'.*\[rule graph\]"):
+        check(document)
 
 
 @pytest.mark.parametrize("kind", ["send", "recv"])

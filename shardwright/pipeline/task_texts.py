@@ -1,0 +1,67 @@
+"""What the rules need to know of a compute supertask's data, whatever its kind.
+
+Comes in: the data of a supertask, and its kind. Goes out: a `TaskText`. ``FX`` text is read here;
+whoever brings another kind files its reader with `bring_texts`, as the lowered ``dfg`` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from shardwright.errors import GraphError
+from shardwright.pipeline.fxtext import Made, decode, parse
+from shardwright.pipeline.schema import TensorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class TaskText:
+    """A text, read and found to be one.
+
+    inputs
+        The names of its placeholders.
+    results
+        Each output as what is made, or as the position of the input that it is.
+    operators
+        The operators that it calls by name.
+    build
+        Puts all of it to the test, with the tensors that a supertask binds. Raises GraphError.
+    takes
+        What each input must be, where the text says it.
+    """
+
+    inputs: tuple[str, ...]
+    results: tuple[Made | int, ...]
+    operators: frozenset[str]
+    build: Callable[[Sequence[TensorInfo]], object]
+    takes: tuple[Made, ...] | None = None
+
+
+Reader = Callable[[str], TaskText]
+"""Reads a text. Raises GraphError where it is none of its kind."""
+
+
+def _read_fx(data: str) -> TaskText:
+    text = parse(data)
+    operators = frozenset(node.op for node in text.nodes)
+    return TaskText(
+        text.inputs, tuple(text.results()), operators, lambda infos: decode(text, infos)
+    )
+
+
+_READERS: dict[str, Reader] = {"FX": _read_fx}
+
+
+def bring_texts(kind: str, reader: Reader) -> None:
+    """File the reader of a kind of supertask."""
+    _READERS[kind] = reader
+
+
+def read_text(kind: str, data: str) -> TaskText:
+    """The data of a supertask of this kind. Raises GraphError."""
+    if kind not in _READERS:
+        raise GraphError(
+            f"nothing here reads the data of {kind!r} supertasks; import shardwright, not a part "
+            "of it"
+        )
+    return _READERS[kind](data)
