@@ -59,13 +59,18 @@ class Kind:
 
     def pack(self, attrs: Mapping[str, Any]) -> tuple[int, bytes]:
         """The schema and the blob of these attributes: schema 0 where all are the defaults."""
-        if dict(attrs) == dict(self.defaults):
+        if self.has_defaults and dict(attrs) == dict(self.defaults):
             return 0, b""
         return 1, self.layout(1).pack(attrs)
 
+    @property
+    def has_defaults(self) -> bool:
+        """Whether every attribute has a default, so that schema 0 says what the call is."""
+        return all(layout.fields.keys() == self.defaults.keys() for layout in self.schemas.values())
+
     def unpack(self, schema: int, blob: bytes) -> dict[str, Any]:
         """The attributes. Raises ExecError for an unknown schema or a blob of another length."""
-        if schema == 0:
+        if schema == 0 and self.has_defaults:
             if blob:
                 raise ExecError(f"{self.name}: schema 0 has no blob, found {len(blob)} bytes")
             return dict(self.defaults)
@@ -77,7 +82,7 @@ class Kind:
     def layout(self, schema: int) -> Layout:
         """A schema's layout. Raises ExecError where the kind has none of this number."""
         if schema not in self.schemas:
-            known = ", ".join(map(str, sorted({0, *self.schemas})))
+            known = ", ".join(map(str, [0] * self.has_defaults + sorted(self.schemas)))
             raise ExecError(f"{self.name} has no attribute schema {schema}; known are {known}")
         return self.schemas[schema]
 

@@ -15,7 +15,7 @@ that two graphs built alike are equal, and validates.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from keyword import iskeyword
 from typing import Any
@@ -30,16 +30,29 @@ from shardwright.ir.inference import Inference
 from shardwright.ir.operators import is_marker, operator_name, resolve, signature, split_call
 from shardwright.ir.structure import Arguments, Fixed, Leaf, Parameter, Tree, TupleTree
 from shardwright.ir.validate import validate
-from shardwright.ir.values import IRNode, IRValue, Role, Scope, Source, with_absent
+from shardwright.ir.values import Emitted, IRNode, IRValue, Role, Scope, Source, with_absent
 
 ValueLike = IRValue | int
 
+Emitter = Callable[[IRGraph, IRNode], tuple[Emitted, ...]]
+"""A backend: the kernel calls of a node that was just appended to a graph."""
+
 
 class Builder:
-    """Writes one graph, node after node; values may be given as `IRValue` or by id."""
+    """Writes one graph, node after node; values may be given as `IRValue` or by id.
 
-    def __init__(self, name: str = "graph", *, inference: Inference | None = None) -> None:
+    ``ctx`` is a backend's emitter: each node gets its kernel calls when it is appended.
+    """
+
+    def __init__(
+        self,
+        name: str = "graph",
+        *,
+        inference: Inference | None = None,
+        ctx: Emitter | None = None,
+    ) -> None:
         self.graph = IRGraph(name)
+        self._ctx = ctx
         self._scopes: tuple[Scope, ...] = ()
         self._inference = inference or Inference()
 
@@ -168,7 +181,9 @@ class Builder:
             attrs["dtype"] = torch_dtype(values[0].dtype)  # whatever torch's default is at a run
         scopes = self._scopes if scopes is None else scopes
         made = [None if value is None else value.id for value in values]
-        self.graph.emit(op, ids, made, attrs, scopes=scopes, source=source)
+        node = self.graph.emit(op, ids, made, attrs, scopes=scopes, source=source)
+        if self._ctx is not None and not is_marker(op):
+            node.emitted = self._ctx(self.graph, node)
         one = len(values) == 1 if is_marker(op) else signature(resolve(op)).returns_one
         return values[0] if one else values
 
@@ -383,7 +398,7 @@ def _renumbered(graph: IRGraph, outputs: Sequence[int], updates: Mapping[int, in
         node_id, inputs = result.fresh_id(), taken(node.inputs)
         for value_id in node.outputs:
             take(graph.values[value_id])
-        result.emit(
+        copy = result.emit(
             node.op,
             inputs,
             with_absent(taken(node.outputs), node.absent),
@@ -392,6 +407,7 @@ def _renumbered(graph: IRGraph, outputs: Sequence[int], updates: Mapping[int, in
             source=node.source,
             node_id=node_id,
         )
+        copy.emitted = node.emitted
     result.inputs = taken(graph.inputs)
     result.outputs = taken(outputs)
     result.updates = dict(zip(taken(updates), taken(updates.values()), strict=True))

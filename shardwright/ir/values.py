@@ -119,6 +119,42 @@ class IRValue:
         return self.role in STORED_ROLES
 
 
+class Temp(NamedTuple):
+    """A tensor between two kernel calls of one node."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """One kernel call of a node as a backend's emitter wrote it; the call's fields never change.
+
+    kind_id, attr_schema, attr_blob
+        Which kernel, and its packed constants (`shardwright.exec.kinds`); None where an emitter
+        left them empty, which lowering refuses.
+    inputs, outputs
+        Operands by place: the node's inputs count from 0, its outputs follow, then the tensors
+        between its calls; -1 is an optional operand that is not there.
+    temps
+        The tensors between the node's calls that this call makes.
+    constraints, hints
+        For the planner: what must hold of the operands, and what is good to know.
+    saved
+        Places that a backward reads.
+    """
+
+    kind_id: int | None = None
+    attr_schema: int | None = None
+    attr_blob: bytes | None = None
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    temps: tuple[Temp, ...] = ()
+    constraints: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
+    saved: tuple[int, ...] = ()
+
+
 @dataclass(slots=True)
 class IRNode:
     """One operator call; the module's docstring says how arguments are stored.
@@ -131,6 +167,9 @@ class IRNode:
         The line of the program it came from, where known.
     absent
         Places among the operator's results that hold no tensor, ascending.
+    emitted
+        The kernel calls that do the node's work, in order; None before an emitter ran. Not part
+        of a node's equality.
     """
 
     id: int
@@ -141,6 +180,7 @@ class IRNode:
     scopes: tuple[Scope, ...] = ()
     source: Source | None = None
     absent: tuple[int, ...] = ()
+    emitted: tuple[Emitted, ...] | None = field(default=None, compare=False, repr=False)
 
     @property
     def results(self) -> list[int | None]:

@@ -1,1 +1,1 @@
-"""What each kind does, in torch: without a compiler, on GPUs, and to test native kernels by."""
+"""Torch's side of every kind: what a call does where no native kernel does it, and on a GPU."""

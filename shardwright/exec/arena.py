@@ -1,0 +1,162 @@
+"""Offsets in an arena: where memory lies that lives for a while.
+
+Comes in: intervals, each from the first call that needs it to the last, both included, with a size
+in bytes. Goes out: an offset for each, and the arena's size. What always holds: two intervals that
+have a call in common do not overlap in memory, and offsets are multiples of `ALIGNMENT`.
+
+Two ways are tried, and the smaller arena taken: in order of time, each in the smallest hole that
+fits (fast, and often exact); and in order of size, the largest first, each in the smallest hole
+between those that live at the same time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+
+ALIGNMENT = 64
+GOOD_ENOUGH = 1.01
+"""How many times the peak an arena may take for no other way to be tried."""
+
+
+class Interval(NamedTuple):
+    """Memory that is needed from call ``start`` to call ``end``, both included."""
+
+    start: int
+    end: int
+    size: int
+
+
+class Arena(NamedTuple):
+    """Offsets in the intervals' order; ``peak`` is what lives at once, at most."""
+
+    offsets: tuple[int, ...]
+    size: int
+    peak: int
+
+
+def make_arena(intervals: Sequence[Interval]) -> Arena:
+    """Where each interval lies."""
+    aligned = [Interval(i.start, i.end, align(i.size)) for i in intervals]
+    peak = peak_bytes(aligned)
+    best = _by_time(aligned)
+    if best[1] > GOOD_ENOUGH * peak:
+        best = min(best, _by_size(aligned), key=lambda found: found[1])
+    return Arena(tuple(best[0]), best[1], peak)
+
+
+def align(size: int) -> int:
+    """The size rounded up to whole lines."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def peak_bytes(intervals: Sequence[Interval]) -> int:
+    """How many bytes live at once, at most."""
+    if not intervals:
+        return 0
+    change = np.zeros(max(i.end for i in intervals) + 2, dtype=np.int64)
+    np.add.at(change, [i.start for i in intervals], [i.size for i in intervals])
+    np.add.at(change, [i.end + 1 for i in intervals], [-i.size for i in intervals])
+    return int(np.cumsum(change).max())
+
+
+# --- in order of time ------------------------------------------------------------------------
+
+
+class _Holes:
+    """Free memory, by size and by place; neighbours are joined."""
+
+    def __init__(self) -> None:
+        self.top = 0
+        self._by_size: list[tuple[int, int]] = []
+        self._begin: dict[int, int] = {}
+        self._end: dict[int, int] = {}
+
+    def take(self, size: int) -> int:
+        """The smallest hole that fits; else the arena grows, from its last hole if there is one."""
+        found = bisect_left(self._by_size, (size, -1))
+        if found < len(self._by_size):
+            hole, offset = self._by_size[found]
+            self._remove(offset, hole)
+            if hole > size:
+                self._add(offset + size, hole - size)
+            return offset
+        offset = self._end.get(self.top, self.top)
+        if offset < self.top:
+            self._remove(offset, self.top - offset)
+        self.top = offset + size
+        return offset
+
+    def give(self, offset: int, size: int) -> None:
+        """A block comes free."""
+        before = self._end.get(offset)
+        if before is not None:
+            self._remove(before, offset - before)
+            offset, size = before, size + offset - before
+        after = self._begin.get(offset + size)
+        if after is not None:
+            self._remove(offset + size, after)
+            size += after
+        self._add(offset, size)
+
+    def _add(self, offset: int, size: int) -> None:
+        insort(self._by_size, (size, offset))
+        self._begin[offset] = size
+        self._end[offset + size] = offset
+
+    def _remove(self, offset: int, size: int) -> None:
+        del self._by_size[bisect_left(self._by_size, (size, offset))]
+        del self._begin[offset], self._end[offset + size]
+
+
+def _by_time(intervals: Sequence[Interval]) -> tuple[list[int], int]:
+    """Offsets and size, each interval placed when it begins; larger ones first."""
+    offsets = [0] * len(intervals)
+    holes, living = _Holes(), list[tuple[int, int, int]]()
+    order = sorted(range(len(intervals)), key=lambda k: (intervals[k].start, -intervals[k].size))
+    for k in order:
+        start, end, size = intervals[k]
+        while living and living[0][0] < start:
+            _, offset, freed = heappop(living)
+            holes.give(offset, freed)
+        if size:
+            offsets[k] = holes.take(size)
+            heappush(living, (end, offsets[k], size))
+    return offsets, holes.top
+
+
+# --- in order of size ------------------------------------------------------------------------
+
+
+def _by_size(intervals: Sequence[Interval]) -> tuple[list[int], int]:
+    """Offsets and size, the largest interval first."""
+    count = len(intervals)
+    offsets, top = [0] * count, 0
+    starts, ends, begins, stops = (np.zeros(count, dtype=np.int64) for _ in range(4))
+    order = sorted(range(count), key=lambda k: (-intervals[k].size, intervals[k].start))
+    for placed, k in enumerate(order):
+        start, end, size = intervals[k]
+        meets = (starts[:placed] <= end) & (ends[:placed] >= start)
+        offset = _smallest_hole(begins[:placed][meets], stops[:placed][meets], size)
+        starts[placed], ends[placed] = start, end
+        begins[placed], stops[placed] = offset, offset + size
+        offsets[k], top = offset, max(top, offset + size)
+    return offsets, top
+
+
+def _smallest_hole(begins: np.ndarray, stops: np.ndarray, size: int) -> int:
+    """The offset of the smallest hole of this size between blocks, or behind the last one."""
+    if not size or not len(begins):
+        return 0
+    order = np.argsort(begins, kind="stable")
+    begins, reached = begins[order], np.maximum.accumulate(stops[order])
+    holes = begins - np.concatenate(([0], reached[:-1]))
+    fitting = np.flatnonzero(holes >= size)
+    if not len(fitting):
+        return int(reached[-1])
+    best = fitting[np.argmin(holes[fitting])]
+    return int(reached[best - 1]) if best else 0

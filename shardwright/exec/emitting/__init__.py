@@ -1,0 +1,1 @@
+"""Emitters by family: what kernel calls an operator's node becomes."""

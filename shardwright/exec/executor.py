@@ -1,0 +1,148 @@
+"""The executor: a plan bound to memory, run again and again.
+
+    executor = Executor(plan)
+    executor.bind_and_alloc_slots({"x": x, **weights})
+    (y,) = executor.run({"x": other})
+
+Comes in: an `ExecPlan`, and tensors by name. Goes out: the plan's outputs; stored values that the
+graph updates have their new contents, in place. What always holds: once bound, a run on tensors at
+the same addresses does no work in Python but a step a segment, and allocates nothing where all
+calls are native; outputs are copies unless the caller asks for slots, which the next run
+overwrites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from shardwright.exec.exec_plan import ExecPlan
+from shardwright.exec.feeds import Feeds
+from shardwright.exec.memory import Memory
+from shardwright.exec.native.library import Library, load
+from shardwright.exec.segments import NativeSegment, Segment, TorchSegment, bind_segments
+
+
+class Executor:
+    """Runs one plan on one device; not from several threads at once.
+
+    threads
+        How many threads native calls may use; torch's number by default, asked at each run.
+    native
+        Whether native kernels are used where there are any.
+    """
+
+    def __init__(
+        self,
+        plan: ExecPlan,
+        *,
+        device: str | torch.device = "cpu",
+        threads: int | None = None,
+        native: bool = True,
+    ) -> None:
+        self.plan = plan
+        self.device = torch.device(device)
+        self.threads = threads
+        self.memory = Memory(plan, self.device)
+        self.feeds = Feeds(plan, self.memory)
+        library = self._library() if native else None
+        bound = bind_segments(plan, library)
+        self.segments: tuple[Segment, ...] = bound.segments
+        self.refused: Mapping[int, str] = bound.refused
+        """Why calls are torch's, by call number."""
+        self._has_torch = any(isinstance(segment, TorchSegment) for segment in self.segments)
+        self._fresh = self._floating()
+
+    def _library(self) -> Library | None:
+        return load() if self.device.type == "cpu" else None
+
+    # --- slots --------------------------------------------------------------------------------
+
+    def bind_and_alloc_slots(self, feed: Mapping[str, torch.Tensor]) -> Mapping[int, torch.Tensor]:
+        """Bind inputs and stored values by name; gives the slot of every value, by id.
+
+        Raises InputError where something is missing, or is not as the plan has it.
+        """
+        self.feeds.bind(feed)
+        self.feeds.check_complete()
+        for buffer, plan in enumerate(self.plan.buffers):
+            if plan.kind == "output" and self.memory.held(buffer) is None:
+                self.memory.hold(buffer, self.memory.own(buffer))
+        return self.memory
+
+    def refresh(self) -> None:
+        """Take over new contents of static values, which kernels may have packed."""
+        for segment in self.segments:
+            if isinstance(segment, NativeSegment):
+                segment.prepare(self.memory, self._threads())
+        self.feeds.rebound_static = False
+
+    # --- runs ---------------------------------------------------------------------------------
+
+    def run(
+        self, feed: Mapping[str, torch.Tensor] | None = None, *, copy: bool = True
+    ) -> list[torch.Tensor]:
+        """Run on what is fed now and what was bound before; gives the outputs in order.
+
+        Without ``copy`` outputs are slots, which the next run overwrites. Raises InputError.
+        """
+        self.bind_and_alloc_slots(feed or {})
+        if copy:
+            for buffer in self._fresh:
+                self.memory.hold(buffer, self.memory.own(buffer))
+        self.run_bound()
+        return self.outputs(copy=copy)
+
+    def run_compiled(self, inputs: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
+        """Run on the slots that are bound, new inputs copied into them; gives the output slots.
+
+        The road of replays: nothing is checked, and no address changes.
+        """
+        for vid, tensor in zip(self.plan.lowered.inputs, inputs, strict=False):
+            self.memory[vid].copy_(tensor)
+        self.run_bound()
+        return self.outputs(copy=False)
+
+    def run_bound(self) -> None:
+        """The calls, on what is bound."""
+        if self.feeds.rebound_static:
+            self.refresh()
+        threads = self._threads()
+        if not self._has_torch:
+            for segment in self.segments:
+                segment.run(self.memory, threads)
+            return
+        with torch.inference_mode():
+            for segment in self.segments:
+                segment.run(self.memory, threads)
+
+    def outputs(self, *, copy: bool = True) -> list[torch.Tensor]:
+        """The outputs of the last run, in order."""
+        slots = [self.memory[vid] for vid in self.plan.lowered.outputs]
+        if not copy:
+            return slots
+        fresh: set[int] = set()
+        found = []
+        for vid, slot in zip(self.plan.lowered.outputs, slots, strict=True):
+            buffer = self.plan.homes[vid].buffer
+            found.append(slot if buffer in self._fresh and buffer not in fresh else slot.clone())
+            fresh.add(buffer)
+        return found
+
+    def _threads(self) -> int:
+        return self.threads or torch.get_num_threads()
+
+    def _floating(self) -> frozenset[int]:
+        """Buffers of outputs that may have other memory at each run: torch's calls know none."""
+        touched = {
+            buffer
+            for segment in self.segments
+            if isinstance(segment, TorchSegment)
+            for buffer in segment.touches()
+        }
+        return frozenset(
+            k
+            for k, buffer in enumerate(self.plan.buffers)
+            if buffer.kind == "output" and k not in touched
+        )

@@ -1,0 +1,180 @@
+"""What a run is fed: tensors by name, checked against a plan, and bound to its buffers.
+
+Comes in: tensors by the names of inputs and stored values (or by a stored value's name in a
+checkpoint). Goes out: tensors in the plan's buffers. What always holds: a bound tensor has the
+plan's shape, dtype, device and strides; one that lies otherwise was copied (an input at each run, a
+stored value when it is bound); nothing else bound lies in memory that a run writes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import torch
+
+from shardwright.errors import InputError
+from shardwright.exec.exec_plan import ExecPlan
+from shardwright.exec.lowered import ValueSpec
+from shardwright.exec.memory import Memory
+from shardwright.exec.spots import extent
+from shardwright.ir.dtypes import describe_dtype, torch_dtype
+
+
+class Feeds:
+    """The external buffers of one executor."""
+
+    def __init__(self, plan: ExecPlan, memory: Memory) -> None:
+        self._plan = plan
+        self._memory = memory
+        self._buffer: dict[str, int] = dict(_names(plan))
+        self._given: dict[int, torch.Tensor] = {}
+        self._copied: dict[int, torch.Tensor] = {}
+        self._renewed = {k for k, b in enumerate(plan.buffers) if b.vid in plan.renewed}
+        self._written: list[tuple[int, int, int]] = []
+        self._complete = False
+        self.rebound_static = True
+        """Whether a static value got other memory since this was last set to False."""
+
+    def bind(self, feed: Mapping[str, torch.Tensor]) -> None:
+        """Bind what is given; what is not stays as it was. Raises InputError, naming it."""
+        moved = set()
+        for name, tensor in feed.items():
+            buffer = self._buffer.get(name)
+            if buffer is None:
+                known = ", ".join(self._buffer) or "none"
+                raise InputError(f"nothing is named {name!r} to be fed; names are {known}")
+            if self._given.get(buffer) is not tensor or not self._is_where_it_was(buffer, tensor):
+                self._bind(buffer, name, tensor)
+                moved.add(buffer)
+            elif buffer in self._copied:
+                self._copied[buffer].copy_(tensor)
+        if moved:
+            self._separate(moved)
+
+    def check_complete(self) -> None:
+        """Raise InputError where a buffer has no tensor yet."""
+        if self._complete:
+            return
+        missing = [
+            self._plan.lowered.values[buffer.vid].name
+            for k, buffer in enumerate(self._plan.buffers)
+            if buffer.kind in ("input", "stored") and self._memory.held(k) is None
+        ]
+        if missing:
+            raise InputError(f"the feed lacks {', '.join(map(repr, missing))}")
+        self._complete = True
+
+    def _is_where_it_was(self, buffer: int, tensor: torch.Tensor) -> bool:
+        if buffer in self._copied:
+            return True
+        return self._memory.bases[buffer] == (tensor.data_ptr() or None)
+
+    def _bind(self, buffer: int, name: str, tensor: torch.Tensor) -> None:
+        vid = self._plan.buffers[buffer].vid
+        spec = self._plan.lowered.values[vid]
+        check_tensor(name, tensor, spec, self._memory.device)
+        strides = self._plan.homes[vid].strides
+        self._copied.pop(buffer, None)
+        self._given[buffer] = tensor
+        if _lies_as(tensor, strides):
+            self._hold(buffer, tensor.detach())
+        elif vid in self._plan.renewed:
+            raise InputError(
+                f"{spec.role} {name!r} has strides {tensor.stride()}, but a run writes to it in "
+                f"place with strides {strides}; give a tensor that lies so"
+            )
+        else:
+            self._copy(buffer, tensor)
+
+    def _copy(self, buffer: int, tensor: torch.Tensor) -> None:
+        """Let the buffer be memory of its own, with the tensor's contents."""
+        own = self._copied[buffer] = self._memory.own(buffer)
+        own.copy_(tensor.detach())
+        self._hold(buffer, own)
+
+    def _hold(self, buffer: int, tensor: torch.Tensor) -> None:
+        if self._memory.hold(buffer, tensor):
+            self.rebound_static |= self._plan.buffers[buffer].vid in self._plan.static
+
+    # --- memory that a run writes -------------------------------------------------------------
+
+    def _separate(self, moved: set[int]) -> None:
+        """See that nothing else lies in what a run writes: inputs there are copied."""
+        if not self._renewed.isdisjoint(moved):
+            self._written = sorted(
+                (*_span(held), k)
+                for k in self._renewed
+                if (held := self._memory.held(k)) is not None
+            )
+            self._check_apart()
+            moved = set(range(1, len(self._plan.buffers)))
+        for k in moved - self._renewed - self._copied.keys():
+            held = self._memory.held(k)
+            if held is None or (other := self._overlapping(held)) is None:
+                continue
+            if self._plan.buffers[k].kind != "input":
+                self._refuse(k, other)
+            self._copy(k, held)
+
+    def _check_apart(self) -> None:
+        """Raise InputError where two tensors that a run writes share memory."""
+        for (_, end, one), (begin, _, other) in pairwise(self._written):
+            if begin < end:
+                self._refuse(one, other)
+
+    def _overlapping(self, tensor: torch.Tensor) -> int | None:
+        """The written buffer that overlaps a tensor."""
+        begin, end = _span(tensor)
+        at = bisect_left(self._written, (end,))
+        if at == 0 or begin == end:
+            return None
+        _, stop, buffer = self._written[at - 1]
+        return buffer if begin < stop else None
+
+    def _refuse(self, one: int, other: int) -> None:
+        a, b = (self._plan.lowered.values[self._plan.buffers[k].vid] for k in (one, other))
+        raise InputError(
+            f"{a.role} {a.name!r} and {b.role} {b.name!r} share memory, and a run writes to it; "
+            "give tensors with memory of their own"
+        )
+
+
+def _names(plan: ExecPlan) -> Iterator[tuple[str, int]]:
+    """Every name by which an external value may be fed, and its buffer."""
+    for k, buffer in enumerate(plan.buffers):
+        if buffer.kind in ("input", "stored"):
+            spec = plan.lowered.values[buffer.vid]
+            yield from ((name, k) for name in reversed(spec.names))
+            yield spec.name, k
+
+
+def check_tensor(name: str, tensor: torch.Tensor, spec: ValueSpec, device: torch.device) -> None:
+    """Raise InputError where a tensor has another shape, dtype or device than the plan."""
+    if not isinstance(tensor, torch.Tensor):
+        raise InputError(f"{spec.role} {name!r} is a {type(tensor).__name__}, no tensor")
+    if tuple(tensor.shape) != spec.shape or tensor.dtype != torch_dtype(spec.dtype):
+        raise InputError(
+            f"{spec.role} {name!r} is {describe_dtype(tensor.dtype)}{list(tensor.shape)}, but the "
+            f"plan was made for {spec.dtype}{list(spec.shape)}; shapes are static"
+        )
+    if tensor.device.type != device.type or device.index not in (None, tensor.device.index):
+        raise InputError(
+            f"{spec.role} {name!r} is on {tensor.device}, but the plan runs on {device}; move it "
+            f"there with .to({str(device)!r})"
+        )
+
+
+def _lies_as(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+    """Whether the strides are these, where it matters, and the values stand as they are."""
+    if tensor.is_conj() or tensor.is_neg():
+        return False
+    pairs = zip(tensor.shape, tensor.stride(), strides, strict=False)
+    return tensor.numel() == 0 or all(size == 1 or a == b for size, a, b in pairs)
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses from a tensor's first byte to behind its last."""
+    begin = tensor.data_ptr()
+    return begin, begin + extent(tensor.shape, tensor.stride()) * tensor.element_size()

@@ -1,0 +1,88 @@
+"""Copies around calls: results kept from being written over, and brought where they belong.
+
+Comes in: a lowered graph and its targets, external memory by the value that is to lie there after a
+run. Goes out: the graph with calls of ``copy``. What always holds: afterwards no result lies in
+memory that is written over, but the one that belongs there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from shardwright.exec.inplace import Sharing
+from shardwright.exec.kinds import BY_NAME
+from shardwright.exec.lowered import LoweredGraph, LoweredOp, ValueSpec
+from shardwright.exec.spots import extent, find_spots, results
+
+_COPY = BY_NAME["copy"].id
+
+
+def keep_results(
+    graph: LoweredGraph, targets: Mapping[int, int]
+) -> tuple[LoweredGraph, dict[int, int]]:
+    """The graph and its targets, with copies of results that lie in a target's old contents.
+
+    Each is copied as soon as it is there.
+    """
+    spots = find_spots(graph.values, graph.ops)
+    wanted = dict.fromkeys([*results(graph), *targets.values()])
+    kept = [vid for vid in wanted if spots[vid].root in targets]
+    if not kept:
+        return graph, dict(targets)
+    values, fresh = dict(graph.values), max(graph.values) + 1
+    copies: dict[int, int] = {}
+    for k, vid in enumerate(kept):
+        copies[vid] = fresh + k
+        values[fresh + k] = _dense(graph.values[vid], fresh + k, "kept")
+    made = {vid for op in graph.ops for vid in op.out_vids}
+    ops = [_copy(vid, copies[vid], values) for vid in kept if vid not in made]
+    for op in graph.ops:
+        ops.append(op)
+        ops += [_copy(vid, copies[vid], values) for vid in op.out_vids if vid in copies]
+    changed = replace(
+        graph,
+        values=values,
+        ops=tuple(ops),
+        outputs=tuple(copies.get(vid, vid) for vid in graph.outputs),
+        updates={old: copies.get(new, new) for old, new in graph.updates.items()},
+    )
+    return changed, {target: copies.get(vid, vid) for target, vid in targets.items()}
+
+
+def copy_back(graph: LoweredGraph, targets: Mapping[int, int], sharing: Sharing) -> LoweredGraph:
+    """The graph with copies at its end into the targets that nothing is made in directly.
+
+    What is copied there has the target's memory in ``sharing``.
+    """
+    values, fresh = dict(graph.values), max(graph.values, default=0) + 1
+    ops, updates, outputs = list(graph.ops), dict(graph.updates), list(graph.outputs)
+    for target, result in targets.items():
+        if target in sharing.claimed:
+            continue
+        values[fresh] = replace(
+            values[target], vid=fresh, name=f"{values[target].name}.new", role="tmp", names=()
+        )
+        ops.append(_copy(result, fresh, values))
+        sharing.owner[fresh] = target
+        if target in updates:
+            updates[target] = fresh
+        else:
+            outputs = [fresh if vid == result else vid for vid in outputs]
+        fresh += 1
+    return replace(graph, values=values, ops=tuple(ops), updates=updates, outputs=tuple(outputs))
+
+
+def _copy(source: int, target: int, values: Mapping[int, ValueSpec]) -> LoweredOp:
+    return LoweredOp(_COPY, 0, b"", (source,), (target,), f"copy of %{values[source].name}")
+
+
+def _dense(spec: ValueSpec, vid: int, suffix: str) -> ValueSpec:
+    """A value like another with memory of its own, in which no two elements are one."""
+    strides = spec.strides
+    if strides is not None and extent(spec.shape, strides) < math.prod(spec.shape):
+        strides = None
+    return replace(
+        spec, vid=vid, name=f"{spec.name}.{suffix}", role="tmp", names=(), strides=strides
+    )

@@ -1,0 +1,114 @@
+"""The generic kind: any operator of torch, by its name.
+
+An operator whose overload with ``out=`` is its own kernel writes straight to the outputs. Many such
+overloads are generated wrappers that compute functionally and copy, and some resize what they are
+given; these, and operators without one, are called as they are, and their results copied.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from shardwright.errors import ExecError, GraphError
+from shardwright.exec.kernels.kernel import Closure, Kernel, Tensors, present
+from shardwright.ir.attributes import from_json
+from shardwright.ir.operators import flatten_results, resolve, signature, substitute
+
+_RESIZING = {"aten.mse_loss.default"}
+"""Operators whose ``out=`` takes other memory than it is given."""
+
+
+def _generic(attrs: Mapping[str, Any], ins: Tensors, outs: Tensors) -> Closure:
+    overload, text = resolve(attrs["op"]), _arguments(attrs["call"], attrs["op"])
+    device = next((tensor.device for tensor in present((*ins, *outs))), torch.device("cpu"))
+    args = [_filled(item, ins, device) for item in text["args"]]
+    kwargs = {key: _filled(item, ins, device) for key, item in text["kwargs"].items()}
+    writer = out_overload(overload)
+    if writer is None or None in outs or len(outs) != len(writer[1]):
+        return lambda: _store_flat(overload(*args, **kwargs), outs)
+    form, names = writer
+    accepted = {p.name for p in signature(form).parameters}
+    given = {key: item for key, item in kwargs.items() if key in accepted}
+    given |= dict(zip(names, outs, strict=True))
+    return _Checked(form, args, given, present(outs))
+
+
+def _arguments(call: str, op: str) -> dict[str, Any]:
+    try:
+        text = json.loads(call)
+        return {
+            "args": [from_json(item) for item in text["args"]],
+            "kwargs": {key: from_json(item) for key, item in text["kwargs"].items()},
+        }
+    except (ValueError, KeyError, TypeError, AttributeError, GraphError) as error:
+        raise ExecError(f"the arguments of {op} cannot be read: {error!r}") from None
+
+
+def _filled(argument: Any, ins: Tensors, device: torch.device) -> Any:
+    return substitute(argument, ins, device)
+
+
+def _store_flat(made: Any, outs: Tensors) -> None:
+    """Copies results, of which some may be no tensors, to the outputs."""
+    for tensor, out in zip(flatten_results(made), outs, strict=True):
+        if out is not None:
+            out.copy_(tensor)
+
+
+class _Checked:
+    """A call that writes to its outputs; at its first run it is seen whether it does."""
+
+    def __init__(
+        self,
+        form: OpOverload,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        outs: Sequence[torch.Tensor],
+    ) -> None:
+        self._form, self._args, self._kwargs, self._outs = form, args, kwargs, outs
+        self._homes: list[tuple[int, tuple[int, ...]]] | None = [_home(out) for out in outs]
+
+    def __call__(self) -> None:
+        self._form(*self._args, **self._kwargs)
+        if self._homes is not None:
+            if [_home(out) for out in self._outs] != self._homes:
+                raise ExecError(
+                    f"{self._form} moved what it was to write to; report this operator, and "
+                    "meanwhile run the graph without an execution plan"
+                )
+            self._homes = None
+
+
+def _home(tensor: torch.Tensor) -> tuple[int, tuple[int, ...]]:
+    return tensor.data_ptr(), tensor.stride()
+
+
+@cache
+def out_overload(overload: OpOverload) -> tuple[OpOverload, tuple[str, ...]] | None:
+    """The overload that computes into given outputs, and their names; None where torch has none.
+
+    Wrappers that torch generated around the functional form do not count.
+    """
+    ours = [(a.name, str(a.type)) for a in overload._schema.arguments]
+    packet = getattr(getattr(torch.ops, overload.namespace), overload._opname)
+    name = f"{overload.namespace}.{overload._opname}.{overload._overloadname}"
+    if name in _RESIZING or any("List" in str(item.type) for item in overload._schema.returns):
+        return None
+    for other in packet.overloads():
+        form = getattr(packet, other)
+        if torch.Tag.generated in form.tags:
+            continue
+        written = [a for a in form._schema.arguments if a.is_out]
+        theirs = [(a.name, str(a.type)) for a in form._schema.arguments if not a.is_out]
+        if written and theirs == ours and len(written) == len(overload._schema.returns):
+            return form, tuple(a.name for a in written)
+    return None
+
+
+KERNELS: Mapping[str, Kernel] = {"generic": _generic}

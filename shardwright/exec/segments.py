@@ -1,0 +1,180 @@
+"""A plan's calls bound: runs of native calls, and calls of torch between them.
+
+Comes in: a plan, its memory and the native library, if there is one. Goes out: `Segment`s in the
+calls' order. What always holds: every call is in exactly one segment, by the native kernel where it
+takes the call, else by the kind's torch kernel; a native segment is one call of C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from shardwright.exec.exec_plan import ExecPlan
+from shardwright.exec.kernels.kernel import Closure
+from shardwright.exec.kernels.table import bind_torch
+from shardwright.exec.kinds import Kind, kind_of
+from shardwright.exec.lowered import ABSENT, LoweredOp
+from shardwright.exec.memory import Memory
+from shardwright.exec.native.library import Bound, Library, Operand, Program
+
+
+class NativeSegment:
+    """Native calls that follow one another; ``first`` is the number of the first call."""
+
+    def __init__(self, library: Library, first: int, bounds: Sequence[Bound]) -> None:
+        self.first = first
+        self.count = len(bounds)
+        self.bounds = tuple(bounds)
+        self._program: Program = library.program(bounds)
+        self._library = library
+
+    def run(self, memory: Memory, threads: int) -> None:
+        """All its calls, by one call of C."""
+        self._program.run(memory.bases, threads)
+
+    def prepare(self, memory: Memory, threads: int) -> None:
+        """Let kernels read their static operands."""
+        for bound in self.bounds:
+            bound.prepare(memory.bases, threads)
+
+    def single(self, index: int) -> Program:
+        """A program of one of its calls."""
+        return self._library.program([self.bounds[index]])
+
+
+class TorchSegment:
+    """Calls of torch that follow one another, on slots; bound again where an address changed."""
+
+    def __init__(self, plan: ExecPlan, first: int, ops: Sequence[LoweredOp]) -> None:
+        self.first = first
+        self.count = len(ops)
+        self._ops = ops
+        self._buffers = [
+            sorted({plan.homes[v].buffer for v in (*op.in_vids, *op.out_vids) if v != ABSENT})
+            for op in ops
+        ]
+        self._closures: list[Closure | None] = [None] * len(ops)
+        self._versions: list[tuple[int, ...]] = [()] * len(ops)
+        self._seen = -1
+
+    def touches(self) -> set[int]:
+        """The buffers that its calls read or write."""
+        return {buffer for buffers in self._buffers for buffer in buffers}
+
+    def run(self, memory: Memory, threads: int) -> None:
+        """All its calls in turn."""
+        for closure in self.closures(memory):
+            closure()
+
+    def closures(self, memory: Memory) -> list[Closure]:
+        """Its calls, on the memory's present addresses."""
+        if self._seen != memory.changes:
+            for k, op in enumerate(self._ops):
+                version = tuple(memory.version[buffer] for buffer in self._buffers[k])
+                if self._closures[k] is None or version != self._versions[k]:
+                    self._closures[k] = _bind(op, memory)
+                    self._versions[k] = version
+            self._seen = memory.changes
+        return self._closures  # type: ignore[return-value]
+
+
+Segment = NativeSegment | TorchSegment
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """All segments in order, and why calls are torch's: the kernel's reason by call number."""
+
+    segments: tuple[Segment, ...]
+    refused: Mapping[int, str]
+
+
+def bind_segments(plan: ExecPlan, library: Library | None) -> Segments:
+    """The calls of a plan, bound."""
+    operands = _Operands(plan)
+    bound: list[Bound | None] = []
+    refused: dict[int, str] = {}
+    for index, op in enumerate(plan.calls):
+        found = "there are no native kernels" if library is None else _native(library, op, operands)
+        bound.append(found if isinstance(found, Bound) else None)
+        if isinstance(found, str):
+            refused[index] = found
+    segments: list[Segment] = []
+    for native, group in groupby(range(len(bound)), key=lambda k: bound[k] is not None):
+        numbers = list(group)
+        if native and library is not None:
+            calls = [item for k in numbers if (item := bound[k]) is not None]
+            segments.append(NativeSegment(library, numbers[0], calls))
+        else:
+            ops = [plan.calls[k] for k in numbers]
+            segments.append(TorchSegment(plan, numbers[0], ops))
+    return Segments(tuple(segments), refused)
+
+
+class _Operands:
+    """What native kernels are told of values, each made once."""
+
+    def __init__(self, plan: ExecPlan) -> None:
+        self._plan = plan
+        self._known: dict[int, Operand] = {}
+        self._static = {k for k, buffer in enumerate(plan.buffers) if buffer.vid in plan.static}
+
+    def of(self, vid: int) -> Operand | None:
+        if vid == ABSENT:
+            return None
+        if vid not in self._known:
+            home = self._plan.homes[vid]
+            self._known[vid] = Operand(
+                home.buffer,
+                home.offset,
+                self._plan.lowered.values[vid].dtype,
+                home.shape,
+                home.strides,
+                home.buffer in self._static,
+            )
+        return self._known[vid]
+
+
+def _native(library: Library, op: LoweredOp, operands: _Operands) -> Bound | str:
+    """The native kernel's answer. Kernels always get attributes written out (schema 1)."""
+    kind = kind_of(op.kind_id)
+    if kind.name == "generic":
+        return "an operator of torch"
+    described = [operands.of(vid) for vid in (*op.in_vids, *op.out_vids)]
+    blob = written_out(kind, op)
+    return library.bind(op.kind_id, 1, blob, described, len(op.in_vids))
+
+
+def written_out(kind: Kind, op: LoweredOp) -> bytes:
+    """A call's attributes by the kind's first schema; empty where the kind has none."""
+    if op.attr_schema == 1 or not kind.schemas:
+        return op.attr_blob
+    return kind.layout(1).pack(kind.unpack(op.attr_schema, op.attr_blob))
+
+
+def _bind(op: LoweredOp, memory: Memory) -> Closure:
+    kind = kind_of(op.kind_id)
+    ins, outs = (
+        [None if vid == ABSENT else memory[vid] for vid in vids]
+        for vids in (op.in_vids, op.out_vids)
+    )
+    closure = bind_torch(kind.name, kind.unpack(op.attr_schema, op.attr_blob), ins, outs)
+    return _Named(closure, f"{kind.name}, {op.where}") if op.where else closure
+
+
+class _Named:
+    """A call whose exceptions say where it came from."""
+
+    __slots__ = ("_call", "_where")
+
+    def __init__(self, call: Closure, where: str) -> None:
+        self._call, self._where = call, where
+
+    def __call__(self) -> None:
+        try:
+            self._call()
+        except Exception as error:
+            error.add_note(f"in {self._where}")
+            raise
