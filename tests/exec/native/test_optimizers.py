@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import ExecError
@@ -119,14 +119,16 @@ def test_sgd_is_torchs_over_100_steps(options: dict[str, Any], dtype: torch.dtyp
 def test_dampening_acts_on_every_gradient_that_enters_the_momentum() -> None:
     parameters, gradients = draw(torch.float64), draw(torch.float64, 1)
     native = Sgd("sgd", [p.clone() for p in parameters], 0.1, {"momentum": 0.9, "dampening": 0.4})
-    native.momentums = momentums = draw(torch.float64, 2)
+    momentums = draw(torch.float64, 2)
+    native.momentums = list(momentums)
     expected = [0.9 * m + 0.6 * g for m, g in zip(momentums, gradients, strict=True)]
     native.step(gradients)
-    close(native.momentums, expected, 1e-15)
+    close([m for m in native.momentums if m is not None], expected, 1e-15)
     moved = [p - 0.1 * m for p, m in zip(parameters, expected, strict=True)]
     close(native.parameters, moved, 1e-15)
 
 
+@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 70), min_size=1, max_size=6),
     steps=st.lists(st.integers(1, 2000), min_size=6, max_size=6),

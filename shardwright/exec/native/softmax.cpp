@@ -1,0 +1,197 @@
+// softmax and log softmax over one dimension, and their gradients.
+//
+// Comes in: operands of one shape and any strides. What always holds: of a line (all elements along
+// the dimension) everything is read before its place is written, so that the output may lie in an
+// input's memory; the greatest element is taken off before exp, so that no finite line overflows.
+//
+// A line is walked in one of three ways: ROWS, where it lies one element after another; COLUMNS,
+// where other dimensions do, so that a vector holds elements of as many lines; SCATTERED, through
+// scratch memory, where neither holds.
+#include <limits>
+
+#include "sums.h"
+#include "vector_math.h"
+
+namespace shardwright {
+namespace {
+
+using namespace rows;
+using namespace simd;
+
+constexpr int64_t WORK = 2;  // what an element costs, against one that is only added
+constexpr int MOST = 3;      // operands
+
+template <class V> V greater(V a, V b) { return a > b ? a : b; }  // a NaN shows in the sum
+
+template <class T> T greatest(const T* x, int64_t n) {
+    constexpr T LOWEST = -std::numeric_limits<T>::infinity();
+    if (n < LANES<T>) {
+        T most = LOWEST;
+        for (int64_t i = 0; i < n; i++) most = x[i] > most ? x[i] : most;
+        return most;
+    }
+    Vec<T> most[4];
+    for (auto& m : most) m = set<Vec<T>>(LOWEST);
+    int64_t i = 0;
+    for (; i + WIDE<T> <= n; i += WIDE<T>)
+        for (int k = 0; k < 4; k++) most[k] = greater(load(x + i + k * LANES<T>), most[k]);
+    for (; i + LANES<T> <= n; i += LANES<T>) most[0] = greater(load(x + i), most[0]);
+    most[1] = greater(load(x + n - LANES<T>), most[1]);  // the last ones, some for the second time
+    return max_lanes(greater(greater(most[0], most[1]), greater(most[2], most[3])));
+}
+
+// ------------------------------------------------------------------ one line in a row
+
+template <class T, bool log_of> struct Forward {
+    static constexpr int OPERANDS = 2;
+
+    static void row(const T* const* in, T* y, int64_t n) {
+        const T* x = in[0];
+        T most = greatest(x, n);
+        if (log_of) {
+            T sum = sum_of<T>(n, [&](int64_t i, auto read) { return exp(read(x + i) - most); });
+            T shift = std::log(sum);
+            map(n, [=](Vec<T> v) { return (v - most) - shift; }, y, x);
+            return;
+        }
+        T sum = sum_of<T>(n, [&](int64_t i, auto read) {
+            Vec<T> e = exp(read(x + i) - most);
+            n - i < LANES<T> ? store_part(y + i, e, n - i) : store(y + i, e);
+            return e;
+        });
+        T scale = 1 / sum;
+        map(n, [=](Vec<T> v) { return v * scale; }, y, y);
+    }
+
+    // `count` lines side by side.
+    static void columns(const T* const* in, const int64_t* step, T* y, int64_t n, int64_t count) {
+        auto x = [&](int64_t i) { return load_part(in[0] + i * step[0], count); };
+        auto put = [&](int64_t i, Vec<T> v) { store_part(y + i * step[1], v, count); };
+        Vec<T> most = x(0), sum{};
+        for (int64_t i = 1; i < n; i++) most = greater(x(i), most);
+        for (int64_t i = 0; i < n; i++) {
+            Vec<T> e = exp(x(i) - most);
+            if (!log_of) put(i, e);
+            sum += e;
+        }
+        Vec<T> last = log_of ? log(sum) : 1 / sum;
+        for (int64_t i = 0; i < n; i++)
+            put(i, log_of ? (x(i) - most) - last : load_part(y + i * step[1], count) * last);
+    }
+};
+
+template <class T, bool log_of> struct Backward {
+    static constexpr int OPERANDS = 3;
+
+    template <class V> static V gradient(V dy, V y, V sum) {
+        return log_of ? dy - exp(y) * sum : y * (dy - sum);
+    }
+
+    static void row(const T* const* in, T* dx, int64_t n) {
+        const T *dy = in[0], *y = in[1];
+        Vec<T> sum = set<Vec<T>>(sum_of<T>(n, [&](int64_t i, auto read) {
+            Vec<T> v = read(dy + i);
+            return log_of ? v : v * read(y + i);
+        }));
+        map(n, [=](Vec<T> v, Vec<T> w) { return gradient(v, w, sum); }, dx, dy, y);
+    }
+
+    static void columns(const T* const* in, const int64_t* step, T* dx, int64_t n, int64_t count) {
+        auto dy = [&](int64_t i) { return load_part(in[0] + i * step[0], count); };
+        auto y = [&](int64_t i) { return load_part(in[1] + i * step[1], count); };
+        Vec<T> sum{};
+        for (int64_t i = 0; i < n; i++) sum += log_of ? dy(i) : dy(i) * y(i);
+        for (int64_t i = 0; i < n; i++)
+            store_part(dx + i * step[2], gradient(dy(i), y(i), sum), count);
+    }
+};
+
+// ------------------------------------------------------------------ all lines
+
+enum Way { ROWS, COLUMNS, SCATTERED };
+
+// How the lines of up to MOST operands of one shape are walked.
+struct Lines {
+    Way way;
+    int64_t n, inner = 1, numel;
+    int64_t step[MOST];
+    Walk outer[MOST];
+
+    Lines(const Operand* operands, int count, int dim) : n(operands[0].sizes[dim]), numel(operands[0].numel()) {
+        auto all = [&](int d, int64_t stride) {
+            for (int k = 0; k < count; k++)
+                if (operands[k].strides[d] != stride) return false;
+            return true;
+        };
+        int beside = -1;
+        way = n == 1 || all(dim, 1) ? ROWS : SCATTERED;
+        for (int d = 0; d < operands[0].ndim && way == SCATTERED; d++)
+            if (d != dim && operands[0].sizes[d] > 1 && all(d, 1)) way = COLUMNS, beside = d;
+        for (int k = 0; k < count; k++) {
+            step[k] = operands[k].strides[dim];
+            for (int d = 0; d < operands[k].ndim; d++)
+                if (d != dim && d != beside)
+                    outer[k].append(operands[k].sizes[d], operands[k].strides[d]);
+        }
+        if (beside >= 0) inner = operands[0].sizes[beside];
+    }
+};
+
+template <class T, class Math> struct Softmax : Call {
+    static constexpr int INPUTS = Math::OPERANDS - 1;
+    Lines lines;
+    Softmax(const CallSpec& s, int dim) : lines(s.operands, Math::OPERANDS, dim) { spec = s; }
+
+    void run(char* const* data, Context& context) override {
+        if (lines.numel == 0) return;
+        int64_t blocks = (lines.inner + LANES<T> - 1) / LANES<T>, count = lines.outer[0].count * blocks;
+        in_parallel(threads_for(context, lines.numel * WORK), [&](int thread, int threads) {
+            Span part = share(count, thread, threads);
+            for (int64_t r = part.begin; r < part.end; r++) line(data, r / blocks, r % blocks);
+        });
+    }
+
+    void line(char* const* data, int64_t r, int64_t block) {
+        const T* in[INPUTS];
+        int64_t column = block * LANES<T>;
+        for (int k = 0; k < INPUTS; k++) in[k] = as<T>(data[k]) + lines.outer[k].offset(r) + column;
+        T* out = as<T>(data[INPUTS]) + lines.outer[INPUTS].offset(r) + column;
+        if (lines.way == ROWS) return Math::row(in, out, lines.n);
+        if (lines.way == SCATTERED) return scattered(in, out);
+        Math::columns(in, lines.step, out, lines.n, std::min<int64_t>(LANES<T>, lines.inner - column));
+    }
+
+    void scattered(const T** in, T* out) {
+        T* row = as<T>(scratch(Math::OPERANDS * lines.n * sizeof(T)));
+        for (int k = 0; k < INPUTS; k++, row += lines.n) {
+            for (int64_t i = 0; i < lines.n; i++) row[i] = in[k][i * lines.step[k]];
+            in[k] = row;
+        }
+        Math::row(in, row, lines.n);
+        for (int64_t i = 0; i < lines.n; i++) out[i * lines.step[INPUTS]] = row[i];
+    }
+};
+
+template <template <class, bool> class Math> Call* bind(const CallSpec& spec, std::string& why) {
+    Reader read(spec);
+    int dim = read.take<int32_t>(), ndim = spec.operands[0].ndim;
+    bool log_of = read.take<uint8_t>();
+    if (dim < 0) dim += ndim;
+    if (dim < 0 || dim >= ndim) return why = "the dimension", nullptr;
+    for (int k = 0; k < spec.n_in + spec.n_out; k++) {
+        const Operand& o = spec.operands[k];
+        if (!floating(o) || o.dtype != spec.operands[0].dtype) return why = "dtypes", nullptr;
+        if (!same_sizes(o, spec.operands[0])) return why = "shapes", nullptr;
+    }
+    if (spec.operands[0].dtype == F32)
+        return log_of ? (Call*)new Softmax<float, Math<float, true>>(spec, dim)
+                      : new Softmax<float, Math<float, false>>(spec, dim);
+    return log_of ? (Call*)new Softmax<double, Math<double, true>>(spec, dim)
+                  : new Softmax<double, Math<double, false>>(spec, dim);
+}
+
+Register softmax_kind(22, bind<Forward>);
+Register softmax_bwd_kind(23, bind<Backward>);
+
+}  // namespace
+}  // namespace shardwright
