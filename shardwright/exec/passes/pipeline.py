@@ -1,0 +1,56 @@
+"""All passes in order: from a captured graph to one that kernels exist for.
+
+    decompose       operators that have kinds of their own
+    fold            what is the same in every run
+    merge           what is computed twice
+    losses          cross entropy in one piece
+    concatenations  in the order in which they are read
+    products        with what follows them
+    chains          of elementwise operators
+    dead code       what nothing needs any more
+
+What always holds: each of them takes a valid graph and gives one that computes the same.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from shardwright.exec.passes.composites import Composites
+from shardwright.exec.passes.concatenations import order_concatenations
+from shardwright.exec.passes.dead_code import remove_dead_code
+from shardwright.exec.passes.decompose import decompose
+from shardwright.exec.passes.fold import fold_constants
+from shardwright.exec.passes.fuse_elementwise import fuse_elementwise
+from shardwright.exec.passes.fuse_gemm import fuse_gemm
+from shardwright.exec.passes.losses import fuse_losses
+from shardwright.exec.passes.subexpressions import merge_common_subexpressions
+from shardwright.ir import IRGraph
+from shardwright.ir.inference import Inference
+
+
+def prepare(
+    graph: IRGraph,
+    *,
+    inference: bool,
+    constants: bool = True,
+    device: str | torch.device = "cpu",
+) -> IRGraph:
+    """The graph as it is lowered: same inputs, stored values, outputs and updates.
+
+    inference
+        Nothing stored changes between runs: parameters may be folded, convolutions fused.
+    constants
+        Whether new stored values may come to be; not where a file already says which there are.
+    device
+        Where it is to run; composed operators become what torch's kernels there are.
+    """
+    known = Inference()
+    composites = Composites(torch.device(device).type)
+    graph = decompose(graph, inference=inference, composites=composites, known=known)
+    if constants:
+        graph = fold_constants(graph, inference=inference, device=device)
+    graph = remove_dead_code(merge_common_subexpressions(graph))
+    graph = order_concatenations(fuse_losses(graph), known)
+    graph = fuse_elementwise(fuse_gemm(graph))
+    return remove_dead_code(graph)

@@ -1,0 +1,235 @@
+"""Writing a graph anew from another: what every pass is made of.
+
+Comes in: a graph, which is left as it is. Goes out, by `Rewriter.finish`: another, with the same
+inputs, stored values and ends. A pass goes through the nodes in order and keeps each one, leaves it
+out, or writes others for it and says which value stands for which (`replace`). What always holds:
+values that are kept keep their ids and names, every value is made before it is read, and whatever
+stands for a value has its shape, dtype and strides, so that views of it stay right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from shardwright.errors import GraphError
+from shardwright.ir import IRGraph, IRNode, IRValue
+from shardwright.ir.dtypes import dtype_name
+from shardwright.ir.inference import Inference
+from shardwright.ir.operators import join_call, resolve, signature
+
+
+class Rewriter:
+    """One graph under construction; ids are those of the source, and new ones beyond them.
+
+    ``inference`` may be shared between passes: it remembers what operators make.
+    """
+
+    def __init__(self, source: IRGraph, inference: Inference | None = None) -> None:
+        self.source = source
+        self.inference = inference or Inference()
+        self.made = IRGraph(source.name, next_id=source.next_id, _taken=dict(source._taken))
+        self.made.in_structure = source.in_structure
+        self.made.out_structure = source.out_structure
+        self.made.inputs = list(source.inputs)
+        self.made.tensors = dict(source.tensors)
+        self._now: dict[int, int] = {}
+        for value in source.values.values():
+            if value.producer is None:
+                self.made.values[value.id] = _copy(value, None)
+
+    # --- values -----------------------------------------------------------------------------
+
+    def now(self, value_id: int) -> int:
+        """The value that stands for one of the source."""
+        return self._now.get(value_id, value_id)
+
+    def of(self, value_id: int) -> IRValue:
+        """A value of the result by its id."""
+        return self.made.values[value_id]
+
+    def replace(self, old: int, new: int) -> None:
+        """From here on the result's value ``new`` stands for the source's ``old``.
+
+        Raises GraphError where it has another shape, dtype or strides.
+        """
+        before, after = self.source.values[old], self.made.values[new]
+        if not same_layout(before, after):
+            raise GraphError(
+                f"%{after.name} {after.dtype}{list(after.shape)} with strides {after.strides} "
+                f"cannot stand for %{before.name} {before.dtype}{list(before.shape)} with strides "
+                f"{before.strides}"
+            )
+        if old != new:
+            self._now[old] = new
+
+    def fresh(self, like: IRValue) -> IRValue:
+        """A value not yet made, of the same kind under a name of its own."""
+        return self.made.new_value(like.name, like.shape, like.dtype, strides=like.strides)
+
+    def constant(self, name: str, tensor: torch.Tensor) -> int:
+        """A stored value that holds ``tensor``."""
+        value = self.made.new_value(
+            name, tensor.shape, dtype_name(tensor.dtype), role="constant", strides=tensor.stride()
+        )
+        value.names = (value.name,)
+        self.made.tensors[value.id] = tensor
+        return value.id
+
+    # --- nodes ------------------------------------------------------------------------------
+
+    def keep(self, node: IRNode) -> None:
+        """Append a node of the source as it is, on the values that stand for its inputs."""
+        inputs = [self._now.get(value_id, value_id) for value_id in node.inputs]
+        self._append(node, node.op, inputs, node.results, node.attrs, node.id)
+
+    def emit(
+        self,
+        op: str,
+        inputs: Sequence[int],
+        outputs: Sequence[IRValue | None],
+        attrs: Mapping[str, Any],
+        like: IRNode,
+    ) -> None:
+        """Append a call that makes ``outputs``: values of the source, or fresh ones.
+
+        ``inputs`` are ids of the result, ``like`` the node whose place in the program it has.
+        """
+        ids = [None if value is None else value.id for value in outputs]
+        self._append(like, op, list(inputs), ids, dict(attrs), self.made.fresh_id())
+
+    def call(
+        self, op: str, inputs: Sequence[int], attrs: Mapping[str, Any], like: IRNode, name: str
+    ) -> list[int | None]:
+        """Append a call whose results are inferred; gives their ids."""
+        found = self.inference.outputs(op, [self.made.values[i] for i in inputs], attrs)
+        made = [
+            None
+            if tensor is None
+            else self.made.new_value(
+                name, tensor.shape, dtype_name(tensor.dtype), strides=tensor.stride()
+            )
+            for tensor in found
+        ]
+        self.emit(op, inputs, made, attrs, like)
+        return [None if value is None else value.id for value in made]
+
+    def finish(self) -> IRGraph:
+        """The result."""
+        graph, source = self.made, self.source
+        graph.outputs = [self.now(value_id) for value_id in source.outputs]
+        graph.updates = {old: self.now(new) for old, new in source.updates.items()}
+        returned = set(graph.outputs)
+        unmade = []
+        for value in graph.values.values():
+            if value.producer is not None:
+                value.role = "output" if value.id in returned else "tmp"
+            elif value.role == "tmp":
+                unmade.append(value.id)
+        for value_id in unmade:
+            del graph.values[value_id]
+        return graph
+
+    def _append(
+        self,
+        like: IRNode,
+        op: str,
+        inputs: list[int],
+        outputs: Sequence[int | None],
+        attrs: dict[str, Any],
+        node_id: int,
+    ) -> None:
+        values = self.made.values
+        made = [value_id for value_id in outputs if value_id is not None]
+        absent = tuple(i for i, value_id in enumerate(outputs) if value_id is None)
+        for value_id in made:
+            if value_id in values:
+                values[value_id].producer = node_id
+            else:
+                values[value_id] = _copy(self.source.values[value_id], node_id)
+        for value_id in dict.fromkeys(inputs):
+            values[value_id].users.append(node_id)
+        node = IRNode(node_id, op, inputs, made, attrs, like.scopes, like.source, absent)
+        self.made.nodes.append(node)
+
+
+def _copy(value: IRValue, producer: int | None) -> IRValue:
+    """The value without users."""
+    return IRValue(
+        value.id,
+        value.name,
+        value.shape,
+        value.dtype,
+        value.device,
+        value.role,
+        value.strides,
+        value.names,
+        value.placements,
+        value.init,
+        producer,
+    )
+
+
+def same_layout(a: IRValue, b: IRValue) -> bool:
+    """Whether two values have one shape and dtype, and lie in memory alike."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return a.strides == b.strides or _sized(a) == _sized(b)
+
+
+def _sized(value: IRValue) -> list[tuple[int, int]]:
+    """Dimensions with more than one element, and their strides."""
+    from_strides = strides_of(value)
+    return [
+        (dim, stride)
+        for dim, (size, stride) in enumerate(zip(value.shape, from_strides, strict=True))
+        if size > 1
+    ]
+
+
+def strides_of(value: IRValue) -> tuple[int, ...]:
+    """The strides of a value, written out."""
+    if value.strides is not None:
+        return value.strides
+    strides, step = [], 1
+    for size in reversed(value.shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def bound(op: str, inputs: Sequence[int], attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """A call's arguments by the names in its operator's schema; tensors are ids, as `Tensor`."""
+    overload = resolve(op)
+    args, kwargs = join_call(overload, [Tensor(i) for i in inputs], dict(attrs))
+    names = [p.name for p in signature(overload).parameters if not p.keyword_only]
+    return dict(zip(names, args, strict=True)) | kwargs
+
+
+def arguments(node: IRNode) -> dict[str, Any]:
+    """A node's arguments, as `bound` gives them."""
+    return bound(node.op, node.inputs, node.attrs)
+
+
+class Tensor(int):
+    """The id of a value among a call's arguments."""
+
+    __slots__ = ()
+
+
+def call_attributes(op: str, given: Mapping[str, Any]) -> tuple[list[int], dict[str, Any]]:
+    """Inputs and attributes of a call whose arguments are ``given`` by name, all of the schema's.
+
+    The mirror of `bound` for operators that take no lists of tensors.
+    """
+    inputs: list[int] = []
+    attrs: dict[str, Any] = {}
+    for parameter in signature(resolve(op)).parameters:
+        value = given[parameter.name]
+        if isinstance(value, Tensor):
+            inputs.append(int(value))
+        else:
+            attrs[parameter.name] = value
+    return inputs, attrs
