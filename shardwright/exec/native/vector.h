@@ -141,6 +141,26 @@ template <class V> SIMD V copysign(V size, V sign) {
 template <class V> SIMD V maximum(V a, V b) { return ((a > b) | (a != a)) ? a : b; }
 template <class V> SIMD V minimum(V a, V b) { return ((a < b) | (a != a)) ? a : b; }
 
+// x, or the limit that it is beyond; NaN stays NaN.
+#if defined(SIMD_512)
+SIMD F32v at_most(F32v x, float limit) {
+    return (F32v)_mm512_min_ps(_mm512_set1_ps(limit), (__m512)x);
+}
+SIMD F32v at_least(F32v x, float limit) {
+    return (F32v)_mm512_max_ps(_mm512_set1_ps(limit), (__m512)x);
+}
+#elif defined(SIMD_256)
+SIMD F32v at_most(F32v x, float limit) {
+    return (F32v)_mm256_min_ps(_mm256_set1_ps(limit), (__m256)x);
+}
+SIMD F32v at_least(F32v x, float limit) {
+    return (F32v)_mm256_max_ps(_mm256_set1_ps(limit), (__m256)x);
+}
+#else
+SIMD F32v at_most(F32v x, float limit) { return x > limit ? set<F32v>(limit) : x; }
+SIMD F32v at_least(F32v x, float limit) { return x < limit ? set<F32v>(limit) : x; }
+#endif
+
 // Over the lanes, by halves.
 template <class V> SIMD Element<V> sum_lanes(V v) {
     Element<V> lanes[LANES<Element<V>>];

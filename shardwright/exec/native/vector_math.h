@@ -29,28 +29,39 @@ SIMD F32v scale(F32v p, F32v n) {
 #endif
 }
 
-// x = n log 2 + r, |r| <= log(2) / 2; e^r = 1 + r + r^2 tail.
+// x = n log 2 + r, |r| <= log(2) / 2; e^r = 1 + less.
 struct Exponent {
-    F32v n, r, tail;
+    F32v n, less;
 };
 SIMD Exponent exponent(F32v x, F32v correction = F32v{}) {
-    x = x > 89.0f ? set<F32v>(89.0f) : x;  // inf from there
-    x = x < -104.0f ? set<F32v>(-104.0f) : x;  // 0 from there
     F32v n = rint(x * 1.44269504f);
     F32v r = fma(n, set<F32v>(-0.693359375f), x) + fma(n, set<F32v>(2.1219444e-4f), correction);
-    return {n, r, polynomial(r, 1.3947599e-03f, 8.367247e-03f, 4.1666266e-02f, 1.6666538e-01f, .5f)};
+    F32v tail = polynomial(r, 1.3947599e-03f, 8.367247e-03f, 4.1666266e-02f, 1.6666538e-01f, .5f);
+    return {n, fma(r * r, tail, r)};
 }
+constexpr float EXP_INF = 89.0f, EXP_ZERO = -104.0f;  // from where on e^x is inf, or 0
 
 SIMD F32v exp(F32v x) {
-    Exponent e = exponent(x);
-    return scale(1.0f + fma(e.r * e.r, e.tail, e.r), e.n);
+    Exponent e = exponent(at_least(at_most(x, EXP_INF), EXP_ZERO));
+    return scale(1.0f + e.less, e.n);
+}
+
+// Of x <= 0.
+SIMD F32v exp_below(F32v x) {
+    Exponent e = exponent(at_least(x, EXP_ZERO));
+    return scale(1.0f + e.less, e.n);
+}
+SIMD F32v expm1_below(F32v x) {
+    Exponent e = exponent(at_least(x, EXP_ZERO));
+    F32v power = scale(set<F32v>(1.0f), e.n);
+    return fma(power, e.less, power - 1.0f);
 }
 
 SIMD F32v expm1(F32v x) {
-    Exponent e = exponent(x);
+    Exponent e = exponent(at_least(at_most(x, EXP_INF), EXP_ZERO));
     // Half of it, so that 2^n does not overflow before the result does.
     F32v power = scale(set<F32v>(1.0f), e.n - 1.0f);
-    F32v result = 2.0f * fma(power, fma(e.r * e.r, e.tail, e.r), power - 0.5f);
+    F32v result = 2.0f * fma(power, e.less, power - 0.5f);
     return x == 0.0f ? x : result;
 }
 
@@ -95,7 +106,7 @@ SIMD F32v log1p(F32v x) {
 }
 
 SIMD F32v tanh(F32v x) {
-    F32v less = expm1(-2.0f * abs(x));
+    F32v less = expm1_below(-2.0f * abs(x));
     return copysign(less / (2.0f + less), x);
 }
 
@@ -104,11 +115,10 @@ template <class V> struct Normal {
     V below, bell;
 };
 SIMD Normal<F32v> normal(F32v x) {
-    F32v size = abs(x);
-    size = size > 15.0f ? set<F32v>(15.0f) : size;  // bell and tail are 0 there
-    F32v square = size * size, rounded = fma(size, size, -square);
-    Exponent e = exponent(-0.5f * square, -0.5f * rounded);
-    F32v bell = scale(1.0f + fma(e.r * e.r, e.tail, e.r), e.n);
+    F32v size = at_most(abs(x), 15.0f);  // bell and tail are 0 from there on
+    F32v half = -0.5f * size, power = half * size;
+    Exponent e = exponent(power, fma(half, size, -power));
+    F32v bell = scale(1.0f + e.less, e.n);
     // tail / bell is y times a polynomial in y, for |x| up to 16.
     F32v y = 1.0f / fma(size, set<F32v>(0.35f), set<F32v>(1.0f));
     F32v tail = bell * y *
@@ -171,6 +181,7 @@ SIMD_BY_LANES(erf)
 SIMD_BY_LANES(sin)
 SIMD_BY_LANES(cos)
 #undef SIMD_BY_LANES
+SIMD F64v exp_below(F64v x) { return exp(x); }
 SIMD Normal<F64v> normal(F64v x) {
     return {each(x, [](double v) { return 0.5 * std::erfc(-M_SQRT1_2 * v); }), exp(-0.5 * x * x)};
 }
@@ -184,7 +195,7 @@ template <class V> SIMD V pow(V x, V y) {
 template <class V> SIMD V relu(V x) { return x < 0 ? V{} : x; }
 
 template <class V> SIMD V sigmoid(V x) {
-    V e = exp(-abs(x));
+    V e = exp_below(-abs(x));
     return (x < 0 ? e : set<V>(1)) / (1 + e);
 }
 
