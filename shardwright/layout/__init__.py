@@ -5,7 +5,7 @@ from shardwright.layout.convert import Conversion, convert
 from shardwright.layout.crossing import Crossing, cross
 from shardwright.layout.device import CPU_CORE, DEVICES, DeviceModel
 from shardwright.layout.layout import Layout
-from shardwright.layout.links import ETHERNET, GLOO, LINKS, Link, Links
+from shardwright.layout.links import ETHERNET, GLOO, LINKS, SHARED, Link, Links
 from shardwright.layout.mesh import Mesh
 from shardwright.layout.moves import Step
 from shardwright.layout.placement import Partial, Placement, Replicate, Shard
@@ -17,6 +17,7 @@ __all__ = [
     "ETHERNET",
     "GLOO",
     "LINKS",
+    "SHARED",
     "Assembly",
     "Cluster",
     "Conversion",

@@ -1,9 +1,10 @@
 """The machines that a plan is for: which device slots there are, and what links them.
 
 Comes in: the device slots of each host, what a slot is, and what links them inside a host and
-between hosts. Goes out: the links among any slots, and along the axes of a mesh on them. An axis
-is as slow as its slowest group: a group that spans hosts pays the links between hosts for every
-message.
+between hosts. Goes out: the links among any slots, and along the axes of a mesh on them. Slots of
+one host are processes that share memory, as the runtime has them, unless it is said otherwise. An
+axis is as slow as its slowest group: a group that spans hosts pays the links between hosts for
+every message.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from shardwright.atomic import replacing
 from shardwright.errors import PlanError
 from shardwright.layout.cluster_file import Machines, named_slots, read_machines, write_machines
 from shardwright.layout.device import CPU_CORE, DeviceModel
-from shardwright.layout.links import ETHERNET, GLOO, Link, Links
+from shardwright.layout.links import ETHERNET, GLOO, SHARED, Link, Links
 from shardwright.layout.mesh import Group, Mesh
 
-__all__ = ["ETHERNET", "GLOO", "Cluster", "DeviceModel", "Link", "Links"]
+__all__ = ["ETHERNET", "GLOO", "SHARED", "Cluster", "DeviceModel", "Link", "Links"]
 
 
 class Cluster(msgspec.Struct, frozen=True):
@@ -31,7 +32,7 @@ class Cluster(msgspec.Struct, frozen=True):
     """
 
     hosts: tuple[Group, ...]
-    inside: Links = GLOO
+    inside: Links = SHARED
     between: Links = ETHERNET
     device: DeviceModel = CPU_CORE
 
@@ -48,7 +49,7 @@ class Cluster(msgspec.Struct, frozen=True):
         devices_per_host: int | None = None,
         *,
         device: DeviceModel = CPU_CORE,
-        inside: Links = GLOO,
+        inside: Links = SHARED,
         between: Links = ETHERNET,
     ) -> Cluster:
         """Slots d0, d1, … on hosts of so many each; on one host where that is None."""
@@ -71,7 +72,7 @@ class Cluster(msgspec.Struct, frozen=True):
             raise PlanError(f"{path} is no text in UTF-8: {error}") from None
         hosts, device, inside, between = read_machines(text, str(path))
         try:
-            return cls(hosts, inside or GLOO, between or ETHERNET, device)
+            return cls(hosts, inside or SHARED, between or ETHERNET, device)
         except PlanError as error:
             raise PlanError(f"{path}: {error}") from None
 
@@ -83,7 +84,7 @@ class Cluster(msgspec.Struct, frozen=True):
     def to_yaml(self) -> str:
         """The text of the cluster's file; links that no slots need and nobody gave are left out."""
         alone = len(self.hosts) == 1 and self.between == ETHERNET
-        apart = all(len(host) == 1 for host in self.hosts) and self.inside == GLOO
+        apart = all(len(host) == 1 for host in self.hosts) and self.inside == SHARED
         return write_machines(
             Machines(
                 self.hosts,

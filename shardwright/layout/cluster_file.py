@@ -191,6 +191,13 @@ def _written_hosts(hosts: Sequence[Group]) -> dict[str, Any]:
     return {"hosts": [list(host) for host in hosts]}
 
 
+def links_text(links: Links) -> str:
+    """Links as a file says them, on one line."""
+    found = _written_links(links)
+    text = yaml.safe_dump(found, sort_keys=False, default_flow_style=True, width=1000)
+    return found if isinstance(found, str) else str(text).strip()
+
+
 def _written_device(device: DeviceModel) -> str | dict[str, str]:
     if DEVICES.get(device.name) == device:
         return device.name

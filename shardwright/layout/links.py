@@ -82,8 +82,13 @@ class Links(msgspec.Struct, frozen=True):
         return self.start + ROUNDS[kind](members) * link.seconds(nbytes / members)
 
 
+SHARED = Links.of(send=Link(36e-6, 7e9), collective=Link(5e-6, 4e9), start=55e-6)
+"""Processes of one host on CPU in shared memory: two cores of a Xeon of 2023, the best times of
+`profile_links`. Collectives reach 2.2 GB/s (all_to_all) to 8.8 GB/s (all_gather, which is read
+where it stands); one rate for all leaves to those who measure to gather where others scatter, which
+takes more memory."""
 GLOO = Links.of(send=Link(60e-6, 3.2e9), collective=Link(60e-6, 0.5e9), start=150e-6)
-"""Processes of one host on CPU, as measured with gloo."""
+"""The same by gloo, over sockets."""
 ETHERNET = Links.of(send=Link(100e-6, 1.1e9), collective=Link(100e-6, 0.4e9), start=150e-6)
 """Hosts on a network of 10 Gbit/s, assumed."""
 
@@ -95,6 +100,7 @@ def _nccl(latency: float, gigabytes_a_second: float) -> Links:
 
 
 LINKS: Mapping[str, Links] = {
+    "shared-memory": SHARED,
     "gloo": GLOO,
     "ethernet": ETHERNET,
     # Peaks a GPU and direction: NVIDIA's data sheets of A100 and H100; one adapter a GPU of HDR and

@@ -42,7 +42,11 @@ def plan_beside(graph: IRGraph, step_graph: IRGraph, plan: Plan) -> Plan:
     assigned = [Assignment(mesh, split) for mesh, split in zip(there, splits, strict=True)]
     made = make_plan(apart, plan.policy, plan.devices, assigned, whole_notes(apart, splits))
     return msgspec.structs.replace(
-        made, fingerprint=fingerprint_graph(graph), unfused=unfused, stages=tuple(stages)
+        made,
+        fingerprint=fingerprint_graph(graph),
+        unfused=unfused,
+        stages=tuple(stages),
+        cluster=plan.cluster,
     )
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
+from shardwright.layout.cluster_file import links_text
 from shardwright.planning.plan import Assignment, Plan, Split, Terms
 from shardwright.planning.predicted import Prediction
 
@@ -103,11 +104,21 @@ def _grids(plan: Plan) -> str:
     return " and ".join(sorted(grid or "one slot" for grid in grids))
 
 
+def _machines(plan: Plan) -> str:
+    if plan.cluster is None:
+        return "unknown"
+    hosts, device = len(plan.cluster.hosts), plan.cluster.device.name
+    between = f", {links_text(plan.cluster.between)} between" if hosts > 1 else ""
+    inside = links_text(plan.cluster.inside)
+    return f"{hosts} {'hosts' if hosts > 1 else 'host'}, {device}, {inside} inside{between}"
+
+
 SETTINGS: dict[str, Callable[[Plan], str]] = {
     "graph": lambda plan: f"{plan.graph} ({plan.fingerprint})",
     "inputs": lambda plan: ", ".join(plan.inputs) or "unknown",
     "policy": lambda plan: plan.policy,
     "slots": lambda plan: str(len(plan.devices)),
+    "machines": _machines,
     "mesh of a stage": _grids,
     "fused products taken apart": lambda plan: str(len(plan.unfused)),
     "virtual stages": lambda plan: str(len(plan.training.placement)) if plan.training else "none",

@@ -82,8 +82,21 @@ def plan(
 
     Raises PlanError where that cannot be done, and what a policy function raises.
     """
-    given = Asked(microbatches, schedule, chunks, recompute, memory, zero)
-    options = given.options()
+    asked = Asked(microbatches, schedule, chunks, recompute, memory, zero)
+    made = _made(graph, devices, policy, mesh, profile, asked)
+    cluster = devices if isinstance(devices, Cluster) else Cluster((made.devices,))
+    return msgspec.structs.replace(made, cluster=cluster)
+
+
+def _made(
+    graph: IRGraph,
+    devices: int | Cluster | None,
+    policy: str | Policy,
+    mesh: Mapping[str, int] | None,
+    profile: Profile | Costs | None,
+    asked: Asked,
+) -> Plan:
+    options = asked.options()
     training = is_step(graph)
     if not training and options != Options():
         raise PlanError(
@@ -91,7 +104,7 @@ def plan(
             "capture a step with compile_ir, or leave it out"
         )
     if policy == AUTO:
-        return auto_plan(graph, _cluster(devices, mesh), _costs(profile), given)
+        return auto_plan(graph, _cluster(devices, mesh), _costs(profile), asked)
     if profile is not None and policy not in PARTITIONERS:
         raise PlanError(
             f"a profile is for policy='auto' and for {', '.join(PARTITIONERS)}; {policy!r} counts "

@@ -23,7 +23,7 @@ from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.dropout import DROPOUT
 from shardwright.ir.repeats import fingerprint
-from shardwright.layout import Mesh
+from shardwright.layout import Cluster, Mesh
 from shardwright.planning.copies import Copy
 from shardwright.planning.explanation import Explanation
 from shardwright.planning.plan_file import read_plan, write_plan
@@ -144,6 +144,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     are no ranges of nodes: they are done one after another; a training step has its own. ``copies``
     are nodes that other stages do again (`planning.copies`), which count as nodes too.
     ``prediction`` is what the automatic planner expects of the plan, ``explanation`` why it is so.
+    ``cluster`` is the machines that it is for: what their links cost decides by which collectives
+    `build` brings values from one layout to another.
     """
 
     graph: str
@@ -162,6 +164,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     copies: tuple[Copy, ...] = ()
     prediction: Prediction | None = None
     explanation: Explanation | None = None
+    cluster: Cluster | None = None
 
     def __str__(self) -> str:
         work = sum(load.work for load in self.loads) or 1
@@ -209,6 +212,11 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return plan
 
 
+def cluster_of(plan: Plan) -> Cluster:
+    """The machines that a plan is for: this one's processes where it does not say."""
+    return plan.cluster or Cluster((plan.devices,))
+
+
 def assignments(plan: Plan, nodes: int) -> Iterator[Assignment]:
     """The assignment of each node in order. Raises PlanError where the plan lacks one."""
     if len(plan.nodes) != nodes:
@@ -233,6 +241,8 @@ def check_whole(plan: Plan) -> None:
         pass
     if plan.stages and len(plan.stages) != len(plan.nodes):
         raise PlanError(f"stages has {len(plan.stages)} entries, expected {len(plan.nodes)}")
+    if missing := set(plan.devices).difference(cluster_of(plan).devices):
+        raise PlanError(f"devices names {min(missing)!r}, which cluster.hosts lacks")
     if plan.training is None:
         return
     training, stages = plan.training, len(plan.training.placement)

@@ -14,8 +14,8 @@ from shardwright.ir import IRGraph
 from shardwright.ir.execute import describe_node
 from shardwright.ir.inference import Inference
 from shardwright.ir.repeats import repeated_blocks
-from shardwright.layout import Cluster, Layout
-from shardwright.planning.plan import Assignment, Plan, assignments
+from shardwright.layout import Layout
+from shardwright.planning.plan import Assignment, Plan, assignments, cluster_of
 from shardwright.transform.ends import Ends
 from shardwright.transform.holdings import Holdings
 from shardwright.transform.nodes import NodeWriter, Written
@@ -34,7 +34,7 @@ def empty_holdings(graph: IRGraph, plan: Plan) -> Holdings:
     """Slots that do nothing yet, and hold nothing."""
     inference = Inference()
     slots = {device: SlotGraph.empty(device, inference) for device in plan.devices}
-    return Holdings(graph, slots, Cluster((tuple(plan.devices),)))
+    return Holdings(graph, slots, cluster_of(plan))
 
 
 def write_forward(

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.errors import PlanError
-from shardwright.layout import ETHERNET, GLOO, Cluster, Link, Links, Mesh
+from shardwright.layout import ETHERNET, GLOO, SHARED, Cluster, Link, Links, Mesh
 from shardwright.layout.links import ROUNDS
 
 LINKS = Links.of(send=Link(1.0, 10.0), collective=Link(2.0, 5.0), start=7.0)
@@ -42,10 +42,10 @@ def test_all_reduce_costs_reduce_scatter_and_all_gather_with_one_start():
 def test_an_axis_across_hosts_pays_for_it():
     cluster = Cluster.of(devices=4, devices_per_host=2)
     assert cluster.hosts == (("d0", "d1"), ("d2", "d3"))
-    assert cluster.links(Mesh.of({"data": 2, "tensor": 2})) == (ETHERNET, GLOO)
+    assert cluster.links(Mesh.of({"data": 2, "tensor": 2})) == (ETHERNET, SHARED)
     assert cluster.links(Mesh.of({"x": 3}, ["d0", "d1", "d2"])) == (ETHERNET,)
     assert cluster.among(("d2", "d3")) is cluster.inside
-    assert Cluster.of(4).links(Mesh.of({"x": 4})) == (GLOO,)
+    assert Cluster.of(4).links(Mesh.of({"x": 4})) == (SHARED,)
 
 
 def test_hosts_may_differ_and_the_last_may_be_smaller():

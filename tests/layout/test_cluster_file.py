@@ -105,7 +105,7 @@ def test_the_text_reads_well():
         "hosts: 2\n"
         "devices_per_host: 2\n"
         "links:\n"
-        "  inside: gloo\n"
+        "  inside: shared-memory\n"
         "  between: {latency: 5 us, bandwidth: 25 GB/s}\n"
         "device:\n"
         "  name: mine\n"
@@ -148,7 +148,7 @@ def test_links_that_no_slot_needs_are_not_written():
         (
             "nvlink3",
             "nvlink9",
-            "line 5, links.inside: found 'nvlink9', expected one of gloo, ether",
+            "line 5, links.inside: found 'nvlink9', expected one of shared-memory, gloo, ether",
         ),
         ("A100-80GB", "A100", "line 3, device: found 'A100', expected one of cpu-core, V100-32GB"),
         ("device: A100-80GB\n", "", "line 1: the key 'device' is missing: what each slot is"),

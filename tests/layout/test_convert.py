@@ -43,7 +43,12 @@ PRICES = [(1.0, 1e12), (0.0, 1.0), (60e-6, 1e6)]
 
 def ask(source, target, sizes, shape, **rest):
     mesh = Mesh.of(dict(zip("xyz", sizes, strict=False)))
-    return convert(Layout.parse(source), Layout.parse(target), mesh=mesh, shape=shape, **rest)
+    sockets = Cluster((mesh.devices,), inside=GLOO)
+    return convert(
+        Layout.parse(source),
+        Layout.parse(target),
+        **{"mesh": mesh, "shape": shape, "cluster": sockets, **rest},
+    )
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import msgspec
 import pytest
 
 from shardwright.errors import PlanError
-from shardwright.layout import CPU_CORE, DEVICES, GLOO, LINKS, Cluster, DeviceModel
+from shardwright.layout import CPU_CORE, DEVICES, LINKS, SHARED, Cluster, DeviceModel
 
 
 def test_devices_and_links_by_name():
@@ -11,7 +11,7 @@ def test_devices_and_links_by_name():
     assert DEVICES["A100-80GB"].half_flops == pytest.approx(250e12, rel=0.01)
     assert LINKS["nvlink4"].send.bandwidth > LINKS["infiniband-ndr"].send.bandwidth
     assert Cluster.of(1).device is CPU_CORE
-    assert Cluster.of(1).inside is GLOO
+    assert Cluster.of(1).inside is SHARED
 
 
 def test_newer_devices_and_links_are_faster():

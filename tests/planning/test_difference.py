@@ -5,6 +5,7 @@ import itertools
 import msgspec
 import pytest
 
+from shardwright.layout import Cluster, Link, Links
 from shardwright.planning import Plan, plan
 from shardwright.planning.difference import Change, difference
 from shardwright.planning.make import POLICIES
@@ -98,6 +99,17 @@ def test_units_and_sums_are_told() -> None:
         assert difference(made, changed).sections["how nodes are split"] == (
             Change("layers.0: linear", "tensor by n", text),
         )
+
+
+def test_other_links_are_told() -> None:
+    here = plan(language_model(), 2, "tensor")
+    link = Link(1e-3, 1e9)
+    there = plan(language_model(), Cluster.of(2, 1, between=Links.of(link, link)), "tensor")
+    assert str(difference(here, there)).splitlines()[:2] == [
+        "settings",
+        "  machines: 1 host, cpu-core, shared-memory inside -> 2 hosts, cpu-core, "
+        "shared-memory inside, {latency: 1 ms, bandwidth: 1 GB/s} between",
+    ]
 
 
 def test_what_is_predicted_is_compared() -> None:

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from shardwright.errors import PlanError
+from shardwright.layout import GLOO, Cluster
 from shardwright.planning import Assignment, Plan, plan
-from shardwright.planning.plan import check_belongs
+from shardwright.planning.plan import check_belongs, cluster_of
 from shardwright.planning.plan_file import read_plan, write_plan
 from tests.graphs import language_model
 from tests.steps import language_step, trained
@@ -80,6 +81,10 @@ def changed(folder: Path, made: Plan, **fields: object) -> Path:
         ({"policy": 3}, "plan.json at policy: Expected `str`, got `int`; plan again"),
         ({"polcy": "data"}, "plan.json: Object contains unknown field `polcy`"),
         ({"training__schedul": "x"}, "plan.json at training: Object contains unknown field"),
+        (
+            {"cluster__hosts": [["d0", "d1", "d2"]]},
+            "devices names 'd3', which cluster.hosts lacks; plan again, or mend the file",
+        ),
         ({"nodes": [0, 99]}, "plan.json: node 1 has the assignment 99, which the plan lacks"),
         ({"training__stages": [0]}, r"training.stages has 1 entries, expected \d+"),
         ({"training__work": [1]}, "training.work has 1 entries, expected 4"),
@@ -158,6 +163,23 @@ def test_a_plan_says_of_each_node_where_it_stands() -> None:
     assert made.inputs == ("tokens i64[2, 3]",)
     assert made.labels[:4] == ("embedding", "mul", "layers.0: layer_norm", "layers.0: linear")
     assert len(made.labels) == len(made.nodes)
+
+
+def test_a_plan_holds_the_machines_that_it_is_for() -> None:
+    machines = Cluster.of(4, 2, inside=GLOO)
+    assert plan(language_model(), machines).cluster == machines
+    assert plan(language_model(), 2, "auto").cluster == Cluster.of(2)
+
+
+def test_a_file_from_before_plans_held_machines_is_read(tmp_path: Path) -> None:
+    made = interleaved()
+    path = changed(tmp_path, made)
+    fields = json.loads(path.read_text())
+    del fields["cluster"]
+    path.write_text(json.dumps(fields))
+    again = Plan.load(path)
+    assert again == msgspec.structs.replace(made, cluster=None)
+    assert cluster_of(again) == made.cluster
 
 
 def test_a_plan_by_hand_has_a_file_too(tmp_path: Path) -> None:

@@ -1,13 +1,14 @@
 """Split graphs are run slot by slot in one process and held against the whole."""
 
+import msgspec
 import pytest
 import torch
 
 from shardwright.dimops.catalog import dimop_of
 from shardwright.errors import PlanError
 from shardwright.ir import Builder
-from shardwright.layout import Mesh
-from shardwright.planning import Assignment, Split, make_plan, plan
+from shardwright.layout import ETHERNET, Cluster, Link, Mesh
+from shardwright.planning import Assignment, Plan, Split, make_plan, plan
 from shardwright.runtime import run
 from shardwright.transform import build
 from shardwright.transform.localize import localize
@@ -108,6 +109,21 @@ def test_a_conversion_is_done_once_for_all_that_read_it():
     graph = builder.finish([a, b])
     localized = localize(graph, split_all(graph, 2, {"relu": (0, 0)}))
     assert kinds(localized) == ["all_gather"]
+
+
+@pytest.mark.parametrize(
+    ("slow", "taken"), [("all_to_all", ["all_gather"]), ("all_gather", ["all_to_all"])]
+)
+def test_what_the_links_of_the_plan_cost_decides_the_collectives(slow, taken, tmp_path):
+    builder = Builder("turned")
+    x = builder.input("x", (8, 8), "f64")
+    y = builder.call("aten.relu.default", x)
+    graph = builder.finish(builder.call("aten.cumsum.default", y, 0))
+    links = msgspec.structs.replace(ETHERNET, **{slow: Link(1.0, 1e9)})
+    made = split_all(graph, 2, {"relu": (0, 0), "cumsum": (0, 1)})
+    made = msgspec.structs.replace(made, cluster=Cluster.of(2, inside=links))
+    made.save(tmp_path / "plan.json")
+    assert kinds(localize(graph, Plan.load(tmp_path / "plan.json"))) == taken
 
 
 def test_what_is_whole_is_sliced_without_communication():

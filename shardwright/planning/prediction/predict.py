@@ -21,7 +21,7 @@ from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.layout import Cluster
 from shardwright.planning.mesh import DATA
-from shardwright.planning.plan import Plan
+from shardwright.planning.plan import Plan, cluster_of
 from shardwright.planning.predicted import Prediction, SlotMemory, SlotPrediction
 from shardwright.planning.prediction.memory import rank_memory
 from shardwright.planning.prediction.spread import Integers, Spread
@@ -46,11 +46,11 @@ def predict(
 ) -> Prediction:
     """What a plan for a graph will take.
 
-    Without a ``cluster`` all slots are processes of one host; without ``costs`` they follow from
+    Without a ``cluster`` it is for the plan's own; without ``costs`` they follow from
     shapes and the cluster's device. Raises PlanError where the plan is for another graph or names
     slots that the cluster lacks.
     """
-    cluster = cluster or Cluster((plan.devices,))
+    cluster = cluster or cluster_of(plan)
     found = spread_of_plan(graph, plan, cluster, costs or Analytic(cluster.device))
     staged = found.staged
     return estimate(

@@ -6,7 +6,7 @@ import torch
 
 from shardwright.errors import PlanError
 from shardwright.ir import Builder
-from shardwright.layout import CPU_CORE, Cluster, DeviceModel
+from shardwright.layout import CPU_CORE, GLOO, Cluster, DeviceModel
 from shardwright.pipeline import check as check_file
 from shardwright.planning import Plan, plan, step_of
 from shardwright.planning.assemble import planned
@@ -69,7 +69,7 @@ def test_steps_train_as_eager_does(name, options):
 def test_slots_of_one_stage_share_its_rows():
     """More of them where there is more to do, and they build."""
     graph = compiled("experts", 2)
-    made = plan(graph, 4, "pipedream", microbatches=2)
+    made = plan(graph, Cluster.of(4, inside=GLOO), "pipedream", microbatches=2)
     assert sorted(map(len, made.training.slots)) == [1, 3]
     assert made.training.placement == (0, 1)
     check_file(build(graph, made))

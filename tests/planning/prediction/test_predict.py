@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import PlanError
-from shardwright.layout import Cluster
+from shardwright.layout import GLOO, Cluster
 from shardwright.planning import plan, step_of
 from shardwright.planning.prediction.predict import RankLinks, estimate, predict
 from shardwright.planning.prediction.spreading import spread_of_plan
@@ -197,7 +197,7 @@ def test_ranks_of_one_host_are_linked_inside_it_whatever_their_slots():
 
 def test_a_training_step_of_unequal_ranks():
     graph = trained(transformer(3))
-    made = plan(graph, 5, "pipedream", microbatches=1)
+    made = plan(graph, Cluster.of(5, inside=GLOO), "pipedream", microbatches=1)
     assert len({len(slots) for slots in made.training.slots}) == 2
     cluster = Cluster((made.devices,))
     costs = Analytic(cluster.device)
