@@ -190,7 +190,7 @@ class Search:
         """What a sample takes at least on this mesh if the stages are equal."""
         shape, count = candidate.shape, candidate.microbatches
         try:
-            spread = self.spreads.over(shape, single=count == 1)
+            spread = self.spreads.over(shape, count)
         except PlanError as error:
             self.refused[shape] = str(error)
             return np.inf
@@ -251,7 +251,7 @@ class Search:
 
         It is looked at once for all numbers of microbatches of which stages hold as many.
         """
-        spread = self.spreads.over(candidate.shape, single=candidate.microbatches == 1)
+        spread = self.spreads.over(candidate.shape, candidate.microbatches)
         held, _ = self._held(spread, candidate, np.inf)
         key = candidate.shape, candidate.stages, candidate.zero, held
         if key not in self._full:
@@ -263,7 +263,7 @@ class Search:
     def _exhaust(self, candidate: Candidate, least: Found | None) -> Found | None:
         """The best of all partitions of a small graph."""
         shape, count = candidate.shape, candidate.microbatches
-        spread = self.spreads.over(shape, single=count == 1)
+        spread = self.spreads.over(shape, count)
         options = Options(count, candidate.schedule, candidate.chunks, zero=candidate.zero)
         partitions = fastest_partitions(
             spread,
@@ -281,7 +281,7 @@ class Search:
 
     def _in_mode(self, candidate: Candidate, mode: str) -> Iterator[Found]:
         """The candidate with each cut that is tried."""
-        spread = self.spreads.over(candidate.shape, single=candidate.microbatches == 1)
+        spread = self.spreads.over(candidate.shape, candidate.microbatches)
         options = Options(
             candidate.microbatches,
             candidate.schedule,

@@ -27,6 +27,9 @@ from shardwright.planning.splitting.layouts import best_splits
 from shardwright.planning.step import as_step
 from shardwright.profiling.cost import Costs
 
+SEVERAL = 2
+"""Microbatches that stand for any number of more than one."""
+
 _Column = list[Split | Terms | None]
 
 
@@ -44,7 +47,7 @@ class Spreads:
     _all_apart: IRGraph | None = None
     _forwards: dict[tuple[tuple[int, ...], int, bool], Forward] = field(default_factory=dict)
     _columns: dict[tuple[int, str, int], _Column] = field(default_factory=dict)
-    _spreads: dict[tuple[tuple[tuple[str, int], ...], bool, bool], Spread] = field(
+    _spreads: dict[tuple[tuple[tuple[str, int], ...], bool, int], Spread] = field(
         default_factory=dict
     )
 
@@ -82,22 +85,29 @@ class Spreads:
     def _made_ready(self, apart: IRGraph, shards: int, single: bool) -> Forward:
         if not self.training:
             return Forward(apart, apart, frozenset(), training=False)
-        step = as_step(apart, 1 if single else 2, shards)
+        step = as_step(apart, 1 if single else SEVERAL, shards)
         return Forward(step.graph, forward_view(step.graph), step.prepare, training=True)
 
-    def over(self, shape: Shape, *, single: bool = False) -> Spread:
-        """The graph spread over a shape. Raises PlanError where an axis can split nothing of it."""
-        key = shape.inner, shape.best, single and self.training
+    def over(self, shape: Shape, microbatches: int = SEVERAL) -> Spread:
+        """The graph spread over a shape, of a step of so many microbatches.
+
+        How many they are matters only to the best splits. Raises PlanError where an axis can split
+        nothing of the graph.
+        """
+        count = microbatches if shape.best else min(microbatches, SEVERAL)
+        key = shape.inner, shape.best, count if self.training else 1
         if key not in self._spreads:
-            source = self.forward(shape, single=single)
+            source = self.forward(shape, single=microbatches == 1)
             mesh = shape.ranks(self.cluster)[0]
-            splits, reasons = self._chosen(source, shape)
+            splits, reasons = self._chosen(source, shape, microbatches)
             self._spreads[key] = spread_over(
                 source, mesh, splits, self.cluster, self.costs, reasons
             )
         return self._spreads[key]
 
-    def _chosen(self, source: Forward, shape: Shape) -> tuple[Sequence[Splits], Sequence[str]]:
+    def _chosen(
+        self, source: Forward, shape: Shape, microbatches: int
+    ) -> tuple[Sequence[Splits], Sequence[str]]:
         """What the inner axes split of each node, and reasons where they are known."""
         if not shape.best:
             return self._splits(source, shape), ()
@@ -110,6 +120,7 @@ class Spreads:
             costs=self.costs,
             training=self.training,
             fixed=fixed,
+            microbatches=microbatches,
         )
         return chosen.splits, chosen.reasons
 

@@ -258,3 +258,17 @@ def test_splits_that_were_searched_for_build():
         found.estimate.step_time, rel=1e-3
     )
     build(graph, made)
+
+
+def test_sums_of_gradients_weigh_by_how_many_microbatches_share_them():
+    machines = cluster(2)
+    spreads = Spreads(trained(transformer(2, batch=4)), machines, Analytic(machines.device))
+    shape = Shape(1, (("tensor", 2),), best=True)
+    few, many = (spreads.over(shape, count) for count in (2, 64))
+
+    def step(spread, count):
+        return count * spread.seconds.sum() + spread.once.sum()
+
+    assert step(few, 2) < step(many, 2)
+    assert step(many, 64) < step(few, 64)
+    assert spreads.over(shape, 64) is many
