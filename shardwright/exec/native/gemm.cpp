@@ -11,17 +11,13 @@
 #include "abi.h"
 #include "gemm.h"
 #include "gemm_blas.h"
-#ifdef _OPENMP
-#include <omp.h>
-#endif
+#include "parallel.h"
 
 namespace shardwright {
 namespace {
 
 constexpr int32_t GEMM = 20, BMM = 21;
 
-// Multiply-adds that pay for another thread.
-constexpr int64_t A_THREAD = 100'000;
 // Multiply-adds up to which tiles with what comes after them beat BLAS and a second pass.
 constexpr int64_t SMALL = 1 << 21;
 // Rows that pay for packing a transposed b at each run.
@@ -29,26 +25,11 @@ constexpr int64_t FEW_ROWS = 16;
 // Rows up to which a weight that was packed ahead beats BLAS: 2 times at 8 rows, 1.05 at 192.
 constexpr int64_t PACKED_ROWS = 192;
 
-template <class F> void in_parallel(int threads, F work) {
-#ifdef _OPENMP
-    if (threads > 1) {
-#pragma omp parallel num_threads(threads)
-        work(omp_get_thread_num(), omp_get_num_threads());
-        return;
-    }
-#endif
-    work(0, 1);
-}
-
-int threads_for(int64_t work, const Context& context) {
-    return int(std::min<int64_t>(context.threads, std::max<int64_t>(1, work / A_THREAD)));
-}
-
 // What thread t of several does: a share of the panels or of the rows, whichever comes out more
 // even; panels where equal, since then none is packed twice.
 template <class T> Part share(const Product<T>& p, int t, int threads) {
-    int64_t columns = panels<T>(p.n), tiles = ceil_div(p.m, TILE_ROWS);
     Part part = whole(p);
+    int64_t columns = part.panel_end, tiles = ceil_div(p.m, TILE_ROWS);
     if (ceil_div(columns, threads) * tiles <= ceil_div(tiles, threads) * columns) {
         part.panel = columns * t / threads;
         part.panel_end = columns * (t + 1) / threads;

@@ -3,7 +3,7 @@
 //
 // c = act(alpha * a b + bias + residual), and + c before where `add` is set. a and b have any
 // strides, c and the residual consecutive columns; the residual may be c's own memory. A panel is
-// PANEL columns of b side by side, [k][PANEL], the last one filled up with zeros.
+// `panel_width` columns of b side by side, [k][width], the last one filled up with zeros.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ constexpr int PANEL_VECTORS = 3, TILE_ROWS = 8;  // 24 sums of the 32 registers
 #else
 constexpr int PANEL_VECTORS = 2, TILE_ROWS = 6;  // 12 of 16
 #endif
-template <class T> constexpr int PANEL = PANEL_VECTORS * simd::LANES<T>;
+template <class T> constexpr int WIDEST = PANEL_VECTORS * simd::LANES<T>;
 
 // So many rows of b stay in the second cache as a panel, and a tile's rows of a in the first.
 constexpr int64_t DEPTH = 384;
@@ -40,6 +40,7 @@ template <class T> struct Product {
     int64_t residual_row = 0;
     int activation = NONE;
     const T* packed = nullptr;  // b by `pack`, where it was
+    int64_t panel = 0;          // how wide panels are; 0: by n
 };
 
 // Part of a product: rows, and panels of columns.
@@ -48,13 +49,24 @@ struct Part {
 };
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-template <class T> int64_t panels(int64_t n) { return ceil_div(n, PANEL<T>); }
-template <class T> size_t packed_bytes(int64_t k, int64_t n) {
-    return panels<T>(n) * PANEL<T> * std::max<int64_t>(k, 1) * sizeof(T);
+
+// As few panels as hold n columns, of equal width: whole vectors each.
+template <class T> int64_t panel_width(int64_t n) {
+    int64_t vectors = std::max<int64_t>(1, ceil_div(n, simd::LANES<T>));
+    return ceil_div(vectors, ceil_div(vectors, PANEL_VECTORS)) * simd::LANES<T>;
 }
-template <class T> Part whole(const Product<T>& p) { return {0, p.m, 0, panels<T>(p.n)}; }
+template <class T> int64_t panel_width(const Product<T>& p) {
+    return p.panel ? p.panel : panel_width<T>(p.n);
+}
+template <class T> Part whole(const Product<T>& p) {
+    return {0, p.m, 0, ceil_div(p.n, panel_width(p))};
+}
+template <class T> size_t packed_bytes(int64_t k, int64_t n) {
+    int64_t width = panel_width<T>(n);
+    return std::max<int64_t>(1, ceil_div(n, width) * width * k) * sizeof(T);
+}
 // What `multiply` needs to work in, if b is not packed.
-template <class T> constexpr size_t WORKSPACE = DEPTH * PANEL<T> * sizeof(T);
+template <class T> constexpr size_t WORKSPACE = DEPTH * WIDEST<T> * sizeof(T);
 
 // All panels of b [k, n] with these strides.
 template <class T>

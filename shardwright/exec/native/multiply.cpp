@@ -46,35 +46,39 @@ template <class T> SIMD void transpose_square(const T* from, int64_t step, T* to
 }
 
 // LANES columns of b, each of consecutive numbers, as rows of a panel.
-template <class T> void pack_columns(const T* b, int64_t column, int64_t k, T* panel) {
+template <class T>
+void pack_columns(const T* b, int64_t column, int64_t k, T* panel, int64_t step) {
     constexpr int L = LANES<T>;
     int64_t p = 0;
-    for (; p + L <= k; p += L) transpose_square(b + p, column, panel + p * PANEL<T>, PANEL<T>);
+    for (; p + L <= k; p += L) transpose_square(b + p, column, panel + p * step, step);
     for (; p < k; p++)
-        for (int j = 0; j < L; j++) panel[p * PANEL<T> + j] = b[p + j * column];
+        for (int j = 0; j < L; j++) panel[p * step + j] = b[p + j * column];
 }
 
 template <class T>
-void pack_any(const T* b, int64_t row, int64_t column, int64_t k, int64_t width, T* panel) {
-    for (int64_t p = 0; p < k; p++) {
-        for (int64_t j = 0; j < width; j++) panel[p * PANEL<T> + j] = b[p * row + j * column];
-        for (int64_t j = width; j < LANES<T>; j++) panel[p * PANEL<T> + j] = 0;
+void pack_any(const T* b, int64_t row, int64_t column, int64_t k, int64_t width, T* panel,
+              int64_t step) {
+    for (int64_t p = 0; p < k; p++, b += row, panel += step) {
+        for (int64_t j = 0; j < width; j++) panel[j] = b[j * column];
+        for (int64_t j = width; j < LANES<T>; j++) panel[j] = 0;
     }
 }
 
-// `width` columns of b as one panel; vectors that hold no column at all stay unwritten.
+// `width` columns of b as one panel, whose rows lie `step` apart; there is no
+// vector that holds no column, but in the last panel, where none is read.
 template <class T>
-void pack_panel(const T* b, int64_t row, int64_t column, int64_t k, int64_t width, T* panel) {
+void pack_panel(const T* b, int64_t row, int64_t column, int64_t k, int64_t width, T* panel,
+                int64_t step) {
     constexpr int L = LANES<T>;
     for (int64_t j = 0; j < width; j += L, b += L * column, panel += L) {
         if (width - j < L)
-            pack_any(b, row, column, k, width - j, panel);
+            pack_any(b, row, column, k, width - j, panel, step);
         else if (column == 1)
-            for (int64_t p = 0; p < k; p++) store(panel + p * PANEL<T>, load(b + p * row));
+            for (int64_t p = 0; p < k; p++) store(panel + p * step, load(b + p * row));
         else if (row == 1)
-            pack_columns(b, column, k, panel);
+            pack_columns(b, column, k, panel, step);
         else
-            pack_any(b, row, column, k, L, panel);
+            pack_any(b, row, column, k, L, panel, step);
     }
 }
 
@@ -96,14 +100,16 @@ struct Ahead {
 };
 
 template <class T>
-[[gnu::noinline]] void finish(const T* sums, int64_t rows, T* c, int64_t c_row, int64_t width,
-                              const Finish<T>& f) {
-    for (int64_t i = 0; i < rows; i++, sums += PANEL<T>, c += c_row) {
+[[gnu::noinline]] void finish(const T* sums, int64_t rows, int64_t step, T* c, int64_t c_row,
+                              int64_t width, const Finish<T>& f) {
+    for (int64_t i = 0; i < rows; i++, sums += step, c += c_row) {
         const T* residual = f.residual ? f.residual + i * f.residual_row : nullptr;
         for (int64_t j = 0; j < width; j += LANES<T>) {
             int64_t count = std::min<int64_t>(LANES<T>, width - j);
             bool all = count == LANES<T>;
-            auto read = [&](const T* from) { return all ? load(from + j) : load_part(from + j, count); };
+            auto read = [&](const T* from) {
+                return all ? load(from + j) : load_part(from + j, count);
+            };
             Vec<T> sum = load(sums + j) * f.alpha;
             if (f.add) sum += read(c);
             if (f.bias) sum += read(f.bias);
@@ -133,15 +139,16 @@ void tile(int64_t k, const T* a, int64_t a_row, int64_t a_column, const T* b, in
             for (int j = 0; j < VECTORS; j++) sums[i][j] += row[j] * factor;
         }
     }
-    alignas(64) T kept[ROWS * PANEL<T>];
-    bool done = f.nothing && width == VECTORS * LANES<T>;
+    constexpr int64_t WIDTH = VECTORS * LANES<T>;
+    alignas(64) T kept[ROWS * WIDTH];
+    bool done = f.nothing && width == WIDTH;
     T* to = done ? c : kept;
-    int64_t step = done ? c_row : PANEL<T>;
+    int64_t step = done ? c_row : WIDTH;
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 4
         for (int j = 0; j < VECTORS; j++) store(to + i * step + j * LANES<T>, sums[i][j]);
-    if (!done) finish(kept, ROWS, c, c_row, width, f);
+    if (!done) finish(kept, ROWS, WIDTH, c, c_row, width, f);
 }
 
 template <class T>
@@ -174,24 +181,24 @@ template <class T> struct Sliver {
 template <class T>
 Sliver<T> sliver_of(const Product<T>& p, int64_t column, int64_t width, int64_t from, int64_t depth,
                     int64_t rows, T* workspace) {
+    int64_t step = panel_width(p);
     if (p.packed) {
-        const T* at = p.packed + column * p.k + from * PANEL<T>;
-        bool last = column + PANEL<T> >= p.n;
-        const T* next = last ? at : at + PANEL<T> * p.k;
-        return {at, PANEL<T>, {reinterpret_cast<const char*>(next), last ? 0 : 64}};
+        const T* at = p.packed + column * p.k + from * step;
+        bool last = column + step >= p.n;
+        return {at, step, {reinterpret_cast<const char*>(last ? at : at + step * p.k), last ? 0 : 64}};
     }
     const T* at = p.b + from * p.b_row + column * p.b_column;
     // Few rows do not pay for a copy; a part of a vector cannot be read beyond its end.
     if (p.b_column == 1 && width % LANES<T> == 0 && rows <= 8 * TILE_ROWS)
         return {at, p.b_row, {reinterpret_cast<const char*>(at), 0}};
-    pack_panel(at, p.b_row, p.b_column, depth, width, workspace);
-    return {workspace, PANEL<T>, {reinterpret_cast<const char*>(workspace), 0}};
+    pack_panel(at, p.b_row, p.b_column, depth, width, workspace, step);
+    return {workspace, step, {reinterpret_cast<const char*>(workspace), 0}};
 }
 
 template <class T>
 void column_of_tiles(const Product<T>& p, const Part& part, int64_t column, int64_t from,
                      T* workspace) {
-    int64_t depth = std::min(DEPTH, p.k - from), width = std::min<int64_t>(PANEL<T>, p.n - column);
+    int64_t depth = std::min(DEPTH, p.k - from), width = std::min(panel_width(p), p.n - column);
     int64_t rows = part.row_end - part.row, tiles = ceil_div(rows, TILE_ROWS);
     Sliver<T> b = sliver_of(p, column, width, from, depth, rows, workspace);
     bool first = from == 0, last = from + depth >= p.k;
@@ -214,17 +221,16 @@ void column_of_tiles(const Product<T>& p, const Part& part, int64_t column, int6
 
 template <class T>
 void pack(const T* b, int64_t row, int64_t column, int64_t k, int64_t n, T* packed) {
-    std::memset(packed, 0, packed_bytes<T>(k, n));
-    for (int64_t j = 0; j < n; j += PANEL<T>)
-        pack_panel(b + j * column, row, column, k, std::min<int64_t>(PANEL<T>, n - j),
-                   packed + j * k);
+    int64_t width = panel_width<T>(n);
+    for (int64_t j = 0; j < n; j += width)
+        pack_panel(b + j * column, row, column, k, std::min(width, n - j), packed + j * k, width);
 }
 
 template <class T> void multiply(const Product<T>& p, const Part& part, T* workspace) {
     int64_t from = 0;
     do {  // once for k = 0 as well, which is bias and residual alone
         for (int64_t panel = part.panel; panel < part.panel_end; panel++)
-            column_of_tiles(p, part, panel * PANEL<T>, from, workspace);
+            column_of_tiles(p, part, panel * panel_width(p), from, workspace);
         from += DEPTH;
     } while (from < p.k);
 }
