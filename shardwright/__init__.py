@@ -3,7 +3,8 @@
 Each step is a function that can be called by itself, and whose result can be printed and saved:
 `capture` makes an `IRGraph` of a model and `compile_ir` one of a training step, `profile` measures
 it, `plan` cuts it, `build` makes a `Pipeline`, `check` proves the file's rules, `run` and `Runner`
-run it, `train` trains with it, `verify` holds it against the model.
+run it, `train` trains with it, `verify` holds it against the model. `compile` makes one plan of
+native calls of a model or a step, `lower` of each task of a pipeline.
 """
 
 from shardwright.dimops import Dimop, infer_annotation, register_op
@@ -25,6 +26,7 @@ from shardwright.errors import (
     WeightError,
     WorkerError,
 )
+from shardwright.exec import CompiledProgram, Replaying, compile
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
 from shardwright.layout import Cluster, DeviceModel
 from shardwright.pipeline import Pipeline
@@ -82,6 +84,7 @@ __all__ = [
     "CaptureError",
     "CaptureWarning",
     "Cluster",
+    "CompiledProgram",
     "DeviceError",
     "DeviceModel",
     "Dimop",
@@ -101,6 +104,7 @@ __all__ = [
     "PlanError",
     "Profile",
     "ProfileError",
+    "Replaying",
     "RunError",
     "Runner",
     "ScheduleError",
@@ -116,6 +120,7 @@ __all__ = [
     "build",
     "capture",
     "check",
+    "compile",
     "compile_ir",
     "empty_weights",
     "exact_partition",

@@ -1,0 +1,194 @@
+"""A prepared graph bound: optimized, lowered, planned, and given memory that never moves.
+
+Comes in: a `Prepared`. Goes out: what `CompiledProgram` runs: a `BoundPlan` on the CPU, a
+`BoundGraph` on a GPU. What always holds: stored values are bound to the program's own tensors,
+so that updates happen there, unless a feed may replace them (`Replaying.copy_roles`); no address
+changes between runs, but those of large inputs and outputs that no call of torch touches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from shardwright.exec.cuda import GraphMemory, RecordedGraph
+from shardwright.exec.emitters import emit_graph
+from shardwright.exec.exec_plan import ARENA, ExecPlan, make_exec_plan
+from shardwright.exec.executor import Executor
+from shardwright.exec.lowering import lower_graph
+from shardwright.exec.program import Bound
+from shardwright.exec.replay import Replaying, warm_up
+from shardwright.exec.segments import TorchSegment
+from shardwright.exec.sources import Prepared
+from shardwright.ir import IRGraph, IRValue
+
+LARGE = 1 << 18
+"""Bytes from which on an input is read where it lies, rather than copied."""
+
+
+@dataclass(slots=True)
+class Binder:
+    """Binds the captures of one program, which share an arena: they run one at a time.
+
+    threads
+        How many threads native calls use; torch's number where it is None.
+    """
+
+    device: torch.device
+    threads: int | None = None
+    _graphs: GraphMemory | None = None
+    _arena: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+
+    def __call__(self, prepared: Prepared, replaying: Replaying) -> Bound:
+        """Bind a prepared graph. Raises ExecError, DeviceError."""
+        if self.device.type == "cuda":
+            self._graphs = self._graphs or GraphMemory(self.device)
+            bound = self._bound(prepared, replaying)
+            return BoundGraph(bound, self._graphs, replaying)
+        bound = self._bound(prepared, replaying)
+        warm_up(bound.run, replaying.warm_up or 0, bound.written, self.device)
+        return bound
+
+    def _bound(self, prepared: Prepared, replaying: Replaying) -> BoundPlan:
+        graph = prepared.graph
+        plan = plan_graph(graph, fixed=_fixed(graph, replaying))
+        executor = Executor(plan, device=self.device, threads=self.threads)
+        executor.memory.hold(ARENA, self._memory(plan.arena_bytes))
+        return BoundPlan(executor, _contents(graph, replaying))
+
+    def _memory(self, nbytes: int) -> Tensor:
+        if self._graphs is not None:
+            return self._graphs.arena(nbytes)
+        if self._arena.numel() < max(nbytes, 1):
+            self._arena = torch.empty(max(nbytes, 1), dtype=torch.uint8, device=self.device)
+        return self._arena
+
+
+def plan_graph(graph: IRGraph, fixed: Sequence[IRValue] = ()) -> ExecPlan:
+    """The plan of a graph of operators; ``fixed`` are stored values that nobody changes."""
+    lowered = lower_graph(emit_graph(graph))
+    used = {vid for op in lowered.ops for vid in op.in_vids}
+    static = [value.id for value in fixed if value.id in used]
+    return make_exec_plan(lowered, static=static, outputs="caller")
+
+
+def _fixed(graph: IRGraph, replaying: Replaying) -> list[IRValue]:
+    """The stored values whose contents are there to stay: in training everything may change."""
+    if replaying.mode == "train":
+        return []
+    roles = replaying.static_roles - replaying.copy_roles
+    return [v for v in graph.stored() if v.role in roles and v.id not in graph.updates]
+
+
+def _contents(graph: IRGraph, replaying: Replaying) -> dict[str, Tensor]:
+    """The tensors of stored values by name: copies of those that feeds replace."""
+    return {
+        value.name: graph.tensors[value.id].clone()
+        if value.role in replaying.copy_roles
+        else graph.tensors[value.id]
+        for value in graph.stored()
+    }
+
+
+class BoundPlan:
+    """A plan on memory of its own, and on the program's tensors."""
+
+    def __init__(self, executor: Executor, stored: Mapping[str, Tensor]) -> None:
+        self.executor = executor
+        plan, memory = executor.plan, executor.memory
+        inputs = set(plan.lowered.inputs)
+        buffers = {b.vid: k for k, b in enumerate(plan.buffers) if b.vid in inputs}
+        values = plan.lowered.values
+        own = {values[vid].name: memory.own(k).zero_() for vid, k in buffers.items()}
+        known = {values[b.vid].name for b in plan.buffers if b.kind == "stored"}
+        kept = {name: tensor for name, tensor in stored.items() if name in known}
+        executor.bind_and_alloc_slots({**kept, **own})
+        self._names = [values[vid].name for vid in plan.lowered.inputs]
+        self._own = own
+        self._stored = kept
+        self._movable = _untouched(executor, self._names)
+
+    @property
+    def plan(self) -> ExecPlan:
+        """What runs."""
+        return self.executor.plan
+
+    @property
+    def inputs(self) -> list[Tensor]:
+        """The buffers that inputs are copied into, in order."""
+        return [self._own[name] for name in self._names]
+
+    @property
+    def written(self) -> list[Tensor]:
+        """The stored tensors that a run changes."""
+        plan = self.plan
+        names = {plan.lowered.values[vid].name for vid in plan.renewed}
+        return [tensor for name, tensor in self._stored.items() if name in names]
+
+    def run(self) -> list[Tensor]:
+        """Run on the buffers; gives the slots of the outputs."""
+        self.executor.run_bound()
+        return self.executor.outputs(copy=False)
+
+    def __call__(self, inputs: Sequence[Tensor], *, slots: bool = False) -> list[Tensor]:
+        """Run on these inputs."""
+        moved = {}
+        for name, given in zip(self._names, inputs, strict=True):
+            own = self._own[name]
+            if name in self._movable and given.nbytes >= LARGE and given.device == own.device:
+                moved[name] = given
+            else:
+                own.copy_(given.detach())
+                if name in self._movable:
+                    moved[name] = own
+        return self.executor.run(moved, copy=not slots)
+
+    def feed(self, stored: Mapping[str, Tensor]) -> None:
+        """Give stored values other contents."""
+        names = {
+            other: self.plan.lowered.values[b.vid].name
+            for b in self.plan.buffers
+            if b.kind == "stored"
+            for other in (*self.plan.lowered.values[b.vid].names,)
+        }
+        for name, tensor in stored.items():
+            if name in names:
+                self._stored[names[name]].copy_(tensor.detach())
+
+
+def _untouched(executor: Executor, names: Sequence[str]) -> frozenset[str]:
+    """The inputs whose memory may be another at each run: torch's calls know none of them."""
+    plan = executor.plan
+    segments = (s for s in executor.segments if isinstance(s, TorchSegment))
+    touched = {buffer for segment in segments for buffer in segment.touches()}
+    return frozenset(
+        plan.lowered.values[b.vid].name
+        for k, b in enumerate(plan.buffers)
+        if b.kind == "input" and k not in touched
+    ).intersection(names)
+
+
+class BoundGraph:
+    """A bound plan as a CUDA graph."""
+
+    def __init__(self, bound: BoundPlan, memory: GraphMemory, replaying: Replaying) -> None:
+        self._bound = bound
+        self._recorded = RecordedGraph(
+            bound.run, bound.inputs, bound.written, memory, replaying.warm_up
+        )
+
+    @property
+    def plan(self) -> ExecPlan:
+        """What was recorded."""
+        return self._bound.plan
+
+    def __call__(self, inputs: Sequence[Tensor], *, slots: bool = False) -> list[Tensor]:
+        """Replay on these inputs."""
+        return self._recorded.replay(inputs, slots=slots)
+
+    def feed(self, stored: Mapping[str, Tensor]) -> None:
+        """Give stored values other contents."""
+        self._bound.feed(stored)

@@ -1,0 +1,87 @@
+"""`compile`: a model or a training step as a program of planned calls on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.errors import DeviceError, ExecError
+from shardwright.exec.bind import Binder
+from shardwright.exec.program import CompiledProgram
+from shardwright.exec.replay import Replaying
+from shardwright.exec.sources import Source, source_of
+from shardwright.ir import IRGraph
+
+DEVICES = ("cpu", "cuda")
+
+
+def compile(
+    program: nn.Module | IRGraph | Callable[..., Any],
+    *example_args: Any,
+    device: str | torch.device | None = None,
+    threads: int | None = None,
+    replay: Replaying | None = None,
+    seed: int = 0,
+    **example_kwargs: Any,
+) -> CompiledProgram:
+    """A program that computes what ``program`` does, called as it is called.
+
+    program
+        A module, which is compiled for inference; a function that runs a step of training (as
+        `train` takes), which becomes one plan of forward, backward and update; or a graph.
+    example_args, example_kwargs
+        Arguments of a call: their shapes, dtypes and structure count, not their contents. Calls of
+        other shapes are captured when they come.
+    device
+        Where it runs, ``cpu`` or ``cuda``: by default where the program's parameters are.
+    threads
+        How many threads native kernels use: by default as many as torch.
+    replay
+        Roles, and how many captures are kept.
+    seed
+        Of the dropout of a step.
+
+    Parameters, buffers and optimizer state are bound where they lie: a step trains the program's
+    own. Weights of a module may be packed or folded ahead, so that a change in place is seen after
+    ``refresh()``.
+
+    Raises CaptureError where the program cannot be a graph, DeviceError, WeightError, and PlanError
+    or GraphError where a step cannot be differentiated.
+    """
+    source = source_of(program, seed)
+    chosen = _device(source, device, (*example_args, *example_kwargs.values()))
+    replaying = replace(replay, mode=source.mode) if replay else Replaying(source.mode)
+    if threads is not None and threads < 1:
+        raise ExecError(f"threads={threads}; a program computes with at least one thread")
+    made = CompiledProgram(source, Binder(chosen, threads), chosen, replaying)
+    made.capture(*example_args, **example_kwargs)
+    return made
+
+
+def _device(
+    source: Source, device: str | torch.device | None, examples: tuple[Any, ...]
+) -> torch.device:
+    """Where a program runs. Raises DeviceError."""
+    if device is None:
+        tensors = [*source.tensors(), *(item for item in examples if isinstance(item, Tensor))]
+        chosen = tensors[0].device if tensors else torch.device("cpu")
+    else:
+        chosen = torch.device(device)
+    if chosen.type == "meta":
+        chosen = torch.device("cpu")
+    if chosen.type not in DEVICES:
+        raise DeviceError(
+            f"a program is compiled for one of {', '.join(DEVICES)}, found {chosen.type!r}"
+        )
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise DeviceError(
+            f"device={str(chosen)!r}, but this machine has no CUDA device; compile for the cpu, or "
+            "run it where one is"
+        )
+    if chosen.type == "cuda" and chosen.index is None:
+        chosen = torch.device("cuda", torch.cuda.current_device())
+    return chosen

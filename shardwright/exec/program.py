@@ -1,0 +1,302 @@
+"""CompiledProgram: a model or a training step as one bound plan for each set of shapes.
+
+    program = sw.compile(model, x)
+    y = program(x)                      # as model(x)
+    outputs = program.run({"x": x})     # by name
+
+Comes in: a call like the original's, or a feed of tensors by name. Goes out: what the original
+gives. A call of the shapes of the one before costs no more than looking at them; other shapes get a
+capture of their own (`replay`).
+
+What always holds: a result is memory of its own, unless the slots are asked for; weights are the
+program's own tensors, and what a step trains is there when the call returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from shardwright.errors import InputError
+from shardwright.exec.exec_plan import ExecPlan
+from shardwright.exec.replay import Captures, Key, Known, Replaying, check_device, taken
+from shardwright.exec.sources import Prepared, Source
+from shardwright.ir import IRGraph, IRValue
+from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.structure import leaves, rebuild, rebuild_call
+
+
+class Bound(Protocol):
+    """A prepared graph, ready to run; `compile` makes them."""
+
+    @property
+    def plan(self) -> ExecPlan:
+        """What it runs, and where."""
+        ...
+
+    def __call__(self, inputs: Sequence[Tensor], *, slots: bool = False) -> list[Tensor]:
+        """Run on inputs in the graph's order; gives its outputs, or the slots they lie in."""
+        ...
+
+    def feed(self, stored: Mapping[str, Tensor]) -> None:
+        """Give stored values, by their first names, other contents."""
+        ...
+
+
+Bind = Callable[[Prepared, Replaying], Bound]
+
+
+class Capture:
+    """One capture of a program: what is prepared for one set of shapes, and bound."""
+
+    def __init__(
+        self,
+        prepare: Callable[[], Prepared],
+        replaying: Replaying,
+        bind: Bind,
+        device: torch.device,
+    ) -> None:
+        self._prepare = prepare
+        self._replaying = replaying
+        self._bind = bind
+        self._device = device
+        self._expected: list[tuple[torch.Size, torch.dtype, torch.device]] = []
+        self._plain: int | None = None
+        self._make()
+
+    def _make(self) -> None:
+        """Prepare and bind."""
+        self.prepared = self._prepare()
+        self.bound = self._bind(self.prepared, self._replaying)
+        self._begun = False
+        graph = self.prepared.graph
+        given = graph.inputs[len(self.prepared.names) :]
+        self.rates = tuple(graph.values[value_id].name for value_id in given)
+        self._rate_tensors = [_empty(graph.values[value_id], self._device) for value_id in given]
+        self._rate_values: dict[str, float] = {}
+        self.known = _known(self.prepared)
+
+    def expect(self, args: Sequence[Any], tensors: Sequence[Tensor], *, plain: bool) -> None:
+        """From now on calls like this one are known at a glance, if it is ``plain``."""
+        self._expected = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
+        self._plain = len(args) if plain else None
+
+    def knows(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a call is plainly one of this capture's: the same tensors alone, in order."""
+        if kwargs or len(args) != self._plain:
+            return False
+        for given, (shape, dtype, device) in zip(args, self._expected, strict=True):
+            if not isinstance(given, Tensor) or given.shape != shape:
+                return False
+            if given.dtype != dtype or given.device != device:
+                return False
+        return True
+
+    def run(
+        self,
+        tensors: Sequence[Tensor],
+        *,
+        rates: Mapping[str, Tensor] | None = None,
+        slots: bool = False,
+    ) -> list[Tensor]:
+        """Run once; gives the graph's outputs, in order."""
+        if not self._begun:
+            self.prepared.begin()
+            self._begun = True
+        if self.rates:
+            tensors = [*tensors, *self._rates_of_step(rates or {})]
+        results = self.bound(tensors, slots=slots)
+        if self.prepared.rates is not None:
+            self.prepared.rates.advance()
+        return results
+
+    def fold(self, results: Sequence[Tensor]) -> Any:
+        """The graph's outputs as the program's own result."""
+        assert self.prepared.graph.out_structure is not None
+        return rebuild(self.prepared.graph.out_structure, results)
+
+    def refresh(self) -> None:
+        """Bind anew: what was folded or packed is made of the contents as they are now.
+
+        A step is prepared anew too, for the state that its optimizers have now.
+        """
+        if self._replaying.mode == "train":
+            self._make()
+        else:
+            self.bound = self._bind(self.prepared, self._replaying)
+
+    def _rates_of_step(self, given: Mapping[str, Tensor]) -> list[Tensor]:
+        """The learning rates as the graph takes them, written where one has changed."""
+        assert self.prepared.rates is not None
+        values = self.prepared.rates.values
+        if values != self._rate_values:
+            for name, tensor in zip(self.rates, self._rate_tensors, strict=True):
+                tensor.fill_(values[name])
+            self._rate_values = values
+        pairs = zip(self.rates, self._rate_tensors, strict=True)
+        return [given.get(name, tensor) for name, tensor in pairs] if given else self._rate_tensors
+
+
+def _known(prepared: Prepared) -> dict[str, Known]:
+    """What a feed may name: the call's tensors, the rates, and stored values."""
+    graph = prepared.graph
+    values = [graph.values[value_id] for value_id in graph.inputs]
+    rates = values[len(prepared.names) :]
+    names = [*prepared.names, *(value.name for value in rates)]
+    inputs = {
+        name: Known("input", value.shape, value.dtype)
+        for name, value in zip(names, values, strict=True)
+    }
+    stored = {
+        name: Known(value.role, value.shape, value.dtype)
+        for value in graph.stored()
+        for name in value.names
+    }
+    return {**stored, **inputs}
+
+
+def _empty(value: IRValue, device: torch.device) -> Tensor:
+    return torch.empty(value.shape, dtype=torch_dtype(value.dtype), device=device)
+
+
+class CompiledProgram:
+    """A compiled model or step; `compile` makes it. Called like the original."""
+
+    def __init__(
+        self,
+        source: Source,
+        bind: Bind,
+        device: torch.device,
+        replaying: Replaying,
+        captures: Captures[Capture] | None = None,
+    ) -> None:
+        self.device = device
+        self.replaying = replaying
+        self._source = source
+        self._bind = bind
+        self._captures = captures if captures is not None else Captures(replaying.bound)
+        self._latest: Capture | None = None
+
+    # --- calls ------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a call of the original. Raises InputError, CaptureError for what has no graph."""
+        latest = self._latest
+        if latest is not None and latest.knows(args, kwargs):
+            return latest.fold(latest.run(args))
+        capture, tensors = self._found(args, kwargs)
+        return capture.fold(capture.run(tensors))
+
+    def run(self, feed: Mapping[str, Tensor], *, slots: bool = False) -> dict[str, Tensor]:
+        """Run on tensors by name; gives the outputs by name.
+
+        Inputs have the names of the original's arguments; learning rates may be fed too, by the
+        names of `rates`. What of the feed the replay does not take (`Replaying`) is ignored. With
+        ``slots`` the outputs are the program's memory, which the next run overwrites.
+
+        Raises InputError for an unknown name, a missing input, another dtype or device.
+        """
+        latest = self._some()
+        known, names = latest.known, latest.prepared.names
+        found = taken(feed, known, self.replaying, self.device, optional=latest.rates)
+        tensors: Sequence[Tensor] = [found[name] for name in names]
+        if any(found[name].shape != known[name].shape for name in names):
+            call = rebuild_call(latest.prepared.arguments, tensors)
+            latest, tensors = self._found(call.args, call.kwargs)
+        if stored := {name: t for name, t in found.items() if known[name].role != "input"}:
+            latest.bound.feed(stored)
+        rates = {name: found[name] for name in latest.rates if name in found}
+        results = latest.run(tensors, rates=rates, slots=slots)
+        return dict(zip(latest.prepared.graph.output_names, results, strict=True))
+
+    def capture(self, *args: Any, **kwargs: Any) -> None:
+        """Make ready for calls like this one, without running."""
+        self._found(args, kwargs)
+
+    def refresh(self) -> None:
+        """Take weights as they are now into what was made of them: packed or folded constants.
+
+        Needed after weights were changed in place. A compiled step is captured anew, with the
+        optimizer's state as it is now: needed after that was loaded or replaced.
+        """
+        for capture in self._own():
+            capture.refresh()
+
+    # --- what it is -------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> ExecPlan:
+        """The execution plan of the latest capture."""
+        return self._some().bound.plan
+
+    @property
+    def graph(self) -> IRGraph:
+        """The graph of the latest capture, before any pass."""
+        return self._some().prepared.graph
+
+    @property
+    def rates(self) -> tuple[str, ...]:
+        """The names of the learning rates, which the optimizers' groups say unless they are fed."""
+        return self._some().rates
+
+    @property
+    def captures(self) -> int:
+        """How many captures are kept."""
+        return len(self._own())
+
+    def __str__(self) -> str:
+        return str(self.plan)
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _found(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Capture, Sequence[Tensor]]:
+        """The capture of a call, and the call's tensors."""
+        arguments, tensors = self._source.describe(args, kwargs)
+        feed = {leaf.name: t for leaf, t in zip(leaves(arguments), tensors, strict=True)}
+        self._check(feed)
+        key = Key.of(self.replaying, (id(self), arguments), feed)
+        like = [(t.shape, t.dtype) for t in tensors]
+
+        def prepare() -> Prepared:
+            examples = [
+                torch.zeros(shape, dtype=dtype, device=self.device) for shape, dtype in like
+            ]
+            call = rebuild_call(arguments, examples)
+            return self._source.prepare(call.args, call.kwargs, self.device)
+
+        def make() -> Capture:
+            return Capture(prepare, self.replaying, self._bind, self.device)
+
+        self._latest = self._captures.get(key, make)
+        plain = not kwargs and len(args) == len(tensors) and all(map(_is_tensor, args))
+        self._latest.expect(args, tensors, plain=plain)
+        return self._latest, tensors
+
+    def _check(self, feed: Mapping[str, Tensor]) -> None:
+        """Raise InputError where a call's tensors are of another dtype or device."""
+        for name, tensor in feed.items():
+            check_device(name, tensor, self.device)
+        if self._latest is not None:
+            known = self._latest.known
+            if all(name in known for name in feed):
+                taken(feed, known, self.replaying, self.device, optional=known)
+
+    def _some(self) -> Capture:
+        if self._latest is None:
+            raise InputError("the program was not captured yet; call it, or capture, first")
+        return self._latest
+
+    def _own(self) -> list[Capture]:
+        return [found for key, found in self._captures.kept.items() if self._is_own(key)]
+
+    def _is_own(self, key: object) -> bool:
+        return isinstance(key, Key) and isinstance(key.plan, tuple) and key.plan[0] == id(self)
+
+
+def _is_tensor(item: object) -> bool:
+    return isinstance(item, Tensor)

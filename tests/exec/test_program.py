@@ -1,0 +1,226 @@
+"""Safety of replays: what is ignored, what goes on, what nothing disturbs."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import shardwright as sw
+from shardwright.errors import InputError
+from shardwright.exec.bind import Binder
+from shardwright.exec.program import Capture, CompiledProgram
+from shardwright.exec.replay import Captures, Replaying
+from shardwright.exec.sources import StepSource
+from tests.exec.steps import OPTIMIZERS, Program, batches, network, program
+
+ADAM = OPTIMIZERS["adamw"]
+
+
+def compiled(made: Program, batch: Any = None, replay: Replaying | None = None) -> CompiledProgram:
+    return sw.compile(made.step, *(batch or batches(1)[0]), replay=replay)
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
+
+
+# --- training ------------------------------------------------------------------------------------
+
+
+def test_feeds_of_weights_state_and_step_are_ignored_in_training() -> None:
+    plain, fed = program(ADAM), program(ADAM)
+    run, other = compiled(plain), compiled(fed)
+    for x, y in batches(3):
+        loss = run.run({"x": x, "y": y})
+        junk = {
+            "0.weight": torch.full((16, 6), 9.0),
+            "optimizer.0.weight.exp_avg": torch.full((16, 6), 9.0),
+            "optimizer.0.weight.step": torch.tensor(77.0),
+        }
+        assert same(loss, other.run({"x": x, "y": y, **junk}))
+    assert same(plain.state(), fed.state())
+
+
+def test_the_step_advances_once_a_replay() -> None:
+    made = program(ADAM)
+    run = compiled(made)
+    assert not made.optimizer.state, "compiling makes no state"
+    for count, (x, y) in enumerate(batches(4), 1):
+        run(x, y)
+        steps = {state["step"].item() for state in made.optimizer.state.values()}
+        assert steps == {float(count)}
+
+
+def test_warming_up_and_compiling_change_nothing() -> None:
+    made = program(ADAM, lambda: network(dropout=0.5))
+    made.step(*batches(1)[0])
+    before, rng = made.state(), torch.get_rng_state()
+    run = compiled(made, replay=Replaying("train", warm_up=3))
+    assert same(made.state(), before)
+    assert torch.equal(torch.get_rng_state(), rng)
+    cold = program(ADAM, lambda: network(dropout=0.5))
+    cold.step(*batches(1)[0])
+    cold.model.load_state_dict(made.model.state_dict())
+    torch.manual_seed(0)
+    expected = compiled(cold)(*batches(1)[0])
+    torch.manual_seed(0)
+    assert torch.equal(run(*batches(1)[0]), expected), "the first draws are not used up"
+
+
+def test_dropout_differs_at_each_replay() -> None:
+    made = program(lambda p: torch.optim.SGD(p, lr=0.0), lambda: network(dropout=0.5, norm=False))
+    run = compiled(made)
+    x, y = batches(1)[0]
+    losses = [run(x, y).item() for _ in range(4)]
+    assert len(set(losses)) == 4
+    again = compiled(program(lambda p: torch.optim.SGD(p, lr=0.0), made_of(made)))
+    assert [again(x, y).item() for _ in range(4)] == losses, "and is the same in each run"
+
+
+def made_of(made: Program) -> Any:
+    def model() -> nn.Module:
+        found = network(dropout=0.5, norm=False)
+        found.load_state_dict(made.model.state_dict())
+        return found
+
+    return model
+
+
+def test_a_second_program_does_not_disturb_the_first() -> None:
+    captures: Captures[Capture] = Captures(8)
+
+    def make(made: Program) -> CompiledProgram:
+        device = torch.device("cpu")
+        source = StepSource(made.step)
+        return CompiledProgram(source, Binder(device), device, Replaying("train"), captures)
+
+    first, second, alone = program(ADAM), program(OPTIMIZERS["momentum"]), program(ADAM)
+    run, other, reference = make(first), make(second), compiled(alone)
+    for x, y in batches(3):
+        assert torch.equal(run(x, y), reference(x, y))
+        other(x, y)
+    assert same(first.state(), alone.state())
+    assert len(captures) == 2
+
+
+def test_another_shape_gets_a_capture_of_its_own_up_to_the_bound() -> None:
+    made, eager = program(ADAM), program(ADAM)
+    run = compiled(made, replay=Replaying("train", bound=2))
+    sizes = [8, 4, 8, 5, 4, 8]
+    for size in sizes:
+        x, y = batches(1, size)[0]
+        found, expected = run(x, y), eager.step(x, y)
+        assert torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
+        assert run.captures <= 2
+    steps = {state["step"].item() for state in made.optimizer.state.values()}
+    assert steps == {float(len(sizes))}, "all captures train one program"
+
+
+def test_eviction_keeps_results() -> None:
+    model = network().eval()
+    run = sw.compile(model, torch.randn(8, 6), replay=Replaying(bound=1))
+    xs = [torch.randn(rows, 6) for rows in (8, 3, 8)]
+    first = run(xs[0])
+    kept = first.clone()
+    run(xs[1])
+    assert torch.equal(first, kept)
+    assert torch.equal(run(xs[0]), kept)
+    assert run.captures == 1
+
+
+# --- feeds ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("feed", "message"),
+    [
+        ({"x": torch.ones(8, 6), "q": torch.ones(1)}, "'q'.*inputs are x, y, lr"),
+        ({"x": torch.ones(8, 6)}, "'y' is not in the feed"),
+        ({"x": torch.ones(8, 6).double(), "y": torch.ones(8).long()}, "'x' is of f64"),
+        ({"x": torch.ones(8, 6, device="meta"), "y": torch.ones(8).long()}, "'x' is on meta"),
+    ],
+)
+def test_a_wrong_feed_is_refused_by_name(feed: dict[str, Tensor], message: str) -> None:
+    run = compiled(program(ADAM))
+    with pytest.raises(InputError, match=message):
+        run.run(feed)
+
+
+def test_a_wrong_call_is_refused_by_name() -> None:
+    run = compiled(program(ADAM))
+    x, y = batches(1)[0]
+    with pytest.raises(InputError, match="'x' is of f64"):
+        run(x.double(), y)
+    with pytest.raises(InputError, match="'x' is on meta"):
+        run(x.to("meta"), y)
+    with pytest.raises(InputError, match="missing a required argument"):
+        run(x)
+
+
+def test_a_graph_has_one_shape() -> None:
+    model = network().eval()
+    run = sw.compile(sw.capture(model, (torch.randn(8, 6),)), torch.randn(8, 6))
+    with pytest.raises(InputError, match=r"'input' is f32\[4, 6\].*f32\[8, 6\]"):
+        run(torch.randn(4, 6))
+    with pytest.raises(InputError, match=r"'input' is f32\[4, 6\].*f32\[8, 6\]"):
+        run.run({"input": torch.randn(4, 6)})
+
+
+def test_a_rate_may_be_fed() -> None:
+    made, eager = program(OPTIMIZERS["sgd"]), program(lambda p: torch.optim.SGD(p, lr=0.5))
+    x, y = batches(1)[0]
+    compiled(made).run({"x": x, "y": y, "lr": torch.tensor(0.5, dtype=torch.float64)})
+    eager.step(x, y)
+    for name, tensor in made.state().items():
+        assert torch.allclose(tensor, eager.state()[name], rtol=1e-5, atol=1e-7), name
+
+
+# --- results, weights ----------------------------------------------------------------------------
+
+
+def test_results_are_memory_of_their_own_unless_slots_are_asked_for() -> None:
+    model = network().eval()
+    x, other = torch.randn(8, 6), torch.randn(8, 6)
+    run = sw.compile(model, x)
+    first = run(x)
+    kept = first.clone()
+    run(other)
+    assert torch.equal(first, kept)
+    slots = run.run({"input": x}, slots=True)["output"]
+    assert torch.equal(slots, kept)
+    again = run.run({"input": other}, slots=True)["output"]
+    assert again.data_ptr() == slots.data_ptr()
+    assert torch.equal(slots, again)
+
+
+def test_a_change_of_a_weight_in_place_is_seen_after_refresh() -> None:
+    model = network().eval()
+    x = torch.randn(8, 6)
+    run = sw.compile(model, x)
+    run(x)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    run.refresh()
+    assert torch.allclose(run(x), model(x), rtol=1e-5, atol=1e-6)
+
+
+def test_roles_that_are_copied_are_taken_from_the_feed() -> None:
+    model = nn.Linear(6, 2)
+    x, weight = torch.randn(3, 6), torch.randn(2, 6)
+    before = model.weight.detach().clone()
+    replay = Replaying(copy_roles=frozenset({"input", "param"}))
+    run = sw.compile(model, x, replay=replay)
+    found = run.run({"input": x, "weight": weight})["output"]
+    expected = nn.functional.linear(x, weight, model.bias)
+    assert torch.allclose(found, expected, rtol=1e-5, atol=1e-6)
+    assert torch.equal(model.weight, before), "the model keeps its own"
+
+
+def test_contiguity_is_no_part_of_a_capture() -> None:
+    model = network().eval()
+    x = torch.randn(6, 8).t()
+    run = sw.compile(model, torch.randn(8, 6))
+    assert torch.allclose(run(x), model(x), rtol=1e-5, atol=1e-6)
+    assert run.captures == 1
