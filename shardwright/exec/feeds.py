@@ -9,7 +9,7 @@ stored value when it is bound); nothing else bound lies in memory that a run wri
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -28,7 +28,7 @@ class Feeds:
     def __init__(self, plan: ExecPlan, memory: Memory) -> None:
         self._plan = plan
         self._memory = memory
-        self._buffer: dict[str, int] = dict(_names(plan))
+        self._buffer = _names(plan)
         self._given: dict[int, torch.Tensor] = {}
         self._copied: dict[int, torch.Tensor] = {}
         self._renewed = {k for k, b in enumerate(plan.buffers) if b.vid in plan.renewed}
@@ -141,13 +141,14 @@ class Feeds:
         )
 
 
-def _names(plan: ExecPlan) -> Iterator[tuple[str, int]]:
-    """Every name by which an external value may be fed, and its buffer."""
-    for k, buffer in enumerate(plan.buffers):
-        if buffer.kind in ("input", "stored"):
-            spec = plan.lowered.values[buffer.vid]
-            yield from ((name, k) for name in reversed(spec.names))
-            yield spec.name, k
+def _names(plan: ExecPlan) -> dict[str, int]:
+    """Every name by which an external value may be fed, and its buffer: its own name first."""
+    found: dict[str, int] = {}
+    external = [k for k, b in enumerate(plan.buffers) if b.kind in ("input", "stored")]
+    specs = [(plan.lowered.values[plan.buffers[k].vid], k) for k in external]
+    for spec, k in reversed(specs):
+        found.update(dict.fromkeys(spec.names, k))
+    return found | {spec.name: k for spec, k in specs}
 
 
 def check_tensor(name: str, tensor: torch.Tensor, spec: ValueSpec, device: torch.device) -> None:
