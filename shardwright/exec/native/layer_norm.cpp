@@ -39,14 +39,18 @@ template <class T> struct LayerNorm : Call {
             Span part = share(x_rows.count, thread, threads);
             for (int64_t r = part.begin; r < part.end; r++) {
                 const T* x = as<T>(data[0]) + x_rows.offset(r);
-                T mean = sum_of<T>(n, [&](int64_t i, auto read) { return read(x + i); }) / n;
+                T* y = as<T>(data[3]) + y_rows.offset(r);
+                T mean = sum_of<T>(n, [&](int64_t i, auto read) {
+                    will_write(y + i);
+                    return read(x + i);
+                }) / n;
                 T squares = sum_of<T>(n, [&](int64_t i, auto read) {
                     Vec<T> left = read(x + i) - mean;
                     return left * left;
                 });
                 T scale = T(1 / std::sqrt(double(squares) / n + eps));
                 map(n, [=](Vec<T> v, Vec<T> w, Vec<T> b) { return fma((v - mean) * scale, w, b); },
-                    as<T>(data[3]) + y_rows.offset(r), x, weight, bias);
+                    y, x, weight, bias);
                 if (means) means[r] = mean;
                 if (scales) scales[r] = scale;
             }
@@ -123,11 +127,12 @@ template <class T> struct LayerNormBwd : Call {
         const T *dy = as<T>(data[DY]) + dy_rows.offset(r), *x = as<T>(data[X]) + x_rows.offset(r);
         T mean = as<T>(data[MEAN])[r], scale = as<T>(data[SCALE])[r];
         if (!data[DX]) return {dy, x, nullptr, mean, scale, 0, 0};
-        T along = sum_of<T>(n, [&](int64_t i, auto read) {
-            return read(dy + i) * read(weight + i) * (read(x + i) - mean);
-        });
-        T flat = sum_of<T>(n, [&](int64_t i, auto read) { return read(dy + i) * read(weight + i); });
         T* dx = as<T>(data[DX]) + dx_rows.offset(r);
+        auto [along, flat] = sums_of<T, 2>(n, [&](int64_t i, auto read, Vec<T>* terms) {
+            will_write(dx + i);
+            terms[1] = read(dy + i) * read(weight + i);
+            terms[0] = terms[1] * (read(x + i) - mean);
+        }).sum;
         return {dy, x, dx, mean, scale, along * scale * scale / n, flat / n};
     }
 

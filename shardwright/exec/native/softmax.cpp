@@ -23,7 +23,8 @@ constexpr int MOST = 3;      // operands
 
 template <class V> V greater(V a, V b) { return a > b ? a : b; }  // a NaN shows in the sum
 
-template <class T> T greatest(const T* x, int64_t n) {
+// The greatest of x's row; y's will be written.
+template <class T> T greatest(const T* x, int64_t n, T* y) {
     constexpr T LOWEST = -std::numeric_limits<T>::infinity();
     if (n < LANES<T>) {
         T most = LOWEST;
@@ -34,7 +35,10 @@ template <class T> T greatest(const T* x, int64_t n) {
     for (auto& m : most) m = set<Vec<T>>(LOWEST);
     int64_t i = 0;
     for (; i + WIDE<T> <= n; i += WIDE<T>)
-        for (int k = 0; k < 4; k++) most[k] = greater(load(x + i + k * LANES<T>), most[k]);
+        for (int k = 0; k < 4; k++) {
+            will_write(y + i + k * LANES<T>);
+            most[k] = greater(load(x + i + k * LANES<T>), most[k]);
+        }
     for (; i + LANES<T> <= n; i += LANES<T>) most[0] = greater(load(x + i), most[0]);
     most[1] = greater(load(x + n - LANES<T>), most[1]);  // the last ones, some for the second time
     return max_lanes(greater(greater(most[0], most[1]), greater(most[2], most[3])));
@@ -47,7 +51,7 @@ template <class T, bool log_of> struct Forward {
 
     static void row(const T* const* in, T* y, int64_t n) {
         const T* x = in[0];
-        T most = greatest(x, n);
+        T most = greatest(x, n, y);
         if (log_of) {
             T sum = sum_of<T>(n, [&](int64_t i, auto read) { return exp(read(x + i) - most); });
             T shift = std::log(sum);
@@ -63,20 +67,26 @@ template <class T, bool log_of> struct Forward {
         map(n, [=](Vec<T> v) { return v * scale; }, y, y);
     }
 
-    // `count` lines side by side.
-    static void columns(const T* const* in, const int64_t* step, T* y, int64_t n, int64_t count) {
-        auto x = [&](int64_t i) { return load_part(in[0] + i * step[0], count); };
-        auto put = [&](int64_t i, Vec<T> v) { store_part(y + i * step[1], v, count); };
-        Vec<T> most = x(0), sum{};
-        for (int64_t i = 1; i < n; i++) most = greater(x(i), most);
-        for (int64_t i = 0; i < n; i++) {
-            Vec<T> e = exp(x(i) - most);
-            if (!log_of) put(i, e);
-            sum += e;
-        }
-        Vec<T> last = log_of ? log(sum) : 1 / sum;
+    // Lines side by side, in W vectors; `read` and `write` know how many lanes are there.
+    template <int W, class Read, class Write>
+    static void columns(const T* const* in, const int64_t* step, T* y, int64_t n, Read read, Write write) {
+        Vec<T> most[W], sum[W] = {};
+        auto x = [&](int64_t i, int k) { return read(in[0] + i * step[0], k); };
+        for (int k = 0; k < W; k++) most[k] = x(0, k);
+        for (int64_t i = 1; i < n; i++)
+            for (int k = 0; k < W; k++) most[k] = greater(x(i, k), most[k]);
         for (int64_t i = 0; i < n; i++)
-            put(i, log_of ? (x(i) - most) - last : load_part(y + i * step[1], count) * last);
+            for (int k = 0; k < W; k++) {
+                Vec<T> e = exp(x(i, k) - most[k]);
+                if (!log_of) write(y + i * step[1], k, e);
+                sum[k] += e;
+            }
+        for (int k = 0; k < W; k++) sum[k] = log_of ? log(sum[k]) : 1 / sum[k];
+        for (int64_t i = 0; i < n; i++)
+            for (int k = 0; k < W; k++) {
+                T* to = y + i * step[1];
+                write(to, k, log_of ? (x(i, k) - most[k]) - sum[k] : read(to, k) * sum[k]);
+            }
     }
 };
 
@@ -90,19 +100,26 @@ template <class T, bool log_of> struct Backward {
     static void row(const T* const* in, T* dx, int64_t n) {
         const T *dy = in[0], *y = in[1];
         Vec<T> sum = set<Vec<T>>(sum_of<T>(n, [&](int64_t i, auto read) {
+            will_write(dx + i);
             Vec<T> v = read(dy + i);
             return log_of ? v : v * read(y + i);
         }));
         map(n, [=](Vec<T> v, Vec<T> w) { return gradient(v, w, sum); }, dx, dy, y);
     }
 
-    static void columns(const T* const* in, const int64_t* step, T* dx, int64_t n, int64_t count) {
-        auto dy = [&](int64_t i) { return load_part(in[0] + i * step[0], count); };
-        auto y = [&](int64_t i) { return load_part(in[1] + i * step[1], count); };
-        Vec<T> sum{};
-        for (int64_t i = 0; i < n; i++) sum += log_of ? dy(i) : dy(i) * y(i);
+    template <int W, class Read, class Write>
+    static void columns(const T* const* in, const int64_t* step, T* dx, int64_t n, Read read, Write write) {
+        Vec<T> sum[W] = {};
+        auto dy = [&](int64_t i, int k) { return read(in[0] + i * step[0], k); };
+        auto y = [&](int64_t i, int k) { return read(in[1] + i * step[1], k); };
         for (int64_t i = 0; i < n; i++)
-            store_part(dx + i * step[2], gradient(dy(i), y(i), sum), count);
+            for (int k = 0; k < W; k++) {
+                will_write(dx + i * step[2] + k * LANES<T>);
+                sum[k] += log_of ? dy(i, k) : dy(i, k) * y(i, k);
+            }
+        for (int64_t i = 0; i < n; i++)
+            for (int k = 0; k < W; k++)
+                write(dx + i * step[2], k, gradient(dy(i, k), y(i, k), sum[k]));
     }
 };
 
@@ -144,7 +161,7 @@ template <class T, class Math> struct Softmax : Call {
 
     void run(char* const* data, Context& context) override {
         if (lines.numel == 0) return;
-        int64_t blocks = (lines.inner + LANES<T> - 1) / LANES<T>, count = lines.outer[0].count * blocks;
+        int64_t blocks = (lines.inner + WIDE<T> - 1) / WIDE<T>, count = lines.outer[0].count * blocks;
         in_parallel(threads_for(context, lines.numel * WORK), [&](int thread, int threads) {
             Span part = share(count, thread, threads);
             for (int64_t r = part.begin; r < part.end; r++) line(data, r / blocks, r % blocks);
@@ -153,12 +170,28 @@ template <class T, class Math> struct Softmax : Call {
 
     void line(char* const* data, int64_t r, int64_t block) {
         const T* in[INPUTS];
-        int64_t column = block * LANES<T>;
+        int64_t column = block * WIDE<T>;
         for (int k = 0; k < INPUTS; k++) in[k] = as<T>(data[k]) + lines.outer[k].offset(r) + column;
         T* out = as<T>(data[INPUTS]) + lines.outer[INPUTS].offset(r) + column;
         if (lines.way == ROWS) return Math::row(in, out, lines.n);
         if (lines.way == SCATTERED) return scattered(in, out);
-        Math::columns(in, lines.step, out, lines.n, std::min<int64_t>(LANES<T>, lines.inner - column));
+        columns(in, out, std::min(WIDE<T>, lines.inner - column));
+    }
+
+    void columns(const T** in, T* out, int64_t count) {
+        if (count == WIDE<T>) {
+            auto read = [](const T* from, int k) { return load(from + k * LANES<T>); };
+            auto write = [](T* to, int k, Vec<T> v) { store(to + k * LANES<T>, v); };
+            return Math::template columns<4>(in, lines.step, out, lines.n, read, write);
+        }
+        while (count > 0) {
+            auto read = [=](const T* from, int) { return load_part(from, std::min<int64_t>(count, LANES<T>)); };
+            auto write = [=](T* to, int, Vec<T> v) { store_part(to, v, std::min<int64_t>(count, LANES<T>)); };
+            Math::template columns<1>(in, lines.step, out, lines.n, read, write);
+            for (int k = 0; k < INPUTS; k++) in[k] += LANES<T>;
+            out += LANES<T>;
+            count -= LANES<T>;
+        }
     }
 
     void scattered(const T** in, T* out) {
