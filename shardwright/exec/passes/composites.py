@@ -20,6 +20,9 @@ from shardwright.ir.operators import flatten_results, is_marker, join_call, reso
 from shardwright.transform.record import Kind, record
 from shardwright.transform.simplify import simplify
 
+_CHOOSING = ("aten.scaled_dot_product_attention.default",)
+"""Operators that are no kernels, but choose one by device and operands, and prepare its mask."""
+
 LARGEST = 64
 """Nodes: an operator that comes apart into more (an LSTM, step by step) stays one call."""
 
@@ -41,7 +44,7 @@ class Composites:
 
     def of(self, op: str, inputs: Sequence[IRValue], attrs: Mapping[str, Any]) -> Template | None:
         """What a call comes apart into."""
-        if not is_composed(op):
+        if not is_composed(op) or attrs.get("dropout_p"):
             return None
         kinds = tuple(Kind.of(value) for value in inputs)
         key = (op, kinds, repr(attrs))
@@ -70,8 +73,8 @@ class Composites:
 @cache
 def is_composed(op: str) -> bool:
     """Whether torch runs the operator as others, whatever the device, and draws nothing."""
-    if is_marker(op):
-        return False
+    if is_marker(op) or op in _CHOOSING:
+        return op in _CHOOSING
     overload = resolve(op)
     composed: bool = overload.has_kernel_for_dispatch_key(
         torch._C.DispatchKey.CompositeImplicitAutograd

@@ -39,7 +39,7 @@ def order_concatenations(graph: IRGraph, known: Inference | None = None) -> IRGr
         path = found.get(node.id)
         if path is None or not _write(rewriter, node, *path):
             rewriter.keep(node)
-    return rewriter.finish()
+    return rewriter.finish(prune=True)
 
 
 def _path(

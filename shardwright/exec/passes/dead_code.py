@@ -9,14 +9,11 @@ from __future__ import annotations
 
 from shardwright.exec.passes.rewriter import Rewriter
 from shardwright.ir import IRGraph
-from shardwright.tracing.dead_code import live_values
 
 
 def remove_dead_code(graph: IRGraph) -> IRGraph:
     """The graph without nodes that nothing needs."""
-    live = live_values(graph, [*graph.outputs, *graph.updates.values()])
     rewriter = Rewriter(graph)
     for node in graph.nodes:
-        if not live.isdisjoint(node.outputs):
-            rewriter.keep(node)
-    return rewriter.finish()
+        rewriter.keep(node)
+    return rewriter.finish(prune=True)

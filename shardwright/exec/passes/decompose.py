@@ -2,7 +2,6 @@
 
     linear, mm, addmm           shardwright::gemm, transposes of its operands as flags
     baddbmm                     bmm, products and a sum
-    convolution, in inference   shardwright::conv
     stack                       cat of unsqueezed
     sum of another dtype        a cast and a sum
     what torch composes         what torch composes it of (`composites`)
@@ -18,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.exec.operators import CONV, GEMM
+from shardwright.exec.operators import GEMM
 from shardwright.exec.passes.composites import Composites
 from shardwright.exec.passes.rewriter import (
     Rewriter,
@@ -47,19 +46,17 @@ NO_CAST = {
 def decompose(
     graph: IRGraph,
     *,
-    inference: bool = False,
     composites: Composites | None = None,
     known: Inference | None = None,
 ) -> IRGraph:
     """The graph in operators that have kernels.
 
-    ``inference`` lets convolutions become the kind that has no gradient. ``composites`` and
-    ``known`` remember what was recorded and inferred for the next graph.
+    ``composites`` and ``known`` remember what was recorded and inferred for the next graph.
     """
-    decomposer = Decomposer(Rewriter(graph, known), composites or Composites(), inference)
+    decomposer = Decomposer(Rewriter(graph, known), composites or Composites())
     for node in graph.nodes:
         decomposer.node(node)
-    return decomposer.rewriter.finish()
+    return decomposer.rewriter.finish(prune=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +79,8 @@ class Call:
 class Decomposer:
     """Takes one graph apart."""
 
-    def __init__(self, rewriter: Rewriter, composites: Composites, inference: bool) -> None:
+    def __init__(self, rewriter: Rewriter, composites: Composites) -> None:
         self.rewriter = rewriter
-        self.inference = inference
         self._composites = composites
         self._flipped: dict[int, int] = {}
         """Values of two dimensions to those that they are the transposes of."""
@@ -292,21 +288,6 @@ def _baddbmm(decomposer: Decomposer, call: Call) -> Results | None:
     return decomposer.ends("aten.add.Tensor", [made, added], {"alpha": 1}, call)
 
 
-def _convolution(decomposer: Decomposer, call: Call) -> Results | None:
-    given = bound(call.op, call.inputs, call.attrs)
-    x, w, bias = (given[name] for name in ("input", "weight", "bias"))
-    plain = not given["transposed"] and len(decomposer.rewriter.of(x).shape) == 4
-    if not (decomposer.inference and plain and _are_floats(decomposer, x, w, bias)):
-        return None
-    sizes = {
-        key: given[key] * 2 if len(given[key]) == 1 else given[key]
-        for key in ("stride", "padding", "dilation")
-    }
-    rest = {"residual": None, "groups": given["groups"], "activation": 0}
-    inputs, attrs = call_attributes(CONV, {"x": x, "w": w, "bias": bias, **sizes, **rest})
-    return decomposer.ends(CONV, inputs, attrs, call)
-
-
 def _stack(decomposer: Decomposer, call: Call) -> Results | None:
     dim = call.attrs["dim"] % len(call.output.shape)
     parts = [
@@ -334,7 +315,6 @@ RULES: Mapping[str, Rule] = {
     "aten.mm.default": _mm,
     "aten.addmm.default": _addmm,
     "aten.baddbmm.default": _baddbmm,
-    "aten.convolution.default": _convolution,
     "aten.stack.default": _stack,
     "aten.sum.default": _sum,
     "aten.sum.dim_IntList": _sum,

@@ -65,7 +65,7 @@ class _Folder:
                 self._want(node.inputs)
                 self._rewriter.keep(node)
         self._want([*self._graph.outputs, *self._graph.updates.values()])
-        return self._rewriter.finish()
+        return self._rewriter.finish(prune=True)
 
     def _fold(self, node: IRNode) -> bool:
         """Compute a node, if it is constant and worth it."""

@@ -69,7 +69,7 @@ def fuse_elementwise(graph: IRGraph) -> IRGraph:
             _emit(rewriter, unit, written)
         else:
             rewriter.keep(unit[0])
-    return rewriter.finish()
+    return rewriter.finish(prune=True)
 
 
 # --- what can be an instruction --------------------------------------------------------------

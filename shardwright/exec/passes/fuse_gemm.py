@@ -1,11 +1,11 @@
-"""What follows a matrix product or a convolution, done while its result is at hand.
+"""What follows a matrix product, done while its result is at hand.
 
-    gemm, * number            alpha
-    gemm, + vector            bias
-    gemm or conv, + tensor    residual; the sum of gradients of two uses is one, too
-    gemm or conv, relu, gelu, silu, tanh, sigmoid   activation
+    * number, / number                      alpha
+    + vector                                bias
+    + tensor                                residual; a sum of gradients of two uses is one, too
+    relu, gelu, silu, tanh, sigmoid         activation
 
-Comes in: a graph with `shardwright::gemm` and `shardwright::conv`. Goes out: the same, with fewer
+Comes in: a graph with `shardwright::gemm`. Goes out: the same, with fewer
 nodes. What always holds: what is taken in is read by nobody else (a backward that reads the
 pre-activation keeps it apart), the order is that of the kind, ``act(alpha * a b + bias +
 residual)``, and between a gemm and what follows it may stand views that leave the columns alone.
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardwright.exec.kinds import ACTIVATIONS
-from shardwright.exec.operators import CONV, GEMM
+from shardwright.exec.operators import GEMM
 from shardwright.exec.passes.rewriter import (
     Rewriter,
     Tensor,
@@ -30,7 +30,6 @@ from shardwright.exec.passes.rewriter import (
 )
 from shardwright.ir import IRGraph, IRNode, IRValue
 
-_ROOTS = (GEMM, CONV)
 _VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"})
 _ACTIVATIONS = {
     f"aten.{name}.default": name for name in ("relu", "gelu", "silu", "tanh", "sigmoid")
@@ -69,7 +68,7 @@ def fuse_gemm(graph: IRGraph) -> IRGraph:
     grown: dict[int, Product] = {}
     taken: set[int] = set()
     for node in graph.nodes:
-        if node.op in _ROOTS and graph.values[node.outputs[0]].dtype in ("f32", "f64"):
+        if node.op == GEMM and graph.values[node.outputs[0]].dtype in ("f32", "f64"):
             product = _grow(graph, nodes, kept, taken, node)
             if product.last is not node:
                 grown[product.last.id] = product
@@ -101,7 +100,7 @@ def _grow(
         if user.id in taken or len(user.outputs) != 1:
             break
         made = graph.values[user.outputs[0]]
-        if node.op == GEMM and user.op in _VIEWS and _leaves_columns(value, made):
+        if user.op in _VIEWS and _leaves_columns(value, made):
             passed |= {user.id}
         elif (rule := _RULES.get(user.op)) is not None and _fits(graph, product, value, made):
             found = rule(graph, product, user, value)
@@ -142,7 +141,7 @@ def _add(
     other = graph.values[others[0]]
     if other.dtype != value.dtype:
         return None
-    is_bias = product.node.op == GEMM and other.shape == value.shape[-1:] and len(value.shape) > 1
+    is_bias = other.shape == value.shape[-1:] and len(value.shape) > 1
     if is_bias and product.given["bias"] is None and other.strides is None:
         return {"bias": others[0]}
     if product.given["residual"] is None and same_layout(other, value):
@@ -156,7 +155,7 @@ def _scale(
     """A number that the product alone is multiplied with, or divided by."""
     number = node.attrs.get("other")
     plain = product.given["bias"] is None and product.given["residual"] is None
-    if product.node.op != GEMM or not plain or not isinstance(number, (int, float)):
+    if not plain or not isinstance(number, (int, float)):
         return None
     factor = 1 / number if node.op.startswith("aten.div") and number else float(number)
     return {"alpha": product.given["alpha"] * factor} if number and math.isfinite(factor) else None
@@ -201,9 +200,9 @@ def _write(rewriter: Rewriter, product: Product) -> None:
         )
         assert viewed is not None
         given["residual"] = Tensor(viewed)
-    inputs, attrs = call_attributes(product.node.op, given)
+    inputs, attrs = call_attributes(GEMM, given)
     output = made if own.shape == made.shape else rewriter.fresh(own)
-    rewriter.emit(product.node.op, inputs, [output], attrs, product.last)
+    rewriter.emit(GEMM, inputs, [output], attrs, product.last)
     if output is not made:
         size = {"size": list(made.shape)}
         rewriter.emit("aten.view.default", [output.id], [made], size, product.last)

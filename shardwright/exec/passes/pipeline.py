@@ -1,6 +1,8 @@
 """All passes in order: from a captured graph to one that kernels exist for.
 
+    norms           into the weights before them, in inference
     decompose       operators that have kinds of their own
+    channels last   wherever convolutions are, and what follows them done by them, in inference
     fold            what is the same in every run
     merge           what is computed twice
     losses          cross entropy in one piece
@@ -16,11 +18,14 @@ from __future__ import annotations
 
 import torch
 
+from shardwright.exec.passes.channels_last import channels_last
 from shardwright.exec.passes.composites import Composites
 from shardwright.exec.passes.concatenations import order_concatenations
 from shardwright.exec.passes.dead_code import remove_dead_code
 from shardwright.exec.passes.decompose import decompose
 from shardwright.exec.passes.fold import fold_constants
+from shardwright.exec.passes.fold_norms import fold_norms
+from shardwright.exec.passes.fuse_convs import fuse_convs
 from shardwright.exec.passes.fuse_elementwise import fuse_elementwise
 from shardwright.exec.passes.fuse_gemm import fuse_gemm
 from shardwright.exec.passes.losses import fuse_losses
@@ -47,10 +52,13 @@ def prepare(
     """
     known = Inference()
     composites = Composites(torch.device(device).type)
-    graph = decompose(graph, inference=inference, composites=composites, known=known)
+    if inference and constants:
+        graph = fold_norms(graph)
+    graph = decompose(graph, composites=composites, known=known)
+    if inference:
+        graph = fuse_convs(channels_last(graph))
     if constants:
         graph = fold_constants(graph, inference=inference, device=device)
-    graph = remove_dead_code(merge_common_subexpressions(graph))
-    graph = order_concatenations(fuse_losses(graph), known)
-    graph = fuse_elementwise(fuse_gemm(graph))
-    return remove_dead_code(graph)
+    graph = fuse_losses(merge_common_subexpressions(graph))
+    graph = order_concatenations(graph, known)
+    return remove_dead_code(fuse_elementwise(fuse_gemm(graph)))

@@ -4,7 +4,8 @@ Comes in: a graph, which is left as it is. Goes out, by `Rewriter.finish`: anoth
 inputs, stored values and ends. A pass goes through the nodes in order and keeps each one, leaves it
 out, or writes others for it and says which value stands for which (`replace`). What always holds:
 values that are kept keep their ids and names, every value is made before it is read, and whatever
-stands for a value has its shape, dtype and strides, so that views of it stay right.
+stands for a value has its shape, dtype and strides, so that views of it stay right. Kernel
+calls that an emitter wrote are not kept: which results are read may be another.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.dtypes import dtype_name
 from shardwright.ir.inference import Inference
 from shardwright.ir.operators import join_call, resolve, signature
+from shardwright.tracing.dead_code import live_values
 
 
 class Rewriter:
@@ -82,8 +84,9 @@ class Rewriter:
 
     def keep(self, node: IRNode) -> None:
         """Append a node of the source as it is, on the values that stand for its inputs."""
-        inputs = [self._now.get(value_id, value_id) for value_id in node.inputs]
-        self._append(node, node.op, inputs, node.results, node.attrs, node.id)
+        now = self._now
+        inputs = [now.get(value_id, value_id) for value_id in node.inputs]
+        self._append(node, node.id, node.op, inputs, node.outputs, node.attrs, node.absent)
 
     def emit(
         self,
@@ -97,8 +100,9 @@ class Rewriter:
 
         ``inputs`` are ids of the result, ``like`` the node whose place in the program it has.
         """
-        ids = [None if value is None else value.id for value in outputs]
-        self._append(like, op, list(inputs), ids, dict(attrs), self.made.fresh_id())
+        made = [value.id for value in outputs if value is not None]
+        absent = tuple(i for i, value in enumerate(outputs) if value is None)
+        self._append(like, self.made.fresh_id(), op, list(inputs), made, dict(attrs), absent)
 
     def call(
         self, op: str, inputs: Sequence[int], attrs: Mapping[str, Any], like: IRNode, name: str
@@ -116,17 +120,19 @@ class Rewriter:
         self.emit(op, inputs, made, attrs, like)
         return [None if value is None else value.id for value in made]
 
-    def finish(self) -> IRGraph:
-        """The result."""
+    def finish(self, *, prune: bool = False) -> IRGraph:
+        """The result; with ``prune`` without nodes that nothing needs."""
         graph, source = self.made, self.source
         graph.outputs = [self.now(value_id) for value_id in source.outputs]
         graph.updates = {old: self.now(new) for old, new in source.updates.items()}
+        if prune:
+            _prune(graph)
         returned = set(graph.outputs)
         unmade = []
         for value in graph.values.values():
             if value.producer is not None:
                 value.role = "output" if value.id in returned else "tmp"
-            elif value.role == "tmp":
+            elif value.role in ("tmp", "output"):
                 unmade.append(value.id)
         for value_id in unmade:
             del graph.values[value_id]
@@ -135,24 +141,43 @@ class Rewriter:
     def _append(
         self,
         like: IRNode,
+        node_id: int,
         op: str,
         inputs: list[int],
-        outputs: Sequence[int | None],
+        outputs: list[int],
         attrs: dict[str, Any],
-        node_id: int,
+        absent: tuple[int, ...],
     ) -> None:
         values = self.made.values
-        made = [value_id for value_id in outputs if value_id is not None]
-        absent = tuple(i for i, value_id in enumerate(outputs) if value_id is None)
-        for value_id in made:
+        for value_id in outputs:
             if value_id in values:
                 values[value_id].producer = node_id
             else:
                 values[value_id] = _copy(self.source.values[value_id], node_id)
-        for value_id in dict.fromkeys(inputs):
+        for value_id in inputs if len(inputs) == 1 else dict.fromkeys(inputs):
             values[value_id].users.append(node_id)
-        node = IRNode(node_id, op, inputs, made, attrs, like.scopes, like.source, absent)
+        scopes, source = like.scopes, like.source
+        node = IRNode(node_id, op, inputs, outputs, attrs, scopes, source, absent)
         self.made.nodes.append(node)
+
+
+def _prune(graph: IRGraph) -> None:
+    """Drop the nodes of a graph under construction that nothing needs.
+
+    A node that draws random numbers stays, used or not, so that others draw what they drew.
+    """
+    live = live_values(graph, [*graph.outputs, *graph.updates.values()])
+    dropped = [node for node in graph.nodes if node.outputs and live.isdisjoint(node.outputs)]
+    if not dropped:
+        return
+    gone = {node.id for node in dropped}
+    graph.nodes = [node for node in graph.nodes if node.id not in gone]
+    for node in dropped:
+        for value_id in node.outputs:
+            del graph.values[value_id]
+    for value_id in {value_id for node in dropped for value_id in node.inputs}:
+        if (value := graph.values.get(value_id)) is not None:
+            value.users = [user for user in value.users if user not in gone]
 
 
 def _copy(value: IRValue, producer: int | None) -> IRValue:
