@@ -57,7 +57,8 @@ void convert_run(char* to_bytes, int64_t to_stride, const char* from_bytes, int6
     auto* to = reinterpret_cast<To*>(to_bytes);
     auto* from = reinterpret_cast<const From*>(from_bytes);
     if (to_stride == 1 && from_stride == 1) {
-        for (int64_t i = 0; i < count; i++) to[i] = convert<To>(from[i]);
+        if constexpr (std::is_same_v<To, From>) std::memmove(to, from, count * sizeof(To));
+        else for (int64_t i = 0; i < count; i++) to[i] = convert<To>(from[i]);
     } else if (to_stride == 1 && from_stride == 0) {
         To value = count ? convert<To>(from[0]) : To{};
         for (int64_t i = 0; i < count; i++) to[i] = value;

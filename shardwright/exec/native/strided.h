@@ -100,4 +100,36 @@ inline Space make_space(const std::vector<const Operand*>& operands, int ndim,
     return space;
 }
 
+// The places of a space's dimensions [0, end) one after another, from the first-th on; `offsets` are
+// each operand's elements from its beginning.
+class Places {
+   public:
+    Places(const Space& space, int end, int64_t first) : space_(space), end_(end) {
+        for (int d = end - 1; d >= 0; d--) {
+            at_[d] = first % space.sizes[d];
+            first /= space.sizes[d];
+            for (size_t k = 0; k < space.strides.size(); k++)
+                offsets[k] += at_[d] * space.strides[k][d];
+        }
+    }
+
+    void next() {
+        for (int d = end_ - 1; d >= 0; d--) {
+            bool over = ++at_[d] == space_.sizes[d];
+            int64_t by = over ? 1 - space_.sizes[d] : 1;
+            for (size_t k = 0; k < space_.strides.size(); k++)
+                offsets[k] += by * space_.strides[k][d];
+            if (!over) return;
+            at_[d] = 0;
+        }
+    }
+
+    int64_t offsets[MAX_DIMS] = {};  // for at most so many operands
+
+   private:
+    const Space& space_;
+    int end_;
+    int64_t at_[MAX_DIMS] = {};
+};
+
 }  // namespace shardwright
