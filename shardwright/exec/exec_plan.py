@@ -85,8 +85,15 @@ class ExecPlan:
 
     @cached_property
     def calls(self) -> tuple[LoweredOp, ...]:
-        """What is called, in order: all but the views, which cost nothing."""
-        return tuple(op for op in self.lowered.ops if op.kind_id != VIEW.id)
+        """What is called, in order: all but views, which cost nothing, and what makes nothing."""
+        return tuple(
+            op
+            for op in self.lowered.ops
+            if op.kind_id != VIEW.id and any(self._has_elements(vid) for vid in op.out_vids)
+        )
+
+    def _has_elements(self, vid: int) -> bool:
+        return vid != ABSENT and 0 not in self.lowered.values[vid].shape
 
     def __str__(self) -> str:
         return format_plan(self)

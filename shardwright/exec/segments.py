@@ -143,6 +143,8 @@ def _native(library: Library, op: LoweredOp, operands: _Operands) -> Bound | str
     if kind.name == "generic":
         return "an operator of torch"
     described = [operands.of(vid) for vid in (*op.in_vids, *op.out_vids)]
+    if any(operand is not None and 0 in operand.shape for operand in described):
+        return "an operand is empty"
     blob = written_out(kind, op)
     return library.bind(op.kind_id, 1, blob, described, len(op.in_vids))
 
