@@ -19,6 +19,7 @@ from shardwright.exec.emitters import emit_graph
 from shardwright.exec.exec_plan import ARENA, ExecPlan, make_exec_plan
 from shardwright.exec.executor import Executor
 from shardwright.exec.lowering import lower_graph
+from shardwright.exec.passes.pipeline import prepare
 from shardwright.exec.program import Bound
 from shardwright.exec.replay import Replaying, warm_up
 from shardwright.exec.segments import TorchSegment
@@ -53,7 +54,8 @@ class Binder:
         return bound
 
     def _bound(self, prepared: Prepared, replaying: Replaying) -> BoundPlan:
-        graph = prepared.graph
+        inference = replaying.mode == "inference" and replaying.copy_roles == {"input"}
+        graph = prepare(prepared.graph, inference=inference, device=self.device)
         plan = plan_graph(graph, fixed=_fixed(graph, replaying))
         executor = Executor(plan, device=self.device, threads=self.threads)
         executor.memory.hold(ARENA, self._memory(plan.arena_bytes))
