@@ -37,13 +37,14 @@ def merged(spreads: Sequence[Spread], which: Sequence[int]) -> Spread:
         weight=of_nodes("weight"),
         once=of_nodes("once"),
         saved=of_pairs("saved"),
-        crossing=_crossing(spreads, at),
+        crossing=_brought(spreads, at, "crossing"),
         stored=of_pairs("stored"),
         gradient=_taken(spreads, "gradient", at, first.stored.node),
         state=_taken(spreads, "state", at, first.stored.node),
         passed=of_pairs("passed"),
         again=of_nodes("again"),
         working=of_nodes("working"),
+        fetched=_brought(spreads, at, "fetched"),
     )
 
 
@@ -53,10 +54,11 @@ def _taken(spreads: Sequence[Spread], name: str, which: Integers, nodes: Integer
     return np.asarray(rows[which[nodes], np.arange(len(nodes))], dtype=np.float64)
 
 
-def _crossing(spreads: Sequence[Spread], which: Integers) -> Pairs:
+def _brought(spreads: Sequence[Spread], which: Integers, name: str) -> Pairs:
     """What communication brings differs from mesh to mesh, so there are other rows in each."""
+    every: list[Pairs] = [getattr(spread, name) for spread in spreads]
     found = [
-        Pairs(*(column[which[spread.crossing.node] == number] for column in spread.crossing))
-        for number, spread in enumerate(spreads)
+        Pairs(*(column[which[pairs.node] == number] for column in pairs))
+        for number, pairs in enumerate(every)
     ]
     return Pairs(*(np.concatenate(columns) for columns in zip(*found, strict=True)))

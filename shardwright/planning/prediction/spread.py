@@ -147,6 +147,8 @@ class Spread:
         Seconds that a node takes again in the backward if only what crosses blocks is kept.
     working
         Bytes that a node has in hand besides what is kept.
+    fetched
+        Values that communication inside the mesh brings, and the nodes that read them.
     """
 
     source: Forward
@@ -166,6 +168,7 @@ class Spread:
     answered: NDArray[np.bool_]
     again: Floats
     working: Floats
+    fetched: Pairs
     block: Integers
     """The number of each node's block: repeated layers, and what lies between them."""
     reasons: list[str]
@@ -223,6 +226,7 @@ def spread(
         answered=answered,
         again=np.where(again, costs[:, 0], 0.0),
         working=_working(source, parts),
+        fetched=Pairs.of(fetched),
         block=block,
         reasons=[*reasons],
     )

@@ -33,7 +33,8 @@ class Sums:
     Seconds for a microbatch are ``forward``, ``backward``, ``weight`` and ``again``, what is
     computed again where all is; ``once`` is for a step. Bytes for a microbatch are ``saved``,
     ``crossing`` (what is kept where all else is computed again), ``block`` (the most that one block
-    keeps besides), ``working`` and ``received``.
+    keeps besides), ``working``, ``received``, and of what communication inside the mesh brings all
+    (``fetched``) and one value of each size (``sizes``).
     """
 
     spread: Spread
@@ -49,6 +50,8 @@ class Sums:
     block: Floats
     working: Floats
     received: Floats
+    fetched: Floats
+    sizes: Floats
     traffic: Sequence[Sent]
 
 
@@ -81,6 +84,8 @@ def sums_of(spread: Spread, stages: Sequence[int] | Integers, count: int) -> Sum
         block=_fullest_block(spread, at, count),
         working=working,
         received=received,
+        fetched=added(at[spread.fetched.node], spread.fetched.size, count),
+        sizes=_one_of_each_size(spread.fetched, at, count),
         traffic=traffic,
     )
 
@@ -111,6 +116,12 @@ def _kept(spread: Spread, stages: Integers) -> Pairs:
     arriving = stages[made] != stages[passed.node]
     both = (spread.crossing, Pairs(*(column[arriving] for column in passed)))
     return Pairs(*(np.concatenate(columns) for columns in zip(*both, strict=True)))
+
+
+def _one_of_each_size(pairs: Pairs, stages: Integers, count: int) -> Floats:
+    """Bytes of a value of each size, by the stage of the node that reads it."""
+    found = np.unique(np.stack([stages[pairs.node], pairs.size]), axis=1)
+    return added(found[0].astype(np.int64), found[1], count)
 
 
 def _fullest_block(spread: Spread, stages: Integers, count: int) -> Floats:

@@ -72,6 +72,8 @@ class Order:
     actions: tuple[tuple[str, int, int], ...]
     held: tuple[tuple[tuple[int, ...], ...], ...]
     """Of each rank, how many microbatches of each stage it holds at once: the largest such."""
+    ahead: tuple[tuple[tuple[int, ...], ...], ...]
+    """The same where each backward waits, for other slots of its own stage."""
 
 
 @lru_cache(maxsize=512)
@@ -79,22 +81,25 @@ def order_of(kind: str, ranks: int, microbatches: int, chunks: int | None = None
     """The order of a schedule. Raises ScheduleError as `make_schedule` does."""
     schedule = make_schedule(kind, ranks=ranks, microbatches=microbatches, chunks=chunks)
     actions = tuple((a.kind, a.stage, a.microbatch) for a in execution_order(schedule))
-    held = tuple(_held(schedule, rank) for rank in range(ranks))
-    return Order(schedule, actions, held)
+    held, ahead = (
+        tuple(_held(schedule, rank, inside=inside) for rank in range(ranks))
+        for inside in (False, True)
+    )
+    return Order(schedule, actions, held, ahead)
 
 
-def _held(schedule: Schedule, rank: int) -> tuple[tuple[int, ...], ...]:
+def _held(schedule: Schedule, rank: int, *, inside: bool) -> tuple[tuple[int, ...], ...]:
     """Numbers of microbatches held at once of a rank's stages, those less than others left out.
 
-    A worker looks one action ahead: while a backward waits for its gradients, the forward behind it
-    is done.
+    A worker looks one action ahead: while a backward waits, for the gradients of another stage or
+    for other slots ``inside`` its own, the forward behind it is done.
     """
     stages = schedule.stages_of(rank)
     place = {stage: i for i, stage in enumerate(stages)}
     now, found = [0] * len(stages), set()
     for action, following in pairwise((*schedule.actions[rank], None)):
         assert action is not None
-        waits = action.kind == "B" and action.stage < schedule.stages - 1
+        waits = action.kind == "B" and (inside or action.stage < schedule.stages - 1)
         if waits and following is not None and following.kind == "F":
             ahead = place[following.stage]
             found.add(tuple(count + (i == ahead) for i, count in enumerate(now)))

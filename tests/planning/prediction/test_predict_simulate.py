@@ -26,10 +26,13 @@ def step():
         {"mesh": {"pipeline": 2}, "recompute": "full", "schedule": "gpipe"},
         {"mesh": {"data": 2}},
         {"mesh": {"tensor": 2}},
+        {"mesh": {"sequence": 2}},
+        {"mesh": {"tensor": 4}},
+        {"mesh": {"pipeline": 2, "tensor": 2}},
     ],
 )
 def test_a_step_takes_what_its_file_takes(step, options):
-    """A slot may run a forward ahead of its turn, which holds one microbatch more."""
+    """A slot may run a forward ahead of its turn, which holds one microbatch more, or a part."""
     made = plan(step, microbatches=4, **options)
     cluster = Cluster((made.devices,))
     predicted = predict(step, made, cluster)
@@ -39,4 +42,4 @@ def test_a_step_takes_what_its_file_takes(step, options):
         assert one.memory.parameters == pytest.approx(other.memory.parameters, rel=0.01)
         assert one.memory.gradients == pytest.approx(other.memory.gradients, rel=0.01)
         assert one.memory.optimizer == pytest.approx(other.memory.optimizer, rel=0.01)
-        assert one.memory.total == pytest.approx(other.memory.total, rel=0.3)
+        assert one.memory.total == pytest.approx(other.memory.total, rel=0.15)

@@ -97,3 +97,11 @@ def test_stages_that_read_nothing_of_each_other_do_not_wait():
 )
 def test_microbatches_held_at_once(kind, held):
     assert list(order_of(kind, 2, 4).held) == held
+
+
+@pytest.mark.parametrize(
+    ("kind", "ahead"), [("gpipe", [((4,),), ((4,),)]), ("1f1b", [((3,),), ((2,),)])]
+)
+def test_a_forward_goes_ahead_where_a_last_stage_waits_too(kind, ahead):
+    assert list(order_of(kind, 2, 4).ahead) == ahead
+    assert order_of(kind, 1, 1).ahead == (((1,),),)
