@@ -93,12 +93,12 @@ template <class T> void absorb(T* scores, int64_t keys, Row<T>& row, T* y, int64
     }
     Vec<T> sums{};
     for (j = 0; j + L <= keys; j += L) {
-        Vec<T> e = simd::exp(simd::load(scores + j) - largest);
+        Vec<T> e = exp_score(simd::load(scores + j) - largest);
         simd::store(scores + j, e);
         sums += e;
     }
     if (j < keys) {
-        Vec<T> e = simd::exp(simd::load_part(scores + j, keys - j) - largest);
+        Vec<T> e = exp_score(simd::load_part(scores + j, keys - j) - largest);
         simd::store_part(scores + j, e, keys - j);
         for (int64_t i = 0; i < keys - j; i++) row.sum += e[i];
     }
@@ -174,7 +174,7 @@ template <class T> struct Attention : Call {
         Head<T> head{s, view<const T>(data[0], q, b, h), view<const T>(data[1], k, b, h),
                      view<const T>(data[2], v, b, h), view<T>(data[4], y, b, h), sums,
                      data[3], b, h};
-        pack(head.k.at, 1, head.k.row, s.depth, s.keys, room.keys);
+        pack_keys(s, head.k, room.keys);
         for (int64_t step = row_step(s); row < end; row += step)
             some_rows(head, row, std::min(step, end - row), room);
     }

@@ -22,6 +22,15 @@ inline Strides strides_of(const Operand& o) {
     return {s[0], s[1], s[2], o.ndim > 3 ? s[3] : 0};
 }
 
+// e^x of a score less the largest, 0 where that is no normal number: computing denormals is slow,
+// and among masked scores there are many.
+template <class V> SIMD V exp_score(V x) {
+    constexpr auto LEAST = sizeof(simd::Element<V>) == 4 ? simd::Element<V>(-87) : -708;
+    auto gone = x < LEAST;
+    V e = simd::exp(gone ? V{} : x);
+    return gone ? V{} : e;
+}
+
 // A head's matrix or vector.
 template <class T> struct View {
     T* at = nullptr;
@@ -88,11 +97,11 @@ template <class T> void apply_causal(const Block& block, T* scores, int64_t step
 // A product of a block with operands of which `packed` has `columns` columns in all.
 template <class T>
 void packed_product(int64_t m, int64_t n, int64_t k, const T* a, int64_t a_row, const T* packed,
-                    int64_t columns, int64_t from, T* c, int64_t c_row, T alpha) {
+                    int64_t columns, int64_t from, T* c, int64_t c_row) {
     Product<T> p{};
     p.m = m, p.n = n, p.k = k, p.a = a, p.a_row = a_row, p.a_column = 1;
     p.panel = panel_width<T>(columns), p.packed = packed + from * k;
-    p.c = c, p.c_row = c_row, p.alpha = alpha;
+    p.c = c, p.c_row = c_row;
     multiply<T>(p, whole(p), nullptr);
 }
 
@@ -106,12 +115,20 @@ void product(int64_t m, int64_t n, int64_t k, const T* a, int64_t a_row, int64_t
     multiply(p, whole(p), workspace);
 }
 
-// A block's scores, scaled and masked.
+// The keys, times the scale, as products with queries take them.
+template <class T> void pack_keys(const Shape& s, View<const T> k, T* packed) {
+    pack(k.at, 1, k.row, s.depth, s.keys, packed);
+    T scale = T(s.scale);
+    simd::map(packed_bytes<T>(s.depth, s.keys) / sizeof(T),
+              [&](simd::Vec<T> v) { return v * scale; }, packed, packed);
+}
+
+// A block's scores, masked.
 template <class T>
 void score(const Shape& s, const Block& block, View<const T> q, const T* packed_keys,
            const char* mask, int64_t b, int64_t h, T* scores, int64_t step) {
     packed_product<T>(block.rows, block.keys, s.depth, q.at + block.row * q.row, q.row, packed_keys,
-                      s.keys, block.key, scores, step, T(s.scale));
+                      s.keys, block.key, scores, step);
     if (s.mask.there) apply_mask(s.mask, mask, b, h, block, scores, step);
     if (s.causal) apply_causal(block, scores, step);
 }

@@ -60,7 +60,7 @@ void slope(const Head<T>& head, const Block& block, const Room<T>& room) {
     for (int64_t i = 0; i < block.rows; i++) {
         T *p = room.scores + i * room.step, *ds = room.slopes + i * room.step;
         T lse = head.lse.at[(block.row + i) * head.lse.row], line = room.lines[i];
-        simd::map(block.keys, [&](Vec<T> x) { return simd::exp(x - lse); }, p, p);
+        simd::map(block.keys, [&](Vec<T> x) { return exp_score(x - lse); }, p, p);
         simd::map(block.keys, [&](Vec<T> x, Vec<T> d) { return x * (d - line) * scale; }, ds, p, ds);
     }
 }
@@ -84,7 +84,7 @@ void some_rows(const Head<T>& head, int64_t row, int64_t rows, const Room<T>& ro
         Block block{row, rows, key, keys};
         score(s, block, head.q, room.keys, head.mask, head.b, head.h, room.scores, step);
         packed_product<T>(rows, keys, s.width, dy.at, dy.row, room.values, s.keys, key, room.slopes,
-                          step, T(1));
+                          step);
         slope(head, block, room);
         T* w = room.workspace;
         product<T>(keys, s.width, rows, room.scores, 1, step, dy, from_row(head.dv, key), true, w);
@@ -95,7 +95,7 @@ void some_rows(const Head<T>& head, int64_t row, int64_t rows, const Room<T>& ro
 
 template <class T> void whole_head(const Head<T>& head, const Room<T>& room) {
     const Shape& s = head.s;
-    pack(head.k.at, 1, head.k.row, s.depth, s.keys, room.keys);
+    pack_keys(s, head.k, room.keys);
     pack(head.v.at, 1, head.v.row, s.width, s.keys, room.values);
     for (int64_t j = 0; j < s.keys; j++) {
         std::memset(head.dk.at + j * head.dk.row, 0, s.depth * sizeof(T));

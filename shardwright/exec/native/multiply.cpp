@@ -90,7 +90,7 @@ template <class T> struct Finish {
     const T* bias;
     const T* residual;
     int64_t residual_row;
-    bool nothing;  // the sums are the result
+    bool plain;  // the sums, or what they are added to, are the result
 };
 
 // The panel that comes next, read ahead into the second cache while this one is computed with.
@@ -141,14 +141,17 @@ void tile(int64_t k, const T* a, int64_t a_row, int64_t a_column, const T* b, in
     }
     constexpr int64_t WIDTH = VECTORS * LANES<T>;
     alignas(64) T kept[ROWS * WIDTH];
-    bool done = f.nothing && width == WIDTH;
-    T* to = done ? c : kept;
-    int64_t step = done ? c_row : WIDTH;
+    bool plain = f.plain && width == WIDTH;
+    T* to = plain ? c : kept;
+    int64_t step = plain ? c_row : WIDTH;
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 4
-        for (int j = 0; j < VECTORS; j++) store(to + i * step + j * LANES<T>, sums[i][j]);
-    if (!done) finish(kept, ROWS, WIDTH, c, c_row, width, f);
+        for (int j = 0; j < VECTORS; j++) {
+            T* at = to + i * step + j * LANES<T>;
+            store(at, plain && f.add ? load(at) + sums[i][j] : sums[i][j]);
+        }
+    if (!plain) finish(kept, ROWS, WIDTH, c, c_row, width, f);
 }
 
 template <class T>
@@ -209,7 +212,7 @@ void column_of_tiles(const Product<T>& p, const Part& part, int64_t column, int6
         Finish<T> finish{p.alpha, p.add || !first, first && p.bias ? p.bias + column : nullptr,
                          first && p.residual ? p.residual + row * p.residual_row + column : nullptr,
                          p.residual_row, false};
-        finish.nothing = p.alpha == 1 && !finish.add && !finish.bias && !finish.residual;
+        finish.plain = p.alpha == 1 && !finish.bias && !finish.residual;
         Ahead ahead{b.ahead.at + t * depth * b.ahead.step, b.ahead.step};
         tile_of<T>(end - row, width)(depth, p.a + row * p.a_row + from * p.a_column, p.a_row,
                                      p.a_column, b.at, b.row, c, p.c_row, int(width), finish, ahead);

@@ -27,7 +27,7 @@ def heads(batch: int, count: int, length: int, depth: int, dtype: torch.dtype) -
 
 
 def mask_of(kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
-    b, h, rows, columns = shape
+    b, _, rows, columns = shape
     if kind == "none":
         return None
     if kind == "bool":
