@@ -13,7 +13,7 @@ float value_of(BFloat x) {
     std::memcpy(&value, &bits, 4);
     return value;
 }
-bool value_of(Bool x) { return x.byte != 0; }
+int32_t value_of(Bool x) { return x.byte != 0; }
 
 // To the even one of two neighbours; NaN stays one.
 BFloat bfloat(float value) {

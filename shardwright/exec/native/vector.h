@@ -71,6 +71,12 @@ SIMD void store_part(float* to, F32v v, int64_t count) {
 SIMD void store_part(double* to, F64v v, int64_t count) {
     _mm512_mask_storeu_pd(to, __mmask8((1u << count) - 1), (__m512d)v);
 }
+SIMD I64v load_part(const int64_t* from, int64_t count) {
+    return (I64v)_mm512_maskz_loadu_epi64(__mmask8((1u << count) - 1), from);
+}
+SIMD void store_part(int64_t* to, I64v v, int64_t count) {
+    _mm512_mask_storeu_epi64(to, __mmask8((1u << count) - 1), (__m512i)v);
+}
 #else
 template <class T> SIMD Vec<T> load_part(const T* from, int64_t count) {
     T lanes[LANES<T>] = {};
