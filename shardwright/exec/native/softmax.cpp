@@ -9,8 +9,7 @@
 // scratch memory, where neither holds.
 #include <limits>
 
-#include "sums.h"
-#include "vector_math.h"
+#include "softmax.h"
 
 namespace shardwright {
 namespace {
@@ -21,29 +20,6 @@ using namespace simd;
 constexpr int64_t WORK = 2;  // what an element costs, against one that is only added
 constexpr int MOST = 3;      // operands
 
-template <class V> V greater(V a, V b) { return a > b ? a : b; }  // a NaN shows in the sum
-
-// The greatest of x's row; y's will be written.
-template <class T> T greatest(const T* x, int64_t n, T* y) {
-    constexpr T LOWEST = -std::numeric_limits<T>::infinity();
-    if (n < LANES<T>) {
-        T most = LOWEST;
-        for (int64_t i = 0; i < n; i++) most = x[i] > most ? x[i] : most;
-        return most;
-    }
-    Vec<T> most[4];
-    for (auto& m : most) m = set<Vec<T>>(LOWEST);
-    int64_t i = 0;
-    for (; i + WIDE<T> <= n; i += WIDE<T>)
-        for (int k = 0; k < 4; k++) {
-            will_write(y + i + k * LANES<T>);
-            most[k] = greater(load(x + i + k * LANES<T>), most[k]);
-        }
-    for (; i + LANES<T> <= n; i += LANES<T>) most[0] = greater(load(x + i), most[0]);
-    most[1] = greater(load(x + n - LANES<T>), most[1]);  // the last ones, some for the second time
-    return max_lanes(greater(greater(most[0], most[1]), greater(most[2], most[3])));
-}
-
 // ------------------------------------------------------------------ one line in a row
 
 template <class T, bool log_of> struct Forward {
@@ -51,13 +27,8 @@ template <class T, bool log_of> struct Forward {
 
     static void row(const T* const* in, T* y, int64_t n) {
         const T* x = in[0];
+        if (log_of) return log_softmax_row(x, y, n);
         T most = greatest(x, n, y);
-        if (log_of) {
-            T sum = sum_of<T>(n, [&](int64_t i, auto read) { return exp(read(x + i) - most); });
-            T shift = std::log(sum);
-            map(n, [=](Vec<T> v) { return (v - most) - shift; }, y, x);
-            return;
-        }
         T sum = sum_of<T>(n, [&](int64_t i, auto read) {
             Vec<T> e = exp(read(x + i) - most);
             n - i < LANES<T> ? store_part(y + i, e, n - i) : store(y + i, e);
