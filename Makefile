@@ -22,6 +22,8 @@ $(INSTALLED): pyproject.toml .ci/install-torch
 	$(PYTHON) -m venv .venv
 	.ci/install-torch $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@# Native kernels are built here, where there is a compiler; without one a warning says so.
+	$(BIN)/python -c 'from shardwright.exec.native.library import load; load()'
 	@touch $@
 
 demo: setup ## a real model, cut in two, run on two processes, compared with the whole
