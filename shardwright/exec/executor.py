@@ -75,8 +75,13 @@ class Executor:
         """Take over new contents of static values, which kernels may have packed."""
         for segment in self.segments:
             if isinstance(segment, NativeSegment):
-                segment.prepare(self.memory, self._threads())
+                segment.prepare(self.memory, self.thread_count)
         self.feeds.rebound_static = False
+
+    def prepare_static(self) -> None:
+        """Let kernels read static values that were bound since they last did."""
+        if self.feeds.rebound_static:
+            self.refresh()
 
     # --- runs ---------------------------------------------------------------------------------
 
@@ -106,9 +111,8 @@ class Executor:
 
     def run_bound(self) -> None:
         """The calls, on what is bound."""
-        if self.feeds.rebound_static:
-            self.refresh()
-        threads = self._threads()
+        self.prepare_static()
+        threads = self.thread_count
         if not self._has_torch:
             for segment in self.segments:
                 segment.run(self.memory, threads)
@@ -130,7 +134,9 @@ class Executor:
             fresh.add(buffer)
         return found
 
-    def _threads(self) -> int:
+    @property
+    def thread_count(self) -> int:
+        """How many threads native calls use now."""
         return self.threads or torch.get_num_threads()
 
     def _floating(self) -> frozenset[int]:

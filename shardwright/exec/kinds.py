@@ -10,7 +10,8 @@ there is -1 in a call.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -56,6 +57,35 @@ class Kind:
     written: tuple[int, ...] = ()
     pairs: tuple[tuple[int, int], ...] = ()
     free: bool = False
+
+    def takes(self, n_in: int, n_out: int) -> bool:
+        """Whether a call may have so many operands, absent ones counted."""
+        if self.lists:
+            single = 1 if len(self._named(0)) > self.lists else 0
+            count, left = divmod(n_in - single, self.lists)
+            return n_in >= single and left == 0 and n_out == count * len(self.written)
+        counts = zip((n_in, n_out), map(self._named, (0, 1)), strict=True)
+        return all(len(names) == n or names[:1] in (["x…"], ["y…"]) for n, names in counts)
+
+    def lacks(self, inputs: Sequence[int], outputs: Sequence[int]) -> str:
+        """The name of an operand that is absent (-1) and not optional; empty where there is none.
+
+        Operands of multi-tensor kinds may be absent by lists.
+        """
+        if self.lists:
+            return ""
+        for names, vids in zip(map(self._named, (0, 1)), (inputs, outputs), strict=True):
+            for k, vid in enumerate(vids):
+                name = names[min(k, len(names) - 1)]
+                if vid < 0 and name[-1] not in "?…":
+                    return name
+        return ""
+
+    def _named(self, side: int) -> list[str]:
+        """The inputs (0) or outputs (1) by their names in `operands`."""
+        text = BY_NAME["adam"].operands if self.name == "adamw" else self.operands
+        part = re.sub(r"\[[^]]*\]", "", text).split("→")[side]
+        return [name.strip() for name in part.split(",") if name.strip()]
 
     def pack(self, attrs: Mapping[str, Any]) -> tuple[int, bytes]:
         """The schema and the blob of these attributes: schema 0 where all are the defaults."""

@@ -82,6 +82,14 @@ def is_whole(spot: Spot, spec: ValueSpec) -> bool:
     )
 
 
+def is_inside(spot: Spot, spec: ValueSpec) -> bool:
+    """Whether a spot reaches over no end of its root's memory."""
+    strides = spec.strides or contiguous_strides(spec.shape)
+    end = spot.offset + extent(spot.shape, spot.strides)
+    forward = min((spot.offset, *spot.strides), default=0) >= 0
+    return math.prod(spot.shape) == 0 or (forward and end <= extent(spec.shape, strides))
+
+
 def alike(a: Spot, b: Spot) -> bool:
     """Whether two spots order as many elements alike, whatever their roots."""
     return a.shape == b.shape and all(

@@ -145,9 +145,7 @@ def test_views_of_views_of_what_is_written_in_place(native):
 def test_a_matrix_added_to_its_own_transpose(native):
     builder = Builder()
     a = builder.call("aten.relu.default", builder.input("x", (3, 3), "f64"))
-    graph = builder.finish(
-        builder.call("aten.add.Tensor", a, builder.call("aten.t.default", a))
-    )
+    graph = builder.finish(builder.call("aten.add.Tensor", a, builder.call("aten.t.default", a)))
     assert planned(graph).alias == {}
     assert_same(graph, [f64(3, 3)], native=native)
 
@@ -265,7 +263,7 @@ def test_stored_tensors_that_share_written_memory_are_refused():
     new = builder.call("aten.add.Tensor", a, b)
     graph = builder.finish([new], updates={a.id: new.id})
     own = f64(8)
-    with pytest.raises(InputError, match="'b'.*'a'.*share memory"):
+    with pytest.raises(InputError, match=r"'b'.*'a'.*share memory"):
         Executor(planned(graph)).run({"a": own[:4], "b": own[2:6]})
     with pytest.raises(InputError, match="strides"):
         Executor(planned(graph)).run({"a": own[::2], "b": f64(4)})

@@ -1,0 +1,50 @@
+"""What was called is what the plan says, call by call."""
+
+from dataclasses import replace
+
+import pytest
+
+from shardwright.errors import ExecError
+from shardwright.exec.executor import Executor
+from shardwright.exec.trace import Trace, check_trace, trace_run
+from tests.exec.running import assert_close, contents, feed_of, planned, run_nodes
+from tests.graphs import language_model, tokens
+
+
+@pytest.fixture(params=[False, True], ids=["torch", "native"])
+def executor(request):
+    graph = language_model(2)
+    executor = Executor(planned(graph), native=request.param)
+    executor.bind_and_alloc_slots(feed_of(executor.plan, graph, [tokens()], contents(graph)))
+    return executor
+
+
+def test_every_call_is_made_once_and_in_order(executor):
+    trace = trace_run(executor)
+    check_trace(executor.plan, trace)
+    assert [call.index for call in trace.calls] == list(range(len(executor.plan.calls)))
+    assert trace.counts["gemm"] == 7
+    assert all(call.seconds > 0 for call in trace.calls)
+    natives = {call.index for call in trace.calls if call.native}
+    assert natives.isdisjoint(executor.refused)
+    assert len(natives) + len(executor.refused) == len(trace.calls)
+    wanted = run_nodes(language_model(2), [tokens()])[0][0]
+    assert_close(executor.outputs()[0], wanted, 1e-12)
+
+
+def test_what_differs_from_the_plan_is_seen(executor):
+    calls = trace_run(executor).calls
+    left_out = Trace((*calls[:3], *calls[4:]))
+    swapped = Trace((*calls[:3], calls[4], calls[3], *calls[5:]))
+    other = Trace((*calls[:3], replace(calls[3], kind="relu"), *calls[4:]))
+    for wrong in (left_out, swapped, other):
+        with pytest.raises(ExecError, match="call 3 of plan"):
+            check_trace(executor.plan, wrong)
+    with pytest.raises(ExecError, match="22 calls, but 23 were made"):
+        check_trace(executor.plan, Trace((*calls, calls[0])))
+
+
+def test_a_trace_reads_as_a_list_of_calls(executor):
+    text = str(trace_run(executor)).splitlines()
+    assert text[0].startswith("22 calls, ")
+    assert text[1].split()[:2] == ["0", "embedding"]
