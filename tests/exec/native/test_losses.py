@@ -107,11 +107,11 @@ def test_a_class_that_does_not_exist_is_an_error(wrong: int, threads: int) -> No
     target[299] = wrong
     one, attrs = torch.ones(()), {"reduction": MEAN, "ignore": IGNORE}
     message = f"row 299 has the class {wrong}; there are 1000 classes"
+    outputs = [torch.empty(()), torch.empty(()), torch.empty_like(x)]
     with pytest.raises(ExecError, match=message):
-        outputs = [torch.empty(()), torch.empty(()), torch.empty_like(x)]
         native_call("cross_entropy", attrs, [x, target, None], outputs, threads=threads)
+    inputs = [one, x, target, one, None]
     with pytest.raises(ExecError, match=message):
-        inputs = [one, x, target, one, None]
         native_call("cross_entropy_bwd", attrs, inputs, [torch.empty_like(x)], threads=threads)
 
 
