@@ -5,7 +5,7 @@
     channels last   wherever convolutions are, and what follows them done by them, in inference
     fold            what is the same in every run
     merge           what is computed twice
-    losses          cross entropy in one piece
+    losses          cross entropy in one piece, as a mean where it is one
     concatenations  in the order in which they are read
     products        with what follows them
     chains          of elementwise operators
@@ -29,6 +29,7 @@ from shardwright.exec.passes.fuse_convs import fuse_convs
 from shardwright.exec.passes.fuse_elementwise import fuse_elementwise
 from shardwright.exec.passes.fuse_gemm import fuse_gemm
 from shardwright.exec.passes.losses import fuse_losses
+from shardwright.exec.passes.mean_losses import mean_losses
 from shardwright.exec.passes.subexpressions import merge_common_subexpressions
 from shardwright.ir import IRGraph
 from shardwright.ir.inference import Inference
@@ -59,6 +60,6 @@ def prepare(
         graph = fuse_convs(channels_last(graph))
     if constants:
         graph = fold_constants(graph, inference=inference, device=device)
-    graph = fuse_losses(merge_common_subexpressions(graph))
+    graph = mean_losses(fuse_losses(merge_common_subexpressions(graph)))
     graph = order_concatenations(graph, known)
     return remove_dead_code(fuse_elementwise(fuse_gemm(graph)))
