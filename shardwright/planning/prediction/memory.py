@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.planning.predicted import SlotMemory
-from shardwright.planning.prediction.spread import Floats, Integers
+from shardwright.planning.prediction.spread import Floats, Integers, Pairs
 from shardwright.planning.prediction.sums import Sums, added, distinct
 from shardwright.planning.prediction.timing import Order
 from shardwright.planning.training import Options
@@ -85,9 +86,11 @@ class _Kept:
             alone, ahead = (max(np.dot(row, each[numbers]) for row in rows) for rows in held)
             return float(alone + (AHEAD * (ahead - alone) if waits else 0.0))
 
-        twice = _twice(sums, numbers) if options.recompute == "auto" else np.zeros(sums.count)
-        floor = np.minimum(sums.crossing, sums.saved) + twice
-        most, least = fullest(sums.saved + twice), fullest(floor)
+        saved, crossing = sums.saved, sums.crossing
+        if options.recompute == "auto":
+            alone, also = _twice(sums, numbers)
+            saved, crossing = saved + alone, crossing + also
+        most, least = fullest(saved), fullest(np.minimum(crossing, saved))
         share = _share(options, most, least)
         self.peak = most - share * (most - least)
         self.redone = float(share > 0)
@@ -100,13 +103,30 @@ def _waits_inside(sums: Sums, stages: Sequence[int]) -> bool:
     return bool(sums.fetched[stages].sum() > ENOUGH_TO_WAIT * sums.saved[stages].sum())
 
 
-def _twice(sums: Sums, stages: Sequence[int]) -> Floats:
-    """Bytes that stages give others of their rank, which a budget counts for giver and taker."""
-    found = np.zeros(sums.count)
-    for sent in sums.traffic:
-        if sent.giver in stages and sent.taker in stages:
-            found[sent.giver] += sent.bytes
-    return found
+def _twice(sums: Sums, stages: Sequence[int]) -> tuple[Floats, Floats]:
+    """Bytes that a budget counts for their maker too: other stages of its rank reread them.
+
+    First without what the maker's own backward reads, then with it.
+    """
+    saved, spread = sums.spread.saved, sums.spread
+    maker = np.full(1 + max(saved.number.max(initial=0), spread.passed.number.max(initial=0)), -1)
+    maker[spread.passed.number] = spread.made
+    made = maker[saved.number]
+    giver, taker = sums.stages[made], sums.stages[saved.node]
+    lent = (made >= 0) & (giver != taker) & np.isin(giver, stages) & np.isin(taker, stages)
+    own = np.isin(_pairs(giver, saved.number), _pairs(taker, saved.number))
+    rows = saved._replace(node=made)
+
+    def by_giver(which: NDArray[np.bool_]) -> Floats:
+        found = distinct(Pairs(*(column[which] for column in rows)), sums.stages)
+        return added(found.node, found.size, sums.count)
+
+    return by_giver(lent & ~own), by_giver(lent)
+
+
+def _pairs(stages: Integers, numbers: Integers) -> Integers:
+    """A number for each pair of a stage and a value."""
+    return stages * (int(numbers.max(initial=0)) + 1) + numbers
 
 
 def _share(options: Options, most: float, least: float) -> float:

@@ -142,7 +142,9 @@ class Spread:
         are the bytes of their gradients and optimizer's states.
     made, passed
         Values that nodes make and others read: the position of the node that makes them, and the
-        pairs with those that read them. ``answered`` says which have gradients.
+        pairs with those that read them. ``answered`` says which have gradients, ``reread`` which
+        are read in the backward too, if as much as can be is computed again, and ``fixed`` which
+        are then kept where they are made: another block reads them, and their own once more.
     again
         Seconds that a node takes again in the backward if only what crosses blocks is kept.
     working
@@ -166,6 +168,8 @@ class Spread:
     made: Integers
     passed: Pairs
     answered: NDArray[np.bool_]
+    reread: NDArray[np.bool_]
+    fixed: NDArray[np.bool_]
     again: Floats
     working: Floats
     fetched: Pairs
@@ -208,6 +212,7 @@ def spread(
     made, passed, answered = _passed(source, parts)
     saved = _saved(source, parts)
     again = _again(source, saved, block)
+    reread = _Reread(source, saved, again, block)
     return Spread(
         source=source,
         axes=axes,
@@ -217,13 +222,15 @@ def spread(
         weight=np.where(prepare, 0.0, costs[:, 2]),
         once=np.array(once, dtype=np.float64) + np.where(prepare, costs[:, 0], 0.0),
         saved=saved,
-        crossing=_crossing(source, parts, block, _read_again(fetched, saved, again)),
+        crossing=_crossing(source, parts, reread, fetched),
         stored=stored,
         gradient=gradient,
         state=state,
         made=made,
         passed=passed,
         answered=answered,
+        reread=np.array([*map(reread, passed.number.tolist(), passed.node.tolist())], dtype=bool),
+        fixed=np.array([*map(reread.fixed, passed.number.tolist(), passed.node.tolist())], bool),
         again=np.where(again, costs[:, 0], 0.0),
         working=_working(source, parts),
         fetched=Pairs.of(fetched),
@@ -343,7 +350,7 @@ def _saved(source: Forward, parts: _Parts) -> Pairs:
 def _crossing(
     source: Forward,
     parts: _Parts,
-    block: Integers,
+    reread: _Reread,
     fetched: Sequence[tuple[int, int, float]],
 ) -> Pairs:
     """What is kept where all else is computed again: what blocks are given, or slots sent.
@@ -352,12 +359,12 @@ def _crossing(
     """
     if not source.training:
         return Pairs.of(())
-    rows = [*fetched]
+    rows = [row for row in fetched if reread(*row[:2])]
     renewed = _renewed(source)
     for i, node in enumerate(source.view.nodes):
         if i in source.prepare:
             continue
-        given = [v for v in node.inputs if _is_given(source, v, block, i)]
+        given = [v for v in node.inputs if _is_given(source, v, reread.block, i) and reread(v, i)]
         for value_id in given if renewed.isdisjoint(node.inputs) else [*given, *node.outputs]:
             base = source.view.values[source.bases.get(value_id, value_id)]
             if not base.is_stored:
@@ -382,22 +389,53 @@ def _renewed(source: Forward) -> set[int]:
     }
 
 
-def _read_again(
-    fetched: Sequence[tuple[int, int, float]], saved: Pairs, again: NDArray[np.bool_]
-) -> list[tuple[int, int, float]]:
-    """Of the values that came by communication those that a backward reads, or what it redoes."""
-    read = set(zip(saved.number.tolist(), saved.node.tolist(), strict=True))
-    return [row for row in fetched if again[row[1]] or row[:2] in read]
+class _Reread:
+    """Which values nodes read in the backward too, if only what crosses blocks is kept.
+
+    A node's backward reads them, or it is done again; a view does for what reads it in its block.
+    """
+
+    def __init__(
+        self, source: Forward, saved: Pairs, again: NDArray[np.bool_], block: Integers
+    ) -> None:
+        self._source, self.block = source, block
+        self._saved = set(zip(saved.number.tolist(), saved.node.tolist(), strict=True))
+        self._again = set(np.flatnonzero(again).tolist())
+        reads = [*self._saved]
+        for i in self._again:
+            reads += [(source.bases.get(v, v), i) for v in source.view.nodes[i].inputs]
+        self._of_blocks = {(value_id, int(block[i])) for value_id, i in reads}
+
+    def __call__(self, value_id: int, position: int) -> bool:
+        if position in self._again:
+            return True
+        value_id = self._source.bases.get(value_id, value_id)
+        if self._source.view.nodes[position].op in FREE:
+            return (value_id, int(self.block[position])) in self._of_blocks
+        return (value_id, position) in self._saved
+
+    def fixed(self, value_id: int, reader: int) -> bool:
+        """Whether a value is reread in the block that makes it, and its reader is in another."""
+        producer = self._source.view.values[value_id].producer
+        assert producer is not None
+        own = int(self.block[self._source.position[producer]])
+        base = self._source.bases.get(value_id, value_id)
+        return own != self.block[reader] and (base, own) in self._of_blocks
 
 
 def _again(source: Forward, saved: Pairs, block: Integers) -> NDArray[np.bool_]:
-    """Which nodes are done again where only what crosses blocks is kept."""
+    """Which nodes are done again where only what crosses blocks is kept.
+
+    So are those of which the backward reads what they make beside their outputs.
+    """
     again = np.zeros(len(source.view.nodes), dtype=bool)
     needed = set(saved.number.tolist())
+    rows = zip(saved.number.tolist(), saved.node.tolist(), strict=True)
+    beside = {i for number, i in rows if number not in source.view.values}
     for i in reversed(range(len(source.view.nodes))):
         node = source.view.nodes[i]
         inside = {v for v in node.outputs if v in needed and not _leaves(source, v, block)}
-        if inside and i not in source.prepare:
+        if (inside or i in beside) and i not in source.prepare:
             again[i] = True
             needed.update(node.inputs)
     return again

@@ -111,11 +111,15 @@ def _by_group(pairs: Pairs, count: int) -> Floats:
 
 
 def _kept(spread: Spread, stages: Integers) -> Pairs:
-    """What is kept where all else is computed again: what other blocks or stages made."""
+    """What is kept where all else is computed again: what is reread of other blocks or stages."""
     made, passed = spread.made, spread.passed
-    arriving = stages[made] != stages[passed.node]
-    both = (spread.crossing, Pairs(*(column[arriving] for column in passed)))
-    return Pairs(*(np.concatenate(columns) for columns in zip(*both, strict=True)))
+    arrives = stages[made] != stages[passed.node]
+    found = (
+        spread.crossing,
+        Pairs(*(column[arrives & spread.reread] for column in passed)),
+        Pairs(*(column[~arrives & spread.fixed] for column in passed._replace(node=made))),
+    )
+    return Pairs(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
 
 
 def _one_of_each_size(pairs: Pairs, stages: Integers, count: int) -> Floats:

@@ -1,16 +1,24 @@
 """What the automatic planner has computed again can be built: no plan is chosen that is refused."""
 
+from bisect import bisect_right
+
+import msgspec
 import pytest
 import torch
 from torch import nn
 
 from shardwright.errors import PlanError
 from shardwright.layout import Cluster, DeviceModel
-from shardwright.planning import plan
+from shardwright.planning import plan, step_of
+from shardwright.planning.forward import forward_view
 from shardwright.planning.prediction.predict import predict
+from shardwright.planning.training import with_prepared
 from shardwright.schedule import KINDS
 from shardwright.tracing import capture_step
 from shardwright.transform import build
+from shardwright.transform.recompute import recompute
+from shardwright.transform.step import localize_step
+from tests.steps import language_step
 
 WIDTH = 32
 VALUE = 4 * WIDTH * WIDTH
@@ -72,6 +80,51 @@ def test_plans_that_the_prediction_lets_in_are_built(step, kind):
     full = plan(step, 2, microbatches=4, schedule=kind, recompute="auto", memory=1)
     least = max(slot.memory.activations for slot in predict(step, full).slots)
     build(step, plan(step, 2, microbatches=4, schedule=kind, recompute="auto", memory=least))
+
+
+def cut(graph, made, positions):
+    """The plan with its stages cut at other positions."""
+    forward = forward_view(step_of(graph, made).graph)
+    count = len(forward.nodes) - len(step_of(graph, made).prepare)
+    stages = with_prepared(forward, [bisect_right(positions, i) for i in range(count)])
+    slots = [assignment.mesh.devices for assignment in made.assignments]
+    places = [slots.index(rank) for rank in made.training.slots]
+    return msgspec.structs.replace(
+        made,
+        nodes=tuple(places[made.training.placement[stage]] for stage in stages),
+        training=msgspec.structs.replace(made.training, stages=tuple(stages)),
+    )
+
+
+def within(made, memory):
+    training = msgspec.structs.replace(made.training, memory=memory)
+    return msgspec.structs.replace(made, training=training)
+
+
+@pytest.mark.parametrize(
+    ("kind", "positions"),
+    [
+        ("gpipe", (1,)),
+        ("gpipe", (6,)),
+        ("gpipe", (16,)),
+        ("gpipe", (26,)),
+        ("gpipe", (36,)),
+        ("gpipe", (39,)),
+        ("gpipe", (40,)),
+        ("zb-v", (16, 21, 37)),
+        ("zb-v", (12, 13, 19)),
+    ],
+)
+def test_the_least_that_is_predicted_is_the_least_that_can_be(kind, positions):
+    """Wherever stages are cut: what nothing rereads counts nowhere."""
+    graph = language_step()
+    made = plan(graph, 2, microbatches=4, schedule=kind, recompute="auto", memory=1)
+    made = cut(graph, made, positions)
+    least = max(slot.memory.activations for slot in predict(graph, made).slots)
+    localized = localize_step(step_of(graph, made), made, "cpu")
+    recompute(localized, within(made, round(1.01 * least)).training)
+    with pytest.raises(PlanError, match="even if all that can be is computed again"):
+        recompute(localized, within(made, round(0.95 * least)).training)
 
 
 def test_a_limit_that_nothing_keeps_to_is_named(step):
