@@ -19,13 +19,14 @@ from typing import Any
 from shardwright.errors import ExecError
 from shardwright.exec.emitting import contractions, elementwise, layers, memory, optimizers
 from shardwright.exec.emitting.call import Emitter, NodeCall, Place
+from shardwright.exec.spots import same_order
 from shardwright.exec.views import find_views
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.aliasing import may_return_an_argument
 from shardwright.ir.attributes import to_json
 from shardwright.ir.execute import describe_node
 from shardwright.ir.operators import is_marker
-from shardwright.ir.values import Emitted, Input, strides_or_none
+from shardwright.ir.values import Emitted, Input
 
 EMITTERS: Mapping[str, Emitter] = {
     **elementwise.TABLE,
@@ -97,8 +98,7 @@ def _views(call: NodeCall) -> Emission | None:
     emitted = []
     for view, place in zip(views, call.made, strict=True):
         made = call.of(place)
-        lies = strides_or_none(made.shape, made.strides)
-        if view.shape != made.shape or strides_or_none(view.shape, view.strides) != lies:
+        if view.shape != made.shape or not same_order(made.shape, view.strides, made.strides):
             return None
         attrs = {"offset": view.offset, "shape": view.shape, "strides": view.strides}
         emitted.append(call.emit("view", [view.source], [place], **attrs))

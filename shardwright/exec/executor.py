@@ -52,7 +52,11 @@ class Executor:
         self.refused: Mapping[int, str] = bound.refused
         """Why calls are torch's, by call number."""
         self._has_torch = any(isinstance(segment, TorchSegment) for segment in self.segments)
+        self._unbound: Sequence[int] = [
+            k for k, buffer in enumerate(plan.buffers) if buffer.kind == "output"
+        ]
         self._fresh = self._floating()
+        self._returned = [(vid, plan.homes[vid].buffer) for vid in plan.lowered.outputs]
 
     def _library(self) -> Library | None:
         return load() if self.device.type == "cpu" else None
@@ -66,9 +70,9 @@ class Executor:
         """
         self.feeds.bind(feed)
         self.feeds.check_complete()
-        for buffer, plan in enumerate(self.plan.buffers):
-            if plan.kind == "output" and self.memory.held(buffer) is None:
-                self.memory.hold(buffer, self.memory.own(buffer))
+        for buffer in self._unbound:
+            self.memory.hold(buffer, self.memory.own(buffer))
+        self._unbound = ()
         return self.memory
 
     def refresh(self) -> None:
@@ -123,15 +127,14 @@ class Executor:
 
     def outputs(self, *, copy: bool = True) -> list[torch.Tensor]:
         """The outputs of the last run, in order."""
-        slots = [self.memory[vid] for vid in self.plan.lowered.outputs]
         if not copy:
-            return slots
-        fresh: set[int] = set()
+            return [self.memory[vid] for vid, _ in self._returned]
+        given: set[int] = set()
         found = []
-        for vid, slot in zip(self.plan.lowered.outputs, slots, strict=True):
-            buffer = self.plan.homes[vid].buffer
-            found.append(slot if buffer in self._fresh and buffer not in fresh else slot.clone())
-            fresh.add(buffer)
+        for vid, buffer in self._returned:
+            own = buffer in self._fresh and buffer not in given
+            found.append(self.memory[vid] if own else self.memory[vid].clone())
+            given.add(buffer)
         return found
 
     @property

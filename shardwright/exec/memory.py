@@ -30,10 +30,12 @@ class Memory(Mapping[int, torch.Tensor]):
         self._slots: dict[int, torch.Tensor] = {}
         self._members: dict[int, list[int]] = {}
         for vid, home in plan.homes.items():
-            if home.buffer != ARENA:
-                self._members.setdefault(home.buffer, []).append(vid)
+            self._members.setdefault(home.buffer, []).append(vid)
         self.bases: ctypes.Array[ctypes.c_void_p] = addresses([None] * len(plan.buffers))
         self.bases[ARENA] = arena.data_ptr()
+        self._layouts = {
+            k: _layout(plan, buffer.vid) for k, buffer in enumerate(plan.buffers) if k != ARENA
+        }
         self.version = [0] * len(plan.buffers)
         """How often each buffer got another address."""
         self.changes = 0
@@ -51,6 +53,8 @@ class Memory(Mapping[int, torch.Tensor]):
         self.changes += 1
         for vid in self._members.get(buffer, ()):
             self._slots.pop(vid, None)
+        if buffer != ARENA:
+            self._slots[self._plan.buffers[buffer].vid] = tensor
         return True
 
     def held(self, buffer: int) -> torch.Tensor | None:
@@ -59,12 +63,8 @@ class Memory(Mapping[int, torch.Tensor]):
 
     def own(self, buffer: int) -> torch.Tensor:
         """New memory for a buffer, as large and as laid out as the plan says."""
-        plan = self._plan.buffers[buffer]
-        spec = self._plan.lowered.values[plan.vid]
-        home = self._plan.homes[plan.vid]
-        return torch.empty_strided(
-            spec.shape, home.strides, dtype=torch_dtype(spec.dtype), device=self.device
-        )
+        shape, strides, dtype = self._layouts[buffer]
+        return torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
 
     def __getitem__(self, vid: int) -> torch.Tensor:
         slot = self._slots.get(vid)
@@ -90,3 +90,9 @@ class Memory(Mapping[int, torch.Tensor]):
         storage = tensor.untyped_storage()
         offset = (begin + home.offset) // size
         return seen.set_(storage, offset, home.shape, home.strides)
+
+
+def _layout(plan: ExecPlan, vid: int) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
+    """Shape, strides and dtype of an external value."""
+    spec = plan.lowered.values[vid]
+    return spec.shape, plan.homes[vid].strides, torch_dtype(spec.dtype)

@@ -92,9 +92,13 @@ def is_inside(spot: Spot, spec: ValueSpec) -> bool:
 
 def alike(a: Spot, b: Spot) -> bool:
     """Whether two spots order as many elements alike, whatever their roots."""
-    return a.shape == b.shape and all(
-        size == 1 or left == right
-        for size, left, right in zip(a.shape, a.strides, b.strides, strict=True)
+    return a.shape == b.shape and same_order(a.shape, a.strides, b.strides)
+
+
+def same_order(shape: Sequence[int], a: Sequence[int], b: Sequence[int]) -> bool:
+    """Whether strides order the elements alike: dimensions of size 1 do not matter."""
+    return a == b or all(
+        size == 1 or left == right for size, left, right in zip(shape, a, b, strict=True)
     )
 
 

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from shardwright.exec.emitting.call import Emission, Emitter, NodeCall, Table, is_number, is_tensor
+from shardwright.exec.lowered import ABSENT
 
 
 def _are_floats(call: NodeCall, *places: int | None) -> bool:
@@ -95,7 +96,9 @@ def _max_pool(call: NodeCall) -> Emission:
     given = call.arguments
     if given["ceil_mode"] or _pair(given["dilation"]) != (1, 1) or len(call.of(0).shape) != 4:
         return None
-    return _pool(call, mean=0, count_padding=0) if call.of(0).is_float else None
+    if not call.of(0).is_float or call.wanted[1:] not in ([], [ABSENT]):
+        return None  # of indices that are read
+    return _pool(call, mean=0, count_padding=0)
 
 
 def _average_pool(call: NodeCall) -> Emission:
@@ -113,6 +116,7 @@ def _pool(call: NodeCall, mean: int, count_padding: int) -> Emission:
         call.emit(
             "pool",
             [0],
+            call.wanted[:1],
             kernel=kernel,
             stride=_pair(given["stride"]) if given["stride"] else kernel,
             padding=_pair(given["padding"]),
@@ -204,6 +208,7 @@ TABLE: Table = {
     **_convolutions,
     "shardwright.conv.default": _fused_conv,
     "aten.max_pool2d.default": _max_pool,
+    "aten.max_pool2d_with_indices.default": _max_pool,
     "aten.avg_pool2d.default": _average_pool,
     "aten.adaptive_avg_pool2d.default": _adaptive_pool,
     "aten._adaptive_avg_pool2d.default": _adaptive_pool,
