@@ -148,12 +148,13 @@ class _Pass:
         That is for few channels, where the weight is stored.
         """
         contents = self.graph.tensors.get(weight)
-        if self._value(x).shape[1] >= FEW_CHANNELS or _is_last(self._value(x)):
+        value = self._value(x)
+        if value.shape[1] >= FEW_CHANNELS or (value.shape[1] > 1 and _is_last(value)):
             return None
         if contents is None or contents.is_meta or weight in self.graph.updates:
             return None
         if weight not in self.last:
-            turned = contents.detach().contiguous(memory_format=torch.channels_last)
+            turned = contents.detach().clone(memory_format=torch.channels_last)
             if turned.shape[2:].numel() == 1:  # of these torch cannot tell the order
                 return None
             name = f"{self._value(weight).name}.channels_last"
@@ -209,8 +210,9 @@ class _Pass:
         ):
             if value_id is not None and tensor is not None:
                 value = self._value(value_id)
-                plain = tensor.stride() == contiguous_strides(value.shape)
-                value.strides = None if plain else tensor.stride()
+                strides = _told_strides(value) or tensor.stride()
+                plain = strides == contiguous_strides(value.shape)
+                value.strides = None if plain else strides
         return made
 
     # --- values -----------------------------------------------------------------------------
@@ -306,6 +308,14 @@ def _is_last(value: IRValue) -> bool:
             return False
         expected *= value.shape[dim]
     return True
+
+
+def _told_strides(value: IRValue) -> tuple[int, ...] | None:
+    """Channels-last strides in full, where those of larger dimensions leave no doubt of them."""
+    if not _is_last(value) or value.shape[1] == 1 or value.shape[2:] == (1, 1):
+        return None
+    _, channels, height, width = value.shape
+    return channels * height * width, 1, channels * width, channels
 
 
 def _is_elementwise(op: str) -> bool:

@@ -34,7 +34,8 @@ def laid_out(model: nn.Module, x: torch.Tensor, *, fuse: bool = True) -> IRGraph
     graph = channels_last(graph)
     validate(graph)
     expected, found = before.run(x), graph.run(x)
-    assert (found - expected).abs().max() <= 2e-6 * expected.abs().max()
+    tolerance = 2e-6 if x.dtype == torch.float32 else 1e-9
+    assert (found - expected).abs().max() <= tolerance * expected.abs().max()
     for old, new in zip(before.outputs, graph.outputs, strict=True):
         assert same_layout(before.values[old], graph.values[new])
     lies_as_recorded(graph, x)
@@ -219,7 +220,8 @@ def networks(draw: st.DrawFn) -> tuple[nn.Module, torch.Tensor]:
             layers.append(nn.GroupNorm(1, channels))
         else:
             layers.append(nn.ReLU() if kind == "relu" else nn.MaxPool2d(3, 1, 1))
-    return nn.Sequential(*layers, nn.ReLU()), x
+    # in f64, since norms of nearly equal numbers magnify what rounding makes of them
+    return nn.Sequential(*layers, nn.ReLU()).double(), x.double()
 
 
 @settings(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
