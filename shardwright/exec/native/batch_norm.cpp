@@ -2,200 +2,54 @@
 //
 // Comes in: x [n, c, ...], and what is laid out like it. Goes out: y, each channel's mean and
 // 1 / deviation, and the new running statistics, which may lie in the old ones' memory. What always
-// holds: a variance is joined from blocks, each of which takes its own mean off first; a channel is
-// one thread's, so that the number of threads changes no bit.
-//
-// Memory is walked in one of two ways: PLANES, where a channel of a sample is one piece; PIXELS,
-// where a pixel's channels are, so that a vector holds as many channels.
+// holds: the number of threads changes no bit. Where a channel lies in planes, its statistics and
+// its result are made in one go, while it is in the cache.
 #include <vector>
 
-#include "sums.h"
+#include "channel_sums.h"
 
 namespace shardwright {
 namespace {
 
 using namespace rows;
 
-constexpr int64_t PIXELS_TOGETHER = 64;  // of four vectors of channels: 16 KiB
-
-enum Way { PLANES, PIXELS, OTHER };
-
-struct Shape {
-    Way way = OTHER;
-    int64_t channels, samples, plane, count;  // count: elements of a channel
-    int64_t channel_step, sample_step;
-    Walk pixels;
-
-    explicit Shape(const Operand& x) {
-        channels = x.sizes[1], samples = x.sizes[0];
-        channel_step = x.strides[1], sample_step = x.strides[0];
-        Walk inner = walk(x, 2, x.ndim);
-        plane = inner.count;
-        count = samples * plane;
-        pixels.append(samples, sample_step);
-        for (int i = 2; i < x.ndim; i++) pixels.append(x.sizes[i], x.strides[i]);
-        bool flat = inner.dims == 0 || (inner.dims == 1 && inner.strides[0] == 1);
-        if (channels > 1 && channel_step == 1) way = PIXELS;
-        else if (flat) way = PLANES;
-        else if (channels == 1) way = PIXELS;
-    }
-
-    int64_t pieces() const { return way == PLANES ? samples * channels : count; }
-};
-
-// Mean and squares around it, of elements that came block by block.
-struct Moments {
-    double count = 0, mean = 0, squares = 0;
-    void join(double n, double block_mean, double block_squares) {
-        double all = count + n, apart = block_mean - mean;
-        mean += apart * n / all;
-        squares += block_squares + apart * apart * count * n / all;
-        count = all;
-    }
-};
-
-template <class T> Moments plane_moments(const Shape& s, const T* x, int64_t channel) {
-    Moments m;
-    for (int64_t sample = 0; sample < s.samples; sample++) {
-        const T* plane = x + sample * s.sample_step + channel * s.channel_step;
-        for (int64_t at = 0; at < s.plane; at += BLOCK) {
-            int64_t n = std::min(BLOCK, s.plane - at);
-            const T* block = plane + at;
-            T mean = sum_of<T>(n, [=](int64_t i, auto read) { return read(block + i); }) / n;
-            m.join(n, mean, sum_of<T>(n, [=](int64_t i, auto read) {
-                Vec<T> left = read(block + i) - mean;
-                return left * left;
-            }));
-        }
-    }
-    return m;
-}
-
-template <class T> T lane(const Vec<T>* vectors, int i) { return vectors[i / LANES<T>][i % LANES<T>]; }
-
-// Of W vectors of channels, by pixels; `read` knows how many lanes are there.
-template <class T, int W, class Read>
-void pixel_moments(const Shape& s, const T* x, Read read, Moments* moments) {
-    for (int64_t first = 0; first < s.count; first += PIXELS_TOGETHER) {
-        int64_t n = std::min(PIXELS_TOGETHER, s.count - first);
-        const T* places[PIXELS_TOGETHER];
-        Vec<T> mean[W] = {}, squares[W] = {};
-        for (int64_t p = 0; p < n; p++) {
-            places[p] = x + s.pixels.offset(first + p);
-            for (int k = 0; k < W; k++) mean[k] += read(places[p], k);
-        }
-        for (int k = 0; k < W; k++) mean[k] /= T(n);
-        for (int64_t p = 0; p < n; p++)
-            for (int k = 0; k < W; k++) {
-                Vec<T> left = read(places[p], k) - mean[k];
-                squares[k] += left * left;
-            }
-        for (int i = 0; i < W * LANES<T>; i++)
-            moments[i].join(n, lane<T>(mean, i), lane<T>(squares, i));
-    }
-}
-
-// What the gradients are made of: the sums of dy and of dy times x's distance from the mean.
-struct Products {
-    double flat = 0, along = 0;
-};
-
-template <class T>
-Products plane_products(const Shape& s, const T* dy, const T* x, int64_t channel, T mean) {
-    Products all;
-    for (int64_t sample = 0; sample < s.samples; sample++) {
-        int64_t at = sample * s.sample_step + channel * s.channel_step;
-        auto both = sums_of<T, 2>(s.plane, [=](int64_t i, auto read, Vec<T>* terms) {
-            terms[0] = read(dy + at + i);
-            terms[1] = terms[0] * (read(x + at + i) - mean);
-        });
-        all.flat += both.sum[0];
-        all.along += both.sum[1];
-    }
-    return all;
-}
-
-template <class T, int W, class Read>
-void pixel_products(const Shape& s, const T* dy, const T* x, const T* means, Read read,
-                    Products* products) {
-    Vec<T> mean[W];
-    for (int k = 0; k < W; k++) mean[k] = read(means, k);
-    for (int64_t first = 0; first < s.count; first += PIXELS_TOGETHER) {
-        Vec<T> flat[W] = {}, along[W] = {};
-        for (int64_t p = first; p < std::min(s.count, first + PIXELS_TOGETHER); p++) {
-            int64_t at = s.pixels.offset(p);
-            for (int k = 0; k < W; k++) {
-                Vec<T> gradient = read(dy + at, k);
-                flat[k] += gradient;
-                along[k] += gradient * (read(x + at, k) - mean[k]);
-            }
-        }
-        for (int i = 0; i < W * LANES<T>; i++) {
-            products[i].flat += lane<T>(flat, i);
-            products[i].along += lane<T>(along, i);
-        }
-    }
-}
-
-// group(first channel, vectors, read) for all channels of a thread, four vectors at a time where
-// every thread gets some. The last vector may reach beyond the channels: what is kept a channel is
-// kept for LANES more.
-template <class T, class Group> void each_group(int64_t channels, int thread, int threads, Group group) {
-    int64_t grain = channels >= threads * WIDE<T> ? WIDE<T> : LANES<T>;
-    Span part = share(channels, thread, threads, grain);
-    int64_t c = part.begin;
-    for (; c + WIDE<T> <= part.end; c += WIDE<T>)
-        group(c, std::integral_constant<int, 4>{},
-              [](const T* from, int k) { return load(from + k * LANES<T>); });
-    for (; c < part.end; c += LANES<T>) {
-        int64_t left = std::min<int64_t>(LANES<T>, part.end - c);
-        group(c, std::integral_constant<int, 1>{},
-              [=](const T* from, int) { return load_part(from, left); });
-    }
-}
-
-template <class T> void moments_of(const Shape& s, const T* x, std::vector<Moments>& found, int threads) {
-    std::fill(found.begin(), found.end(), Moments{});
-    in_parallel(threads, [&](int thread, int of) {
-        if (s.way == PIXELS)
-            return each_group<T>(s.channels, thread, of, [&](int64_t c, auto vectors, auto read) {
-                pixel_moments<T, vectors()>(s, x + c, read, found.data() + c);
-            });
-        Span part = share(s.channels, thread, of);
-        for (int64_t c = part.begin; c < part.end; c++) found[c] = plane_moments(s, x, c);
-    });
-}
-
-template <class T>
-void products_of(const Shape& s, const T* dy, const T* x, const T* means,
-                 std::vector<Products>& found, int threads) {
-    std::fill(found.begin(), found.end(), Products{});
-    in_parallel(threads, [&](int thread, int of) {
-        if (s.way == PIXELS)
-            return each_group<T>(s.channels, thread, of, [&](int64_t c, auto vectors, auto read) {
-                pixel_products<T, vectors()>(s, dy + c, x + c, means + c, read, found.data() + c);
-            });
-        Span part = share(s.channels, thread, of);
-        for (int64_t c = part.begin; c < part.end; c++)
-            found[c] = plane_products(s, dy, x, c, means[c]);
-    });
-}
-
-// y = f(inputs…, the channel's figures…) everywhere; FIGURES arrays have one number a channel.
+// y = f(inputs…, the channel's figures…) over one plane; `figures` are arrays with one number a
+// channel.
 template <class T, int FIGURES, class F, class... In>
-void everywhere(const Shape& s, int threads, F f, const T* const (&figures)[FIGURES], T* y,
-                const In*... in) {
+SIMD void over_plane(const Shape& s, int64_t sample, int64_t c, F f,
+                     const T* const (&figures)[FIGURES], T* y, const In*... in) {
+    int64_t at = sample * s.sample_step + c * s.channel_step;
+    f.in_channel(s.plane, y + at, figures, c, (in + at)...);
+}
+
+// The same over all planes, as they lie, and over all pixels.
+template <class T, int FIGURES, class F, class... In>
+void over_planes(const Shape& s, int threads, F f, const T* const (&figures)[FIGURES], T* y,
+                 const In*... in) {
     in_parallel(threads, [&](int thread, int of) {
-        Span part = share(s.pieces(), thread, of);
+        Span part = share(s.samples * s.channels, thread, of);
+        for (int64_t p = part.begin; p < part.end; p++)
+            over_plane(s, p / s.channels, p % s.channels, f, figures, y, in...);
+    });
+}
+
+template <class T, int FIGURES, class F, class... In>
+void over_pixels(const Shape& s, int threads, F f, const T* const (&figures)[FIGURES], T* y,
+                 const In*... in) {
+    in_parallel(threads, [&](int thread, int of) {
+        Span part = share(s.count, thread, of);
         for (int64_t p = part.begin; p < part.end; p++) {
-            if (s.way == PIXELS) {
-                int64_t at = s.pixels.offset(p);
-                f.by_channel(s.channels, y + at, figures, (in + at)...);
-            } else {
-                int64_t c = p % s.channels, at = p / s.channels * s.sample_step + c * s.channel_step;
-                f.in_channel(s.plane, y + at, figures, c, (in + at)...);
-            }
+            int64_t at = s.pixels.offset(p);
+            f.by_channel(s.channels, y + at, figures, (in + at)...);
         }
+    });
+}
+
+// each(channel) for a thread's channels, while a channel's planes are in the cache.
+template <class Each> void by_planes(const Shape& s, int threads, Each each) {
+    in_parallel(threads, [&](int thread, int of) {
+        Span part = share(s.channels, thread, of);
+        for (int64_t c = part.begin; c < part.end; c++) each(c);
     });
 }
 
@@ -221,7 +75,8 @@ template <class T> struct Gradient {
     static void by_channel(int64_t n, T* dx, const T* const (&c)[4], const T* dy, const T* x) {
         map(n, at, dx, dy, x, c[0], c[1], c[2], c[3]);
     }
-    static void in_channel(int64_t n, T* dx, const T* const (&c)[4], int64_t i, const T* dy, const T* x) {
+    static void in_channel(int64_t n, T* dx, const T* const (&c)[4], int64_t i, const T* dy,
+                           const T* x) {
         auto mean = set<Vec<T>>(c[0][i]), scale = set<Vec<T>>(c[1][i]);
         auto flat = set<Vec<T>>(c[2][i]), along = set<Vec<T>>(c[3][i]);
         map(n, [=](Vec<T> v, Vec<T> w) { return at(v, w, mean, scale, flat, along); }, dx, dy, x);
@@ -247,10 +102,20 @@ template <class T> struct BatchNorm : Call {
     void run(char* const* data, Context& context) override {
         int threads = threads_for(context, shape.count * shape.channels);
         const T* x = as<T>(data[X]);
-        if (training) moments_of(shape, x, moments, threads);
-        for (int64_t c = 0; c < shape.channels; c++) channel(data, c);
+        T* y = as<T>(data[Y]);
         const T* const figures[3] = {means.data(), scales.data(), biases.data()};
-        everywhere(shape, threads, Normalize<T>{}, figures, as<T>(data[Y]), x);
+        if (shape.way == PLANES && training) {
+            return by_planes(shape, threads, [&](int64_t c) {
+                moments[c] = plane_moments(shape, x, c);
+                channel(data, c);
+                for (int64_t sample = 0; sample < shape.samples; sample++)
+                    over_plane(shape, sample, c, Normalize<T>{}, figures, y, x);
+            });
+        }
+        if (training) pixel_moments(shape, x, moments, threads);
+        for (int64_t c = 0; c < shape.channels; c++) channel(data, c);
+        if (shape.way == PLANES) over_planes(shape, threads, Normalize<T>{}, figures, y, x);
+        else over_pixels(shape, threads, Normalize<T>{}, figures, y, x);
     }
 
     void channel(char* const* data, int64_t c) {
@@ -294,17 +159,27 @@ template <class T> struct BatchNormBwd : Call {
     void run(char* const* data, Context& context) override {
         int threads = threads_for(context, shape.count * shape.channels);
         const T *dy = as<T>(data[DY]), *x = as<T>(data[X]);
-        for (int64_t c = 0; c < shape.channels; c++) {
-            means[c] = as<T>(data[training ? MEAN : RUNNING_MEAN])[c];
-            invstds[c] = training ? as<T>(data[INVSTD])[c]
-                                  : T(1 / std::sqrt(as<T>(data[RUNNING_VAR])[c] + eps));
-        }
-        if (training || data[DW] || data[DB])
-            products_of(shape, dy, x, means.data(), products, threads);
-        for (int64_t c = 0; c < shape.channels; c++) channel(data, c);
-        if (!data[DX]) return;
+        T* dx = as<T>(data[DX]);
+        bool sums = training || data[DW] || data[DB];
         const T* const figures[4] = {means.data(), scales.data(), flats.data(), alongs.data()};
-        everywhere(shape, threads, Gradient<T>{}, figures, as<T>(data[DX]), dy, x);
+        for (int64_t c = 0; c < shape.channels; c++) statistics(data, c);
+        if (shape.way == PLANES) {
+            return by_planes(shape, threads, [&](int64_t c) {
+                if (sums) products[c] = plane_products(shape, dy, x, c, means[c]);
+                channel(data, c);
+                for (int64_t sample = 0; dx && sample < shape.samples; sample++)
+                    over_plane(shape, sample, c, Gradient<T>{}, figures, dx, dy, x);
+            });
+        }
+        if (sums) pixel_products(shape, dy, x, means.data(), products, threads);
+        for (int64_t c = 0; c < shape.channels; c++) channel(data, c);
+        if (dx) over_pixels(shape, threads, Gradient<T>{}, figures, dx, dy, x);
+    }
+
+    void statistics(char* const* data, int64_t c) {
+        means[c] = as<T>(data[training ? MEAN : RUNNING_MEAN])[c];
+        invstds[c] = training ? as<T>(data[INVSTD])[c]
+                              : T(1 / std::sqrt(as<T>(data[RUNNING_VAR])[c] + eps));
     }
 
     void channel(char* const* data, int64_t c) {
