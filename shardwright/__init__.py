@@ -26,7 +26,7 @@ from shardwright.errors import (
     WeightError,
     WorkerError,
 )
-from shardwright.exec import CompiledProgram, Replaying, compile
+from shardwright.exec import CompiledProgram, Replaying, compile, lower
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
 from shardwright.layout import Cluster, DeviceModel
 from shardwright.pipeline import Pipeline
@@ -127,6 +127,7 @@ __all__ = [
     "get_ir",
     "infer_annotation",
     "is_tracing",
+    "lower",
     "metis_partition",
     "mixed_partition",
     "partition_by_memory",

@@ -67,7 +67,7 @@ PUBLIC_NAMES = {
     *("pipedream_partition", "exact_partition", "mixed_partition"),
     *("predict", "simulate", "profile_tasks", "Analytic"),
     *("profile_links", "profile_device", "profile_cluster"),
-    *("compile", "CompiledProgram", "Replaying"),
+    *("compile", "lower", "CompiledProgram", "Replaying"),
     "__version__",
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from shardwright.atomic import replacing
 from shardwright.cli.cluster import cluster as cluster_command
 from shardwright.cli.demo import run_demo
+from shardwright.cli.lower import lower as lower_command
 from shardwright.cli.plan import plan as plan_command
 from shardwright.cli.profile import profile as profile_command
 from shardwright.cli.run import RunOptions, run_file
@@ -42,8 +43,11 @@ from shardwright.cli.steps import Steps
 from shardwright.cli.train import train
 from shardwright.cli.userfiles import UserFiles
 from shardwright.errors import InputError, ShardwrightError
+from shardwright.exec.files import decode as decode_lowered
+from shardwright.exec.plan_text import format_lowered
 from shardwright.pipeline import Pipeline, Training, json_schema_text
 from shardwright.pipeline.fxtext import decode
+from shardwright.pipeline.rules import COMPUTE_KINDS
 from shardwright.pipeline.schema import DeviceKind
 from shardwright.report import device_table, headline, overview
 from shardwright.schedule import check_schedule, format_schedule, schedule_of
@@ -142,6 +146,7 @@ def build(
     Console().print(headline(pipeline), device_table(pipeline), sep="\n")
 
 
+app.command("lower")(lower_command)
 app.command("profile")(profile_command)
 app.command("cluster")(cluster_command)
 app.command()(plan_command)
@@ -190,10 +195,13 @@ def schedule_text(pipeline: Pipeline, width: int) -> str:
 
 
 def graph_text(pipeline: Pipeline, task: str) -> str:
-    """The graph of a compute supertask, one node a line. Raises InputError."""
-    computing = [name for name, known in pipeline.supertasks.items() if known.kind == "FX"]
+    """The graph of a compute supertask, one node or kernel call a line. Raises InputError."""
+    tasks = pipeline.supertasks
+    computing = [name for name, known in tasks.items() if known.kind in COMPUTE_KINDS]
     if task not in computing:
         raise InputError(f"{task!r} has no graph; supertasks that have: {', '.join(computing)}")
+    if tasks[task].kind == "dfg":
+        return format_lowered(decode_lowered(pipeline.data_of(task), name=task))
     tensors = [pipeline.tensors[name] for name in pipeline.supertasks[task].inputs]
     return str(decode(pipeline.data_of(task), tensors, name=task))
 

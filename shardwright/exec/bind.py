@@ -23,6 +23,7 @@ from shardwright.exec.passes.pipeline import prepare
 from shardwright.exec.program import Bound
 from shardwright.exec.replay import Replaying, warm_up
 from shardwright.exec.segments import TorchSegment
+from shardwright.exec.shared_arena import SharedArena
 from shardwright.exec.sources import Prepared
 from shardwright.ir import IRGraph, IRValue
 
@@ -41,7 +42,10 @@ class Binder:
     device: torch.device
     threads: int | None = None
     _graphs: GraphMemory | None = None
-    _arena: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+    _arena: SharedArena = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._arena = SharedArena(self.device)
 
     def __call__(self, prepared: Prepared, replaying: Replaying) -> Bound:
         """Bind a prepared graph. Raises ExecError, DeviceError."""
@@ -58,15 +62,8 @@ class Binder:
         graph = prepare(prepared.graph, inference=inference, device=self.device)
         plan = plan_graph(graph, fixed=_fixed(graph, replaying))
         executor = Executor(plan, device=self.device, threads=self.threads)
-        executor.memory.hold(ARENA, self._memory(plan.arena_bytes))
+        executor.memory.hold(ARENA, self._arena.of(plan.arena_bytes))
         return BoundPlan(executor, _contents(graph, replaying))
-
-    def _memory(self, nbytes: int) -> Tensor:
-        if self._graphs is not None:
-            return self._graphs.arena(nbytes)
-        if self._arena.numel() < max(nbytes, 1):
-            self._arena = torch.empty(max(nbytes, 1), dtype=torch.uint8, device=self.device)
-        return self._arena
 
 
 def plan_graph(graph: IRGraph, fixed: Sequence[IRValue] = ()) -> ExecPlan:

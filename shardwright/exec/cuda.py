@@ -4,8 +4,8 @@ Comes in: a function that runs a bound plan on memory whose addresses never chan
 `RecordedGraph`, which copies inputs into buffers of its own and replays.
 
 What always holds: all graphs of one `GraphMemory` have one private pool, for what kernels allocate
-while they are recorded, and one arena, so that a program of many captures takes the memory of its
-largest; only one of them may run at a time. Warming up and recording leave the tensors that a run
+while they are recorded, beside the arena that their plans share; only one of them may run at a
+time. Warming up and recording leave the tensors that a run
 writes, and the random numbers, as they were. What counts (steps, draws of dropout, learning rates)
 lies on the device and goes on with each replay.
 """
@@ -36,16 +36,6 @@ class GraphMemory:
         self.device = device
         self.pool = torch.cuda.graph_pool_handle()
         self.stream = torch.cuda.Stream(device)
-        self._arena = torch.empty(0, dtype=torch.uint8, device=device)
-
-    def arena(self, nbytes: int) -> Tensor:
-        """Memory of at least so many bytes, the same for all that it is large enough for.
-
-        A larger one is made where it is not; graphs that were recorded keep the one they have.
-        """
-        if self._arena.numel() < nbytes:
-            self._arena = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
-        return self._arena
 
 
 class RecordedGraph:

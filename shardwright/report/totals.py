@@ -72,13 +72,15 @@ def total_bytes(document: Document, names: Iterable[str]) -> int:
 
 
 class _NodeList(msgspec.Struct):
-    """The part of FX text that tells how many operators it has."""
+    """The part of a text that tells how many operators an FX graph has, or calls a lowered one."""
 
-    nodes: list[msgspec.Raw]
+    nodes: list[msgspec.Raw] = []
+    calls: list[msgspec.Raw] = []
 
 
 def operator_count(document: Document, task: SuperTask) -> int:
-    """How many operators a compute supertask's graph calls; 0 where the text is not FX."""
-    if task.kind != "FX":
+    """How many operators a compute supertask's graph calls; if it is lowered, how many kernels."""
+    if FAMILY_OF[task.kind] != "compute":
         return 0
-    return len(msgspec.json.decode(data_of(document, task), type=_NodeList).nodes)
+    found = msgspec.json.decode(data_of(document, task), type=_NodeList)
+    return len(found.nodes) + len(found.calls)

@@ -4,7 +4,7 @@ Comes in: a checked document and the slot's supertasks that compute. Goes out: a
 each. In a training step programs overwrite the constants that `replacement` says they may.
 
 What always holds: supertasks that share a graph, the shapes they bind and what they overwrite share
-one program.
+one program; lowered ones share a plan, and all of a slot's one arena, as they run one at a time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shardwright.errors import RunError
+from shardwright.exec.exec_plan import ExecPlan
+from shardwright.exec.files import decode
+from shardwright.exec.shared_arena import SharedArena
+from shardwright.exec.task_program import FromZeros, TaskProgram, plan_task
 from shardwright.ir.execute import compile_graph
+from shardwright.pipeline.check_compute import data_of
 from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.pipeline.schema import Document
 from shardwright.schedule.overwriting import Overwriting
@@ -38,32 +42,35 @@ def compile_tasks(
     memory: Mapping[str, Overwriting],
     device: torch.device,
     graphs: TaskGraphs | None = None,
+    *,
+    fixed: bool = False,
 ) -> dict[str, Compiled]:
-    """Compile supertasks, each with what it does to memory. Raises GraphError."""
-    compiler = _Compiler(document, device, graphs or TaskGraphs(document))
+    """Compile supertasks, each with what it does to memory. Raises GraphError, ExecError.
+
+    ``fixed`` promises that constants which no program overwrites never change: lowered programs
+    may pack them.
+    """
+    compiler = _Compiler(document, device, graphs or TaskGraphs(document), fixed=fixed)
     return {task: compiler.compile(task, found) for task, found in memory.items()}
-
-
-def check_kinds(document: Document, slot: str) -> None:
-    """Raise RunError where a slot has compute supertasks that this version does not run."""
-    for task, spec in document.supertasks.items():
-        if spec.device == slot and spec.group is None and spec.kind != "FX":
-            raise RunError(
-                f"supertask {task!r} is of kind {spec.kind!r}, which this version does not run; "
-                "build the pipeline with FX supertasks"
-            )
 
 
 class _Compiler:
     """Compiles supertasks, equal ones once."""
 
-    def __init__(self, document: Document, device: torch.device, graphs: TaskGraphs) -> None:
+    def __init__(
+        self, document: Document, device: torch.device, graphs: TaskGraphs, *, fixed: bool
+    ) -> None:
         self._document = document
         self._device = device
         self._graphs = graphs
+        self._fixed = fixed
         self._programs: dict[object, Run] = {}
+        self._plans: dict[object, ExecPlan] = {}
+        self._arena = SharedArena(device)
 
     def compile(self, task: str, memory: Overwriting) -> Compiled:
+        if self._document.supertasks[task].kind == "dfg":
+            return self._lowered(task, memory)
         program = self._program(task, memory, frozenset())
         first = self._program(task, memory, memory.zeros) if memory.zeros else None
         return Compiled(program, first)
@@ -91,6 +98,27 @@ class _Compiler:
             )
             self._programs[key] = _cloning(run, key[2]) if memory.fresh else run
         return self._programs[key]
+
+    # --- lowered supertasks -------------------------------------------------------------------
+
+    def _lowered(self, task: str, memory: Overwriting) -> Compiled:
+        """A supertask's plan on the slot's arena; equal supertasks share the plan."""
+        spec, tensors = self._document.supertasks[task], self._document.tensors
+        constants = [k for k, name in enumerate(spec.inputs) if tensors[name].is_constant]
+        changed = {spec.inputs.index(name) for name in memory.over.values()}
+        fixed = tuple(k for k in constants if self._fixed and k not in changed)
+        donated = {
+            spec.inputs.index(old): spec.outputs.index(new) for new, old in memory.over.items()
+        }
+        key = self._graphs.key(task), tuple(donated.items()), fixed
+        if key not in self._plans:
+            lowered = decode(data_of(self._document, spec), name=task)
+            self._plans[key] = plan_task(lowered, donated, fixed)
+        program = TaskProgram(
+            self._plans[key], self._device, self._arena, constants=constants, donated=donated
+        )
+        zeros = [spec.inputs.index(name) for name in memory.zeros]
+        return Compiled(program, FromZeros(program, zeros) if zeros else None)
 
 
 def _cloning(run: Run, positions: Sequence[int]) -> Run:

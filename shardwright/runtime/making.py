@@ -50,7 +50,8 @@ def make_worker(
 
     ``relays`` are for a training step; ``shares`` says that another worker changes the constants.
     """
-    slot = make_slot(document, name, constants)
+    fixed = not shares and not is_training(document)
+    slot = make_slot(document, name, constants, fixed=fixed)
     if not is_training(document):
         return CallWorker(slot, transport, trace=options.trace, board=board, shares=shares)
     given = relays or {}

@@ -17,7 +17,7 @@ from shardwright.comm.operation import Membership, memberships
 from shardwright.errors import DeviceError
 from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.pipeline.schema import Device, Document, StateOrigin, TensorInfo
-from shardwright.runtime.compiling import Compiled, Run, check_kinds, compile_tasks
+from shardwright.runtime.compiling import Compiled, Run, compile_tasks
 from shardwright.schedule.slot_steps import SlotStep, SlotSteps, slot_steps
 from shardwright.schedule.timeline import EventKind
 
@@ -105,18 +105,23 @@ class Slot:
         return self.plain.replaces
 
 
-def make_slot(document: Document, name: str, constants: Mapping[str, Tensor]) -> Slot:
-    """Compile a slot. Raises GraphError, DeviceError, and RunError for kinds that do not run."""
-    check_kinds(document, name)
+def make_slot(
+    document: Document, name: str, constants: Mapping[str, Tensor], *, fixed: bool = False
+) -> Slot:
+    """Compile a slot. Raises GraphError, ExecError, DeviceError.
+
+    ``fixed`` promises that nobody changes constants but the slot's own programs.
+    """
     graphs = TaskGraphs(document)
     plain = slot_steps(document, name, graphs)
     device = torch_device(name, document.devices[name])
+    compiled = compile_tasks(document, plain.overwriting, device, graphs, fixed=fixed)
     return Slot(
         name=name,
         rank=list(document.devices).index(name),
         device=device,
         plain=plain,
-        steps=_steps(document, plain, compile_tasks(document, plain.overwriting, device, graphs)),
+        steps=_steps(document, plain, compiled),
         constants={key: tensor.to(device) for key, tensor in constants.items()},
         wholes=wholes_of(document, constants),
     )

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardwright.errors import DeviceError, RunError
+from shardwright.errors import DeviceError
+from shardwright.exec import lower
 from shardwright.pipeline import Device, Pipeline
 from shardwright.runtime.slot import Slot, make_slot, torch_device
 from shardwright.schedule.slot_steps import constants_of
@@ -85,8 +86,7 @@ def test_devices() -> None:
         torch_device("d0", Device("cuda", 99))
 
 
-def test_lowered_supertasks_are_refused() -> None:
-    pipeline = chain(1)
-    pipeline.supertasks["d0.0"].kind = "dfg"
-    with pytest.raises(RunError, match=r"'d0\.0' is of kind 'dfg'"):
-        slot_of(pipeline, "d0")
+def test_lowered_supertasks_are_steps_like_others() -> None:
+    steps = [slot_of(pipeline, "d0").steps for pipeline in (chain(1), lower(chain(1)))]
+    assert [step.kind for step in steps[0]] == [step.kind for step in steps[1]]
+    assert steps[1][0].program is not None

@@ -1,0 +1,35 @@
+"""``shardwright lower``: a pipeline file of operators as one of kernel calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from shardwright.cli.steps import Steps
+from shardwright.exec import lower as lower_pipeline
+from shardwright.pipeline import Pipeline
+from shardwright.report import device_table, headline
+from shardwright.runtime.operators import load_operators
+
+
+def lower(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A pipeline file.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The pipeline file to write.")],
+    modules: Annotated[
+        list[str] | None,
+        typer.Option("--import", help="A module that registers operators; may be repeated."),
+    ] = None,
+) -> None:
+    """Lower the supertasks of a pipeline file from operators to kernel calls."""
+    steps = Steps(Console(stderr=True))
+    with steps.step("load"):
+        pipeline = Pipeline.load(file)
+        load_operators(pipeline, modules or ())
+    with steps.step("lower"):
+        lowered = lower_pipeline(pipeline)
+    with steps.step("save"):
+        lowered.save(output)
+    Console().print(headline(lowered), device_table(lowered), sep="\n")

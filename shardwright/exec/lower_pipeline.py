@@ -1,0 +1,92 @@
+"""`lower`: a pipeline whose supertasks hold operators, as one whose supertasks hold kernel calls.
+
+Comes in: a pipeline of ``FX`` supertasks. Goes out: the same pipeline with a ``dfg`` supertask in
+the place of each: same names, tensors, devices, schedule and weights. What always holds: equal
+supertasks are lowered once and share their text as they did; the lowered pipeline is checked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import msgspec
+
+from shardwright.exec.emitters import emit_graph
+from shardwright.exec.files import encode
+from shardwright.exec.lowering import lower_graph
+from shardwright.exec.passes.pipeline import prepare
+from shardwright.exec.task_texts import read_task
+from shardwright.ir.operators import is_built_in
+from shardwright.pipeline import Pipeline, SuperTask, TensorInfo, check
+from shardwright.pipeline.graphs import TaskGraphs
+
+
+def lower(pipeline: Pipeline) -> Pipeline:
+    """The pipeline with lowered supertasks; those that are lowered already stay as they are.
+
+    Raises PipelineError where the pipeline is not right, ExecError where a graph cannot be lowered.
+    """
+    check(pipeline)
+    texts = _lowered(pipeline)
+    shared = [text for text, count in Counter(texts.values()).items() if count > 1]
+    names = {text: f"b{i}" for i, text in enumerate(shared)}
+    supertasks = {
+        name: _task(task, texts.get(name), names) for name, task in pipeline.supertasks.items()
+    }
+    made = msgspec.structs.replace(
+        pipeline,
+        supertasks=supertasks,
+        tensors=dict(_tensors(pipeline)),
+        blobs={name: text for text, name in names.items()} or None,
+        requires=tuple(sorted(_foreign(set(texts.values())))) or None,
+    )
+    made.weights = pipeline.weights
+    check(made)
+    return made
+
+
+def _lowered(pipeline: Pipeline) -> dict[str, str]:
+    """The lowered text of each supertask that computes, equal ones lowered once."""
+    graphs = TaskGraphs(pipeline)
+    known: dict[object, str] = {}
+    found = {}
+    for name, task in pipeline.supertasks.items():
+        if task.kind == "dfg":
+            found[name] = pipeline.data_of(name)
+        elif task.kind == "FX":
+            slot = pipeline.devices[task.device or ""]
+            kind = "cuda" if slot.kind == "cuda" else "cpu"
+            key = kind, graphs.key(name)
+            if key not in known:
+                # Constants are a supertask's inputs: none may be added, none are known.
+                graph = prepare(graphs.of(name), inference=False, constants=False, device=kind)
+                known[key] = encode(lower_graph(emit_graph(graph)))
+            found[name] = known[key]
+    return found
+
+
+def _task(task: SuperTask, text: str | None, names: dict[str, str]) -> SuperTask:
+    if text is None:
+        return task
+    blob = names.get(text)
+    data = text if blob is None else None
+    return msgspec.structs.replace(task, kind="dfg", data=data, data_blob=blob)
+
+
+def _tensors(pipeline: Pipeline) -> Iterator[tuple[str, TensorInfo]]:
+    """The tensors; constants fill placeholders that are named by their place."""
+    connections = pipeline.connections
+    for name, info in pipeline.tensors.items():
+        if info.value is None:
+            yield name, info
+            continue
+        first = pipeline.supertasks[connections.users[name][0]]
+        place = first.inputs.index(name)
+        value = msgspec.structs.replace(info.value, name_in_graph=f"i{place}")
+        yield name, msgspec.structs.replace(info, value=value)
+
+
+def _foreign(texts: set[str]) -> set[str]:
+    """The operators that the texts call and that torch does not bring."""
+    return {op for text in texts for op in read_task(text).operators if not is_built_in(op)}

@@ -1,0 +1,128 @@
+"""A lowered supertask as a program of flat tensors, as the runtime runs them.
+
+Comes in: the plan of a supertask, and tensors at each run. Goes out: its outputs. What always
+holds: an output lies in the memory of the input that was given away for it, or in new memory, never
+in another input's; constants are read where they lie; nothing is allocated in a run but outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from shardwright.exec.exec_plan import ARENA, ExecPlan, make_exec_plan
+from shardwright.exec.executor import Executor
+from shardwright.exec.lowered import LoweredGraph
+from shardwright.exec.segments import TorchSegment
+from shardwright.exec.shared_arena import SharedArena
+
+
+def plan_task(
+    lowered: LoweredGraph, donated: Mapping[int, int] | None = None, fixed: Collection[int] = ()
+) -> ExecPlan:
+    """The plan of a supertask; positions say which inputs become which outputs, which are fixed."""
+    given = {lowered.inputs[old]: lowered.outputs[new] for old, new in (donated or {}).items()}
+    used = {vid for op in lowered.ops for vid in op.in_vids}
+    static = used.intersection(lowered.inputs[k] for k in fixed)
+    return make_exec_plan(lowered, donated=given, static=static, outputs="caller")
+
+
+class TaskProgram:
+    """One supertask's program: ``program(tensors)`` takes and gives flat lists.
+
+    constants
+        Positions of inputs that are the same tensor at each run.
+    donated
+        Input's position to that of the output that takes its memory.
+    arena
+        Shared with the slot's other programs.
+    """
+
+    def __init__(
+        self,
+        plan: ExecPlan,
+        device: torch.device,
+        arena: SharedArena,
+        *,
+        constants: Collection[int] = (),
+        donated: Mapping[int, int] | None = None,
+        threads: int | None = None,
+    ) -> None:
+        self.plan = plan
+        self._executor = Executor(plan, device=device, threads=threads)
+        memory = self._executor.memory
+        memory.hold(ARENA, arena.of(plan.arena_bytes))
+        lowered = plan.lowered
+        self._names = [lowered.values[vid].name for vid in lowered.inputs]
+        buffers = {buffer.vid: k for k, buffer in enumerate(plan.buffers)}
+        torchs = _touched(self._executor)
+        self._taken = {new: old for old, new in (donated or {}).items()}
+        kept = {*constants, *(donated or {})}
+        self._copied = {
+            k: memory.own(buffers[vid])
+            for k, vid in enumerate(lowered.inputs)
+            if k not in kept and vid in buffers and buffers[vid] in torchs
+        }
+        self._last: list[Tensor | None] = [None] * len(self._names)
+        self._fresh = [
+            k
+            for k, buffer in enumerate(plan.buffers)
+            if buffer.kind == "output" and k not in torchs
+        ]
+        self._own = _first_of_each(plan, self._fresh)
+
+    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Run on these tensors; gives the outputs, in order."""
+        executor, feed = self._executor, {}
+        for k, tensor in enumerate(tensors):
+            if (own := self._copied.get(k)) is not None:
+                own.copy_(tensor)
+                tensor = own
+            if tensor is not self._last[k]:
+                feed[self._names[k]] = self._last[k] = tensor
+        for buffer in self._fresh:
+            executor.memory.hold(buffer, executor.memory.own(buffer))
+        executor.bind_and_alloc_slots(feed)
+        executor.run_bound()
+        return [
+            self._result(k, slot, tensors) for k, slot in enumerate(executor.outputs(copy=False))
+        ]
+
+    def _result(self, position: int, slot: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+        """An output: the input that it took the place of, new memory, or a copy of a slot."""
+        if position in self._taken:
+            return tensors[self._taken[position]]
+        return slot if position in self._own else slot.clone()
+
+
+class FromZeros:
+    """A program whose inputs at positions ``zeros``, which are given away, count as zeros."""
+
+    def __init__(self, program: TaskProgram, zeros: Sequence[int]) -> None:
+        self._program = program
+        self._zeros = zeros
+
+    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Run."""
+        with torch.no_grad():
+            for position in self._zeros:
+                tensors[position].zero_()
+        return self._program(tensors)
+
+
+def _touched(executor: Executor) -> set[int]:
+    """The buffers that torch's calls read or write: their addresses are known to closures."""
+    segments = (segment for segment in executor.segments if isinstance(segment, TorchSegment))
+    return {buffer for segment in segments for buffer in segment.touches()}
+
+
+def _first_of_each(plan: ExecPlan, fresh: Collection[int]) -> set[int]:
+    """The positions of outputs that are new memory and not given twice."""
+    found: dict[int, int] = {}
+    for k, vid in enumerate(plan.lowered.outputs):
+        buffer = plan.homes[vid].buffer
+        if buffer in fresh:
+            found.setdefault(buffer, k)
+    return set(found.values())
