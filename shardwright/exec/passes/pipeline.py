@@ -2,9 +2,9 @@
 
     norms           into the weights before them, in inference
     decompose       operators that have kinds of their own
+    merge           what is computed twice
     channels last   wherever convolutions are, and what follows them done by them, in inference
     fold            what is the same in every run
-    merge           what is computed twice
     losses          cross entropy in one piece, as a mean where it is one
     concatenations  in the order in which they are read
     products        with what follows them
@@ -55,11 +55,11 @@ def prepare(
     composites = Composites(torch.device(device).type)
     if inference and constants:
         graph = fold_norms(graph)
-    graph = decompose(graph, composites=composites, known=known)
+    graph = merge_common_subexpressions(decompose(graph, composites=composites, known=known))
     if inference:
         graph = fuse_convs(channels_last(graph))
     if constants:
         graph = fold_constants(graph, inference=inference, device=device)
-    graph = mean_losses(fuse_losses(merge_common_subexpressions(graph)))
+    graph = mean_losses(fuse_losses(graph))
     graph = order_concatenations(graph, known)
     return remove_dead_code(fuse_elementwise(fuse_gemm(graph)))

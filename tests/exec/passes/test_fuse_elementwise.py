@@ -131,6 +131,23 @@ def test_layouts_divide_chains_and_are_kept() -> None:
     assert after.values[after.outputs[0]].strides == (1, 4)
 
 
+def test_inner_values_may_lie_in_any_way() -> None:
+    after = fused(lambda x, y: x.t() * 2 + (y * 3).exp(), X, torch.rand(4, 3))
+    assert programs(after) == ["mul x0 2.0; mul x1 3.0; exp %1; add %0 %2 -> %3"]
+    assert after.values[after.outputs[0]].strides == (1, 4)
+
+
+def test_outputs_that_lie_in_different_ways_are_of_different_chains() -> None:
+    def two(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        a, b = (x.t() * 2).exp(), (y * 3).exp()
+        return a + b, b
+
+    assert programs(fused(two, X, torch.rand(4, 3))) == [
+        "mul x0 3.0; exp %0 -> %1",
+        "mul x0 2.0; exp %0; add %1 x1 -> %2",
+    ]
+
+
 def test_long_and_wide_chains_are_divided() -> None:
     def long(x: torch.Tensor) -> torch.Tensor:
         for i in range(LONGEST + 5):
@@ -188,6 +205,17 @@ def test_integers_only_where_floats_are_exact() -> None:
 def test_an_f64_number_in_a_tensor_leaves_f32_steps_alone() -> None:
     rate = torch.tensor(0.1, dtype=torch.float64)
     assert operators(fused(lambda x, rate: x * rate, X, rate)) == ["mul"]
+
+
+def test_constants_of_no_dimension_are_literals() -> None:
+    builder = Builder()
+    x, half = builder.input("x", (3, 4)), builder.constant("half", torch.tensor(0.5))
+    weight = builder.param("weight", torch.tensor(2.0))
+    y = builder.call("aten.mul.Tensor", builder.call("aten.add.Tensor", x, half), weight)
+    alone = builder.call("aten.exp.default", half)
+    after = rewritten(builder.finish([y, alone]), fuse_elementwise, [X])
+    assert programs(after) == ["add x0 0.5; mul %0 x1 -> %1"]
+    assert operators(after)[-1] == "exp"
 
 
 UNARY = ["exp", "tanh", "relu", "neg", "sigmoid"]

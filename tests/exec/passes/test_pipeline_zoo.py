@@ -9,6 +9,7 @@ import shardwright as sw
 from shardwright.exec.passes.pipeline import prepare
 from shardwright.exec.step import whole_step
 from shardwright.ir import IRGraph
+from shardwright.ir.structure import flatten_call
 from shardwright.tracing import capture_step
 from tests.exec.passes.rewritten import rewritten
 
@@ -32,7 +33,8 @@ def infer(graph: IRGraph) -> IRGraph:
 def test_forwards_compute_the_same(name: str) -> None:
     model, args, kwargs = BY_NAME[name].make()
     graph = sw.capture(model, args, kwargs)
-    inputs = [*args, *kwargs.values()]
+    assert graph.in_structure is not None
+    inputs = flatten_call(graph.in_structure, args, kwargs)
     after = rewritten(graph, infer, inputs, tolerance=1e-5)
     assert len(after.nodes) < len(graph.nodes) * 1.25
 
