@@ -94,8 +94,9 @@ template <class T> struct BatchNorm : Call {
     std::vector<T> means, scales, biases;
 
     BatchNorm(const CallSpec& s, bool train, double m, double e)
-        : shape(s.operands[0]), training(train), momentum(m), eps(e), moments(shape.channels + LANES<T>),
-          means(shape.channels), scales(shape.channels), biases(shape.channels) {
+        : shape(s.operands[0]), training(train), momentum(m), eps(e),
+          moments(shape.channels + LANES<T>), means(shape.channels), scales(shape.channels),
+          biases(shape.channels) {
         spec = s;
     }
 

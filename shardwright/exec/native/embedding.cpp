@@ -110,7 +110,8 @@ std::string misfit(const Operand& table, const Operand& index, const Operand& ta
     if (table.ndim != 2 || taken.ndim != index.ndim + 1) return "the table is [rows, columns]";
     if (taken.sizes[index.ndim] != table.sizes[1]) return "the table's columns";
     if (!std::equal(index.sizes, index.sizes + index.ndim, taken.sizes)) return "shapes";
-    if (!rows_contiguous(table, 1) || !rows_contiguous(taken, 1)) return "a row's elements lie apart";
+    bool whole = rows_contiguous(table, 1) && rows_contiguous(taken, 1);
+    if (!whole) return "a row's elements lie apart";
     return "";
 }
 

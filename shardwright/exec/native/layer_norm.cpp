@@ -94,7 +94,7 @@ template <class T> struct LayerNormBwd : Call {
             T* own = partial + thread * 2 * n;
             if (sums) std::fill(own, own + 2 * n, T(0));
             for (int64_t r = part.begin; r < part.end; r += TOGETHER)
-                group(data, r, int(std::min<int64_t>(TOGETHER, part.end - r)), sums ? own : nullptr);
+                group(data, r, std::min<int64_t>(TOGETHER, part.end - r), sums ? own : nullptr);
         });
         join(as<T>(data[DW]), partial, used);
         join(as<T>(data[DB]), partial + n, used);
@@ -107,7 +107,7 @@ template <class T> struct LayerNormBwd : Call {
             map(n, [](Vec<T> a, Vec<T> b) { return a + b; }, to, to, partial + t * 2 * n);
     }
 
-    void group(char* const* data, int64_t first, int count, T* sums) {
+    void group(char* const* data, int64_t first, int64_t count, T* sums) {
         const T* weight = ones.empty() ? as<T>(data[WEIGHT]) : ones.data();
         Row<T> rows[TOGETHER];
         for (int k = 0; k < count; k++) rows[k] = row(data, first + k, weight);
@@ -187,8 +187,11 @@ bool rows_like(const Operand& a, const Operand& x, int dims) {
     return !a.present() || (same_sizes(a, x) && rows_contiguous(a, dims));
 }
 
-std::string misfit(const CallSpec& spec, const Operand& x, int dims, std::initializer_list<int> rows,
-                   std::initializer_list<int> per_row, std::initializer_list<int> per_column) {
+using Places = std::initializer_list<int>;
+
+// Why the operands at these places do not fit, or nothing.
+std::string misfit(const CallSpec& spec, const Operand& x, int dims, Places rows, Places per_row,
+                   Places per_column) {
     if (!same_dtype(spec)) return "dtypes";
     if (dims < 1 || dims > x.ndim) return "the normalized dimensions";
     int64_t n = walk(x, x.ndim - dims, x.ndim).count, count = walk(x, 0, x.ndim - dims).count;

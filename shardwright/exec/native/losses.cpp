@@ -213,8 +213,9 @@ std::string misfit(const CallSpec& spec, int scores, int target, int weight, int
         return "a row's elements lie apart";
     if (!vector_of(o[target], rows) || (o[target].dtype != I64 && o[target].dtype != I32))
         return "classes are i64 or i32, one a row";
-    bool flat_weight = !o[weight].present() || (vector_of(o[weight], columns) && o[weight].contiguous());
-    if (!flat_weight) return "weights are contiguous, one a class";
+    const Operand& w = o[weight];
+    if (w.present() && !(vector_of(w, columns) && w.contiguous()))
+        return "weights are contiguous, one a class";
     if (reduction > SUM) return "the reduction";
     if (reduction == EACH ? !vector_of(o[loss], rows) : o[loss].numel() != 1) return "the loss";
     return "";

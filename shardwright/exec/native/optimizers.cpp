@@ -39,7 +39,7 @@ struct Lists : Call {
         auto first = std::upper_bound(starts.begin(), starts.end(), part.begin) - starts.begin();
         for (int k = int(first) - 1; k < count && starts[k] < part.end; k++) {
             int64_t size = starts[k + 1] - starts[k];
-            auto cut = [&](int64_t at) { return at <= 0 ? 0 : at >= size ? size : at / LINE * LINE; };
+            auto cut = [&](int64_t at) { return at < 0 ? 0 : at < size ? at / LINE * LINE : size; };
             int64_t begin = cut(part.begin - starts[k]), end = cut(part.end - starts[k]);
             if (begin < end) body(k, begin, end);
         }
@@ -139,7 +139,8 @@ void adam(const AdamConstants<T>& constants, AdamPointers<T> p, int64_t begin, i
     }
 }
 
-template <class T> using AdamLoop = void (*)(const AdamConstants<T>&, AdamPointers<T>, int64_t, int64_t);
+template <class T>
+using AdamLoop = void (*)(const AdamConstants<T>&, AdamPointers<T>, int64_t, int64_t);
 
 template <class T> AdamLoop<T> adam_loop(const AdamRule& r) {
     static const AdamLoop<T> loops[3][2] = {
@@ -247,7 +248,8 @@ void sgd(const SgdConstants<T>& constants, SgdPointers<T> p, int64_t begin, int6
     }
 }
 
-template <class T> using SgdLoop = void (*)(const SgdConstants<T>&, SgdPointers<T>, int64_t, int64_t);
+template <class T>
+using SgdLoop = void (*)(const SgdConstants<T>&, SgdPointers<T>, int64_t, int64_t);
 
 template <class T> SgdLoop<T> sgd_loop(const SgdRule& r) {
     static const SgdLoop<T> loops[2][3] = {
@@ -298,6 +300,7 @@ Call* bind_sgd(const CallSpec& spec, std::string& why) {
 
 struct StepInc : Call {
     double by;
+    StepInc(const CallSpec& s, double b) : by(b) { spec = s; }
 
     void run(char* const* data, Context&) override {
         for (int k = 0; k < spec.n_in; k++) {
@@ -317,24 +320,24 @@ struct StepInc : Call {
 
 Call* bind_step_inc(const CallSpec& spec, std::string& why) {
     why.clear();
-    auto* call = new StepInc;
-    call->spec = spec;
-    call->by = Reader(spec).take<double>();
-    bool whole = call->by == std::floor(call->by);
+    double by = Reader(spec).take<double>();
+    bool whole = by == std::floor(by);
     if (spec.n_in != spec.n_out) why = "as many counters come in as go out";
     for (int k = 0; why.empty() && k < spec.n_in; k++) {
-        if (!is_scalar(call->in(k)) || !is_scalar(call->out(k))) why = "a counter is one number";
-        else if (call->in(k).dtype != call->out(k).dtype) why = "dtypes";
-        else if (!floating(call->in(k)) && !whole) why = "a fraction on a whole counter";
+        const Operand &old = spec.operands[k], &made = spec.operands[spec.n_in + k];
+        if (!is_scalar(old) || !is_scalar(made)) why = "a counter is one number";
+        else if (old.dtype != made.dtype) why = "dtypes";
+        else if (!floating(old) && !whole) why = "a fraction on a whole counter";
     }
-    if (why.empty()) return call;
-    delete call;
-    return nullptr;
+    return why.empty() ? new StepInc(spec, by) : nullptr;
 }
 
+Call* bind_coupled(const CallSpec& spec, std::string& why) { return bind_adam(spec, why, false); }
+Call* bind_decoupled(const CallSpec& spec, std::string& why) { return bind_adam(spec, why, true); }
+
 Register sgd_kind(40, bind_sgd);
-Register adam_kind(41, [](const CallSpec& s, std::string& why) { return bind_adam(s, why, false); });
-Register adamw_kind(42, [](const CallSpec& s, std::string& why) { return bind_adam(s, why, true); });
+Register adam_kind(41, bind_coupled);
+Register adamw_kind(42, bind_decoupled);
 Register step_kind(43, bind_step_inc);
 
 }  // namespace

@@ -40,13 +40,15 @@ inline Span share(int64_t n, int thread, int threads, int64_t grain = 1) {
     return {cut(thread), cut(thread + 1)};
 }
 
+inline bool same_sizes(const Operand& a, const Operand& b) {
+    return a.ndim == b.ndim && std::equal(a.sizes, a.sizes + a.ndim, b.sizes);
+}
+
 // Whether the elements lie at equal distances from the operands' beginnings.
 inline bool alike(const Operand& a, const Operand& b) {
-    if (a.ndim != b.ndim) return false;
-    for (int i = 0; i < a.ndim; i++) {
-        if (a.sizes[i] != b.sizes[i]) return false;
-        if (a.sizes[i] > 1 && a.strides[i] != b.strides[i]) return false;
-    }
+    if (!same_sizes(a, b)) return false;
+    for (int i = 0; i < a.ndim; i++)
+        if (a.sizes[i] > 1 && a.strides[i] != b.strides[i] && a.numel() > 0) return false;
     return true;
 }
 
@@ -63,10 +65,6 @@ inline bool dense(const Operand& a) {
         step *= a.sizes[next];
     }
     return true;
-}
-
-inline bool same_sizes(const Operand& a, const Operand& b) {
-    return a.ndim == b.ndim && std::equal(a.sizes, a.sizes + a.ndim, b.sizes);
 }
 
 // The dimensions of one operand that are walked, in order, neighbours joined where they can be.

@@ -7,8 +7,6 @@
 // A line is walked in one of three ways: ROWS, where it lies one element after another; COLUMNS,
 // where other dimensions do, so that a vector holds elements of as many lines; SCATTERED, through
 // scratch memory, where neither holds.
-#include <limits>
-
 #include "softmax.h"
 
 namespace shardwright {
@@ -40,7 +38,8 @@ template <class T, bool log_of> struct Forward {
 
     // Lines side by side, in W vectors; `read` and `write` know how many lanes are there.
     template <int W, class Read, class Write>
-    static void columns(const T* const* in, const int64_t* step, T* y, int64_t n, Read read, Write write) {
+    static void columns(const T* const* in, const int64_t* step, T* y, int64_t n, Read read,
+                        Write write) {
         Vec<T> most[W], sum[W] = {};
         auto x = [&](int64_t i, int k) { return read(in[0] + i * step[0], k); };
         for (int k = 0; k < W; k++) most[k] = x(0, k);
@@ -79,7 +78,8 @@ template <class T, bool log_of> struct Backward {
     }
 
     template <int W, class Read, class Write>
-    static void columns(const T* const* in, const int64_t* step, T* dx, int64_t n, Read read, Write write) {
+    static void columns(const T* const* in, const int64_t* step, T* dx, int64_t n, Read read,
+                        Write write) {
         Vec<T> sum[W] = {};
         auto dy = [&](int64_t i, int k) { return read(in[0] + i * step[0], k); };
         auto y = [&](int64_t i, int k) { return read(in[1] + i * step[1], k); };
@@ -105,7 +105,8 @@ struct Lines {
     int64_t step[MOST];
     Walk outer[MOST];
 
-    Lines(const Operand* operands, int count, int dim) : n(operands[0].sizes[dim]), numel(operands[0].numel()) {
+    Lines(const Operand* operands, int count, int dim)
+        : n(operands[0].sizes[dim]), numel(operands[0].numel()) {
         auto all = [&](int d, int64_t stride) {
             for (int k = 0; k < count; k++)
                 if (operands[k].strides[d] != stride) return false;
@@ -132,7 +133,8 @@ template <class T, class Math> struct Softmax : Call {
 
     void run(char* const* data, Context& context) override {
         if (lines.numel == 0) return;
-        int64_t blocks = (lines.inner + WIDE<T> - 1) / WIDE<T>, count = lines.outer[0].count * blocks;
+        int64_t blocks = (lines.inner + WIDE<T> - 1) / WIDE<T>;
+        int64_t count = lines.outer[0].count * blocks;
         in_parallel(threads_for(context, lines.numel * WORK), [&](int thread, int threads) {
             Span part = share(count, thread, threads);
             for (int64_t r = part.begin; r < part.end; r++) line(data, r / blocks, r % blocks);
@@ -156,8 +158,9 @@ template <class T, class Math> struct Softmax : Call {
             return Math::template columns<4>(in, lines.step, out, lines.n, read, write);
         }
         while (count > 0) {
-            auto read = [=](const T* from, int) { return load_part(from, std::min<int64_t>(count, LANES<T>)); };
-            auto write = [=](T* to, int, Vec<T> v) { store_part(to, v, std::min<int64_t>(count, LANES<T>)); };
+            int64_t lanes = std::min<int64_t>(count, LANES<T>);
+            auto read = [=](const T* from, int) { return load_part(from, lanes); };
+            auto write = [=](T* to, int, Vec<T> v) { store_part(to, v, lanes); };
             Math::template columns<1>(in, lines.step, out, lines.n, read, write);
             for (int k = 0; k < INPUTS; k++) in[k] += LANES<T>;
             out += LANES<T>;

@@ -186,6 +186,8 @@ def test_one_step_is_the_fused_kernels(
         eps=1e-8,
         **attrs,
     )
+    if bad is not None and largest[0] is not None and sizes[0]:
+        largest[0][0] = bad  # torch's vectors keep a NaN, its last elements by themselves lose it
     for found, expected in zip(made, [*parameters, *averages, *squares, *largest], strict=True):
         if found is not None and expected is not None:
             finite = expected.isfinite()
