@@ -4,15 +4,16 @@ Comes in: intervals, each from the first call that needs it to the last, both in
 in bytes. Goes out: an offset for each, and the arena's size. What always holds: two intervals that
 have a call in common do not overlap in memory, and offsets are multiples of `ALIGNMENT`.
 
-Two ways are tried, and the smaller arena taken: in order of time, each in the smallest hole that
-fits (fast, and often exact); and in order of size, the largest first, each in the smallest hole
-between those that live at the same time.
+First each is placed as it begins, in the smallest hole that fits: fast, and often exact. Where that
+takes more than the peak, other orders are tried, each interval in the smallest hole between those
+that live at the same time: the largest and longest first, the longest, the largest, and then what
+lay highest. The smallest arena is taken.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
@@ -20,7 +21,9 @@ import numpy as np
 
 ALIGNMENT = 64
 GOOD_ENOUGH = 1.01
-"""How many times the peak an arena may take for no other way to be tried."""
+"""How many times the peak an arena may take for no other order to be tried."""
+PROMOTIONS = 12
+"""How often what lies highest is placed first, as long as the arena is not good enough."""
 
 
 class Interval(NamedTuple):
@@ -39,13 +42,21 @@ class Arena(NamedTuple):
     peak: int
 
 
+Placed = tuple[list[int], int]
+"""Offsets, and where the highest interval ends."""
+
+
 def make_arena(intervals: Sequence[Interval]) -> Arena:
     """Where each interval lies."""
     aligned = [Interval(i.start, i.end, align(i.size)) for i in intervals]
     peak = peak_bytes(aligned)
     best = _by_time(aligned)
-    if best[1] > GOOD_ENOUGH * peak:
-        best = min(best, _by_size(aligned), key=lambda found: found[1])
+    for order in _orders(aligned):
+        if best[1] <= GOOD_ENOUGH * peak:
+            break
+        found = _in_order(aligned, order)
+        best = min(best, found, key=lambda placed: placed[1])
+        _promote(order, aligned, found)
     return Arena(tuple(best[0]), best[1], peak)
 
 
@@ -113,7 +124,7 @@ class _Holes:
         del self._begin[offset], self._end[offset + size]
 
 
-def _by_time(intervals: Sequence[Interval]) -> tuple[list[int], int]:
+def _by_time(intervals: Sequence[Interval]) -> Placed:
     """Offsets and size, each interval placed when it begins; larger ones first."""
     offsets = [0] * len(intervals)
     holes, living = _Holes(), list[tuple[int, int, int]]()
@@ -129,15 +140,42 @@ def _by_time(intervals: Sequence[Interval]) -> tuple[list[int], int]:
     return offsets, holes.top
 
 
-# --- in order of size ------------------------------------------------------------------------
+# --- in another order ------------------------------------------------------------------------
 
 
-def _by_size(intervals: Sequence[Interval]) -> tuple[list[int], int]:
-    """Offsets and size, the largest interval first."""
+def _largest(interval: Interval) -> tuple[int, int]:
+    return -interval.size, interval.start
+
+
+def _largest_and_longest(interval: Interval) -> tuple[int, int]:
+    return -interval.size * (interval.end - interval.start + 1), interval.start
+
+
+def _longest(interval: Interval) -> tuple[int, int]:
+    return interval.start - interval.end, -interval.size
+
+
+def _orders(intervals: Sequence[Interval]) -> Iterator[list[int]]:
+    """Orders to try; the last one again and again, as whoever takes it changes it."""
+    for key in (_largest_and_longest, _longest, _largest):
+        order = sorted(range(len(intervals)), key=lambda k: key(intervals[k]))
+        yield order
+    for _ in range(PROMOTIONS):
+        yield order
+
+
+def _promote(order: list[int], intervals: Sequence[Interval], found: Placed) -> None:
+    """Let the interval that lies highest be placed first."""
+    highest = max(order, key=lambda k: found[0][k] + intervals[k].size)
+    order.remove(highest)
+    order.insert(0, highest)
+
+
+def _in_order(intervals: Sequence[Interval], order: Sequence[int]) -> Placed:
+    """Offsets and size, the intervals placed in this order."""
     count = len(intervals)
     offsets, top = [0] * count, 0
     starts, ends, begins, stops = (np.zeros(count, dtype=np.int64) for _ in range(4))
-    order = sorted(range(count), key=lambda k: (-intervals[k].size, intervals[k].start))
     for placed, k in enumerate(order):
         start, end, size = intervals[k]
         meets = (starts[:placed] <= end) & (ends[:placed] >= start)
