@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 from shardwright.errors import ExecError, GraphError
 from shardwright.exec.kernels.kernel import Closure, Kernel, Tensors, present
 from shardwright.ir.attributes import from_json
-from shardwright.ir.operators import flatten_results, resolve, signature, substitute
+from shardwright.ir.operators import flatten_results, resolve, substitute
 
 _RESIZING = {"aten.mse_loss.default"}
 """Operators whose ``out=`` takes other memory than it is given."""
@@ -33,10 +33,7 @@ def _generic(attrs: Mapping[str, Any], ins: Tensors, outs: Tensors) -> Closure:
     if writer is None or None in outs or len(outs) != len(writer[1]):
         return lambda: _store_flat(overload(*args, **kwargs), outs)
     form, names = writer
-    accepted = {p.name for p in signature(form).parameters}
-    given = {key: item for key, item in kwargs.items() if key in accepted}
-    given |= dict(zip(names, outs, strict=True))
-    return _Checked(form, args, given, present(outs))
+    return _Checked(form, args, kwargs | dict(zip(names, outs, strict=True)), present(outs))
 
 
 def _arguments(call: str, op: str) -> dict[str, Any]:
@@ -72,7 +69,7 @@ class _Checked:
         outs: Sequence[torch.Tensor],
     ) -> None:
         self._form, self._args, self._kwargs, self._outs = form, args, kwargs, outs
-        self._homes: list[tuple[int, tuple[int, ...]]] | None = [_home(out) for out in outs]
+        self._homes: list[Home] | None = [_home(out) for out in outs]
 
     def __call__(self) -> None:
         self._form(*self._args, **self._kwargs)
@@ -85,8 +82,11 @@ class _Checked:
             self._homes = None
 
 
-def _home(tensor: torch.Tensor) -> tuple[int, tuple[int, ...]]:
-    return tensor.data_ptr(), tensor.stride()
+Home = tuple[int, tuple[int, ...], tuple[int, ...]]
+
+
+def _home(tensor: torch.Tensor) -> Home:
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
 
 
 @cache
