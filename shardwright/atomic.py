@@ -13,10 +13,14 @@ from uuid import uuid4
 def replacing(path: Path) -> Iterator[Path]:
     """An empty file beside ``path`` to write to; it becomes ``path`` if the block succeeds.
 
-    Who may read it is what the umask says, whatever the writer makes of it.
+    Who may read it is what the umask says, whatever the writer makes of it. Raises OSError, which
+    names ``path``.
     """
     temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")
-    temporary.touch()
+    try:
+        temporary.touch()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
     mode = temporary.stat().st_mode
     try:
         yield temporary

@@ -12,6 +12,7 @@ from shardwright.cli.steps import Steps
 from shardwright.cli.userfiles import Example, TrainingProgram, UserFiles
 from shardwright.ir import IRGraph
 from shardwright.profiling import profile as profile_graph
+from shardwright.profiling.profile_chart import chart_format
 from shardwright.runtime.loading import Loading
 from shardwright.runtime.program import Program
 from shardwright.tracing import capture
@@ -65,6 +66,8 @@ def profile(
     ] = None,
 ) -> None:
     """Measure each layer of a model, or of a training step's forward, and print a table."""
+    if plot is not None:
+        chart_format(plot)
     steps, files = Steps(Console(stderr=True)), UserFiles()
     with steps.step("make the program"):
         program = files.either(target)

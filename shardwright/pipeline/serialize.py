@@ -143,6 +143,8 @@ def _type_error(data: Any, error: msgspec.DecodeError) -> PipelineError:
     """The error that names the entry at fault; msgspec's own leaves keys of maps out."""
     if isinstance(data, dict) and (newer := _newer_version(data)) is not None:
         return newer
+    if isinstance(data, dict) and "assignments" in data and "supertasks" not in data:
+        return broken("type", "this is a plan, no pipeline; see shardwright build --plan")
     for path, kind, label in _ENTRIES:
         for key, entry in _entries(data, path):
             try:

@@ -96,6 +96,11 @@ def _made(
     profile: Profile | Costs | None,
     asked: Asked,
 ) -> Plan:
+    if not graph.nodes:
+        raise PlanError(
+            f"the graph {graph.name!r} has no nodes, it gives back its inputs: there is nothing to "
+            "plan"
+        )
     options = asked.options()
     training = is_step(graph)
     if not training and options != Options():

@@ -44,6 +44,19 @@ def pipeline(graph: IRGraph, devices: Sequence[str]) -> tuple[list[Assignment], 
     return assigned, notes
 
 
+def check_stages(nodes: int, stages: int, graph: str, chunks: int = 1) -> None:
+    """Raise PlanError where there are fewer nodes than stages, of which a rank has ``chunks``."""
+    if type(stages) is not int or stages < 1:
+        raise PlanError(f"a partition has 1 stage or more, found {stages!r}")
+    if not nodes:
+        raise PlanError(f"the graph {graph!r} has no nodes: there is nothing to plan")
+    if stages > nodes:
+        found = f"{stages} stages" if chunks == 1 else f"{stages} stages, {chunks} a pipeline rank"
+        most = f"{nodes} stages" if chunks == 1 else f"{nodes // chunks} pipeline ranks"
+        fix = f"ask for at most {most}" if nodes >= chunks else "take a policy of one stage a rank"
+        raise PlanError(f"{found}, but the graph {graph!r} has only {nodes} nodes; {fix}")
+
+
 def stage_bounds(
     graph: IRGraph, loads: Loads, stages: int, *, first: int = 0, slack: float = SLACK
 ) -> list[int]:
@@ -51,12 +64,7 @@ def stage_bounds(
 
     Raises PlanError where there are fewer nodes than stages.
     """
-    count = len(graph.nodes) - first
-    if stages > count:
-        raise PlanError(
-            f"{stages} stages, but the graph {graph.name!r} has only {count} "
-            f"nodes; ask for at most {count} stages"
-        )
+    check_stages(len(graph.nodes) - first, stages, graph.name)
     bounds = cut(loads.after(first), stages, crossing_bytes(graph)[first:], slack)
     return [first + bound for bound in bounds]
 

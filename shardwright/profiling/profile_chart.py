@@ -24,14 +24,20 @@ ROWS = 32
 _FORWARD, _BACKWARD = "#4878a8", "#e0904c"
 
 
-def plot_profile(profile: Profile, path: Path) -> None:
-    """Draw a profile to a file. Raises ProfileError."""
+def chart_format(path: Path) -> str:
+    """The format of a chart by its file's name. Raises ProfileError."""
     form = path.suffix.removeprefix(".").lower()
     if form not in FORMATS:
         raise ProfileError(
             f"a chart cannot be written as {path.name!r}; its name ends in "
             f"{', '.join(f'.{known}' for known in FORMATS)}"
         )
+    return form
+
+
+def plot_profile(profile: Profile, path: Path) -> None:
+    """Draw a profile to a file. Raises ProfileError."""
+    form = chart_format(path)
     figure = _figure(profile)
     with replacing(path) as temporary:
         figure.savefig(temporary, format=form, dpi=150)

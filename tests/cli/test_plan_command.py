@@ -12,38 +12,12 @@ from typer.testing import CliRunner
 from shardwright.cli.app import app
 from shardwright.pipeline import Pipeline
 from shardwright.planning import Plan
-
-SOURCE = """
-import torch
-
-def layers():
-    torch.manual_seed(0)
-    return torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
-
-def make():
-    return layers().eval(), (torch.ones(4, 8),), {}
-
-def train():
-    model = layers()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-
-    def step(x, y):
-        optimizer.zero_grad()
-        loss = torch.nn.functional.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return step, [tuple(torch.randn(2, 8, 8)) for _ in range(4)]
-"""
+from tests.cli.program import SOURCE, put_program
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "planned_program.py").write_text(SOURCE)
-    return tmp_path
+    return put_program(tmp_path, monkeypatch)
 
 
 def invoke(*arguments: object) -> Result:
@@ -57,13 +31,13 @@ def succeed(*arguments: object) -> str:
 
 
 def planned(file: str, *options: object, function: str = "train") -> Plan:
-    succeed("plan", f"planned_program.py:{function}", *options, "-o", file)
+    succeed("plan", f"user_program.py:{function}", *options, "-o", file)
     return Plan.load(file)
 
 
 def test_plan_prints_and_writes_a_plan() -> None:
     options = ("--policy", "tensor", "--devices", 4, "-o", "plan.json")
-    printed = succeed("plan", "planned_program.py:make", *options)
+    printed = succeed("plan", "user_program.py:make", *options)
     made = Plan.load("plan.json")
     assert printed == f"{made}\n"
     assert printed.startswith("plan for Sequential: tensor, 4 slots\n  d0: 4 nodes")
@@ -71,7 +45,7 @@ def test_plan_prints_and_writes_a_plan() -> None:
 
 def test_build_follows_a_plan() -> None:
     planned("plan.json", "--mesh", "pipeline=2,tensor=2", function="make")
-    succeed("build", "planned_program.py:make", "--plan", "plan.json", "-o", "model.json")
+    succeed("build", "user_program.py:make", "--plan", "plan.json", "-o", "model.json")
     assert list(Pipeline.load("model.json").devices) == ["d0", "d1", "d2", "d3"]
     x = torch.randn(4, 8)
     save_file({"input": x}, "in.safetensors")
@@ -83,9 +57,9 @@ def test_build_follows_a_plan() -> None:
 
 def test_build_writes_the_pipeline_of_a_training_step() -> None:
     options = ("--mesh", "pipeline=2", "--microbatches", 2)
-    succeed("build", "planned_program.py:train", *options, "-o", "asked.json")
+    succeed("build", "user_program.py:train", *options, "-o", "asked.json")
     planned("plan.json", *options)
-    succeed("build", "planned_program.py:train", "--plan", "plan.json", "-o", "planned.json")
+    succeed("build", "user_program.py:train", "--plan", "plan.json", "-o", "planned.json")
     asked, by_plan = map(Pipeline.load, ("asked.json", "planned.json"))
     assert asked.training == by_plan.training
     assert by_plan.training is not None
@@ -95,7 +69,7 @@ def test_build_writes_the_pipeline_of_a_training_step() -> None:
 
 def losses(file: str, *options: object) -> list[float]:
     words = ("--in-process", "--epochs", 2, "--quiet", "--log", file)
-    succeed("train", "planned_program.py:train", *words, *options)
+    succeed("train", "user_program.py:train", *words, *options)
     return [json.loads(line)["loss"] for line in Path(file).read_text().splitlines()]
 
 
@@ -115,7 +89,7 @@ def refused(*arguments: object) -> str:
 def test_a_plan_of_another_program_is_refused() -> None:
     planned("plan.json", "--devices", 2, "--microbatches", 2)
     words = ("--plan", "plan.json", "-o", "model.json")
-    assert "plan again for this graph" in refused("build", "planned_program.py:make", *words)
+    assert "plan again for this graph" in refused("build", "user_program.py:make", *words)
     source = SOURCE.replace("range(4)])\n\ndef make", "range(5)])\n\ndef make")
     Path("another_program.py").write_text(source)
     train = ("train", "another_program.py:train", "--in-process", "--steps", 1)
@@ -125,7 +99,7 @@ def test_a_plan_of_another_program_is_refused() -> None:
 
 def test_what_is_asked_for_beside_a_plan_is_refused() -> None:
     planned("plan.json", "--devices", 2)
-    train = ("train", "planned_program.py:train", "--in-process", "--steps", 1)
+    train = ("train", "user_program.py:train", "--in-process", "--steps", 1)
     found = refused(*train, "--plan", "plan.json", "--zero", 1, "--mesh", "data=2")
     assert "a plan is given, which settles what mesh, zero would" in found
 
@@ -139,7 +113,7 @@ def test_two_plans_are_compared() -> None:
 
 def test_a_plan_is_explained_now_and_later() -> None:
     options = ("--devices", 2, "--policy", "auto", "--microbatches", 2, "-o", "plan.json")
-    printed = succeed("plan", "planned_program.py:train", *options, "--explain")
+    printed = succeed("plan", "user_program.py:train", *options, "--explain")
     assert printed.startswith("chosen: ")
     assert printed == succeed("plan", "plan.json", "--explain")
     assert succeed("plan", "plan.json") == f"{Plan.load('plan.json')}\n"
@@ -154,14 +128,14 @@ def test_what_plan_needs_is_told() -> None:
 
 
 def test_a_partitioner_stands_beside_a_mesh() -> None:
-    words = ("plan", "planned_program.py:make", "--mesh", "pipeline=2", "--policy")
+    words = ("plan", "user_program.py:make", "--mesh", "pipeline=2", "--policy")
     assert "exact" in succeed(*words, "exact")
     assert "give either --policy or --mesh" in refused(*words, "tensor")
 
 
 def test_devices_and_clusters_exclude_each_other() -> None:
     Path("c.yaml").write_text(TINY)
-    words = ("planned_program.py:train", "--cluster", "c.yaml", "--devices", 3)
+    words = ("user_program.py:train", "--cluster", "c.yaml", "--devices", 3)
     for command in ("plan", "train"):
         assert "give either --devices or --cluster" in refused(command, *words)
     assert "give either a cluster file or --devices" in refused("cluster", "c.yaml", "--devices", 3)
@@ -186,27 +160,27 @@ LACKING = TINY.replace("hosts: 1", "hosts: 2")
 )
 def test_clusters_that_will_not_do(cluster: str, options: tuple[str, ...], message: str) -> None:
     Path("c.yaml").write_text(cluster)
-    words = ("plan", "planned_program.py:train", "--cluster", "c.yaml", *options)
+    words = ("plan", "user_program.py:train", "--cluster", "c.yaml", *options)
     assert message in refused(*words)
 
 
 def test_more_stages_than_nodes() -> None:
     for policy in ("pipeline", "metis", "memory", "exact"):
-        found = refused("plan", "planned_program.py:make", "--devices", 99, "--policy", policy)
+        found = refused("plan", "user_program.py:make", "--devices", 99, "--policy", policy)
         assert "99" in found
         assert "4 nodes" in found
 
 
 def test_a_plan_is_searched_for_on_a_cluster() -> None:
     Path("c.yaml").write_text(TINY.replace("1 kB", "1 GB"))
-    printed = succeed("plan", "planned_program.py:train", "--cluster", "c.yaml", "--policy", "auto")
+    printed = succeed("plan", "user_program.py:train", "--cluster", "c.yaml", "--policy", "auto")
     assert "predicted: " in printed
     losses("auto.jsonl", "--cluster", "c.yaml", "--policy", "auto")
     assert "--policy" in succeed("train", "--help")
 
 
 def test_a_profile_is_what_auto_goes_by() -> None:
-    words = ("planned_program.py:train", "--n-iter", 1, "--no-cache", "-o", "profile.json")
+    words = ("user_program.py:train", "--n-iter", 1, "--no-cache", "-o", "profile.json")
     succeed("profile", *words)
     options = ("--devices", 2, "--microbatches", 1, "--policy", "auto")
     by_shapes = planned("a.json", *options)
@@ -218,5 +192,17 @@ def test_a_profile_is_what_auto_goes_by() -> None:
 
 
 def test_what_a_search_cannot_be_asked_for() -> None:
-    words = ("plan", "planned_program.py:train", "--policy", "auto", "--devices", 1)
+    words = ("plan", "user_program.py:train", "--policy", "auto", "--devices", 1)
     assert "zero=1 needs a mesh axis 'data'" in refused(*words, "--zero", 1)
+
+
+def test_a_plan_is_not_run_as_a_pipeline() -> None:
+    planned("plan.json", "--devices", 2, function="make")
+    message = "this is a plan, no pipeline; see shardwright build --plan"
+    assert message in refused("run", "plan.json", "--random", "--in-process")
+
+
+def test_a_missing_folder_is_named_as_it_was_written() -> None:
+    options = ("--devices", 2, "-o", "nowhere/plan.json")
+    message = refused("plan", "user_program.py:make", *options)
+    assert "No such file or directory: 'nowhere/plan.json'" in message

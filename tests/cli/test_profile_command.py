@@ -8,43 +8,16 @@ from typer.testing import CliRunner
 
 from shardwright.cli.app import app
 from shardwright.profiling import Profile
-
-SOURCE = """
-import torch
-
-def layers():
-    torch.manual_seed(0)
-    return torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
-
-def make():
-    return layers().eval(), (torch.ones(4, 8),), {}
-
-def train():
-    model = layers()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-
-    def step(x, y):
-        optimizer.zero_grad()
-        loss = torch.nn.functional.mse_loss(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return step, [tuple(torch.randn(2, 8, 8)) for _ in range(4)]
-"""
+from tests.cli.program import put_program
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "profiled_program.py").write_text(SOURCE)
-    return tmp_path
+    return put_program(tmp_path, monkeypatch)
 
 
 def invoke(function: str, *options: object) -> Result:
-    target = f"profiled_program.py:{function}"
+    target = f"user_program.py:{function}"
     return CliRunner().invoke(app, ["profile", target, "--n-iter", "1", *map(str, options)])
 
 
@@ -90,3 +63,10 @@ def test_what_fails_is_one_line() -> None:
     assert result.exit_code == 1
     assert "ProfileError: basic_blocks: no node is in a module of class Conv2d" in result.output
     assert len(result.output.strip().splitlines()) <= 3
+
+
+def test_a_chart_of_no_known_format_is_refused_before_anything_is_measured(folder: Path) -> None:
+    result = invoke("make", "--plot", "chart.gif", "--cache", "timings.json")
+    assert result.exit_code == 1
+    assert "a chart cannot be written as 'chart.gif'" in result.stderr
+    assert not (folder / "timings.json").exists()

@@ -2,7 +2,9 @@ import msgspec
 import pytest
 
 from shardwright.errors import PlanError
+from shardwright.ir import Builder
 from shardwright.planning import Assignment, Plan, plan
+from shardwright.planning.make import POLICIES
 from shardwright.planning.plan import assignments, check_belongs, fingerprint_graph
 from tests.graphs import language_model
 
@@ -49,12 +51,21 @@ def test_a_plan_of_another_graph_is_refused():
         (0, "pipeline", "devices must be a number of slots from 1 up, found 0"),
         (True, "pipeline", "found True"),
         (2, "magic", "unknown policy 'magic'; known are pipeline"),
+        (30, "mixed", "60 stages, 2 a pipeline rank, but .* 40 nodes; ask for at most 20 pipeline"),
         (100, "pipeline", "100 stages, but the graph 'language_model' has only 40 nodes"),
     ],
 )
 def test_what_cannot_be_planned_is_refused(devices, policy, message):
     with pytest.raises(PlanError, match=message):
         plan(language_model(), devices, policy)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_graph_without_nodes_has_no_plan(policy):
+    builder = Builder("empty")
+    graph = builder.finish(builder.input("x", (2,), "f32"))
+    with pytest.raises(PlanError, match="'empty' has no nodes, it gives back its inputs"):
+        plan(graph, 2, policy)
 
 
 def test_a_policy_and_a_mesh_are_not_both_given():

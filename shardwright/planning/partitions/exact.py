@@ -31,17 +31,6 @@ MOST_NODES = 2000
 """Beyond that many nodes a contiguous cut is looked for at so many places only."""
 
 
-def check_stages(nodes: int, stages: int, graph: str) -> None:
-    """Raise PlanError where there are fewer nodes than stages."""
-    if type(stages) is not int or stages < 1:
-        raise PlanError(f"a partition has 1 stage or more, found {stages!r}")
-    if stages > nodes:
-        raise PlanError(
-            f"{stages} stages, but the graph {graph!r} has only {nodes} nodes; ask for at most "
-            f"{nodes} stages"
-        )
-
-
 # --- contiguous -----------------------------------------------------------------------------------
 
 

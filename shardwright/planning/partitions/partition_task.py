@@ -17,13 +17,13 @@ from shardwright.ir import IRGraph
 from shardwright.ir.steps import is_step
 from shardwright.layout import Cluster, Links
 from shardwright.planning.forward import forward_view
-from shardwright.planning.partitions.exact import check_stages
 from shardwright.planning.partitions.memory_limit import REMEDY, MemoryLimit
 from shardwright.planning.partitions.partition import Partition, make_partition
 from shardwright.planning.partitions.refine import most_seconds
 from shardwright.planning.partitions.repair import repair
 from shardwright.planning.partitions.shares import Shares
 from shardwright.planning.partitions.workload import Workload, workload_of
+from shardwright.planning.pipeline import check_stages
 from shardwright.planning.training import held_bytes
 from shardwright.profiling import Analytic, Costs
 

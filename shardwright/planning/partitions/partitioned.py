@@ -24,10 +24,10 @@ from shardwright.planning.copies import Copy, with_copies
 from shardwright.planning.forward import forward_view
 from shardwright.planning.mesh import DATA, PIPELINE, split_nodes
 from shardwright.planning.mixing import mixing_notes
-from shardwright.planning.partitions.exact import check_stages
 from shardwright.planning.partitions.partition import Partition
 from shardwright.planning.partitions.partition_task import Task
 from shardwright.planning.partitions.partitioners import PARTITIONERS
+from shardwright.planning.pipeline import check_stages
 from shardwright.planning.plan import (
     Assignment,
     Plan,
@@ -146,7 +146,8 @@ def partition_model(
     """A model's stages. Raises PlanError."""
     chunks = MIXED_CHUNKS if policy == MIXED else 1
     placement = tuple(stage % axes[PIPELINE] for stage in range(axes[PIPELINE] * chunks))
-    check_stages(len(graph.nodes), 1 if policy == PIPEDREAM else len(placement), graph.name)
+    stages = 1 if policy == PIPEDREAM else len(placement)
+    check_stages(len(graph.nodes), stages, graph.name, chunks)
     slots, shards = _sharing(axes)
     task = Task(
         graph,
@@ -208,7 +209,7 @@ def _partition(
             f"{schedule.chunks}; take gpipe, 1f1b or zb-h1"
         )
     stages = 1 if policy == PIPEDREAM else schedule.stages
-    check_stages(len(view.nodes) - first, stages, step.graph.name)
+    check_stages(len(view.nodes) - first, stages, step.graph.name, schedule.chunks)
     return PARTITIONERS[policy](
         Task(
             view,

@@ -118,7 +118,8 @@ def _twice(sums: Sums, stages: Sequence[int]) -> tuple[Floats, Floats]:
     rows = saved._replace(node=made)
 
     def by_giver(which: NDArray[np.bool_]) -> Floats:
-        found = distinct(Pairs(*(column[which] for column in rows)), sums.stages)
+        pairs = Pairs(rows.number[which], rows.node[which], rows.size[which])
+        found = distinct(pairs, sums.stages)
         return added(found.node, found.size, sums.count)
 
     return by_giver(lent & ~own), by_giver(lent)
