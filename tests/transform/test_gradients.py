@@ -10,8 +10,10 @@ from torch.nn import functional as F
 
 import shardwright as sw
 from shardwright.errors import PlanError
+from shardwright.ir import Builder
 from shardwright.planning.make import step_of
 from shardwright.transform.step import localize_step
+from tests.steps import finish
 from tests.transform.slot_runs import SlotRun
 
 LENGTH, WIDTH, HEADS, VOCABULARY, ROWS = 6, 16, 4, 40, 4
@@ -188,3 +190,17 @@ def test_gradients_through_a_largest_over_slots_are_refused():
     plan = sw.plan(graph, mesh={"data": 2})
     with pytest.raises(PlanError, match="through which no gradient goes"):
         localize_step(step_of(graph, plan), plan)
+
+
+def test_a_parameter_that_the_loss_does_not_depend_on_is_named():
+    """A captured step updates no such parameter, but a graph written by hand may."""
+    builder = Builder("by hand")
+    x = builder.input("x", (2, 4), "f64")
+    weights = (builder.param(name, torch.ones(4, 4).double()) for name in ("used", "idle"))
+    used, idle = (builder.call("aten.linear.default", x, weight) for weight in weights)
+    signs = builder.call("aten.sign.default", builder.call("aten.detach.default", idle))
+    total = builder.call("aten.add.Tensor", used, signs)
+    graph = finish(builder, builder.call("aten.sum.default", total))
+    made = sw.plan(graph, 1)
+    with pytest.raises(PlanError, match="the loss does not depend on parameter 'idle', so it has"):
+        localize_step(step_of(graph, made), made, "cpu")
