@@ -93,10 +93,16 @@ void copy_row(const T* x, const Steps& from, const Geometry& g, const Frame& fra
         std::memcpy(inside, x, g.w * g.c * sizeof(T));
         return;
     }
-    for (int64_t w = 0; w < g.w; w++, inside += frame.channels) {
-        for (int64_t c = 0; c < g.c; c++) inside[c] = x[w * from.w + c * from.c];
-        for (int64_t c = g.c; c < frame.channels; c++) inside[c] = T(0);
+    if (from.c == 1) {
+        for (int64_t w = 0; w < g.w; w++, inside += frame.channels) {
+            for (int64_t c = 0; c < g.c; c++) inside[c] = x[w * from.w + c];
+            for (int64_t c = g.c; c < frame.channels; c++) inside[c] = T(0);
+        }
+        return;
     }
+    for (int64_t c = 0; c < frame.channels; c++)
+        for (int64_t w = 0; w < g.w; w++)
+            inside[w * frame.channels + c] = c < g.c ? x[w * from.w + c * from.c] : T(0);
 }
 
 // One thread's share of the copy.

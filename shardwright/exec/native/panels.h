@@ -25,6 +25,9 @@ constexpr int BYTES = 16, MAX_ROWS = 6;
 #endif
 
 constexpr int VECTORS = 2;  // of a panel's width
+// How far ahead of the product weights are asked for, in bytes. They are read once for each group
+// of rows, mostly from beyond the second cache, and cross a page before the hardware sees where to.
+constexpr int AHEAD = 4096;
 
 template <class T> struct VectorOf;
 template <> struct VectorOf<float> {
@@ -72,6 +75,7 @@ template <class T> struct Epilogue {
         if (residual) e.residual += row * residual_step + column;
         return e;
     }
+    bool plain() const { return !bias && !residual && activation == NONE; }
     Vector<T> apply(Vector<T> v, int lane, const T* from) const {
         if (bias) v += load(bias + lane);
         if (residual) v += load(from + lane);
@@ -118,12 +122,22 @@ void tile(const Rows<T>& rows, const T* panel, const Epilogue<T>& epilogue, T* y
         for (int64_t k = 0; k < rows.length; k++, a++, panel += WIDTH<T>) {
             Vector<T> w[VECTORS];
 #pragma GCC unroll 4
-            for (int j = 0; j < VECTORS; j++) w[j] = load(panel + j * L);
+            for (int j = 0; j < VECTORS; j++) {
+                w[j] = load(panel + j * L);
+                __builtin_prefetch(reinterpret_cast<const char*>(panel + j * L) + AHEAD);
+            }
 #pragma GCC unroll 16
             for (int r = 0; r < R; r++)
 #pragma GCC unroll 4
                 for (int j = 0; j < VECTORS; j++) sum[r][j] += a[r * step] * w[j];
         }
+    }
+    if (epilogue.plain() && columns == WIDTH<T>) {
+#pragma GCC unroll 16
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 4
+            for (int j = 0; j < VECTORS; j++) store(y + r * y_step + j * L, sum[r][j]);
+        return;
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) finish<T>(sum[r], epilogue, r, y + r * y_step, columns);
