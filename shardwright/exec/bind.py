@@ -22,13 +22,13 @@ from shardwright.exec.lowering import lower_graph
 from shardwright.exec.passes.pipeline import prepare
 from shardwright.exec.program import Bound
 from shardwright.exec.replay import Replaying, warm_up
-from shardwright.exec.segments import TorchSegment
 from shardwright.exec.shared_arena import SharedArena
 from shardwright.exec.sources import Prepared
+from shardwright.exec.task_program import first_of_each, touched
 from shardwright.ir import IRGraph, IRValue
 
-LARGE = 1 << 18
-"""Bytes from which on an input is read where it lies, rather than copied."""
+LARGE = 1 << 16
+"""Bytes from which on an input is read where it lies and an output is new memory, not a copy."""
 
 
 @dataclass(slots=True)
@@ -98,27 +98,25 @@ class BoundPlan:
     def __init__(self, executor: Executor, stored: Mapping[str, Tensor]) -> None:
         self.executor = executor
         plan, memory = executor.plan, executor.memory
-        inputs = set(plan.lowered.inputs)
-        buffers = {b.vid: k for k, b in enumerate(plan.buffers) if b.vid in inputs}
         values = plan.lowered.values
-        own = {values[vid].name: memory.own(k).zero_() for vid, k in buffers.items()}
-        known = {values[b.vid].name for b in plan.buffers if b.kind == "stored"}
-        kept = {name: tensor for name, tensor in stored.items() if name in known}
-        executor.bind_and_alloc_slots({**kept, **own})
         self._names = [values[vid].name for vid in plan.lowered.inputs]
-        self._own = own
-        self._stored = kept
-        self._movable = _untouched(executor, self._names)
+        self.inputs = [memory.own(_input_buffer(plan, name)).zero_() for name in self._names]
+        """The buffers that inputs are copied into, in order."""
+        known = {values[b.vid].name for b in plan.buffers if b.kind == "stored"}
+        self._stored = {name: tensor for name, tensor in stored.items() if name in known}
+        own = dict(zip(self._names, self.inputs, strict=True))
+        executor.bind_and_alloc_slots({**self._stored, **own})
+        free = set(range(len(plan.buffers))) - touched(executor)
+        self._movable = [
+            own[name].nbytes >= LARGE and _input_buffer(plan, name) in free for name in self._names
+        ]
+        self._fresh = [k for k in free if plan.buffers[k].kind == "output" and _is_large(plan, k)]
+        self._new = first_of_each(plan, self._fresh)
 
     @property
     def plan(self) -> ExecPlan:
         """What runs."""
         return self.executor.plan
-
-    @property
-    def inputs(self) -> list[Tensor]:
-        """The buffers that inputs are copied into, in order."""
-        return [self._own[name] for name in self._names]
 
     @property
     def written(self) -> list[Tensor]:
@@ -134,40 +132,37 @@ class BoundPlan:
 
     def __call__(self, inputs: Sequence[Tensor], *, slots: bool = False) -> list[Tensor]:
         """Run on these inputs."""
-        moved = {}
-        for name, given in zip(self._names, inputs, strict=True):
-            own = self._own[name]
-            if name in self._movable and given.nbytes >= LARGE and given.device == own.device:
-                moved[name] = given
-            else:
-                own.copy_(given.detach())
-                if name in self._movable:
-                    moved[name] = own
-        return self.executor.run(moved, copy=not slots)
+        with torch.no_grad():
+            for k, given in enumerate(inputs):
+                if self._movable[k]:
+                    self.executor.feeds.bind({self._names[k]: given})
+                else:
+                    self.inputs[k].copy_(given)
+            memory = self.executor.memory
+            for buffer in self._fresh:
+                memory.hold(buffer, memory.own(buffer))
+            found = self.run()
+            if slots:
+                return found
+            return [slot if k in self._new else slot.clone() for k, slot in enumerate(found)]
 
     def feed(self, stored: Mapping[str, Tensor]) -> None:
-        """Give stored values other contents."""
-        names = {
-            other: self.plan.lowered.values[b.vid].name
-            for b in self.plan.buffers
-            if b.kind == "stored"
-            for other in (*self.plan.lowered.values[b.vid].names,)
-        }
-        for name, tensor in stored.items():
-            if name in names:
-                self._stored[names[name]].copy_(tensor.detach())
+        """Give stored values other contents, by any of their names."""
+        values = self.plan.lowered.values
+        for buffer in self.plan.buffers:
+            if buffer.kind == "stored":
+                spec = values[buffer.vid]
+                for name in stored.keys() & {spec.name, *spec.names}:
+                    self._stored[spec.name].copy_(stored[name].detach())
 
 
-def _untouched(executor: Executor, names: Sequence[str]) -> frozenset[str]:
-    """The inputs whose memory may be another at each run: torch's calls know none of them."""
-    plan = executor.plan
-    segments = (s for s in executor.segments if isinstance(s, TorchSegment))
-    touched = {buffer for segment in segments for buffer in segment.touches()}
-    return frozenset(
-        plan.lowered.values[b.vid].name
-        for k, b in enumerate(plan.buffers)
-        if b.kind == "input" and k not in touched
-    ).intersection(names)
+def _input_buffer(plan: ExecPlan, name: str) -> int:
+    named = (k for k, b in enumerate(plan.buffers) if b.kind == "input")
+    return next(k for k in named if plan.lowered.values[plan.buffers[k].vid].name == name)
+
+
+def _is_large(plan: ExecPlan, buffer: int) -> bool:
+    return plan.buffers[buffer].nbytes >= LARGE
 
 
 class BoundGraph:

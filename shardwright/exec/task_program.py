@@ -57,7 +57,7 @@ class TaskProgram:
         lowered = plan.lowered
         self._names = [lowered.values[vid].name for vid in lowered.inputs]
         buffers = {buffer.vid: k for k, buffer in enumerate(plan.buffers)}
-        torchs = _touched(self._executor)
+        torchs = touched(self._executor)
         self._taken = {new: old for old, new in (donated or {}).items()}
         kept = {*constants, *(donated or {})}
         self._copied = {
@@ -71,7 +71,7 @@ class TaskProgram:
             for k, buffer in enumerate(plan.buffers)
             if buffer.kind == "output" and k not in torchs
         ]
-        self._own = _first_of_each(plan, self._fresh)
+        self._own = first_of_each(plan, self._fresh)
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Run on these tensors; gives the outputs, in order."""
@@ -112,13 +112,13 @@ class FromZeros:
         return self._program(tensors)
 
 
-def _touched(executor: Executor) -> set[int]:
+def touched(executor: Executor) -> set[int]:
     """The buffers that torch's calls read or write: their addresses are known to closures."""
     segments = (segment for segment in executor.segments if isinstance(segment, TorchSegment))
     return {buffer for segment in segments for buffer in segment.touches()}
 
 
-def _first_of_each(plan: ExecPlan, fresh: Collection[int]) -> set[int]:
+def first_of_each(plan: ExecPlan, fresh: Collection[int]) -> set[int]:
     """The positions of outputs that are new memory and not given twice."""
     found: dict[int, int] = {}
     for k, vid in enumerate(plan.lowered.outputs):

@@ -70,6 +70,8 @@ class Rates:
     def advance(self) -> None:
         """A step is done, or on its way: let the schedulers step."""
         self._step += 1
+        if not self._schedulers:
+            return
         with warnings.catch_warnings():
             # The optimizer steps on the workers, where the scheduler does not see it.
             warnings.filterwarnings("ignore", ".*lr_scheduler.step.*before.*optimizer.step")
