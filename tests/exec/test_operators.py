@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from shardwright.errors import ExecError
 from shardwright.exec import operators
-from shardwright.exec.elementwise import result_strides
 from shardwright.exec.kinds import ACTIVATIONS
 from shardwright.ir import Builder, format_graph, parse_graph
 from shardwright.ir.operators import is_built_in
@@ -137,32 +134,3 @@ def test_a_fake_says_what_is_made(name: str, args: tuple[Any, ...]) -> None:
 def test_every_process_has_the_operators() -> None:
     for name in ("gemm", "chain", "cross_entropy", "cross_entropy_bwd", "conv"):
         assert is_built_in(f"shardwright.{name}.default")
-
-
-@st.composite
-def operands(draw: st.DrawFn) -> list[torch.Tensor]:
-    """Tensors that broadcast together, their dimensions permuted, sliced and expanded."""
-    shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
-    made = []
-    for _ in range(draw(st.integers(1, 3))):
-        order = draw(st.permutations(range(len(shape))))
-        back = sorted(range(len(shape)), key=lambda dim: order[dim])
-        base = torch.empty([shape[dim] * draw(st.sampled_from([1, 1, 1, 2])) for dim in order])
-        tensor = base.permute(back)[tuple(slice(0, size) for size in shape)]
-        for dim in range(len(shape)):
-            if draw(st.integers(0, 4)) == 0:
-                tensor = tensor.narrow(dim, 0, 1)
-        made.append(tensor[0] if tensor.shape[0] == 1 and draw(st.booleans()) else tensor)
-    return made
-
-
-@given(operands())
-def test_strides_are_those_of_torch(tensors: list[torch.Tensor]) -> None:
-    made = {
-        1: lambda a: torch.neg(a),
-        2: lambda a, b: a + b,
-        3: lambda a, b, c: torch.addcmul(a, b, c),
-    }[len(tensors)](*tensors)
-    found = result_strides(made.shape, [(item.shape, item.stride()) for item in tensors])
-    sized = [dim for dim, size in enumerate(made.shape) if size > 1]
-    assert [found[dim] for dim in sized] == [made.stride(dim) for dim in sized]

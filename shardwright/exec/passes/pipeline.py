@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import torch
 
+from shardwright.exec.collection import without_collection
 from shardwright.exec.passes.channels_last import channels_last
 from shardwright.exec.passes.composites import Composites
 from shardwright.exec.passes.concatenations import order_concatenations
@@ -35,6 +36,7 @@ from shardwright.ir import IRGraph
 from shardwright.ir.inference import Inference
 
 
+@without_collection()
 def prepare(
     graph: IRGraph,
     *,
