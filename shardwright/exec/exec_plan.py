@@ -115,12 +115,13 @@ def make_exec_plan(
     """
     targets = _targets(lowered, donated or {})
     _check_static(lowered, static, targets)
-    graph, targets = keep_results(lowered, targets)
-    spots = find_spots(graph.values, graph.ops)
+    spots = find_spots(lowered.values, lowered.ops)
+    graph, targets = keep_results(lowered, targets, spots)
+    if graph is not lowered:
+        spots = find_spots(graph.values, graph.ops)
     sharer = Sharer(graph.values, graph.ops, spots, [*graph.outputs, *targets.values()])
     sharing = sharer.share(targets)
-    graph = copy_back(graph, targets, sharing)
-    spots |= find_spots(graph.values, graph.ops)
+    graph = copy_back(graph, targets, sharing, spots)
     placement = _Placement(graph, spots, sharer, sharing, outputs)
     return ExecPlan(
         graph,

@@ -8,25 +8,24 @@ memory that is written over, but the one that belongs there.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import replace
 
 from shardwright.exec.inplace import Sharing
 from shardwright.exec.kinds import BY_NAME
 from shardwright.exec.lowered import LoweredGraph, LoweredOp, ValueSpec
-from shardwright.exec.spots import extent, find_spots, results
+from shardwright.exec.spots import Spot, extent, results
 
 _COPY = BY_NAME["copy"].id
 
 
 def keep_results(
-    graph: LoweredGraph, targets: Mapping[int, int]
+    graph: LoweredGraph, targets: Mapping[int, int], spots: Mapping[int, Spot]
 ) -> tuple[LoweredGraph, dict[int, int]]:
     """The graph and its targets, with copies of results that lie in a target's old contents.
 
-    Each is copied as soon as it is there.
+    Each is copied as soon as it is there; where there is none, the graph is given as it is.
     """
-    spots = find_spots(graph.values, graph.ops)
     wanted = dict.fromkeys([*results(graph), *targets.values()])
     kept = [vid for vid in wanted if spots[vid].root in targets]
     if not kept:
@@ -51,11 +50,18 @@ def keep_results(
     return changed, {target: copies.get(vid, vid) for target, vid in targets.items()}
 
 
-def copy_back(graph: LoweredGraph, targets: Mapping[int, int], sharing: Sharing) -> LoweredGraph:
+def copy_back(
+    graph: LoweredGraph,
+    targets: Mapping[int, int],
+    sharing: Sharing,
+    spots: MutableMapping[int, Spot],
+) -> LoweredGraph:
     """The graph with copies at its end into the targets that nothing is made in directly.
 
-    What is copied there has the target's memory in ``sharing``.
+    What is copied there has the target's memory in ``sharing``, and a spot of its own.
     """
+    if sharing.claimed >= targets.keys():
+        return graph
     values, fresh = dict(graph.values), max(graph.values, default=0) + 1
     ops, updates, outputs = list(graph.ops), dict(graph.updates), list(graph.outputs)
     for target, result in targets.items():
@@ -66,6 +72,7 @@ def copy_back(graph: LoweredGraph, targets: Mapping[int, int], sharing: Sharing)
         )
         ops.append(_copy(result, fresh, values))
         sharing.owner[fresh] = target
+        spots[fresh] = spots[target]._replace(root=fresh)
         if target in updates:
             updates[target] = fresh
         else:

@@ -142,7 +142,7 @@ KINDS: tuple[Kind, ...] = (
     # What everything else is done by: any operator, called by its name; args as a file's node.
     Kind(0, "generic", "x… → y…", _schema(op="s", call="s")),
     # Strides, shapes and dtypes are the operands'; x broadcasts to y.
-    Kind(1, "copy", "x → y"),
+    Kind(1, "copy", "x → y", aliasing="elementwise"),
     Kind(2, "fill", "→ y", _schema(value="d"), {"value": 0.0}),
     Kind(3, "view", "x → y", _schema(offset="q", shape="q*", strides="q*"), free=True),
     Kind(4, "concat", "x… → y", _schema(dim="i"), {"dim": 0}),
@@ -177,13 +177,22 @@ KINDS: tuple[Kind, ...] = (
     Kind(22, "softmax", "x → y", _schema(dim="i", log="B"), aliasing="elementwise"),
     Kind(23, "softmax_bwd", "dy, y → dx", _schema(dim="i", log="B"), aliasing="elementwise"),
     # dims is how many trailing dimensions are normalized.
-    Kind(24, "layer_norm", "x, w?, b? → y, mean?, rstd?", _schema(dims="i", eps="d")),
+    Kind(
+        24,
+        "layer_norm",
+        "x, w?, b? → y, mean?, rstd?",
+        _schema(dims="i", eps="d"),
+        aliasing="listed",
+        pairs=((0, 0),),
+    ),
     Kind(
         25,
         "layer_norm_bwd",
         "dy, x, mean, rstd, w?, b? → dx?, dw?, db?",
         _schema(dims="i"),
         {"dims": 1},
+        "listed",
+        pairs=((0, 0), (0, 1)),
     ),
     # In training the last two outputs are the new running statistics.
     Kind(
@@ -192,13 +201,15 @@ KINDS: tuple[Kind, ...] = (
         "x, w?, b?, running_mean?, running_var? → y, mean?, invstd?, new_mean?, new_var?",
         _schema(training="B", momentum="d", eps="d"),
         aliasing="listed",
-        pairs=((3, 3), (4, 4)),
+        pairs=((0, 0), (3, 3), (4, 4)),
     ),
     Kind(
         27,
         "batch_norm_bwd",
         "dy, x, w?, running_mean?, running_var?, mean?, invstd? → dx?, dw?, db?",
         _schema(training="B", eps="d"),
+        aliasing="listed",
+        pairs=((0, 0), (0, 1)),
     ),
     # q [b, h, l, d], k and v [b, h, s, d]; lse [b, h, l] is the logarithm of the sum of exps.
     Kind(28, "attention", "q, k, v, mask? → y, lse?", _schema(causal="B", scale="d")),
@@ -217,6 +228,8 @@ KINDS: tuple[Kind, ...] = (
         "x [n, c], target [n], w? → loss, total_weight, log_probs",
         _schema(reduction="B", ignore="q"),
         {"reduction": 1, "ignore": -100},
+        "listed",
+        pairs=((2, 0),),
     ),
     Kind(
         33,
@@ -224,9 +237,19 @@ KINDS: tuple[Kind, ...] = (
         "dloss, log_probs, target, total_weight, w? → dx",
         _schema(reduction="B", ignore="q"),
         {"reduction": 1, "ignore": -100},
+        "listed",
+        pairs=((0, 1),),
     ),
     Kind(34, "mse", "a, b → loss", _schema(reduction="B"), {"reduction": 1}),
-    Kind(35, "mse_bwd", "dloss, a, b → da", _schema(reduction="B"), {"reduction": 1}),
+    Kind(
+        35,
+        "mse_bwd",
+        "dloss, a, b → da",
+        _schema(reduction="B"),
+        {"reduction": 1},
+        "listed",
+        pairs=((0, 1), (0, 2)),
+    ),
     # Channels may lie last; the weight is [out, in / groups, kh, kw].
     Kind(
         36,

@@ -6,15 +6,21 @@ import math
 from typing import Any
 
 from shardwright.exec.emitting.call import Emission, Emitter, NodeCall, Operand, Table, is_number
+from shardwright.exec.spots import same_order
 from shardwright.ir.values import contiguous_strides
 
 
 def _copy(call: NodeCall) -> Emission:
-    """A copy in another layout or dtype; the output's own layout says which."""
+    """A copy in another layout or dtype; the output's own layout says which.
+
+    One that changes neither is the value itself: no value of a graph is ever written to.
+    """
     x, made = call.of(0), call.of(call.made[0])
-    if "c64" in (x.dtype, made.dtype) or "c128" in (x.dtype, made.dtype):
+    if "c64" in (x.dtype, made.dtype) or "c128" in (x.dtype, made.dtype) or x.shape != made.shape:
         return None
-    return [call.emit("copy", [0])] if x.shape == made.shape else None
+    if x.dtype == made.dtype and same_order(x.shape, x.strides, made.strides):
+        return [call.emit("view", [0], offset=0, shape=x.shape, strides=x.strides)]
+    return [call.emit("copy", [0])]
 
 
 def _reshape(call: NodeCall) -> Emission:

@@ -1,0 +1,44 @@
+"""What is left to do for a plan when every value has its home.
+
+Comes in: an `ExecPlan`. Goes out: one that leaves the same in every output and stored value, with
+fewer calls. What always holds: homes stay, so that both plans run on the same memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardwright.exec.exec_plan import ExecPlan
+from shardwright.exec.kinds import BY_NAME
+from shardwright.exec.lowered import ABSENT, LoweredOp
+
+_COPY = BY_NAME["copy"].id
+_GENERIC = BY_NAME["generic"].id
+
+
+def optimize_plan(plan: ExecPlan) -> ExecPlan:
+    """The plan without copies onto themselves, and without calls whose results nobody reads."""
+    read = {*plan.lowered.outputs, *plan.lowered.updates.values()}
+    kept: list[LoweredOp] = []
+    for op in reversed(plan.lowered.ops):
+        if _is_needed(op, read):
+            read.update(op.in_vids)
+            if not _copies_itself(plan, op):
+                kept.append(op)
+    if len(kept) == len(plan.lowered.ops):
+        return plan
+    return replace(plan, lowered=replace(plan.lowered, ops=tuple(reversed(kept))))
+
+
+def _is_needed(op: LoweredOp, read: set[int]) -> bool:
+    """Whether anyone reads what it makes; operators of torch may do more than that (draw)."""
+    return op.kind_id == _GENERIC or any(vid in read for vid in op.out_vids if vid != ABSENT)
+
+
+def _copies_itself(plan: ExecPlan, op: LoweredOp) -> bool:
+    """Whether a copy's source and target are one place."""
+    if op.kind_id != _COPY:
+        return False
+    (source,), (target,) = op.in_vids, op.out_vids
+    values = plan.lowered.values
+    return plan.homes[source] == plan.homes[target] and values[source].dtype == values[target].dtype
