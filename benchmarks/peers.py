@@ -1,20 +1,15 @@
 """How PyTorch itself trains over several processes, for comparison: a process a rank, over gloo.
 
-`Ranks` starts the processes, which stay and wait. Each builds the same model and optimizer, makes
+`Trainers` starts the processes (`ranks`). Each builds the same model and optimizer, makes
 them parallel as PyTorch's documentation does (`TRAINERS`), and keeps the batch: nothing but the
 word to begin goes to it, and its losses come back.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
-from multiprocessing.connection import Connection
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -26,67 +21,36 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.dtensor import split
 from benchmarks.models import GPT, loss_of, training_gpt
+from benchmarks.ranks import Answerer, Ranks
 
 Step = Callable[[], float | None]
 """Trains one step; the loss, on the rank that has it."""
 
 
-class Ranks:
+class Trainers:
     """Processes that train a `training_gpt` of these sizes as ``trainer`` says."""
 
     def __init__(self, trainer: str, ranks: int, threads: int = 1, **sizes: int) -> None:
-        self._folder = TemporaryDirectory()
-        spawn = multiprocessing.get_context("spawn")
-        self._ends: list[Connection] = []
-        self._processes = []
-        for rank in range(ranks):
-            here, there = spawn.Pipe()
-            store = Path(self._folder.name) / "store"
-            arguments = (trainer, rank, ranks, threads, store, there, sizes)
-            process = spawn.Process(target=_serve, args=arguments, daemon=True)
-            process.start()
-            there.close()
-            self._ends.append(here)
-            self._processes.append(process)
+        self._ranks = Ranks(ranks, _trainer, trainer, sizes, threads=threads)
         self.run(0)
 
-    def __enter__(self) -> Ranks:
+    def __enter__(self) -> Trainers:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for end in self._ends:
-            end.close()
-        for process in self._processes:
-            process.join(timeout=20)
-        self._folder.cleanup()
+        self._ranks.close()
 
     def run(self, steps: int) -> list[float]:
         """Train some steps; gives the losses."""
-        for end in self._ends:
-            end.send(steps)
-        found = [end.recv() for end in self._ends]
+        found = self._ranks.ask(steps)
         return next((losses for losses in found if None not in losses), [])
 
 
-def _serve(
-    trainer: str,
-    rank: int,
-    ranks: int,
-    threads: int,
-    store: Path,
-    end: Connection,
-    sizes: dict[str, int],
-) -> None:
-    """One rank: train as many steps as is asked for, until nobody asks any more."""
-    torch.set_num_threads(threads)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+def _trainer(rank: int, ranks: int, trainer: str, sizes: dict[str, int]) -> Answerer:
+    """One rank: trains as many steps as is asked for."""
     kind, _, microbatches = trainer.partition(" ")
     step = TRAINERS[kind](rank, ranks, int(microbatches or 1), sizes)
-    try:
-        while True:
-            end.send([step() for _ in range(end.recv())])
-    except EOFError:
-        dist.destroy_process_group()
+    return lambda steps: [step() for _ in range(steps)]
 
 
 def _loop(model: nn.Module, ids: Tensor, labels: Tensor) -> Step:

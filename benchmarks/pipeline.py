@@ -18,7 +18,7 @@ import torch
 import shardwright as sw
 from benchmarks.measure import alternate, console, print_machine, print_timings
 from benchmarks.models import loss_of, training_gpt
-from benchmarks.peers import Ranks
+from benchmarks.peers import Trainers
 
 ONE = "eager, one thread"
 STEPS = 2
@@ -100,13 +100,13 @@ def measure(length: int, kind: str, rounds: int) -> None:
     """Print seconds a round of steps, by variant; all variants stay in memory meanwhile."""
     with ExitStack() as stack:
         running: dict[str, Training] = {
-            ONE: Ranks("eager", 1, 1, length=length),
-            "eager, two threads": Ranks("eager", 1, 2, length=length),
+            ONE: Trainers("eager", 1, 1, length=length),
+            "eager, two threads": Trainers("eager", 1, 2, length=length),
         }
         for name, options in OURS[kind].items():
             running[f"shardwright {name}"] = Split(length, options)
         for name in PEERS[kind]:
-            running[f"torch {name}"] = Ranks(name, 2, 1, length=length)
+            running[f"torch {name}"] = Trainers(name, 2, 1, length=length)
         for training in running.values():
             stack.enter_context(training)
         losses = {name: training.run(2)[-1] for name, training in running.items()}
