@@ -166,6 +166,10 @@ OPERATORS: Mapping[str, Operator] = {
 """Every operator by name; those in ``_bwd`` take the gradient first, then what torch's take."""
 
 
+_TAKE_NUMBERS = frozenset({"add", "sub", "mul", "div", "pow", "gt", "ge", "lt", "le", "eq", "ne"})
+"""Operators whose functions take a number as the second operand: no tensor is made of it."""
+
+
 # --- text ------------------------------------------------------------------------------------
 
 _REFERENCE = re.compile(r"(x|%)(0|[1-9][0-9]*)")
@@ -258,11 +262,15 @@ def evaluate(
             return loaded[operand.index]
         if isinstance(operand, Result):
             return results[operand.index]
-        return torch.tensor(operand, dtype=dtype, device=device)
+        return torch.full((), operand, dtype=dtype, device=device)
 
     for instruction in chain.instructions:
-        function = OPERATORS[instruction.op].function
-        results.append(function(*map(value, instruction.operands)).to(dtype))
+        first, *others = instruction.operands
+        plain = instruction.op in _TAKE_NUMBERS
+        arguments: list[torch.Tensor | float] = [
+            item if plain and isinstance(item, float) else value(item) for item in others
+        ]
+        results.append(OPERATORS[instruction.op].function(value(first), *arguments).to(dtype))
     shape = torch.broadcast_shapes(*(tensor.shape for tensor in inputs))
     return [
         results[index].to(store).expand(shape)

@@ -100,7 +100,10 @@ class _Folder:
         overload = resolve(node.op)
         inputs = [self._known[value_id] for value_id in node.inputs]
         args, kwargs = join_call(overload, inputs, node.attrs, self._device)
-        made = flatten_results(overload(*args, **kwargs))
+        try:
+            made = flatten_results(overload(*args, **kwargs))
+        except RuntimeError:  # tensors of two devices, or too little memory: it runs in its place
+            return None
         values = [self._graph.values[value_id] for value_id in node.outputs]
         told = [(value.shape, value.dtype, value.strides) for value in values]
         found = [
