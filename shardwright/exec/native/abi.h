@@ -95,7 +95,7 @@ struct Register {
     Register(int32_t kind, Binder binder);
 };
 
-// BLAS of the process, by column-major Fortran or row-major C interface; null where it is not had.
+// BLAS of the process, by its Fortran interface; null where it is not had.
 // The order is `SYMBOLS` in library.py.
 struct Blas {
     void (*sgemm)(const char*, const char*, const int*, const int*, const int*, const float*,
@@ -104,12 +104,6 @@ struct Blas {
     void (*dgemm)(const char*, const char*, const int*, const int*, const int*, const double*,
                   const double*, const int*, const double*, const int*, const double*, double*,
                   const int*);
-    // MKL's packed interface.
-    size_t (*sgemm_pack_get_size)(int identifier, int m, int n, int k);
-    void (*sgemm_pack)(int layout, int identifier, int trans, int m, int n, int k, float alpha,
-                       const float* src, int ld, float* dest);
-    void (*sgemm_compute)(int layout, int transa, int transb, int m, int n, int k, const float* a,
-                          int lda, const float* b, int ldb, float beta, float* c, int ldc);
     // How many threads MKL uses for calls from this thread, 0 for its default; gives the former.
     int (*set_threads)(int threads);
 };
@@ -142,7 +136,8 @@ struct Reader {
 
    private:
     void need(size_t bytes) const {
-        if (static_cast<size_t>(end - at) < bytes) throw std::runtime_error("the blob is too short");
+        if (static_cast<size_t>(end - at) < bytes)
+            throw std::runtime_error("the blob is too short");
     }
 };
 

@@ -80,7 +80,8 @@ template <class T> void absorb(T* scores, int64_t keys, Row<T>& row, T* y, int64
     int64_t j = 0;
     for (; j + L <= keys; j += L) top = simd::maximum(top, simd::load(scores + j));
     T largest = simd::max_lanes(top);
-    for (; j < keys; j++) largest = scores[j] > largest || scores[j] != scores[j] ? scores[j] : largest;
+    for (; j < keys; j++)
+        if (scores[j] > largest || scores[j] != scores[j]) largest = scores[j];
     if (largest == -INFINITY) {  // no key is seen yet
         std::memset(scores, 0, keys * sizeof(T));
         return;

@@ -46,7 +46,8 @@ template <class T> struct Room {
 template <class T> T dot(const T* a, const T* b, int64_t n) {
     simd::Vec<T> sums{};
     int64_t i = 0;
-    for (; i + simd::LANES<T> <= n; i += simd::LANES<T>) sums += simd::load(a + i) * simd::load(b + i);
+    for (; i + simd::LANES<T> <= n; i += simd::LANES<T>)
+        sums += simd::load(a + i) * simd::load(b + i);
     T sum = simd::sum_lanes(sums);
     for (; i < n; i++) sum += a[i] * b[i];
     return sum;
@@ -61,7 +62,8 @@ void slope(const Head<T>& head, const Block& block, const Room<T>& room) {
         T *p = room.scores + i * room.step, *ds = room.slopes + i * room.step;
         T lse = head.lse.at[(block.row + i) * head.lse.row], line = room.lines[i];
         simd::map(block.keys, [&](Vec<T> x) { return exp_score(x - lse); }, p, p);
-        simd::map(block.keys, [&](Vec<T> x, Vec<T> d) { return x * (d - line) * scale; }, ds, p, ds);
+        auto slope_of = [&](Vec<T> x, Vec<T> d) { return x * (d - line) * scale; };
+        simd::map(block.keys, slope_of, ds, p, ds);
     }
 }
 
@@ -120,7 +122,7 @@ template <class T> struct AttentionBwd : Call {
         const Shape& s = shape;
         int64_t items = s.batch * s.heads;
         int64_t work = items * s.queries * s.keys * (s.depth + s.width) * 2;
-        int threads = int(std::min<int64_t>(threads_for(work, context), std::max<int64_t>(items, 1)));
+        int threads = std::max(1, int(std::min<int64_t>(threads_for(work, context), items)));
         in_parallel(threads, [&](int t, int all) {
             Room<T> room(s, scratch(Room<T>::bytes(s)));
             for (int64_t i = items * t / all; i < items * (t + 1) / all; i++) {

@@ -42,8 +42,8 @@ template <class T> void blas_multiply(const Product<T>& p, T beta) {
     Lines a = lines_of(p.m, p.k, p.a_row, p.a_column), b = lines_of(p.k, p.n, p.b_row, p.b_column);
     int m = int(p.m), n = int(p.n), k = int(p.k), lda = int(a.apart), ldb = int(b.apart);
     int ldc = int(std::max<int64_t>(p.c_row, p.n));
-    blas_gemm<T>()(b.transposed ? "T" : "N", a.transposed ? "T" : "N", &n, &m, &k, &p.alpha, p.b, &ldb,
-                   p.a, &lda, &beta, p.c, &ldc);
+    blas_gemm<T>()(b.transposed ? "T" : "N", a.transposed ? "T" : "N", &n, &m, &k, &p.alpha, p.b,
+                   &ldb, p.a, &lda, &beta, p.c, &ldc);
 }
 
 }  // namespace shardwright

@@ -33,9 +33,6 @@ _DTYPE_NUMBERS = {name: number for number, name in enumerate(DTYPES)}
 SYMBOLS = (
     "sgemm_",
     "dgemm_",
-    "cblas_sgemm_pack_get_size",
-    "cblas_sgemm_pack",
-    "cblas_sgemm_compute",
     "MKL_Set_Num_Threads_Local",
 )
 """What kernels call in torch's own libraries, in the order of ``struct Blas``."""

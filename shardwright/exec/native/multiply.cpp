@@ -188,7 +188,8 @@ Sliver<T> sliver_of(const Product<T>& p, int64_t column, int64_t width, int64_t 
     if (p.packed) {
         const T* at = p.packed + column * p.k + from * step;
         bool last = column + step >= p.n;
-        return {at, step, {reinterpret_cast<const char*>(last ? at : at + step * p.k), last ? 0 : 64}};
+        const T* next = last ? at : at + step * p.k;
+        return {at, step, {reinterpret_cast<const char*>(next), last ? 0 : 64}};
     }
     const T* at = p.b + from * p.b_row + column * p.b_column;
     // Few rows do not pay for a copy; a part of a vector cannot be read beyond its end.
@@ -214,8 +215,9 @@ void column_of_tiles(const Product<T>& p, const Part& part, int64_t column, int6
                          p.residual_row, false};
         finish.plain = p.alpha == 1 && !finish.bias && !finish.residual;
         Ahead ahead{b.ahead.at + t * depth * b.ahead.step, b.ahead.step};
-        tile_of<T>(end - row, width)(depth, p.a + row * p.a_row + from * p.a_column, p.a_row,
-                                     p.a_column, b.at, b.row, c, p.c_row, int(width), finish, ahead);
+        const T* a = p.a + row * p.a_row + from * p.a_column;
+        tile_of<T>(end - row, width)(depth, a, p.a_row, p.a_column, b.at, b.row, c, p.c_row,
+                                     int(width), finish, ahead);
         if (last && p.activation) activate(p.activation, c, p.c_row, end - row, width);
     }
 }
