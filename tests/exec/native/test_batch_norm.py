@@ -32,7 +32,7 @@ def like(x: torch.Tensor) -> torch.Tensor:
 
 
 @st.composite
-def inputs(draw: st.DrawFn) -> torch.Tensor:
+def drawn(draw: st.DrawFn) -> torch.Tensor:
     """[n, c], [n, c, l], [n, c, h, w], contiguous or with channels last, sometimes with gaps."""
     torch.manual_seed(draw(st.integers(0, 99)))
     channels = draw(st.one_of(st.integers(1, 5), st.integers(14, 150)))
@@ -59,7 +59,7 @@ presence = st.lists(st.booleans(), min_size=2, max_size=2)
 
 
 @settings(deadline=None)
-@given(inputs(), presence, st.booleans(), st.sampled_from([None, float("nan"), float("inf")]))
+@given(drawn(), presence, st.booleans(), st.sampled_from([None, float("nan"), float("inf")]))
 def test_training_forward(
     x: torch.Tensor, present: list[bool], tracked: bool, bad: float | None
 ) -> None:
@@ -95,7 +95,7 @@ def test_training_forward(
 
 
 @settings(deadline=None)
-@given(inputs(), presence)
+@given(drawn(), presence)
 def test_evaluation_forward(x: torch.Tensor, present: list[bool]) -> None:
     weight, bias = figures(x, present)
     mean, variance = torch.randn(x.shape[1], dtype=x.dtype), torch.rand(x.shape[1], dtype=x.dtype)
@@ -110,7 +110,7 @@ def test_evaluation_forward(x: torch.Tensor, present: list[bool]) -> None:
 
 
 @settings(deadline=None)
-@given(inputs(), st.booleans(), st.booleans(), st.lists(st.booleans(), min_size=3, max_size=3))
+@given(drawn(), st.booleans(), st.booleans(), st.lists(st.booleans(), min_size=3, max_size=3))
 def test_backward(x: torch.Tensor, weighted: bool, training: bool, wanted: list[bool]) -> None:
     dy = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(torch.randn(x.shape))
     channels = x.shape[1]
@@ -148,14 +148,36 @@ def test_threads_change_no_bit(shape: tuple[int, ...], last: bool) -> None:
         made = [torch.empty_like(x), torch.empty(shape[1]), torch.empty(shape[1])]
         grads = [torch.empty_like(x), torch.empty(shape[1]), torch.empty(shape[1])]
         attrs = {"training": 1, "momentum": MOMENTUM, "eps": EPS}
-        inputs_ = [x, weight, None, None, None]
-        native_call("batch_norm", attrs, inputs_, [*made, None, None], threads=threads)
-        inputs_ = [dy, x, weight, None, None, *made[1:]]
+        inputs = [x, weight, None, None, None]
+        native_call("batch_norm", attrs, inputs, [*made, None, None], threads=threads)
+        inputs = [dy, x, weight, None, None, *made[1:]]
         attrs = {"training": 1, "eps": EPS}
-        native_call("batch_norm_bwd", attrs, inputs_, grads, threads=threads)
+        native_call("batch_norm_bwd", attrs, inputs, grads, threads=threads)
         found.append([*made, *grads])
     for others in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(found[0], others, strict=True))
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_results_may_lie_in_memory_of_inputs(last: bool) -> None:
+    x, mean, invstd = torch.randn(6, 20, 7, 7), torch.empty(20), torch.empty(20)
+    if last:
+        x = x.to(memory_format=torch.channels_last)
+    y, dy, dx = torch.empty_like(x), like(x), torch.empty_like(x)
+    attrs = {"training": 1, "momentum": MOMENTUM, "eps": EPS}
+    rest = [None, None, None, None]
+    native_call("batch_norm", attrs, [x, *rest], [y, mean, invstd, None, None])
+    inputs = [dy, x, None, None, None, mean, invstd]
+    attrs_bwd = {"training": 1, "eps": EPS}
+    native_call("batch_norm_bwd", attrs_bwd, inputs, [dx, None, None])
+    for place in (0, 1):
+        given = [t if t is None else t.clone() for t in inputs]
+        native_call("batch_norm_bwd", attrs_bwd, given, [given[place], None, None])
+        found = given[place]
+        assert found is not None
+        assert torch.equal(found, dx)
+    native_call("batch_norm", attrs, [x, *rest], [x, None, None, None, None])
+    assert torch.equal(x, y)
 
 
 @pytest.mark.parametrize("last", [False, True])

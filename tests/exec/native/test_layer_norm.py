@@ -138,6 +138,14 @@ def test_a_long_row_far_from_zero_keeps_its_deviation() -> None:
     assert abs(rstd.double().item() - exact.item()) < 1e-4 * exact.item()
 
 
+def test_a_result_may_lie_in_memory_of_an_input() -> None:
+    x = torch.randn(5, 70)
+    y, attrs = torch.empty_like(x), {"dims": 1, "eps": EPS}
+    native_call("layer_norm", attrs, [x, None, None], [y, None, None])
+    native_call("layer_norm", attrs, [x, None, None], [x, None, None])
+    assert torch.equal(x, y)
+
+
 def test_gradients_may_lie_in_memory_of_the_inputs() -> None:
     x, dy, weight = torch.randn(5, 70), torch.randn(5, 70), torch.randn(70)
     _, mean, rstd = torch.ops.aten.native_layer_norm.default(x, [70], weight, None, EPS)

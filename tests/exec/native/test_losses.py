@@ -67,6 +67,10 @@ def test_cross_entropy_and_its_gradient(
     for found, expected in zip(made, (loss, total, lp), strict=True):
         close(found, expected)
 
+    there = x.clone()  # the log-probabilities may lie in x
+    native_call("cross_entropy", attrs, [there, target.to(index), weight], [*made[:2], there])
+    torch.testing.assert_close(there, made[2], rtol=0, atol=0, equal_nan=True)
+
     dloss = torch.randn_like(loss)
     inner = torch.ops.aten.nll_loss_backward.default(
         dloss, lp, target, weight, reduction, ignore, total
@@ -157,6 +161,10 @@ def test_mse_and_its_gradient(
     da = torch.empty_like(a)
     native_call("mse_bwd", {"reduction": reduction}, [dloss, a, b], [da])
     close(da, torch.ops.aten.mse_loss_backward.default(dloss, a, b, reduction))
+    for place in (1, 2):
+        given = [dloss, a.clone(), b.clone()]
+        native_call("mse_bwd", {"reduction": reduction}, given, [given[place]])
+        torch.testing.assert_close(given[place], da, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize(
