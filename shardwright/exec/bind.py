@@ -19,6 +19,7 @@ from shardwright.exec.emitters import emit_graph
 from shardwright.exec.exec_plan import ARENA, ExecPlan, make_exec_plan
 from shardwright.exec.executor import Executor
 from shardwright.exec.lowering import lower_graph
+from shardwright.exec.optimize import optimize_plan
 from shardwright.exec.passes.pipeline import prepare
 from shardwright.exec.program import Bound
 from shardwright.exec.replay import Replaying, warm_up
@@ -71,7 +72,7 @@ def plan_graph(graph: IRGraph, fixed: Sequence[IRValue] = ()) -> ExecPlan:
     lowered = lower_graph(emit_graph(graph))
     used = {vid for op in lowered.ops for vid in op.in_vids}
     static = [value.id for value in fixed if value.id in used]
-    return make_exec_plan(lowered, static=static, outputs="caller")
+    return optimize_plan(make_exec_plan(lowered, static=static, outputs="caller"))
 
 
 def _fixed(graph: IRGraph, replaying: Replaying) -> list[IRValue]:

@@ -71,8 +71,11 @@ def _device(
         chosen = tensors[0].device if tensors else torch.device("cpu")
     else:
         chosen = torch.device(device)
-    if chosen.type == "meta":
-        chosen = torch.device("cpu")
+    return available(torch.device("cpu") if chosen.type == "meta" else chosen)
+
+
+def available(chosen: torch.device) -> torch.device:
+    """The device with its number, if this machine has it. Raises DeviceError."""
     if chosen.type not in DEVICES:
         raise DeviceError(
             f"a program is compiled for one of {', '.join(DEVICES)}, found {chosen.type!r}"

@@ -15,6 +15,7 @@ from torch import Tensor
 from shardwright.exec.exec_plan import ARENA, ExecPlan, make_exec_plan
 from shardwright.exec.executor import Executor
 from shardwright.exec.lowered import LoweredGraph
+from shardwright.exec.optimize import optimize_plan
 from shardwright.exec.segments import TorchSegment
 from shardwright.exec.shared_arena import SharedArena
 
@@ -26,7 +27,8 @@ def plan_task(
     given = {lowered.inputs[old]: lowered.outputs[new] for old, new in (donated or {}).items()}
     used = {vid for op in lowered.ops for vid in op.in_vids}
     static = used.intersection(lowered.inputs[k] for k in fixed)
-    return make_exec_plan(lowered, donated=given, static=static, outputs="caller")
+    plan = make_exec_plan(lowered, donated=given, static=static, outputs="caller")
+    return optimize_plan(plan)
 
 
 class TaskProgram:
