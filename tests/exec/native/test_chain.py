@@ -173,7 +173,7 @@ def test_outputs_in_the_memory_of_inputs(order: tuple[int, int]) -> None:
         close(found, one, 1e-6)
 
 
-BROADCASTS = {
+BROADCASTS: dict[str, list[tuple[int, ...]]] = {
     "bias": [(300, 200), (200,)],
     "long bias": [(7, 3000), (3000,)],
     "column": [(300, 200), (300, 1)],
