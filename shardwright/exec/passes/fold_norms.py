@@ -128,12 +128,15 @@ def _emit(rewriter: Rewriter, layer: IRNode, norm: _Norm, node: IRNode) -> None:
     name = graph.values[given["weight"]].name
     folded = {
         "input": Tensor(rewriter.now(given["input"])),
-        "weight": _constant(rewriter, f"{name}.folded", weight, weight.double() * scale),
-        "bias": _constant(rewriter, f"{name}.folded_bias", weight, bias),
+        # the product is of f64, rounded as it is written
+        "weight": _constant(
+            rewriter, f"{name}.folded", torch.mul(weight, scale, out=torch.empty_like(weight))
+        ),
+        "bias": _constant(rewriter, f"{name}.folded_bias", bias.to(weight.dtype)),
     }
     inputs, attrs = call_attributes(layer.op, given | folded)
     rewriter.emit(layer.op, inputs, [graph.values[node.outputs[0]]], attrs, layer)
 
 
-def _constant(rewriter: Rewriter, name: str, like: torch.Tensor, contents: torch.Tensor) -> Tensor:
-    return Tensor(rewriter.constant(name, contents.to(like.dtype)))
+def _constant(rewriter: Rewriter, name: str, contents: torch.Tensor) -> Tensor:
+    return Tensor(rewriter.constant(name, contents))
