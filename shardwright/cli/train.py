@@ -77,6 +77,9 @@ def train(
     memory: Memory = None,
     zero: Zero = None,
     device_kind: Annotated[DeviceKind, typer.Option(help="What every slot is.")] = "cpu",
+    lower: Annotated[
+        bool, typer.Option("--lower", help="Run kernel calls in place of operators.")
+    ] = False,
     checkpoint: Annotated[Path | None, typer.Option(help="A directory for checkpoints.")] = None,
     checkpoint_every: Annotated[
         int | None, typer.Option(min=1, help="Write one every so many steps, and at the end.")
@@ -132,6 +135,7 @@ def train(
         memory=memory,
         zero=zero,
         device_kind=device_kind,
+        lower=lower,
         checkpoint=checkpoint,
         checkpoint_every=checkpoint_every,
         resume=resume,

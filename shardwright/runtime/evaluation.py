@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from shardwright.exec import lower as lowered
 from shardwright.ir import IRGraph
 from shardwright.pipeline import Pipeline
 from shardwright.pipeline.schema import DeviceKind
@@ -39,6 +40,7 @@ class Evaluation:
         plan: Plan,
         device_kind: DeviceKind,
         seed: int,
+        lower: bool = False,
     ) -> None:
         self._evaluate = evaluate
         self._name = getattr(evaluate, "__name__", "evaluation")
@@ -46,6 +48,7 @@ class Evaluation:
         self._step = step
         self._plan = plan
         self._device_kind = device_kind
+        self._lower = lower
         self._pipelines: dict[object, Pipeline] = {}
 
     def run(self, session: Session, *, leads: bool) -> dict[str, float]:
@@ -67,7 +70,8 @@ class Evaluation:
         if key not in self._pipelines:
             graph = capture_evaluation(self._evaluate, batch)
             plan = plan_beside(graph, self._step, self._plan)
-            self._pipelines[key] = build(graph, plan, device_kind=self._device_kind)
+            pipeline = build(graph, plan, device_kind=self._device_kind)
+            self._pipelines[key] = lowered(pipeline) if self._lower else pipeline
         return self._pipelines[key]
 
 

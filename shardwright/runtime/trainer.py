@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from torch.optim.lr_scheduler import LRScheduler
 
+from shardwright.exec import lower as lowered
 from shardwright.layout import Cluster
 from shardwright.pipeline.schema import DeviceKind
 from shardwright.planning import Plan
@@ -45,6 +46,7 @@ def train(
     memory: int | None = None,
     zero: int | None = None,
     device_kind: DeviceKind = "cpu",
+    lower: bool = False,
     epochs: int | None = None,
     steps: int | None = None,
     evaluate: Callable[..., Any] | None = None,
@@ -83,6 +85,8 @@ def train(
         them, ``plan``, made for the graph of one microbatch.
     device_kind
         As in `build`: what every slot is.
+    lower
+        Whether slots run kernel calls in place of operators; see `shardwright.lower`.
     evaluate, eval_data, eval_every
         A function of a batch whose numbers are averaged over ``eval_data``, every so many steps
         and at the end. Its modules are in eval mode.
@@ -149,15 +153,22 @@ def train(
     evaluation = None
     if evaluate is not None and eval_data is not None:
         evaluation = Evaluation(
-            evaluate, eval_data, step=graph, plan=plan, device_kind=device_kind, seed=seed
+            evaluate,
+            eval_data,
+            step=graph,
+            plan=plan,
+            device_kind=device_kind,
+            seed=seed,
+            lower=lower,
         )
+    pipeline = build(graph, plan, device_kind=device_kind)
     return TrainingRun(
         options=options,
         loading=loading,
         program=program,
         rates=Rates(program.captured.rates, scheduler, program.captured.schedulers),
         evaluation=evaluation,
-        result=TrainResult(plan, build(graph, plan, device_kind=device_kind)),
+        result=TrainResult(plan, lowered(pipeline) if lower else pipeline),
     ).run()
 
 

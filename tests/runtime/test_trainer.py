@@ -108,6 +108,30 @@ def test_evaluation_is_that_of_the_trained_model(options) -> None:
     assert program.model.training
 
 
+@pytest.mark.parametrize("options", [{}, MESHES[1], MESHES[4]], ids=str)
+def test_lowered_it_is_the_same_run(options) -> None:
+    runs = []
+    for lower in (False, True):
+        program = perceptron(0.2)
+        runs.append(
+            quietly(
+                program,
+                rows(4),
+                epochs=1,
+                evaluate=program.evaluate,
+                eval_data=rows(2, seed=5),
+                lower=lower,
+                **options,
+            )
+        )
+    plain, lowered = runs
+    assert {task.kind for task in lowered.pipeline.supertasks.values()}.isdisjoint({"FX"})
+    assert_close(lowered.losses, plain.losses)
+    assert_alike(lowered.state_dict(), plain.state_dict())
+    for name, number in plain.evaluations[4].items():
+        assert lowered.evaluations[4][name] == pytest.approx(number, rel=1e-4)
+
+
 @pytest.mark.parametrize("options", [{}, MESHES[4]], ids=str)
 def test_a_run_goes_on_bit_for_bit(options, tmp_path: Path) -> None:
     options = {**options, "epochs": 3, "log": tmp_path / "log.jsonl"}
