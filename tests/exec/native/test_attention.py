@@ -98,7 +98,8 @@ def test_both_ways_as_torch(
     grads = [torch.full_like(t, torch.nan) for t in (q, k, v)]
     inputs = [dy, q, k, v, expected[0], expected[1], mask]
     native_call("attention_bwd", attrs, inputs, grads, threads=threads)
-    assert all(close(found, want, slack=4) for found, want in zip(grads, wanted, strict=True))
+    # With one key the gradients are what is left of sums that cancel out: rounding alone.
+    assert all(close(found, want, slack=20) for found, want in zip(grads, wanted, strict=True))
 
 
 def test_long_sequences_go_block_by_block() -> None:
