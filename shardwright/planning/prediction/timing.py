@@ -108,7 +108,11 @@ def _held(schedule: Schedule, rank: int, *, inside: bool) -> tuple[tuple[int, ..
             found.add(tuple(now))
         elif action.kind == schedule.works[-1]:
             now[place[action.stage]] -= 1
-    return tuple(one for one in sorted(found) if not any(_less(one, other) for other in found))
+    largest: list[tuple[int, ...]] = []
+    for one in sorted(found, reverse=True):  # what is larger than another stands before it
+        if not any(_less(one, other) for other in largest):
+            largest.append(one)
+    return tuple(reversed(largest))
 
 
 def _less(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
