@@ -1,7 +1,10 @@
 """The zoo by execution plans: what eager gives, in an arena hardly larger than what lives."""
 
+from itertools import accumulate
+
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 import shardwright as sw
 from shardwright.exec.passes.pipeline import prepare
@@ -13,6 +16,18 @@ pytestmark = [
     pytest.mark.zoo,
     pytest.mark.filterwarnings("ignore::Warning:transformers"),
 ]
+
+
+def eager_peak(model, kwargs):
+    """The bytes that a forward of torch holds at once, at most, as its allocator tells."""
+    with torch.no_grad():
+        model(**kwargs)
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+            result = model(**kwargs)
+    events = profiled.profiler.kineto_results.events()
+    memory = sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns())
+    assert result is not None
+    return max(accumulate(event.nbytes() for event in memory))
 
 
 def captured(entry):
@@ -40,3 +55,11 @@ def test_prepared_graphs_by_native_calls(entry):
         assert_close(a, b, 1e-5)
     plan = planned(prepared)
     assert plan.arena_bytes <= 1.1 * plan.peak_bytes
+
+
+@pytest.mark.parametrize("entry", MODELS, ids=lambda entry: entry.name)
+def test_an_arena_is_no_larger_than_eagers_peak(entry):
+    model, _, kwargs = entry.make()
+    graph, _ = captured(entry)
+    prepared = prepare(graph, inference=True)
+    assert 0 < planned(prepared).arena_bytes <= eager_peak(model, kwargs)
