@@ -146,8 +146,8 @@ def partition_model(
     """A model's stages. Raises PlanError."""
     chunks = MIXED_CHUNKS if policy == MIXED else 1
     placement = tuple(stage % axes[PIPELINE] for stage in range(axes[PIPELINE] * chunks))
-    stages = 1 if policy == PIPEDREAM else len(placement)
-    check_stages(len(graph.nodes), stages, graph.name, chunks)
+    count = 1 if policy == PIPEDREAM else len(placement)
+    check_stages(len(graph.nodes), count, graph.name, chunks)
     slots, shards = _sharing(axes)
     task = Task(
         graph,
