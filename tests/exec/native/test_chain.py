@@ -72,6 +72,7 @@ def check(
     *,
     threads: int = 1,
     tolerance: float | None = None,
+    least: float = 0,
 ) -> None:
     """Runs natively, and compares with the interpreter."""
     dtypes = [output.dtype for output in outputs]
@@ -79,7 +80,7 @@ def check(
     native_call("chain", {"program": program}, inputs, outputs, threads=threads)
     for found, one in zip(outputs, expected, strict=True):
         limit = TOLERANCE.get(found.dtype, 0) if tolerance is None else tolerance
-        close(found, one.expand(found.shape), limit)
+        close(found, one.expand(found.shape), limit, least)
 
 
 @pytest.mark.parametrize("name", OPERATORS)
@@ -158,7 +159,8 @@ def test_random_chains_of_floats(data: st.DataObject) -> None:
 
     program = f"{line(first, 'x0', 'x1')}; {line(second, '%0', 'x2')} -> %1 %0"
     outputs = [data.draw(st.composite(strided)(shape, torch.float32)) for _ in range(2)]
-    check(program, inputs, outputs, tolerance=2e-5)
+    # torch's gelu_tanh takes the difference of two numbers near 1.
+    check(program, inputs, outputs, tolerance=2e-5, least=1)
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
