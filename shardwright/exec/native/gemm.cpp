@@ -20,8 +20,8 @@ constexpr int32_t GEMM = 20, BMM = 21;
 
 // Multiply-adds up to which tiles with what comes after them beat BLAS and a second pass.
 constexpr int64_t SMALL = 1 << 21;
-// Rows that pay for packing a transposed b at each run.
-constexpr int64_t FEW_ROWS = 16;
+// Rows for which packing a transposed b at each run beats BLAS, however large b is.
+constexpr int64_t FEW_ROWS = 16, SOME_ROWS = 64;
 // Rows up to which a weight that was packed ahead beats BLAS: 2 times at 8 rows, 1.05 at 192.
 constexpr int64_t PACKED_ROWS = 192;
 
@@ -43,8 +43,9 @@ template <class T> Part share(const Product<T>& p, int t, int threads) {
 // Whether BLAS is the faster way, where nothing is packed ahead.
 template <class T> bool for_blas(const Product<T>& p) {
     if (!blas_takes(p)) return false;
-    bool copies_much = p.b_column != 1 && p.m < FEW_ROWS;
-    return p.m * p.n * p.k > SMALL || p.n < simd::LANES<T> || copies_much;
+    if (p.n < simd::LANES<T>) return true;
+    if (p.b_column != 1 && p.m <= SOME_ROWS) return p.m < FEW_ROWS;
+    return p.m * p.n * p.k > SMALL;
 }
 
 template <class T> void by_tiles(const Product<T>& p, int threads) {
