@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from shardwright.errors import ProfileError
+from shardwright.ir.dtypes import torch_dtype
 from shardwright.pipeline import Document, Pipeline
 from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.profiling.contents import contents
@@ -105,6 +106,7 @@ class _Measuring:
 
     def __init__(self, slot: Slot, document: Document) -> None:
         self._slot = slot
+        self._document = document
         self._graphs = TaskGraphs(document)
         self._runs: list[tuple[Run, list[Tensor]]] = []
         self._numbers: dict[str, int] = {}
@@ -155,10 +157,25 @@ class _Measuring:
 
     def _inputs_of(self, step: Step) -> list[Tensor]:
         """The slot's constants, but for those that the program overwrites, and other tensors."""
-        graph = self._graphs.of(step.task)
-        drawn = contents(graph, graph.inputs, self._slot.device)
+        drawn = self._drawn(step)
         constants, written = self._slot.constants, step.of.writes
         return [
             constants[name] if name in constants and name not in written else tensor
             for name, tensor in zip(step.inputs, drawn, strict=True)
+        ]
+
+    def _drawn(self, step: Step) -> list[Tensor]:
+        """Tensors like a supertask's inputs, with contents that its operators can read."""
+        device, document = self._slot.device, self._document
+        if document.supertasks[step.task].kind == "FX":
+            graph = self._graphs.of(step.task)
+            return contents(graph, graph.inputs, device)
+        # A lowered one does not say what its integers are: zero is an index into anything.
+        infos = [document.tensors[name] for name in step.inputs]
+        like = [(info, torch_dtype(info.dtype)) for info in infos]
+        return [
+            torch.rand(info.shape, device=device).to(dtype)
+            if dtype.is_floating_point
+            else torch.zeros(info.shape, dtype=dtype, device=device)
+            for info, dtype in like
         ]

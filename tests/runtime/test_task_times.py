@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional
 
 from shardwright.errors import ProfileError
+from shardwright.exec import lower
 from shardwright.pipeline import Pipeline
 from shardwright.planning import plan
 from shardwright.profiling import TaskTimes
@@ -48,6 +49,13 @@ def times(training: Pipeline) -> TaskTimes:
 def test_every_compute_supertask_has_a_time(training: Pipeline, times: TaskTimes) -> None:
     assert set(times.tasks) == computing(training)
     assert all(times.seconds(task) > 0 for task in times.tasks)
+
+
+def test_lowered_supertasks_have_times(training: Pipeline) -> None:
+    lowered = lower(training)
+    found = profile_tasks(lowered, n_iter=1, in_process=True)
+    assert set(found.tasks) == computing(training)
+    assert all(found.seconds(task) > 0 for task in found.tasks)
 
 
 def test_supertasks_that_share_a_program_are_measured_once() -> None:
