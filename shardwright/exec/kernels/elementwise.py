@@ -75,6 +75,8 @@ def _reduce_sum(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
     x, y = present((*ins, *outs))
     dims, scale, keep = list(attrs["dims"]), attrs["scale"], y.dim() == x.dim()
     call = _aten.sum.IntList_out
+    if scale != 1 and y.dtype in (torch.float16, torch.bfloat16):
+        return lambda: y.copy_(_wide_sum(x, dims, keep) * scale)
 
     def run() -> None:
         if dims:
@@ -85,6 +87,11 @@ def _reduce_sum(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
             y.mul_(scale)
 
     return run
+
+
+def _wide_sum(x: torch.Tensor, dims: list[int], keep: bool) -> torch.Tensor:
+    """A sum in f32: what a half holds once it is scaled may be more than it holds before."""
+    return torch.sum(x, dims, keep, dtype=torch.float32) if dims else x.float()
 
 
 def _mse(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:

@@ -157,3 +157,19 @@ def test_every_generic_call_of_a_plan_is_checked_at_its_first_run():
     run = bind_torch("generic", attrs, [x], [y])
     with pytest.raises(ExecError, match="moved what it was to write to"):
         run()
+
+
+@pytest.mark.parametrize(("dims", "shape"), [((0, 1), ()), ((1,), (2,)), ((1,), (2, 1))])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_mean_of_many_halves_is_no_infinity(dims, shape, dtype):
+    x, y = torch.ones(2, 70000, dtype=dtype), torch.empty(shape, dtype=dtype)
+    count = 70000 * (2 if len(dims) == 2 else 1)
+    bind_torch("reduce_sum", {"dims": dims, "scale": 1 / count}, [x], [y])()
+    assert torch.equal(y, torch.ones(shape, dtype=dtype))
+
+
+def test_a_scaled_sum_over_nothing_leaves_what_it_reads():
+    x, y = torch.full((3,), 100000.0), torch.empty(3, dtype=torch.float16)
+    bind_torch("reduce_sum", {"dims": (), "scale": 0.5}, [x], [y])()
+    assert torch.equal(y, torch.full((3,), 50000.0, dtype=torch.float16))
+    assert torch.equal(x, torch.full((3,), 100000.0))
