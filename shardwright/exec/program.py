@@ -71,7 +71,6 @@ class Capture:
         """Prepare and bind."""
         self.prepared = self._prepare()
         self.bound = self._bind(self.prepared, self._replaying)
-        self._begun = False
         graph = self.prepared.graph
         given = graph.inputs[len(self.prepared.names) :]
         self.rates = tuple(graph.values[value_id].name for value_id in given)
@@ -103,9 +102,7 @@ class Capture:
         slots: bool = False,
     ) -> list[Tensor]:
         """Run once; gives the graph's outputs, in order."""
-        if not self._begun:
-            self.prepared.begin()
-            self._begun = True
+        self.prepared.begin()
         if self.rates:
             tensors = [*tensors, *self._rates_of_step(rates or {})]
         results = self.bound(tensors, slots=slots)

@@ -8,7 +8,7 @@ to the program before the first run. What always holds: preparing changes nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -33,7 +33,7 @@ Described = tuple[Arguments, list[Tensor]]
 
 
 def _nothing() -> None:
-    """A program that has all of its tensors needs nothing before the first run."""
+    """A program that never puts other tensors in the place of its own needs nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Prepared:
     rates
         What the other inputs are, and the schedulers that a step moves on; None where it has none.
     begin
-        What is done before the first run.
+        What is done before each run.
     """
 
     graph: IRGraph
@@ -175,7 +175,7 @@ class StepSource:
         names = {value.names[0] for value in graph.stored()}
         made = {name: tensor for name, tensor in self.made.items() if name in names}
         rates = Rates(captured.rates, None, captured.schedulers)
-        return Prepared(graph, arguments, rates, lambda: _hand_over(captured, made))
+        return Prepared(graph, arguments, rates, _Belongings.of(captured, names, made))
 
     def tensors(self) -> Sequence[Tensor]:
         """What the step closes over: parameters first."""
@@ -218,34 +218,64 @@ def _zeros(value: IRValue, device: torch.device) -> Tensor:
     return torch.empty_strided(value.shape, strides, dtype=dtype, device=device).zero_()
 
 
+@dataclass(frozen=True, slots=True)
+class _Belongings:
+    """Gradients and state that a plan is bound to, kept where the program looks for them.
+
+    Others may put other tensors there between two runs: ``zero_grad()``, a loaded state, an eager
+    step, another compiled one. Called before each run, this takes over what they have come to have.
+    """
+
+    gradients: Sequence[tuple[Tensor, Tensor]]
+    """Parameters and their gradients."""
+    states: Sequence[tuple[Optimizer, Tensor, Mapping[str, Tensor]]]
+    """Of each parameter its optimizer, and its state by key."""
+
+    @classmethod
+    def of(
+        cls, captured: CapturedStep, names: Collection[str], made: Mapping[str, Tensor]
+    ) -> _Belongings:
+        """Those stored values of a step, by ``names``, that are made here or the program's now."""
+        gradients = []
+        for name, parameter in captured.parameters.items():
+            gradient = made.get(f"grad.{name}", parameter.grad)
+            if f"grad.{name}" in names and gradient is not None:
+                gradients.append((parameter, gradient))
+        keys: dict[str, list[str]] = {}
+        for stored in names:
+            owner, _, key = stored.rpartition(".")
+            keys.setdefault(owner, []).append(key)
+        states = []
+        for name, parameter, optimizer in captured.optimized():
+            owner, held = f"optimizer.{name}", optimizer.state.get(parameter, {})
+            found = {key: made.get(f"{owner}.{key}", held.get(key)) for key in keys.get(owner, ())}
+            tensors = {key: t for key, t in found.items() if isinstance(t, Tensor)}
+            states.append((optimizer, parameter, tensors))
+        return cls(gradients, states)
+
+    def __call__(self) -> None:
+        """Put in place what is not."""
+        for parameter, gradient in self.gradients:
+            if parameter.grad is not gradient:
+                _take_contents(gradient, parameter.grad)
+                parameter.grad = gradient
+        for optimizer, parameter, state in self.states:
+            held = optimizer.state[parameter] if state else {}
+            for key, tensor in state.items():
+                if held.get(key) is not tensor:
+                    _take_contents(tensor, held.get(key))
+                    held[key] = tensor
+            # What torch's schedulers ask, to warn where a rate changes before the first step.
+            optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
 @torch.no_grad()
-def _hand_over(captured: CapturedStep, made: Mapping[str, Tensor]) -> None:
-    """Give the program the state that is made here, with what it has come to have meanwhile."""
-    for name, parameter in captured.parameters.items():
-        if (gradient := made.get(f"grad.{name}")) is not None:
-            _take_contents(gradient, parameter.grad)
-            parameter.grad = gradient
-    for name, parameter, optimizer in captured.optimized():
-        prefix = f"optimizer.{name}."
-        for key in [key for key in made if key.startswith(prefix)]:
-            _place(optimizer, parameter, key.removeprefix(prefix), made[key])
-        # What torch's schedulers ask, to warn where a rate changes before the first step.
-        optimizer._opt_called = True  # type: ignore[attr-defined]
-
-
-def _place(optimizer: Optimizer, parameter: Tensor, key: str, tensor: Tensor) -> None:
-    """State of a parameter; names of parameters may begin one another, keys have no dots."""
-    if "." not in key:
-        _take_contents(tensor, optimizer.state[parameter].get(key))
-        optimizer.state[parameter][key] = tensor
-
-
 def _take_contents(tensor: Tensor, found: Any) -> None:
+    """What the program has instead; where it has nothing, it begins with zeros."""
     if isinstance(found, Tensor):
-        if found is not tensor:
-            tensor.copy_(found)
-    elif isinstance(found, int | float):
-        tensor.fill_(found)
+        tensor.copy_(found)
+    else:
+        tensor.fill_(found if isinstance(found, int | float) else 0)
 
 
 def source_of(program: nn.Module | IRGraph | Callable[..., Any], seed: int = 0) -> Source:

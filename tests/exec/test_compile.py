@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 import shardwright as sw
 from shardwright.errors import CaptureError, DeviceError, ExecError, InputError, WeightError
-from tests.exec.steps import OPTIMIZERS, Tied, assert_close, batches, network, program
+from tests.exec.steps import OPTIMIZERS, Program, Tied, assert_close, batches, network, program
 from tests.trainable import TASKS
 
 STEPS = 100
@@ -199,6 +199,84 @@ def test_state_that_was_loaded_is_used_after_refresh() -> None:
     other.step(*batches(3)[2])
     for key, tensor in made.state().items():
         assert_close(tensor, other.state()[key], 1e-4, key)
+
+
+def test_two_steps_share_an_optimizer() -> None:
+    """Both are compiled before either has made any state."""
+
+    def make() -> tuple[Program, Callable[..., Tensor]]:
+        made = program(OPTIMIZERS["momentum"], dtype=torch.float64)
+
+        def other(x: Tensor, y: Tensor) -> Tensor:
+            made.optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(3 * made.model(x), y)
+            loss.backward()
+            made.optimizer.step()
+            return loss
+
+        return made, other
+
+    (made, second), (eager, eager_second) = make(), make()
+    data = batches(6, dtype=torch.float64)
+    runs = [sw.compile(step, *data[0]) for step in (made.step, second)]
+    for number, batch in enumerate(data):
+        runs[number % 2](*batch)
+        (eager.step, eager_second)[number % 2](*batch)
+        for key, tensor in made.state().items():
+            assert_close(tensor, eager.state()[key], 1e-9, key)
+
+
+def test_state_that_is_cleared_or_loaded_is_seen() -> None:
+    made, eager = (program(OPTIMIZERS["adam"], dtype=torch.float64) for _ in range(2))
+    data = batches(6, dtype=torch.float64)
+    run = sw.compile(made.step, *data[0])
+    for number, batch in enumerate(data):
+        for one in (made, eager):
+            if number == 2:
+                one.optimizer.state.clear()
+            if number == 4:
+                one.optimizer.load_state_dict(copy.deepcopy(one.optimizer.state_dict()))
+        run(*batch)
+        eager.step(*batch)
+    for key, tensor in made.state().items():
+        assert_close(tensor, eager.state()[key], 1e-9, key)
+
+
+@pytest.mark.parametrize("found", [False, True], ids=["none yet", "gradients there"])
+@pytest.mark.parametrize("to_none", [False, True], ids=["zeros", "none"])
+def test_a_loop_that_clears_the_gradients_around_the_step(to_none: bool, found: bool) -> None:
+    def make() -> tuple[nn.Module, torch.optim.Optimizer, Callable[..., Tensor]]:
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if found:
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, 0.5)
+
+        def step(x: Tensor, y: Tensor) -> Tensor:
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return model, optimizer, step
+
+    (model, optimizer, step), (other, reference, eager) = make(), make()
+    run = sw.compile(step, *batches(1)[0])
+    for number, batch in enumerate(batches(6)):
+        if number % 2:
+            optimizer.zero_grad(set_to_none=to_none)
+            reference.zero_grad(set_to_none=to_none)
+        if number == 4:  # another tensor, as a loop sets that clips by itself
+            for parameter in (*model.parameters(), *other.parameters()):
+                parameter.grad = torch.ones_like(parameter)
+        run(*batch)
+        eager(*batch)
+        for mine, its in zip(model.parameters(), other.parameters(), strict=True):
+            assert mine.grad is not None
+            assert its.grad is not None
+            assert_close(mine.grad, its.grad, 1e-5)
+            assert_close(mine, its, 1e-5)
 
 
 def test_the_threads_are_given() -> None:
