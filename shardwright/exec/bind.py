@@ -9,7 +9,7 @@ changes between runs, but those of large inputs and outputs that no call of torc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -59,8 +59,7 @@ class Binder:
         return bound
 
     def _bound(self, prepared: Prepared, replaying: Replaying) -> BoundPlan:
-        inference = replaying.mode == "inference" and replaying.copy_roles == {"input"}
-        graph = prepare(prepared.graph, inference=inference, device=self.device)
+        graph = _optimized(prepared.graph, replaying, self.device)
         plan = plan_graph(graph, fixed=_fixed(graph, replaying))
         executor = Executor(plan, device=self.device, threads=self.threads)
         executor.memory.hold(ARENA, self._arena.of(plan.arena_bytes))
@@ -75,12 +74,21 @@ def plan_graph(graph: IRGraph, fixed: Sequence[IRValue] = ()) -> ExecPlan:
     return optimize_plan(make_exec_plan(lowered, static=static, outputs="caller"))
 
 
+def _optimized(graph: IRGraph, replaying: Replaying, device: torch.device) -> IRGraph:
+    """The graph after all passes, which are shown only the contents that are there to stay."""
+    shown = {v.id: graph.tensors[v.id] for v in graph.stored() if v.role in replaying.fixed}
+    inference = replaying.mode == "inference"
+    made = prepare(replace(graph, tensors=shown), inference=inference, device=device)
+    contents = graph.tensors | made.tensors
+    made.tensors = {v.id: contents[v.id] for v in made.stored() if v.id in contents}
+    return made
+
+
 def _fixed(graph: IRGraph, replaying: Replaying) -> list[IRValue]:
     """The stored values whose contents are there to stay: in training everything may change."""
     if replaying.mode == "train":
         return []
-    roles = replaying.static_roles - replaying.copy_roles
-    return [v for v in graph.stored() if v.role in roles and v.id not in graph.updates]
+    return [v for v in graph.stored() if v.role in replaying.fixed and v.id not in graph.updates]
 
 
 def _contents(graph: IRGraph, replaying: Replaying) -> dict[str, Tensor]:

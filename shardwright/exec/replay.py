@@ -78,6 +78,11 @@ class Replaying:
                 "the one before it learned; a training replay takes inputs alone"
             )
 
+    @property
+    def fixed(self) -> frozenset[Role]:
+        """Roles of stored values whose contents may become part of the plan."""
+        return self.static_roles - self.copy_roles
+
 
 class Fed(NamedTuple):
     """One tensor of a feed, as far as a capture depends on it."""

@@ -12,7 +12,7 @@ from shardwright.exec.bind import Binder
 from shardwright.exec.program import Capture, CompiledProgram
 from shardwright.exec.replay import Captures, Replaying
 from shardwright.exec.sources import StepSource
-from tests.exec.steps import OPTIMIZERS, Program, batches, network, program
+from tests.exec.steps import OPTIMIZERS, Program, assert_close, batches, network, program
 
 ADAM = OPTIMIZERS["adamw"]
 
@@ -216,6 +216,41 @@ def test_roles_that_are_copied_are_taken_from_the_feed() -> None:
     expected = nn.functional.linear(x, weight, model.bias)
     assert torch.allclose(found, expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(model.weight, before), "the model keeps its own"
+
+
+class Scaled(nn.Module):
+    """A norm to fold, a product of weights to fold, and a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+        self.scale = torch.full((6,), 2.0)
+        self.factor = torch.tensor(3.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.norm(self.first(x)) * (self.first.weight.exp().sum(0) * self.scale.exp())
+        return made * self.factor
+
+
+def test_what_is_not_static_is_read_at_each_run() -> None:
+    model, x = Scaled().eval(), torch.randn(3, 6)
+    run = sw.compile(model, x, replay=Replaying(static_roles=frozenset()))
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers(), model.scale, model.factor):
+            tensor.add_(1)
+        assert_close(run(x), model(x), 1e-5)
+
+
+def test_constants_are_taken_from_the_feed() -> None:
+    model, x = Scaled().eval(), torch.randn(3, 6)
+    roles: frozenset[Any] = frozenset({"input", "constant"})
+    run = sw.compile(model, x, replay=Replaying(copy_roles=roles))
+    names = {len(v.shape): v.name for v in run.graph.stored() if v.role == "constant"}
+    fed = {names[1]: torch.ones(6), names[0]: torch.tensor(0.5)}
+    (found,) = run.run({"x": x, **fed}).values()
+    with torch.no_grad():
+        model.scale, model.factor = fed[names[1]], fed[names[0]]
+        assert_close(found, model(x), 1e-5)
 
 
 def test_contiguity_is_no_part_of_a_capture() -> None:
