@@ -68,11 +68,13 @@ class Capture:
         self._make()
 
     def _make(self) -> None:
-        """Prepare and bind."""
-        self.prepared = self._prepare()
-        self.bound = self._bind(self.prepared, self._replaying)
-        graph = self.prepared.graph
-        given = graph.inputs[len(self.prepared.names) :]
+        """Prepare and bind; what fails leaves everything as it was."""
+        with torch.autocast(self._device.type, enabled=False):
+            prepared = self._prepare()
+            bound = self._bind(prepared, self._replaying)
+        self.prepared, self.bound = prepared, bound
+        graph = prepared.graph
+        given = graph.inputs[len(prepared.names) :]
         self.rates = tuple(graph.values[value_id].name for value_id in given)
         self._rate_tensors = [_empty(graph.values[value_id], self._device) for value_id in given]
         self._rate_values: dict[str, float] = {}
@@ -105,7 +107,11 @@ class Capture:
         self.prepared.begin()
         if self.rates:
             tensors = [*tensors, *self._rates_of_step(rates or {})]
-        results = self.bound(tensors, slots=slots)
+        if torch.is_autocast_enabled(self._device.type):
+            with torch.autocast(self._device.type, enabled=False):
+                results = self.bound(tensors, slots=slots)
+        else:
+            results = self.bound(tensors, slots=slots)
         if self.prepared.rates is not None:
             self.prepared.rates.advance()
         return results
@@ -116,14 +122,8 @@ class Capture:
         return rebuild(self.prepared.graph.out_structure, results)
 
     def refresh(self) -> None:
-        """Bind anew: what was folded or packed is made of the contents as they are now.
-
-        A step is prepared anew too, for the state that its optimizers have now.
-        """
-        if self._replaying.mode == "train":
-            self._make()
-        else:
-            self.bound = self._bind(self.prepared, self._replaying)
+        """Prepare and bind anew: tensors may be others, and what was made of them with them."""
+        self._make()
 
     def _rates_of_step(self, given: Mapping[str, Tensor]) -> list[Tensor]:
         """The learning rates as the graph takes them, written where one has changed."""
@@ -176,6 +176,7 @@ class CompiledProgram:
         self._bind = bind
         self._captures = captures if captures is not None else Captures(replaying.bound)
         self._latest: Capture | None = None
+        self._token = object()
 
     # --- calls ------------------------------------------------------------------------------
 
@@ -214,10 +215,10 @@ class CompiledProgram:
         self._found(args, kwargs)
 
     def refresh(self) -> None:
-        """Take weights as they are now into what was made of them: packed or folded constants.
+        """Capture anew: weights, and what was made of them (packed, folded), as they are now.
 
-        Needed after weights were changed in place. A compiled step is captured anew, with the
-        optimizer's state as it is now: needed after that was loaded or replaced.
+        Needed after weights of a module were changed in place, and after parameters were replaced
+        by others; for a step also after an optimizer's hyper-parameters were changed.
         """
         for capture in self._own():
             capture.refresh()
@@ -256,7 +257,7 @@ class CompiledProgram:
         arguments, tensors = self._source.describe(args, kwargs)
         feed = {leaf.name: t for leaf, t in zip(leaves(arguments), tensors, strict=True)}
         self._check(feed)
-        key = Key.of(self.replaying, (id(self), arguments), feed)
+        key = Key.of(self.replaying, (self._token, repr(arguments)), feed)  # 1, 1.0, True differ
         like = [(t.shape, t.dtype) for t in tensors]
 
         def prepare() -> Prepared:
@@ -292,7 +293,7 @@ class CompiledProgram:
         return [found for key, found in self._captures.kept.items() if self._is_own(key)]
 
     def _is_own(self, key: object) -> bool:
-        return isinstance(key, Key) and isinstance(key.plan, tuple) and key.plan[0] == id(self)
+        return isinstance(key, Key) and isinstance(key.plan, tuple) and key.plan[0] is self._token
 
 
 def _is_tensor(item: object) -> bool:

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import shardwright as sw
-from shardwright.errors import InputError
+from shardwright.errors import InputError, WeightError
 from shardwright.exec.bind import Binder
-from shardwright.exec.program import Capture, CompiledProgram
+from shardwright.exec.program import Bound, Capture, CompiledProgram
 from shardwright.exec.replay import Captures, Replaying
-from shardwright.exec.sources import StepSource
+from shardwright.exec.sources import ModuleSource, Prepared, StepSource
 from tests.exec.steps import OPTIMIZERS, Program, assert_close, batches, network, program
 
 ADAM = OPTIMIZERS["adamw"]
@@ -216,6 +216,78 @@ def test_roles_that_are_copied_are_taken_from_the_feed() -> None:
     expected = nn.functional.linear(x, weight, model.bias)
     assert torch.allclose(found, expected, rtol=1e-5, atol=1e-6)
     assert torch.equal(model.weight, before), "the model keeps its own"
+
+
+class Typed(nn.Module):
+    def forward(self, x: Tensor, k: Any) -> Tensor:
+        return x / k if isinstance(k, float) else x + k if isinstance(k, bool) else x * k
+
+
+def test_scalars_of_other_types_have_captures_of_their_own() -> None:
+    model, x = Typed(), torch.arange(1, 4)
+    scalars = [1, 1.0, True, 0.0, -0.0]
+    run = sw.compile(model, x, 1)
+    for k in [*scalars, *reversed(scalars)]:
+        found, expected = run(x, k), model(x, k)
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected), k
+    assert run.captures == len(scalars)
+
+
+@pytest.mark.parametrize("load", [False, True], ids=["set", "loaded"])
+def test_a_parameter_in_place_of_another_is_seen_after_refresh(load: bool) -> None:
+    model, x = network().eval(), torch.randn(8, 6)
+    run = sw.compile(model, x)
+    if load:
+        model.load_state_dict({k: t + 1 for k, t in model.state_dict().items()}, assign=True)
+    else:
+        model[0].weight = nn.Parameter(torch.randn(16, 6))
+    run.refresh()
+    with torch.no_grad():
+        assert_close(run(x), model(x), 1e-5)
+
+
+def test_a_refresh_that_fails_leaves_the_capture() -> None:
+    model, x = network().eval(), torch.randn(8, 6)
+    run = sw.compile(model, x)
+    expected, weight = run(x), model[0].weight
+    model[0].weight = nn.Parameter(torch.empty(16, 6, device="meta"))
+    with pytest.raises(WeightError):
+        run.refresh()
+    assert torch.equal(run(x), expected)
+    model[0].weight = weight
+    run.refresh()
+    assert torch.equal(run(x), expected)
+
+
+def test_a_refresh_that_cannot_be_bound_leaves_the_capture() -> None:
+    model, device, fails = network().eval(), torch.device("cpu"), False
+    binder = Binder(device)
+
+    def bind(prepared: Prepared, replaying: Replaying) -> Bound:
+        if fails:
+            raise ZeroDivisionError
+        return binder(prepared, replaying)
+
+    run = CompiledProgram(ModuleSource(model), bind, device, Replaying())
+    run.capture(torch.randn(8, 6))
+    graph, plan, fails = run.graph, run.plan, True
+    with pytest.raises(ZeroDivisionError):
+        run.refresh()
+    assert run.graph is graph
+    assert run.plan is plan
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["captured outside", "captured inside"])
+def test_autocast_around_a_call_changes_nothing(inside: bool) -> None:
+    model, x = nn.Conv3d(1, 2, 3), torch.randn(2, 1, 4, 4, 4)
+    with torch.autocast("cpu", enabled=inside):
+        run = sw.compile(model, x)
+    expected = model(x).detach()
+    with torch.autocast("cpu"):
+        found = run(x)
+    assert found.dtype == torch.float32
+    assert_close(found, expected, 1e-5)
 
 
 class Scaled(nn.Module):
