@@ -34,7 +34,9 @@ LARGE = 1 << 16
 
 @dataclass(slots=True)
 class Binder:
-    """Binds the captures of one program, which share an arena: they run one at a time.
+    """Binds the captures of one program, which share an arena, for they run one at a time.
+
+    What feeds replace they share too.
 
     threads
         How many threads native calls use; torch's number where it is None.
@@ -44,9 +46,11 @@ class Binder:
     threads: int | None = None
     _graphs: GraphMemory | None = None
     _arena: SharedArena = field(init=False)
+    _copies: Copies = field(init=False)
 
     def __post_init__(self) -> None:
         self._arena = SharedArena(self.device)
+        self._copies = Copies()
 
     def __call__(self, prepared: Prepared, replaying: Replaying) -> Bound:
         """Bind a prepared graph. Raises ExecError, DeviceError."""
@@ -63,7 +67,7 @@ class Binder:
         plan = plan_graph(graph, fixed=_fixed(graph, replaying))
         executor = Executor(plan, device=self.device, threads=self.threads)
         executor.memory.hold(ARENA, self._arena.of(plan.arena_bytes))
-        return BoundPlan(executor, _contents(graph, replaying))
+        return BoundPlan(executor, self._copies.contents(graph, replaying), self._copies)
 
 
 def plan_graph(graph: IRGraph, fixed: Sequence[IRValue] = ()) -> ExecPlan:
@@ -91,21 +95,67 @@ def _fixed(graph: IRGraph, replaying: Replaying) -> list[IRValue]:
     return [v for v in graph.stored() if v.role in replaying.fixed and v.id not in graph.updates]
 
 
-def _contents(graph: IRGraph, replaying: Replaying) -> dict[str, Tensor]:
-    """The tensors of stored values by name: copies of those that feeds replace."""
-    return {
-        value.name: graph.tensors[value.id].clone()
-        if value.role in replaying.copy_roles
-        else graph.tensors[value.id]
-        for value in graph.stored()
-    }
+class Copies:
+    """Copies of the stored values that feeds replace: one of each, which all captures read.
+
+    Constants are a capture's own: of other shapes they may be others under the same names.
+    """
+
+    def __init__(self) -> None:
+        self._copies: dict[str, Tensor] = {}
+        self._leading: dict[str, str] = {}
+        """The name that a copy has here, by each of its names."""
+        self._fed: set[str] = set()
+
+    def contents(self, graph: IRGraph, replaying: Replaying) -> dict[str, Tensor]:
+        """The tensors of stored values by name: the program's own, or copies."""
+        return {
+            value.name: self._copy(value, graph)
+            if value.role in replaying.copy_roles
+            else graph.tensors[value.id]
+            for value in graph.stored()
+        }
+
+    def _copy(self, value: IRValue, graph: IRGraph) -> Tensor:
+        """What was fed, or what runs made, as long as it fits; else what the program has now."""
+        tensor = graph.tensors[value.id]
+        if value.role == "constant":
+            return tensor.clone()
+        name = value.names[0]
+        self._leading |= dict.fromkeys(value.names, name)
+        copy = self._copies.get(name)
+        if copy is None or not _is_alike(copy, tensor):
+            self._fed.discard(name)
+            copy = self._copies[name] = tensor.clone()
+        elif name not in self._fed and value.id not in graph.updates:
+            copy.copy_(tensor)
+        return copy
+
+    def feed(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Write what is fed, by any of a value's names; gives what there is no copy of here."""
+        for name in stored.keys() & self._leading.keys():
+            self._copies[self._leading[name]].copy_(stored[name].detach())
+            self._fed.add(self._leading[name])
+        return {name: t for name, t in stored.items() if name not in self._leading}
+
+
+def _is_alike(copy: Tensor, tensor: Tensor) -> bool:
+    """Whether a copy of the tensor would lie as this one does."""
+    wanted = torch.empty_like(tensor, device="meta")
+    return copy.dtype == wanted.dtype and _strided(copy) == _strided(wanted)
+
+
+def _strided(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...]]:
+    """How a tensor lies."""
+    return tensor.shape, tensor.stride()
 
 
 class BoundPlan:
     """A plan on memory of its own, and on the program's tensors."""
 
-    def __init__(self, executor: Executor, stored: Mapping[str, Tensor]) -> None:
+    def __init__(self, executor: Executor, stored: Mapping[str, Tensor], copies: Copies) -> None:
         self.executor = executor
+        self._copies = copies
         plan, memory = executor.plan, executor.memory
         values = plan.lowered.values
         self._names = [values[vid].name for vid in plan.lowered.inputs]
@@ -157,12 +207,13 @@ class BoundPlan:
 
     def feed(self, stored: Mapping[str, Tensor]) -> None:
         """Give stored values other contents, by any of their names."""
+        own = self._copies.feed(stored)
         values = self.plan.lowered.values
-        for buffer in self.plan.buffers:
+        for buffer in self.plan.buffers if own else ():
             if buffer.kind == "stored":
                 spec = values[buffer.vid]
-                for name in stored.keys() & {spec.name, *spec.names}:
-                    self._stored[spec.name].copy_(stored[name].detach())
+                for name in own.keys() & {spec.name, *spec.names}:
+                    self._stored[spec.name].copy_(own[name].detach())
 
 
 def _input_buffer(plan: ExecPlan, name: str) -> int:

@@ -218,6 +218,22 @@ def test_roles_that_are_copied_are_taken_from_the_feed() -> None:
     assert torch.equal(model.weight, before), "the model keeps its own"
 
 
+def test_weights_that_are_fed_reach_all_captures_and_stay() -> None:
+    model = nn.Linear(6, 2)
+    x, other, weight = torch.randn(3, 6), torch.randn(5, 6), torch.randn(2, 6)
+    run = sw.compile(model, x, replay=Replaying(copy_roles=frozenset({"input", "param"})))
+    run(other)
+    run.run({"input": x, "weight": weight})
+    model.weight.detach().zero_()
+    model.bias.detach().add_(1)
+    expected = nn.functional.linear(other, weight, model.bias - 1).detach()
+    assert_close(run(other), expected, 1e-5)
+    run(torch.randn(4, 6))
+    run.refresh()
+    assert_close(run(other), expected + 1, 1e-5)
+    assert run.captures == 3
+
+
 class Typed(nn.Module):
     def forward(self, x: Tensor, k: Any) -> Tensor:
         return x / k if isinstance(k, float) else x + k if isinstance(k, bool) else x * k
