@@ -1,6 +1,6 @@
 // Kind conv: two-dimensional convolution with bias, residual and activation, channels last.
 //
-// Five ways, one a class; `choose` says which one a call takes, by counting multiplications and
+// Ways, one a class; `choose` says which one a call takes, by counting multiplications and
 // the bytes of weights that must come from memory:
 //   Direct      rows of output pixels times panels of weights, read from a copy with zeros around
 //   Gathered    the same on a copied row a pixel, where rows of pixels are too short for tiles
@@ -319,7 +319,8 @@ std::string refusal(const CallSpec& s) {
         if (operand.present() && (operand.dtype != x.dtype || !rows::floating(operand)))
             return "convolutions here are of f32, or of f64";
     }
-    if (x.ndim != 4 || y.ndim != 4) return "convolutions here are two-dimensional, with a batch";
+    if (x.ndim != 4 || s.operands[1].ndim != 4 || y.ndim != 4)
+        return "convolutions here are two-dimensional, with a batch";
     if (x.numel() == 0 || y.numel() == 0) return "there is nothing to convolve";
     if (pixel_step(y) < 0) return "the channels of the result do not lie last";
     const Operand& residual = s.operands[3];
@@ -342,9 +343,41 @@ Geometry geometry(const CallSpec& s) {
             padding[1], dilation[0], dilation[1], groups,   activation};
 }
 
+// How many places a kernel takes along a dimension; 0 where it does not fit in.
+int64_t places(int64_t size, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation) {
+    const int64_t free = size + 2 * padding - dilation * (kernel - 1) - 1;
+    return free < 0 ? 0 : free / stride + 1;
+}
+
+// Empty, or why the sizes are not of one convolution: what the ways read and write follows from
+// them alone.
+std::string misfit(const CallSpec& s, const Geometry& g) {
+    constexpr int64_t MOST = int64_t(1) << 31;
+    constexpr double MOST_COPIED = double(int64_t(1) << 48);  // elements, with zeros around
+    for (int64_t n : {g.b, g.c, g.h, g.w, g.oc, g.oh, g.ow, g.kh, g.kw, g.sh, g.sw, g.dh, g.dw,
+                      g.groups, g.ph + 1, g.pw + 1})
+        if (n < 1 || n > MOST) return "a size, stride, padding, dilation or group count is not sane";
+    if (g.c % g.groups || g.oc % g.groups) return "the channels do not divide into the groups";
+    const Operand &x = s.operands[0], &w = s.operands[1], &bias = s.operands[2], &y = s.operands[4];
+    if (y.sizes[0] != x.sizes[0]) return "the result is of another batch";
+    if (w.sizes[0] != g.oc || w.sizes[1] != g.in_group())
+        return "the weight's channels are not those of x and of the result";
+    if (places(g.h, g.kh, g.sh, g.ph, g.dh) != g.oh || places(g.w, g.kw, g.sw, g.pw, g.dw) != g.ow)
+        return "the result's height or width does not follow from the kernel's";
+    if (double(g.b) * double(up(g.c, LANES<float>)) * double(g.h + 2 * g.ph) *
+            double(g.w + 2 * g.pw) > MOST_COPIED)
+        return "the padded input is too large";
+    if (bias.present() && (bias.ndim != 1 || bias.sizes[0] != g.oc))
+        return "the bias is not one number an output channel";
+    if (g.activation > panels::SIGMOID) return "there is no activation of this number";
+    return "";
+}
+
 Call* bind_conv(const CallSpec& s, std::string& why) {
+    if (s.n_in != 4 || s.n_out != 1) return why = "a convolution has 4 inputs, 1 output", nullptr;
     if (!(why = refusal(s)).empty()) return nullptr;
     const Geometry g = geometry(s);
+    if (!(why = misfit(s, g)).empty()) return nullptr;
     const bool fixed = s.operands[1].flags & STATIC, last = s.operands[0].strides[1] == 1;
     return s.operands[0].dtype == F32 ? make<float>(choose<float>(g, fixed, last), g)
                                       : make<double>(choose<double>(g, fixed, last), g);

@@ -194,3 +194,43 @@ def test_what_is_refused(x: torch.Tensor, y: torch.Tensor, said: str) -> None:
     w = torch.zeros(8, 4, *[1] * (x.dim() - 2), dtype=x.dtype)
     with pytest.raises(ExecError, match=said):
         native_call("conv", {}, [x, w, None, None], [y])
+
+
+ALONE = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1, "activation": 0}
+
+
+@pytest.mark.parametrize(
+    ("attrs", "w", "bias", "y", "said"),
+    [
+        ({"groups": 0}, (8, 8, 1, 1), None, (1, 8, 4, 4), "not sane"),
+        ({"groups": 3}, (8, 8, 1, 1), None, (1, 8, 4, 4), "divide"),
+        ({"groups": 2}, (8, 8, 1, 1), None, (1, 8, 4, 4), "weight's channels"),
+        ({"stride": (-1, 1)}, (8, 8, 1, 1), None, (1, 8, 4, 4), "not sane"),
+        ({"dilation": (0, 1)}, (8, 8, 1, 1), None, (1, 8, 4, 4), "not sane"),
+        ({"padding": (-1, 0)}, (8, 8, 1, 1), None, (1, 8, 2, 4), "not sane"),
+        (
+            {"padding": (2**30 - 4, 2**30 - 4), "stride": (2**31, 2**31)},
+            (8, 8, 1, 1),
+            None,
+            (1, 8, 1, 1),
+            "padded input",
+        ),
+        ({"activation": 99}, (8, 8, 1, 1), None, (1, 8, 4, 4), "activation"),
+        ({}, (8, 8, 3, 3), None, (1, 8, 4, 4), "height or width"),
+        ({}, (8, 8, 5, 5), None, (1, 8, 1, 1), "height or width"),
+        ({}, (8, 4, 1, 1), None, (1, 8, 4, 4), "weight's channels"),
+        ({}, (4, 8, 1, 1), None, (1, 8, 4, 4), "weight's channels"),
+        ({}, (8,), None, (1, 8, 4, 4), "two-dimensional"),
+        ({}, (8, 8, 1, 1), (1,), (1, 8, 4, 4), "bias"),
+        ({}, (8, 8, 1, 1), (1, 8), (1, 8, 4, 4), "bias"),
+        ({}, (8, 8, 1, 1), None, (2, 8, 4, 4), "batch"),
+    ],
+)
+def test_sizes_of_no_convolution_are_refused(
+    attrs: dict, w: tuple, bias: tuple | None, y: tuple, said: str
+) -> None:
+    """Each would read or write outside of the operands, or divide by zero."""
+    x, made = (torch.zeros(shape).to(memory_format=LAST) for shape in ((1, 8, 4, 4), y))
+    added = None if bias is None else torch.zeros(bias)
+    with pytest.raises(ExecError, match=said):
+        native_call("conv", {**ALONE, **attrs}, [x, torch.zeros(w), added, None], [made])
