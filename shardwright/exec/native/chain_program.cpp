@@ -5,6 +5,8 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "chain_kernels.h"
+
 namespace shardwright::chain {
 
 namespace {
@@ -38,12 +40,19 @@ Instruction instruction(const std::string& part, const std::string& text) {
     return made;
 }
 
+// Operators with as many operands as they take, which are earlier results: rewriting relies on it.
 void check(const Program& program, const std::string& text) {
     int count = int(program.instructions.size());
-    for (int i = 0; i < count; i++)
-        for (const Argument& a : program.instructions[i].arguments)
+    for (int i = 0; i < count; i++) {
+        const Instruction& made = program.instructions[i];
+        const Kernel* kernel = find_kernel(made.op);
+        if (!kernel) fail(text, "there is no operator '" + made.op + "'");
+        if (kernel->arity != int(made.arguments.size()))
+            fail(text, "wrong number of operands of '" + made.op + "'");
+        for (const Argument& a : made.arguments)
             if (a.source == Argument::RESULT && a.index >= i)
                 fail(text, "instruction %" + std::to_string(i) + " reads a later result");
+    }
     for (int output : program.outputs)
         if (output >= count) fail(text, "an output that no instruction computes");
     if (program.outputs.empty()) fail(text, "there are no outputs");
