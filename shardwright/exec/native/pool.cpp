@@ -109,11 +109,36 @@ template <class T> struct Pool : Call {
     }
 };
 
+// Whether windows along a dimension give `made` results: as many as fit, or one more that reaches
+// over the end and begins before it.
+bool gives(int64_t size, int64_t kernel, int64_t stride, int64_t padding, int64_t made) {
+    const int64_t free = size + 2 * padding - kernel, more = free + stride - 1;
+    const int64_t floor = free < 0 ? 0 : free / stride + 1;
+    int64_t ceil = more < 0 ? 0 : more / stride + 1;
+    if ((ceil - 1) * stride >= size + padding) ceil--;
+    return made == floor || made == ceil;
+}
+
+// Empty, or why the sizes are not of one pool.
+std::string misfit(const Operand& x, const Operand& y, const Shape& s) {
+    constexpr int64_t MOST = int64_t(1) << 31;
+    for (int64_t n : {s.kh, s.kw, s.sh, s.sw, s.ph + 1, s.pw + 1, x.sizes[2] + 1, x.sizes[3] + 1})
+        if (n < 1 || n > MOST) return "a kernel's size, stride or padding is not sane";
+    if (x.sizes[0] != y.sizes[0] || x.sizes[1] != y.sizes[1])
+        return "the result is of another batch, or has other channels";
+    if (!gives(x.sizes[2], s.kh, s.sh, s.ph, y.sizes[2]) ||
+        !gives(x.sizes[3], s.kw, s.sw, s.pw, y.sizes[3]))
+        return "the result's height or width does not follow from the kernel's";
+    return "";
+}
+
 Call* bind_pool(const CallSpec& s, std::string& why) {
+    if (s.n_in != 1 || s.n_out != 1) return why = "a pool has one input and one output", nullptr;
     const Operand &x = s.operands[0], &y = s.operands[1];
     if (!rows::floating(x) || x.dtype != y.dtype)
         return why = "pools here are of f32, or of f64", nullptr;
-    if (x.ndim != 4) return why = "pools here are two-dimensional, with a batch", nullptr;
+    if (x.ndim != 4 || y.ndim != 4)
+        return why = "pools here are two-dimensional, with a batch", nullptr;
     Reader reader(s);
     auto kernel = reader.list<int64_t>(), stride = reader.list<int64_t>(),
          padding = reader.list<int64_t>();
@@ -122,6 +147,7 @@ Call* bind_pool(const CallSpec& s, std::string& why) {
     const bool mean = reader.take<uint8_t>(), count_padding = reader.take<uint8_t>();
     const Shape shape{kernel[0],  kernel[1],  stride[0], stride[1],
                       padding[0], padding[1], mean,      count_padding};
+    if (!(why = misfit(x, y, shape)).empty()) return nullptr;
     const bool last = x.strides[1] == 1 && y.strides[1] == 1;
     if (x.dtype == F32) return new Pool<float>(shape, last);
     return new Pool<double>(shape, last);

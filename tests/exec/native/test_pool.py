@@ -78,3 +78,24 @@ def test_what_is_refused() -> None:
         native_call("pool", attrs, [x[0]], [x[0].clone()])
     with pytest.raises(ExecError, match="two numbers"):
         native_call("pool", {**attrs, "kernel": (1,)}, [x], [x.clone()])
+
+
+@pytest.mark.parametrize(
+    ("attrs", "y", "said"),
+    [
+        ({}, (1, 9, 2, 2), "other channels"),
+        ({}, (2, 2, 2, 2), "another batch"),
+        ({}, (2, 2, 2), "two-dimensional"),
+        ({}, (1, 2, 3, 2), "height or width"),
+        ({}, (1, 2, 2, 1), "height or width"),
+        ({"kernel": (0, 2)}, (1, 2, 2, 2), "not sane"),
+        ({"stride": (2, 0)}, (1, 2, 2, 2), "not sane"),
+        ({"padding": (-1, 0)}, (1, 2, 1, 2), "not sane"),
+        ({"padding": (2**40, 0)}, (1, 2, 1, 2), "not sane"),
+    ],
+)
+def test_sizes_of_no_pool_are_refused(attrs: dict, y: tuple, said: str) -> None:
+    x = torch.zeros(1, 2, 4, 4)
+    alone = {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0), "mean": 0, "count_padding": 0}
+    with pytest.raises(ExecError, match=said):
+        native_call("pool", {**alone, **attrs}, [x], [torch.zeros(y)])
