@@ -51,6 +51,11 @@ bool shape_of(const Operand& q, const Operand& k, const Operand& v, const Operan
         why = "q, k and v differ in batch, heads or depth, or their last dimension has gaps";
         return false;
     }
+    for (int64_t size : {s.batch, s.heads, s.queries, s.keys, s.depth, s.width})
+        if (size < 1) {
+            why = "q, k or v has no elements";
+            return false;
+        }
     if (mask.present() && !broadcast_mask(mask, q, s)) {
         why = "the mask is neither q's dtype nor bool, or does not broadcast to the scores";
         return false;
@@ -135,8 +140,12 @@ template <class T>
 void finish_row(const Head<T>& head, int64_t i, const Row<T>& row) {
     bool blind = row.largest == -INFINITY;
     if (head.lse.at) head.lse.at[i * head.lse.row] = blind ? T(0) : row.largest + std::log(row.sum);
-    T factor = blind ? T(0) : T(1) / row.sum;
     T* y = head.y.at + i * head.y.row;
+    if (blind) {  // not 0 * y: a value that is not seen may be NaN or inf
+        std::memset(y, 0, head.s.width * sizeof(T));
+        return;
+    }
+    T factor = T(1) / row.sum;
     simd::map(head.s.width, [&](simd::Vec<T> v) { return v * factor; }, y, y);
 }
 

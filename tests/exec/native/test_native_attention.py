@@ -204,3 +204,30 @@ def test_what_is_refused() -> None:
     assert "outputs" in refusal([x, x, x, None], [x[..., :4], lse])
     assert "lse" in refusal([x, x, x, x, x, lse[..., :2], None], [x, x, x])
     assert "gradients" in refusal([x, x, x, x, x, lse, None], [x, x, x[:, :, :2]])
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_row_that_sees_no_key_is_zero_whatever_the_values_are(bad: float) -> None:
+    q, k, v = (heads(1, 1, 5, 8, torch.float32) for _ in range(3))
+    v[0, 0, 3] = bad
+    mask = torch.ones(5, 5, dtype=torch.bool)
+    mask[2] = False
+    y, lse = run_forward([q, k, v, mask], {"causal": 0, "scale": 1.0})
+    assert torch.equal(y[0, 0, 2], torch.zeros(8))
+    assert lse[0, 0, 2] == 0
+    assert not y[0, 0, 1].isfinite().any()
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_operands_without_elements_are_refused(place: int) -> None:
+    sizes = [2, 3, 4, 8]
+    sizes[place] = 0
+    q = torch.zeros(sizes)
+    y = torch.zeros(sizes)
+    bound = native_bind("attention", {"causal": 0, "scale": 1.0}, [q, q, q, None], [y, None])
+    assert bound == "q, k or v has no elements"
+    no_keys = torch.zeros(2, 3, 0, 8)
+    full = torch.zeros(2, 3, 4, 8)
+    inputs = [full, no_keys, no_keys, None]
+    bound = native_bind("attention", {"causal": 0, "scale": 1.0}, inputs, [full, None])
+    assert bound == "q, k or v has no elements"
