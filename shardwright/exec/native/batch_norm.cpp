@@ -196,18 +196,22 @@ template <class T> struct BatchNormBwd : Call {
 
 // ------------------------------------------------------------------ binding
 
-// The operands `large` lie like x, the others are one number a channel, or nothing.
+// The operands `large` lie like x, the others are one number a channel; `saved` ones, where they
+// are not needed, may have no element.
 std::string misfit(const CallSpec& spec, int x_number, std::initializer_list<int> large,
-                   std::initializer_list<int> needed) {
+                   std::initializer_list<int> saved, std::initializer_list<int> needed) {
+    auto among = [](std::initializer_list<int> list, int i) {
+        return std::find(list.begin(), list.end(), i) != list.end();
+    };
     const Operand *o = spec.operands, &x = o[x_number];
     if (x.ndim < 2 || x.numel() == 0) return "x is [n, c, ...], and not empty";
     for (int i = 0; i < spec.n_in + spec.n_out; i++) {
         if (!o[i].present()) continue;
         if (o[i].dtype != x.dtype || !floating(x)) return "dtypes";
-        if (std::find(large.begin(), large.end(), i) != large.end()) {
+        if (among(large, i)) {
             if (!alike(o[i], x)) return "strides";
-        } else if (o[i].numel() != 0 && (o[i].numel() != x.sizes[1] || !o[i].contiguous())) {
-            return "a channel's figures";
+        } else if (o[i].numel() != x.sizes[1] || !o[i].contiguous()) {
+            if (o[i].numel() != 0 || !among(saved, i)) return "a channel's figures";
         }
     }
     for (int i : needed)
@@ -220,7 +224,8 @@ Call* bind_batch_norm(const CallSpec& spec, std::string& why) {
     Reader read(spec);
     bool training = read.take<uint8_t>();
     double momentum = read.take<double>(), eps = read.take<double>();
-    why = training ? misfit(spec, 0, {0, 5}, {}) : misfit(spec, 0, {0, 5}, {3, 4});
+    why = training ? misfit(spec, 0, {0, 5}, {6, 7}, {})
+                   : misfit(spec, 0, {0, 5}, {6, 7}, {3, 4});
     if (!why.empty()) return nullptr;
     if (spec.operands[0].dtype == F32) return new BatchNorm<float>(spec, training, momentum, eps);
     return new BatchNorm<double>(spec, training, momentum, eps);
@@ -230,7 +235,8 @@ Call* bind_batch_norm_bwd(const CallSpec& spec, std::string& why) {
     Reader read(spec);
     bool training = read.take<uint8_t>();
     double eps = read.take<double>();
-    why = training ? misfit(spec, 1, {0, 1, 7}, {5, 6}) : misfit(spec, 1, {0, 1, 7}, {3, 4});
+    why = training ? misfit(spec, 1, {0, 1, 7}, {}, {5, 6})
+                   : misfit(spec, 1, {0, 1, 7}, {5, 6}, {3, 4});
     if (!why.empty()) return nullptr;
     if (spec.operands[0].dtype == F32) return new BatchNormBwd<float>(spec, training, eps);
     return new BatchNormBwd<double>(spec, training, eps);

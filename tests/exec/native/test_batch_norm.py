@@ -206,3 +206,14 @@ def test_what_the_kernel_does_not_do_is_refused(x: torch.Tensor, training: int, 
     attrs = {"training": training, "momentum": MOMENTUM, "eps": EPS}
     with pytest.raises(ExecError, match=why):
         native_call("batch_norm", attrs, [x, None, None, None, None], [x, None, None, None, None])
+
+
+@pytest.mark.parametrize("place", [1, 2, 3, 4, 8, 9])
+def test_figures_of_no_channel_are_refused(place: int) -> None:
+    """Only saved statistics may have no element, where nothing needs them."""
+    x = torch.zeros(4, 3, 5)
+    operands = [x, *[None] * 4, x.clone(), *[None] * 4]
+    operands[place] = torch.zeros(0)
+    attrs = {"training": 1, "momentum": MOMENTUM, "eps": EPS}
+    with pytest.raises(ExecError, match="figures"):
+        native_call("batch_norm", attrs, operands[:5], operands[5:])
