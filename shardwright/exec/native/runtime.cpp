@@ -23,12 +23,14 @@ Binder* binders() {
     return table;
 }
 
-// A call with the memory that its spec points to.
+// A call with the memory that its spec points to. Programs may share it, so that the lock is the
+// call's own: it keeps figures and packed weights of its own while it runs or is prepared.
 struct Bound {
     std::vector<Operand> operands;
     std::vector<uint8_t> blob;
     CallSpec spec;
     std::unique_ptr<Call> call;
+    std::mutex busy;
 
     explicit Bound(const CallSpec& given)
         : operands(given.operands, given.operands + given.n_in + given.n_out),
@@ -137,6 +139,7 @@ EXPORT int sw_prepare(void* handle, char* const* bases, int threads) {
         }
         Context context{threads};
         BlasThreads limit(threads);
+        std::lock_guard<std::mutex> lock(bound->busy);
         bound->call->prepare(data.data(), context);
         return 0;
     } catch (const std::exception&) {
@@ -178,6 +181,7 @@ EXPORT int64_t sw_run(void* handle, char* const* bases, int threads) {
         BlasThreads limit(threads);
         for (Bound* bound : program->calls) {
             place(*bound, bases, data.data());
+            std::lock_guard<std::mutex> alone(bound->busy);
             bound->call->run(data.data(), context);
             done++;
         }
