@@ -53,7 +53,8 @@ struct Lists : Call {
     }
 };
 
-// Why the lists do not fit, or nothing: list l may be absent where `needed[l]` is 0.
+// Why the lists do not fit, or nothing: list l is absent where `needed[l]` is 0, as the rule would
+// leave what renews it unwritten.
 std::string misfit(const CallSpec& spec, int n, std::initializer_list<int> needed, bool lr) {
     int list = 0;
     for (int need : needed) {
@@ -61,6 +62,7 @@ std::string misfit(const CallSpec& spec, int n, std::initializer_list<int> neede
             const Operand& parameter = spec.operands[k];
             const Operand& other = spec.operands[list * n + k];
             if (!need && !other.present()) continue;
+            if (!need) return "a list that the attributes do not ask for is there";
             if (!other.present()) return "a list that the attributes ask for is absent";
             if (other.dtype != parameter.dtype || !floating(other)) return "dtypes";
             if (!dense(other) || !alike(parameter, other)) return "strides";

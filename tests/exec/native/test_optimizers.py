@@ -252,3 +252,13 @@ def test_step_counters_advance_in_place_and_apart(dtype: torch.dtype) -> None:
     native_call("step_inc", {"by": 1.0}, counters, counters)
     assert [c.item() for c in counters] == [4, 41]
     assert [c.item() for c in made] == [5, 42]
+
+
+def test_a_list_that_the_rule_does_not_use_is_refused() -> None:
+    """What renews it would be left unwritten."""
+    p, made, lr = torch.zeros(3), [torch.zeros(3) for _ in range(4)], torch.tensor(0.1)
+    with pytest.raises(ExecError, match="do not ask for"):
+        native_call("sgd", {}, [p, p, p, lr], made[:2])
+    attrs = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+    with pytest.raises(ExecError, match="do not ask for"):
+        native_call("adam", attrs, [p, p, p, p, p, torch.tensor(1.0), lr], made)
