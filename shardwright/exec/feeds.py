@@ -3,13 +3,14 @@
 Comes in: tensors by the names of inputs and stored values (or by a stored value's name in a
 checkpoint). Goes out: tensors in the plan's buffers. What always holds: a bound tensor has the
 plan's shape, dtype, device and strides; one that lies otherwise was copied (an input at each run, a
-stored value when it is bound); nothing else bound lies in memory that a run writes.
+stored value when it is bound); nothing else bound lies in memory that a run writes. What a bind
+that was refused had moved is not bound any more, and must be fed again.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 import torch
@@ -29,64 +30,84 @@ class Feeds:
         self._plan = plan
         self._memory = memory
         self._buffer = _names(plan)
-        self._given: dict[int, torch.Tensor] = {}
+        self._given: dict[int, tuple[torch.Tensor, tuple[object, ...]]] = {}
         self._copied: dict[int, torch.Tensor] = {}
         self._renewed = {k for k, b in enumerate(plan.buffers) if b.vid in plan.renewed}
         self._written: list[tuple[int, int, int]] = []
-        self._complete = False
+        self._missing = {k for k, b in enumerate(plan.buffers) if b.kind in ("input", "stored")}
         self.rebound_static = True
         """Whether a static value got other memory since this was last set to False."""
 
     def bind(self, feed: Mapping[str, torch.Tensor]) -> None:
         """Bind what is given; what is not stays as it was. Raises InputError, naming it."""
-        moved = set()
-        for name, tensor in feed.items():
-            buffer = self._buffer.get(name)
-            if buffer is None:
-                known = ", ".join(self._buffer) or "none"
-                raise InputError(f"nothing is named {name!r} to be fed; names are {known}")
-            if self._given.get(buffer) is not tensor or not self._is_where_it_was(buffer, tensor):
-                self._bind(buffer, name, tensor)
-                moved.add(buffer)
-            elif buffer in self._copied:
-                self._copied[buffer].copy_(tensor)
-        if moved:
-            self._separate(moved)
+        moved: set[int] = set()
+        try:
+            for name, tensor in feed.items():
+                self._bind(name, tensor, moved)
+            if moved:
+                self._separate(moved)
+        except BaseException:
+            self.forget(moved)
+            raise
+
+    def forget(self, buffers: Collection[int]) -> None:
+        """Let go of the tensors of these buffers: they must be fed before the next run."""
+        for buffer in buffers:
+            self._given.pop(buffer, None)
+            self._copied.pop(buffer, None)
+            self._memory.release(buffer)
+        self._missing.update(buffers)
+        self._written = [span for span in self._written if span[2] not in self._missing]
 
     def check_complete(self) -> None:
         """Raise InputError where a buffer has no tensor yet."""
-        if self._complete:
-            return
-        missing = [
-            self._plan.lowered.values[buffer.vid].name
-            for k, buffer in enumerate(self._plan.buffers)
-            if buffer.kind in ("input", "stored") and self._memory.held(k) is None
-        ]
-        if missing:
-            raise InputError(f"the feed lacks {', '.join(map(repr, missing))}")
-        self._complete = True
+        if self._missing:
+            named = (
+                self._plan.lowered.values[self._plan.buffers[k].vid].name
+                for k in sorted(self._missing)
+            )
+            raise InputError(f"the feed lacks {', '.join(map(repr, named))}")
+
+    def _bind(self, name: str, tensor: torch.Tensor, moved: set[int]) -> None:
+        """Bind one tensor, or copy it where a copy is bound; what gets other memory is noted."""
+        buffer = self._buffer.get(name)
+        if buffer is None:
+            known = ", ".join(self._buffer) or "none"
+            raise InputError(f"nothing is named {name!r} to be fed; names are {known}")
+        if not self._is_where_it_was(buffer, tensor):
+            self._check(buffer, name, tensor)
+            moved.add(buffer)
+            self._move(buffer, tensor)
+        elif buffer in self._copied:
+            self._copied[buffer].copy_(tensor.detach())
 
     def _is_where_it_was(self, buffer: int, tensor: torch.Tensor) -> bool:
-        if buffer in self._copied:
-            return True
-        return self._memory.bases[buffer] == (tensor.data_ptr() or None)
+        """Whether this very tensor was given last, and nobody changed how it lies since."""
+        given, layout = self._given.get(buffer, (None, ()))
+        if given is not tensor or layout != _layout(tensor):
+            return False
+        return buffer in self._copied or self._memory.bases[buffer] == (tensor.data_ptr() or None)
 
-    def _bind(self, buffer: int, name: str, tensor: torch.Tensor) -> None:
+    def _check(self, buffer: int, name: str, tensor: torch.Tensor) -> None:
+        """Raise InputError where the buffer cannot be this tensor."""
         vid = self._plan.buffers[buffer].vid
-        spec = self._plan.lowered.values[vid]
+        spec, strides = self._plan.lowered.values[vid], self._plan.homes[vid].strides
         check_tensor(name, tensor, spec, self._memory.device)
-        strides = self._plan.homes[vid].strides
-        self._copied.pop(buffer, None)
-        self._given[buffer] = tensor
-        if _lies_as(tensor, strides):
-            self._hold(buffer, tensor.detach())
-        elif vid in self._plan.renewed:
+        if vid in self._plan.renewed and not _lies_as(tensor, strides):
             raise InputError(
                 f"{spec.role} {name!r} has strides {tensor.stride()}, but a run writes to it in "
                 f"place with strides {strides}; give a tensor that lies so"
             )
+
+    def _move(self, buffer: int, tensor: torch.Tensor) -> None:
+        """Let the buffer be the tensor, or a copy that lies as the plan says."""
+        self._copied.pop(buffer, None)
+        self._given[buffer] = tensor, _layout(tensor)
+        if _lies_as(tensor, self._plan.homes[self._plan.buffers[buffer].vid].strides):
+            self._hold(buffer, tensor.detach())
         else:
             self._copy(buffer, tensor)
+        self._missing.discard(buffer)
 
     def _copy(self, buffer: int, tensor: torch.Tensor) -> None:
         """Let the buffer be memory of its own, with the tensor's contents."""
@@ -106,7 +127,7 @@ class Feeds:
             self._written = sorted(
                 (*_span(held), k)
                 for k in self._renewed
-                if (held := self._memory.held(k)) is not None
+                if (held := self._memory.held(k)) is not None and held.numel()
             )
             self._check_apart()
             moved = set(range(1, len(self._plan.buffers)))
@@ -173,6 +194,12 @@ def _lies_as(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
         return False
     pairs = zip(tensor.shape, tensor.stride(), strides, strict=False)
     return tensor.numel() == 0 or all(size == 1 or a == b for size, a, b in pairs)
+
+
+def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
+    """How a tensor lies and what it holds: all that may change in place."""
+    seen_otherwise = tensor.is_conj(), tensor.is_neg()
+    return tensor.shape, tensor.stride(), tensor.dtype, seen_otherwise
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:

@@ -57,6 +57,18 @@ class Memory(Mapping[int, torch.Tensor]):
             self._slots[self._plan.buffers[buffer].vid] = tensor
         return True
 
+    def release(self, buffer: int) -> None:
+        """Let go of a buffer's memory: it must be held anew before it is read."""
+        self._held[buffer] = None
+        self.bases[buffer] = None
+        for vid in self._members.get(buffer, ()):
+            self._slots.pop(vid, None)
+
+    def renew(self, buffer: int) -> None:
+        """Let a buffer be new memory; what it was before is let go of first."""
+        self.release(buffer)
+        self.hold(buffer, self.own(buffer))
+
     def held(self, buffer: int) -> torch.Tensor | None:
         """The tensor that a buffer is; None before one is bound."""
         return self._held[buffer]

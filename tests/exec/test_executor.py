@@ -270,6 +270,71 @@ def test_stored_tensors_that_share_written_memory_are_refused():
         Executor(planned(graph)).run({"a": own[::2], "b": f64(4)})
 
 
+def test_a_refused_feed_binds_nothing():
+    builder = Builder()
+    a, b = counter(builder, "a"), counter(builder, "b")
+    new = builder.call("aten.add.Tensor", a, b)
+    graph = builder.finish(
+        [new], updates={a.id: new.id, b.id: builder.call("aten.relu.default", new).id}
+    )
+    executor, own = Executor(planned(graph)), f64(8)
+    before = own.clone()
+    for _ in range(2):
+        with pytest.raises(InputError, match="share memory"):
+            executor.run({"a": own[:4], "b": own[2:6]})
+    feed = {"a": own[:4], "b": own[2:6]}
+    for _ in range(2):
+        with pytest.raises(InputError, match="share memory"):
+            executor.run(feed)
+    with pytest.raises(InputError, match="lacks 'a', 'b'"):
+        executor.run()
+    assert torch.equal(own, before)
+    apart = {"a": own[:4], "b": own[4:]}
+    assert torch.equal(executor.run(apart)[0], before[:4] + before[4:])
+    with pytest.raises(InputError, match=r"f64\[3\]"):
+        executor.run({"a": f64(3)})
+    executor.run()
+
+
+@both
+def test_empty_tensors_share_no_memory(native):
+    builder = Builder()
+    a, b = counter(builder, "a"), builder.buffer("b", f64(0, 2))
+    new = builder.call("aten.add.Tensor", a, 1.0)
+    none = builder.call("aten.add.Tensor", b, 1.0)
+    graph = builder.finish([new], updates={a.id: new.id, b.id: none.id})
+    own = f64(6)
+    wanted = own[:4] + 1
+    empty = own[1:1].view(0, 2)
+    (found,) = Executor(planned(graph), native=native).run({"a": own[:4], "b": empty})
+    assert torch.equal(found, wanted)
+
+
+@both
+def test_an_input_that_was_turned_in_place(native):
+    builder = Builder()
+    x = builder.input("x", (3, 3), "f64")
+    executor = Executor(
+        planned(builder.finish(builder.call("aten.relu.default", x))), native=native
+    )
+    own = f64(3, 3)
+    for turn in (False, True, True):
+        if turn:
+            own.t_()
+        assert torch.equal(executor.run({"x": own})[0], own.relu())
+
+
+@both
+@pytest.mark.parametrize("strided", [False, True])
+def test_an_input_that_was_resized_in_place(native, strided):
+    executor, graph = Executor(planned(small()), native=native), small()
+    own = f64(3, 2).t() if strided else f64(2, 3)
+    executor.run({"x": own, "fc.weight": contents(graph)[graph.inputs[0] + 1]})
+    own.resize_(1, 3)
+    with pytest.raises(InputError, match=r"f64\[1, 3\]"):
+        executor.run({"x": own})
+
+
 def test_outputs_are_copies_unless_slots_are_asked_for():
     graph = small()
     executor = Executor(planned(graph))
