@@ -52,7 +52,7 @@ class Executor:
         self.refused: Mapping[int, str] = bound.refused
         """Why calls are torch's, by call number."""
         self._has_torch = any(isinstance(segment, TorchSegment) for segment in self.segments)
-        self._unbound: Sequence[int] = [
+        self._owned: Sequence[int] = [
             k for k, buffer in enumerate(plan.buffers) if buffer.kind == "output"
         ]
         self._fresh = self._floating()
@@ -70,9 +70,9 @@ class Executor:
         """
         self.feeds.bind(feed)
         self.feeds.check_complete()
-        for buffer in self._unbound:
-            self.memory.hold(buffer, self.memory.own(buffer))
-        self._unbound = ()
+        for buffer in self._owned:
+            if self.memory.held(buffer) is None:
+                self.memory.renew(buffer)
         return self.memory
 
     def refresh(self) -> None:
@@ -99,7 +99,7 @@ class Executor:
         self.bind_and_alloc_slots(feed or {})
         if copy:
             for buffer in self._fresh:
-                self.memory.hold(buffer, self.memory.own(buffer))
+                self.memory.renew(buffer)
         self.run_bound()
         return self.outputs(copy=copy)
 

@@ -77,16 +77,18 @@ class TaskProgram:
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Run on these tensors; gives the outputs, in order."""
-        executor, feed = self._executor, {}
+        executor, feed, last = self._executor, {}, list(self._last)
         for k, tensor in enumerate(tensors):
             if (own := self._copied.get(k)) is not None:
                 own.copy_(tensor)
                 tensor = own
-            if tensor is not self._last[k]:
-                feed[self._names[k]] = self._last[k] = tensor
-        for buffer in self._fresh:
-            executor.memory.hold(buffer, executor.memory.own(buffer))
+            if tensor is not last[k]:
+                feed[self._names[k]] = last[k] = tensor
+        self._last = [None] * len(last)  # a feed that is refused is given whole the next time
         executor.bind_and_alloc_slots(feed)
+        self._last = last
+        for buffer in self._fresh:
+            executor.memory.renew(buffer)
         executor.run_bound()
         return [
             self._result(k, slot, tensors) for k, slot in enumerate(executor.outputs(copy=False))
