@@ -82,6 +82,9 @@ _OF_ANY_ORDER = (
 GOING_ON = frozenset(f"aten.{name}" for name in (*_NORMS_AND_POOLS, *_VIEWS, *_OF_ANY_ORDER))
 """Operators beside the elementwise ones that lose nothing by channels that lie last."""
 
+_STRICT_VIEW = "aten.view.default"
+"""Of these the one that refuses memory in which it would have to copy."""
+
 FEW_CHANNELS = 8
 """Below these, a convolution reads channels that lie first as well as it would read a copy."""
 
@@ -168,15 +171,21 @@ class _Pass:
         going = node.op in GOING_ON
         if not going and (going := _is_elementwise(node.op)):
             inputs = self._alike(inputs, node)
-        if going:
-            try:
-                return self._emit(node, inputs)
-            except GraphError:  # a view that channels-last memory does not have
-                pass
+        if going and (node.op != _STRICT_VIEW or self._has_view(node, inputs)):
+            return self._emit(node, inputs)
         inputs = [self._taken(value_id, node) for value_id in node.inputs]
         if inputs == [self.rewriter.now(value_id) for value_id in node.inputs]:
             return self.rewriter.keep(node)
         self._emit(node, inputs)
+
+    def _has_view(self, node: IRNode, inputs: list[int]) -> bool:
+        """Whether the shape that a ``view`` asks for is one of memory as it lies now."""
+        values = [self._value(value_id) for value_id in inputs]
+        try:
+            self.rewriter.inference.outputs(node.op, values, node.attrs)
+        except GraphError:
+            return False
+        return True
 
     def _alike(self, inputs: list[int], node: IRNode) -> list[int]:
         """Inputs of an elementwise operator, all of the full shape with their channels last."""

@@ -20,6 +20,7 @@ from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.dtypes import dtype_name
 from shardwright.ir.inference import Inference
 from shardwright.ir.operators import join_call, resolve, signature
+from shardwright.ir.values import contiguous_strides
 from shardwright.tracing.dead_code import live_values
 
 
@@ -216,13 +217,7 @@ def _sized(value: IRValue) -> list[tuple[int, int]]:
 
 def strides_of(value: IRValue) -> tuple[int, ...]:
     """The strides of a value, written out."""
-    if value.strides is not None:
-        return value.strides
-    strides, step = [], 1
-    for size in reversed(value.shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
+    return contiguous_strides(value.shape) if value.strides is None else value.strides
 
 
 def bound(op: str, inputs: Sequence[int], attrs: Mapping[str, Any]) -> dict[str, Any]:
