@@ -7,6 +7,7 @@
     ├── ProfileError        a measurement failed, or its cache or file cannot be read
     ├── PlanError           a plan cannot be made, or does not belong to this graph
     ├── ExecError           a graph cannot be lowered, or an execution plan be made or bound
+    ├── CodegenError        code cannot be generated from a plan or a pipeline
     ├── PipelineError       a pipeline breaks a rule of the format; names rule, task and tensor
     ├── ScheduleError       a schedule cannot be made as asked, lacks work, or can deadlock
     ├── WeightError         a weight file is missing, or lacks a tensor, or holds another shape
@@ -65,6 +66,10 @@ class PlanError(ShardwrightError):
 
 class ExecError(ShardwrightError):
     """A graph cannot be lowered, or an execution plan cannot be made, bound or replayed."""
+
+
+class CodegenError(ShardwrightError):
+    """Code cannot be generated from this plan or pipeline, or not as asked."""
 
 
 class PipelineError(ShardwrightError):

@@ -36,6 +36,9 @@ class IRGraph:
     tensors
         Contents of stored values by value id; on the meta device where nothing was loaded. Not
         part of a graph's equality.
+    training
+        Whether the model was in training mode when it was captured; None where that is not known.
+        Nothing that a graph computes follows from it, and graphs made of this one need not say.
     """
 
     name: str
@@ -47,6 +50,7 @@ class IRGraph:
     in_structure: Arguments | None = None
     out_structure: Tree | None = None
     tensors: dict[int, torch.Tensor] = field(default_factory=dict, compare=False, repr=False)
+    training: bool | None = field(default=None, compare=False, repr=False)
     next_id: int = field(default=0, compare=False, repr=False)
     _taken: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
 

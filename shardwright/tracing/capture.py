@@ -49,7 +49,9 @@ def capture(
     flat = FlatModel(model, arguments)
     contents = contents_of(model)
     program = export_flat(flat, tensors)
-    return ExportedGraph(name or type(model).__name__, flat, program, contents).finish(2)
+    graph = ExportedGraph(name or type(model).__name__, flat, program, contents).finish(2)
+    graph.training = model.training
+    return graph
 
 
 def _take_apart(
