@@ -98,6 +98,7 @@ class Builder:
         *,
         names: Sequence[str] = (),
         placements: Sequence[tuple[int, int]] | None = None,
+        persistent: bool = True,
     ) -> IRValue:
         """A value whose contents lie outside the graph: ``tensor``, possibly on meta.
 
@@ -112,6 +113,7 @@ class Builder:
             device=_device_name(tensor),
             names=names,
             placements=placements,
+            persistent=persistent,
         )
         value.names = value.names or (value.name,)
         self.graph.tensors[value.id] = tensor
@@ -235,6 +237,7 @@ class Builder:
             names=[_under(prefix, name) for name in value.names] if role == value.role else (),
             placements=value.placements if role == value.role else None,
             init=value.init if role == value.role else None,
+            persistent=value.persistent,
         )
         if role == "input":
             self.graph.inputs.append(copy.id)
@@ -378,6 +381,7 @@ def _renumbered(graph: IRGraph, outputs: Sequence[int], updates: Mapping[int, in
             names=value.names,
             placements=value.placements,
             init=value.init,
+            persistent=value.persistent,
         )
         mapping[value.id] = copy.id
 

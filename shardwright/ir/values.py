@@ -86,6 +86,9 @@ class IRValue:
     init
         For stored roles, what the value holds before the first run where nothing stores it:
         ``"zeros"`` for state that does not exist yet; None where contents exist.
+    persistent
+        Whether a checkpoint of the program holds it; not so for some buffers. Not part of a
+        value's equality.
     producer, users
         Node ids. A value without a producer is an input or stored.
     """
@@ -102,6 +105,7 @@ class IRValue:
     init: Init | None = None
     producer: int | None = None
     users: list[int] = field(default_factory=list)
+    persistent: bool = field(default=True, compare=False, repr=False)
 
     @property
     def numel(self) -> int:

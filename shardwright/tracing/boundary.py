@@ -8,7 +8,7 @@ have new contents. What always holds: one tensor is one value, whatever its name
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -30,23 +30,35 @@ class Stored:
     """A tensor that exists before the program: its contents and all its names.
 
     ``role`` is None where it follows from how the module holds the tensor.
+    ``persistent`` says whether a checkpoint holds it.
     """
 
     tensor: torch.Tensor
     names: list[str] = field(default_factory=list)
     role: Owner | None = None
+    persistent: bool = True
 
 
 def contents_of(model: nn.Module) -> dict[str, Stored]:
     """Parameters and buffers by name; tied ones are the same object under several names."""
     found: dict[int, Stored] = {}
     by_name: dict[str, Stored] = {}
+    unsaved = set(_unsaved(model))
     for named in (model.named_parameters, model.named_buffers):
         for name, tensor in named(remove_duplicate=False):
             stored = found.setdefault(id(tensor), Stored(tensor))
             stored.names.append(name)
             by_name[name] = stored
+    for stored in found.values():
+        stored.persistent = not unsaved.issuperset(stored.names)
     return by_name
+
+
+def _unsaved(model: nn.Module) -> Iterator[str]:
+    """The names of buffers that no checkpoint holds."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        for name in module._non_persistent_buffers_set:
+            yield f"{path}.{name}" if path else name
 
 
 class Boundary:
@@ -122,7 +134,13 @@ class Boundary:
         stored = self._contents.get(name) or self._constant(name, entry.target)
         if id(stored) not in self._places:
             role = stored.role or _ROLES[entry.kind]
-            value = self._builder.stored(role, stored.names[0], stored.tensor, names=stored.names)
+            value = self._builder.stored(
+                role,
+                stored.names[0],
+                stored.tensor,
+                names=stored.names,
+                persistent=stored.persistent,
+            )
             if stored.tensor.requires_grad:
                 self._let_flow(value)
             self._places[id(stored)] = self._memory.root(spec, value, role, stored.names[0])
