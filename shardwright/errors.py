@@ -2,12 +2,13 @@
 
     ShardwrightError
     ├── GraphError          an IRGraph breaks a rule, or its text does not parse
+    ├── DrawError           a graph cannot be drawn as asked, or there is no Graphviz
     ├── CaptureError        a model cannot be captured; names the line and what to change
     ├── AnnotationError     a dimension annotation is wrong, or does not allow what is asked
     ├── ProfileError        a measurement failed, or its cache or file cannot be read
     ├── PlanError           a plan cannot be made, or does not belong to this graph
     ├── ExecError           a graph cannot be lowered, or an execution plan be made or bound
-    ├── CodegenError        code cannot be generated from a plan or a pipeline
+    ├── CodegenError        code cannot be generated for a plan or a pipeline
     ├── PipelineError       a pipeline breaks a rule of the format; names rule, task and tensor
     ├── ScheduleError       a schedule cannot be made as asked, lacks work, or can deadlock
     ├── WeightError         a weight file is missing, or lacks a tensor, or holds another shape
@@ -32,6 +33,10 @@ class ShardwrightError(Exception):
 
 class GraphError(ShardwrightError):
     """An IRGraph is not valid, or a text is not the text of one."""
+
+
+class DrawError(ShardwrightError):
+    """A graph cannot be drawn as asked, or Graphviz is not there to lay it out."""
 
 
 class CaptureError(ShardwrightError):
@@ -69,7 +74,7 @@ class ExecError(ShardwrightError):
 
 
 class CodegenError(ShardwrightError):
-    """Code cannot be generated from this plan or pipeline, or not as asked."""
+    """Python cannot be written for what a plan or a pipeline does, or cannot be formatted."""
 
 
 class PipelineError(ShardwrightError):
