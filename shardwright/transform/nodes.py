@@ -49,7 +49,7 @@ class Written:
     place: Place
 
 
-class _Parts(NamedTuple):
+class Parts(NamedTuple):
     """A split node: the layouts that it reads and makes, and its part on each slot."""
 
     axes: tuple[Axis, ...]
@@ -69,7 +69,7 @@ class NodeWriter:
     graph: IRGraph
     slots: Mapping[str, SlotGraph]
     holdings: Holdings
-    known: dict[object, _Parts] = field(default_factory=dict)
+    known: dict[object, Parts] = field(default_factory=dict)
 
     def add(self, node: IRNode, assignment: Assignment) -> Written:
         """Write a node on the slots of its mesh. Raises PlanError."""
@@ -159,16 +159,13 @@ class NodeWriter:
         ]
         made: list[dict[str, int]] = [{} for _ in node.outputs]
         starts = self._ends(mesh)
+        operands = self.operands(node, split, sources)
         for device in mesh.devices:
-            slot = self.slots[device]
-            inputs = [
-                None
-                if source is None or (term and device not in split.first)
-                else slot.value(source.local[device])
-                for source, term in zip(sources, split.terms, strict=True)
-            ]
             values = split.parts[device].emit(
-                slot.builder, inputs, scopes=node.scopes, source=node.source
+                self.slots[device].builder,
+                operands[device],
+                scopes=node.scopes,
+                source=node.source,
             )
             for local, value in zip(made, values, strict=True):
                 local[device] = value.id
@@ -178,7 +175,21 @@ class NodeWriter:
             outputs.append(self.holdings.add(value_id, Holding(mesh, layout, local)))
         return self._written(node, mesh, sources, outputs, starts, split.axes)
 
-    def _split(self, node: IRNode, assignment: Assignment) -> _Parts:
+    def operands(
+        self, node: IRNode, split: Parts, sources: Sequence[Holding | None]
+    ) -> dict[str, list[IRValue | None]]:
+        """What the part on each slot reads: a term to add is read by the first slots alone."""
+        return {
+            device: [
+                None
+                if source is None or (term and device not in split.first)
+                else self.slots[device].value(source.local[device])
+                for source, term in zip(sources, split.terms, strict=True)
+            ]
+            for device in split.parts
+        }
+
+    def _split(self, node: IRNode, assignment: Assignment) -> Parts:
         """Layouts and parts, worked out once for all nodes that do the same."""
         key = (fingerprint(self.graph, node), assignment)
         if key not in self.known:
@@ -189,11 +200,11 @@ class NodeWriter:
         return self.known[key]
 
 
-def _work_out(bound: BoundDimop, assignment: Assignment) -> _Parts:
+def _work_out(bound: BoundDimop, assignment: Assignment) -> Parts:
     mesh, axes = assignment.mesh, [Axis.of(bound, split) for split in assignment.splits]
     count = len(bound.call.inputs)
     coordinates = dict(zip(mesh.devices, mesh.coordinates(), strict=True))
-    return _Parts(
+    return Parts(
         axes=tuple(axes),
         inputs=tuple(wanted(axes, i) for i in range(count)),
         outputs=tuple(
