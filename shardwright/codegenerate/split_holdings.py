@@ -1,0 +1,274 @@
+"""What the slots of split stages hold, with collectives as nodes and borders as ports.
+
+As `shardwright.transform.holdings`, where communications stand between tasks; here they stand in
+the slots' graphs, and autograd goes through them. What always holds of gradients, along each axis:
+
+    value       its gradient
+    Shard       Shard, each slot has the gradient of its part
+    Replicate   Replicate, all of it on every slot
+    Partial     Replicate, since the gradient of a sum is that of each term
+
+Each collective keeps that, by its mirror. From one partition to another a value goes by a port: in
+the layout in which it is held, where both meshes are alike, so that slot gives to slot; whole from
+every slot to every slot, where they are not. Partial sums are added up first.
+
+Inputs are whole, but for the batch along an axis ``data``, of which a slot takes its part. A
+parameter is loaded once a partition, in the layout that is asked for first; other layouts are made
+of that, so that it has one gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shardwright.errors import CodegenError
+from shardwright.ir import IRValue, Scope
+from shardwright.ir.dtypes import torch_dtype
+from shardwright.layout import (
+    Conversion,
+    Layout,
+    Mesh,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    Step,
+)
+from shardwright.layout.ranges import Ranges, shape_of, whole
+from shardwright.planning.mesh import DATA
+from shardwright.transform.holdings import Holding, Holdings
+from shardwright.transform.slots import SlotGraph
+
+Exchange = Mapping[str, int]
+"""The nodes of one collective: its node on each slot."""
+
+
+@dataclass
+class StageHoldings(Holdings):
+    """Holdings whose collectives are nodes of the slots' graphs.
+
+    exchanges
+        The collectives in their order.
+    leaving
+        What leaves a partition for another or as an output, by value.
+    differentiable
+        Values of the graph through which gradients go.
+    """
+
+    exchanges: list[Exchange] = field(default_factory=list)
+    leaving: dict[int, Holding] = field(default_factory=dict)
+    differentiable: set[int] = field(init=False)
+    _copies: dict[tuple[object, ...], Holding] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.differentiable = _differentiable(self)
+        self._nodes = self.graph.node_by_id()
+
+    # --- collectives --------------------------------------------------------------------------
+
+    def exchange(
+        self,
+        op: str,
+        value: IRValue,
+        local: Mapping[str, int],
+        shapes: Mapping[str, Sequence[int]],
+        **attrs: Any,
+    ) -> dict[str, int]:
+        """One collective among slots that have these values; what each gets."""
+        scopes, made, nodes = self._scopes(value), {}, {}
+        for device, given in local.items():
+            builder = self.slots[device].builder
+            result = builder.value(value.name, shapes[device], value.dtype)
+            builder.emit(op, [given], attrs, outputs=[result], scopes=scopes)
+            made[device], nodes[device] = result.id, builder.graph.nodes[-1].id
+        self.exchanges.append(nodes)
+        return made
+
+    def along(self, op: str, value: IRValue, holding: Holding, axis: int) -> Holding:
+        """A holding through a collective that changes no shape, along an axis of its mesh."""
+        local: dict[str, int] = {}
+        for group in holding.mesh.groups(axis):
+            given = {device: holding.local[device] for device in group}
+            shapes = {device: self._value(device, given[device]).shape for device in group}
+            local |= self.exchange(op, value, given, shapes, axis=holding.mesh.axes[axis])
+        return Holding(holding.mesh, holding.layout, local, holding.place)
+
+    def for_parts(self, value: IRValue, holding: Holding, axes: Sequence[int]) -> Holding:
+        """A holding for readers that each do a part of the work along some axes, made once."""
+        for axis in axes:
+            key = (holding.mesh.devices, axis, *holding.local.values())
+            if key not in self._copies:
+                self._copies[key] = self.along("copy_to_parts", value, holding, axis)
+            holding = self._copies[key]
+        return holding
+
+    def _take(
+        self, value: IRValue, holding: Holding, conversion: Conversion, step: Step
+    ) -> Holding:
+        mesh, shape = holding.mesh, value.shape
+        before = dict(zip(mesh.devices, step.before.slices(mesh, shape), strict=True))
+        after = dict(zip(mesh.devices, step.after.slices(mesh, shape), strict=True))
+        local: dict[str, int] = {}
+        for group in conversion.groups(step):
+            given = {device: holding.local[device] for device in group}
+            held, wanted = [before[device] for device in group], [after[device] for device in group]
+            for op, attrs, slices in _collectives(step, held, wanted):
+                shapes = dict(zip(group, map(shape_of, slices), strict=True))
+                axis = mesh.axes[step.axis]
+                given = self.exchange(op, value, given, shapes, axis=axis, **attrs)
+            local |= given
+        return self.add(value.id, Holding(mesh, step.after, local))
+
+    def _value(self, device: str, local: int) -> IRValue:
+        return self.slots[device].value(local)
+
+    def _scopes(self, value: IRValue) -> tuple[Scope, ...]:
+        """The modules around what makes a value and all that read it."""
+        users = [self._nodes[node_id].scopes for node_id in value.users]
+        if value.producer is not None:
+            users.append(self._nodes[value.producer].scopes)
+        if not users or value.id in self.graph.outputs:
+            return ()
+        common = min(users, key=len)
+        while any(scopes[: len(common)] != common for scopes in users):
+            common = common[:-1]
+        return common
+
+    # --- what comes from elsewhere --------------------------------------------------------------
+
+    def _load(self, value: IRValue, mesh: Mesh, layout: Layout) -> Holding:
+        if value.role not in ("input", "param"):
+            return super()._load(value, mesh, layout)
+        held = [holding for holding in self.held.get(value.id, ()) if holding.mesh == mesh]
+        if not held:
+            first = _entering(layout, mesh) if value.role == "input" else layout
+            held = [super()._load(value, mesh, first.normal(mesh, value.shape))]
+        return self._bring(value, held[0], mesh, layout)
+
+    def _new_slice(self, value: IRValue, slot: SlotGraph, ranges: Ranges) -> IRValue:
+        """A slice with its contents; without placements where it is all of what is stored."""
+        made = super()._new_slice(value, slot, ranges)
+        made.persistent = value.persistent
+        if value.placements is None and ranges == whole(value.shape):
+            made.placements = None
+        if made.is_stored and value.id in self.graph.tensors:
+            taken = tuple(slice(start, end) for start, end in ranges)
+            slot.builder.graph.tensors[made.id] = self.graph.tensors[value.id][taken]
+        return made
+
+    def _bring(self, value: IRValue, source: Holding, mesh: Mesh, layout: Layout) -> Holding:
+        if source.mesh != mesh:
+            source = self._enter(value, self.leave(value, source, mesh, layout), mesh)
+        conversion = self._conversion(value, source.layout, layout, mesh)
+        return self._convert(value, source, conversion)
+
+    def leave(self, value: IRValue, source: Holding, mesh: Mesh, layout: Layout) -> Holding:
+        """A value as it leaves its partition for one that wants it in a layout on a mesh."""
+        if value.id not in self.leaving:
+            held = source.layout
+            if value.id in self.graph.outputs:
+                layout = leaving_layout(held, source.mesh)
+            elif (mesh.axes, mesh.sizes) != (source.mesh.axes, source.mesh.sizes):
+                layout = Layout.replicated(source.mesh)
+            else:
+                pairs = zip(held.placements, layout.placements, strict=True)
+                layout = Layout(
+                    tuple(wanted if isinstance(p, Partial) else p for p, wanted in pairs)
+                )
+            layout = layout.normal(source.mesh, value.shape)
+            conversion = self._conversion(value, held, layout, source.mesh)
+            self.leaving[value.id] = self._convert(value, source, conversion)
+        return self.leaving[value.id]
+
+    def _enter(self, value: IRValue, leaving: Holding, mesh: Mesh) -> Holding:
+        """A value as it enters a partition."""
+        known = [holding for holding in self.held[value.id] if holding.mesh == mesh]
+        if known:
+            return known[0]
+        alike = (mesh.axes, mesh.sizes) == (leaving.mesh.axes, leaving.mesh.sizes)
+        layout = leaving.layout if alike else Layout.replicated(mesh)
+        local = {}
+        for device, ranges in zip(mesh.devices, layout.slices(mesh, value.shape), strict=True):
+            builder = self.slots[device].builder
+            shape = shape_of(ranges)
+            strides = value.strides if shape == value.shape else None
+            local[device] = builder.input(value.name, shape, value.dtype, strides=strides).id
+        return self.add(value.id, Holding(mesh, layout, local))
+
+
+def leaving_layout(layout: Layout, mesh: Mesh) -> Layout:
+    """How an output leaves: whole, but for the batch along an axis ``data``."""
+    return Layout(
+        tuple(
+            placement if isinstance(placement, Shard) and axis == DATA else Replicate()
+            for axis, placement in zip(mesh.axes, layout.placements, strict=True)
+        )
+    )
+
+
+_entering = leaving_layout
+
+
+def _collectives(
+    step: Step, before: Sequence[Ranges], after: Sequence[Ranges]
+) -> list[tuple[str, dict[str, Any], Sequence[Ranges]]]:
+    """The collectives of a step: their attributes, and what its members hold behind each."""
+    source, target = step.source, step.target
+    if isinstance(source, Shard) and isinstance(target, Shard):
+        sizes: dict[str, Any] = {
+            "split_dim": target.dim,
+            "split_sizes": _sizes(after, target.dim),
+            "join_dim": source.dim,
+            "join_sizes": _sizes(before, source.dim),
+        }
+        return [("all_to_all", sizes, after)]
+    if isinstance(source, Shard):
+        sizes = {"dim": source.dim, "sizes": _sizes(before, source.dim)}
+        return [("all_gather", sizes, after)]
+    is_sum = isinstance(source, Partial) and source.op == "sum"
+    if isinstance(target, Shard):
+        sizes = {"dim": target.dim, "sizes": _sizes(after, target.dim)}
+        last = ("reduce_scatter" if is_sum else "own_slice", sizes, after)
+        return (
+            [last] if is_sum or isinstance(source, Replicate) else [_extreme(source, before), last]
+        )
+    return [("all_reduce", {}, after)] if is_sum else [_extreme(source, after)]
+
+
+def _extreme(
+    source: Placement, slices: Sequence[Ranges]
+) -> tuple[str, dict[str, Any], Sequence[Ranges]]:
+    """What reduces terms of a maximum or a minimum. Raises CodegenError for other reductions."""
+    op = source.op if isinstance(source, Partial) else ""
+    if op not in ("max", "min"):
+        raise CodegenError(
+            f"slots hold {source}, of which no code is written; let the plan keep the node whole"
+        )
+    return "all_reduce_extreme", {"op": op}, slices
+
+
+def _sizes(slices: Sequence[Ranges], dim: int) -> list[int]:
+    return [ranges[dim][1] - ranges[dim][0] for ranges in slices]
+
+
+def _differentiable(holdings: Holdings) -> set[int]:
+    """Values through which gradients go, if they go to parameters and inputs."""
+    graph = holdings.graph
+    found = {
+        value.id
+        for value in graph.values.values()
+        if value.role in ("param", "input") and _is_continuous(value)
+    }
+    for node in graph.nodes:
+        if node.op != "aten.detach.default" and not found.isdisjoint(node.inputs):
+            made = (graph.values[value_id] for value_id in node.outputs)
+            found.update(value.id for value in made if _is_continuous(value))
+    return found
+
+
+def _is_continuous(value: IRValue) -> bool:
+    dtype = torch_dtype(value.dtype)
+    return dtype.is_floating_point or dtype.is_complex

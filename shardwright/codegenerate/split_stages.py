@@ -1,0 +1,314 @@
+"""Partitions whose work is split over the slots of a mesh: a stage a slot.
+
+Comes in: a graph, and the assignment of each of its nodes to slots. Goes out: a Program in which a
+partition has one stage a slot of its mesh. Nodes are written on slots as `localize` does for a
+pipeline file, with collectives as nodes (`split_holdings`) that keep gradients right
+(`split_nodes`).
+
+What always holds: the collectives of a partition's stages are the same, in one order, so that no
+two slots wait for each other, forward or in autograd's backward, which goes through nodes in the
+reverse of their order. A whole tensor, and a parameter that every slot has all of, gets its whole
+gradient on every slot, where the loss is computed from whole outputs on every slot alike. Where
+the batch is split along an axis ``data``, outputs that have it leave as slices: the loss is then
+the sum of what the slots make of their slices.
+
+A port that is a slice is called ``x[0:4, 0:64]``, of the program's ``x``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from shardwright.codegenerate.collectives import ALONE
+from shardwright.codegenerate.numbering import partition_numbers
+from shardwright.codegenerate.port_names import PortNames
+from shardwright.codegenerate.split_holdings import StageHoldings, leaving_layout
+from shardwright.codegenerate.split_nodes import StageWriter
+from shardwright.codegenerate.stage import Port, Program, Stage
+from shardwright.errors import CodegenError
+from shardwright.ir import Builder, IRGraph, IRNode
+from shardwright.ir.inference import Inference
+from shardwright.ir.structure import leaves
+from shardwright.layout import Cluster, Layout, Mesh
+from shardwright.layout.ranges import format_ranges, whole
+from shardwright.planning.plan import Assignment
+from shardwright.transform.ends import Ends
+from shardwright.transform.holdings import Holding
+from shardwright.transform.slots import SlotGraph
+
+
+def split_stages(
+    graph: IRGraph,
+    assigned: Sequence[Assignment],
+    cluster: Cluster,
+    *,
+    stages: Sequence[int] = (),
+    training: bool = False,
+    notes: Sequence[str] = (),
+    loss: int | None = None,
+) -> Program:
+    """The program of a graph whose nodes are assigned to these meshes.
+
+    ``stages`` is the stage of each node, where they are numbered; else a partition is what one
+    mesh does, or as much of it as can be done before it needs another's. ``loss`` is the output
+    that a training step differentiates. Raises PlanError where a node cannot be split so, and
+    CodegenError where gradients cannot go as it would be split.
+    """
+    numbers = list(stages) or partition_numbers(graph, [a.mesh for a in assigned])
+    return _Splitting(graph, assigned, numbers, cluster).program(training, tuple(notes), loss)
+
+
+class _Splitting:
+    """One graph, split; `program` gives it."""
+
+    def __init__(
+        self,
+        graph: IRGraph,
+        assigned: Sequence[Assignment],
+        numbers: Sequence[int],
+        cluster: Cluster,
+    ) -> None:
+        assert graph.in_structure is not None
+        self.graph = graph
+        self.meshes = _meshes(assigned, numbers)
+        inference = Inference()
+        devices = [device for mesh in self.meshes.values() for device in mesh.devices]
+        slots = {device: SlotGraph.empty(device, inference) for device in devices}
+        self.holdings = StageHoldings(graph, slots, _renamed(cluster, self.meshes))
+        self._write(assigned, numbers)
+        self.leaving = {value_id: self._output(value_id) for value_id in _made(graph)}
+        self.leaving |= self.holdings.leaving
+        self.updates = Ends(graph, self.holdings).updates()
+        self.names = PortNames(graph, [leaf.name for leaf in leaves(graph.in_structure)])
+        self.names.add(set(self.leaving))
+
+    def _write(self, assigned: Sequence[Assignment], numbers: Sequence[int]) -> None:
+        """Write the nodes, partition after partition."""
+        writer = StageWriter(self.graph, self.holdings.slots, self.holdings)
+        for at in sorted(range(len(numbers)), key=numbers.__getitem__):
+            mesh, splits = self.meshes[numbers[at]], assigned[at].splits
+            alike = assigned[at].mesh.sizes == mesh.sizes
+            writer.add(
+                self.graph.nodes[at], Assignment(mesh, splits if alike else (None,) * mesh.ndim)
+            )
+
+    def _output(self, value_id: int) -> Holding:
+        """An output of the graph as it leaves the partition that makes it."""
+        holdings = self.holdings
+        held = holdings.held.get(value_id, ())
+        if not held:
+            last = self.meshes[max(self.meshes)]
+            return holdings.fetch(value_id, last, Layout.replicated(last))
+        mesh = held[0].mesh
+        wanted = leaving_layout(held[0].layout, mesh)
+        return holdings.leave(self.graph.values[value_id], held[0], mesh, wanted)
+
+    def program(self, training: bool, notes: tuple[str, ...], loss: int | None) -> Program:
+        """The stages, with names for what enters and leaves them."""
+        graph, names = self.graph, self.names.found
+        return Program(
+            name=graph.name,
+            partitions=tuple(
+                tuple(self._stages(place, mesh))
+                for place, (_, mesh) in enumerate(sorted(self.meshes.items()))
+            ),
+            inputs=tuple(names[value_id] for value_id in graph.inputs),
+            outputs=tuple(names[value_id] for value_id in graph.outputs),
+            in_structure=graph.in_structure,
+            out_structure=graph.out_structure,
+            training=training,
+            loss=None if loss is None else names[loss],
+            notes=notes,
+        )
+
+    def _stages(self, number: int, mesh: Mesh) -> Iterator[Stage]:
+        """The stages of a partition."""
+        ends = {device: self._ends(device) for device in mesh.devices}
+        live = _live(self.holdings, mesh, {device: end.needed for device, end in ends.items()})
+        for index, device in enumerate(mesh.devices):
+            yield _stage(
+                f"Stage{number}", index, self.holdings.slots[device], ends[device], live[device]
+            )
+
+    def _ends(self, device: str) -> _Ends:
+        """What enters and leaves a slot, by the names of ports."""
+        entering: dict[int, str] = {}
+        leaving: dict[str, int] = {}
+        for value_id, held in self.holdings.held.items():
+            for holding in held:
+                local = holding.local.get(device)
+                if local is not None and self.holdings.slots[device].value(local).role == "input":
+                    entering[local] = self._name(value_id, holding, device)
+        for value_id, holding in self.leaving.items():
+            if device in holding.local:
+                leaving[self._name(value_id, holding, device)] = holding.local[device]
+        updates = {old.value: new.value for old, new in self.updates if old.device == device}
+        return _Ends(entering, leaving, updates)
+
+    def _name(self, value_id: int, holding: Holding, device: str) -> str:
+        """A port's name: of a slice with its ranges."""
+        shape = self.graph.values[value_id].shape
+        at = holding.mesh.devices.index(device)
+        ranges = holding.layout.slices(holding.mesh, shape)[at]
+        name = self.names.found[value_id]
+        return name if ranges == whole(shape) else f"{name}{format_ranges(ranges)}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """What enters and leaves a slot: local values and ports' names, and new contents."""
+
+    entering: Mapping[int, str]
+    leaving: Mapping[str, int]
+    updates: Mapping[int, int]
+
+    @property
+    def needed(self) -> set[int]:
+        """The values that must be there at the end."""
+        return {*self.leaving.values(), *self.updates.values()}
+
+
+def _made(graph: IRGraph) -> Iterator[int]:
+    """The outputs that a stage gives: inputs are the caller's own."""
+    return (v for v in dict.fromkeys(graph.outputs) if graph.values[v].role != "input")
+
+
+# --- meshes ---------------------------------------------------------------------------------------
+
+
+def _meshes(assigned: Sequence[Assignment], numbers: Sequence[int]) -> dict[int, Mesh]:
+    """The mesh of each partition, of slots that no other has."""
+    found: dict[int, dict[Mesh, int]] = {}
+    for assignment, number in zip(assigned, numbers, strict=True):
+        counts = found.setdefault(number, {})
+        counts[assignment.mesh] = counts.get(assignment.mesh, 0) + 1
+    largest = {number: max(counts, key=counts.__getitem__) for number, counts in found.items()}
+    return {
+        number: msgspec.structs.replace(
+            mesh, devices=tuple(_device(number, device) for device in mesh.devices)
+        )
+        for number, mesh in sorted(largest.items())
+    }
+
+
+def _device(number: int, device: str) -> str:
+    """A slot's name for what it does of one partition."""
+    return f"{number}:{device}"
+
+
+def _renamed(cluster: Cluster, meshes: Mapping[int, Mesh]) -> Cluster:
+    """The machines, with slots as partitions call them."""
+    hosts = tuple(
+        tuple(_device(number, device) for number in meshes for device in host)
+        for host in cluster.hosts
+    )
+    return msgspec.structs.replace(cluster, hosts=hosts)
+
+
+# --- what is needed -------------------------------------------------------------------------------
+
+
+def _live(
+    holdings: StageHoldings, mesh: Mesh, needed: Mapping[str, Collection[int]]
+) -> dict[str, set[int]]:
+    """The live nodes of each slot: a collective is live on all of its slots, or on none.
+
+    Raises CodegenError where a slot has no use for what others need of a collective: its backward
+    would not meet theirs.
+    """
+    graphs = {device: holdings.slots[device].builder.graph for device in mesh.devices}
+    live: dict[str, set[int]] = {device: set() for device in mesh.devices}
+    exchanges = [nodes for nodes in holdings.exchanges if live.keys() >= nodes.keys()]
+    while True:
+        before = sum(map(len, live.values()))
+        for device, graph in graphs.items():
+            live[device] = _walk(graph, needed[device], live[device])
+        for nodes in exchanges:
+            if any(node in live[device] for device, node in nodes.items()):
+                for device, node in nodes.items():
+                    live[device].add(node)
+        if before == sum(map(len, live.values())):
+            break
+    _check_read(graphs, exchanges, live, needed)
+    return live
+
+
+def _walk(graph: IRGraph, needed: Collection[int], kept: Collection[int]) -> set[int]:
+    """The nodes that some values and nodes depend on."""
+    values, found = set(needed), set(kept)
+    for node in reversed(graph.nodes):
+        if node.id in found or not values.isdisjoint(node.outputs):
+            found.add(node.id)
+            values.update(node.inputs)
+    return found
+
+
+def _check_read(
+    graphs: Mapping[str, IRGraph],
+    exchanges: Sequence[Mapping[str, int]],
+    live: Mapping[str, set[int]],
+    needed: Mapping[str, Collection[int]],
+) -> None:
+    """Raise CodegenError where only some slots go on with what a collective gives all of them."""
+    nodes = {device: graph.node_by_id() for device, graph in graphs.items()}
+    for exchange in exchanges:
+        members = [(device, nodes[device][node_id]) for device, node_id in exchange.items()]
+        if members[0][1].op in ALONE or members[0][1].id not in live[members[0][0]]:
+            continue
+        unread = [
+            device
+            for device, node in members
+            if not _is_read(graphs[device], node, live[device], needed[device])
+        ]
+        if unread:
+            value = graphs[unread[0]].values[members[0][1].outputs[0]]
+            raise CodegenError(
+                f"slot {unread[0].partition(':')[2]} does nothing with {value.name!r}, which "
+                f"others get by {members[0][1].op}; their gradients would wait for it: let the "
+                "plan split what reads it otherwise"
+            )
+
+
+def _is_read(graph: IRGraph, node: IRNode, live: Collection[int], needed: Collection[int]) -> bool:
+    made = graph.values[node.outputs[0]]
+    return made.id in needed or any(user in live for user in made.users)
+
+
+# --- stages ---------------------------------------------------------------------------------------
+
+
+def _stage(name: str, index: int, slot: SlotGraph, ends: _Ends, live: Collection[int]) -> Stage:
+    """One slot's live nodes as a stage."""
+    graph = slot.builder.graph
+    nodes = [node for node in graph.nodes if node.id in live]
+    outputs = sorted(ends.leaving.items())
+    read = {value_id for node in nodes for value_id in node.inputs}
+    read |= ends.needed
+    inputs = sorted((port, local) for local, port in ends.entering.items() if local in read)
+    builder, mapping = Builder(name), dict[int, int]()
+    for _, local in inputs:
+        mapping[local] = builder.copy_value(graph, graph.values[local]).id
+    for value in graph.stored():
+        if value.id in read:
+            mapping[value.id] = builder.copy_value(graph, value).id
+    for node in nodes:
+        builder.copy_node(graph, node, mapping)
+    made = builder.finish(
+        [mapping[local] for _, local in outputs],
+        updates={mapping[old]: mapping[new] for old, new in ends.updates.items() if old in mapping},
+    )
+    return Stage(
+        name=name,
+        graph=made,
+        inputs=_ports(inputs, made.inputs),
+        outputs=_ports(outputs, made.outputs),
+        index=index,
+    )
+
+
+def _ports(named: Sequence[tuple[str, int]], values: Sequence[int]) -> tuple[Port, ...]:
+    pairs = zip(named, values, strict=True)
+    return tuple(Port(name, value_id) for (name, _), value_id in pairs)

@@ -1,0 +1,108 @@
+"""Models whose work is split over slots, float64, with what they are called with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+WIDTH = 20
+
+
+class Mlp(nn.Module):
+    """Two layers with biases, and a residual around them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 30)
+        self.down = nn.Linear(30, WIDTH)
+        self.head = nn.Linear(WIDTH, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x + self.down(F.gelu(self.up(self.norm(x)))))
+
+
+class Block(nn.Module):
+    """A pre-norm block with a fused projection."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        parts = self.qkv(self.ln_1(x)).split(width, -1)
+        query, key, value = (
+            part.view(batch, length, self.heads, -1).transpose(1, 2) for part in parts
+        )
+        y = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(F.gelu(self.up(self.ln_2(x))))
+
+
+class Decoder(nn.Module):
+    """Blocks between a lookup table and a head that are one parameter."""
+
+    def __init__(self, heads: int = 4, layers: int = 2) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(40, WIDTH)
+        self.places = nn.Embedding(8, WIDTH)
+        self.blocks = nn.ModuleList(Block(heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, 40, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+class UnevenDecoder(Decoder):
+    """Five heads, which no even number of slots shares evenly."""
+
+    def __init__(self) -> None:
+        super().__init__(heads=5)
+
+
+class Gated(nn.Module):
+    """A scale of its own on a partial sum, and a maximum over features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 24), nn.Linear(24, WIDTH)
+        self.scale = nn.Parameter(torch.rand(WIDTH) + 0.5)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.down(torch.tanh(self.up(x))) * self.scale
+        return y, self.up(x).amax(-1)
+
+
+MODELS: dict[str, type[nn.Module]] = {
+    "mlp": Mlp,
+    "decoder": Decoder,
+    "uneven": UnevenDecoder,
+    "gated": Gated,
+}
+
+
+def made(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A model with the same parameters at each call, and its arguments."""
+    torch.manual_seed(0)
+    model = MODELS[name]().double()
+    if name in ("mlp", "gated"):
+        return model, (torch.randn(6, 5, WIDTH, dtype=torch.float64),)
+    return model, (torch.randint(40, (4, 8)),)
+
+
+def weighted(output: Tensor, ranges: tuple[tuple[int, int], ...] = ()) -> Tensor:
+    """A number of which each element of an output has its own share; ``ranges`` are a slice's."""
+    for dim, (start, end) in enumerate(ranges or [(0, size) for size in output.shape]):
+        weight = torch.cos(torch.arange(start, end, dtype=torch.float64) * (dim + 1) + 1)
+        output = output * weight.view(-1, *[1] * (output.ndim - dim - 1))
+    return output.sum()

@@ -1,0 +1,130 @@
+"""One slot of a program that `split_stages` made, run node by node: outputs and gradients.
+
+    python split_rank.py JOB RANK
+
+``JOB`` is a JSON file: ``model`` (a key of `split_models.MODELS`), ``plan`` (keywords of
+`sw.plan`), ``folder`` (where results go), ``slots``. Every slot does its stage of each partition,
+one after another, and saves what leaves as outputs, and the gradients of parameters by their keys
+in a state.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import shardwright as sw
+from shardwright.codegenerate.collectives import COLLECTIVES, is_collective
+from shardwright.codegenerate.split_stages import split_stages
+from shardwright.codegenerate.stage import Program, Stage
+from shardwright.codegenerate.support import exchanges
+from shardwright.codegenerate.support.slices import Piece, piece_of
+from shardwright.codegenerate.support.slots import Slots
+from shardwright.ir import IRGraph
+from shardwright.ir.operators import flatten_results, join_call, resolve
+from shardwright.planning.assemble import planned
+from shardwright.planning.plan import Plan, assignments, cluster_of
+from tests.codegenerate import split_models
+
+
+def main() -> None:
+    job, rank = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2])
+    torch.set_num_threads(1)
+    model, inputs = split_models.made(job["model"])
+    graph = sw.capture(model, inputs)
+    plan = sw.plan(graph, **job["plan"])
+    program = program_of(graph, plan)
+    folder = Path(job["folder"])
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder / 'meeting'}",
+        rank=rank,
+        world_size=job["slots"],
+        timeout=timedelta(seconds=60),
+    )
+    sizes = next(assignment.mesh for assignment in plan.assignments)
+    slots = Slots(dict(zip(sizes.axes, sizes.sizes, strict=True)))
+    torch.save(run(program, graph, inputs, slots, rank), folder / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def program_of(graph: IRGraph, plan: Plan) -> Program:
+    whole = planned(graph, plan)
+    return split_stages(
+        whole, list(assignments(plan, len(whole.nodes))), cluster_of(plan), stages=plan.stages
+    )
+
+
+def run(
+    program: Program, graph: IRGraph, inputs: tuple[torch.Tensor, ...], slots: Slots, rank: int
+) -> dict[str, Any]:
+    """What leaves as outputs, and gradients."""
+    given = dict(zip(program.inputs, inputs, strict=True))
+    ports: dict[str, torch.Tensor] = {}
+    parameters: dict[str, torch.Tensor] = {}
+    for partition in program.partitions:
+        stage = partition[rank]
+        for port in stage.inputs:
+            if port.name not in ports:
+                piece = piece_of(port.name)
+                ports[port.name] = piece.of(given[piece.name])
+        ports |= run_stage(stage, ports, slots, parameters)
+    outputs = {
+        name: tensor
+        for name, tensor in ports.items()
+        if piece_of(name).name in program.outputs and piece_of(name).name not in given
+    }
+    shares = [
+        split_models.weighted(tensor, piece_of(name).ranges) for name, tensor in outputs.items()
+    ]
+    torch.stack(shares).sum().backward()
+    grads = {key: tensor.grad for key, tensor in parameters.items()}
+    return {"outputs": {key: t.detach() for key, t in outputs.items()}, "gradients": grads}
+
+
+def run_stage(
+    stage: Stage,
+    ports: dict[str, torch.Tensor],
+    slots: Slots,
+    parameters: dict[str, torch.Tensor],
+) -> dict[str, torch.Tensor]:
+    """What leaves one stage, by port; its parameters are added to those known."""
+    graph = stage.graph
+    held = {port.value: ports[port.name] for port in stage.inputs}
+    for value in graph.stored():
+        ranges = value.placements
+        key = Piece(value.names[0], ranges).key if ranges else value.names[0]
+        if value.role == "param":
+            if key not in parameters:
+                parameters[key] = graph.tensors[value.id].detach().clone().requires_grad_()
+            held[value.id] = parameters[key]
+        else:
+            held[value.id] = graph.tensors[value.id].clone()
+    for node in graph.nodes:
+        operands = [held[value_id] for value_id in node.inputs]
+        if is_collective(node):
+            rest = {name: node.attrs[name] for name in COLLECTIVES[node.op]}
+            call = getattr(exchanges, node.op)
+            results = [call(operands[0], slots[node.attrs["axis"]], **rest)]
+        else:
+            overload = resolve(node.op)
+            args, kwargs = join_call(overload, operands, node.attrs, torch.device("cpu"))
+            made = overload(*args, **kwargs)
+            results = [made] if isinstance(made, torch.Tensor) else flatten_results(made)
+        for value_id, result in zip(node.results, results, strict=True):
+            if value_id is not None:
+                shape = graph.values[value_id].shape
+                assert tuple(result.shape) == shape, (node.op, result.shape, shape)
+                held[value_id] = result
+    return {port.name: held[port.value] for port in stage.outputs}
+
+
+if __name__ == "__main__":
+    main()

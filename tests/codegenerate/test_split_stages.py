@@ -1,0 +1,123 @@
+"""Stages of split plans: outputs and gradients are the model's, on every slot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import shardwright as sw
+from shardwright.codegenerate.collectives import COLLECTIVES, is_collective
+from shardwright.codegenerate.split_stages import split_stages
+from shardwright.codegenerate.stage import Program
+from shardwright.codegenerate.support.slices import join_state_dicts, piece_of
+from shardwright.ir.validate import validate
+from shardwright.planning.assemble import planned
+from shardwright.planning.plan import assignments, cluster_of
+from tests.codegenerate import split_models
+from tests.codegenerate.ranks import results
+
+TOLERANCE = 1e-10
+
+
+def program_of(name: str, **plan: Any) -> Program:
+    model, inputs = split_models.made(name)
+    graph = sw.capture(model, inputs)
+    made = sw.plan(graph, **plan)
+    whole = planned(graph, made)
+    return split_stages(
+        whole, list(assignments(made, len(whole.nodes))), cluster_of(made), stages=made.stages
+    )
+
+
+def collectives(program: Program) -> list[list[list[tuple[str, Any]]]]:
+    """By partition and slot."""
+    return [
+        [
+            [(n.op, tuple(n.attrs.items())) for n in stage.graph.nodes if is_collective(n)]
+            for stage in partition
+        ]
+        for partition in program.partitions
+    ]
+
+
+PLANS: dict[str, tuple[int, dict[str, Any]]] = {
+    "tensor 2": (2, {"devices": 2, "policy": "tensor"}),
+    "tensor 4": (4, {"devices": 4, "policy": "tensor"}),
+    "data 2": (2, {"devices": 2, "policy": "data"}),
+    "sequence 2": (2, {"devices": 2, "policy": "sequence"}),
+    "data 2 × tensor 2": (4, {"mesh": {"data": 2, "tensor": 2}}),
+    "pipeline 2 × tensor 2": (2, {"mesh": {"pipeline": 2, "tensor": 2}}),
+    "pipeline 2 × data 2": (2, {"mesh": {"pipeline": 2, "data": 2}}),
+    "pipeline 2 × sequence 2": (2, {"mesh": {"pipeline": 2, "sequence": 2}}),
+}
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("name", ["mlp", "decoder", "uneven"])
+def test_slots_communicate_in_one_order(name: str, plan: str) -> None:
+    program = program_of(name, **PLANS[plan][1])
+    for partition in program.partitions:
+        for stage in partition:
+            validate(stage.graph)
+            assert [port.name for port in stage.inputs] == sorted(p.name for p in stage.inputs)
+            assert [port.name for port in stage.outputs] == sorted(p.name for p in stage.outputs)
+    for slots in collectives(program):
+        assert all(found == slots[0] for found in slots)
+        assert {op for op, _ in slots[0]} <= COLLECTIVES.keys()
+    assert any(found for slots in collectives(program) for found in slots)
+
+
+def eager(name: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Outputs by name and gradients by parameter."""
+    model, inputs = split_models.made(name)
+    made = model(*inputs)
+    outputs = (
+        {"output": made}
+        if isinstance(made, torch.Tensor)
+        else {f"output_{i}": tensor for i, tensor in enumerate(made)}
+    )
+    torch.stack([split_models.weighted(tensor) for tensor in outputs.values()]).sum().backward()
+    return (
+        {key: tensor.detach() for key, tensor in outputs.items()},
+        {key: p.grad for key, p in model.named_parameters() if p.grad is not None},
+    )
+
+
+def assert_close(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    assert found
+    for key, tensor in found.items():
+        piece = piece_of(key)
+        whole = piece.of(expected[piece.name])
+        error = (tensor - whole).abs().max()
+        assert tensor.shape == whole.shape, key
+        assert error <= TOLERANCE * max(whole.abs().max().item(), 1e-3), (key, error)
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(110)
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [
+        *(("mlp", plan) for plan in PLANS if plan != "sequence 2"),
+        *(("decoder", plan) for plan in PLANS),
+        ("uneven", "tensor 2"),
+        ("uneven", "tensor 4"),
+        ("uneven", "sequence 2"),
+        ("gated", "tensor 2"),
+        ("gated", "data 2"),
+    ],
+)
+def test_outputs_and_gradients_are_the_models(name: str, plan: str, tmp_path: Path) -> None:
+    slots, keywords = PLANS[plan]
+    outputs, gradients = eager(name)
+    found = results("split_rank.py", {"model": name, "plan": keywords}, slots, tmp_path)
+    for slot in found:
+        assert_close(slot["outputs"], outputs)
+        assert_close(slot["gradients"], gradients)
+    joined = join_state_dicts([slot["gradients"] for slot in found])
+    assert joined.keys() == gradients.keys()
+    assert_close(join_state_dicts([slot["outputs"] for slot in found]), outputs)
