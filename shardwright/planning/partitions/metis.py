@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 import pymetis
 
@@ -24,6 +24,8 @@ from shardwright.planning.parts import PolicyNode
 
 NodeWeight = Callable[[PolicyNode], float]
 EdgeWeight = Callable[[PolicyNode, PolicyNode], float]
+Weighable = TypeVar("Weighable")
+"""Nodes or layers; their text names them in messages."""
 
 OPTIONS = (
     "compress",
@@ -70,7 +72,9 @@ def metis_stages(
 
 
 def weigh_nodes(
-    nodes: Sequence[PolicyNode], function: NodeWeight | None, name: str = "node_weight_function"
+    nodes: Sequence[Weighable],
+    function: Callable[[Weighable], float] | None,
+    name: str = "node_weight_function",
 ) -> list[float]:
     """The weight of each node, 1 by default and where none has any.
 
@@ -81,7 +85,9 @@ def weigh_nodes(
 
 
 def weigh_edges(
-    nodes: Sequence[PolicyNode], workload: Workload, function: EdgeWeight | None
+    nodes: Sequence[Weighable],
+    workload: Workload,
+    function: Callable[[Weighable, Weighable], float] | None,
 ) -> dict[Edge, float]:
     """The weight of each edge, 1 by default. Raises PlanError for what is no weight."""
     edges = [(a, b) for a, readers in enumerate(workload.successors) for b in readers]

@@ -158,11 +158,45 @@ def partition_model(
         slots=slots,
         shards=shards,
     )
-    found = PARTITIONERS[policy](task)
+    return _on_slots(graph, PARTITIONERS[policy](task), axes, machines.cluster.devices)
+
+
+def _on_slots(
+    graph: IRGraph, found: Partition, axes: Mapping[str, int], devices: Sequence[str]
+) -> Partitioned:
+    """A model's nodes on the slots of their stages."""
     copied, stages = with_copies(graph, found.copies, found.stages)
-    meshes = _meshes(axes, machines.cluster.devices, found)
+    meshes = _meshes(axes, devices, found)
     assigned, notes = _assigned(copied, axes, meshes, [found.ranks[stage] for stage in stages])
     return Partitioned(copied, assigned, tuple(stages), found.copies, [*found.notes, *notes])
+
+
+def plan_of_partition(graph: IRGraph, partition: Partition) -> Plan:
+    """The plan of a model that was partitioned before, a slot a replica of a rank.
+
+    Raises PlanError where the partition is of another graph, and for training steps, whose plans
+    have a schedule: `plan` makes those.
+    """
+    if is_step(graph):
+        raise PlanError(
+            f"{graph.name!r} is a training step; plan it with plan(graph, policy=...), which also "
+            "gives its stages a schedule"
+        )
+    if len(partition.stages) != len(graph.nodes):
+        raise PlanError(
+            f"the partition of {partition.graph!r} has stages of {len(partition.stages)} nodes, "
+            f"the graph {graph.name!r} has {len(graph.nodes)}; partition this graph"
+        )
+    devices = tuple(f"d{i}" for i in range(sum(partition.replicas)))
+    found = _on_slots(graph, partition, {PIPELINE: len(partition.replicas)}, devices)
+    made = make_plan(found.graph, partition.policy, devices, found.assigned, found.notes)
+    return msgspec.structs.replace(
+        made,
+        fingerprint=fingerprint_graph(graph),
+        stages=found.stages,
+        copies=found.copies,
+        cluster=Cluster((devices,)),
+    )
 
 
 def _sharing(axes: Mapping[str, int]) -> tuple[int, int]:

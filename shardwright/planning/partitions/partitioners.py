@@ -19,15 +19,22 @@ mixed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import truediv
+from typing import cast, overload
 
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.layout import Cluster
 from shardwright.planning.batch import batch_rows
 from shardwright.planning.partitions.exact import acyclic, contiguous, recut, stages_between
+from shardwright.planning.partitions.layered import (
+    LayerEdgeWeight,
+    LayerWeight,
+    partition_layers,
+)
+from shardwright.planning.partitions.layers import LayerGraph
 from shardwright.planning.partitions.metis import (
     Edge,
     EdgeWeight,
@@ -44,12 +51,9 @@ from shardwright.planning.partitions.partition_task import Task, task_of
 from shardwright.planning.partitions.pipedream import pipedream
 from shardwright.planning.partitions.refine import refine
 from shardwright.planning.partitions.shares import Shares
-from shardwright.planning.partitions.workload import Sent, Workload
+from shardwright.planning.partitions.weighed import weighed_stages
+from shardwright.planning.partitions.workload import Workload
 from shardwright.profiling import Costs
-
-BALANCE = 1.03
-"""METIS's parts may weigh so much more than an even share; refinement goes no further."""
-
 
 # --- policies -------------------------------------------------------------------------------------
 
@@ -186,49 +190,56 @@ def _by_bytes(
 # --- functions ------------------------------------------------------------------------------------
 
 
+@overload
 def metis_partition(
     graph: IRGraph,
     num_partitions: int,
     node_weight_function: NodeWeight | None = None,
     edge_weight_function: EdgeWeight | None = None,
     **metis_options: int,
-) -> Partition:
+) -> Partition: ...
+
+
+@overload
+def metis_partition(
+    graph: LayerGraph,
+    num_partitions: int,
+    node_weight_function: LayerWeight | None = None,
+    edge_weight_function: LayerEdgeWeight | None = None,
+    **metis_options: int,
+) -> LayerGraph: ...
+
+
+def metis_partition(
+    graph: IRGraph | LayerGraph,
+    num_partitions: int,
+    node_weight_function: NodeWeight | LayerWeight | None = None,
+    edge_weight_function: EdgeWeight | LayerEdgeWeight | None = None,
+    **metis_options: int,
+) -> Partition | LayerGraph:
     """The partition that METIS gives, its parts made stages and refined.
 
     ``node_weight_function`` gives the weight of a node (`PolicyNode`: operator, scope, inputs and
     outputs), ``edge_weight_function`` that of an edge from one node to another that reads it; both
     are 1 by default. ``metis_options`` are METIS's own: ``seed``, ``ufactor``, ``niter``, ….
+
+    Of a graph that `build_graph` made the nodes are layers (`LayerNode`), which stay whole, and
+    what is given back is that graph with its partition.
+
     Raises PlanError for a weight that is negative or no number, for an option that METIS has not,
     and for more parts than nodes.
     """
+    if isinstance(graph, LayerGraph):
+        weigh = cast("LayerWeight | None", node_weight_function)
+        weigh_edge = cast("LayerEdgeWeight | None", edge_weight_function)
+        return partition_layers(graph, num_partitions, weigh, weigh_edge, metis_options)
     check_options(metis_options)
     task = task_of(graph, num_partitions)
     nodes = policy_nodes(task.view)
-    weights = weigh_nodes(nodes, node_weight_function)
-    edges = weigh_edges(nodes, task.workload, edge_weight_function)
-    stages, notes = metis_stages(task.workload, num_partitions, weights, edges, metis_options)
-    factor = 1 + metis_options["ufactor"] / 1000 if "ufactor" in metis_options else BALANCE
-    allowed = factor * sum(weights) / num_partitions
-    weighed = _weighed(task.workload, weights, edges)
-    stages = recut(weighed, stages, allowed=allowed)
-    stages = refine(weighed, stages, load=lambda shares: max(allowed, *shares.work))
-    return task.partition(
-        "metis", stages, notes, load=lambda shares: max(allowed, *_sums(weights, shares.stages))
-    )
-
-
-def _sums(weights: Sequence[float], stages: Sequence[int]) -> list[float]:
-    """The weight of each stage."""
-    found = [0.0] * (max(stages) + 1)
-    for weight, stage in zip(weights, stages, strict=True):
-        found[stage] += weight
-    return found
-
-
-def _weighed(workload: Workload, weights: Sequence[float], edges: Mapping[Edge, float]) -> Workload:
-    """The workload in which nodes and edges take what their weights say."""
-    sent = tuple(Sent(a, (b,), weight, 0) for (a, b), weight in edges.items())
-    return replace(workload, seconds=tuple(weights), sent=sent, stored=())
+    weights = weigh_nodes(nodes, cast("NodeWeight | None", node_weight_function))
+    edges = weigh_edges(nodes, task.workload, cast("EdgeWeight | None", edge_weight_function))
+    found = weighed_stages(task.workload, num_partitions, weights, edges, metis_options)
+    return task.partition("metis", found.stages, found.notes, load=found.load)
 
 
 def partition_by_memory(

@@ -1,0 +1,136 @@
+"""A model as its layers: what seed 001 calls the graph, and puts in stages.
+
+Comes in: a graph, and how far down its tree of modules to go. Goes out: a `LayerGraph`, whose nodes
+are layers: calls of modules that are put in a stage whole, and single operators between them. What
+always holds: layers stand in the order of the graph, its forward nodes are all in one of them each,
+and the nodes of a layer stand next to one another; so layers need one another in one direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from shardwright.ir import IRGraph, IRValue
+from shardwright.planning.forward import forward_view
+from shardwright.planning.partitions.metis import policy_nodes
+from shardwright.planning.partitions.partition import Partition
+from shardwright.planning.parts import PolicyNode
+from shardwright.profiling import Costs, Layer
+from shardwright.profiling.granularity import BasicBlocks, units
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerNode:
+    """A layer, as functions that weigh it see it.
+
+    number
+        Its place in the order of layers.
+    name, kind
+        The module's path and class; of a single operator the name of what it makes, and its own.
+    nodes
+        What it does, in the order of the graph.
+    weight
+        What it takes, as it was measured: `forward_time`, `backward_time`, `layer_size` and so on;
+        None where nothing was measured.
+    """
+
+    number: int
+    name: str
+    kind: str
+    nodes: tuple[PolicyNode, ...] = field(repr=False)
+    weight: Layer | None = None
+
+    def __str__(self) -> str:
+        return f"layer {self.number} ({self.name}: {self.kind})"
+
+    @property
+    def scope(self) -> str:
+        """`name`, under the seed's name."""
+        return self.name
+
+    @property
+    def inputs(self) -> tuple[IRValue, ...]:
+        """What it reads that is neither stored nor made in it, each once."""
+        made = {value.id for node in self.nodes for value in node.outputs}
+        return tuple(
+            value for value in self._read() if value.id not in made and not value.is_stored
+        )
+
+    @property
+    def outputs(self) -> tuple[IRValue, ...]:
+        """What it makes that others read or that the graph gives."""
+        inside = {node.node.id for node in self.nodes}
+        graph = self.nodes[0].graph
+        given = {*graph.outputs, *graph.updates.values()}
+        made = (value for node in self.nodes for value in node.outputs)
+        return tuple(v for v in made if v.id in given or not inside.issuperset(v.users))
+
+    @property
+    def stored(self) -> tuple[IRValue, ...]:
+        """The parameters, buffers and constants that it reads, each once."""
+        return tuple(value for value in self._read() if value.is_stored)
+
+    def _read(self) -> Iterable[IRValue]:
+        return {value.id: value for node in self.nodes for value in node.inputs}.values()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerGraph:
+    """A model's graph by its layers, and in stages where it was partitioned.
+
+    graph
+        The graph itself.
+    nodes
+        Its layers.
+    costs
+        What its operators take, where that was measured.
+    partition
+        In which stage each operator is; None before it was partitioned.
+    """
+
+    graph: IRGraph
+    nodes: tuple[LayerNode, ...]
+    costs: Costs | None = None
+    partition: Partition | None = None
+
+    def __str__(self) -> str:
+        if self.partition is not None:
+            return str(self.partition)
+        lines = [f"graph of {self.graph.name}: {len(self.nodes)} layers"]
+        return "\n".join([*lines, *(f"  {node.name}: {node.kind}" for node in self.nodes)])
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """The stage of each layer; none before it was partitioned."""
+        if self.partition is None:
+            return ()
+        return tuple(self.partition.stages[node.nodes[0].number] for node in self.nodes)
+
+
+def layer_graph(
+    graph: IRGraph,
+    *,
+    depth: int | None = None,
+    basic_blocks: BasicBlocks = (),
+    weights: Iterable[Layer] = (),
+    costs: Costs | None = None,
+) -> LayerGraph:
+    """The layers of a graph, ``depth`` modules down (`profiling.granularity.units`).
+
+    ``basic_blocks`` are classes of modules, or their names, that are one layer wherever they stand.
+    A layer has the weight that was measured of its nodes, or of a layer of its name. Raises
+    ProfileError for what is no depth, and for a class that no node is in a module of.
+    """
+    view = forward_view(graph)
+    nodes = {node.node.id: node for node in policy_nodes(view)}
+    weights = list(weights)
+    by_name = {weight.name: weight for weight in weights}
+    by_nodes = {(weight.name, weight.nodes): weight for weight in weights}
+    layers = []
+    for number, unit in enumerate(units(view, view.nodes, depth=depth, basic_blocks=basic_blocks)):
+        ids = tuple(node.id for node in unit.nodes)
+        weight = by_nodes.get((unit.name, ids), by_name.get(unit.name))
+        inside = tuple(nodes[node_id] for node_id in ids)
+        layers.append(LayerNode(number, unit.name, unit.kind, inside, weight))
+    return LayerGraph(graph, tuple(layers), costs)
