@@ -1,0 +1,335 @@
+"""The statements of one forward.
+
+Comes in: its steps in order, what it is given and gives, and how stored values are reached. Goes
+out: lines, each with the program's line as a comment where it is known. What always holds: the
+lines do the steps' work in an order in which data is made before it is read and steps that stay
+keep their places; a name stands for one thing at a time, and is used again once that is not needed.
+
+An expression that is read once, in the same statement of the program, is nested there if that fits
+the width.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shardwright.codegenerate import origins
+from shardwright.codegenerate.expression import Expression
+from shardwright.codegenerate.names import Variables
+from shardwright.codegenerate.step import Loop, Step
+from shardwright.ir.values import Source
+
+INDENT = 8
+"""Spaces before a statement of a method."""
+FREED_BEFORE = 10
+"""Statements that must follow for names to be deleted."""
+
+
+@dataclass(slots=True)
+class Line:
+    """A statement: its text, the comment above it, and the names that it reads and writes."""
+
+    text: str
+    comment: str = ""
+    reads: frozenset[str] = frozenset()
+    writes: tuple[str, ...] = ()
+
+
+class Body(NamedTuple):
+    """A forward: the names of its arguments and of what it gives, and its statements."""
+
+    arguments: tuple[str, ...]
+    results: tuple[str, ...]
+    lines: list[Line]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a forward does.
+
+    updates
+        Buffers, as they are reached, and the values that replace their contents in the end.
+    stored
+        How each stored value is reached that is no argument.
+    names
+        Wanted names by value id.
+    pinned
+        Values whose names stay theirs to the end.
+    """
+
+    steps: Sequence[Step | Loop]
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+    updates: Sequence[tuple[Expression, int]]
+    stored: Mapping[int, Expression]
+    names: Mapping[int, str]
+    pinned: frozenset[int] = frozenset()
+    taken: frozenset[str] = frozenset()
+    verbose: bool = False
+
+
+class _Written(NamedTuple):
+    """An expression with the values whose names stand in it, once for each time it counts."""
+
+    expression: Expression
+    holds: tuple[int, ...]
+    typed: bool
+
+
+def write_body(work: Work) -> Body:
+    """The statements of a forward."""
+    return _Scribe(work).write()
+
+
+@dataclass
+class _Scribe:
+    """Writes one body from the first step to the last."""
+
+    work: Work
+    lines: list[Line] = field(default_factory=list)
+    held: dict[int, str] = field(default_factory=dict)
+    nested: dict[int, _Written] = field(default_factory=dict)
+    declared: set[str] = field(default_factory=set)
+    untyped: dict[str, int] = field(default_factory=dict)
+    source: tuple[str, int] | None = None
+
+    def __post_init__(self) -> None:
+        steps = self.work.steps
+        ends = [*self.work.results, *(value_id for _, value_id in self.work.updates)]
+        self.variables = Variables(self.work.taken)
+        self.left = Counter(ends)
+        self.reader: dict[int, int] = dict.fromkeys(ends, len(steps))
+        for at, step in enumerate(steps):
+            self.left.update(step.reads)
+            for value_id in step.reads:
+                self.reader.setdefault(value_id, at)
+        self.uses = Counter(self.left)
+
+    def write(self) -> Body:
+        for value_id in self.work.arguments:
+            name = self._take(value_id)
+            self.declared.add(name)
+        arguments = tuple(self.held[value_id] for value_id in self.work.arguments)
+        for value_id in self.work.arguments:
+            self._release(value_id)
+        for at, step in enumerate(self.work.steps):
+            if isinstance(step, Loop):
+                self._loop(step)
+            else:
+                self._step(at, step)
+        self._update()
+        results = self._give()
+        lines = list(_with_deletions(self.lines, {*arguments} if self.work.pinned else set()))
+        return Body(arguments, results, lines)
+
+    # --- steps ------------------------------------------------------------------------------
+
+    def _step(self, at: int, step: Step) -> None:
+        written = self._compose(step)
+        while not self._fits(step, written):
+            inner = [value_id for value_id in step.reads if value_id in self.nested]
+            self._unnest(max(inner, key=lambda v: len(self.nested[v].expression.text)))
+            written = self._compose(step)
+        for value_id in step.reads:
+            self.nested.pop(value_id, None)
+        if self._nests(at, step, written):
+            self.nested[step.made[0]] = written
+        else:
+            self._assign(step, written)
+
+    def _compose(self, step: Step) -> _Written:
+        operands: dict[int, Expression] = {}
+        holds: list[int] = []
+        typed = True
+        for value_id in step.reads:
+            if value_id in self.nested:
+                inner = self.nested[value_id]
+                operands[value_id] = inner.expression
+                holds += inner.holds
+                typed &= inner.typed
+            else:
+                operands[value_id] = self._name(value_id)
+                holds.append(value_id)
+        expression = step.expression(operands)
+        typed |= expression.text.startswith(("torch.", "F."))
+        return _Written(expression, tuple(holds), typed and step.typed(expression))
+
+    def _fits(self, step: Step, written: _Written) -> bool:
+        if not any(value_id in self.nested for value_id in step.reads):
+            return True
+        target = sum(len(self.work.names[value_id]) + 4 for value_id in step.made)
+        target += 0 if written.typed else len(": Tensor")
+        return INDENT + target + len(written.expression.text) <= origins.WIDTH
+
+    def _nests(self, at: int, step: Step, written: _Written) -> bool:
+        """Whether the step becomes part of the statement that reads what it makes."""
+        if self.work.verbose or step.stays or len(step.made) != 1 or self.uses[step.made[0]] != 1:
+            return False
+        (value_id,) = step.made
+        steps, reader = self.work.steps, self.reader[value_id]
+        if reader == len(steps):
+            return self.work.results == (value_id,) and at == len(steps) - 1 and written.typed
+        other = steps[reader]
+        return isinstance(other, Step) and _same_place(step.source, other.source)
+
+    def _unnest(self, value_id: int) -> None:
+        """Make a statement of what was to be nested."""
+        steps = (step for step in self.work.steps if isinstance(step, Step))
+        step = next(step for step in steps if value_id in step.made)
+        self._assign(step, self.nested.pop(value_id))
+
+    def _assign(self, step: Step, written: _Written) -> None:
+        reads = self._names(written.holds)
+        for value_id in written.holds:
+            self._count(value_id)
+        made = step.made
+        if step.is_tuple and len(made) > 1:
+            targets = ["_" if v is None else self._take(v) for v in step.makes]
+            target = ", ".join(targets)
+        else:
+            target = ", ".join(self._take(value_id) for value_id in made)
+        writes = tuple(self.held[value_id] for value_id in made)
+        new = [name for name in writes if name not in self.declared]
+        if new and not written.typed:
+            if len(writes) == 1:
+                target += ": Tensor"
+            else:
+                self.untyped.update(dict.fromkeys(new, len(self.lines)))
+        self.declared.update(new)
+        text = f"{target} = {written.expression}" if target else written.expression.text
+        self._add(Line(text, reads=reads, writes=writes), step.source)
+        for value_id in made:
+            self._release(value_id)
+
+    def _loop(self, loop: Loop) -> None:
+        others = [v for at, v in enumerate(loop.arguments) if at != loop.carried]
+        names = [self._name(value_id).text for value_id in loop.arguments]
+        first = loop.first
+        reads = self._names(others)
+        own = first in self.held and self.left[first] == 1 and first not in self.work.pinned
+        if own:
+            name = names[loop.carried]
+            del self.held[first]
+            self._hold(loop.last, name)
+        else:
+            held = self._names([first])
+            name = self._take(loop.last)
+            new = name not in self.declared
+            self.declared.add(name)
+            text = f"{name}{': Tensor' if new else ''} = {names[loop.carried]}"
+            self._add(Line(text, reads=held, writes=(name,)), None)
+        self.left[first] -= 1
+        if not own:
+            self._release(first)
+        for value_id in others:
+            self._count(value_id)
+        names[loop.carried] = name
+        call = f"{name} = {loop.callee}({', '.join(names)})"
+        text = f"for {loop.item} in {loop.over}:\n    {call}"
+        self._add(Line(text, reads=reads | {name}, writes=(name,)), None)
+        self._release(loop.last)
+
+    # --- the end ----------------------------------------------------------------------------
+
+    def _update(self) -> None:
+        """New contents of buffers."""
+        if not self.work.updates:
+            return
+        text, reads = "with torch.no_grad():", frozenset[str]()
+        for buffer, value_id in self.work.updates:
+            text += f"\n    {buffer}.copy_({self._name(value_id)})"
+            reads |= self._names([value_id])
+        self._add(Line(text, reads=reads), None)
+
+    def _give(self) -> tuple[str, ...]:
+        """The return; gives the names of what is returned."""
+        results = self.work.results
+        if not results:
+            return ()
+        if len(results) == 1 and results[0] in self.nested:
+            (written,) = self.nested.values()
+            step = self.work.steps[-1]
+            source = step.source if isinstance(step, Step) else None
+            self._add(
+                Line(f"return {written.expression}", reads=self._names(written.holds)), source
+            )
+            return (self.work.names[results[0]],)
+        names = tuple(self._name(value_id).text for value_id in results)
+        self._add(Line(f"return {', '.join(names)}", reads=self._names(results)), None)
+        if len(names) == 1 and names[0] in self.untyped:
+            self.lines.insert(self.untyped[names[0]], Line(f"{names[0]}: Tensor"))
+        return names
+
+    # --- names ------------------------------------------------------------------------------
+
+    def _add(self, line: Line, source: Source | None) -> None:
+        here = origins.place(source) if source else None
+        if source is not None and here != self.source:
+            line.comment = origins.comment(source, INDENT)
+        self.source = here
+        self.lines.append(line)
+
+    def _name(self, value_id: int) -> Expression:
+        if value_id in self.held:
+            return Expression(self.held[value_id])
+        return self.work.stored[value_id]
+
+    def _names(self, value_ids: Iterable[int]) -> frozenset[str]:
+        return frozenset(self.held[value_id] for value_id in value_ids if value_id in self.held)
+
+    def _take(self, value_id: int) -> str:
+        name = self.variables.take(self.work.names[value_id])
+        self.held[value_id] = name
+        return name
+
+    def _hold(self, value_id: int, name: str) -> None:
+        self.held[value_id] = name
+
+    def _count(self, value_id: int) -> None:
+        self.left[value_id] -= 1
+        self._release(value_id)
+
+    def _release(self, value_id: int) -> None:
+        """Give a name back that nothing reads any more."""
+        if value_id in self.held and not self.left[value_id] and value_id not in self.work.pinned:
+            self.variables.free(self.held[value_id])
+
+
+def _same_place(one: Source | None, other: Source | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return origins.place(one) == origins.place(other)
+
+
+# --- deletions ------------------------------------------------------------------------------------
+
+
+def _with_deletions(lines: Sequence[Line], kept: set[str]) -> Iterable[Line]:
+    """The lines, with names deleted that nothing reads for long: their tensors may be large."""
+    dead: list[str] = []
+    for at, line in enumerate(lines):
+        yield line
+        ahead = lines[at + 1 :]
+        dead = [name for name in dead if name not in line.writes]
+        dead += [
+            name
+            for name in sorted(line.reads | set(line.writes))
+            if name not in kept and name not in dead and _is_idle(name, ahead)
+        ]
+        pause = bool(ahead) and bool(ahead[0].comment)
+        if len(dead) >= 2 and pause and len(ahead) >= FREED_BEFORE:
+            yield Line(f"del {', '.join(dead)}")
+            dead = []
+
+
+def _is_idle(name: str, ahead: Sequence[Line]) -> bool:
+    """Whether nothing reads a name before it is written again, which is not soon."""
+    for at, line in enumerate(ahead):
+        if name in line.reads:
+            return False
+        if name in line.writes:
+            return at >= FREED_BEFORE
+    return True

@@ -1,0 +1,132 @@
+"""The classes of a generated file, equal ones once.
+
+Comes in: one class after another, those inside it before it. Goes out: their names, and in the end
+their texts in that order. What always holds: classes of equal text have one name; comments do not
+count, since they only say where a text came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from shardwright.codegenerate.body import INDENT, Body
+from shardwright.codegenerate.names import ClassNames
+
+MODULE = "nn.Module"
+DICTIONARY = "nn.ModuleDict"
+
+
+class Comment(str):
+    """A line that says where the next one came from."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ClassText:
+    """A class without its name.
+
+    stem
+        The name it should have.
+    base
+        What it is derived from.
+    doc
+        Its docstring, a line each.
+    fields
+        Annotations in its body.
+    parameters
+        Of its constructor, with their types.
+    init
+        The statements of its constructor, behind ``super().__init__()``.
+    forward
+        The lines of its forward, the first its ``def``; empty where it has none.
+    """
+
+    stem: str
+    doc: tuple[str, ...]
+    fields: tuple[str, ...]
+    parameters: tuple[str, ...]
+    init: tuple[str, ...]
+    forward: tuple[str, ...]
+    base: str = MODULE
+
+    @property
+    def key(self) -> object:
+        """What equal classes have in common."""
+        lines = tuple(line for line in self.forward if not isinstance(line, Comment))
+        return self.stem, self.base, self.fields, self.parameters, self.init, lines
+
+    def text(self, name: str) -> str:
+        """The class under a name."""
+        return "\n".join(self._lines(name)) + "\n"
+
+    def _lines(self, name: str) -> Iterable[str]:
+        yield f"class {name}({self.base}):"
+        yield from (f"    {line}".rstrip() for line in self.doc)
+        if self.doc:
+            yield ""
+        yield from (f"    {line}" for line in self.fields)
+        if self.fields:
+            yield ""
+        if self.init or self.parameters:
+            yield f"    def __init__({', '.join(('self', *self.parameters))}) -> None:"
+            yield "        super().__init__()"
+            yield from (f"        {line}" for line in self.init)
+            yield ""
+        yield from (f"    {line}".rstrip() for line in self.forward)
+        if not (self.doc or self.fields or self.init or self.parameters or self.forward):
+            yield "    pass"
+
+
+class _Defined(NamedTuple):
+    name: str
+    text: ClassText
+
+
+@dataclass
+class Classes:
+    """The classes of one file; ``reserved`` are names that they must not take."""
+
+    reserved: Sequence[str] = ()
+    _known: dict[object, _Defined] = field(default_factory=dict)
+    _names: ClassNames = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._names = ClassNames(self.reserved)
+
+    def define(self, text: ClassText, name: str | None = None) -> str:
+        """The name of a class with this text: that of an equal one, or a new one.
+
+        ``name`` is one of those reserved, for a class that stands by itself.
+        """
+        key = (name, text.key)
+        if key not in self._known:
+            self._known[key] = _Defined(name or self._names.take(text.stem), text)
+        return self._known[key].name
+
+    def texts(self) -> list[str]:
+        """The texts of all, each after those that it uses."""
+        return [text.text(name) for name, text in self._known.values()]
+
+
+def forward_lines(body: Body) -> tuple[str, ...]:
+    """A forward as lines of a class."""
+    arguments = ", ".join(("self", *(f"{name}: Tensor" for name in body.arguments)))
+    lines = [f"def forward({arguments}) -> {result_type(len(body.results))}:"]
+    margin = " " * (INDENT - 4)
+    for line in body.lines:
+        if line.comment:
+            lines.append(Comment(f"{margin}{line.comment}"))
+        lines += [f"{margin}{part}" for part in line.text.split("\n")]
+    if not body.lines:
+        lines.append(f"{margin}pass")
+    return tuple(lines)
+
+
+def result_type(count: int) -> str:
+    """The type of so many results."""
+    if not count:
+        return "None"
+    return "Tensor" if count == 1 else f"tuple[{', '.join(['Tensor'] * count)}]"

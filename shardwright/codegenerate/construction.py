@@ -1,0 +1,197 @@
+"""How the modules of a stage are made and reached: constructors, declarations, ties.
+
+Comes in: a stage's tree of modules, and those that have forwards. Goes out: for each module what
+makes it. What always holds: what a module holds is registered under the original's names, and a
+tensor of several names is one object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from shardwright.codegenerate import declarations
+from shardwright.codegenerate.calls import Calls
+from shardwright.codegenerate.classes import DICTIONARY, MODULE
+from shardwright.codegenerate.containers import module_dict, parameter_dict
+from shardwright.codegenerate.expression import Expression
+from shardwright.codegenerate.loops import quoted
+from shardwright.codegenerate.modules import Home, Module
+from shardwright.codegenerate.names import is_plain
+from shardwright.codegenerate.stage import Stage
+from shardwright.ir import IRValue
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A module as its parent makes and calls it.
+
+    constructor, kind
+        The expression that makes it, and its class.
+    arguments, results
+        What its call reads and gives, value ids; of a module that is called.
+    takes, gives
+        Its own names for these.
+    """
+
+    constructor: str
+    kind: str
+    arguments: tuple[int, ...] = ()
+    results: tuple[int, ...] = ()
+    takes: tuple[str, ...] = ()
+    gives: tuple[str, ...] = ()
+
+
+@dataclass(eq=False)
+class Construction:
+    """The modules of one stage; ``write`` makes a class of a module that needs one."""
+
+    stage: Stage
+    calls: Calls
+    write: Callable[[Module], Made]
+    _made: dict[Module, Made | None] = field(default_factory=dict)
+    _live: dict[Module, bool] = field(default_factory=dict)
+
+    def made(self, module: Module) -> Made:
+        """What makes a module that holds or does something."""
+        if module not in self._made:
+            self._made[module] = self._make(module)
+        found = self._made[module]
+        assert found is not None, module.path
+        return found
+
+    def is_live(self, module: Module) -> bool:
+        """Whether a module holds or does anything in this stage."""
+        if module not in self._live:
+            own = bool(module.tensors) or module in self.calls.by_module
+            self._live[module] = own or any(map(self.is_live, module.children.values()))
+        return self._live[module]
+
+    def children(self, module: Module) -> list[Module]:
+        """The modules in a module that hold or do something."""
+        return [child for child in module.children.values() if self.is_live(child)]
+
+    def _make(self, module: Module) -> Made:
+        call = self.calls.by_module.get(module)
+        if call is not None and call.layer is not None:
+            layer = call.layer
+            kind = layer.constructor.partition("(")[0]
+            constructor = layer.constructor + self._frozen(module)
+            return Made(constructor, kind, layer.arguments, layer.results)
+        if call is None and not is_plain_holder(module):
+            children = self.children(module)
+            if not module.tensors:
+                items = [(child.name, self.made(child).constructor) for child in children]
+                return Made(module_dict(items), DICTIONARY)
+            if not children:
+                parameters = [(name, self._parameter(v)) for name, v in module.tensors.items()]
+                return Made(parameter_dict(parameters), "nn.ParameterDict")
+        return self.write(module)
+
+    # --- declarations -----------------------------------------------------------------------
+
+    def base(self, module: Module) -> str:
+        """What the class of a module is derived from: children under numbers need a dictionary."""
+        plain = all(is_plain(child.name) for child in self.children(module))
+        return MODULE if plain else DICTIONARY
+
+    def statements(self, module: Module) -> Iterator[str]:
+        """The constructor of a module's class: tensors, children, ties."""
+        for name, value_id in module.tensors.items():
+            yield from self._declaration(module, name, self.stage.graph.values[value_id])
+        for child in self.children(module):
+            made = self.made(child)
+            place = f"self.{child.name}" if is_plain(child.name) else f"self[{quoted(child.name)}]"
+            yield f"{place} = {made.constructor}"
+        for child in self.children(module):
+            yield from self._frozen_parts(module, child)
+        yield from self._ties(module)
+
+    def fields(self, module: Module) -> Iterator[str]:
+        """Annotations for the tensors of a module whose types its constructor does not tell."""
+        for name, value_id in module.tensors.items():
+            if self.stage.graph.values[value_id].role != "param":
+                yield f"{name}: Tensor"
+
+    def _declaration(self, module: Module, name: str, value: IRValue) -> Iterator[str]:
+        if value.role == "param":
+            leading = self.calls.tree.homes[value.id][0]
+            tied = (leading.module, leading.name) != (module, name)
+            yield f"self.{name}{': Tensor' if tied else ''} = {self._parameter(value.id)}"
+        else:
+            if not declarations.is_told(self.stage.graph, value):
+                yield "# What it holds comes from the model, see create_pipeline_configuration."
+            yield declarations.buffer(self.stage.graph, value, name)
+
+    def _parameter(self, value_id: int) -> str:
+        return declarations.parameter(self.stage.graph, self.stage.graph.values[value_id])
+
+    def _ties(self, module: Module) -> Iterator[str]:
+        """Tensors of several names whose innermost common module this is."""
+        for homes in self.calls.tree.homes.values():
+            leading, *others = homes
+            for home in others:
+                around = set(leading.module.upwards())
+                common = next(m for m in home.module.upwards() if m in around)
+                if common is module:
+                    yield f"{self.tensor(module, home)} = {self.tensor(module, leading)}"
+
+    def _frozen(self, module: Module) -> str:
+        """A call that freezes all of a layer's parameters, where all are frozen."""
+        call = self.calls.by_module[module]
+        assert call.layer is not None
+        parameters = self._parameters_of(call.layer.parameters)
+        graph = self.stage.graph
+        trained = [name for name, v in parameters.items() if declarations.takes_gradient(graph, v)]
+        return ".requires_grad_(False)" if parameters and not trained else ""
+
+    def _frozen_parts(self, module: Module, child: Module) -> Iterator[str]:
+        call = self.calls.by_module.get(child)
+        if call is None or call.layer is None or self._frozen(child):
+            return
+        for name, value in self._parameters_of(call.layer.parameters).items():
+            if not declarations.takes_gradient(self.stage.graph, value):
+                yield f"{self.module(module, child)}.{name}.requires_grad_(False)"
+
+    def _parameters_of(self, parameters: object) -> dict[str, IRValue]:
+        assert isinstance(parameters, dict) or hasattr(parameters, "items")
+        values = self.stage.graph.values
+        pairs = ((name, values[v]) for name, v in parameters.items())
+        return {name: value for name, value in pairs if value.role == "param"}
+
+    # --- reaching -----------------------------------------------------------------------------
+
+    def module(self, start: Module, module: Module) -> Expression:
+        """How a method of ``start`` reaches a module inside it, to call it."""
+        return Expression(self._path(start, module)[0])
+
+    def tensor(self, start: Module, home: Home) -> Expression:
+        """How a method of ``start`` reaches a tensor inside it."""
+        text, module = "self", start
+        if home.module is not start:
+            text, is_known = self._path(start, home.module)
+            module = home.module
+            text = text if is_known else f"cast({self.made(module).kind}, {text})"
+        return Expression(
+            f"{text}.{home.name}" if is_plain(home.name) else f'{text}["{home.name}"]'
+        )
+
+    def _path(self, start: Module, module: Module) -> tuple[str, bool]:
+        """The expression, and whether a type checker knows its class."""
+        text, is_known = "self", True
+        for inner in start.down_to(module):
+            text = text if is_known else f"cast({self.made(inner.parent or start).kind}, {text})"
+            kind = None if inner.parent is start else self.made(inner.parent or start).kind
+            if kind == "nn.Sequential":
+                text, is_known = f"{text}.get_submodule({quoted(inner.name)})", False
+            elif is_plain(inner.name):
+                text, is_known = f"{text}.{inner.name}", True
+            else:
+                text, is_known = f"{text}[{quoted(inner.name)}]", False
+        return text, is_known
+
+
+def is_plain_holder(module: Module) -> bool:
+    """Whether what a module holds can stand in a class: names that may stand behind a dot."""
+    names = [*module.tensors, *module.children]
+    return any(map(is_plain, names)) or bool(module.tensors and module.children)

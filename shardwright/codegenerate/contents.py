@@ -1,0 +1,171 @@
+"""What a buffer holds, as Python.
+
+Comes in: a tensor. Goes out: an expression that makes it, where there is a short one. What always
+holds: evaluated, the expression is the tensor, bit for bit; every form is held against the tensor
+before it is given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+LONGEST = 64
+"""Elements that are written out one by one."""
+LARGEST = 1 << 24
+"""Elements of a tensor that is looked at; a larger one is nothing that code makes."""
+ROTARY_BASES = (10_000.0, 500_000.0, 1_000_000.0, 160_000.0, 100_000.0, 10_000_000.0)
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype, options: str = "") -> str:
+    """``torch.empty(3, 4, dtype=torch.float64)``."""
+    sizes = ", ".join(map(str, shape)) if shape else "()"
+    return f"torch.empty({sizes}{_dtype(dtype)}{options})"
+
+
+def contents(tensor: Tensor, options: str = "") -> str | None:
+    """An expression that makes ``tensor``, None where there is no short one.
+
+    ``options`` is put behind the arguments of what makes it, as ``, device="cpu"``.
+    """
+    if tensor.is_meta or tensor.numel() > LARGEST or tensor.layout is not torch.strided:
+        return None
+    found = tensor.detach().to("cpu", copy=False)
+    for form in _FORMS:
+        for text, made in form(found, options):
+            if _equal(found, made):
+                return text
+    return None
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(_bytes(one), _bytes(other))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _dtype(dtype: torch.dtype, default: torch.dtype = torch.float32) -> str:
+    return "" if dtype == default else f", dtype={dtype}"
+
+
+Candidates = Iterator[tuple[str, Tensor]]
+
+
+def _uniform(tensor: Tensor, options: str) -> Candidates:
+    """Zeros, ones, or one number everywhere."""
+    if not tensor.numel():
+        yield empty(tuple(tensor.shape), tensor.dtype, options), tensor
+        return
+    number = tensor.reshape(-1)[0].item()
+    sizes = ", ".join(map(str, tensor.shape)) if tensor.dim() else "()"
+    named = {0: "zeros", 1: "ones"}.get(number) if not isinstance(number, complex) else None
+    made = torch.full(tuple(tensor.shape), number, dtype=tensor.dtype)
+    if named and tensor.dim():
+        yield f"torch.{named}({sizes}{_dtype(tensor.dtype)}{options})", made
+    if tensor.dim() and tensor.numel() > 1:
+        yield (
+            f"torch.full(({', '.join(map(str, tensor.shape))},), {_number(number)}, "
+            f"dtype={tensor.dtype}{options})",
+            made,
+        )
+
+
+def _counted(tensor: Tensor, options: str) -> Candidates:
+    """Numbers in equal steps along the last dimension."""
+    if not tensor.dim() or tensor.shape[-1] < 3 or tensor.dtype.is_complex:
+        return
+    if tensor.dtype == torch.bool:
+        return
+    row = tensor.reshape(-1, tensor.shape[-1])[0]
+    start, step = row[0].item(), row[1].item() - row[0].item()
+    if not step or int(start) != start or int(step) != step:
+        return
+    start, step = int(start), int(step)
+    stop = start + step * tensor.shape[-1]
+    bounds = f"{stop}" if (start, step) == (0, 1) else f"{start}, {stop}, {step}"
+    bounds = f"{start}, {stop}" if start and step == 1 else bounds
+    made = torch.arange(start, stop, step, dtype=tensor.dtype)
+    text = f"torch.arange({bounds}{_dtype(tensor.dtype, torch.int64)}{options})"
+    if tensor.dim() == 1:
+        yield text, made
+    elif math.prod(tensor.shape[:-1]) == 1:
+        yield f"{text}.reshape({_sizes(tensor)})", made.reshape(tensor.shape)
+    else:
+        yield f"{text}.expand({_sizes(tensor)}).clone()", made.expand(tensor.shape)
+
+
+def _triangular(tensor: Tensor, options: str) -> Candidates:
+    """A causal mask: a lower or an upper triangle of one number in zeros."""
+    if tensor.dim() < 2 or tensor.dtype.is_complex or min(tensor.shape[-2:]) < 2:
+        return
+    rows, columns = tensor.shape[-2:]
+    shape = "" if tensor.dim() == 2 else f".expand({_sizes(tensor)}).clone()"
+    if tensor.dim() > 2 and math.prod(tensor.shape[:-2]) == 1:
+        shape = f".reshape({_sizes(tensor)})"
+    whole = torch.ones(rows, columns, dtype=tensor.dtype)
+    filled = f"torch.ones({rows}, {columns}{_dtype(tensor.dtype)}{options})"
+    for name, made in (("tril", whole.tril()), ("triu", whole.triu(1))):
+        diagonal = ", 1" if name == "triu" else ""
+        yield f"torch.{name}({filled}{diagonal}){shape}", made.expand(tensor.shape)
+    corner = tensor.reshape(-1, rows, columns)[0, 0, -1].item()
+    if corner and tensor.dtype.is_floating_point:
+        made = torch.full((rows, columns), corner, dtype=tensor.dtype).triu(1)
+        filled = (
+            f"torch.full(({rows}, {columns}), {_number(corner)}{_dtype(tensor.dtype)}{options})"
+        )
+        yield f"torch.triu({filled}, 1){shape}", made.expand(tensor.shape)
+
+
+def _rotary(tensor: Tensor, options: str) -> Candidates:
+    """The inverse frequencies of rotary embeddings."""
+    if tensor.dim() != 1 or tensor.numel() < 2 or tensor.dtype != torch.float32:
+        return
+    width = 2 * tensor.numel()
+    for base in ROTARY_BASES:
+        made = 1.0 / (base ** (torch.arange(0, width, 2, dtype=torch.int64).float() / width))
+        steps = f"torch.arange(0, {width}, 2{options})"
+        yield f"1.0 / {base} ** ({steps}.float() / {width})", made
+
+
+def _listed(tensor: Tensor, options: str) -> Candidates:
+    """Every number."""
+    if tensor.numel() <= LONGEST and not tensor.dtype.is_complex and tensor.dtype.itemsize > 1:
+        text = f"torch.tensor({_numbers(tensor.tolist())}, dtype={tensor.dtype}{options})"
+        yield text, torch.tensor(tensor.tolist(), dtype=tensor.dtype)
+    elif tensor.numel() <= LONGEST and tensor.dtype in (torch.bool, torch.int8, torch.uint8):
+        text = f"torch.tensor({_numbers(tensor.tolist())}, dtype={tensor.dtype}{options})"
+        yield text, tensor
+
+
+_FORMS: tuple[Callable[[Tensor, str], Candidates], ...] = (
+    _uniform,
+    _counted,
+    _triangular,
+    _rotary,
+    _listed,
+)
+
+
+def _sizes(tensor: Tensor) -> str:
+    return ", ".join(map(str, tensor.shape))
+
+
+def _numbers(value: object) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_numbers, value))}]"
+    return _number(value)
+
+
+def _number(value: object) -> str:
+    if isinstance(value, float) and math.isnan(value):
+        return "torch.nan"
+    if isinstance(value, float) and math.isinf(value):
+        return "torch.inf" if value > 0 else "-torch.inf"
+    return repr(value)

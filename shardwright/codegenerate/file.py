@@ -1,0 +1,202 @@
+"""A generated file: header, imports, classes, and the function that makes them all.
+
+Comes in: a Program. Goes out: the text of a Python file, not yet formatted. What always holds: the
+text depends on the program alone; it has no date and no path in it.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from shardwright.codegenerate.classes import Classes
+from shardwright.codegenerate.loops import quoted
+from shardwright.codegenerate.spelling import module_of
+from shardwright.codegenerate.stage import Port, Program, Stage
+from shardwright.codegenerate.writer import write_stage
+from shardwright.errors import CodegenError
+from shardwright.version import __version__
+
+IMPORTS = """\
+import math
+from collections import OrderedDict
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+"""
+"""All that a file may need; those that nothing uses are left out when it is formatted."""
+
+SHARE = '''\
+def _share(stage: nn.Module, model: nn.Module) -> None:
+    """Give a stage the parameters and buffers of the model: the very same, not copies."""
+    tensors = dict(model.named_parameters(remove_duplicate=False))
+    tensors |= dict(model.named_buffers(remove_duplicate=False))  # type: ignore[arg-type]
+    for path, module in stage.named_modules():
+        for name in (*module._parameters, *module._buffers):
+            key = f"{path}.{name}" if path else name
+            if key in tensors:
+                setattr(module, name, tensors[key])
+            elif (own := getattr(module, name)) is not None and own.is_meta:
+                raise ValueError(f"the model has no {key!r}; give the model that was partitioned")
+'''
+
+CONFIGURATION = '''\
+def create_pipeline_configuration(
+    model: nn.Module | None = None,
+    debug: bool = False,
+    partitions_only: bool = False,
+    *,
+    DEBUG: bool = False,
+) -> dict[str | int, Any]:
+    """The partitions, with the names of what enters and leaves each, in order.
+
+    They have the parameters and buffers of ``model``, not copies; without a model they have their
+    own. Partition i is moved to ``cuda:i``, counted around where there are fewer devices, unless
+    ``debug`` keeps all where they are. ``partitions_only`` gives the modules alone, by number.
+    """
+    stages: dict[str | int, Any] = {{}}
+    for number, partition in enumerate(({partitions})):
+        if model is None:
+            stage: nn.Module = partition().train({training})
+        else:
+            with torch.device("meta"):
+                stage = partition().train(model.training)
+            _share(stage, model)
+        if torch.cuda.is_available() and not (debug or DEBUG):
+            stage.to(f"cuda:{{number % torch.cuda.device_count()}}")
+        stages[number] = stage
+    if partitions_only:
+        return stages
+    return {{
+        "model inputs": {inputs},
+        "model outputs": {outputs},
+        {configurations}
+    }}
+'''
+
+
+def file_text(program: Program, *, verbose: bool = False) -> str:
+    """The text of a program's file. Raises CodegenError where a partition cannot be written."""
+    stages = [stage for partition in program.partitions for stage in partition]
+    names = _class_names(program)
+    classes = Classes((*names, "create_pipeline_configuration"))
+    for stage in stages:
+        write_stage(program, stage, classes, tuple(_stage_doc(program, stage)), verbose=verbose)
+    parts = [
+        _header(program),
+        IMPORTS + "".join(f"import {name}  # noqa: F401\n" for name in _modules(program)),
+        *classes.texts(),
+        SHARE,
+        _configuration(program, names),
+    ]
+    return "\n\n".join(parts)
+
+
+def _class_names(program: Program) -> list[str]:
+    for partition in program.partitions:
+        if len(partition) != 1:
+            raise CodegenError(
+                f"partition {partition[0].name} is split over {len(partition)} slots, of which "
+                "no code is written yet; plan with stages alone"
+            )
+    return [partition[0].name for partition in program.partitions]
+
+
+# --- header ---------------------------------------------------------------------------------------
+
+
+def _header(program: Program) -> str:
+    count = len(program.partitions)
+    what = f"{program.name} in {count} partitions" if count > 1 else f"{program.name} as one module"
+    mode = "training" if program.training else "evaluation"
+    lines = [
+        f'"""{_safe(what)}, written by shardwright {__version__}.',
+        "",
+        "    stages = create_pipeline_configuration(model, partitions_only=True)",
+        "",
+        *_paragraph(
+            "makes them of the model's own parameters; without a model, of new ones, which "
+            "`load_state_dict` fills. Modules, parameters and buffers have the names that they "
+            "have in the model, and so do checkpoints. A stage's arguments and results are those "
+            "that `create_pipeline_configuration(model)` names, in that order."
+        ),
+        "",
+        *_paragraph(
+            f"The model was captured in {mode} mode, for the shapes of one example. "
+            "Comments name the line of the program that a statement came from."
+        ),
+    ]
+    for note in program.notes:
+        lines += ["", *_paragraph(_safe(note))]
+    return "\n".join([*lines, '"""', "", "from __future__ import annotations"])
+
+
+def _paragraph(text: str) -> list[str]:
+    return textwrap.wrap(text, 100, break_long_words=False)
+
+
+def _safe(text: str) -> str:
+    """Text for a docstring."""
+    return text.replace("\\", "\\\\").replace('"', "'")
+
+
+def _modules(program: Program) -> list[str]:
+    """Modules that register operators which torch does not bring. Raises CodegenError."""
+    stages = (stage for partition in program.partitions for stage in partition)
+    found = {node.op: None for stage in stages for node in stage.graph.nodes if "." in node.op}
+    modules = set()
+    for op in found:
+        module = module_of(op)
+        if module == "":
+            raise CodegenError(
+                f"the operator {op!r} is registered by no module that a generated file could "
+                "import; define it in a module, not in a script's own"
+            )
+        if module is not None:
+            modules.add(module)
+    return sorted(modules)
+
+
+# --- stages ---------------------------------------------------------------------------------------
+
+
+def _stage_doc(program: Program, stage: Stage) -> Iterator[str]:
+    number = [partition[0].name for partition in program.partitions].index(stage.name)
+    of = f"Partition {number} of {_safe(program.name)}" if program.partitions[1:] else program.name
+    yield f'"""{_safe(of)}.'
+    yield ""
+    for title, ports in (("Takes", stage.inputs), ("Gives", stage.outputs)):
+        yield from textwrap.wrap(
+            f"{title} {', '.join(_port(stage, port) for port in ports) or 'nothing'}.",
+            94,
+            subsequent_indent="    ",
+            break_long_words=False,
+        )
+    yield '"""'
+
+
+def _port(stage: Stage, port: Port) -> str:
+    value = stage.graph.values[port.value]
+    return f"{_safe(port.name)} {value.dtype}[{', '.join(map(str, value.shape))}]"
+
+
+def _configuration(program: Program, names: list[str]) -> str:
+    entries = [
+        f'{number}: {{"inputs": {_list(stage.inputs)}, "outputs": {_list(stage.outputs)}, '
+        f'"model": stages[{number}]}},'
+        for number, (stage, *_) in enumerate(program.partitions)
+    ]
+    return CONFIGURATION.format(
+        partitions=", ".join(names) if names[1:] else f"{names[0]},",
+        training=program.training,
+        inputs=f"[{', '.join(map(quoted, program.inputs))}]",
+        outputs=f"[{', '.join(map(quoted, program.outputs))}]",
+        configurations="\n        ".join(entries),
+    )
+
+
+def _list(ports: tuple[Port, ...]) -> str:
+    return f"[{', '.join(quoted(port.name) for port in ports)}]"
