@@ -3,8 +3,9 @@
 Comes in: a pipeline, of a model or of a training step. Goes out: `TaskTimes`. Each slot runs the
 programs of its supertasks one after another, round after round, in the process and in the way in
 which it runs them in a call: compiled, writing over what they may, on tensors like those of the
-pipeline. All slots do so at the same time, as long as the slowest needs; so the times have in them
-that the slots share a machine.
+pipeline. A round is a small step: several microbatches, and one update, which drives out of caches
+what it does not touch. All slots do so at the same time, as long as the slowest needs; so the times
+have in them that the slots share a machine.
 
 What always holds: supertasks of one slot that share a program are measured once; the contents of
 the pipeline stay as they are.
@@ -27,7 +28,7 @@ from shardwright.ir.dtypes import torch_dtype
 from shardwright.pipeline import Document, Pipeline
 from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.profiling.contents import contents
-from shardwright.profiling.memory import peak_bytes
+from shardwright.profiling.memory import Peak, peak_bytes
 from shardwright.profiling.tasks import TaskTime, TaskTimes
 from shardwright.runtime.compiling import Run
 from shardwright.runtime.driver import Driver
@@ -38,6 +39,12 @@ from shardwright.runtime.start import Start, checked
 MEASURE = f"{__name__}:measure_slot"
 WARM_UP = 2
 """Rounds before those that count."""
+MICROBATCHES = 4
+"""The most microbatches of a round: with more of them an update weighs little."""
+
+
+BLOCK = 16 << 20
+"""Bytes; larger ones might come from the system and go back to it."""
 
 
 class Order(msgspec.Struct, frozen=True):
@@ -101,6 +108,20 @@ def measure_slot(slot: Slot, arguments: Any, tensors: Mapping[str, Tensor]) -> d
         return _Measuring(slot, document).over(order)
 
 
+def small_step(document: Document, numbers: Mapping[str, int]) -> list[int]:
+    """The programs of a round: those of a microbatch several times, the others once.
+
+    ``numbers`` is the program of each supertask, in the order of the file.
+    """
+    cut = document.training.microbatches if document.training is not None else None
+    once: dict[str, dict[int, None]] = {"prepare": {}, "update": {}}
+    each: dict[int, None] = {}
+    for task, number in numbers.items():
+        once.get(document.supertasks[task].phase or "", each)[number] = None
+    again = min(cut.n, MICROBATCHES) if cut is not None else 1
+    return [*once["prepare"], *[*each] * again, *once["update"]]
+
+
 class _Measuring:
     """The distinct programs of a slot, by number, each with inputs of its own."""
 
@@ -117,43 +138,56 @@ class _Measuring:
                 if number == len(self._runs):
                     self._runs.append((step.program, self._inputs_of(step)))
                 self._numbers[step.task] = number
+        self._order = small_step(document, self._numbers)
 
     def over(self, order: Order) -> dict[str, Any]:
         """Run round after round, and say what was found."""
+        peaks = [self._peak(*run) for run in self._runs]
+        self._make_room(max((peak.most for peak in peaks), default=0))
         for _ in range(WARM_UP):
-            self._round()
-        rounds = [self._round()]
+            self._round([[] for _ in self._runs])
+        samples: list[list[float]] = [[] for _ in self._runs]
         end = time.perf_counter() + order.seconds
-        while len(rounds) < order.rounds or time.perf_counter() < end:
-            rounds.append(self._round())
-        seconds = [statistics.median(samples) for samples in zip(*rounds, strict=True)]
-        temporary = [self._temporary(*run) for run in self._runs]
-        tasks = {task: (seconds[i], temporary[i]) for task, i in self._numbers.items()}
-        return {"round": sum(seconds), "tasks": tasks}
+        rounds = 0
+        while rounds < order.rounds or time.perf_counter() < end:
+            self._round(samples)
+            rounds += 1
+        seconds = [statistics.median(found) for found in samples]
+        tasks = {
+            task: (seconds[i], peaks[i].most - peaks[i].left) for task, i in self._numbers.items()
+        }
+        return {"round": sum(seconds[i] for i in self._order), "tasks": tasks}
 
-    def _round(self) -> list[float]:
-        """Run each program once, in the order of the file; the seconds of each."""
-        found = []
-        for run, inputs in self._runs:
+    def _round(self, samples: Sequence[list[float]]) -> None:
+        """Run the programs of a round in their order; note the seconds of each run."""
+        for number in self._order:
+            run, inputs = self._runs[number]
             self._wait()
             start = time.perf_counter()
             with torch.no_grad():
                 outputs = run(inputs)
             self._wait()
-            found.append(time.perf_counter() - start)
+            samples[number].append(time.perf_counter() - start)
             del outputs
-        return found
 
     def _wait(self) -> None:
         """Until the device has done what it was given."""
         if self._slot.device.type == "cuda":
             torch.cuda.synchronize(self._slot.device)
 
-    def _temporary(self, run: Run, inputs: list[Tensor]) -> int:
-        """The most bytes beyond a program's inputs and what it leaves."""
+    def _peak(self, run: Run, inputs: list[Tensor]) -> Peak:
+        """The most bytes beyond a program's inputs, and what it leaves."""
         with torch.no_grad():
-            peak = peak_bytes(lambda: run(inputs), self._slot.device)
-        return peak.most - peak.left
+            return peak_bytes(lambda: run(inputs), self._slot.device)
+
+    def _make_room(self, nbytes: int) -> None:
+        """Leave so many bytes free behind what is held, as the microbatches of a step do.
+
+        A worker keeps such memory; what comes from the system instead is slow to touch at first.
+        """
+        if self._slot.device.type == "cpu":
+            blocks = [torch.empty(BLOCK, dtype=torch.uint8) for _ in range(nbytes // BLOCK + 2)]
+            del blocks
 
     def _inputs_of(self, step: Step) -> list[Tensor]:
         """The slot's constants, but for those that the program overwrites, and other tensors."""

@@ -9,7 +9,7 @@ from shardwright.exec import lower
 from shardwright.pipeline import Pipeline
 from shardwright.planning import plan
 from shardwright.profiling import TaskTimes
-from shardwright.runtime.task_times import profile_tasks
+from shardwright.runtime.task_times import profile_tasks, small_step
 from shardwright.tracing import compile_ir
 from shardwright.transform import build
 from tests.graphs import language_model
@@ -115,3 +115,13 @@ def test_what_cannot_be() -> None:
 def test_slots_in_processes_of_their_own_measure_at_the_same_time(training: Pipeline) -> None:
     found = profile_tasks(training, n_iter=1)
     assert set(found.tasks) == computing(training)
+
+
+def test_a_round_is_a_small_step(training: Pipeline) -> None:
+    numbers = {task: i for i, task in enumerate(computing(training))}
+    phases = {i: training.supertasks[task].phase for task, i in numbers.items()}
+    order = small_step(training, numbers)
+    assert set(order) == set(phases)
+    for number, phase in phases.items():
+        assert order.count(number) == (1 if phase in ("prepare", "update") else 2)  # microbatches
+    assert phases[order[-1]] == "update"
