@@ -2,13 +2,15 @@
 
 `Runner` and `run` run a model, a `Session` the steps of a training, which `train` drives; `verify`
 holds a pipeline against its model. `in_process`, `processes` and `torchrun` are the three ways to
-run the slots; each slot has a `host`, which hands what is asked of it to a `worker`.
+run the slots; each slot has a `host`, which hands what is asked of it to a `worker`. A
+`SynchronousPipeline` runs generated code, in this process.
 """
 
 from shardwright.runtime.generator import Generator
 from shardwright.runtime.result import TrainResult, state_dict
 from shardwright.runtime.runner import Runner, run
 from shardwright.runtime.session import Session
+from shardwright.runtime.synchronous import SynchronousPipeline
 from shardwright.runtime.task_times import profile_tasks
 from shardwright.runtime.trainer import train
 from shardwright.runtime.verify import Difference, Report, verify
@@ -22,6 +24,7 @@ __all__ = [
     "Runner",
     "Session",
     "SlotSummary",
+    "SynchronousPipeline",
     "Timeline",
     "TrainResult",
     "profile_tasks",

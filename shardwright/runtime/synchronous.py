@@ -1,0 +1,252 @@
+"""`SynchronousPipeline`: generated partitions as one module, run in this process by GPipe.
+
+Comes in: the dict that ``create_pipeline_configuration`` of a generated file gives. Goes out: a
+module that is called as the model is. What always holds: its parameters and buffers are those of
+the stages, under the model's names; a call has ended when it returns; gradients are what the model
+gives for the same microbatches.
+
+On the CPU each stage has a thread. Where a stage lies on a GPU, or there is one microbatch, the
+caller's thread asks for everything in GPipe's order: GPUs work beside it by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.errors import InputError
+from shardwright.runtime.differentiable import call_stages
+from shardwright.runtime.gpipe import Call
+from shardwright.runtime.microbatching import Cutting, Reduction
+from shardwright.runtime.stage_devices import Copies
+from shardwright.runtime.stages import (
+    devices_of,
+    join_equal_names,
+    places,
+    ties_kept,
+    wiring_of,
+)
+from shardwright.runtime.sweeps import StageThreads
+
+
+class SynchronousPipeline(nn.Module):
+    """Stages of a model, run on microbatches forward and backward.
+
+    configuration
+        What ``create_pipeline_configuration(model)`` of a generated file returns.
+    microbatches
+        In how many a batch is cut, evenly, larger ones first. Stages of a generated file compute
+        with the shapes that they were captured with: those of one microbatch.
+    batch_dim
+        The dimension of inputs and outputs that is cut.
+    batched
+        The inputs that are cut; the others are given whole. If not given, those that are as long
+        along ``batch_dim`` as the first input that has this dimension.
+    reduce
+        For each output without a batch dimension how it is made of those of the microbatches:
+        ``mean`` (weighed by rows; a mean loss), ``sum``, or ``first`` where all are equal.
+    checkpoint
+        Compute activations again in the backward instead of keeping them (GPipe's
+        re-materialization).
+
+    Called with the model's tensors by position, in the order of ``inputs``, or by name; gives its
+    outputs, one tensor or a tuple in the order of ``outputs``. Raises InputError where
+    configuration or arguments do not fit, WorkerError with stage and microbatch where a stage
+    fails. GPipe: Yanping Huang and others, arXiv 1811.06965.
+    """
+
+    def __init__(
+        self,
+        configuration: Mapping[Any, Any],
+        microbatches: int,
+        *,
+        batch_dim: int = 0,
+        batched: Collection[str] | None = None,
+        reduce: Mapping[str, Reduction] | None = None,
+        checkpoint: bool = False,
+    ) -> None:
+        super().__init__()
+        wiring = wiring_of(configuration)
+        join_equal_names(wiring.stages)
+        self._cutting = Cutting(microbatches, batch_dim, batched, reduce)
+        self._cutting.check(wiring.inputs, wiring.outputs)
+        self._stages = wiring.stages
+        self.inputs, self.outputs = wiring.inputs, wiring.outputs
+        self.checkpoint = checkpoint
+        self._copies = Copies()
+        self._threads = StageThreads(len(wiring.stages))
+        self._drawing: dict[tuple[bool, ...], frozenset[int]] = {}
+
+    @property
+    def microbatches(self) -> int:
+        """In how many a batch is cut."""
+        return self._cutting.count
+
+    @property
+    def stages(self) -> tuple[nn.Module, ...]:
+        """The modules of the stages, in order."""
+        return tuple(stage.module for stage in self._stages)
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Any:
+        """The model's outputs; see the class."""
+        given = self._named(args, kwargs)
+        batch = self._cutting.cut(given)
+        made = self._made(batch.parts)
+        found = [
+            given[name]
+            if name in given
+            else self._cutting.join(name, [part[name] for part in made], batch.sizes)
+            for name in self.outputs
+        ]
+        return found[0] if len(found) == 1 else tuple(found)
+
+    def close(self) -> None:
+        """End the threads; a later call begins others. Dropping the pipeline ends them too."""
+        self._threads.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def extra_repr(self) -> str:
+        """What `repr` says of it."""
+        return f"{len(self._stages)} stages, {self.microbatches} microbatches"
+
+    # --- a call ----------------------------------------------------------------------------
+
+    def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The tensors of a call by name, in the model's order. Raises InputError."""
+        given = dict(zip(self.inputs, args, strict=False)) | dict(kwargs)
+        unknown = set(kwargs) - set(self.inputs[len(args) :])
+        if len(args) > len(self.inputs) or unknown or len(given) < len(self.inputs):
+            raise InputError(
+                f"{len(args)} positional arguments and the names {sorted(kwargs)} were given; "
+                f"the inputs are: {', '.join(self.inputs)}"
+            )
+        return {name: _as_tensor(name, given[name]) for name in self.inputs}
+
+    def _made(self, parts: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+        """What the stages make of each microbatch, of that which the model returns."""
+        devices = devices_of(self._stages)
+        threaded = self._runs_in_threads(devices, parts)
+        modes = tuple(module.training for stage in self.stages for module in stage.modules())
+        everything = frozenset(range(len(self._stages)))
+        drawing = self._drawing.get(modes, everything) if threaded else frozenset()
+        generator = torch.get_rng_state() if drawing else None
+        call = Call(
+            stages=self._stages,
+            devices=devices,
+            microbatches=len(parts),
+            wanted=tuple(dict.fromkeys(name for name in self.outputs if name not in self.inputs)),
+            recording=torch.is_grad_enabled() and self._wants_gradients(parts),
+            copies=self._copies,
+            recompute=self.checkpoint,
+            drawing=drawing,
+            seed=int(torch.randint(2**62, ())) if drawing else 0,
+        )
+        made, drew = call_stages(call, parts, self._threads, threaded=threaded)
+        if generator is not None and not drew:
+            torch.set_rng_state(generator)
+        if threaded:
+            self._drawing.setdefault(modes, drew)
+        return made
+
+    def _runs_in_threads(
+        self, devices: Sequence[torch.device | None], parts: Sequence[Mapping[str, Tensor]]
+    ) -> bool:
+        """Whether each stage has a thread: where they all compute on the CPU, at one time."""
+        used = {tensor.device for tensor in parts[0].values()} | set(devices)
+        on_cpu = all(device is None or device.type == "cpu" for device in used)
+        return on_cpu and len(parts) > 1 and len(self._stages) > 1
+
+    def _wants_gradients(self, parts: Sequence[Mapping[str, Tensor]]) -> bool:
+        return any(tensor.requires_grad for part in parts for tensor in part.values()) or any(
+            tensor.requires_grad for stage in self.stages for _, tensor in places(stage)
+        )
+
+    # --- what torch asks of a module -------------------------------------------------------
+    # The stages are no submodules by name, but each is one without a name: what they hold has
+    # the model's names here, and in whatever this module is a part of.
+
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+        """The stages; through them `train`, `eval`, `to` and `apply` find what they change."""
+        for number, stage in enumerate(self.stages):
+            yield f"stage{number}", stage
+
+    def named_modules(
+        self,
+        memo: set[nn.Module] | None = None,
+        prefix: str = "",
+        remove_duplicate: bool = True,
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """All modules by the model's names, under which two stages may have one each."""
+        memo = set() if memo is None else memo
+        if self not in memo:
+            if remove_duplicate:
+                memo.add(self)
+            yield prefix, self
+            for stage in self.stages:
+                yield from stage.named_modules(memo, prefix, remove_duplicate)
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        for stage in self.stages:
+            stage.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Let each stage load what is its own; what none knows is unexpected."""
+        own = {
+            key.removeprefix(prefix): value
+            for key, value in state_dict.items()
+            if key.startswith(prefix)
+        }
+        assign = bool(local_metadata.get("assign_to_params_buffers", False))
+        unknown = dict.fromkeys(own)
+        with ties_kept(self.stages):
+            for stage in self.stages:
+                try:
+                    found = stage.load_state_dict(own, strict=False, assign=assign)
+                except RuntimeError as error:
+                    error_msgs += str(error).splitlines()[1:]
+                    continue
+                missing_keys += [prefix + key for key in found.missing_keys]
+                unknown = {key: None for key in found.unexpected_keys if key in unknown}
+        unexpected_keys += [prefix + key for key in unknown]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        with ties_kept(self.stages):
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+
+def _as_tensor(name: str, given: Any) -> Tensor:
+    """A tensor that was given, or that of a number. Raises InputError."""
+    if isinstance(given, bool | int | float):
+        return torch.tensor(given)
+    if not isinstance(given, Tensor):
+        raise InputError(
+            f"the input {name!r} is a {type(given).__name__}; give a tensor. Those of lists and "
+            "dicts are inputs of their own, by the names that `inputs` lists"
+        )
+    return given
