@@ -75,6 +75,7 @@ class StageHoldings(Holdings):
         value: IRValue,
         local: Mapping[str, int],
         shapes: Mapping[str, Sequence[int]],
+        /,
         **attrs: Any,
     ) -> dict[str, int]:
         """One collective among slots that have these values; what each gets."""

@@ -1,23 +1,16 @@
 """One slot of a program that `split_stages` made, run node by node: outputs and gradients.
 
-    python split_rank.py JOB RANK
-
-``JOB`` is a JSON file: ``model`` (a key of `split_models.MODELS`), ``plan`` (keywords of
-`sw.plan`), ``folder`` (where results go), ``slots``. Every slot does its stage of each partition,
-one after another, and saves what leaves as outputs, and the gradients of parameters by their keys
-in a state.
+A job has ``model`` (a key of `split_models.MODELS`) and ``plan`` (keywords of `sw.plan`). Every
+slot does its stage of each partition, one after another, and saves what leaves as outputs, and the
+gradients of parameters by their keys in a state.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from datetime import timedelta
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 import shardwright as sw
 from shardwright.codegenerate.collectives import COLLECTIVES, is_collective
@@ -33,26 +26,19 @@ from shardwright.planning.plan import Plan, assignments, cluster_of
 from tests.codegenerate import split_models
 
 
-def main() -> None:
-    job, rank = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2])
-    torch.set_num_threads(1)
+def prepare(job: Mapping[str, Any]) -> Callable[[int], Any]:
+    """What a rank does."""
     model, inputs = split_models.made(job["model"])
     graph = sw.capture(model, inputs)
     plan = sw.plan(graph, **job["plan"])
     program = program_of(graph, plan)
-    folder = Path(job["folder"])
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder / 'meeting'}",
-        rank=rank,
-        world_size=job["slots"],
-        timeout=timedelta(seconds=60),
-    )
-    sizes = next(assignment.mesh for assignment in plan.assignments)
-    slots = Slots(dict(zip(sizes.axes, sizes.sizes, strict=True)))
-    torch.save(run(program, graph, inputs, slots, rank), folder / f"{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
+    mesh = plan.assignments[0].mesh
+
+    def work(rank: int) -> dict[str, Any]:
+        slots = Slots(dict(zip(mesh.axes, mesh.sizes, strict=True)))
+        return run(program, inputs, slots, rank)
+
+    return work
 
 
 def program_of(graph: IRGraph, plan: Plan) -> Program:
@@ -63,7 +49,7 @@ def program_of(graph: IRGraph, plan: Plan) -> Program:
 
 
 def run(
-    program: Program, graph: IRGraph, inputs: tuple[torch.Tensor, ...], slots: Slots, rank: int
+    program: Program, inputs: tuple[torch.Tensor, ...], slots: Slots, rank: int
 ) -> dict[str, Any]:
     """What leaves as outputs, and gradients."""
     given = dict(zip(program.inputs, inputs, strict=True))
@@ -124,7 +110,3 @@ def run_stage(
                 assert tuple(result.shape) == shape, (node.op, result.shape, shape)
                 held[value_id] = result
     return {port.name: held[port.value] for port in stage.outputs}
-
-
-if __name__ == "__main__":
-    main()

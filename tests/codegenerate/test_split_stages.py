@@ -114,7 +114,7 @@ def assert_close(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch
 def test_outputs_and_gradients_are_the_models(name: str, plan: str, tmp_path: Path) -> None:
     slots, keywords = PLANS[plan]
     outputs, gradients = eager(name)
-    found = results("split_rank.py", {"model": name, "plan": keywords}, slots, tmp_path)
+    found = results("split_rank", {"model": name, "plan": keywords}, slots, tmp_path)
     for slot in found:
         assert_close(slot["outputs"], outputs)
         assert_close(slot["gradients"], gradients)
