@@ -2,7 +2,7 @@
 
 from shardwright.pipeline.check import check
 from shardwright.pipeline.paramfiles import find_weights, open_paramfile, write_paramfile
-from shardwright.pipeline.pipeline import Pipeline
+from shardwright.pipeline.pipeline import Origin, Pipeline
 from shardwright.pipeline.schema import (
     Device,
     Document,
@@ -34,6 +34,7 @@ __all__ = [
     "MetadataTensorSlices",
     "MetadataTensors",
     "Microbatches",
+    "Origin",
     "ParamValue",
     "Phase",
     "Pipeline",

@@ -14,12 +14,13 @@ from __future__ import annotations
 import os
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import msgspec
 import torch
 
 from shardwright.atomic import replacing
+from shardwright.ir import IRGraph
 from shardwright.pipeline import serialize
 from shardwright.pipeline.check import check, check_rules
 from shardwright.pipeline.check_compute import data_of
@@ -31,6 +32,14 @@ from shardwright.pipeline.text import format_pipeline
 from shardwright.pipeline.weights import Weights
 
 
+class Origin(NamedTuple):
+    """What a pipeline was built from: a graph, and the plan of it."""
+
+    graph: IRGraph
+    plan: object
+    """A `shardwright.planning.Plan`, which this folder knows nothing of."""
+
+
 class Pipeline(Document, dict=True):
     """A pipeline: the fields of the format, and ``weights``, which are no field of it."""
 
@@ -38,6 +47,11 @@ class Pipeline(Document, dict=True):
     def weights(self) -> Weights:
         """Where the contents of the constants are."""
         return Weights()
+
+    @cached_property
+    def origin(self) -> Origin | None:
+        """What the pipeline was built from, if that was in this process; it is in no file."""
+        return None
 
     # --- files ------------------------------------------------------------------------------
 

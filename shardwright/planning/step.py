@@ -45,6 +45,9 @@ class Step:
         Input of the whole batch to the input that is a microbatch of it, by value id.
     dims
         Along which dimension microbatches lie, for the inputs and outputs that have one.
+    written
+        For each node of the captured forward, in order, how many nodes there are up to the last
+        one that is written for it.
     notes
         In words, what could not be made ready.
     """
@@ -54,6 +57,7 @@ class Step:
     prepare: frozenset[int]
     whole: Mapping[int, int]
     dims: Mapping[int, int]
+    written: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -94,18 +98,20 @@ class _Writing:
         for node in forward:
             self.counts.prepare(node)
         prepared = len(self.builder.graph.nodes)
+        written = []
         for node in forward:
             self._write(node)
-        written = len(self.builder.graph.nodes)
+            written.append(len(self.builder.graph.nodes))
         for node in self._others(forward):
             self.builder.copy_node(self.graph, node, self.mapping)
         graph, whole = self._finish()
         return Step(
             graph,
-            written,
+            written[-1] if written else prepared,
             frozenset(range(prepared)),
             whole,
             batch_dims(graph) | batched_outputs(graph),
+            tuple(written),
             tuple(self.counts.notes),
         )
 

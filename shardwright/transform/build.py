@@ -60,6 +60,7 @@ def build(
     }
     pipeline = _finish(graph.name, assembly, slots, _training(assembly, plan))
     pipeline.weights = source.carried
+    pipeline.origin = pl.Origin(graph, plan)
     check(pipeline)
     return pipeline
 
