@@ -11,6 +11,7 @@ of a parameter see its whole gradient once, and a parameter may lie on another s
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ MODEL_INPUTS = "model inputs"
 MODEL_OUTPUTS = "model outputs"
 FIELDS = ("inputs", "outputs", "model")
 """What a configuration says of each stage."""
+
+Shape = tuple[int, ...]
 
 
 class OneAtATime:
@@ -52,6 +55,9 @@ class PipelineStage:
         Names, in the order of the arguments and results of ``module``.
     sources
         For each input the stage that makes it; None where it is the model's.
+    shapes
+        For each input the shape that the module's docstring says it takes, as that of a generated
+        class does; None where it says nothing.
     alone
         Held while the module computes with stand-ins.
     """
@@ -61,6 +67,7 @@ class PipelineStage:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     sources: tuple[int | None, ...]
+    shapes: tuple[Shape | None, ...]
     alone: OneAtATime = field(default_factory=OneAtATime)
 
     @property
@@ -118,7 +125,15 @@ def _stage(number: int, described: Any, made: Mapping[str, int | None]) -> Pipel
         if name in made:
             raise InputError(f"stage {number} makes {name!r}, which is there already")
     sources = tuple(made[name] for name in inputs)
-    return PipelineStage(number, module, tuple(inputs), tuple(outputs), sources)
+    shapes = tuple(_shape_of(module, name) for name in inputs)
+    return PipelineStage(number, module, tuple(inputs), tuple(outputs), sources, shapes)
+
+
+def _shape_of(module: nn.Module, name: str) -> Shape | None:
+    """The shape of an input in ``Takes ids i64[2, 8], mask f32[8].`` of a docstring."""
+    text = " ".join((type(module).__doc__ or "").split())
+    found = re.search(rf"(?:Takes |\], ){re.escape(name)} \w+\[([\d, ]*)\]", text)
+    return None if found is None else tuple(int(size) for size in found[1].split(",") if size)
 
 
 def _check_apart(stages: Sequence[PipelineStage]) -> None:

@@ -24,6 +24,7 @@ from shardwright.runtime.gpipe import Call
 from shardwright.runtime.microbatching import Cutting, Reduction
 from shardwright.runtime.stage_devices import Copies
 from shardwright.runtime.stages import (
+    Shape,
     devices_of,
     join_equal_names,
     places,
@@ -95,6 +96,7 @@ class SynchronousPipeline(nn.Module):
         """The model's outputs; see the class."""
         given = self._named(args, kwargs)
         batch = self._cutting.cut(given)
+        self._check_shapes(batch.parts)
         made = self._made(batch.parts)
         found = [
             given[name]
@@ -135,6 +137,35 @@ class SynchronousPipeline(nn.Module):
                 f"the inputs are: {', '.join(self.inputs)}"
             )
         return {name: _as_tensor(name, given[name]) for name in self.inputs}
+
+    def _check_shapes(self, parts: Sequence[Mapping[str, Tensor]]) -> None:
+        """Raise InputError where microbatches are not of the shapes that stages compute with."""
+        for stage in self._stages:
+            for name, source, shape in zip(stage.inputs, stage.sources, stage.shapes, strict=True):
+                if source is not None or shape is None:
+                    continue
+                for number, part in enumerate(parts):
+                    if tuple(part[name].shape) != shape:
+                        raise InputError(
+                            f"the input {name!r} of microbatch {number} is "
+                            f"{list(part[name].shape)}, but stage {stage.index} was captured with "
+                            f"{list(shape)}, and computes with that alone; "
+                            f"{self._remedy(shape, [part[name] for part in parts])}"
+                        )
+
+    def _remedy(self, shape: Shape, found: Sequence[Tensor]) -> str:
+        """What to do where an input has another shape: which sizes divide, if that is all."""
+        dim, count = self._cutting.dim, len(found)
+        whole = count > 1 and found[0] is found[-1]
+        others = [found[0].shape[:dim], found[0].shape[dim + 1 :]]
+        if whole or len(shape) <= dim or others != [shape[:dim], shape[dim + 1 :]]:
+            return "pad or cut it, or capture the model with this shape"
+        rows, size = sum(part.shape[dim] for part in found), shape[dim]
+        fitting = f", or {rows // size} microbatches" if rows % size == 0 else ""
+        return (
+            f"give {count * size} rows in {count} microbatches{fitting}, or capture the model with "
+            "the shapes of a microbatch"
+        )
 
     def _made(self, parts: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
         """What the stages make of each microbatch, of that which the model returns."""

@@ -601,6 +601,43 @@ def test_arguments_that_do_not_fit(args: Any, kwargs: Any, message: str) -> None
         pipeline(*args, **kwargs)
 
 
+class Captured(Stage):
+    """Partition 0 of a model.
+
+    Takes mask f64[6], rows
+        f64[2, 6], x f64[2,
+        6].
+    Gives output f64[2, 6].
+    """
+
+
+@pytest.mark.parametrize(
+    ("microbatches", "rows", "width", "message"),
+    [
+        (2, 4, 6, None),
+        (4, 8, 6, None),
+        (2, 8, 6, r"'x' of microbatch 0 is \[4, 6\], .* \[2, 6\].*; give 4 rows in 2 .*, or 4 mic"),
+        (4, 7, 6, r"'x' of microbatch 3 is \[1, 6\].*; give 8 rows in 4 microbatches, or capture"),
+        (1, 4, 6, r"'x' of microbatch 0 is \[4, 6\].*; give 2 rows in 1 microbatches, or 2 micro"),
+        (2, 4, 5, r"'x' of microbatch 0 is \[2, 5\].*; pad or cut it"),
+    ],
+)
+def test_shapes_that_stages_were_not_captured_with(
+    microbatches: int, rows: int, width: int, message: str | None
+) -> None:
+    stage = Captured({}, lambda stage, x, mask: x * mask)
+    configuration = configured([(["x", "mask"], ["output"], stage)], inputs=["x", "mask"])
+    pipeline = SynchronousPipeline(configuration, microbatches)
+    x, mask = torch.ones(rows, width), torch.ones(6)
+    if message is None:
+        assert torch.equal(pipeline(x, mask), x)
+    else:
+        with pytest.raises(InputError, match=message):
+            pipeline(x, mask)
+    with pytest.raises(InputError, match=r"'mask' of microbatch 0 is \[5\]"):
+        pipeline(torch.ones(2 * microbatches, 6), torch.ones(5))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

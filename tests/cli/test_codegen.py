@@ -1,0 +1,116 @@
+"""``shardwright codegen``."""
+
+import ast
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from click.testing import Result
+from typer.testing import CliRunner
+
+from shardwright.cli.app import app
+from tests.cli.program import put_program
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return put_program(tmp_path, monkeypatch)
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, list(map(str, arguments)))
+
+
+def succeed(*arguments: object) -> str:
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused(*arguments: object) -> str:
+    result = invoke(*arguments)
+    assert result.exit_code == 1
+    return result.stderr
+
+
+def loaded(file: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("generated", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def layers() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
+
+
+def outputs(file: str, x: torch.Tensor) -> torch.Tensor:
+    """What the stages of a file make with the model's weights."""
+    stages = loaded(file).create_pipeline_configuration(layers(), partitions_only=True)
+    for stage in stages.values():
+        x = stage(x)
+    return x
+
+
+@pytest.mark.parametrize("options", [("--devices", 2), ("--policy", "exact")])
+def test_it_writes_the_partitions_of_a_model(options: tuple[object, ...]) -> None:
+    printed = succeed("codegen", "user_program.py:make", *options, "-o", "stages.py")
+    lines = len(Path("stages.py").read_text().splitlines())
+    assert printed == f"stages.py: {lines} lines, Stage0, Stage1\n"
+    x = torch.randn(4, 8)
+    assert torch.equal(outputs("stages.py", x), layers()(x))
+
+
+def test_it_follows_a_plan() -> None:
+    succeed("plan", "user_program.py:make", "--devices", 4, "-o", "plan.json")
+    printed = succeed("codegen", "user_program.py:make", "--plan", "plan.json", "-o", "stages.py")
+    assert printed.endswith("Stage0, Stage1, Stage2, Stage3\n")
+
+
+def test_it_writes_the_stages_of_a_pipeline_file() -> None:
+    succeed("build", "user_program.py:make", "--devices", 2, "-o", "model.pipeline.json")
+    printed = succeed("codegen", "model.pipeline.json", "-o", "stages.py")
+    assert printed.endswith("lines, Stage0, Stage1\n")
+    x = torch.randn(4, 8)
+    assert torch.equal(outputs("stages.py", x), layers()(x))
+
+
+def test_verbose_writes_an_operator_a_line() -> None:
+    Path("user_program.py").write_text(
+        "import torch\n"
+        "class Sines(torch.nn.Module):\n"
+        "    def forward(self, x):\n"
+        "        return torch.sin(torch.cos(torch.tanh(x)))\n"
+        "def make():\n"
+        "    return Sines(), (torch.ones(3),), {}\n"
+    )
+    statements = {}
+    for name, options in (("short.py", ()), ("long.py", ("--verbose",))):
+        succeed("codegen", "user_program.py:make", "--devices", 1, *options, "-o", name)
+        tree = ast.parse(Path(name).read_text())
+        (stage,) = (n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == "Stage0")
+        (forward,) = (
+            n for n in stage.body if isinstance(n, ast.FunctionDef) and n.name == "forward"
+        )
+        statements[name] = len(forward.body)
+        assert torch.equal(outputs(name, torch.ones(3)), torch.ones(3).tanh().cos().sin())
+    assert statements["short.py"] < statements["long.py"]
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    succeed("build", "user_program.py:make", "--devices", 2, "-o", "model.pipeline.json")
+    words = ("codegen", "model.pipeline.json", "-o", "stages.py")
+    found = refused(*words, "--devices", 4, "--policy", "exact")
+    assert "is a pipeline, which is split already; leave out --devices, --policy" in found
+    assert "leave out --plan" in refused(*words, "--plan", "plan.json")
+    program = ("codegen", "user_program.py:make", "-o", "stages.py")
+    assert "--import is for pipeline files" in refused(*program, "--import", "os")
+    assert "there is no Python file no.py" in refused("codegen", "no.py:make", "-o", "stages.py")
+    missing = refused("codegen", "user_program.py:make", "-o", "nowhere/stages.py")
+    assert "No such file or directory: 'nowhere/stages.py'" in missing
+    assert not Path("stages.py").exists()
