@@ -48,5 +48,5 @@ class PortNames:
 
 
 def _stem(name: str) -> str:
-    """A value's name without the number that makes it unique in its graph."""
-    return re.sub(r"__\d+$", "", name)
+    """A value's name without the numbers that make it unique in its graph and in torch's."""
+    return re.sub(r"(?<=\w)(_\d+)?(__\d+)?$", "", name)

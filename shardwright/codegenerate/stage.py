@@ -4,15 +4,25 @@
 nothing in it is split). What always holds: a stage's graph is a valid IRGraph whose nodes are ATen
 calls, registered operators, and the collectives of `shardwright.codegenerate.collectives`; its
 ``inputs`` are the values of ``stage.inputs`` and its ``outputs`` those of ``stage.outputs``, in the
-same order; a port that leaves one stage and enters another has one name in both.
+same order; a port that leaves one stage and enters another has one name in both. A stored value of
+``graph.updates`` stands in no other partition.
+
+Changed since the first version: `Program` has ``loss`` and ``notes``, both with defaults. Of a
+training step a Program is the forward: inputs that only the rest reads (``lr``) are left out of
+``inputs`` and ``in_structure``, and where the rest makes an output, ``out_structure`` has None. A
+scope's class is ``""`` where it is not known (a program from a file): then it may be a layer of
+torch.nn; a class without a dot is a plain name, made from the module's.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from shardwright.ir import IRGraph
 from shardwright.ir.structure import Arguments, Tree
+from shardwright.layout import Mesh
+from shardwright.layout.ranges import Ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +50,12 @@ class Stage:
         Sorted by name, each once.
     index
         The slot's place in the partition's mesh.
+    mesh
+        The partition's mesh, where its work is split.
+    slices
+        Stored values that are slices of the model's, by their names in the graph, which say where
+        they stand in the stage: the model's name, and the range of each dimension. In the graph
+        they have no placements; parts of one tensor have names of their own, ``weight_0``.
     """
 
     name: str
@@ -47,6 +63,8 @@ class Stage:
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
     index: int = 0
+    mesh: Mesh | None = None
+    slices: Mapping[str, tuple[str, Ranges]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +80,11 @@ class Program:
         How flat tensors fold back into the model's arguments and result.
     training
         Whether the model was captured in training mode.
+    loss
+        Of a training step, the output that is differentiated, by its port's name; None of a model,
+        or where a file does not say.
+    notes
+        In words, where the partitions are not what the plan says.
     """
 
     name: str
@@ -71,3 +94,5 @@ class Program:
     in_structure: Arguments | None = None
     out_structure: Tree | None = None
     training: bool = False
+    loss: str | None = None
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,85 @@
+"""From a graph and a plan of it to a Program.
+
+What always holds: a partition is a stage of the plan. Where a plan names no stages, it is what one
+slot does, or as much of it as can be done before it needs another's (`numbering`). Lookup tables
+that a pipeline's plan cuts over all slots stand whole where they are first read, which the
+program's notes say. Of a training step the program is the forward (`forward_step`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+from shardwright.codegenerate.captured_mode import captured_in_training
+from shardwright.codegenerate.cutting import cut
+from shardwright.codegenerate.forward_step import forward_of
+from shardwright.codegenerate.numbering import partition_numbers
+from shardwright.codegenerate.stage import Program
+from shardwright.errors import CodegenError
+from shardwright.ir import IRGraph
+from shardwright.planning.assemble import planned
+from shardwright.planning.plan import Assignment, Plan, assignments, check_belongs, label_of
+
+
+def program_of_plan(graph: IRGraph, plan: Plan) -> Program:
+    """The partitions of a model or of a training step's forward.
+
+    Raises PlanError where the plan is for another graph, CodegenError where it splits nodes, or
+    where a partition needs what a later one makes.
+    """
+    check_belongs(plan, graph)
+    _check_pure(plan)
+    if plan.training is not None:
+        forward = forward_of(graph, plan)
+        mode = captured_in_training(forward.graph, otherwise=True)
+        return cut(forward.graph, forward.stages, training=mode, loss=forward.loss)
+    whole = planned(graph, plan)
+    assigned = list(assignments(plan, len(whole.nodes)))
+    places = [_place(assignment) for assignment in assigned]
+    numbers = plan.stages or partition_numbers(whole, places)
+    return cut(
+        whole,
+        numbers,
+        training=captured_in_training(graph),
+        notes=_whole_notes(whole, places, assigned, numbers),
+    )
+
+
+def is_split(plan: Plan) -> bool:
+    """Whether nodes are split over slots that do nothing by themselves."""
+    sets = [assignment.mesh.devices for assignment in plan.assignments]
+    alone = {devices[0] for devices in sets if len(devices) == 1}
+    return any(len(devices) > 1 and not alone.issuperset(devices) for devices in sets)
+
+
+def _check_pure(plan: Plan) -> None:
+    """Raise CodegenError where a plan is more than a pipeline."""
+    if is_split(plan):
+        split = next(a.mesh for a in plan.assignments if len(a.mesh.devices) > 1)
+        raise CodegenError(
+            f"the plan for {plan.graph!r} splits nodes over the mesh {split}, and code is written "
+            "for stages of one slot each; plan a pipeline (policy='pipeline', or a mesh of "
+            "pipeline alone)"
+        )
+
+
+def _place(assignment: Assignment) -> Hashable | None:
+    """The slot of a node; None where all slots do a part of it."""
+    devices = assignment.mesh.devices
+    return devices[0] if len(devices) == 1 else None
+
+
+def _whole_notes(
+    graph: IRGraph,
+    places: Sequence[Hashable | None],
+    assigned: Sequence[Assignment],
+    numbers: Sequence[int],
+) -> list[str]:
+    """What the plan cuts over slots, and where it stands whole."""
+    rows = zip(graph.nodes, places, assigned, numbers, strict=True)
+    return [
+        f"{label_of(node)}: cut over {', '.join(assignment.mesh.devices)} in the plan, whole in "
+        f"partition {number} here"
+        for node, place, assignment, number in rows
+        if place is None
+    ]
