@@ -23,8 +23,8 @@ from torch.nn.functional import normalize
 from shardwright.cli.sentences import PAIRS
 from shardwright.cli.steps import Steps
 from shardwright.errors import RunError, VerifyError
+from shardwright.ir.quantities import format_bytes
 from shardwright.pipeline import Pipeline, check
-from shardwright.pipeline.text import format_bytes
 from shardwright.planning import plan
 from shardwright.report import TimelineChart, new_table, overview, slot_table
 from shardwright.runtime import Runner

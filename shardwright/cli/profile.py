@@ -8,23 +8,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from shardwright.cli.splitting import Target, graph_of
 from shardwright.cli.steps import Steps
-from shardwright.cli.userfiles import Example, TrainingProgram, UserFiles
-from shardwright.ir import IRGraph
+from shardwright.cli.userfiles import UserFiles
 from shardwright.profiling import profile as profile_graph
 from shardwright.profiling.profile_chart import chart_format
-from shardwright.runtime.loading import Loading
-from shardwright.runtime.program import Program
-from shardwright.tracing import capture
-
-Target = Annotated[
-    str,
-    typer.Argument(
-        metavar="FILE.py:FUNCTION",
-        help="A function that returns (model, args, kwargs), or (step_fn, data) for a training "
-        "step.",
-    ),
-]
 
 
 def profile(
@@ -72,7 +60,7 @@ def profile(
     with steps.step("make the program"):
         program = files.either(target)
     with steps.step("capture"):
-        graph = _graph(program, microbatches)
+        graph = graph_of(program, microbatches)
     with steps.step("measure"):
         found = profile_graph(
             graph,
@@ -89,11 +77,3 @@ def profile(
         found.save(output)
     if plot is not None:
         found.plot(plot)
-
-
-def _graph(program: Example | TrainingProgram, microbatches: int) -> IRGraph:
-    """The graph of a model, or of a training step on one of its microbatches."""
-    if isinstance(program, Example):
-        return capture(*program)
-    batch = Loading(program.data, seed=0).first()
-    return Program(program.step_fn, batch, microbatches=microbatches, seed=0).graph

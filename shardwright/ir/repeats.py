@@ -11,9 +11,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from shardwright.ir.graph import IRGraph
 from shardwright.ir.values import IRNode, IRValue
+
+if TYPE_CHECKING:
+    from shardwright.ir.graph import IRGraph
 
 SMALLEST_BLOCK = 3
 """Nodes; shorter periods (``relu relu relu``) are not layers."""
@@ -39,12 +42,22 @@ def repeated_blocks(graph: IRGraph) -> list[Repeat]:
     """Runs of equal blocks, in order, that do not overlap."""
     kinds: dict[object, int] = {}
     marks = [kinds.setdefault(fingerprint(graph, node), len(kinds)) for node in graph.nodes]
-    crossing = crossing_bytes(graph)
+    return repeats(marks, crossing_bytes(graph))
+
+
+def repeats(
+    marks: Sequence[int], crossing: Sequence[int], *, smallest: int = SMALLEST_BLOCK
+) -> list[Repeat]:
+    """Runs of equal blocks in a sequence of things, where those with equal marks are equal.
+
+    ``crossing`` is the bytes that cross before each, and after the last; a block has ``smallest``
+    things at least. The runs are in order and do not overlap.
+    """
     found: list[Repeat] = []
     pending = [(0, len(marks))]
     while pending:
         start, stop = pending.pop()
-        best = _longest_repeat(marks, start, stop)
+        best = _longest_repeat(marks, start, stop, smallest)
         if best is not None:
             found.append(_aligned(best, stop, marks, crossing))
             pending += [(start, found[-1].start), (found[-1].cuts[-1], stop)]
@@ -62,18 +75,19 @@ def fingerprint(graph: IRGraph, node: IRNode) -> object:
     return node.op, inputs, outputs, repr(node.attrs)
 
 
-def crossing_bytes(graph: IRGraph) -> list[int]:
+def crossing_bytes(graph: IRGraph, nodes: Sequence[IRNode] | None = None) -> list[int]:
     """For each position between nodes, the bytes of made values that are alive across it.
 
     Entry ``i`` stands before node ``i``; the list is one longer than the nodes. Graph outputs
-    count as used where they are made.
+    count as used where they are made. ``nodes`` is another order in which they can run.
     """
-    position = {node.id: i for i, node in enumerate(graph.nodes)}
-    change = [0] * (len(graph.nodes) + 2)
+    order = graph.nodes if nodes is None else nodes
+    position = {node.id: i for i, node in enumerate(order)}
+    change = [0] * (len(order) + 2)
     for value in graph.values.values():
         if value.producer is not None and value.users:
             change[position[value.producer] + 1] += value.nbytes
-            change[position[value.users[-1]] + 1] -= value.nbytes
+            change[max(position[user] for user in value.users) + 1] -= value.nbytes
     total, result = 0, []
     for step in change[:-1]:
         total += step
@@ -81,7 +95,7 @@ def crossing_bytes(graph: IRGraph) -> list[int]:
     return result
 
 
-def _longest_repeat(marks: Sequence[int], start: int, stop: int) -> Repeat | None:
+def _longest_repeat(marks: Sequence[int], start: int, stop: int, smallest: int) -> Repeat | None:
     """The repeat within a range that covers the most nodes; the shortest period of those."""
     last: dict[int, int] = {}
     distances: Counter[int] = Counter()
@@ -91,7 +105,7 @@ def _longest_repeat(marks: Sequence[int], start: int, stop: int) -> Repeat | Non
         last[marks[i]] = i
     best: Repeat | None = None
     for length, _ in distances.most_common(CANDIDATES):
-        if length >= SMALLEST_BLOCK:
+        if length >= smallest:
             repeat = _run_with_period(marks, start, stop, length)
             if repeat is not None and (best is None or _covers_more(repeat, best)):
                 best = repeat

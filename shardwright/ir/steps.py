@@ -7,9 +7,13 @@ makes values like any node, so that what depends on one follows from the edges a
 
 from __future__ import annotations
 
-from shardwright.ir.graph import IRGraph
+from typing import TYPE_CHECKING
+
 from shardwright.ir.operators import is_marker
 from shardwright.ir.values import IRNode
+
+if TYPE_CHECKING:
+    from shardwright.ir.graph import IRGraph
 
 
 def is_step(graph: IRGraph) -> bool:

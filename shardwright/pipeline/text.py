@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import get_args
 
+from shardwright.ir.quantities import format_bytes
 from shardwright.pipeline.connections import Connections, connect
 from shardwright.pipeline.rules import COMMUNICATION, MICROBATCH_PHASES
 from shardwright.pipeline.schema import (
@@ -110,16 +111,6 @@ def _count(count: int, noun: str, plural: str = "s") -> str:
 
 def _stored(constants: Sequence[TensorInfo]) -> str:
     return f"{_count(len(constants), 'constant')}, {format_bytes(sum(i.nbytes for i in constants))}"
-
-
-def format_bytes(count: int) -> str:
-    """A number of bytes with a decimal unit: ``512 B``, ``1.2 kB``, ``90.9 MB``."""
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
 
 
 def format_slice(origin: str, placements: Placements, shape: Sequence[int]) -> str:

@@ -16,7 +16,7 @@ from itertools import groupby
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from shardwright.report.quantities import seconds_text
+from shardwright.ir.quantities import seconds_text
 from shardwright.schedule.timeline import Event, EventKind
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from rich.markup import escape
 from rich.table import Table
 
-from shardwright.pipeline.text import format_bytes
-from shardwright.report.quantities import seconds_text
+from shardwright.ir.quantities import format_bytes, seconds_text
 from shardwright.report.tables import new_table
 from shardwright.schedule.timeline import Timeline
 

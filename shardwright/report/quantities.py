@@ -1,20 +1,10 @@
-"""Seconds, counts, types, devices and slots as people read them."""
+"""Counts, types, devices and slots as people read them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from shardwright.pipeline.schema import Device, Document
-
-_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
-
-
-def seconds_text(seconds: float) -> str:
-    """A duration to three digits: ``0.0123`` is ``12.3 ms``."""
-    rounded = float(f"{seconds:.3g}")
-    size, unit = next((row for row in _SECONDS if rounded >= row[0]), _SECONDS[-1])
-    scaled = rounded / size
-    return f"{scaled:.0f} {unit}" if scaled >= 1000 else f"{scaled:.3g} {unit}"
 
 
 def tensor_text(dtype: str, shape: Sequence[int]) -> str:

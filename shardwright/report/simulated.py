@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.markup import escape
 from rich.table import Table
 
+from shardwright.ir.quantities import seconds_text
 from shardwright.planning.simulation.simulated import SlotSimulation, StepSimulation
-from shardwright.report.quantities import seconds_text
 from shardwright.report.tables import new_table
 
 SHOWN_WAITS = 2

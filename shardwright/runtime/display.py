@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from shardwright.pipeline.text import format_bytes
+from shardwright.ir.quantities import format_bytes
 from shardwright.runtime.logs import Log, StepReport
 
 _ROWS = 10

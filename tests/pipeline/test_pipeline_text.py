@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 
 from shardwright.pipeline import Device
-from shardwright.pipeline.text import format_bytes, format_pipeline, format_slice
+from shardwright.pipeline.text import format_pipeline, format_slice
 from tests.pipeline.documents import COLLECTIVES, two_stages
 from tests.pipeline.training import training_step
 
@@ -68,18 +67,3 @@ def test_slices_of_inputs_and_outputs() -> None:
     slices = document.metadata.tensor_slices.outputs
     slices["y"] = msgspec.structs.replace(slices["y"], placements=((0, 4), (0, 1)))
     assert "\n  output  y f32[4, 2] on d1, output[:, 0:1]\n" in format_pipeline(document)
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.0 kB"),
-        (90_900_000, "90.9 MB"),
-        (2_500_000_000, "2.5 GB"),
-        (10**13, "10.0 TB"),
-    ],
-)
-def test_bytes(count: int, text: str) -> None:
-    assert format_bytes(count) == text

