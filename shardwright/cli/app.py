@@ -16,7 +16,9 @@ from typer.core import TyperGroup
 
 from shardwright.atomic import replacing
 from shardwright.cli.cluster import cluster as cluster_command
+from shardwright.cli.codegen import codegen as codegen_command
 from shardwright.cli.demo import run_demo
+from shardwright.cli.draw import draw as draw_command
 from shardwright.cli.lower import lower as lower_command
 from shardwright.cli.plan import plan as plan_command
 from shardwright.cli.profile import profile as profile_command
@@ -147,8 +149,10 @@ def build(
 
 
 app.command("lower")(lower_command)
+app.command("codegen")(codegen_command)
 app.command("profile")(profile_command)
 app.command("cluster")(cluster_command)
+app.command("draw")(draw_command)
 app.command()(plan_command)
 
 

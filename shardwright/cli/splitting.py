@@ -26,6 +26,7 @@ from shardwright.planning.training import RECOMPUTE
 from shardwright.profiling import Profile
 from shardwright.runtime.choosing import check_alone, program_with
 from shardwright.runtime.loading import Loading
+from shardwright.runtime.program import Program
 from shardwright.schedule import KINDS
 from shardwright.tracing import capture
 
@@ -112,6 +113,11 @@ class Told:
             if field.name != "plan" and getattr(self, field.name) is not None
         }
 
+    def splits(self) -> bool:
+        """Whether an option says how a program is split, or for what it is."""
+        said = (self.devices, self.cluster, self.policy, self.mesh, self.plan)
+        return any(option is not None for option in said)
+
     def asked(self, files: UserFiles) -> dict[str, Any]:
         """The arguments of `plan` that the options give. Raises PlanError."""
         if self.mesh is not None and self.policy not in (None, *PARTITIONERS):
@@ -133,6 +139,14 @@ class Told:
         if self.policy is not None and ":" in self.policy:
             asked["policy"] = files.policy(self.policy)
         return asked
+
+
+def graph_of(program: Example | TrainingProgram, microbatches: int) -> IRGraph:
+    """The graph of a model, or of a training step on one of its microbatches."""
+    if isinstance(program, Example):
+        return capture(*program)
+    batch = Loading(program.data, seed=0).first()
+    return Program(program.step_fn, batch, microbatches=microbatches, seed=0).graph
 
 
 def planned(
