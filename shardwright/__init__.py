@@ -4,7 +4,7 @@ Each step is a function that can be called by itself, and whose result can be pr
 `capture` makes an `IRGraph` of a model and `compile_ir` one of a training step, `profile` measures
 it, `plan` cuts it, `build` makes a `Pipeline`, `check` proves the file's rules, `run` and `Runner`
 run it, `train` trains with it, `verify` holds it against the model. `compile` makes one plan of
-native calls of a model or a step, `lower` of each task of a pipeline.
+native calls of a model or a step, `lower` of each task of a pipeline. `draw` makes a picture.
 """
 
 from shardwright.dimops import Dimop, infer_annotation, register_op
@@ -12,6 +12,7 @@ from shardwright.errors import (
     AnnotationError,
     CaptureError,
     DeviceError,
+    DrawError,
     ExecError,
     GraphError,
     InputError,
@@ -28,6 +29,7 @@ from shardwright.errors import (
 )
 from shardwright.exec import CompiledProgram, Replaying, compile, lower
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
+from shardwright.ir.drawing import Drawing
 from shardwright.layout import Cluster, DeviceModel
 from shardwright.pipeline import Pipeline
 from shardwright.planning import (
@@ -52,7 +54,7 @@ from shardwright.profiling import (
     profile_links,
     profile_network,
 )
-from shardwright.report import TimelineChart
+from shardwright.report import TimelineChart, draw
 from shardwright.runtime import (
     Runner,
     Session,
@@ -88,6 +90,8 @@ __all__ = [
     "DeviceError",
     "DeviceModel",
     "Dimop",
+    "DrawError",
+    "Drawing",
     "ExecError",
     "GraphError",
     "IRGraph",
@@ -122,6 +126,7 @@ __all__ = [
     "check",
     "compile",
     "compile_ir",
+    "draw",
     "empty_weights",
     "exact_partition",
     "get_ir",

