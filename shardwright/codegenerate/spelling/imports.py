@@ -1,0 +1,57 @@
+"""What a piece of generated code has to import.
+
+`imports` reads it off the text; `module_of` finds the module that registers an operator which
+torch does not bring.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from torch._library.custom_ops import OPDEFS
+from torch._library.simple_registry import singleton
+
+from shardwright.dimops import registered
+from shardwright.ir.operators import is_built_in
+
+LINES = {
+    "torch": "import torch",
+    "math": "import math",
+    "dist": "import torch.distributed as dist",
+    "F": "import torch.nn.functional as F",
+    "nn": "from torch import nn",
+}
+"""The import line of each name that texts use before a dot."""
+
+_NAMES = re.compile(rf"(?<![\w.\"'])({'|'.join(LINES)})\.(?=[A-Za-z_])")
+
+
+def imports(text: str) -> frozenset[str]:
+    """The import lines that a text of code needs."""
+    return frozenset(LINES[name] for name in _NAMES.findall(text))
+
+
+def module_of(op: str) -> str | None:
+    """The module whose import registers the operator; None where torch brings it.
+
+    Raises nothing: an operator whose origin is not known is looked for under its namespace's
+    name among the modules that are loaded, and is ``""`` where there is none.
+    """
+    if is_built_in(op) and not op.startswith("shardwright."):
+        return None
+    found = registered(op)
+    if found is not None:
+        return found.module
+    namespace, name, _ = op.split(".", 2)
+    return _of_definition(f"{namespace}::{name}") or (namespace if namespace in sys.modules else "")
+
+
+def _of_definition(name: str) -> str:
+    """The module of the function that `torch.library` made an operator of."""
+    definition = OPDEFS.get(name)
+    if definition is not None:
+        return str(definition._init_fn.__module__)
+    entry = singleton.get(name)
+    kernel = entry.fake_impl.kernel if entry is not None else None
+    return str(kernel.func.__module__) if kernel is not None else ""

@@ -1,0 +1,58 @@
+"""Attributes as Python literals.
+
+Comes in: a value that an attribute may have (`shardwright.ir.attributes`). Goes out: an expression
+that gives the same value and needs no import but torch.
+
+    torch.float32               torch.float32
+    inf                         float("inf")
+    -3.4028234663852886e+38     torch.finfo(torch.float32).min
+    [2, -1]                     (2, -1), or [2, -1] in brackets
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from shardwright.codegenerate.expression import Binding, Expression
+from shardwright.errors import GraphError
+
+_EXTREMES = {
+    getattr(torch.finfo(dtype), end): f"torch.finfo({dtype}).{end}"
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    for end in ("min", "max")
+}
+_TORCH_TYPES = (torch.dtype, torch.layout, torch.memory_format)
+
+
+def literal(value: Any) -> Expression:
+    """One value that is no list. Raises GraphError for what has no literal."""
+    if value is None or isinstance(value, (bool, *_TORCH_TYPES)):
+        return Expression(str(value))
+    if isinstance(value, str):
+        return Expression(json.dumps(value))
+    if isinstance(value, (int, float)):
+        text = _number(value)
+        return Expression(text, Binding.UNARY if text.startswith("-") else Binding.ATOM)
+    if isinstance(value, complex):
+        return Expression(f"complex({_number(value.real)}, {_number(value.imag)})")
+    raise GraphError(f"{value!r} has no form in Python code")
+
+
+def _number(value: float) -> str:
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return f'float("{value}")'
+        return _EXTREMES.get(value, repr(value))
+    return str(value)
+
+
+def listed(texts: Sequence[str], *, brackets: bool = False) -> str:
+    """A list of texts: a tuple, or in brackets."""
+    if brackets:
+        return f"[{', '.join(texts)}]"
+    return f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"

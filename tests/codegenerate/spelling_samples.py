@@ -1,0 +1,141 @@
+"""Sample calls for the tables of spelling: an overload, its arguments, the text of the call.
+
+Tensors are `Spec`s; in the text they are ``a``, ``b``, ``c`` in the order in which they stand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from string import ascii_lowercase
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwright.codegenerate.expression import Expression
+from shardwright.codegenerate.spelling import Mode, is_typed, spell
+from shardwright.ir import Builder, IRGraph, IRNode
+from shardwright.ir.dtypes import torch_dtype
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A tensor: whole numbers are below ``below``; transposed ones lie turned in memory."""
+
+    shape: tuple[int, ...]
+    dtype: str = "f32"
+    below: int = 2
+    turned: bool = False
+
+    def make(self) -> torch.Tensor:
+        shape = self.shape[::-1] if self.turned else self.shape
+        if self.dtype == "bool":
+            made = torch.rand(shape) > 0.5
+        elif torch_dtype(self.dtype).is_floating_point:
+            made = (torch.rand(shape) + 0.1).to(torch_dtype(self.dtype))
+        elif torch_dtype(self.dtype).is_complex:
+            made = torch.randn(shape, dtype=torch_dtype(self.dtype))
+        else:
+            made = torch.randint(0, self.below, shape, dtype=torch_dtype(self.dtype))
+        return made.permute(*range(len(shape))[::-1]) if self.turned else made
+
+
+def f(*shape: int, dtype: str = "f32", turned: bool = False) -> Spec:
+    return Spec(shape, dtype, turned=turned)
+
+
+def i(*shape: int, below: int = 2, dtype: str = "i64") -> Spec:
+    return Spec(shape, dtype, below)
+
+
+def b(*shape: int) -> Spec:
+    return Spec(shape, "bool")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One call, ``aten.`` left out of its name, and what it is written as.
+
+    ``captured`` is False where the text is the overload's own name and capture makes something
+    else of it, such as nothing.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    text: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    training: bool = False
+    captured: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.op}: {self.text}"
+
+    def specs(self) -> list[Spec]:
+        return list(_specs([*self.args, *self.kwargs.values()]))
+
+    def graph(self) -> tuple[IRGraph, IRNode]:
+        """A graph of the one node."""
+        builder = Builder("sample")
+        name = self.op if self.op.count(".") > 1 else f"aten.{self.op}"
+
+        def take(item: Any) -> Any:
+            if isinstance(item, Spec):
+                tensor = item.make()
+                return builder.input("x", item.shape, item.dtype, strides=tensor.stride())
+            return [take(each) for each in item] if isinstance(item, list) else item
+
+        args = [take(item) for item in self.args]
+        kwargs = {key: take(item) for key, item in self.kwargs.items()}
+        made = builder.call(name, *args, **kwargs)
+        graph = builder.finish(made)
+        return graph, graph.nodes[0]
+
+    def spelled(self, *, in_module: bool = True) -> Expression:
+        graph, node = self.graph()
+        mode = Mode(training=self.training, in_module=in_module, device="self.place")
+        return spell(graph, node, operands(graph), mode)
+
+
+def operands(graph: IRGraph) -> dict[int, Expression]:
+    """``a``, ``b``, … for a graph's inputs."""
+    return {
+        value_id: Expression(letter)
+        for value_id, letter in zip(graph.inputs, ascii_lowercase, strict=False)
+    }
+
+
+def _specs(value: Any) -> Iterator[Spec]:
+    if isinstance(value, Spec):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _specs(item)
+
+
+def class_text(name: str, calls: Iterable[tuple[Expression, int, bool]]) -> str:
+    """A module with a method ``call_k`` for each ``(expression, operands, gives one)``."""
+    lines = [
+        "import torch",
+        "import torch.nn.functional as F",
+        "from torch import Tensor, nn",
+        "",
+        f"class {name}(nn.Module):",
+        '    place = torch.device("cpu")',
+        "",
+    ]
+    for k, (expression, count, one) in enumerate(calls):
+        names = "".join(f", {letter}: Tensor" for letter in ascii_lowercase[:count])
+        kind = "Tensor" if one else "tuple[Tensor, ...]"
+        lines.append(f"    def call_{k}(self{names}) -> {kind}:")
+        if is_typed(expression):
+            lines.append(f"        return {expression}")
+        else:
+            lines += [f"        result: {kind} = {expression}", "        return result"]
+    return "\n".join(lines) + "\n"
+
+
+def run_class(name: str, text: str) -> type[nn.Module]:
+    namespace: dict[str, Any] = {}
+    exec(compile(text, f"<{name}>", "exec"), namespace)
+    return namespace[name]
