@@ -101,9 +101,12 @@ class Following:
 
     def region(self, region: int) -> int:
         """The region that a region was merged into."""
-        while region in self.merged:
-            region = self.merged[region]
-        return region
+        last = region
+        while last in self.merged:
+            last = self.merged[last]
+        while region != last:  # the next time it is one step
+            self.merged[region], region = last, self.merged[region]
+        return last
 
     # --- what a split would do ----------------------------------------------------------------
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.dimops.bound import Flow
 from shardwright.dimops.catalog import dimop_of
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.repeats import fingerprint
+from shardwright.layout import Mesh
 from shardwright.planning.cost import node_work
 from shardwright.planning.plan import Assignment, SlotLoad, Split
 
@@ -35,13 +36,16 @@ def slot_loads(
     ``work`` is that of each node, its forward's by default.
     """
     work = [node_work(graph, node) for node in graph.nodes] if work is None else work
-    slots = {device: _Slot() for device in devices}
+    every = dict.fromkeys(found.mesh for found in assigned)
+    first = _alike(devices, every)
+    slots = {device: _Slot() for device in dict.fromkeys(first.values())}
+    meshes = {mesh: [device for device in mesh.devices if device in slots] for mesh in every}
     flows = _Flows(graph)
-    homes: dict[int, frozenset[str]] = {}
+    homes: dict[int, Sequence[str]] = {}
     for node, assignment, whole in zip(graph.nodes, assigned, work, strict=True):
         parts = flows.parts(node, assignment)
         share = whole / _size(assignment)
-        for device in assignment.mesh.devices:
+        for device in meshes[assignment.mesh]:
             slot = slots[device]
             slot.nodes += 1
             slot.work += share
@@ -51,7 +55,7 @@ def slot_loads(
                     slot.stored[value_id, count] = value.nbytes // count
                 elif value.producer is not None and device not in homes[value_id]:
                     slot.received[value_id] = value.nbytes // count
-        homes |= dict.fromkeys(node.outputs, frozenset(assignment.mesh.devices))
+        homes |= dict.fromkeys(node.outputs, meshes[assignment.mesh])
     return tuple(
         SlotLoad(
             device,
@@ -60,8 +64,18 @@ def slot_loads(
             sum(slot.stored.values()),
             sum(slot.received.values()),
         )
-        for device, slot in slots.items()
+        for device, slot in ((device, slots[first[device]]) for device in devices)
     )
+
+
+def _alike(devices: Sequence[str], meshes: Iterable[Mesh]) -> dict[str, str]:
+    """For each slot the first that is in the same meshes: they carry the same."""
+    found: dict[str, list[int]] = {device: [] for device in devices}
+    for number, mesh in enumerate(meshes):
+        for device in mesh.devices:
+            found[device].append(number)
+    first: dict[tuple[int, ...], str] = {}
+    return {device: first.setdefault(tuple(found[device]), device) for device in devices}
 
 
 def _size(assignment: Assignment) -> int:

@@ -9,7 +9,8 @@ from shardwright.errors import PlanError
 from shardwright.planning.automatic.shapes import Shape
 from shardwright.planning.mesh import DATA
 from shardwright.planning.prediction.predict import Estimate
-from shardwright.planning.prediction.spread import Integers, Spread
+from shardwright.planning.prediction.source import Integers
+from shardwright.planning.prediction.spread import Spread
 from shardwright.planning.training import Options
 
 MICROBATCHES = (1, 2, 4, 8, 16, 32, 64)

@@ -17,10 +17,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from shardwright.planning.prediction.spread import Floats, Integers, Pairs, Spread
+from shardwright.planning.prediction.source import Floats, Integers, Pairs
+from shardwright.planning.prediction.spread import Spread
 
 POSITIONS = 192
+Table = NDArray[np.bool_]
+"""From where to where a stage may be."""
 SLACKS = (1.0, 1.02, 1.1, 1.3, 2.0)
 """How much slower than it must be the slowest stage may be, where less is sent."""
 MANY_STAGES = 16
@@ -150,9 +154,7 @@ def _loads(line: Line) -> Floats:
     return np.where(empty, np.inf, np.maximum(loads, 0.0))
 
 
-def _fitting(
-    line: Line, stages: int, held: Sequence[float], memory: float
-) -> list[np.ndarray[tuple[int, int], np.dtype[np.bool_]]]:
+def _fitting(line: Line, stages: int, held: Sequence[float], memory: float) -> list[Table]:
     """Of each stage, from where to where it fits in a slot."""
     stored = line.stored[None, :] - line.stored[:, None]
     kept = line.kept[None, :] - line.kept[:, None]
@@ -161,30 +163,38 @@ def _fitting(
     return [known[count] for count in counts]
 
 
-def _fastest(
-    loads: Floats, stages: int, fits: Sequence[np.ndarray[tuple[int, int], np.dtype[np.bool_]]]
-) -> float:
+def _by_end(costs: Floats, fits: Sequence[Table]) -> dict[int, Floats]:
+    """What stages cost where they fit, a row for each end: by the id of the table of where.
+
+    Stages that hold as many microbatches share one.
+    """
+    tables = {id(table): table for table in fits}
+    return {number: np.where(table, costs, np.inf).T.copy() for number, table in tables.items()}
+
+
+def _fastest(loads: Floats, stages: int, fits: Sequence[Table]) -> float:
     """The least that the slowest stage can take."""
-    best = np.where(fits[0][0], loads[0], np.inf)
+    fitting = _by_end(loads, fits)
+    best = fitting[id(fits[0])][:, 0]
     for stage in range(1, stages):
-        reached = np.maximum(best[:, None], np.where(fits[stage], loads, np.inf))
-        best = reached.min(axis=0)
+        best = np.maximum(best, fitting[id(fits[stage])]).min(axis=1)
     return float(best[-1])
 
 
 def _fewest(
-    allowed: np.ndarray[tuple[int, int], np.dtype[np.bool_]],
+    allowed: Table,
     crossing: Floats,
     stages: int,
-    fits: Sequence[np.ndarray[tuple[int, int], np.dtype[np.bool_]]],
+    fits: Sequence[Table],
 ) -> list[int]:
     """Indices of the positions at which stages begin and end, with the fewest bytes crossing."""
-    best = np.where(allowed[0] & fits[0][0], 0.0, np.inf)
-    choices = []
+    price = _by_end(np.where(allowed, 0.0, np.inf), fits)
+    best = price[id(fits[0])][:, 0]
+    choices, ends = [], np.arange(len(best))
     for stage in range(1, stages):
-        reached = np.where(allowed & fits[stage], (best + crossing)[:, None], np.inf)
-        choices.append(reached.argmin(axis=0))
-        best = reached.min(axis=0)
+        reached = (best + crossing) + price[id(fits[stage])]
+        choices.append(reached.argmin(axis=1))
+        best = reached[ends, choices[-1]]
     found = [len(crossing) - 1]
     for choice in reversed(choices):
         found.append(int(choice[found[-1]]))

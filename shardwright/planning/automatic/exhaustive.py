@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from shardwright.layout import Cluster
 from shardwright.planning.prediction.predict import RankLinks
-from shardwright.planning.prediction.spread import Floats, Forward, Integers, Spread
+from shardwright.planning.prediction.source import Floats, Forward, Integers
+from shardwright.planning.prediction.spread import Spread
 from shardwright.planning.prediction.timing import Order, Passing, StageTimes, Traffic, lay_out
 from shardwright.profiling.operations import UPDATE_PASSES
 

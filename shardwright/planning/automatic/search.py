@@ -29,7 +29,8 @@ from shardwright.planning.automatic.spreads import Spreads
 from shardwright.planning.mesh import DATA
 from shardwright.planning.prediction.memory import rank_memory
 from shardwright.planning.prediction.predict import estimate
-from shardwright.planning.prediction.spread import Floats, Integers, Spread
+from shardwright.planning.prediction.source import Floats, Integers
+from shardwright.planning.prediction.spread import Spread
 from shardwright.planning.prediction.sums import sums_of
 from shardwright.planning.prediction.timing import order_of
 from shardwright.planning.training import Options

@@ -19,7 +19,8 @@ from shardwright.planning.batch import batch_rows
 from shardwright.planning.forward import forward_view
 from shardwright.planning.mesh import DATA, compatible
 from shardwright.planning.plan import Split, Terms
-from shardwright.planning.prediction.spread import Forward, Splits, Spread
+from shardwright.planning.prediction.source import Forward, Splits
+from shardwright.planning.prediction.spread import Spread
 from shardwright.planning.prediction.spreading import spread_over
 from shardwright.planning.shard_norms import has_shards
 from shardwright.planning.splits import SPLITTERS, TAKES_APART, all_apart, take_apart

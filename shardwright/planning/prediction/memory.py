@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.planning.predicted import SlotMemory
-from shardwright.planning.prediction.spread import Floats, Integers, Pairs
+from shardwright.planning.prediction.source import Floats, Integers, Pairs
 from shardwright.planning.prediction.sums import Sums, added, distinct
 from shardwright.planning.prediction.timing import Order
 from shardwright.planning.training import Options

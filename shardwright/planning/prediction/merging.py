@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from shardwright.planning.prediction.spread import Floats, Integers, Pairs, Spread
+from shardwright.planning.prediction.source import Floats, Integers, Pairs
+from shardwright.planning.prediction.spread import Spread
 
 
 def merged(spreads: Sequence[Spread], which: Sequence[int]) -> Spread:

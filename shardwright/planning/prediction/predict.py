@@ -24,8 +24,9 @@ from shardwright.planning.mesh import DATA
 from shardwright.planning.plan import Plan, cluster_of
 from shardwright.planning.predicted import Prediction, SlotMemory, SlotPrediction
 from shardwright.planning.prediction.memory import rank_memory
-from shardwright.planning.prediction.spread import Integers, Spread
-from shardwright.planning.prediction.spreading import spread_of_plan
+from shardwright.planning.prediction.source import Integers
+from shardwright.planning.prediction.spread import Spread
+from shardwright.planning.prediction.spreading import SpreadPlan, spread_of_plan
 from shardwright.planning.prediction.sums import Sums, sums_of
 from shardwright.planning.prediction.timing import (
     Laid,
@@ -52,6 +53,11 @@ def predict(
     """
     cluster = cluster or cluster_of(plan)
     found = spread_of_plan(graph, plan, cluster, costs or Analytic(cluster.device))
+    return estimate_plan(found, cluster).prediction()
+
+
+def estimate_plan(found: SpreadPlan, cluster: Cluster) -> Estimate:
+    """What a plan takes that is spread over the meshes of its stages."""
     staged = found.staged
     return estimate(
         found.spread,
@@ -61,7 +67,7 @@ def predict(
         staged.slots,
         placement=staged.placement,
         shards=found.shards,
-    ).prediction()
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,9 @@ seconds of each node, with the communication that brings it what it reads, and t
 the backward; and seconds once a step, in which gradients of stored values are put together.
 
 A value is converted once for each layout that nodes read it in, from the cheapest that is there; a
-gradient once for each layout that nodes make it in. Equal questions are answered once.
+gradient once for each layout that nodes make it in. Equal questions are answered once, and so are
+equal layers: what was found out of a block is taken for every block that is wired alike, split
+alike, and given values that lie alike.
 """
 
 from __future__ import annotations
@@ -13,11 +15,16 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
 
 from shardwright.ir.dtypes import torch_dtype
 from shardwright.layout import Cluster, Layout, Mesh, Partial, Replicate, Shard, convert
 from shardwright.planning.plan import Terms
-from shardwright.planning.prediction.spread import Forward, Splits, compute_costs
+from shardwright.planning.prediction.segments import Place, Segment
+from shardwright.planning.prediction.source import Floats, Forward, Splits
+from shardwright.planning.prediction.spread import Alike, compute_costs
 from shardwright.planning.splitting.axes import Axis, wanted
 from shardwright.profiling.cost import Costs, NodeCost
 
@@ -26,11 +33,14 @@ from shardwright.profiling.cost import Costs, NodeCost
 class Priced:
     """Seconds of each node for a microbatch, and once a step.
 
-    ``fetched`` are the values that communication brought: value, the node that reads it, its bytes.
+    nodes
+        A row for each node: forward, backward, weight.
+    fetched
+        The values that communication brought: value, the node that reads it, its bytes.
     """
 
-    nodes: list[NodeCost]
-    once: list[float]
+    nodes: Floats
+    once: Floats
     fetched: list[tuple[int, int, float]]
 
 
@@ -43,18 +53,14 @@ def price(
 ) -> Priced:
     """The cost of a forward's nodes on a slot of a mesh under these splits."""
     axes = dict(zip(mesh.axes, mesh.sizes, strict=True))
-    nodes = compute_costs(source, splits, axes, costs)
-    once = [0.0] * len(nodes)
-    pricing = _Pricing(source, mesh, cluster)
-    if mesh.devices[1:]:
-        for i, found in enumerate(splits):
-            moved = pricing.node(i, found)
-            cost = nodes[i]
-            nodes[i] = NodeCost(
-                cost.forward + moved.forward, cost.backward + moved.backward, cost.weight
-            )
-            once[i] = moved.weight
-    return Priced(nodes, once, pricing.fetched)
+    groups = Alike.of(source, splits)
+    nodes = compute_costs(source, splits, axes, costs, groups)
+    if not mesh.devices[1:]:
+        return Priced(nodes, np.zeros(len(nodes)), [])
+    pricing = _Pricing(source, mesh, cluster, splits, groups)
+    pricing.run()
+    nodes[:, :2] += pricing.moved[:, :2]
+    return Priced(nodes, pricing.moved[:, 2], pricing.fetched)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +72,91 @@ class _Tensors:
     gradients: tuple[Layout, ...]
 
 
+class _State(NamedTuple):
+    """How a value lies, and how the gradients of it lie that were made."""
+
+    held: tuple[Layout, ...]
+    given: tuple[Layout, ...]
+
+
+class _Walked(NamedTuple):
+    """What was found out of a segment: its seconds, what was fetched, how values lie behind it."""
+
+    moved: Floats
+    fetched: list[tuple[Place, int, float]]
+    outside: list[_State]
+    made: list[_State]
+
+
 @dataclass(slots=True)
 class _Pricing:
     source: Forward
     mesh: Mesh
     cluster: Cluster
+    splits: Sequence[Splits]
+    groups: Alike
+    moved: Floats = field(init=False)
+    """A row for each node: seconds of the forward, of the backward, once a step."""
     tensors: dict[Hashable, _Tensors] = field(default_factory=dict)
     seconds: dict[Hashable, float] = field(default_factory=dict)
     held: dict[int, list[Layout]] = field(default_factory=dict)
     """The layouts in which a value is there, that in which it was made first."""
     fetched: list[tuple[int, int, float]] = field(default_factory=list)
-    given: set[tuple[int, Layout]] = field(default_factory=set)
-    """Values and layouts in which gradients of them were made."""
+    given: dict[int, list[Layout]] = field(default_factory=dict)
+    """Layouts in which gradients of a value were made."""
+    walked: dict[Hashable, _Walked] = field(default_factory=dict)
 
-    def node(self, position: int, splits: Splits) -> NodeCost:
+    def __post_init__(self) -> None:
+        self.moved = np.zeros((len(self.splits), 3))
+
+    def run(self) -> None:
+        """Go through the nodes; through equal segments once."""
+        for segment in self.source.segments:
+            groups = self.groups.number[segment.start : segment.stop].tobytes()
+            before = tuple(map(self._state, segment.outside))
+            key = segment.wiring, groups, before
+            if key in self.walked:
+                self._repeat(segment, self.walked[key])
+            else:
+                self.walked[key] = self._walk(segment)
+
+    def _state(self, value_id: int) -> _State:
+        return _State(tuple(self.held.get(value_id, ())), tuple(self.given.get(value_id, ())))
+
+    def _walk(self, segment: Segment) -> _Walked:
+        """Node by node."""
+        first, view = len(self.fetched), self.source.view
+        for i in range(segment.start, segment.stop):
+            self.moved[i] = self._node(i)
+        return _Walked(
+            self.moved[segment.start : segment.stop].copy(),
+            [
+                (segment.place(view, value_id), at - segment.start, nbytes)
+                for value_id, at, nbytes in self.fetched[first:]
+            ],
+            [self._state(value_id) for value_id in segment.outside],
+            [self._state(segment.value(view, place)) for place in segment.made],
+        )
+
+    def _repeat(self, segment: Segment, walked: _Walked) -> None:
+        """As it was in an equal segment."""
+        view = self.source.view
+        self.moved[segment.start : segment.stop] = walked.moved
+        self.fetched += [
+            (segment.value(view, place), segment.start + offset, nbytes)
+            for place, offset, nbytes in walked.fetched
+        ]
+        made = (segment.value(view, place) for place in segment.made)
+        states = (*walked.outside, *walked.made)
+        for value_id, state in zip((*segment.outside, *made), states, strict=True):
+            if state.held:
+                self.held[value_id] = list(state.held)
+            self.given[value_id] = list(state.given)
+
+    def _node(self, position: int) -> NodeCost:
         """Seconds of communication: of the forward, the backward, and once a step."""
         node = self.source.view.nodes[position]
-        lie = self._lie(position, self._settled(position, splits))
+        lie = self._lie(position, self._settled(position, self.splits[position]))
         forward = backward = once = 0.0
         for index, value_id in enumerate(node.inputs):
             layout = lie.inputs[index]
@@ -106,7 +180,7 @@ class _Pricing:
         inputs = self.source.view.nodes[position].inputs
 
         def in_terms(value_id: int, axis: int) -> bool:
-            held = self.held.get(value_id, ())
+            held = self.held.get(value_id, [])
             return bool(held) and all(found.placements[axis] == Partial() for found in held)
 
         return tuple(
@@ -165,9 +239,10 @@ class _Pricing:
 
     def _answer(self, value_id: int, gradient: Layout) -> float:
         """Seconds until a gradient made in a layout lies as the value was made."""
-        if (value_id, gradient) in self.given:
+        given = self.given.setdefault(value_id, [])
+        if gradient in given:
             return 0.0
-        self.given.add((value_id, gradient))
+        given.append(gradient)
         return self._convert(value_id, gradient, _mirror(self.held[value_id][0]))
 
     def _convert(self, value_id: int, source: Layout, target: Layout) -> float:

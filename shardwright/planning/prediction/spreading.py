@@ -18,7 +18,8 @@ from shardwright.planning.mesh import DATA
 from shardwright.planning.plan import Assignment, Plan, assignments, check_belongs
 from shardwright.planning.prediction.merging import merged
 from shardwright.planning.prediction.pricing import price
-from shardwright.planning.prediction.spread import Forward, Splits, Spread, spread
+from shardwright.planning.prediction.source import Forward, Splits
+from shardwright.planning.prediction.spread import Spread, spread
 from shardwright.planning.training import Options
 from shardwright.profiling.cost import Costs
 

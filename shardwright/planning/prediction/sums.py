@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.planning.prediction.spread import Floats, Integers, Pairs, Spread
+from shardwright.planning.prediction.source import Floats, Integers, Pairs
+from shardwright.planning.prediction.spread import Spread
 
 
 class Sent(NamedTuple):
