@@ -1,8 +1,9 @@
 """The automatic planner: from a graph and a cluster to the plan that is predicted to be fastest.
 
 Comes in: a model or training step, a `Cluster`, what nodes cost, and what is already decided. Goes
-out: a `Plan` with its prediction and with what else was looked at. It is found by `search`; here it
-is written down.
+out: a `Plan` with its prediction and with what else was looked at: the fastest of what `search`
+finds, which is written down here, and of what partitioners make (`rivals`). So none of these plans
+is predicted to be faster.
 
 A training step is captured with the shapes of one microbatch, and a plan of n microbatches makes a
 step of n of them: plans with different n are compared by what one microbatch's samples take.
@@ -11,27 +12,53 @@ step of n of them: plans with different n are compared by what one microbatch's 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import msgspec
 
+from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.layout import Cluster, Mesh
 from shardwright.planning.assemble import make_plan
 from shardwright.planning.automatic.candidates import Asked, Found
-from shardwright.planning.automatic.explain import explain
+from shardwright.planning.automatic.contender import Contender
+from shardwright.planning.automatic.explain import alternatives, done_whole, split_reasons
+from shardwright.planning.automatic.rivals import Rival, Rivals
 from shardwright.planning.automatic.search import Search
-from shardwright.planning.automatic.spreads import Spreads
+from shardwright.planning.automatic.spreads import SEVERAL, Spreads
+from shardwright.planning.batch import batch_rows
+from shardwright.planning.explanation import Explanation
 from shardwright.planning.forward import forward_view
 from shardwright.planning.mesh import whole_notes
 from shardwright.planning.mixing import mixing_notes
-from shardwright.planning.plan import Assignment, Plan, TrainingPlan, fingerprint_graph
+from shardwright.planning.plan import (
+    Assignment,
+    Plan,
+    TrainingPlan,
+    assignments,
+    fingerprint_graph,
+)
+from shardwright.planning.prediction.predict import predict
+from shardwright.planning.prediction.source import Forward
 from shardwright.planning.prediction.timing import order_of
 from shardwright.planning.step import as_step, check_one_backward
 from shardwright.planning.training import measure_training, training_plan
 from shardwright.profiling.cost import Analytic, Costs
 
 AUTO = "auto"
+FASTER = 1 - 1e-9
+"""A partitioner's plan is taken where it takes less than this times what the search found."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """A plan, what it is compared by, and what it is explained from."""
+
+    plan: Plan
+    contender: Contender
+    source: Forward
+    reasons: Sequence[str] = ()
 
 
 def auto_plan(
@@ -47,11 +74,64 @@ def auto_plan(
     if spreads.training:
         check_one_backward(graph)
     search = Search(spreads, cluster, asked)
-    found = search.run()
+    try:
+        found = search.run()
+    except PlanError:
+        rivals = Rivals(spreads, cluster, asked, asked.options().microbatches).run()
+        fastest = rivals.fastest()
+        if fastest is None:
+            raise
+        return _explained(search, _of_rival(fastest), [], rivals)
+    rivals = Rivals(spreads, cluster, asked, found[0].candidate.microbatches).run()
+    chosen = _of_search(search, found[0], exact=bool(rivals.best))
+    others, fastest = [Contender.of(one) for one in found[1:]], rivals.fastest()
+    if fastest is None or fastest.contender.seconds >= FASTER * chosen.contender.seconds:
+        return _explained(search, chosen, others, rivals)
+    return _explained(search, _of_rival(fastest), [chosen.contender, *others], rivals)
+
+
+def _of_search(search: Search, found: Found, *, exact: bool) -> _Chosen:
+    """What the search found, written down; with an ``exact`` prediction where plans are close.
+
+    What a step does once is priced in the search as of `SEVERAL` microbatches.
+    """
+    plan, contender = write_plan(search.spreads, search.cluster, found), Contender.of(found)
+    source = found.spread.source
+    if exact and source.prepare and found.options.microbatches > SEVERAL:
+        spreads = search.spreads
+        again = predict(spreads.graph, plan, search.cluster, spreads.costs)
+        contender = Contender(contender.plan, again, contender.recompute)
+    return _Chosen(plan, contender, source, found.spread.reasons)
+
+
+def _of_rival(rival: Rival) -> _Chosen:
+    plan = msgspec.structs.replace(rival.plan, policy=AUTO)
+    return _Chosen(plan, rival.contender, rival.found.spread.source)
+
+
+def _explained(
+    search: Search, chosen: _Chosen, others: Sequence[Contender], rivals: Rivals
+) -> Plan:
+    """The plan with its prediction, and with what it is compared with."""
+    made = [rival.contender for rival in rivals.best.values()]
+    assigned = list(assignments(chosen.plan, len(chosen.source.view.nodes)))
+    refused = {**{str(shape): why for shape, why in search.refused.items()}, **rivals.refused}
+    explanation = Explanation(
+        plan=str(chosen.contender),
+        rows=batch_rows(search.spreads.graph),
+        others=alternatives(
+            chosen.contender, [*others, *(one for one in made if one != chosen.contender)]
+        ),
+        refused=tuple(f"{name}: {why}" for name, why in refused.items() if name not in rivals.best),
+        splits=split_reasons(chosen.source, assigned, chosen.reasons),
+        whole=done_whole(chosen.source, assigned),
+    )
+    left_out = (rivals.left_out,) if rivals.left_out else ()
     return msgspec.structs.replace(
-        write_plan(spreads, cluster, found[0]),
-        prediction=found[0].estimate.prediction(),
-        explanation=explain(search, found),
+        chosen.plan,
+        notes=(*chosen.plan.notes, *left_out),
+        prediction=chosen.contender.prediction,
+        explanation=explanation,
     )
 
 

@@ -1,50 +1,30 @@
-"""Why a plan was chosen: from what the search found to an `Explanation`."""
+"""Why a plan was chosen: from what plans were compared by to an `Explanation`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from shardwright.dimops.bound import Flow
-from shardwright.planning.automatic.candidates import Found
-from shardwright.planning.automatic.search import Search
-from shardwright.planning.batch import batch_rows
-from shardwright.planning.explanation import Alternative, Explanation, SplitReason
-from shardwright.planning.plan import Split, Terms
-from shardwright.planning.prediction.spread import Spread
-
-_AGAIN = {
-    "none": "",
-    "auto": ", some activations computed again",
-    "full": ", all activations computed again",
-}
+from shardwright.planning.automatic.contender import Contender
+from shardwright.planning.explanation import Alternative, SplitReason
+from shardwright.planning.plan import Assignment, Split, Terms
+from shardwright.planning.prediction.source import Forward
 
 
-def explain(search: Search, found: Sequence[Found]) -> Explanation:
-    """What was chosen, the first, against the others."""
-    best, *others = found
-    return Explanation(
-        plan=describe(best),
-        rows=batch_rows(search.spreads.graph),
-        others=tuple(
-            Alternative(describe(other), other.seconds, other.peak, _why(best, other))
-            for other in others
-        ),
-        refused=tuple(f"{shape}: {reason}" for shape, reason in search.refused.items()),
-        splits=_splits(best.spread),
-        whole=_whole(best.spread),
+def alternatives(best: Contender, others: Sequence[Contender]) -> tuple[Alternative, ...]:
+    """What else was looked at, the fastest first, and why it is not chosen."""
+    return tuple(
+        Alternative(str(other), other.seconds, other.prediction.peak_memory, _why(best, other))
+        for other in sorted(others, key=lambda other: other.seconds)
     )
 
 
-def describe(found: Found) -> str:
-    """A plan in a line."""
-    return f"{found.candidate}{_AGAIN[found.options.recompute]}"
-
-
-def _why(best: Found, other: Found) -> str:
+def _why(best: Contender, other: Contender) -> str:
     """What another plan takes longer for, on its slowest slot and for a captured batch."""
-    if other.options.recompute != "none" and best.options.recompute == "none":
+    if other.recompute != "none" and best.recompute == "none":
         return "it must compute activations again to fit"
-    work, waits = (_slowest(other)[i] - _slowest(best)[i] for i in range(2))
+    work = other.work - best.work
+    waits = (other.seconds - other.work) - (best.seconds - best.work)
     if max(work, waits) <= 0:
         return "as fast"
     if work >= waits:
@@ -55,31 +35,37 @@ def _why(best: Found, other: Found) -> str:
     return f"its slots wait {1e3 * waits:.3f} ms longer for one another"
 
 
-def _slowest(found: Found) -> tuple[float, float]:
-    """Work and waiting of the slot with the most work, for a captured batch."""
-    work = max(found.estimate.busy) / found.estimate.microbatches
-    return work, found.seconds - work
+def split_reasons(
+    source: Forward, assigned: Sequence[Assignment], reasons: Sequence[str]
+) -> tuple[SplitReason, ...]:
+    """Equal nodes that are split alike, in the order of the first of each.
 
-
-def _splits(spread: Spread) -> tuple[SplitReason, ...]:
-    """Equal nodes that are split alike, in the order of the first of each."""
+    ``reasons`` are those of nodes where they are known.
+    """
     groups: dict[tuple[str, str, str], list[int]] = {}
-    if not spread.axes:
-        return ()
-    for i, node in enumerate(spread.source.view.nodes):
-        said = spread.reasons[i] if i < len(spread.reasons) else ""
-        key = node.op, _text(spread, i), said or _reason(spread, i)
+    for i, found in _shared(assigned):
+        said = reasons[i] if i < len(reasons) else ""
+        key = source.view.nodes[i].op, _text(found), said or _reason(source, i, found)
         groups.setdefault(key, []).append(i)
     return tuple(
-        SplitReason(len(at), op, spread.source.view.nodes[at[0]].scope, split, reason)
+        SplitReason(len(at), op, source.view.nodes[at[0]].scope, split, reason)
         for (op, split, reason), at in groups.items()
     )
 
 
-def _text(spread: Spread, position: int) -> str:
+def _shared(assigned: Sequence[Assignment]) -> Iterator[tuple[int, Assignment]]:
+    """The nodes that several slots share, by position."""
+    return ((i, found) for i, found in enumerate(assigned) if found.mesh.devices[1:])
+
+
+def _axes(found: Assignment) -> Iterator[tuple[str, Split | Terms | None]]:
+    return zip(found.mesh.axes, found.splits, strict=True)
+
+
+def _text(found: Assignment) -> str:
     """What each axis does with a node: ``data: b, tensor: n by 64``."""
     words = []
-    for axis, split in zip(spread.axes, spread.splits[position], strict=True):
+    for axis, split in _axes(found):
         if isinstance(split, Split):
             unit = f" by {split.unit}" if split.unit > 1 else ""
             words.append(f"{axis}: {split.identifier}{unit}")
@@ -88,17 +74,17 @@ def _text(spread: Spread, position: int) -> str:
     return ", ".join(words)
 
 
-def _reason(spread: Spread, position: int) -> str:
+def _reason(source: Forward, position: int, found: Assignment) -> str:
     """Why a node is split so by policies that follow one rule for each axis."""
-    bound = spread.source.bound(position)
+    bound = source.bound(position)
     if bound is None:
         return "no annotation"
     reasons = []
-    for axis, split in zip(spread.axes, spread.splits[position], strict=True):
+    for axis, split in _axes(found):
         if axis == "data":
             reasons.append("it has the batch" if split else "it has no batch")
         elif isinstance(split, Split):
-            reasons.append(_of_tensors(spread, position, bound.flow(split.identifier)))
+            reasons.append(_of_tensors(source, position, bound.flow(split.identifier)))
         elif isinstance(split, Terms):
             reasons.append("it is linear: the sum is done behind it")
         else:
@@ -106,10 +92,10 @@ def _reason(spread: Spread, position: int) -> str:
     return "; ".join(dict.fromkeys(reasons))
 
 
-def _of_tensors(spread: Spread, position: int, flow: Flow) -> str:
+def _of_tensors(source: Forward, position: int, flow: Flow) -> str:
     """Why an inner axis splits a node."""
-    values = spread.source.view.values
-    inputs = spread.source.view.nodes[position].inputs
+    values = source.view.values
+    inputs = source.view.nodes[position].inputs
     cut = [
         values[v].is_stored
         for v, carry in zip(inputs, flow.inputs, strict=True)
@@ -122,9 +108,7 @@ def _of_tensors(spread: Spread, position: int, flow: Flow) -> str:
     return "what it reads comes split so"
 
 
-def _whole(spread: Spread) -> tuple[str, ...]:
+def done_whole(source: Forward, assigned: Sequence[Assignment]) -> tuple[str, ...]:
     """Operators that every slot of a stage does in full, for want of an annotation."""
-    if not spread.axes:
-        return ()
-    nodes = enumerate(spread.source.view.nodes)
-    return tuple(sorted({node.op for i, node in nodes if spread.source.bound(i) is None}))
+    nodes = source.view.nodes
+    return tuple(sorted({nodes[i].op for i, _ in _shared(assigned) if source.bound(i) is None}))
