@@ -14,21 +14,30 @@ from shardwright.codegenerate.captured_mode import captured_in_training
 from shardwright.codegenerate.cutting import cut
 from shardwright.codegenerate.forward_step import forward_of
 from shardwright.codegenerate.numbering import partition_numbers
+from shardwright.codegenerate.split_stages import split_stages
 from shardwright.codegenerate.stage import Program
 from shardwright.errors import CodegenError
 from shardwright.ir import IRGraph
 from shardwright.planning.assemble import planned
-from shardwright.planning.plan import Assignment, Plan, assignments, check_belongs, label_of
+from shardwright.planning.plan import (
+    Assignment,
+    Plan,
+    assignments,
+    check_belongs,
+    cluster_of,
+    label_of,
+)
 
 
 def program_of_plan(graph: IRGraph, plan: Plan) -> Program:
     """The partitions of a model or of a training step's forward.
 
-    Raises PlanError where the plan is for another graph, CodegenError where it splits nodes, or
-    where a partition needs what a later one makes.
+    Raises PlanError where the plan is for another graph, CodegenError where it splits nodes of a
+    training step, or where a partition needs what a later one makes.
     """
     check_belongs(plan, graph)
-    _check_pure(plan)
+    if is_split(plan):
+        return _split_program(graph, plan)
     if plan.training is not None:
         forward = forward_of(graph, plan)
         mode = captured_in_training(forward.graph, otherwise=True)
@@ -52,15 +61,24 @@ def is_split(plan: Plan) -> bool:
     return any(len(devices) > 1 and not alone.issuperset(devices) for devices in sets)
 
 
-def _check_pure(plan: Plan) -> None:
-    """Raise CodegenError where a plan is more than a pipeline."""
-    if is_split(plan):
+def _split_program(graph: IRGraph, plan: Plan) -> Program:
+    """The partitions of a model whose nodes are split over slots."""
+    if plan.training is not None:
         split = next(a.mesh for a in plan.assignments if len(a.mesh.devices) > 1)
         raise CodegenError(
-            f"the plan for {plan.graph!r} splits nodes over the mesh {split}, and code is written "
-            "for stages of one slot each; plan a pipeline (policy='pipeline', or a mesh of "
-            "pipeline alone)"
+            f"the plan for the training step {plan.graph!r} splits nodes over the mesh {split}, "
+            "and code is written for split models: capture the model (sw.capture), plan it alike, "
+            "and write the step around it"
         )
+    whole = planned(graph, plan)
+    return split_stages(
+        whole,
+        list(assignments(plan, len(whole.nodes))),
+        cluster_of(plan),
+        stages=plan.stages,
+        training=captured_in_training(graph),
+        notes=plan.notes,
+    )
 
 
 def _place(assignment: Assignment) -> Hashable | None:

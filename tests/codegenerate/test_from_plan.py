@@ -352,14 +352,30 @@ def test_copies_of_a_step_are_of_its_own_nodes():
     assert count > sum(len(stage.graph.nodes) for stage in stages(alone))
 
 
-# --- what is refused, and how long it takes -----------------------------------------------------
+# --- plans that split nodes -----------------------------------------------------------------------
+
+MESHES = [{"tensor": 2}, {"data": 2}, {"pipeline": 2, "tensor": 2}]
 
 
-@pytest.mark.parametrize("mesh", [{"tensor": 2}, {"data": 2}, {"pipeline": 2, "tensor": 2}])
-def test_plans_that_split_nodes(mesh):
+@pytest.mark.parametrize("mesh", MESHES)
+def test_partitions_have_a_stage_a_slot(mesh):
     graph = language_model(layers=4)
-    with pytest.raises(CodegenError, match="splits nodes over the mesh"):
+    program = program_of_plan(graph, plan(graph, mesh=mesh))
+    assert len(program.partitions) == mesh.get("pipeline", 1)
+    for number, partition in enumerate(program.partitions):
+        assert [(s.name, s.index) for s in partition] == [
+            (f"Stage{number}", index) for index in range(2)
+        ]
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_steps_that_split_nodes_are_refused(mesh):
+    graph = language_step(layers=4)
+    with pytest.raises(CodegenError, match="the plan for the training step 'train_step' splits"):
         program_of_plan(graph, plan(graph, mesh=mesh))
+
+
+# --- how long it takes ----------------------------------------------------------------------------
 
 
 def test_a_deep_model_takes_no_longer_than_its_length():
