@@ -17,8 +17,9 @@ A port that is a slice is called ``x[0:4, 0:64]``, of the program's ``x``.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -33,7 +34,7 @@ from shardwright.ir import Builder, IRGraph, IRNode
 from shardwright.ir.inference import Inference
 from shardwright.ir.structure import leaves
 from shardwright.layout import Cluster, Layout, Mesh
-from shardwright.layout.ranges import format_ranges, whole
+from shardwright.layout.ranges import Ranges, format_ranges, whole
 from shardwright.planning.plan import Assignment
 from shardwright.transform.ends import Ends
 from shardwright.transform.holdings import Holding
@@ -129,9 +130,9 @@ class _Splitting:
         ends = {device: self._ends(device) for device in mesh.devices}
         live = _live(self.holdings, mesh, {device: end.needed for device, end in ends.items()})
         for index, device in enumerate(mesh.devices):
-            yield _stage(
-                f"Stage{number}", index, self.holdings.slots[device], ends[device], live[device]
-            )
+            slot = self.holdings.slots[device]
+            stage = _stage(f"Stage{number}", slot, ends[device], live[device])
+            yield replace(stage, index=index, mesh=mesh)
 
     def _ends(self, device: str) -> _Ends:
         """What enters and leaves a slot, by the names of ports."""
@@ -280,7 +281,7 @@ def _is_read(graph: IRGraph, node: IRNode, live: Collection[int], needed: Collec
 # --- stages ---------------------------------------------------------------------------------------
 
 
-def _stage(name: str, index: int, slot: SlotGraph, ends: _Ends, live: Collection[int]) -> Stage:
+def _stage(name: str, slot: SlotGraph, ends: _Ends, live: Collection[int]) -> Stage:
     """One slot's live nodes as a stage."""
     graph = slot.builder.graph
     nodes = [node for node in graph.nodes if node.id in live]
@@ -300,13 +301,24 @@ def _stage(name: str, index: int, slot: SlotGraph, ends: _Ends, live: Collection
         [mapping[local] for _, local in outputs],
         updates={mapping[old]: mapping[new] for old, new in ends.updates.items() if old in mapping},
     )
-    return Stage(
-        name=name,
-        graph=made,
-        inputs=_ports(inputs, made.inputs),
-        outputs=_ports(outputs, made.outputs),
-        index=index,
-    )
+    inputs_here, outputs_here = _ports(inputs, made.inputs), _ports(outputs, made.outputs)
+    return Stage(name, made, inputs_here, outputs_here, slices=_named_apart(made))
+
+
+def _named_apart(graph: IRGraph) -> dict[str, tuple[str, Ranges]]:
+    """Give slices names by which they stand in a stage; gives what they are slices of."""
+    counts = Counter(value.names[0] for value in graph.stored())
+    numbers: Counter[str] = Counter()
+    found: dict[str, tuple[str, Ranges]] = {}
+    for value in graph.stored():
+        leading = value.names[0]
+        suffix = f"_{numbers[leading]}" if counts[leading] > 1 else ""
+        numbers[leading] += 1
+        if value.placements is not None:
+            found |= {name + suffix: (name, value.placements) for name in value.names}
+            value.placements = None
+        value.names = tuple(name + suffix for name in value.names)
+    return found
 
 
 def _ports(named: Sequence[tuple[str, int]], values: Sequence[int]) -> tuple[Port, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -83,6 +85,33 @@ class Gated(nn.Module):
         return y, self.up(x).amax(-1)
 
 
+def gpt2() -> nn.Module:
+    """GPT-2, of two layers."""
+    import transformers
+
+    config = transformers.GPT2Config(
+        vocab_size=40, n_positions=16, n_embd=16, n_layer=2, n_head=4, use_cache=False
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+def bert() -> nn.Module:
+    """BERT, of two layers."""
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=40,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=32,
+        max_position_embeddings=16,
+    )
+    return transformers.BertForMaskedLM(config)
+
+
+TRANSFORMERS: dict[str, Callable[[], nn.Module]] = {"gpt2": gpt2, "bert": bert}
+
 MODELS: dict[str, type[nn.Module]] = {
     "mlp": Mlp,
     "decoder": Decoder,
@@ -94,10 +123,23 @@ MODELS: dict[str, type[nn.Module]] = {
 def made(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
     """A model with the same parameters at each call, and its arguments."""
     torch.manual_seed(0)
+    if name in TRANSFORMERS:
+        model = TRANSFORMERS[name]().double().eval()
+        return model, (torch.randint(40, (4, 8)),)
     model = MODELS[name]().double()
     if name in ("mlp", "gated"):
         return model, (torch.randn(6, 5, WIDTH, dtype=torch.float64),)
     return model, (torch.randint(40, (4, 8)),)
+
+
+def named_outputs(made: object) -> dict[str, Tensor]:
+    """A model's outputs by the names that ports have."""
+    if isinstance(made, Tensor):
+        return {"output": made}
+    if isinstance(made, tuple):
+        return {f"output_{i}": tensor for i, tensor in enumerate(made)}
+    assert isinstance(made, dict)
+    return dict(made)
 
 
 def weighted(output: Tensor, ranges: tuple[tuple[int, int], ...] = ()) -> Tensor:

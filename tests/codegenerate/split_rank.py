@@ -85,8 +85,8 @@ def run_stage(
     graph = stage.graph
     held = {port.value: ports[port.name] for port in stage.inputs}
     for value in graph.stored():
-        ranges = value.placements
-        key = Piece(value.names[0], ranges).key if ranges else value.names[0]
+        path = value.names[0]
+        key = Piece(*stage.slices[path]).key if path in stage.slices else path
         if value.role == "param":
             if key not in parameters:
                 parameters[key] = graph.tensors[value.id].detach().clone().requires_grad_()

@@ -74,12 +74,7 @@ def test_slots_communicate_in_one_order(name: str, plan: str) -> None:
 def eager(name: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Outputs by name and gradients by parameter."""
     model, inputs = split_models.made(name)
-    made = model(*inputs)
-    outputs = (
-        {"output": made}
-        if isinstance(made, torch.Tensor)
-        else {f"output_{i}": tensor for i, tensor in enumerate(made)}
-    )
+    outputs = split_models.named_outputs(model(*inputs))
     torch.stack([split_models.weighted(tensor) for tensor in outputs.values()]).sum().backward()
     return (
         {key: tensor.detach() for key, tensor in outputs.items()},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from copy import deepcopy
 from typing import ClassVar
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from shardwright.codegenerate.support.slices import (
     Piece,
+    Slices,
     SplitStage,
     join_state_dicts,
     piece_of,
@@ -64,7 +64,7 @@ class Layer(nn.Module):
 
 
 class Stage(SplitStage):
-    slices: ClassVar[Mapping[str, tuple[str, tuple[str, ...]]]] = {
+    slices: ClassVar[Slices] = {
         "layers.*.up.weight": ("layers.*.up.weight", ("[0:2, 0:3]", "[2:4, 0:3]")),
         "layers.*.qkv_0": ("layers.*.qkv", ("[0:1]", "[1:2]")),
         "layers.*.qkv_1": ("layers.*.qkv", ("[2:3]", "[3:4]")),

@@ -93,7 +93,7 @@ def gathered(x: Tensor, axis: Axis, dim: int, sizes: Sequence[int]) -> Tensor:
 def scattered(x: Tensor, axis: Axis, dim: int, sizes: Sequence[int]) -> Tensor:
     """This slot's piece of the sum of the slots' tensors."""
     largest = max(sizes)
-    pieces = [padded(piece, dim, largest) for piece in x.split(list(sizes), dim)]
+    pieces = [padded(piece, dim, largest) for piece in torch.split(x, list(sizes), dim)]
     piece = torch.empty_like(pieces[0])
     dist.reduce_scatter(piece, pieces, group=axis.group)
     return piece.narrow(dim, 0, sizes[axis.index])
@@ -112,7 +112,7 @@ def swapped(
         bits = x.view(torch.uint8)
         moved = swapped(bits, axis, split_dim, split_sizes, join_dim, join_sizes)
         return moved.view(torch.bool)
-    given = [piece.reshape(-1) for piece in x.split(list(split_sizes), split_dim)]
+    given = [piece.reshape(-1) for piece in torch.split(x, list(split_sizes), split_dim)]
     shapes = []
     for size in join_sizes:
         shape = list(x.shape)
@@ -123,7 +123,9 @@ def swapped(
     dist.all_to_all_single(
         got, torch.cat(given), counts, [piece.numel() for piece in given], group=axis.group
     )
-    pieces = [flat.view(shape) for flat, shape in zip(got.split(counts), shapes, strict=True)]
+    pieces = [
+        flat.view(shape) for flat, shape in zip(torch.split(got, counts), shapes, strict=True)
+    ]
     return torch.cat(pieces, join_dim)
 
 

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from shardwright.codegenerate.support.slots import Slots
 
+Slices = Mapping[str, tuple[str, tuple[str, ...]]]
+
 
 class Piece(NamedTuple):
     """A slice of a tensor of the original: its name, and the range of each dimension."""
@@ -50,7 +52,7 @@ class SplitStage(nn.Module):
     many, and the ranges on each slot: ``{"h.*.up.weight": ("h.*.up.weight", ("[0:4]", "[4:8]"))}``.
     """
 
-    slices: ClassVar[Mapping[str, tuple[str, tuple[str, ...]]]] = {}
+    slices: ClassVar[Slices] = {}
 
     def __init__(self, slots: Slots) -> None:
         super().__init__()
@@ -144,3 +146,34 @@ def joined(name: str, pieces: Mapping[Piece, Tensor]) -> Tensor:
             "the states of all slots"
         )
     return whole
+
+
+def share(stage: nn.Module, model: nn.Module, made: dict[object, Tensor]) -> None:
+    """Give a stage the parameters and buffers of the model: the very same, or slices of them.
+
+    ``made`` has the slices that stages have already: a tensor's are made once.
+    """
+    tensors: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
+    tensors |= dict(model.named_buffers(remove_duplicate=False))
+    pieces = stage.pieces() if isinstance(stage, SplitStage) else {}
+    for path, module in stage.named_modules():
+        for name in (*module._parameters, *module._buffers):
+            key = f"{path}.{name}" if path else name
+            piece = pieces.get(key, Piece(key, ()))
+            whole = tensors.get(piece.name)
+            if whole is not None:
+                setattr(module, name, shared(whole, piece, made) if piece.ranges else whole)
+            elif (kept := getattr(module, name)) is not None and kept.is_meta:
+                raise ValueError(
+                    f"the model has no {piece.name!r}; give the model that was partitioned"
+                )
+
+
+def shared(whole: Tensor, piece: Piece, made: dict[object, Tensor]) -> Tensor:
+    """A slice of a tensor of the model, with memory of its own."""
+    key = (id(whole), piece.ranges)
+    if key not in made:
+        taken = piece.of(whole.detach()).clone(memory_format=torch.contiguous_format)
+        is_parameter = isinstance(whole, nn.Parameter)
+        made[key] = nn.Parameter(taken, whole.requires_grad) if is_parameter else taken
+    return made[key]

@@ -49,20 +49,8 @@ class Slots:
         group: dist.ProcessGroup | None = None,
         slot: int | None = None,
     ) -> None:
-        count = stride = math.prod(axes.values())
-        if slot is None:
-            if not dist.is_initialized():
-                raise RuntimeError(
-                    f"this stage is split over {count} slots: give slot=0 to {count - 1}, or "
-                    "initialize torch.distributed first"
-                )
-            slot = dist.get_rank(group)
-        if not 0 <= slot < count:
-            raise ValueError(
-                f"this stage has the slots 0 to {count - 1}, found {slot}; give slot=, or the "
-                "group= of its processes"
-            )
-        self.slot = slot
+        stride = math.prod(axes.values())
+        self.slot = slot = slot_of(stride, group, slot)
         self._axes: dict[str, Axis] = {}
         for name, size in axes.items():
             stride //= size
@@ -77,3 +65,20 @@ class Slots:
     def __deepcopy__(self, memo: object) -> Slots:
         """Copies of a stage talk to the same processes."""
         return self
+
+
+def slot_of(count: int, group: dist.ProcessGroup | None, slot: int | None) -> int:
+    """The slot, of so many, that is given, or that this process is by its rank in the group."""
+    if slot is None:
+        if not dist.is_initialized():
+            raise RuntimeError(
+                f"this stage is split over {count} slots: give slot=0 to {count - 1}, or "
+                "initialize torch.distributed first"
+            )
+        slot = dist.get_rank(group)
+    if not 0 <= slot < count:
+        raise ValueError(
+            f"this stage has the slots 0 to {count - 1}, found {slot}; give slot=, or the group= "
+            "of its processes"
+        )
+    return slot

@@ -1,0 +1,130 @@
+"""Generated files of split plans: they do, train, load and save what the model does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import shardwright as sw
+from shardwright.codegenerate.codegen import codegen
+from shardwright.codegenerate.support.slices import join_state_dicts
+from tests.codegenerate import split_models
+from tests.codegenerate.generated_rank import OPTIONS
+from tests.codegenerate.ranks import results
+from tests.codegenerate.test_split_stages import PLANS, assert_close, eager
+from tests.codegenerate.written import imported
+
+
+def stepped(name: str) -> dict[str, torch.Tensor]:
+    """The model's state after a step of AdamW."""
+    model, inputs = split_models.made(name)
+    made = split_models.named_outputs(model(*inputs))
+    torch.stack([split_models.weighted(tensor) for tensor in made.values()]).sum().backward()
+    torch.optim.AdamW(model.parameters(), **OPTIONS).step()
+    return model.state_dict()
+
+
+def joined(slots: list[dict[str, Any]], key: str) -> dict[str, torch.Tensor]:
+    return join_state_dicts([state for slot in slots for state in slot[key]])
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(115)
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [
+        ("mlp", "tensor 2"),
+        ("mlp", "data 2 × tensor 2"),
+        *(("decoder", plan) for plan in PLANS),
+        ("uneven", "tensor 4"),
+        ("gated", "tensor 2"),
+    ],
+)
+def test_slots_train_as_the_model_does(name: str, plan: str, tmp_path: Path) -> None:
+    check(name, plan, tmp_path)
+
+
+@pytest.mark.processes
+@pytest.mark.zoo
+@pytest.mark.timeout(115)
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_slots_of_transformers_train_as_they_do(name: str, plan: str, tmp_path: Path) -> None:
+    check(name, plan, tmp_path)
+
+
+def check(name: str, plan: str, folder: Path) -> None:
+    slots, keywords = PLANS[plan]
+    outputs, gradients = eager(name)
+    found = results("generated_rank", {"model": name, "plan": keywords}, slots, folder)
+    for slot in found:
+        assert_close(slot["outputs"], outputs)
+        assert_close(slot["gradients"], gradients)
+    assert join_state_dicts([slot["gradients"] for slot in found]).keys() == gradients.keys()
+    model, _ = split_models.made(name)
+    for key in ("before", "loaded"):
+        state = joined(found, key)
+        assert state.keys() == model.state_dict().keys()
+        assert all(torch.equal(state[k], tensor) for k, tensor in model.state_dict().items())
+    assert_close(joined(found, "after"), stepped(name))
+
+
+def written(name: str, plan: str, folder: Path) -> Path:
+    model, inputs = split_models.made(name)
+    graph = sw.capture(model, inputs)
+    path = folder / f"{name}_{plan.translate({32: None, 215: '_'})}.py"
+    codegen(sw.plan(graph, **PLANS[plan][1]), path, graph=graph)
+    return path
+
+
+def test_files_are_clean(tmp_path: Path) -> None:
+    paths = [
+        written("decoder", "tensor 2", tmp_path),
+        written("uneven", "tensor 4", tmp_path),
+        written("decoder", "sequence 2", tmp_path),
+        written("decoder", "pipeline 2 × data 2", tmp_path),
+        written("gated", "tensor 2", tmp_path),
+    ]
+    for path in paths:
+        assert "shardwright." not in path.read_text()
+        imported(path)
+    rules = ["--isolated", "--no-cache", "--line-length", "100", "--target-version", "py311"]
+    for command in (
+        ["ruff", "check", *rules, "--select", "E,F,W,I,UP,B,SIM"],
+        ["ruff", "format", "--check", *rules],
+        ["mypy", "--strict", "--config-file", "", "--cache-dir", str(tmp_path / "cache")],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", *command, *map(str, paths)], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_slot_may_be_looked_at_without_communication(tmp_path: Path) -> None:
+    module = imported(written("decoder", "tensor 2", tmp_path))
+    model, _ = split_models.made("decoder")
+    states = []
+    for slot in (0, 1):
+        (stage,) = module.create_pipeline_configuration(
+            model, debug=True, partitions_only=True, slot=slot
+        ).values()
+        assert dict(stage.named_parameters())["blocks.0.up.weight"].shape == (40, 20)
+        assert stage.head.weight is stage.tokens.weight
+        states.append(stage.state_dict())
+    assert "blocks.1.qkv.weight[50:60, 0:20]" in states[1]
+    whole = module.join_state_dicts(states)
+    assert whole.keys() == model.state_dict().keys()
+    with pytest.raises(RuntimeError, match="give slot=0 to 1"):
+        module.create_pipeline_configuration(model)
+
+
+def test_layers_that_are_alike_are_one_class(tmp_path: Path) -> None:
+    text = written("decoder", "tensor 2", tmp_path).read_text()
+    assert text.count("class Block(") == 1
+    assert text.count("def all_reduce(") == 1
+    assert "def all_to_all(" not in text
