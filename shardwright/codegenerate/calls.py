@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from shardwright.codegenerate.collectives import is_collective
 from shardwright.codegenerate.layers import Layer, find_layer
 from shardwright.codegenerate.modules import Module, ModuleTree, is_under
 from shardwright.codegenerate.order import Call, Item, arranged
@@ -35,6 +36,11 @@ class Calls:
     by_module: dict[Module, Call] = field(default_factory=dict)
     updates: dict[Module, dict[int, int]] = field(default_factory=dict)
     nodes: dict[Module, frozenset[int]] = field(default_factory=dict)
+
+    @property
+    def written(self) -> set[int]:
+        """Buffers that forwards change, those of layers left out."""
+        return {old for updates in self.updates.values() for old in updates}
 
 
 def calls_of(graph: IRGraph, tree: ModuleTree) -> Calls:
@@ -115,6 +121,8 @@ class _Layers:
 
     def find(self, module: Module, nodes: Sequence[IRNode]) -> Layer | None:
         """The layer that ``nodes`` are, if they are that and nothing else."""
+        if any(map(is_collective, nodes)):
+            return None
         if any(self.graph.values[v].placements for node in nodes for v in node.inputs):
             return None  # a layer has whole parameters
         scope = Scope(module.path, module.cls)

@@ -42,6 +42,8 @@ class ClassText:
         The statements of its constructor, behind ``super().__init__()``.
     forward
         The lines of its forward, the first its ``def``; empty where it has none.
+    base_arguments
+        What the constructor gives to that of the base.
     """
 
     stem: str
@@ -51,12 +53,14 @@ class ClassText:
     init: tuple[str, ...]
     forward: tuple[str, ...]
     base: str = MODULE
+    base_arguments: str = ""
 
     @property
     def key(self) -> object:
         """What equal classes have in common."""
         lines = tuple(line for line in self.forward if not isinstance(line, Comment))
-        return self.stem, self.base, self.fields, self.parameters, self.init, lines
+        made = (self.base_arguments, self.parameters, self.init)
+        return self.stem, self.base, self.fields, made, lines
 
     def text(self, name: str) -> str:
         """The class under a name."""
@@ -72,7 +76,7 @@ class ClassText:
             yield ""
         if self.init or self.parameters:
             yield f"    def __init__({', '.join(('self', *self.parameters))}) -> None:"
-            yield "        super().__init__()"
+            yield f"        super().__init__({self.base_arguments})"
             yield from (f"        {line}" for line in self.init)
             yield ""
         yield from (f"    {line}".rstrip() for line in self.forward)
@@ -96,14 +100,17 @@ class Classes:
     def __post_init__(self) -> None:
         self._names = ClassNames(self.reserved)
 
-    def define(self, text: ClassText, name: str | None = None) -> str:
+    def define(self, text: ClassText, name: str | None = None, slot: str | None = None) -> str:
         """The name of a class with this text: that of an equal one, or a new one.
 
-        ``name`` is one of those reserved, for a class that stands by itself.
+        ``name`` is one of those reserved, for a class that stands by itself; ``slot`` is another,
+        for a slot that does something else than those before it.
         """
         key = (name, text.key)
         if key not in self._known:
-            self._known[key] = _Defined(name or self._names.take(text.stem), text)
+            taken = name is not None and any(one.name == name for one in self._known.values())
+            own = slot if taken and slot is not None else name
+            self._known[key] = _Defined(own or self._names.take(text.stem), text)
         return self._known[key].name
 
     def texts(self) -> list[str]:

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 
 from shardwright.codegenerate.classes import Classes
 from shardwright.codegenerate.loops import quoted
+from shardwright.codegenerate.pasting import definitions, pasted
 from shardwright.codegenerate.spelling import module_of
+from shardwright.codegenerate.split_text import by_slot, is_split, slices_table, support_names
 from shardwright.codegenerate.stage import Port, Program, Stage
 from shardwright.codegenerate.writer import write_stage
 from shardwright.errors import CodegenError
@@ -48,7 +50,7 @@ def create_pipeline_configuration(
     model: nn.Module | None = None,
     debug: bool = False,
     partitions_only: bool = False,
-    *,
+    *,{options}
     DEBUG: bool = False,
 ) -> dict[str | int, Any]:
     """The partitions, with the names of what enters and leaves each, in order.
@@ -56,17 +58,17 @@ def create_pipeline_configuration(
     They have the parameters and buffers of ``model``, not copies; without a model they have their
     own. Partition i is moved to ``cuda:i``, counted around where there are fewer devices, unless
     ``debug`` keeps all where they are. ``partitions_only`` gives the modules alone, by number.
-    """
-    stages: dict[str | int, Any] = {{}}
+{slots}    """
+    stages: dict[str | int, Any] = {{}}{begin}
     for number, partition in enumerate(({partitions})):
         if model is None:
-            stage: nn.Module = partition().train({training})
+            stage: nn.Module = partition({given}).train({training})
         else:
             with torch.device("meta"):
-                stage = partition().train(model.training)
-            _share(stage, model)
+                stage = partition({given}).train(model.training)
+            {share}
         if torch.cuda.is_available() and not (debug or DEBUG):
-            stage.to(f"cuda:{{number % torch.cuda.device_count()}}")
+            stage.to(f"cuda:{{{device} % torch.cuda.device_count()}}")
         stages[number] = stage
     if partitions_only:
         return stages
@@ -78,31 +80,62 @@ def create_pipeline_configuration(
 '''
 
 
+WHOLE = {
+    "options": "",
+    "slots": "",
+    "device": "number",
+    "begin": "",
+    "given": "",
+    "share": "_share(stage, model)",
+}
+SPLIT = {
+    "options": """
+    group: dist.ProcessGroup | None = None,
+    slot: int | None = None,""",
+    "device": "(number * COUNT + place)",
+    "slots": """
+    The work of a partition is split over COUNT slots, of which each process is one: ``slot``, by
+    default its rank in ``group``, the processes of these slots. Its partitions have slices of the
+    model's parameters, with memory of their own; a port ``x[0:2, 0:8]`` is a slice of ``x``.
+""",
+    "begin": """
+    place = slot_of(COUNT, group, slot)
+    made: dict[object, Tensor] = {}""",
+    "given": "group, place",
+    "share": "share(stage, model, made)",
+}
+"""What the function has where partitions are split over slots, and where they are not."""
+
+
 def file_text(program: Program, *, verbose: bool = False) -> str:
     """The text of a program's file. Raises CodegenError where a partition cannot be written."""
-    stages = [stage for partition in program.partitions for stage in partition]
-    names = _class_names(program)
-    classes = Classes((*names, "create_pipeline_configuration"))
-    for stage in stages:
-        write_stage(program, stage, classes, tuple(_stage_doc(program, stage)), verbose=verbose)
+    support = pasted(support_names(program))
+    classes = Classes((*_class_names(program), *definitions(), "create_pipeline_configuration"))
+    names = [
+        [
+            write_stage(program, stage, classes, tuple(_stage_doc(program, stage)), verbose=verbose)
+            for stage in partition
+        ]
+        for partition in program.partitions
+    ]
+    own = "".join(f"import {name}  # noqa: F401\n" for name in _modules(program))
     parts = [
         _header(program),
-        IMPORTS + "".join(f"import {name}  # noqa: F401\n" for name in _modules(program)),
+        IMPORTS + "".join(f"{line}\n" for line in support.imports) + own,
+        *([support.text] if support.text else []),
+        *(slices_table(partition) for partition in program.partitions if is_split(partition[0])),
         *classes.texts(),
-        SHARE,
+        *([] if support.text else [SHARE]),
         _configuration(program, names),
     ]
     return "\n\n".join(parts)
 
 
 def _class_names(program: Program) -> list[str]:
-    for partition in program.partitions:
-        if len(partition) != 1:
-            raise CodegenError(
-                f"partition {partition[0].name} is split over {len(partition)} slots, of which "
-                "no code is written yet; plan with stages alone"
-            )
-    return [partition[0].name for partition in program.partitions]
+    """The names that stages may have: of a split partition one a slot, too."""
+    stages = [stage for partition in program.partitions for stage in partition]
+    slots = [f"{stage.name}Slot{stage.index}" for stage in stages if is_split(stage)]
+    return [*dict.fromkeys(stage.name for stage in stages), *slots]
 
 
 # --- header ---------------------------------------------------------------------------------------
@@ -168,7 +201,9 @@ def _stage_doc(program: Program, stage: Stage) -> Iterator[str]:
     of = f"Partition {number} of {_safe(program.name)}" if program.partitions[1:] else program.name
     yield f'"""{_safe(of)}.'
     yield ""
-    for title, ports in (("Takes", stage.inputs), ("Gives", stage.outputs)):
+    slot = f"Slot {stage.index}"
+    titles = (f"{slot} takes", f"{slot} gives") if is_split(stage) else ("Takes", "Gives")
+    for title, ports in zip(titles, (stage.inputs, stage.outputs), strict=True):
         yield from textwrap.wrap(
             f"{title} {', '.join(_port(stage, port) for port in ports) or 'nothing'}.",
             94,
@@ -183,18 +218,28 @@ def _port(stage: Stage, port: Port) -> str:
     return f"{_safe(port.name)} {value.dtype}[{', '.join(map(str, value.shape))}]"
 
 
-def _configuration(program: Program, names: list[str]) -> str:
+def _configuration(program: Program, names: list[list[str]]) -> str:
     entries = [
-        f'{number}: {{"inputs": {_list(stage.inputs)}, "outputs": {_list(stage.outputs)}, '
+        f'{number}: {{"inputs": {by_slot([_list(stage.inputs) for stage in partition])}, '
+        f'"outputs": {by_slot([_list(stage.outputs) for stage in partition])}, '
         f'"model": stages[{number}]}},'
-        for number, (stage, *_) in enumerate(program.partitions)
+        for number, partition in enumerate(program.partitions)
     ]
+    makers = [by_slot(slots) for slots in names]
+    options = SPLIT if any(is_split(partition[0]) for partition in program.partitions) else WHOLE
+    counts = sorted(set(map(len, program.partitions)))
+    if counts[1:]:
+        raise CodegenError(
+            f"the plan splits some partitions over {counts[-1]} slots and others over {counts[0]}; "
+            "code is written for partitions of equally many slots: plan with mesh="
+        )
     return CONFIGURATION.format(
-        partitions=", ".join(names) if names[1:] else f"{names[0]},",
+        partitions=", ".join(makers) if makers[1:] else f"{makers[0]},",
         training=program.training,
         inputs=f"[{', '.join(map(quoted, program.inputs))}]",
         outputs=f"[{', '.join(map(quoted, program.outputs))}]",
         configurations="\n        ".join(entries),
+        **{key: text.replace("COUNT", str(counts[0])) for key, text in options.items()},
     )
 
 
