@@ -132,7 +132,7 @@ def _stage(number: int, described: Any, made: Mapping[str, int | None]) -> Pipel
 def _shape_of(module: nn.Module, name: str) -> Shape | None:
     """The shape of an input in ``Takes ids i64[2, 8], mask f32[8].`` of a docstring."""
     text = " ".join((type(module).__doc__ or "").split())
-    found = re.search(rf"(?:Takes |\], ){re.escape(name)} \w+\[([\d, ]*)\]", text)
+    found = re.search(rf"(?:[Tt]akes |\], ){re.escape(name)} \w+\[([\d, ]*)\]", text)
     return None if found is None else tuple(int(size) for size in found[1].split(",") if size)
 
 

@@ -5,8 +5,9 @@ module that is called as the model is. What always holds: its parameters and buf
 the stages, under the model's names; a call has ended when it returns; gradients are what the model
 gives for the same microbatches.
 
-On the CPU each stage has a thread. Where a stage lies on a GPU, or there is one microbatch, the
-caller's thread asks for everything in GPipe's order: GPUs work beside it by themselves.
+On the CPU each stage has a thread. Where a stage lies on a GPU, is a slot of a split one, or there
+is one microbatch, the caller's thread asks for everything in GPipe's order: GPUs work beside it by
+themselves.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ from shardwright.runtime.stages import (
     wiring_of,
 )
 from shardwright.runtime.sweeps import StageThreads
+
+SLOTS = "slots"
+"""What a generated stage has that is one slot of several."""
 
 
 class SynchronousPipeline(nn.Module):
@@ -196,10 +200,14 @@ class SynchronousPipeline(nn.Module):
     def _runs_in_threads(
         self, devices: Sequence[torch.device | None], parts: Sequence[Mapping[str, Tensor]]
     ) -> bool:
-        """Whether each stage has a thread: where they all compute on the CPU, at one time."""
+        """Whether each stage has a thread: where they all compute on the CPU, at one time.
+
+        Stages that are split over processes talk to other ranks, in the same order on each.
+        """
+        split = any(hasattr(stage, SLOTS) for stage in self.stages)
         used = {tensor.device for tensor in parts[0].values()} | set(devices)
         on_cpu = all(device is None or device.type == "cpu" for device in used)
-        return on_cpu and len(parts) > 1 and len(self._stages) > 1
+        return on_cpu and not split and len(parts) > 1 and len(self._stages) > 1
 
     def _wants_gradients(self, parts: Sequence[Mapping[str, Tensor]]) -> bool:
         return any(tensor.requires_grad for part in parts for tensor in part.values()) or any(

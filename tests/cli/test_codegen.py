@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -114,3 +115,15 @@ def test_what_does_not_fit_is_refused() -> None:
     missing = refused("codegen", "user_program.py:make", "-o", "nowhere/stages.py")
     assert "No such file or directory: 'nowhere/stages.py'" in missing
     assert not Path("stages.py").exists()
+
+
+def test_what_the_page_on_generated_code_shows_is_what_is_written() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "codegen.md").read_text()
+    blocks = dict(re.findall(r"^```python (\w+\.py)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
+    Path("gpt.py").write_text(blocks["gpt.py"])
+    succeed("codegen", "gpt.py:make", "--devices", 2, "-o", "stages.py")
+    text = Path("stages.py").read_text()
+    excerpts = [name for name in blocks if name.startswith("excerpt")]
+    assert len(excerpts) == 2
+    for name in excerpts:
+        assert blocks[name] in text, name
