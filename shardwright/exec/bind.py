@@ -199,7 +199,7 @@ class BoundPlan:
                     self.inputs[k].copy_(given)
             memory = self.executor.memory
             for buffer in self._fresh:
-                memory.hold(buffer, memory.own(buffer))
+                memory.renew(buffer)
             found = self.run()
             if slots:
                 return found

@@ -160,12 +160,12 @@ class _Simulator:
 
 
 def _check_kinds(pipeline: Pipeline) -> None:
-    """Raise PlanError where a compute supertask has no graph."""
+    """Raise PlanError where a compute supertask is lowered: its graph says nothing of memory."""
     for name, task in pipeline.supertasks.items():
         if task.kind == "dfg":
             raise PlanError(
-                f"supertask {name!r} is of kind 'dfg', which is not run and not simulated; build "
-                "the pipeline with FX supertasks"
+                f"supertask {name!r} is lowered (kind 'dfg'); simulate the pipeline that it was "
+                "lowered from"
             )
 
 
