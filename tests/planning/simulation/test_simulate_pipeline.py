@@ -278,5 +278,5 @@ def test_what_cannot_run() -> None:
     with pytest.raises(PlanError, match=waits):
         simulate(pipeline, Analytic(CPU_CORE))
     pipeline.supertasks["d0.0"].kind = "dfg"
-    with pytest.raises(PlanError, match=r"'d0\.0' is of kind 'dfg'"):
+    with pytest.raises(PlanError, match=r"'d0\.0' is lowered"):
         simulate(pipeline, Analytic(CPU_CORE))
