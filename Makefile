@@ -54,7 +54,7 @@ zoo: setup ## capture, cut, run, train and compare 25 model families; prints the
 	$(BIN)/python -m zoo
 	$(BIN)/python -m zoo --training
 
-bench: setup ## planning, build time, throughput, messages, training, the simulator against reality, compiled programs
+bench: setup ## planning, build time, throughput, messages, training, the simulator against reality, compiled programs, generated stages
 	$(BIN)/python -m benchmarks.build
 	$(BIN)/python -m benchmarks.runner
 	$(BIN)/python -m benchmarks.tensor
@@ -63,6 +63,7 @@ bench: setup ## planning, build time, throughput, messages, training, the simula
 	$(BIN)/python -m benchmarks.planning
 	$(BIN)/python -m benchmarks.simulator
 	$(BIN)/python -m benchmarks.executor
+	$(BIN)/python -m benchmarks.synchronous
 
 experiments: setup ## train three models on 1, 2 and 4 devices; writes tables and plots to benchmarks/results/
 	$(BIN)/python -m benchmarks.experiments
