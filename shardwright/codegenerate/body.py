@@ -24,18 +24,22 @@ from shardwright.ir.values import Source
 
 INDENT = 8
 """Spaces before a statement of a method."""
-FREED_BEFORE = 10
+FREED_BEFORE = 20
 """Statements that must follow for names to be deleted."""
 
 
 @dataclass(slots=True)
 class Line:
-    """A statement: its text, the comment above it, and the names that it reads and writes."""
+    """A statement: its text, the comment above it, and the names that it reads and writes.
+
+    ``large`` are those of them that stand for tensors worth deleting.
+    """
 
     text: str
     comment: str = ""
     reads: frozenset[str] = frozenset()
     writes: tuple[str, ...] = ()
+    large: frozenset[str] = frozenset()
 
 
 class Body(NamedTuple):
@@ -58,6 +62,8 @@ class Work:
         Wanted names by value id.
     pinned
         Values whose names stay theirs to the end.
+    large
+        Values that are worth deleting.
     """
 
     steps: Sequence[Step | Loop]
@@ -67,6 +73,7 @@ class Work:
     stored: Mapping[int, Expression]
     names: Mapping[int, str]
     pinned: frozenset[int] = frozenset()
+    large: frozenset[int] = frozenset()
     taken: frozenset[str] = frozenset()
     verbose: bool = False
 
@@ -92,8 +99,8 @@ class _Scribe:
     lines: list[Line] = field(default_factory=list)
     held: dict[int, str] = field(default_factory=dict)
     nested: dict[int, _Written] = field(default_factory=dict)
-    declared: set[str] = field(default_factory=set)
-    untyped: dict[str, int] = field(default_factory=dict)
+    declared: dict[str, Line | None] = field(default_factory=dict)
+    untyped: set[str] = field(default_factory=set)
     source: tuple[str, int] | None = None
 
     def __post_init__(self) -> None:
@@ -111,7 +118,7 @@ class _Scribe:
     def write(self) -> Body:
         for value_id in self.work.arguments:
             name = self._take(value_id)
-            self.declared.add(name)
+            self.declared[name] = None
         arguments = tuple(self.held[value_id] for value_id in self.work.arguments)
         for value_id in self.work.arguments:
             self._release(value_id)
@@ -152,6 +159,7 @@ class _Scribe:
                 typed &= inner.typed
             else:
                 operands[value_id] = self._name(value_id)
+                typed &= operands[value_id].text not in self.untyped
                 holds.append(value_id)
         expression = step.expression(operands)
         typed |= expression.text.startswith(("torch.", "F."))
@@ -183,6 +191,7 @@ class _Scribe:
 
     def _assign(self, step: Step, written: _Written) -> None:
         reads = self._names(written.holds)
+        large = self._names(self.work.large.intersection(written.holds))
         for value_id in written.holds:
             self._count(value_id)
         made = step.made
@@ -193,14 +202,17 @@ class _Scribe:
             target = ", ".join(self._take(value_id) for value_id in made)
         writes = tuple(self.held[value_id] for value_id in made)
         new = [name for name in writes if name not in self.declared]
-        if new and not written.typed:
-            if len(writes) == 1:
-                target += ": Tensor"
-            else:
-                self.untyped.update(dict.fromkeys(new, len(self.lines)))
-        self.declared.update(new)
+        annotated = len(writes) == 1 and not written.typed
+        if annotated:
+            self._annotate(writes[0])
+        target += ": Tensor" if annotated and new else ""
         text = f"{target} = {written.expression}" if target else written.expression.text
-        self._add(Line(text, reads=reads, writes=writes), step.source)
+        large |= self._names(self.work.large.intersection(made))
+        line = Line(text, reads=reads, writes=writes, large=large)
+        self._add(line, step.source)
+        self.declared.update(dict.fromkeys(new, None if annotated else line))
+        if len(writes) > 1 and not written.typed:
+            self.untyped.update(name for name in writes if self.declared[name] is not None)
         for value_id in made:
             self._release(value_id)
 
@@ -214,11 +226,13 @@ class _Scribe:
             name = names[loop.carried]
             del self.held[first]
             self._hold(loop.last, name)
+            self._annotate(name)
         else:
             held = self._names([first])
             name = self._take(loop.last)
             new = name not in self.declared
-            self.declared.add(name)
+            self._annotate(name)
+            self.declared[name] = None
             text = f"{name}{': Tensor' if new else ''} = {names[loop.carried]}"
             self._add(Line(text, reads=held, writes=(name,)), None)
         self.left[first] -= 1
@@ -248,6 +262,7 @@ class _Scribe:
         """The return; gives the names of what is returned."""
         results = self.work.results
         if not results:
+            self._add(Line("return ()"), None)
             return ()
         if len(results) == 1 and results[0] in self.nested:
             (written,) = self.nested.values()
@@ -260,8 +275,22 @@ class _Scribe:
         names = tuple(self._name(value_id).text for value_id in results)
         self._add(Line(f"return {', '.join(names)}", reads=self._names(results)), None)
         if len(names) == 1 and names[0] in self.untyped:
-            self.lines.insert(self.untyped[names[0]], Line(f"{names[0]}: Tensor"))
+            self._annotate(names[0])
         return names
+
+    def _annotate(self, name: str) -> None:
+        """Say where a variable is first written that it is a tensor: mypy would take it for Any."""
+        line = self.declared.get(name)
+        if line is None:
+            return
+        if line.text.startswith(f"{name} = "):
+            line.text = f"{name}: Tensor{line.text.removeprefix(name)}"
+        else:
+            at = next(at for at, other in enumerate(self.lines) if other is line)
+            self.lines.insert(at, Line(f"{name}: Tensor", line.comment))
+            line.comment = ""
+        self.declared[name] = None
+        self.untyped.discard(name)
 
     # --- names ------------------------------------------------------------------------------
 
@@ -313,14 +342,14 @@ def _with_deletions(lines: Sequence[Line], kept: set[str]) -> Iterable[Line]:
     for at, line in enumerate(lines):
         yield line
         ahead = lines[at + 1 :]
-        dead = [name for name in dead if name not in line.writes]
+        dead = [name for name in dead if name not in line.writes and name not in line.reads]
         dead += [
             name
-            for name in sorted(line.reads | set(line.writes))
+            for name in sorted(line.large)
             if name not in kept and name not in dead and _is_idle(name, ahead)
         ]
         pause = bool(ahead) and bool(ahead[0].comment)
-        if len(dead) >= 2 and pause and len(ahead) >= FREED_BEFORE:
+        if dead and pause and len(ahead) >= FREED_BEFORE:
             yield Line(f"del {', '.join(dead)}")
             dead = []
 

@@ -127,13 +127,11 @@ def forward_lines(body: Body) -> tuple[str, ...]:
         if line.comment:
             lines.append(Comment(f"{margin}{line.comment}"))
         lines += [f"{margin}{part}" for part in line.text.split("\n")]
-    if not body.lines:
-        lines.append(f"{margin}pass")
     return tuple(lines)
 
 
 def result_type(count: int) -> str:
     """The type of so many results."""
     if not count:
-        return "None"
+        return "tuple[()]"
     return "Tensor" if count == 1 else f"tuple[{', '.join(['Tensor'] * count)}]"

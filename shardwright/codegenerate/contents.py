@@ -71,8 +71,7 @@ def _uniform(tensor: Tensor, options: str) -> Candidates:
         yield f"torch.{named}({sizes}{_dtype(tensor.dtype)}{options})", made
     if tensor.dim() and tensor.numel() > 1:
         yield (
-            f"torch.full(({', '.join(map(str, tensor.shape))},), {_number(number)}, "
-            f"dtype={tensor.dtype}{options})",
+            f"torch.full({tuple(tensor.shape)}, {_number(number)}, dtype={tensor.dtype}{options})",
             made,
         )
 
@@ -85,7 +84,9 @@ def _counted(tensor: Tensor, options: str) -> Candidates:
         return
     row = tensor.reshape(-1, tensor.shape[-1])[0]
     start, step = row[0].item(), row[1].item() - row[0].item()
-    if not step or int(start) != start or int(step) != step:
+    if not step or not math.isfinite(start) or not math.isfinite(step):
+        return
+    if int(start) != start or int(step) != step:
         return
     start, step = int(start), int(step)
     stop = start + step * tensor.shape[-1]

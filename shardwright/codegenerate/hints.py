@@ -48,8 +48,7 @@ def wanted_names(
     last = {v: at for at, group in enumerate(groups) for _, act in group for v in act.reads}
     last |= dict.fromkeys(outward, len(groups))
     for at, group in enumerate(groups):
-        made = [v for _, act in group for v in act.makes]
-        left = [value_id for value_id in made if last.get(value_id, -1) > at]
+        left = [[v for v in act.makes if last.get(v, -1) > at] for _, act in group]
         _name_targets(group[0][1].source, left, names)
     for group in groups:
         _name_reads(graph, [act for _, act in group], names)
@@ -69,14 +68,16 @@ def _place(numbered: tuple[int, Act]) -> object:
     return origins.place(act.source) if act.source is not None else at
 
 
-def _name_targets(source: Source | None, left: list[int], names: dict[int, str]) -> None:
-    """Name what a statement makes and others read after its variables."""
+def _name_targets(source: Source | None, made: list[list[int]], names: dict[int, str]) -> None:
+    """Name what a statement makes and others read, a list an act, after its variables."""
     statement = origins.statement_at(source)
     if statement is None or statement.targets is None:
         return
-    targets = statement.targets
+    targets, left = statement.targets, [value_id for values in made for value_id in values]
+    if len(targets) > len(left):
+        targets = tuple(name for name in targets if name.strip("_"))
     if len(targets) == 1 and left:
-        left = left[-1:]
+        left = next(values for values in reversed(made) if values)
     if len(targets) == len(left):
         _take(zip(left, targets, strict=True), names)
 

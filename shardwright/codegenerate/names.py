@@ -44,7 +44,7 @@ def is_plain(name: str) -> bool:
 
 def identifier(text: str) -> str:
     """The nearest name that a variable may have."""
-    name = re.sub(r"\W+", "_", text).strip("_") or "x"
+    name = re.sub(r"[^A-Za-z0-9_]+", "_", text).strip("_") or "x"
     name = f"x_{name}" if name[0].isdigit() else name
     return f"{name}_" if name in RESERVED or iskeyword(name) or issoftkeyword(name) else name
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import linecache
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -69,15 +70,8 @@ def comment(source: Source, indent: int) -> str:
 @cache
 def _statements(file: str) -> dict[int, Statement]:
     """The simple statements of a file's functions by each line that they cover."""
-    text = "".join(linecache.getlines(file))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the program's text, not of ours
-            tree = ast.parse(text)
-    except (SyntaxError, ValueError):
-        return {}
     found: dict[int, Statement] = {}
-    for node in ast.walk(tree):
+    for node in ast.walk(_tree(file)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             variables = _variables(node)
             for statement in _simple(node.body):
@@ -85,6 +79,17 @@ def _statements(file: str) -> dict[int, Statement]:
                 for line in range(statement.lineno, (statement.end_lineno or 0) + 1):
                     found.setdefault(line, described)
     return found
+
+
+@cache
+def _tree(file: str) -> ast.Module:
+    """A file's syntax tree; an empty one where it cannot be read or is not Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the program's text, not of ours
+            return ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])
 
 
 def _simple(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -147,3 +152,56 @@ def _targets(statement: ast.stmt) -> tuple[str, ...] | None:
     if not all(isinstance(part, ast.Name) for part in parts):
         return None
     return tuple(part.id for part in parts if isinstance(part, ast.Name))
+
+
+# --- calls of modules -----------------------------------------------------------------------------
+
+
+@cache
+def call_site(qualified: str, name: str) -> Source | None:
+    """Where a class calls its module ``name``, ``self.name(x)``; None unless that is one place.
+
+    The class is looked for among modules that are loaded; nothing is imported.
+    """
+    for cls in getattr(_loaded(qualified), "__mro__", ()):
+        module = sys.modules.get(cls.__module__)
+        file = getattr(module, "__file__", None)
+        if file is None or cls.__module__.partition(".")[0] in ("builtins", "torch"):
+            continue
+        lines = _calls(file).get((cls.__qualname__.rpartition(".")[2], name), ())
+        if lines:
+            return Source(file, lines[0]) if len(lines) == 1 else None
+    return None
+
+
+def _loaded(qualified: str) -> type | None:
+    """The class of a qualified name, if its module is loaded."""
+    parts = qualified.split(".")
+    for count in range(len(parts) - 1, 0, -1):
+        found: object = sys.modules.get(".".join(parts[:count]))
+        for part in parts[count:] if found is not None else ():
+            found = getattr(found, part, None)
+        if isinstance(found, type):
+            return found
+    return None
+
+
+@cache
+def _calls(file: str) -> dict[tuple[str, str], tuple[int, ...]]:
+    """The lines of the statements in which a class calls a module, by class and module."""
+    found: dict[tuple[str, str], tuple[int, ...]] = {}
+    for cls in (node for node in ast.walk(_tree(file)) if isinstance(node, ast.ClassDef)):
+        for statement in _simple(cls.body):
+            for node in ast.walk(statement):
+                if (name := _called_module(node)) is not None:
+                    lines = found.get((cls.name, name), ())
+                    found[cls.name, name] = tuple(dict.fromkeys((*lines, statement.lineno)))
+    return found
+
+
+def _called_module(node: ast.AST) -> str | None:
+    """``name`` of a call ``self.name(…)``."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="self"), attr=name)):
+            return name
+    return None

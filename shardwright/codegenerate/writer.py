@@ -8,26 +8,36 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from shardwright.codegenerate.body import Body, Work, write_body
 from shardwright.codegenerate.calls import Calls, calls_of
-from shardwright.codegenerate.classes import Classes, ClassText, forward_lines
-from shardwright.codegenerate.collectives import is_collective, spell_collective
+from shardwright.codegenerate.classes import MODULE, Classes, ClassText, forward_lines
+from shardwright.codegenerate.collectives import SLOTS, is_collective, spell_collective
 from shardwright.codegenerate.construction import Construction, Made
 from shardwright.codegenerate.containers import sequential
 from shardwright.codegenerate.expression import Expression
 from shardwright.codegenerate.hints import Act, wanted_names
 from shardwright.codegenerate.loops import as_loop, chains
-from shardwright.codegenerate.modules import Module, module_tree
+from shardwright.codegenerate.modules import Home, Module, module_tree
 from shardwright.codegenerate.names import class_stem, identifier, is_plain
-from shardwright.codegenerate.order import Call, Item, keeps_its_place, nodes_of
+from shardwright.codegenerate.order import Call, Item, keeps_its_place
+from shardwright.codegenerate.origins import call_site
 from shardwright.codegenerate.spelling import Mode, is_typed, spell
+from shardwright.codegenerate.split_text import (
+    BASE,
+    MODULE_PARAMETERS,
+    STAGE_PARAMETERS,
+    is_split,
+    slices_field,
+    slots_expression,
+)
 from shardwright.codegenerate.stage import Program, Stage
 from shardwright.codegenerate.step import Loop, ModuleCall, Step
 from shardwright.ir import SLOT, IRNode, resolve
 from shardwright.ir.operators import is_marker, signature
+from shardwright.ir.values import Source
 
 SEQUENTIAL = "torch.nn.modules.container.Sequential"
 
@@ -87,9 +97,34 @@ class _Writer:
             forward=forward_lines(body) if body is not None else (),
             base=self.construction.base(module),
         )
-        name = self.classes.define(text, None if module.path else self.stage.name)
+        given = ""
+        if not module.path and is_split(self.stage):
+            text = self._split(text)
+        elif self._knows_slots(module):
+            given = f"self.{SLOTS}"
+            init = (f"self.{SLOTS} = {SLOTS}", *text.init)
+            text = replace(text, parameters=MODULE_PARAMETERS, init=init)
+        slot = f"{self.stage.name}Slot{self.stage.index}"
+        name = self.classes.define(text, None if module.path else self.stage.name, slot)
         takes, gives = (body.arguments, body.results) if body is not None else ((), ())
-        return Made(f"{name}()", name, arguments, results, takes, gives)
+        return Made(f"{name}({given})", name, arguments, results, takes, gives)
+
+    def _split(self, text: ClassText) -> ClassText:
+        """The class of a stage that is one of several slots'."""
+        return replace(
+            text,
+            fields=(slices_field(self.stage), *text.fields),
+            parameters=STAGE_PARAMETERS,
+            base=BASE if text.base == MODULE else f"{BASE}, {text.base}",
+            base_arguments=slots_expression(self.stage),
+        )
+
+    def _knows_slots(self, module: Module) -> bool:
+        """Whether a module, or one inside it, communicates with other slots."""
+        items = self.calls.items.get(module, ())
+        nodes = (item for item in items if isinstance(item, IRNode))
+        inside = self.construction.children(module)
+        return any(map(is_collective, nodes)) or any(map(self._knows_slots, inside))
 
     def _sequential(self, module: Module) -> Made | None:
         """A module as an nn.Sequential, where its calls are a chain of its children."""
@@ -162,8 +197,23 @@ class _Forward:
         for value_id in dict.fromkeys([*read, *self.updates, *self._returned()]):
             for home in self.writer.calls.tree.homes.get(value_id, ()):
                 if self.module in home.module.upwards():
-                    yield value_id, self.writer.construction.tensor(self.module, home)
+                    copied = ".clone()" if self._is_saved(value_id) else ""
+                    yield value_id, Expression(f"{self._reach(home)}{copied}")
                     break
+
+    def _reach(self, home: Home) -> Expression:
+        return self.writer.construction.tensor(self.module, home)
+
+    def _is_saved(self, value_id: int) -> bool:
+        """Whether autograd may keep what a buffer held before it is written to."""
+        if value_id not in self.writer.calls.written:
+            return False
+        own = [item for item in self.items if isinstance(item, IRNode) and value_id in item.inputs]
+        others = {v for node in own for v in node.inputs} - {value_id}
+        return any(not self._is_buffer(v) for v in others)
+
+    def _is_buffer(self, value_id: int) -> bool:
+        return self.graph.values[value_id].role in ("buffer", "constant")
 
     def _returned(self) -> list[int]:
         return self.graph.outputs if not self.module.path else []
@@ -212,6 +262,10 @@ class _Forward:
         read += [*self.updates.values()]
         return tuple(v for v in dict.fromkeys(read) if v not in made and v not in self.stored)
 
+    def _buffer(self, value_id: int) -> Expression:
+        homes = self.writer.calls.tree.homes[value_id]
+        return self._reach(next(home for home in homes if self.module in home.module.upwards()))
+
     # --- steps ------------------------------------------------------------------------------
 
     def work(self) -> Work:
@@ -235,11 +289,12 @@ class _Forward:
             steps=steps,
             arguments=self.arguments,
             results=self.results,
-            updates=[(self.stored[old], new) for old, new in self.updates.items()],
+            updates=[(self._buffer(old), new) for old, new in self.updates.items()],
             stored=self.stored,
             names=self.wanted,
             pinned=frozenset(self.arguments[:1] if self._asks_for_device() else ()),
             taken=frozenset({"i", "self"} if loops else {"self"}) | {loop.item for loop in loops},
+            large=self._large(),
             verbose=self.writer.verbose,
         )
 
@@ -271,7 +326,7 @@ class _Forward:
     def _call(self, call: Call, needed: set[int]) -> Step:
         callee = self.writer.construction.module(self.module, call.module)
         reads, makes = self.reads[id(call)], self._makes(call)
-        random = any(map(keeps_its_place, call.nodes))
+        source = self._source(call)
         return Step(
             reads=reads,
             makes=tuple(v if v in needed else None for v in makes),
@@ -279,9 +334,9 @@ class _Forward:
                 f"{callee}({', '.join(str(operands[v]) for v in reads)})"
             ),
             is_tuple=len(makes) > 1,
-            stays=random or call.layer is None,
+            stays=source is None or any(map(keeps_its_place, call.nodes)),
             typed=lambda expression: False,
-            source=call.nodes[0].source if call.layer is not None else None,
+            source=source,
         )
 
     def _module_call(self, item: Item) -> ModuleCall | None:
@@ -303,6 +358,13 @@ class _Forward:
     def _container(self, item: Item) -> Module:
         assert isinstance(item, Call)
         return item.module.parent or self.module
+
+    def _large(self) -> frozenset[int]:
+        """Values made here that are at least a quarter of the largest."""
+        made = {v for item in self.items for v in self._makes(item) if v is not None}
+        sizes = {value_id: self.graph.values[value_id].nbytes for value_id in made}
+        most = max(sizes.values(), default=0)
+        return frozenset(value_id for value_id, size in sizes.items() if 4 * size >= most)
 
     # --- names and devices --------------------------------------------------------------------
 
@@ -326,8 +388,15 @@ class _Forward:
         made = self.made[item.module]
         named = is_plain(item.module.name) and len(makes) == 1
         gives = (item.module.name,) if named else made.gives
-        source = nodes_of(item)[0].source if item.layer is not None else None
-        return Act(self.reads[id(item)], makes, source, made.takes, gives)
+        return Act(self.reads[id(item)], makes, self._source(item), made.takes, gives)
+
+    def _source(self, call: Call) -> Source | None:
+        """Where a module is called, as far as it is known."""
+        if call.layer is not None:
+            return call.nodes[0].source
+        if call.module.parent is self.module:
+            return call_site(self.module.cls, call.module.name)
+        return None
 
     def _stored_name(self, value_id: int) -> str:
         """The name of a parameter that is an argument: its module's and its own."""
