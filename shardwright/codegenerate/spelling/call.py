@@ -60,7 +60,7 @@ def slots(op: str) -> tuple[Slot, ...]:
             argument.kwarg_only,
             not argument.has_default_value(),
             argument.default_value if argument.has_default_value() else None,
-            argument.N,
+            argument.N,  # type: ignore[attr-defined]
         )
         for argument in resolve(op)._schema.arguments
     )

@@ -1,0 +1,172 @@
+"""The law of spelling over every distinct call of the zoo, in both modes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mypy.api
+import pytest
+import torch
+from torch import nn
+
+from shardwright.codegenerate.expression import Expression
+from shardwright.codegenerate.spelling import Mode, is_random, is_typed, spell
+from shardwright.ir import IRGraph, IRNode, resolve
+from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.operators import flatten_results, join_call, signature
+from shardwright.ir.values import contiguous_strides
+from shardwright.tracing import capture
+from tests.codegenerate.spelling_samples import class_text, run_class
+
+pytest.importorskip("transformers")
+
+from zoo.models import BY_NAME
+
+pytestmark = pytest.mark.zoo
+
+OWN_NAMES = {
+    "aten._native_batch_norm_legit_functional.default",
+    "transformers.grouped_mm_fallback.default",
+}
+"""What is written by the overload's own name; batch norms in training are layers."""
+
+
+class Calls:
+    """The distinct calls of a graph, each with the text it is written as."""
+
+    def __init__(self, graph: IRGraph, training: bool) -> None:
+        self.graph = graph
+        self.mode = Mode(training=training, device="self.place")
+        self.nodes = list({self._key(node): node for node in graph.nodes}.values())
+
+    def _key(self, node: IRNode) -> str:
+        values = [self.graph.values[i] for i in node.inputs]
+        return repr((node.op, [(v.shape, v.dtype, v.strides) for v in values], node.attrs))
+
+    def text(self, node: IRNode) -> Expression:
+        letters = dict(zip(dict.fromkeys(node.inputs), "abcdefghij", strict=False))
+        texts = {value_id: Expression(letter) for value_id, letter in letters.items()}
+        return spell(self.graph, node, texts, self.mode)
+
+    def as_class(self, name: str) -> str:
+        return class_text(
+            name,
+            [
+                (self.text(n), len(set(n.inputs)), signature(resolve(n.op)).returns_one)
+                for n in self.nodes
+            ],
+        )
+
+
+class Every(nn.Module):
+    """Makes every distinct call, on tensors of its own."""
+
+    def __init__(self, calls: Calls) -> None:
+        super().__init__()
+        self.counts = [len(set(node.inputs)) for node in calls.nodes]
+        self.calls = run_class("Every", calls.as_class("Every"))()
+
+    def forward(self, *tensors: torch.Tensor) -> list[Any]:
+        given = iter(tensors)
+        return [
+            getattr(self.calls, f"call_{k}")(*(next(given) for _ in range(count)))
+            for k, count in enumerate(self.counts)
+        ]
+
+
+def graph_of(name: str, training: bool) -> tuple[IRGraph, list[torch.Tensor]]:
+    model, args, kwargs = BY_NAME[name].make()
+    graph = capture(model.train(training), args, kwargs)
+    return graph, list(kwargs.values())
+
+
+def blank(calls: Calls) -> list[torch.Tensor]:
+    """Tensors like the operands of all calls."""
+    values = [calls.graph.values[i] for node in calls.nodes for i in dict.fromkeys(node.inputs)]
+    made = []
+    for value in values:
+        strides = value.strides or contiguous_strides(value.shape)
+        made.append(torch.empty_strided(value.shape, strides, dtype=torch_dtype(value.dtype)))
+    return made
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("name", BY_NAME)
+def test_every_call_captures_back(name: str, training: bool) -> None:
+    graph, _ = graph_of(name, training)
+    calls = Calls(graph, training)
+    again = capture(Every(calls).train(training), [tensor.fill_(0) for tensor in blank(calls)])
+    place = 0
+    for node in calls.nodes:
+        producer = again.values[again.outputs[place]].producer
+        assert producer is not None, f"{calls.text(node)} is captured as nothing"
+        found = again.node_by_id()[producer]
+        assert (found.op, found.attrs) == (node.op, node.attrs), calls.text(node)
+        first = again.inputs.index(found.inputs[0]) if found.inputs else 0
+        order = [again.inputs.index(i) - first for i in found.inputs]
+        distinct = list(dict.fromkeys(node.inputs))
+        assert order == [distinct.index(i) for i in node.inputs], calls.text(node)
+        place += len(node.results)
+    assert place == len(again.outputs)
+
+
+def walk(graph: IRGraph, given: list[torch.Tensor]) -> Iterator[tuple[IRNode, list[torch.Tensor]]]:
+    """Run a graph node by node: each with what it reads, before it runs."""
+    tensors = dict(graph.tensors) | dict(zip(graph.inputs, given, strict=True))
+    for node in graph.nodes:
+        operands = [tensors[i] for i in node.inputs]
+        yield node, operands
+        args, kwargs = join_call(resolve(node.op), operands, node.attrs, "cpu")
+        made = flatten_results(resolve(node.op)(*args, **kwargs))
+        tensors |= dict(zip(node.outputs, (m for m in made if m is not None), strict=True))
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("name", BY_NAME)
+def test_every_text_gives_what_the_node_gives(name: str, training: bool) -> None:
+    graph, given = graph_of(name, training)
+    calls = Calls(graph, training)
+    module = run_class("Every", calls.as_class("Every"))().train(training)
+    places = {node.id: k for k, node in enumerate(calls.nodes)}
+    with torch.no_grad():
+        for node, operands in walk(graph, given):
+            if node.id not in places:
+                continue
+            distinct = dict(zip(node.inputs, operands, strict=True)).values()
+            torch.manual_seed(0)
+            args, kwargs = join_call(resolve(node.op), operands, node.attrs, "cpu")
+            expected = flatten_results(resolve(node.op)(*args, **kwargs))
+            torch.manual_seed(0)
+            found = flatten_results(getattr(module, f"call_{places[node.id]}")(*distinct))
+            if "empty" in node.op:
+                continue
+            for one, other in zip(found, expected, strict=True):
+                assert torch.equal(one.nan_to_num(), other.nan_to_num()), calls.text(node)
+            assert is_random(node) == (
+                torch.Tag.nondeterministic_seeded in resolve(node.op).tags
+                and node.attrs.get("dropout_p") != 0
+            )
+
+
+@pytest.mark.timeout(900)
+def test_texts_are_typed_and_nothing_common_falls_back(
+    tmp_path: Path, pytestconfig: pytest.Config
+) -> None:
+    texts, by_overload = [], set()
+    for name in BY_NAME:
+        for training in (False, True):
+            calls = Calls(graph_of(name, training)[0], training)
+            texts.append(calls.as_class(f"{name.title()}{training}"))
+            by_overload |= {node.op for node in calls.nodes if not is_typed(calls.text(node))}
+    assert by_overload == OWN_NAMES
+    file = tmp_path / "zoo.py"
+    file.write_text("\n\n".join(texts))
+    cache = pytestconfig.cache.mkdir("mypy") if pytestconfig.cache else tmp_path
+    report, _, code = mypy.api.run(
+        ["--strict", "--config-file", "", "--cache-dir", str(cache), str(file)]
+    )
+    assert code == 0, report
