@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,10 +27,14 @@ class ProgramRun:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns; buffers that change are replaced."""
         given = flatten_call(self.program.in_structure, args, kwargs)
+        return rebuild(self.program.out_structure, self.flat(given))
+
+    def flat(self, given: Sequence[Tensor]) -> list[Tensor]:
+        """Flat outputs from flat inputs."""
         held = dict(zip(self.program.inputs, given, strict=True))
         for stage, stored in zip(stages(self.program), self.stored, strict=True):
             held |= self._run(stage, stored, held)
-        return rebuild(self.program.out_structure, [held[name] for name in self.program.outputs])
+        return [held[name] for name in self.program.outputs]
 
     def buffers(self) -> dict[str, Tensor]:
         """The contents of what changes, by stored name."""

@@ -381,6 +381,6 @@ def test_steps_that_split_nodes_are_refused(mesh):
 def test_a_deep_model_takes_no_longer_than_its_length():
     graph = language_model(layers=192)
     planned = plan(graph, 4)
-    start = time.perf_counter()
+    start = time.process_time()
     program_of_plan(graph, planned)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
