@@ -5,8 +5,9 @@ partitioner its fastest plan that fits, with the schedules that are asked for, a
 none. They have what the search does not try: stages that are no ranges of nodes, stages of
 different numbers of slots, nodes that several stages do again.
 
-What always holds: each is the plan that `plan(graph, cluster, policy)` makes with these options,
-and is predicted as `predict` does.
+What always holds: each is a plan of stages that `plan(graph, cluster, policy)` makes with options
+that are asked for, and is predicted as `predict` does. Of graphs of more than `FEW_NODES` nodes
+schedules that lay stages on ranks alike share the stages of the first of them.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ from shardwright.planning.training import Options
 MOST_SLOTS = 16
 MOST_NODES = 3000
 """On more slots, or of more nodes, partitioners take longer than the search."""
+FEW_NODES = 200
+"""Of more nodes only those of `LIGHT` are made, with one stage a rank if no schedule is given."""
+LIGHT = ("metis", PIPEDREAM)
 ROOMY = 4
 """Slots that have room for this many times all that a step keeps fit any stages of it."""
 FREE_MODES = ("none", "full")
@@ -102,8 +106,10 @@ class Rivals:
 
     def run(self) -> Rivals:
         """Make them, where that is cheap."""
-        self.left_out = self._why_not()
-        for policy in () if self.left_out else PARTITIONERS:
+        policies = self._policies()
+        if others := [name for name in PARTITIONERS if name not in policies]:
+            self.left_out = f"not compared with {', '.join(others)}: {self._why_not()}"
+        for policy in policies:
             for group in self._groups(policy):
                 self._add(policy, group)
         return self
@@ -112,16 +118,24 @@ class Rivals:
         """The fastest of all that fit."""
         return min(self.best.values(), key=lambda one: one.contender.seconds, default=None)
 
-    def _why_not(self) -> str:
+    def _policies(self) -> Sequence[str]:
         slots, nodes = len(self.cluster.devices), len(self.spreads.graph.nodes)
-        names = ", ".join(PARTITIONERS)
-        if slots > MOST_SLOTS:
-            return f"not compared with {names}: {slots} slots, {MOST_SLOTS} at most"
-        if nodes > MOST_NODES:
-            return f"not compared with {names}: {nodes} nodes, {MOST_NODES} at most"
+        if slots > MOST_SLOTS or nodes > MOST_NODES or self.asked.zero:
+            return ()
+        return LIGHT if self._is_large() else [*PARTITIONERS]
+
+    def _is_large(self) -> bool:
+        return len(self.spreads.graph.nodes) > FEW_NODES
+
+    def _why_not(self) -> str:
+        """Why not all plans were made."""
+        slots, nodes = len(self.cluster.devices), len(self.spreads.graph.nodes)
         if self.asked.zero:
-            return f"not compared with {names}: zero=1 is for meshes with an axis 'data'"
-        return ""
+            return "zero=1 is for meshes with an axis 'data'"
+        if slots > MOST_SLOTS:
+            return f"{slots} slots, and on more than {MOST_SLOTS} that takes long"
+        most = MOST_NODES if nodes > MOST_NODES else FEW_NODES
+        return f"{nodes} nodes, and of more than {most} that takes long"
 
     # --- what is asked of a partitioner -------------------------------------------------------
 
@@ -134,7 +148,10 @@ class Rivals:
             yield [Options()]
             return
         alike: dict[tuple[int, ...], list[Options]] = {}
+        free = self.asked.schedule is None and self.asked.chunks is None
         for kind, chunks in self.asked.schedules(slots):
+            if free and chunks > 1 and self._is_large():
+                continue
             one = replace(
                 self.asked.options(), microbatches=self.microbatches, schedule=kind, chunks=chunks
             )
@@ -146,9 +163,8 @@ class Rivals:
     def _add(self, policy: str, group: Sequence[Options]) -> None:
         """Keep the fastest that fits of some schedules that lay stages on ranks alike."""
         try:
-            found = (
-                [*self._shared(policy, group)] if self._roomy() else [*self._each(policy, group)]
-            )
+            shared = self._is_large() or self._roomy()
+            found = [*(self._shared if shared else self._each)(policy, group)]
         except PlanError as error:
             self.refused.setdefault(policy, str(error))
             return
@@ -167,10 +183,14 @@ class Rivals:
         return free and ROOMY * (held + kept) < self.cluster.device.memory
 
     def _shared(self, policy: str, group: Sequence[Options]) -> Iterator[Rival]:
-        """Where memory has no say, the stages are the same for all of the schedules."""
-        first = self._make(policy, group[0])
+        """All schedules with the stages of the first: memory has no say in them, or little."""
+        first = self._fitting(policy, group[0])
+        if first is None:
+            return
         yield first
-        yield from (self._under(first, options) for options in group[1:])
+        recompute, memory = first.options.recompute, first.options.memory
+        for options in group[1:]:
+            yield self._under(first, replace(options, recompute=recompute, memory=memory))
 
     def _each(self, policy: str, group: Sequence[Options]) -> Iterator[Rival]:
         for options in group:
