@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -70,8 +71,10 @@ def codegen(
         plan=plan,
         microbatches=microbatches,
     )
+    source: Pipeline | Plan
+    graph: IRGraph | None = None
     if target.endswith(".json"):
-        source, graph = _loaded(target, told, modules or (), steps), None
+        source = _loaded(target, told, modules or (), steps)
     else:
         source, graph = _planned(target, told, modules or (), steps)
     with steps.step("write"):
@@ -79,7 +82,7 @@ def codegen(
     typer.echo(_summary(written))
 
 
-def _loaded(file: str, told: Told, modules: list[str] | tuple[()], steps: Steps) -> Pipeline:
+def _loaded(file: str, told: Told, modules: Sequence[str], steps: Steps) -> Pipeline:
     """A pipeline file. Raises PlanError where it is asked to be split in another way."""
     given = [f"--{name}" for name in told.given()] + ["--plan"] * (told.plan is not None)
     if given:
@@ -93,9 +96,7 @@ def _loaded(file: str, told: Told, modules: list[str] | tuple[()], steps: Steps)
     return pipeline
 
 
-def _planned(
-    target: str, told: Told, modules: list[str] | tuple[()], steps: Steps
-) -> tuple[Plan, IRGraph]:
+def _planned(target: str, told: Told, modules: Sequence[str], steps: Steps) -> tuple[Plan, IRGraph]:
     if modules:
         raise PlanError("--import is for pipeline files; a program imports what it needs itself")
     files = UserFiles()
