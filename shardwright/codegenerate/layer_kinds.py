@@ -405,3 +405,14 @@ KINDS: tuple[Kind, ...] = (
     Kind("BCEWithLogitsLoss", "aten.binary_cross_entropy_with_logits.default", loss()),
     Kind("KLDivLoss", "aten.kl_div.default", loss(log_target=False)),
 )
+
+BROADCAST_LOSSES: Mapping[str, Kind] = {
+    kind.op: kind
+    for kind in (
+        Kind("MSELoss", "aten.mse_loss.default", loss()),
+        Kind("L1Loss", "aten.l1_loss.default", loss()),
+        Kind("SmoothL1Loss", "aten.smooth_l1_loss.default", loss(beta=1.0)),
+        Kind("HuberLoss", "aten.huber_loss.default", loss(delta=1.0)),
+    )
+}
+"""Losses that broadcast their operands first, which is a node of its own."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from shardwright.codegenerate.layer_kinds import (
     AFFINE,
+    BROADCAST_LOSSES,
     KINDS,
     STATISTICS,
     Kind,
@@ -59,6 +60,8 @@ def find_layer(
     module = _Module(graph, nodes, scope, names)
     if tuple(node.op for node in nodes) == _TRAINED_NORM:
         return _batch_norm_in_training(module)
+    if [node.op for node in nodes[:-1]] == ["aten.broadcast_tensors.default"]:
+        return _broadcast_loss(module)
     if len(nodes) != 1:
         return None
     part = Part.of(nodes[0], graph.values)
@@ -142,6 +145,22 @@ def _layer(
     said = [f"dtype={torch_dtype(dtype)}" for dtype in dtypes if dtype != "f32"]
     parameters = {name: value.id for name, value in own.items()}
     return Layer(f"nn.{cls}({', '.join(texts + said)})", arguments, results, parameters)
+
+
+def _broadcast_loss(module: _Module) -> Layer | None:
+    """A loss of two tensors that are broadcast for it alone."""
+    broadcast, last = module.nodes
+    kind = BROADCAST_LOSSES.get(last.op)
+    if kind is None or not module.cls or not module.may_be(kind.cls):
+        return None
+    alone = not any(
+        module.graph.values[i].users != [last.id] or i in module.graph.outputs
+        for i in broadcast.outputs
+    )
+    texts = kind.write(Part.of(last, module.graph.values))
+    if texts is None or not alone or last.inputs != broadcast.outputs:
+        return None
+    return _layer(kind.cls, texts, tuple(broadcast.inputs), tuple(last.outputs), {})
 
 
 # --- batch norm in training ---------------------------------------------------------------------

@@ -124,6 +124,10 @@ PLAIN: list[tuple[str, tuple[Spec, ...]]] = [
     ("nn.NLLLoss()", (f(3, 4), i(3, below=4))),
     ("nn.BCEWithLogitsLoss()", (ROWS, ROWS)),
     ('nn.KLDivLoss(reduction="sum")', (ROWS, ROWS)),
+    ("nn.MSELoss()", (ROWS, ROWS)),
+    ('nn.L1Loss(reduction="sum")', (ROWS, ROWS)),
+    ("nn.SmoothL1Loss(beta=0.5)", (ROWS, ROWS)),
+    ("nn.HuberLoss()", (ROWS, ROWS)),
 ]
 
 RANDOM: list[tuple[str, tuple[Spec, ...]]] = [

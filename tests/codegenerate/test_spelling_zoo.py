@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,7 @@ class Every(nn.Module):
         ]
 
 
+@cache
 def graph_of(name: str, training: bool) -> tuple[IRGraph, list[torch.Tensor]]:
     model, args, kwargs = BY_NAME[name].make()
     graph = capture(model.train(training), args, kwargs)

@@ -21,7 +21,7 @@ from shardwright.codegenerate.spelling.table import ROWS
 from shardwright.ir import IRGraph, IRNode, resolve
 
 _BY_SCHEMA = Style(brackets=True, by_schema=True)
-_UNTYPED = ("torch.ops.", "torch.linalg.", "torch.special.")
+_UNTYPED = ("torch.ops.", "torch.linalg.", "torch.special.", "torch.tensordot(")
 """What mypy knows to give anything."""
 
 
