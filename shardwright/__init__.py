@@ -7,10 +7,12 @@ run it, `train` trains with it, `verify` holds it against the model. `compile` m
 native calls of a model or a step, `lower` of each task of a pipeline. `draw` makes a picture.
 """
 
+from shardwright.codegenerate import codegen
 from shardwright.dimops import Dimop, infer_annotation, register_op
 from shardwright.errors import (
     AnnotationError,
     CaptureError,
+    CodegenError,
     DeviceError,
     DrawError,
     ExecError,
@@ -86,6 +88,7 @@ __all__ = [
     "CaptureError",
     "CaptureWarning",
     "Cluster",
+    "CodegenError",
     "CompiledProgram",
     "DeviceError",
     "DeviceModel",
@@ -124,6 +127,7 @@ __all__ = [
     "build",
     "capture",
     "check",
+    "codegen",
     "compile",
     "compile_ir",
     "draw",

@@ -1,15 +1,17 @@
 """What a buffer holds, as Python.
 
 Comes in: a tensor. Goes out: an expression that makes it, where there is a short one. What always
-holds: evaluated, the expression is the tensor, bit for bit; every form is held against the tensor
-before it is given.
+holds: evaluated, the expression is the tensor, bit for bit, but for which NaN a NaN is; every form
+is held against the tensor before it is given.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,6 +46,11 @@ def contents(tensor: Tensor, options: str = "") -> str | None:
 def _equal(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
+    if one.is_floating_point():
+        missing = one.isnan()
+        if not torch.equal(missing, other.isnan()):
+            return False
+        one, other = one.masked_fill(missing, 0.5), other.masked_fill(missing, 0.5)
     return torch.equal(_bytes(one), _bytes(other))
 
 
@@ -63,7 +70,7 @@ def _uniform(tensor: Tensor, options: str) -> Candidates:
     if not tensor.numel():
         yield empty(tuple(tensor.shape), tensor.dtype, options), tensor
         return
-    number = tensor.reshape(-1)[0].item()
+    number = _items(tensor.reshape(-1)[0])
     sizes = ", ".join(map(str, tensor.shape)) if tensor.dim() else "()"
     named = {0: "zeros", 1: "ones"}.get(number) if not isinstance(number, complex) else None
     made = torch.full(tuple(tensor.shape), number, dtype=tensor.dtype)
@@ -138,8 +145,9 @@ def _rotary(tensor: Tensor, options: str) -> Candidates:
 def _listed(tensor: Tensor, options: str) -> Candidates:
     """Every number."""
     if tensor.numel() <= LONGEST and not tensor.dtype.is_complex and tensor.dtype.itemsize > 1:
-        text = f"torch.tensor({_numbers(tensor.tolist())}, dtype={tensor.dtype}{options})"
-        yield text, torch.tensor(tensor.tolist(), dtype=tensor.dtype)
+        items = _items(tensor)
+        text = f"torch.tensor({_numbers(items)}, dtype={tensor.dtype}{options})"
+        yield text, torch.tensor(items, dtype=tensor.dtype)
     elif tensor.numel() <= LONGEST and tensor.dtype in (torch.bool, torch.int8, torch.uint8):
         text = f"torch.tensor({_numbers(tensor.tolist())}, dtype={tensor.dtype}{options})"
         yield text, tensor
@@ -152,6 +160,16 @@ _FORMS: tuple[Callable[[Tensor, str], Candidates], ...] = (
     _rotary,
     _listed,
 )
+
+
+def _items(tensor: Tensor) -> Any:
+    """The numbers of a tensor, those of single precision with as few digits as tell them apart."""
+    items = tensor.tolist()
+    return _short(items) if tensor.dtype == torch.float32 else items
+
+
+def _short(value: Any) -> Any:
+    return list(map(_short, value)) if isinstance(value, list) else float(str(np.float32(value)))
 
 
 def _sizes(tensor: Tensor) -> str:
