@@ -157,7 +157,6 @@ def _targets(statement: ast.stmt) -> tuple[str, ...] | None:
 # --- calls of modules -----------------------------------------------------------------------------
 
 
-@cache
 def call_site(qualified: str, name: str) -> Source | None:
     """Where a class calls its module ``name``, ``self.name(x)``; None unless that is one place.
 
