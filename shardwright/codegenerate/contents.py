@@ -75,7 +75,8 @@ def _uniform(tensor: Tensor, options: str) -> Candidates:
     named = {0: "zeros", 1: "ones"}.get(number) if not isinstance(number, complex) else None
     made = torch.full(tuple(tensor.shape), number, dtype=tensor.dtype)
     if named and tensor.dim():
-        yield f"torch.{named}({sizes}{_dtype(tensor.dtype)}{options})", made
+        plain = torch.full(tuple(tensor.shape), abs(number), dtype=tensor.dtype)  # zero has a sign
+        yield f"torch.{named}({sizes}{_dtype(tensor.dtype)}{options})", plain
     if tensor.dim() and tensor.numel() > 1:
         yield (
             f"torch.full({tuple(tensor.shape)}, {_number(number)}, dtype={tensor.dtype}{options})",
