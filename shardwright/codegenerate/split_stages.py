@@ -17,15 +17,18 @@ A port that is a slice is called ``x[0:4, 0:64]``, of the program's ``x``.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
-from shardwright.codegenerate.collectives import ALONE
+from shardwright.codegenerate.collectives import ALONE, is_collective
 from shardwright.codegenerate.numbering import partition_numbers
 from shardwright.codegenerate.port_names import PortNames
+from shardwright.codegenerate.spelling import is_random
 from shardwright.codegenerate.split_holdings import StageHoldings, leaving_layout
 from shardwright.codegenerate.split_nodes import StageWriter
 from shardwright.codegenerate.stage import Port, Program, Stage
@@ -110,19 +113,21 @@ class _Splitting:
     def program(self, training: bool, notes: tuple[str, ...], loss: int | None) -> Program:
         """The stages, with names for what enters and leaves them."""
         graph, names = self.graph, self.names.found
+        partitions = tuple(
+            tuple(self._stages(place, mesh))
+            for place, (_, mesh) in enumerate(sorted(self.meshes.items()))
+        )
+        drawn = [note for slots in partitions for note in _draw_notes(slots, training=training)]
         return Program(
             name=graph.name,
-            partitions=tuple(
-                tuple(self._stages(place, mesh))
-                for place, (_, mesh) in enumerate(sorted(self.meshes.items()))
-            ),
+            partitions=partitions,
             inputs=tuple(names[value_id] for value_id in graph.inputs),
             outputs=tuple(names[value_id] for value_id in graph.outputs),
             in_structure=graph.in_structure,
             out_structure=graph.out_structure,
             training=training,
             loss=None if loss is None else names[loss],
-            notes=notes,
+            notes=(*notes, *drawn),
         )
 
     def _stages(self, number: int, mesh: Mesh) -> Iterator[Stage]:
@@ -284,7 +289,7 @@ def _is_read(graph: IRGraph, node: IRNode, live: Collection[int], needed: Collec
 def _stage(name: str, slot: SlotGraph, ends: _Ends, live: Collection[int]) -> Stage:
     """One slot's live nodes as a stage."""
     graph = slot.builder.graph
-    nodes = [node for node in graph.nodes if node.id in live]
+    nodes = _fused(graph, [node for node in graph.nodes if node.id in live], ends.needed)
     outputs = sorted(ends.leaving.items())
     read = {value_id for node in nodes for value_id in node.inputs}
     read |= ends.needed
@@ -303,6 +308,61 @@ def _stage(name: str, slot: SlotGraph, ends: _Ends, live: Collection[int]) -> St
     )
     inputs_here, outputs_here = _ports(inputs, made.inputs), _ports(outputs, made.outputs)
     return Stage(name, made, inputs_here, outputs_here, slices=_named_apart(made))
+
+
+def _fused(graph: IRGraph, nodes: Sequence[IRNode], needed: Collection[int]) -> list[IRNode]:
+    """The nodes with each gather that parts alone read, and the copy for them, as one."""
+    users = Counter(value_id for node in nodes for value_id in node.inputs)
+    gathers = {node.outputs[0]: node for node in nodes if node.op == "all_gather"}
+    found = []
+    fused: set[int] = set()
+    for node in nodes:
+        gather = gathers.get(node.inputs[0]) if node.op == "copy_to_parts" else None
+        alone = gather is not None and users[node.inputs[0]] == 1 and node.inputs[0] not in needed
+        if gather is not None and alone and gather.attrs["axis"] == node.attrs["axis"]:
+            fused.add(gather.id)
+            op, attrs = "all_gather_for_parts", gather.attrs
+            found.append(replace(node, op=op, inputs=gather.inputs, attrs=attrs))
+        else:
+            found.append(node)
+    return [node for node in found if node.id not in fused]
+
+
+def _draw_notes(stages: Sequence[Stage], *, training: bool) -> Iterator[str]:
+    """What is to be known of random numbers that slots draw.
+
+    Raises CodegenError where slots that train draw different amounts.
+    """
+    drawn = [
+        [stage.graph.values[node.outputs[0]].shape for node in stage.graph.nodes if _draws(node)]
+        for stage in stages
+    ]
+    if not any(drawn):
+        return
+    if len({tuple(map(math.prod, shapes)) for shapes in drawn}) > 1:
+        if training:
+            raise CodegenError(
+                f"the slots of {stages[0].name} hold parts of different sizes of what dropout is "
+                "done to, and would then draw different random numbers for what they all hold: "
+                "plan for a number of slots that divides it, or capture the model in eval mode"
+            )
+        yield (
+            f"{stages[0].name} is for evaluation: in training its slots would draw different "
+            "amounts of random numbers, and no longer agree in what they all hold."
+        )
+    else:
+        yield (
+            f"The slots of {stages[0].name} draw random numbers in training. Seed all of them "
+            "alike (torch.manual_seed), so that they agree in what they all hold; what they hold "
+            "parts of gets the same mask on each slot."
+        )
+
+
+def _draws(node: IRNode) -> bool:
+    if is_collective(node):
+        return False
+    flags: dict[str, Any] = {name: True for name in ("train", "training") if name in node.attrs}
+    return is_random(replace(node, attrs={**node.attrs, **flags}))
 
 
 def _named_apart(graph: IRGraph) -> dict[str, tuple[str, Ranges]]:
