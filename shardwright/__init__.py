@@ -60,6 +60,7 @@ from shardwright.report import TimelineChart, draw
 from shardwright.runtime import (
     Runner,
     Session,
+    SynchronousPipeline,
     Timeline,
     TrainResult,
     profile_tasks,
@@ -117,6 +118,7 @@ __all__ = [
     "ScheduleError",
     "Session",
     "ShardwrightError",
+    "SynchronousPipeline",
     "Timeline",
     "TimelineChart",
     "TrainResult",

@@ -68,7 +68,7 @@ PUBLIC_NAMES = {
     *("predict", "simulate", "profile_tasks", "Analytic"),
     *("profile_links", "profile_device", "profile_cluster"),
     *("compile", "lower", "CompiledProgram", "Replaying"),
-    *("codegen", "CodegenError"),
+    *("codegen", "CodegenError", "SynchronousPipeline"),
     *("draw", "Drawing", "DrawError"),
     "__version__",
 }
