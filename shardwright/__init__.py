@@ -8,6 +8,13 @@ native calls of a model or a step, `lower` of each task of a pipeline. `draw` ma
 """
 
 from shardwright.codegenerate import codegen
+from shardwright.codegenerate.entry import (
+    build_graph,
+    compile_partitioned_model,
+    compile_partitoned_model,
+    partition_with_profiler,
+    pipe_model,
+)
 from shardwright.dimops import Dimop, infer_annotation, register_op
 from shardwright.errors import (
     AnnotationError,
@@ -127,11 +134,14 @@ __all__ = [
     "WorkerError",
     "__version__",
     "build",
+    "build_graph",
     "capture",
     "check",
     "codegen",
     "compile",
     "compile_ir",
+    "compile_partitioned_model",
+    "compile_partitoned_model",
     "draw",
     "empty_weights",
     "exact_partition",
@@ -142,6 +152,8 @@ __all__ = [
     "metis_partition",
     "mixed_partition",
     "partition_by_memory",
+    "partition_with_profiler",
+    "pipe_model",
     "pipedream_partition",
     "plan",
     "predict",

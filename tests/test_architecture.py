@@ -70,6 +70,8 @@ PUBLIC_NAMES = {
     *("compile", "lower", "CompiledProgram", "Replaying"),
     *("codegen", "CodegenError", "SynchronousPipeline"),
     *("draw", "Drawing", "DrawError"),
+    *("pipe_model", "partition_with_profiler", "build_graph"),
+    *("compile_partitioned_model", "compile_partitoned_model"),
     "__version__",
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
