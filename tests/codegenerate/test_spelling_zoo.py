@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import mypy.api
@@ -48,7 +49,7 @@ class Calls:
         return repr((node.op, [(v.shape, v.dtype, v.strides) for v in values], node.attrs))
 
     def text(self, node: IRNode) -> Expression:
-        letters = dict(zip(dict.fromkeys(node.inputs), "abcdefghij", strict=False))
+        letters = dict(zip(dict.fromkeys(node.inputs), ascii_lowercase, strict=False))
         texts = {value_id: Expression(letter) for value_id, letter in letters.items()}
         return spell(self.graph, node, texts, self.mode)
 
