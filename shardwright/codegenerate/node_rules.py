@@ -120,9 +120,10 @@ class MeanLosses:
 
     def __call__(self, graph: IRGraph, node: IRNode, makers: Makers) -> IRNode | None:
         """The mean in the place of a quotient."""
-        if node.op != "aten.div.Tensor" or not all(v in makers for v in node.inputs):
+        made = [makers[value_id] for value_id in node.inputs if value_id in makers]
+        if node.op != "aten.div.Tensor" or len(made) < 2:  # it may divide by a number
             return None
-        total, divisor = (makers[value_id] for value_id in node.inputs)
+        total, divisor = made
         if total.op not in LABELLED or total.attrs["reduction"] != SUM:
             return None
         if divisor.id not in self.counted and not _counts_labels(total, divisor, makers):
