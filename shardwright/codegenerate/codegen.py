@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from shardwright.atomic import replacing
-from shardwright.codegenerate.file import file_text
 from shardwright.codegenerate.formatting import formatted
-from shardwright.codegenerate.sources import program_of
+from shardwright.codegenerate.sources.program import program_of
+from shardwright.codegenerate.writing.file import file_text
 from shardwright.ir import IRGraph
 from shardwright.pipeline import Pipeline
 from shardwright.planning.plan import Plan

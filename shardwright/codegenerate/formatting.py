@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ruff.__main__ import find_ruff_bin
 
-from shardwright.codegenerate.origins import WIDTH
+from shardwright.codegenerate.writing.origins import WIDTH
 from shardwright.errors import CodegenError
 
 _OPTIONS = ("--isolated", "--target-version", "py311", "--line-length", str(WIDTH))

@@ -2,7 +2,7 @@
 
 `Program` is the whole: its partitions in order, each a `Stage` a slot of its mesh (one, where
 nothing in it is split). What always holds: a stage's graph is a valid IRGraph whose nodes are ATen
-calls, registered operators, and the collectives of `shardwright.codegenerate.collectives`; its
+calls, registered operators, and collectives (`shardwright.codegenerate.splitting.collectives`); its
 ``inputs`` are the values of ``stage.inputs`` and its ``outputs`` those of ``stage.outputs``, in the
 same order; a port that leaves one stage and enters another has one name in both. A stored value of
 ``graph.updates`` stands in no other partition.

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.codegenerate.from_file import program_of_file
+from shardwright.codegenerate.sources.from_file import program_of_file
 from shardwright.errors import CodegenError
 from shardwright.ir import Builder, IRGraph
 from shardwright.planning import plan

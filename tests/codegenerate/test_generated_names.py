@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.codegenerate.names import (
+from shardwright.codegenerate.writing.names import (
     IMPORTED,
     ClassNames,
     Variables,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from shardwright.codegenerate.containers import module_dict, sequential
-from shardwright.codegenerate.loops import as_loop, chains, number_range
-from shardwright.codegenerate.step import ModuleCall
+from shardwright.codegenerate.writing.containers import module_dict, sequential
+from shardwright.codegenerate.writing.loops import as_loop, chains, number_range
+from shardwright.codegenerate.writing.step import ModuleCall
 
 
 def call(key: str, *arguments: int, result: int, constructor: str = "Block()") -> ModuleCall:

@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import shardwright as sw
-from shardwright.codegenerate.sources import program_of
+from shardwright.codegenerate.sources.program import program_of
 from shardwright.errors import CodegenError
 from shardwright.planning import plan
 from tests.codegenerate.program_runs import ProgramRun, check_program, stages

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import shardwright as sw
-from shardwright.codegenerate.sources import program_of
+from shardwright.codegenerate.sources.program import program_of
 from tests.codegenerate.program_runs import ProgramRun, check_program, same
 from tests.codegenerate.test_from_file import contents, loaded
 from zoo.models import BY_NAME, MODELS

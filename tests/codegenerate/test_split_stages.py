@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import shardwright as sw
-from shardwright.codegenerate.collectives import COLLECTIVES, is_collective
-from shardwright.codegenerate.split_stages import split_stages
+from shardwright.codegenerate.splitting.collectives import COLLECTIVES, is_collective
+from shardwright.codegenerate.splitting.split_stages import split_stages
 from shardwright.codegenerate.stage import Program
 from shardwright.codegenerate.support.slices import join_state_dicts, piece_of
 from shardwright.ir.validate import validate

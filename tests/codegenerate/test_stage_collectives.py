@@ -9,9 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.codegenerate.collectives import COLLECTIVES, is_collective, spell_collective
 from shardwright.codegenerate.expression import Binding, Expression
-from shardwright.codegenerate.pasting import definitions, pasted
+from shardwright.codegenerate.splitting.collectives import (
+    COLLECTIVES,
+    is_collective,
+    spell_collective,
+)
+from shardwright.codegenerate.splitting.pasting import definitions, pasted
 from shardwright.errors import CodegenError
 from shardwright.ir import Builder, IRNode
 

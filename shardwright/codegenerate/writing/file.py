@@ -9,13 +9,18 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from shardwright.codegenerate.classes import Classes
-from shardwright.codegenerate.loops import quoted
-from shardwright.codegenerate.pasting import definitions, pasted
 from shardwright.codegenerate.spelling import module_of
-from shardwright.codegenerate.split_text import by_slot, is_split, slices_table, support_names
+from shardwright.codegenerate.splitting.pasting import definitions, pasted
+from shardwright.codegenerate.splitting.split_text import (
+    by_slot,
+    is_split,
+    slices_table,
+    support_names,
+)
 from shardwright.codegenerate.stage import Port, Program, Stage
-from shardwright.codegenerate.writer import write_stage
+from shardwright.codegenerate.writing.classes import Classes
+from shardwright.codegenerate.writing.loops import quoted
+from shardwright.codegenerate.writing.writer import write_stage
 from shardwright.errors import CodegenError
 from shardwright.version import __version__
 

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from shardwright.codegenerate import origins
-from shardwright.codegenerate.names import identifier, stem
+from shardwright.codegenerate.writing import origins
+from shardwright.codegenerate.writing.names import identifier, stem
 from shardwright.ir import IRGraph
 from shardwright.ir.values import Source
 

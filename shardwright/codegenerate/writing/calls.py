@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shardwright.codegenerate.collectives import is_collective
-from shardwright.codegenerate.layers import Layer, find_layer
-from shardwright.codegenerate.modules import Module, ModuleTree, is_under
-from shardwright.codegenerate.order import Call, Item, arranged
+from shardwright.codegenerate.splitting.collectives import is_collective
+from shardwright.codegenerate.writing.layers import Layer, find_layer
+from shardwright.codegenerate.writing.modules import Module, ModuleTree, is_under
+from shardwright.codegenerate.writing.order import Call, Item, arranged
 from shardwright.ir import IRGraph, IRNode, Scope
 
 

@@ -16,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import replace
 
-from shardwright.codegenerate.captured_mode import captured_in_training
-from shardwright.codegenerate.carried_origins import with_origins_of
-from shardwright.codegenerate.cutting import cut
-from shardwright.codegenerate.file_ends import with_ends
-from shardwright.codegenerate.file_graph import FileGraph, file_graph, refusal
-from shardwright.codegenerate.inferred_scopes import with_inferred_scopes
-from shardwright.codegenerate.node_rules import (
+from shardwright.codegenerate.sources.captured_mode import captured_in_training
+from shardwright.codegenerate.sources.carried_origins import with_origins_of
+from shardwright.codegenerate.sources.cutting import cut
+from shardwright.codegenerate.sources.file_ends import with_ends
+from shardwright.codegenerate.sources.file_graph import FileGraph, file_graph, refusal
+from shardwright.codegenerate.sources.inferred_scopes import with_inferred_scopes
+from shardwright.codegenerate.sources.node_rules import (
     MeanLosses,
     composed,
     cross_entropy,
@@ -31,7 +31,7 @@ from shardwright.codegenerate.node_rules import (
     with_nodes,
     with_rule,
 )
-from shardwright.codegenerate.numbering import partition_numbers
+from shardwright.codegenerate.sources.numbering import partition_numbers
 from shardwright.codegenerate.stage import Program
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.dtypes import torch_dtype

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shardwright.codegenerate.body import INDENT, Body
-from shardwright.codegenerate.names import ClassNames
+from shardwright.codegenerate.writing.body import INDENT, Body
+from shardwright.codegenerate.writing.names import ClassNames
 
 MODULE = "nn.Module"
 DICTIONARY = "nn.ModuleDict"

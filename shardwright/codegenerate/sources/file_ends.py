@@ -11,15 +11,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from shardwright.codegenerate.file_graph import (
+from shardwright.codegenerate.sources.file_graph import (
     FORWARD,
     FileGraph,
     microbatch_shape,
     refusal,
     replacements,
 )
-from shardwright.codegenerate.node_rules import Makers
-from shardwright.codegenerate.pruned_structure import pruned_arguments, pruned_result
+from shardwright.codegenerate.sources.node_rules import Makers
+from shardwright.codegenerate.sources.pruned_structure import pruned_arguments, pruned_result
 from shardwright.errors import CodegenError
 from shardwright.ir import IRGraph
 from shardwright.ir.structure import Arguments, Leaf, Parameter, Tree, TupleTree

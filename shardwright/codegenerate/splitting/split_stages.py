@@ -25,12 +25,12 @@ from typing import Any
 
 import msgspec
 
-from shardwright.codegenerate.collectives import ALONE, is_collective
-from shardwright.codegenerate.numbering import partition_numbers
-from shardwright.codegenerate.port_names import PortNames
+from shardwright.codegenerate.sources.numbering import partition_numbers
+from shardwright.codegenerate.sources.port_names import PortNames
 from shardwright.codegenerate.spelling import is_random
-from shardwright.codegenerate.split_holdings import StageHoldings, leaving_layout
-from shardwright.codegenerate.split_nodes import StageWriter
+from shardwright.codegenerate.splitting.collectives import ALONE, is_collective
+from shardwright.codegenerate.splitting.split_holdings import StageHoldings, leaving_layout
+from shardwright.codegenerate.splitting.split_nodes import StageWriter
 from shardwright.codegenerate.stage import Port, Program, Stage
 from shardwright.errors import CodegenError
 from shardwright.ir import Builder, IRGraph, IRNode

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from shardwright.codegenerate.placed_updates import Placed, first_readers, together
-from shardwright.codegenerate.port_names import PortNames
+from shardwright.codegenerate.sources.placed_updates import Placed, first_readers, together
+from shardwright.codegenerate.sources.port_names import PortNames
 from shardwright.codegenerate.stage import Port, Program, Stage
 from shardwright.errors import CodegenError
 from shardwright.ir import Builder, IRGraph, IRNode

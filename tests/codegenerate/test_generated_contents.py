@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from shardwright.codegenerate.contents import contents, empty
+from shardwright.codegenerate.writing.contents import contents, empty
 
 
 def evaluated(text: str) -> Tensor:

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from shardwright.codegenerate import declarations
-from shardwright.codegenerate.calls import Calls
-from shardwright.codegenerate.classes import DICTIONARY, MODULE
-from shardwright.codegenerate.containers import module_dict, parameter_dict
 from shardwright.codegenerate.expression import Expression
-from shardwright.codegenerate.loops import quoted
-from shardwright.codegenerate.modules import Home, Module
-from shardwright.codegenerate.names import is_plain
 from shardwright.codegenerate.stage import Stage
+from shardwright.codegenerate.writing import declarations
+from shardwright.codegenerate.writing.calls import Calls
+from shardwright.codegenerate.writing.classes import DICTIONARY, MODULE
+from shardwright.codegenerate.writing.containers import module_dict, parameter_dict
+from shardwright.codegenerate.writing.loops import quoted
+from shardwright.codegenerate.writing.modules import Home, Module
+from shardwright.codegenerate.writing.names import is_plain
 from shardwright.ir import IRValue
 
 

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwright.codegenerate.layer_kinds import (
+from shardwright.codegenerate.writing.layer_kinds import (
     AFFINE,
     BROADCAST_LOSSES,
     KINDS,

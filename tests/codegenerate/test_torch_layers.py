@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from shardwright.codegenerate.layers import Layer, find_layer
 from shardwright.codegenerate.spelling.forms import words
+from shardwright.codegenerate.writing.layers import Layer, find_layer
 from shardwright.ir import IRGraph, IRNode, Scope
 from shardwright.tracing import capture
 from tests.codegenerate.spelling_samples import Spec, f, i

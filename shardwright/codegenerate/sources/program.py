@@ -10,8 +10,8 @@ its parameters under other names (``rename=``), that is a matter of its weight f
 
 from __future__ import annotations
 
-from shardwright.codegenerate.from_file import program_of_file
-from shardwright.codegenerate.from_plan import program_of_plan
+from shardwright.codegenerate.sources.from_file import program_of_file
+from shardwright.codegenerate.sources.from_plan import program_of_plan
 from shardwright.codegenerate.stage import Program
 from shardwright.errors import CodegenError
 from shardwright.ir import IRGraph

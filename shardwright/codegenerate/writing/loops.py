@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from shardwright.codegenerate.names import item_name
-from shardwright.codegenerate.step import Loop, ModuleCall
+from shardwright.codegenerate.writing.names import item_name
+from shardwright.codegenerate.writing.step import Loop, ModuleCall
 
 SHORTEST = 2
 """Calls; fewer are no loop."""

@@ -250,7 +250,7 @@ def test_equal_blocks_are_one_class_and_a_loop(tmp_path: Path) -> None:
 def test_statements_say_where_they_came_from(tmp_path: Path) -> None:
     _, _, graph = made("language", training=False)
     text = text_of(graph, (), tmp_path)
-    found = re.search(r"# (test_codegen\.py):(\d+)  (hidden = torch\.matmul\(mask, hidden\))", text)
+    found = re.search(r"# (test_generated_files\.py):(\d+)  (hidden = torch\.matmul\(mask, hidden\))", text)
     assert found
     line = Path(__file__).read_text().splitlines()[int(found[2]) - 1]
     assert line.strip() == found[3]

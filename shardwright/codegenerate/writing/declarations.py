@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from shardwright.codegenerate.contents import contents, empty
-from shardwright.codegenerate.loops import quoted
+from shardwright.codegenerate.writing.contents import contents, empty
+from shardwright.codegenerate.writing.loops import quoted
 from shardwright.ir import IRGraph, IRValue
 from shardwright.ir.dtypes import torch_dtype
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardwright.codegenerate.split_holdings import StageHoldings
+from shardwright.codegenerate.splitting.split_holdings import StageHoldings
 from shardwright.ir import IRNode, IRValue
 from shardwright.layout import Mesh, Partial, Replicate
 from shardwright.planning.plan import Assignment

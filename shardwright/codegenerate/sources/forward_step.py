@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from shardwright.codegenerate.node_rules import torch_dropout, with_rule
-from shardwright.codegenerate.pruned_structure import pruned_arguments, pruned_result
+from shardwright.codegenerate.sources.node_rules import torch_dropout, with_rule
+from shardwright.codegenerate.sources.pruned_structure import pruned_arguments, pruned_result
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.structure import Leaf, Tree, TupleTree
 from shardwright.planning.copies import Copy, with_copies

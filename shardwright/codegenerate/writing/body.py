@@ -16,10 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shardwright.codegenerate import origins
 from shardwright.codegenerate.expression import Expression
-from shardwright.codegenerate.names import Variables
-from shardwright.codegenerate.step import Loop, Step
+from shardwright.codegenerate.writing import origins
+from shardwright.codegenerate.writing.names import Variables
+from shardwright.codegenerate.writing.step import Loop, Step
 from shardwright.ir.values import Source
 
 INDENT = 8

@@ -11,21 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from shardwright.codegenerate.body import Body, Work, write_body
-from shardwright.codegenerate.calls import Calls, calls_of
-from shardwright.codegenerate.classes import MODULE, Classes, ClassText, forward_lines
-from shardwright.codegenerate.collectives import SLOTS, is_collective, spell_collective
-from shardwright.codegenerate.construction import Construction, Made
-from shardwright.codegenerate.containers import sequential
 from shardwright.codegenerate.expression import Expression
-from shardwright.codegenerate.hints import Act, wanted_names
-from shardwright.codegenerate.loops import as_loop, chains
-from shardwright.codegenerate.modules import Home, Module, module_tree
-from shardwright.codegenerate.names import class_stem, identifier, is_plain
-from shardwright.codegenerate.order import Call, Item, keeps_its_place
-from shardwright.codegenerate.origins import call_site
 from shardwright.codegenerate.spelling import Mode, is_typed, spell
-from shardwright.codegenerate.split_text import (
+from shardwright.codegenerate.splitting.collectives import SLOTS, is_collective, spell_collective
+from shardwright.codegenerate.splitting.split_text import (
     BASE,
     MODULE_PARAMETERS,
     STAGE_PARAMETERS,
@@ -34,7 +23,18 @@ from shardwright.codegenerate.split_text import (
     slots_expression,
 )
 from shardwright.codegenerate.stage import Program, Stage
-from shardwright.codegenerate.step import Loop, ModuleCall, Step
+from shardwright.codegenerate.writing.body import Body, Work, write_body
+from shardwright.codegenerate.writing.calls import Calls, calls_of
+from shardwright.codegenerate.writing.classes import MODULE, Classes, ClassText, forward_lines
+from shardwright.codegenerate.writing.construction import Construction, Made
+from shardwright.codegenerate.writing.containers import sequential
+from shardwright.codegenerate.writing.hints import Act, wanted_names
+from shardwright.codegenerate.writing.loops import as_loop, chains
+from shardwright.codegenerate.writing.modules import Home, Module, module_tree
+from shardwright.codegenerate.writing.names import class_stem, identifier, is_plain
+from shardwright.codegenerate.writing.order import Call, Item, keeps_its_place
+from shardwright.codegenerate.writing.origins import call_site
+from shardwright.codegenerate.writing.step import Loop, ModuleCall, Step
 from shardwright.ir import SLOT, IRNode, resolve
 from shardwright.ir.operators import is_marker, signature
 from shardwright.ir.values import Source

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from shardwright.codegenerate.captured_mode import captured_in_training
-from shardwright.codegenerate.cutting import cut
-from shardwright.codegenerate.forward_step import forward_of
-from shardwright.codegenerate.numbering import partition_numbers
-from shardwright.codegenerate.split_stages import split_stages
+from shardwright.codegenerate.sources.captured_mode import captured_in_training
+from shardwright.codegenerate.sources.cutting import cut
+from shardwright.codegenerate.sources.forward_step import forward_of
+from shardwright.codegenerate.sources.numbering import partition_numbers
+from shardwright.codegenerate.splitting.split_stages import split_stages
 from shardwright.codegenerate.stage import Program
 from shardwright.errors import CodegenError
 from shardwright.ir import IRGraph

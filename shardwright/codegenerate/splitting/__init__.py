@@ -1,0 +1,1 @@
+"""Stages whose work is split over slots: their collectives, gradients and slices."""

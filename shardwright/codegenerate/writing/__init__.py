@@ -1,0 +1,1 @@
+"""From stages to text: modules, constructors, forwards, classes, the file."""
