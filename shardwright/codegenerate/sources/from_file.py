@@ -65,7 +65,10 @@ def program_of_file(pipeline: Pipeline, known: IRGraph | None = None) -> Program
 
 
 def _with_whole_values(pipeline: Pipeline, graph: IRGraph) -> IRGraph:
-    """The graph in which stored values that are all of a tensor have no placements."""
+    """The graph in which stored values that are all of a tensor have its name, no placements.
+
+    Values of one graph have names of their own: one that was joined of parts has a number behind.
+    """
     sizes: dict[str, tuple[int, ...]] = {}
     for info in pipeline.tensors.values():
         if info.value is not None:
@@ -73,8 +76,8 @@ def _with_whole_values(pipeline: Pipeline, graph: IRGraph) -> IRGraph:
             before = sizes.get(info.value.name, ends)
             sizes[info.value.name] = tuple(map(max, ends, before))
     values = {
-        value_id: replace(value, placements=None)
-        if value.is_stored and value.shape == sizes.get(value.name)
+        value_id: replace(value, name=value.names[0], placements=None)
+        if value.is_stored and value.names and value.shape == sizes.get(value.names[0])
         else value
         for value_id, value in graph.values.items()
     }
@@ -88,7 +91,7 @@ def _live(
     needed = live_values(graph, (*graph.outputs, *graph.updates.values()))
     part = next((v for v in graph.stored() if v.id in needed and v.placements is not None), None)
     if part is not None:
-        raise refusal(pipeline, f"has {part.name!r} in parts")
+        raise refusal(pipeline, f"has {part.names[0]!r} in parts")
     pairs = list(joined.placed(graph))
     live = [(node, place) for node, place in pairs if not needed.isdisjoint(node.outputs)]
     training = pipeline.training
