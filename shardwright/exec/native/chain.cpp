@@ -125,7 +125,7 @@ template <class T> class ChainCall : public Call {
     void run(char* const* data, Context& context) override {
         if (space_.count == 0) return;
         int threads = rows::threads_for(context, space_.count * cost_ / 2);
-        rows::in_parallel(threads, [&](int thread, int all) {
+        in_parallel(threads, [&](int thread, int all) {
             rows::Span span = rows::share(tiling_.tiles, thread, all);
             run_tiles(data, span.begin, span.end);
         });

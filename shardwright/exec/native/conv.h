@@ -181,7 +181,7 @@ template <class T> struct Convolution : Call {
         epilogue.residual_step = data[3] ? pixel_step(in(3)) : 0;
         T* weights = stored.at;
         if (!fixed) pack_weights(rows::as<T>(data[1]), weights = pieces.take<T>(packed_count()));
-        rows::in_parallel(rows::threads_for(context, g.macs() / 16), [&](int thread, int threads) {
+        in_step(rows::threads_for(context, g.macs() / 16), [&](int thread, int threads) {
             convolve(rows::as<T>(data[0]), weights, epilogue, rows::as<T>(data[4]), pieces, thread,
                      threads);
         });

@@ -16,27 +16,6 @@ namespace {
 constexpr int64_t PIECE = 16384;  // elements of a long row that a thread takes at a time
 constexpr int64_t SHORT = 8;      // a row so short is not worth a call of its own
 
-// Turns over a square of vectors: lane j of v[i] and lane i of v[j] change places.
-template <class T> SIMD void turn(simd::Vec<T>* v) {
-    constexpr int N = simd::LANES<T>;
-    using Mask = typename simd::Of<T>::Bits;
-#pragma GCC unroll 8
-    for (int s = 1; s < N; s *= 2) {
-        Mask low, high;
-        for (int l = 0; l < N; l++) {
-            low[l] = l & s ? N + l - s : l;
-            high[l] = l & s ? N + l : l + s;
-        }
-#pragma GCC unroll 16
-        for (int i = 0; i < N; i++) {
-            if (i & s) continue;
-            auto a = v[i], b = v[i + s];
-            v[i] = __builtin_shuffle(a, b, low);
-            v[i + s] = __builtin_shuffle(a, b, high);
-        }
-    }
-}
-
 // y[i * step_y + j] = x[j * step_x + i] for i below m and j below n.
 template <class T>
 void turn_over(char* y_bytes, int64_t step_y, const char* x_bytes, int64_t step_x, int64_t m,
@@ -50,7 +29,7 @@ void turn_over(char* y_bytes, int64_t step_y, const char* x_bytes, int64_t step_
             simd::Vec<T> v[N];
 #pragma GCC unroll 16
             for (int k = 0; k < N; k++) v[k] = simd::load(x + (j + k) * step_x + i);
-            turn<T>(v);
+            simd::turn<T>(v);
 #pragma GCC unroll 16
             for (int k = 0; k < N; k++) simd::store(y + (i + k) * step_y + j, v[k]);
         }
@@ -79,7 +58,7 @@ class Copy {
 
     void run(char* y, const char* x, int threads) const {
         if (space_.count == 0) return;
-        rows::in_parallel(threads, [&](int thread, int all) {
+        in_parallel(threads, [&](int thread, int all) {
             if (turn_) turn_part(y, x, thread, all);
             else copy_part(y, x, thread, all);
         });

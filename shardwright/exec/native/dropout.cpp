@@ -30,6 +30,13 @@ SIMD U64v multiply(U64v a, uint32_t by) {
 #endif
 }
 
+using Lanes = std::make_integer_sequence<int, COUNTERS>;
+
+// Lanes of two vectors in turn, half of them: from lane Begin / 2 on.
+template <int Begin, int... I> SIMD U64v by_turns(U64v a, U64v b, std::integer_sequence<int, I...>) {
+    return pick<((I & 1 ? COUNTERS : 0) + (Begin + I) / 2)...>(a, b);
+}
+
 // What all counters of a run have in common.
 struct Key {
     uint32_t low, site, step, high;
@@ -54,12 +61,7 @@ SIMD void mix(const Key& key, uint64_t block, uint64_t row, uint32_t* words) {
     }
     // Two words a lane, then the lanes of both pairs in turn.
     U64v first = (c0 & WORD) | c1 << 32, second = (c2 & WORD) | c3 << 32;
-    U64v low, high;
-    for (int i = 0; i < COUNTERS; i++) {
-        low[i] = (i & 1 ? COUNTERS : 0) + i / 2;
-        high[i] = (i & 1 ? COUNTERS : 0) + (COUNTERS + i) / 2;
-    }
-    U64v ordered[2] = {__builtin_shuffle(first, second, low), __builtin_shuffle(first, second, high)};
+    U64v ordered[2] = {by_turns<0>(first, second, Lanes{}), by_turns<COUNTERS>(first, second, Lanes{})};
     std::memcpy(words, ordered, sizeof(ordered));
 }
 
@@ -94,7 +96,7 @@ template <class T> class DropoutCall : public Call {
         std::memcpy(&step, data[1], sizeof(step));
         Key key{uint32_t(seed_), site_, uint32_t(step), uint32_t(seed_ >> 32)};
         int threads = rows::threads_for(context, rows * columns_ * 2);
-        rows::in_parallel(threads, [&](int thread, int all) {
+        in_parallel(threads, [&](int thread, int all) {
             rows::Span span = rows::share(rows, thread, all);
             if (span.begin >= span.end) return;
             Places place(space_, space_.dims, span.begin);

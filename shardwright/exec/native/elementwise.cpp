@@ -24,7 +24,7 @@ template <class T> class WholeAdd : public Call {
     void run(char* const* data, Context& context) override {
         if (space_.count == 0) return;
         int64_t inner = space_.inner(), outer = space_.count / inner;
-        rows::in_parallel(rows::threads_for(context, space_.count), [&](int thread, int threads) {
+        in_parallel(rows::threads_for(context, space_.count), [&](int thread, int threads) {
             rows::Span span = rows::share(outer, thread, threads);
             for (int64_t i = span.begin; i < span.end; i++) add_row(data, i, inner);
         });

@@ -1,8 +1,6 @@
 // The kernels of gemm.h: packing, tiles of sums in registers, and the order in which they go.
 #include "gemm.h"
 
-#include <utility>
-
 #include "vector_math.h"
 
 namespace shardwright {
@@ -17,30 +15,12 @@ using simd::Vec;
 
 // ---- packing ----
 
-// Exchanges, in every pair of rows at distance S, the blocks of S lanes off the diagonal.
-template <int S, class V, size_t... J>
-SIMD void exchange(V& above, V& below, std::index_sequence<J...>) {
-    constexpr int L = sizeof...(J);
-    V high = __builtin_shufflevector(above, below, (J & S ? int(L + J - S) : int(J))...);
-    below = __builtin_shufflevector(above, below, (J & S ? int(L + J) : int(J + S))...);
-    above = high;
-}
-
-template <class T, int S> SIMD void transpose_step(Vec<T>* rows) {
-    if constexpr (S < LANES<T>) {
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES<T>; i++)
-            if (!(i & S)) exchange<S>(rows[i], rows[i + S], std::make_index_sequence<LANES<T>>{});
-        transpose_step<T, 2 * S>(rows);
-    }
-}
-
 // A square of as many rows as a vector has lanes: to[j][i] = from[i][j].
 template <class T> SIMD void transpose_square(const T* from, int64_t step, T* to, int64_t to_step) {
     Vec<T> rows[LANES<T>];
 #pragma GCC unroll 16
     for (int i = 0; i < LANES<T>; i++) rows[i] = load(from + i * step);
-    transpose_step<T, 1>(rows);
+    simd::turn<T>(rows);
 #pragma GCC unroll 16
     for (int i = 0; i < LANES<T>; i++) store(to + i * to_step, rows[i]);
 }

@@ -12,16 +12,17 @@
 #include <cstdint>
 #include <cstring>
 
+#include "vector.h"
+
 namespace shardwright::panels {
 
-#if defined(__AVX512F__)
-constexpr int BYTES = 64, MAX_ROWS = 14;
-#elif defined(__AVX__)
-constexpr int BYTES = 32, MAX_ROWS = 6;
+// Rows at a time, so that their sums stay in registers.
+#if defined(SIMD_512)
+constexpr int MAX_ROWS = 14;
 #elif defined(__aarch64__)
-constexpr int BYTES = 16, MAX_ROWS = 12;
+constexpr int MAX_ROWS = 12;
 #else
-constexpr int BYTES = 16, MAX_ROWS = 6;
+constexpr int MAX_ROWS = 6;
 #endif
 
 constexpr int VECTORS = 2;  // of a panel's width
@@ -29,21 +30,11 @@ constexpr int VECTORS = 2;  // of a panel's width
 // of rows, mostly from beyond the second cache, and cross a page before the hardware sees where to.
 constexpr int AHEAD = 4096;
 
-template <class T> struct VectorOf;
-template <> struct VectorOf<float> {
-    typedef float type __attribute__((vector_size(BYTES), aligned(4), may_alias));
-};
-template <> struct VectorOf<double> {
-    typedef double type __attribute__((vector_size(BYTES), aligned(8), may_alias));
-};
-template <class T> using Vector = typename VectorOf<T>::type;
-template <class T> constexpr int LANES = BYTES / int(sizeof(T));
+using simd::LANES;
+using simd::load;
+using simd::store;
+template <class T> using Vector = simd::Vec<T>;
 template <class T> constexpr int WIDTH = VECTORS * LANES<T>;
-
-template <class T> inline Vector<T> load(const T* p) {
-    return *reinterpret_cast<const Vector<T>*>(p);
-}
-template <class T> inline void store(T* p, Vector<T> v) { *reinterpret_cast<Vector<T>*>(p) = v; }
 
 // By their numbers in shardwright/exec/kinds.py.
 enum Activation : int { NONE, RELU, GELU, GELU_TANH, SILU, TANH, SIGMOID };

@@ -52,7 +52,7 @@ template <class T> struct Pool : Call {
         const int64_t* sizes = out(0).sizes;
         const int64_t lines = sizes[0] * sizes[2] * (last ? 1 : sizes[1]);
         const int64_t work = out(0).numel() * shape.kh * shape.kw / (last ? LANES<T> : 1);
-        rows::in_parallel(rows::threads_for(context, work), [&](int thread, int threads) {
+        in_parallel(rows::threads_for(context, work), [&](int thread, int threads) {
             const rows::Span mine = rows::share(lines, thread, threads);
             for (int64_t i = mine.begin; i < mine.end; i++)
                 last ? line_of_pixels(x, y, i) : line_of_plane(x, y, i);

@@ -129,7 +129,7 @@ template <class T> class ReduceCall : public Call {
     void run_rows(const char* x, char* y, int threads) const {
         int64_t inner = summed_.inner(), runs = summed_.count / inner;
         int64_t stride = summed_.dims ? summed_.strides[0][summed_.dims - 1] : 1;
-        rows::in_parallel(threads, [&](int thread, int all) {
+        in_parallel(threads, [&](int thread, int all) {
             rows::Span span = rows::share(kept_.count, thread, all);
             Places place(kept_, kept_.dims, span.begin);
             for (int64_t i = span.begin; i < span.end; i++, place.next()) {
@@ -149,7 +149,7 @@ template <class T> class ReduceCall : public Call {
         int64_t part = std::max(PART, (count + PARTS - 1) / PARTS);
         int64_t parts = (count + part - 1) / part;
         Sum sums[PARTS], total = 0;
-        rows::in_parallel(threads, [&](int thread, int all) {
+        in_parallel(threads, [&](int thread, int all) {
             rows::Span span = rows::share(parts, thread, all);
             for (int64_t i = span.begin; i < span.end; i++)
                 sums[i] = sum_strided(x + i * part * stride * x_size_,
@@ -165,7 +165,7 @@ template <class T> class ReduceCall : public Call {
         int64_t chunk = std::min(CHUNK, (columns / threads + 63) & ~int64_t(63));
         chunk = std::max<int64_t>(chunk, 64);
         int64_t chunks = (columns + chunk - 1) / chunk;
-        rows::in_parallel(threads, [&](int thread, int all) {
+        in_parallel(threads, [&](int thread, int all) {
             rows::Span span = rows::share(outer * chunks, thread, all);
             for (int64_t i = span.begin; i < span.end; i++) {
                 int64_t at[2], first = i % chunks * chunk;

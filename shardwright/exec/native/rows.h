@@ -9,9 +9,8 @@
 #include <cmath>
 #include <cstdlib>
 
-#include <omp.h>
-
 #include "abi.h"
+#include "parallel.h"
 
 namespace shardwright::rows {
 
@@ -20,13 +19,6 @@ constexpr int64_t WORTH_A_THREAD = 20000;
 
 inline int threads_for(const Context& context, int64_t work) {
     return int(std::max<int64_t>(1, std::min<int64_t>(context.threads, work / WORTH_A_THREAD)));
-}
-
-// body(thread, threads), with no parallel region for one thread.
-template <class Body> void in_parallel(int threads, Body body) {
-    if (threads <= 1) return body(0, 1);
-#pragma omp parallel num_threads(threads)
-    body(omp_get_thread_num(), omp_get_num_threads());
 }
 
 struct Span {

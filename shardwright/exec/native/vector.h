@@ -9,6 +9,8 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -57,6 +59,35 @@ template <class T> SIMD Vec<T> load(const T* from) {
 }
 template <class V> SIMD void store(Element<V>* to, V v) { std::memcpy(to, &v, sizeof(v)); }
 template <class V> SIMD V set(Element<V> x) { return V{} + x; }
+
+// Lanes of two vectors: numbers below LANES are the first's, the others the second's.
+template <int... N, class V> SIMD V pick(V a, V b) {
+#if defined(__clang__) || __GNUC__ >= 12
+    return __builtin_shufflevector(a, b, N...);
+#else
+    using Number = std::conditional_t<sizeof(a[0]) == 8, I64v, I32v>;
+    return __builtin_shuffle(a, b, Number{N...});
+#endif
+}
+
+// Exchanges, in two rows at distance S of a square, the blocks of S lanes off the diagonal.
+template <int S, class V, size_t... J>
+SIMD void exchange(V& above, V& below, std::index_sequence<J...>) {
+    constexpr int L = sizeof...(J);
+    V high = pick<(J & S ? int(L + J - S) : int(J))...>(above, below);
+    below = pick<(J & S ? int(L + J) : int(J + S))...>(above, below);
+    above = high;
+}
+
+// Turns over a square of vectors: lane j of rows[i] and lane i of rows[j] change places.
+template <class T, int S = 1> SIMD void turn(Vec<T>* rows) {
+    if constexpr (S < LANES<T>) {
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES<T>; i++)
+            if (!(i & S)) exchange<S>(rows[i], rows[i + S], std::make_index_sequence<LANES<T>>{});
+        turn<T, 2 * S>(rows);
+    }
+}
 
 #ifdef SIMD_512
 SIMD F32v load_part(const float* from, int64_t count) {
