@@ -26,6 +26,8 @@ from shardwright.cli.userfiles import UserFiles
 from shardwright.ir.drawing import check_format
 from shardwright.layout import CPU_CORE
 from shardwright.planning import Plan
+from shardwright.planning.automatic.auto import AUTO
+from shardwright.planning.partitions.partitioners import PARTITIONERS
 from shardwright.planning.plan import cluster_of
 from shardwright.profiling import Analytic, Costs, Profile
 from shardwright.report import draw as draw_graph
@@ -57,7 +59,8 @@ def draw(
 ) -> None:
     """Draw a model or a training step: coloured by a plan, sized by time, edges by bytes.
 
-    Times are a profile's, or estimated from shapes. Without options of a plan nothing is cut.
+    Times are a profile's, or estimated from shapes; --policy auto and those that put nodes in
+    stages, metis and its like, plan by the profile too. Without options of a plan nothing is cut.
     """
     check_format(output)
     steps, files = Steps(Console(stderr=True)), UserFiles()
@@ -68,7 +71,7 @@ def draw(
         mesh=mesh,
         plan=plan,
         microbatches=microbatches,
-        profile=profile if policy == "auto" else None,
+        profile=profile if policy in (AUTO, *PARTITIONERS) else None,
     )
     with steps.step("make the program"):
         program = files.either(target)
@@ -95,6 +98,6 @@ def _costs(profile: Path | None, plan: Plan | None) -> tuple[Profile | Costs, st
     """What nodes cost, and in words where that is from."""
     if profile is not None:
         found = Profile.load(profile)
-        return found, f"times measured on {found.device}"
+        return found, f"times measured on {found.device}, or estimated where nothing was measured"
     device = CPU_CORE if plan is None else cluster_of(plan).device
     return Analytic(device), f"times estimated from shapes for {device.name}"

@@ -1,12 +1,16 @@
 """``shardwright draw``."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from shardwright.cli import splitting
 from shardwright.cli.app import app
+from shardwright.ir import IRGraph
+from shardwright.planning import Plan, plan
 from tests.cli.program import put_program
 
 
@@ -64,6 +68,33 @@ def test_times_are_a_profiles() -> None:
     assert invoke("profile", "user_program.py:make", *words).exit_code == 0
     text = drawn("make", "--profile", "profile.json", "--devices", 2)
     assert "times measured on" in text
+    assert "or estimated where nothing was measured" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "planned_by"),
+    [
+        (("--devices", 2, "--policy", "metis"), True),
+        (("--devices", 2, "--policy", "auto"), True),
+        (("--mesh", "pipeline=2", "--policy", "pipedream"), True),
+        (("--devices", 2), False),
+        (("--devices", 2, "--policy", "tensor"), False),
+    ],
+)
+def test_a_policy_that_goes_by_times_has_the_profile(
+    options: tuple[object, ...], planned_by: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("--n-iter", 1, "--no-cache", "-o", "profile.json")
+    assert invoke("profile", "user_program.py:make", *words).exit_code == 0
+    seen: list[object] = []
+
+    def planning(graph: IRGraph, **asked: Any) -> Plan:
+        seen.append(asked.get("profile"))
+        return plan(graph, **asked)
+
+    monkeypatch.setattr(splitting, "plan", planning)
+    drawn("make", "--profile", "profile.json", *options)
+    assert [found is not None for found in seen] == [planned_by]
 
 
 def test_what_cannot_be_drawn_is_one_line(folder: Path) -> None:

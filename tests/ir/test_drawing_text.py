@@ -146,7 +146,7 @@ def test_an_svg_shows_every_box(tmp_path: Path) -> None:
 
 
 @needs_graphviz
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(random_graphs(), NAMES)
 def test_odd_names_are_drawn_as_text(drawn: RandomGraph, name: str) -> None:
     drawn.graph.name = name
@@ -227,6 +227,20 @@ def test_what_the_systems_program_says_is_told(
     put_dot(tmp_path, "echo no fonts >&2; exit 3", monkeypatch)
     with pytest.raises(DrawError, match="dot failed with status 3: no fonts"):
         empty().draw().svg()
+
+
+@needs_graphviz
+def test_what_is_no_digraph_cannot_be_drawn() -> None:
+    with pytest.raises(DrawError, match=r"failed with status [1-9]\d*: "):
+        graphviz.render("digraph {", "svg")
+
+
+@needs_graphviz
+def test_a_layout_by_the_wheels_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphviz, "SECONDS", 1.5)
+    edges = "".join(f"n{i} -> n{j};" for i in range(400) for j in range(i + 1, i + 20))
+    with pytest.raises(DrawError, match=r"has not finished in 1\.5 s"):
+        graphviz.render(f"digraph {{{edges}}}", "svg")
 
 
 def test_a_program_that_does_not_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,13 +1,16 @@
 """Graphviz: from a digraph's text to an image.
 
 The layout is Graphviz's, from the wheels of ``pygraphviz``, which bring it along, or else from the
-program ``dot`` where the system has it. The text itself needs neither.
+program ``dot`` where the system has it. The text itself needs neither. What always holds: either
+runs in a process of its own, which ends after a time.
 """
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from shardwright.atomic import replacing
@@ -16,7 +19,8 @@ from shardwright.errors import DrawError
 TEXT = "dot"
 IMAGES = ("svg", "png", "pdf")
 SECONDS = 120
-"""How long the program may take."""
+"""How long a layout may take."""
+BY_WHEELS = Path(__file__).with_name("layout.py")
 
 
 def check_format(path: Path) -> str:
@@ -40,17 +44,23 @@ def write(text: str, path: Path) -> None:
 
 def render(text: str, form: str) -> bytes:
     """The image of a digraph. Raises DrawError where there is no Graphviz, or where it fails."""
+    name, command = _program(form)
     try:
-        from pygraphviz import AGraph
-    except ImportError:
-        return _by_program(text, form)
-    found = AGraph(string=text).draw(format=form, prog="dot")
-    assert isinstance(found, bytes)
-    return found
+        done = subprocess.run(command, input=text.encode(), capture_output=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        raise DrawError(
+            f"{name} has not finished in {SECONDS} s; draw less with depth=, or write a .dot file"
+        ) from None
+    if done.returncode != 0:
+        said = done.stderr.decode(errors="replace").strip()
+        raise DrawError(f"{name} failed with status {done.returncode}: {said}")
+    return done.stdout
 
 
-def _by_program(text: str, form: str) -> bytes:
-    """The image by the system's ``dot``."""
+def _program(form: str) -> tuple[str, list[str]]:
+    """What lays out a digraph: its name, and its command. Raises DrawError where there is none."""
+    if find_spec("pygraphviz") is not None:
+        return "pygraphviz", [sys.executable, "-P", str(BY_WHEELS), form]
     program = shutil.which("dot")
     if program is None:
         raise DrawError(
@@ -58,16 +68,4 @@ def _by_program(text: str, form: str) -> bytes:
             "'shardwright[drawing]', or give the system its package graphviz; a .dot file can be "
             "written without it"
         )
-    try:
-        done = subprocess.run(
-            [program, f"-T{form}"], input=text.encode(), capture_output=True, timeout=SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        raise DrawError(
-            f"{program} has not finished in {SECONDS} s; draw less with depth=, or write a .dot"
-            " file"
-        ) from None
-    if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip()
-        raise DrawError(f"{program} failed with status {done.returncode}: {said}")
-    return done.stdout
+    return program, [program, f"-T{form}"]
