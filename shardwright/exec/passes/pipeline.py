@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import torch
 
-from shardwright.exec.collection import without_collection
 from shardwright.exec.passes.channels_last import channels_last
 from shardwright.exec.passes.composites import Composites
 from shardwright.exec.passes.concatenations import order_concatenations
@@ -33,6 +32,7 @@ from shardwright.exec.passes.losses import fuse_losses
 from shardwright.exec.passes.mean_losses import mean_losses
 from shardwright.exec.passes.subexpressions import merge_common_subexpressions
 from shardwright.ir import IRGraph
+from shardwright.ir.collection import without_collection
 from shardwright.ir.inference import Inference
 
 
