@@ -227,17 +227,14 @@ class Builder:
         ``prefix`` is a path before the name, and before the names in a checkpoint.
         """
         role = role or value.role
-        copy = self.graph.new_value(
+        same = role == value.role
+        copy = self.graph.add_copy(
+            value,
             _under(prefix, value.name),
-            value.shape,
-            value.dtype,
-            device=value.device,
-            role=role,
-            strides=value.strides,
-            names=[_under(prefix, name) for name in value.names] if role == value.role else (),
-            placements=value.placements if role == value.role else None,
-            init=value.init if role == value.role else None,
-            persistent=value.persistent,
+            role,
+            _names_under(prefix, value.names) if same else (),
+            value.placements if same else None,
+            value.init if same else None,
         )
         if role == "input":
             self.graph.inputs.append(copy.id)
@@ -261,7 +258,7 @@ class Builder:
             [mapping[value_id] for value_id in node.inputs],
             [None if value_id is None else mapping[value_id] for value_id in node.results],
             node.attrs,
-            scopes=self._scopes + tuple(Scope(_under(prefix, p), cls) for p, cls in node.scopes),
+            scopes=self._scopes + _scopes_under(prefix, node.scopes),
             source=node.source,
         )
 
@@ -330,6 +327,16 @@ def _under(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
 
 
+def _names_under(prefix: str, names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"{prefix}.{name}" for name in names) if prefix else tuple(names)
+
+
+def _scopes_under(prefix: str, scopes: tuple[Scope, ...]) -> tuple[Scope, ...]:
+    if not prefix:
+        return scopes
+    return tuple(Scope(_under(prefix, path), cls) for path, cls in scopes)
+
+
 def _device_name(tensor: torch.Tensor) -> str:
     return "cpu" if tensor.is_meta else str(tensor.device)
 
@@ -371,18 +378,8 @@ def _renumbered(graph: IRGraph, outputs: Sequence[int], updates: Mapping[int, in
         role = value.role
         if value.producer is not None:
             role = "output" if value.id in returned else "tmp"
-        copy = result.new_value(
-            value.name,
-            value.shape,
-            value.dtype,
-            device=value.device,
-            role=role,
-            strides=value.strides,
-            names=value.names,
-            placements=value.placements,
-            init=value.init,
-            persistent=value.persistent,
-        )
+        names = tuple(value.names)
+        copy = result.add_copy(value, value.name, role, names, value.placements, value.init)
         mapping[value.id] = copy.id
 
     def taken(value_ids: Iterable[int]) -> list[int]:

@@ -20,7 +20,16 @@ from shardwright.ir.drawing import Drawing, HasStages, Parts, draw_graph
 from shardwright.ir.execute import run_graph
 from shardwright.ir.structure import Arguments, Tree, leaves
 from shardwright.ir.text import format_graph
-from shardwright.ir.values import Init, IRNode, IRValue, Role, Scope, Source, strides_or_none
+from shardwright.ir.values import (
+    STORED_ROLES,
+    Init,
+    IRNode,
+    IRValue,
+    Role,
+    Scope,
+    Source,
+    strides_or_none,
+)
 
 
 @dataclass(slots=True)
@@ -91,6 +100,32 @@ class IRGraph:
         )
         self.values[value.id] = value
         return value
+
+    def add_copy(
+        self,
+        value: IRValue,
+        name: str,
+        role: Role,
+        names: tuple[str, ...],
+        placements: tuple[tuple[int, int], ...] | None,
+        init: Init | None,
+    ) -> IRValue:
+        """Add a value like one of another graph: its shape, dtype, strides and device are right."""
+        copy = IRValue(
+            id=self.fresh_id(),
+            name=self._free_name(name),
+            shape=value.shape,
+            dtype=value.dtype,
+            device=value.device,
+            role=role,
+            strides=strides_or_none(value.shape, value.strides),
+            names=names,
+            placements=placements,
+            init=init,
+            persistent=value.persistent,
+        )
+        self.values[copy.id] = copy
+        return copy
 
     def emit(
         self,
@@ -177,7 +212,7 @@ class IRGraph:
 
     def stored(self) -> Iterator[IRValue]:
         """Parameters, buffers, state and constants, in the order of their ids."""
-        return (value for value in self.values.values() if value.is_stored)
+        return (value for value in self.values.values() if value.role in STORED_ROLES)
 
     def _free_name(self, wanted: str) -> str:
         """``wanted``, or the next free ``wanted__k``; takes it."""

@@ -28,17 +28,19 @@ def make_plan(
     notes: Sequence[str] = (),
     *,
     work: Sequence[int] | None = None,
+    fingerprint: str | None = None,
 ) -> Plan:
     """The plan in which each node has the assignment at its place.
 
-    ``work`` is that of each node, its forward's by default.
+    ``work`` is that of each node, its forward's by default. ``fingerprint`` is that of the graph
+    that the plan is for, where that is another.
     """
     numbers: dict[Assignment, int] = {}
     nodes = tuple(numbers.setdefault(assignment, len(numbers)) for assignment in assigned)
     loads = slot_loads(graph, devices, assigned, work)
     return Plan(
         graph.name,
-        fingerprint_graph(graph),
+        fingerprint or fingerprint_graph(graph),
         policy,
         tuple(devices),
         tuple(numbers),
@@ -59,10 +61,14 @@ def planned(graph: IRGraph, plan: Plan) -> IRGraph:
 def step_of(graph: IRGraph, plan: Plan) -> Step:
     """The step whose forward nodes a plan assigns."""
     assert plan.training is not None
-    meshes = (assignment.mesh for assignment in plan.assignments)
-    shards = max(dict(zip(mesh.axes, mesh.sizes, strict=True)).get(DATA, 1) for mesh in meshes)
-    step = as_step(unfuse(graph, plan.unfused), plan.training.microbatches, shards)
+    step = as_step(unfuse(graph, plan.unfused), plan.training.microbatches, shards_of(plan))
     if not plan.copies:
         return step
     again = copied(step.graph, plan.copies, plan.training.stages)
     return replace(step, graph=again, forward=step.forward + len(plan.copies))
+
+
+def shards_of(plan: Plan) -> int:
+    """In how many shards of the batch the slots of a plan's stages are, at the most."""
+    meshes = (assignment.mesh for assignment in plan.assignments)
+    return max(dict(zip(mesh.axes, mesh.sizes, strict=True)).get(DATA, 1) for mesh in meshes)

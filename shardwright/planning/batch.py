@@ -11,7 +11,13 @@ from collections import Counter
 
 from shardwright.dimops.bound import BoundDimop
 from shardwright.ir import IRGraph, IRNode
-from shardwright.planning.follow import Following, Sharded, follow, identifier_at
+from shardwright.planning.follow import (
+    Annotations,
+    Following,
+    Sharded,
+    follow,
+    identifier_at,
+)
 from shardwright.planning.forward import forward_view
 from shardwright.tracing.dropout import RNG
 
@@ -30,7 +36,7 @@ def batch_rows(graph: IRGraph) -> int:
     return max((graph.values[v].shape[dim] for v, dim in batch_dims(graph).items()), default=0)
 
 
-def follow_batch(graph: IRGraph, size: int) -> Following:
+def follow_batch(graph: IRGraph, size: int, annotations: Annotations | None = None) -> Following:
     """The graph split by batch along an axis of ``size`` slots."""
     batched = batch_dims(graph)
 
@@ -42,7 +48,7 @@ def follow_batch(graph: IRGraph, size: int) -> Following:
                     return identifier
         return None
 
-    return follow(graph, size, seeds=[seed])
+    return follow(graph, size, seeds=[seed], annotations=annotations)
 
 
 def batched_outputs(graph: IRGraph) -> dict[int, int]:

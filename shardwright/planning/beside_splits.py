@@ -22,7 +22,7 @@ from shardwright.dimops.catalog import dimop_of
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.layout import Mesh
-from shardwright.planning.follow import Following
+from shardwright.planning.follow import Annotations, Following
 from shardwright.planning.mesh import compatible
 from shardwright.planning.plan import Assignment, Plan, Split, Terms, input_texts
 
@@ -111,7 +111,7 @@ class _Along:
     """By node id: what is done as in the step, units included."""
 
     def __post_init__(self) -> None:
-        self.following = Following(self.graph, 1)
+        self.following = Following(self.graph, 1, Annotations(self.graph))
         pairs = zip(self.step.nodes, self.assigned, strict=False)
         once = [pair for i, pair in enumerate(pairs) if i not in self.copies]
         keys = _keys(self.step, [node for node, _ in once])

@@ -52,12 +52,34 @@ Seed = Callable[["Following", IRNode, BoundDimop], str | None]
 
 
 @dataclass(slots=True)
+class Annotations:
+    """What the nodes of a graph are by dimension annotations, looked up once for equal nodes."""
+
+    graph: IRGraph
+    nodes: dict[int, IRNode] = field(init=False)
+    _by_node: dict[int, BoundDimop | None] = field(default_factory=dict)
+    _by_kind: dict[object, BoundDimop | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.nodes = self.graph.node_by_id()
+
+    def of(self, node: IRNode) -> BoundDimop | None:
+        """The annotation of a node for its shapes; None where it has none."""
+        if node.id not in self._by_node:
+            kind = fingerprint(self.graph, node)
+            if kind not in self._by_kind:
+                self._by_kind[kind] = dimop_of(self.graph, node)
+            self._by_node[node.id] = self._by_kind[kind]
+        return self._by_node[node.id]
+
+
+@dataclass(slots=True)
 class Following:
     """The states of all values so far, and what was chosen for nodes."""
 
     graph: IRGraph
     size: int
-    nodes: dict[int, IRNode] = field(init=False)
+    annotations: Annotations
     stored_bytes: int = field(init=False)
     """Of all stored values that are read."""
     states: dict[int, State] = field(default_factory=dict)
@@ -72,20 +94,20 @@ class Following:
     lengths: dict[int, int] = field(default_factory=dict)
     """Units of each region that others have not been merged into."""
     merged: dict[int, int] = field(default_factory=dict)
-    bounds: dict[object, BoundDimop | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.nodes = self.graph.node_by_id()
         self.stored_bytes = sum(value.nbytes for value in self.graph.stored() if value.users)
 
     # --- what is known ------------------------------------------------------------------------
 
     def bound(self, node: IRNode) -> BoundDimop | None:
-        """The node's annotation for its shapes, looked up once for equal nodes."""
-        key = fingerprint(self.graph, node)
-        if key not in self.bounds:
-            self.bounds[key] = dimop_of(self.graph, node)
-        return self.bounds[key]
+        """The node's annotation for its shapes."""
+        return self.annotations.of(node)
+
+    @property
+    def nodes(self) -> dict[int, IRNode]:
+        """Of the graph, by id."""
+        return self.annotations.nodes
 
     def state(self, value_id: int) -> State:
         """How a value lies along the axis."""
@@ -124,7 +146,9 @@ class Following:
     def _joined(self, node: IRNode, flow: Flow) -> Iterator[int]:
         """The regions whose shards a split takes as they are."""
         for value_id, carry in zip(node.inputs, flow.inputs, strict=True):
-            state = self.state(value_id)
+            state = self.states.get(value_id)
+            if state is None:
+                continue
             if isinstance(state, Sharded) and carry.kind == "shard" and carry.dim == state.dim:
                 yield self.region(state.region)
 
@@ -132,7 +156,10 @@ class Following:
         """Bytes that must move for a split, or for none."""
         total = 0
         for i, value_id in enumerate(node.inputs):
-            state, nbytes = self.state(value_id), self.value(value_id).nbytes
+            state = self.states.get(value_id)
+            if state is None:
+                continue
+            nbytes = self.value(value_id).nbytes
             carry = flow.inputs[i] if flow is not None else None
             if isinstance(state, Sharded) and value_id not in self.gathered:
                 stays = carry is not None and carry.kind == "shard" and carry.dim == state.dim
@@ -143,7 +170,8 @@ class Following:
                 total += nbytes if scattered else 2 * nbytes
         if flow is not None:
             for value_id, carry in zip(node.outputs, flow.outputs, strict=True):
-                total += 2 * self.value(value_id).nbytes if carry.kind == "partial" else 0
+                if carry.kind == "partial":
+                    total += 2 * self.value(value_id).nbytes
         return total
 
     def onward(self, node: IRNode, bound: BoundDimop) -> Choice | None:
@@ -313,14 +341,15 @@ def follow(
     eager: Sequence[Seed] = (),
     seeds: Sequence[Seed] = (),
     scatters: Sequence[Seed] = (),
+    annotations: Annotations | None = None,
 ) -> Following:
     """What an axis of ``size`` slots does with each node.
 
     ``eager`` seeds go before everything else. Then a node goes on with a shard that it reads, else
     ``seeds`` may begin a split there, else it goes on with terms of a sum that it reads, else
-    ``scatters`` may, else it is done whole.
+    ``scatters`` may, else it is done whole. ``annotations`` are the graph's, where they are known.
     """
-    following = Following(graph, size)
+    following = Following(graph, size, annotations or Annotations(graph))
     for node in graph.nodes:
         bound = following.bound(node)
         if bound is None or (node.inputs and all(map(following.is_weight, node.inputs))):

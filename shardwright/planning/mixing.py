@@ -28,8 +28,19 @@ def mixing_notes(forward: IRGraph, microbatches: int, shards: int) -> list[str]:
     """Notes that name the operators that mix the batch, where it is cut."""
     if shards * microbatches == 1:
         return []
+    return notes_on(mixing_nodes(forward), forward, microbatches, shards)
+
+
+def mixing_nodes(forward: IRGraph) -> list[IRNode]:
+    """The operators that mix the batch."""
     walk = _Walk(follow_batch(forward, 1))
-    mixing = [node for node in forward.nodes if walk.mixes(node)]
+    return [node for node in forward.nodes if walk.mixes(node)]
+
+
+def notes_on(
+    mixing: Sequence[IRNode], forward: IRGraph, microbatches: int, shards: int
+) -> list[str]:
+    """Notes that name the operators that mix the batch of a forward, as it is cut."""
     notes = []
     if microbatches > 1 and mixing:
         notes.append(f"mix the rows of a batch, so have each microbatch's alone: {_listed(mixing)}")

@@ -19,13 +19,22 @@ where that takes a good part of the stored bytes off every slot.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from shardwright.dimops.bound import BoundDimop, Carry
 from shardwright.ir import IRGraph, IRNode
 from shardwright.planning.batch import follow_batch
-from shardwright.planning.follow import Following, Seed, Sharded, follow, identifier_at
+from shardwright.planning.follow import (
+    Annotations,
+    Following,
+    Seed,
+    Sharded,
+    follow,
+    identifier_at,
+)
 from shardwright.planning.forward import forward_view
-from shardwright.planning.fusions import find_fusions
+from shardwright.planning.fusions import Fusion, find_fusions
 from shardwright.planning.unfuse import unfuse
 
 LARGE_TABLE = 4
@@ -37,23 +46,31 @@ WHOLE_SHARE = 0.05
 be on every slot."""
 
 
-def data(graph: IRGraph, size: int) -> Following:
+def data(graph: IRGraph, size: int, annotations: Annotations | None = None) -> Following:
     """Split by batch."""
-    return follow_batch(graph, size)
+    return follow_batch(graph, size, annotations)
 
 
-def tensor(graph: IRGraph, size: int) -> Following:
+def tensor(graph: IRGraph, size: int, annotations: Annotations | None = None) -> Following:
     """Split by columns, then rows."""
+    known = annotations or Annotations(graph)
     return _sparing(
-        lambda columns: follow(graph, size, eager=[_rows], seeds=[_vocabulary, columns])
+        lambda columns: follow(
+            graph, size, eager=[_rows], seeds=[_vocabulary, columns], annotations=known
+        )
     )
 
 
-def sequence(graph: IRGraph, size: int) -> Following:
+def sequence(graph: IRGraph, size: int, annotations: Annotations | None = None) -> Following:
     """Split by columns, then rows, and by sequence between."""
+    known = annotations or Annotations(graph)
     return _sparing(
         lambda columns: follow(
-            graph, size, eager=[_rows, _vocabulary, columns], scatters=[_along_sequence]
+            graph,
+            size,
+            eager=[_rows, _vocabulary, columns],
+            scatters=[_along_sequence],
+            annotations=known,
         )
     )
 
@@ -68,7 +85,16 @@ def _sparing(split: Callable[[Seed], Following]) -> Following:
     return all_split if spared.whole_bytes() - all_split.whole_bytes() > allowed else spared
 
 
-SPLITTERS: dict[str, Callable[[IRGraph, int], Following]] = {
+class Splitter(Protocol):
+    """Splits a graph along an axis of so many slots."""
+
+    def __call__(
+        self, graph: IRGraph, size: int, annotations: Annotations | None = None
+    ) -> Following:
+        """Split it; ``annotations`` are the graph's, where they are known."""
+
+
+SPLITTERS: dict[str, Splitter] = {
     "data": data,
     "tensor": tensor,
     "sequence": sequence,
@@ -78,38 +104,67 @@ TAKES_APART = frozenset({"tensor", "sequence"})
 """Axes for which fused products are taken apart: those that split columns."""
 
 
-def take_apart(
-    graph: IRGraph, axes: Mapping[str, int], apart: IRGraph | None = None
-) -> tuple[IRGraph, tuple[int, ...]]:
-    """The graph with fused products taken apart of which such an axis splits parts, by columns.
+@dataclass(slots=True)
+class TakingApart:
+    """Which fused products of a graph are taken apart for which axes; `over` says it.
 
-    Also their positions in the graph. Parts split by what they sum over would be reduced one by
-    one: those products stay fused. ``apart`` is `all_apart` of the graph, where it is known.
+    What does not depend on the axes is worked out once.
     """
-    axis = next((name for name in axes if name in TAKES_APART and axes[name] > 1), None)
-    fusions = find_fusions(graph) if axis is not None else {}
-    if axis is None or not fusions:
-        return graph, ()
-    apart = unfuse(graph, fusions) if apart is None else apart
-    view = forward_view(apart)
-    following = SPLITTERS[axis](view, axes[axis])
-    names: dict[bool, set[str]] = {True: set(), False: set()}
-    for node in view.nodes:
-        if node.id in following.chosen:
-            columns = following.makes_shards(node)
-            names[columns].update(name for v in node.inputs for name in apart.values[v].names)
-    good = names[True] - names[False]
-    kept = tuple(
-        position
-        for position in fusions
-        if any(good.intersection(graph.values[v].names) for v in graph.nodes[position].inputs)
-    )
-    return (apart if len(kept) == len(fusions) else unfuse(graph, kept)), kept
+
+    graph: IRGraph
+    fusions: Mapping[int, Fusion] = field(init=False)
+    _annotations: Annotations | None = None
+    """Of the forward with all of them taken apart."""
+    _made: dict[tuple[int, ...], IRGraph] = field(default_factory=dict)
+    """By the positions of those that are taken apart."""
+
+    def __post_init__(self) -> None:
+        self.fusions = find_fusions(self.graph)
+        self._made[()] = self.graph
+
+    def over(self, axes: Mapping[str, int]) -> tuple[IRGraph, tuple[int, ...]]:
+        """The graph with those taken apart of which such an axis splits parts, by columns.
+
+        Also their positions in the graph. Parts split by what they sum over would be reduced one by
+        one: those products stay fused.
+        """
+        axis = _that_takes_apart(axes)
+        kept = self._split_by_columns(axis, axes[axis]) if axis and self.fusions else ()
+        return self._apart(kept), kept
+
+    def _apart(self, positions: tuple[int, ...]) -> IRGraph:
+        if positions not in self._made:
+            self._made[positions] = unfuse(self.graph, positions, self.fusions)
+        return self._made[positions]
+
+    def _split_by_columns(self, axis: str, size: int) -> tuple[int, ...]:
+        """The positions of products all of whose parts are split by columns."""
+        if self._annotations is None:
+            self._annotations = Annotations(forward_view(self._apart(tuple(self.fusions))))
+        view = self._annotations.graph
+        following = SPLITTERS[axis](view, size, self._annotations)
+        names: dict[bool, set[str]] = {True: set(), False: set()}
+        for node in view.nodes:
+            if node.id in following.chosen:
+                columns = following.makes_shards(node)
+                names[columns].update(name for v in node.inputs for name in view.values[v].names)
+        good = names[True] - names[False]
+        stored, nodes = self.graph.values, self.graph.nodes
+        return tuple(
+            position
+            for position in self.fusions
+            if any(good.intersection(stored[v].names) for v in nodes[position].inputs)
+        )
 
 
-def all_apart(graph: IRGraph) -> IRGraph:
-    """The graph with all fused products taken apart."""
-    return unfuse(graph, find_fusions(graph))
+def take_apart(graph: IRGraph, axes: Mapping[str, int]) -> tuple[IRGraph, tuple[int, ...]]:
+    """The graph with fused products taken apart for these axes, as `TakingApart` has it."""
+    return TakingApart(graph).over(axes) if _that_takes_apart(axes) else (graph, ())
+
+
+def _that_takes_apart(axes: Mapping[str, int]) -> str | None:
+    """The axis for which fused products are taken apart, if there is one."""
+    return next((name for name in axes if name in TAKES_APART and axes[name] > 1), None)
 
 
 def _columns(following: Following, node: IRNode, bound: BoundDimop) -> str | None:

@@ -21,16 +21,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from shardwright.errors import PlanError
 from shardwright.ir import Builder, IRGraph, IRNode
 from shardwright.ir.steps import forward_nodes
 from shardwright.planning.batch import batch_dims, batch_rows, batched_outputs
-from shardwright.planning.counts import Counts
+from shardwright.planning.counts import Counts, is_mean_over_labels
+from shardwright.planning.forward import forward_view
 from shardwright.planning.shard_norms import has_shards, write_by_shards
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Step:
     """A training step in the order in which it is cut.
 
@@ -60,6 +62,11 @@ class Step:
     written: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @cached_property
+    def view(self) -> IRGraph:
+        """The forward by itself."""
+        return forward_view(self.graph)
+
 
 def as_step(graph: IRGraph, microbatches: int, shards: int = 1) -> Step:
     """The step of a graph whose batch comes in microbatches, each split over data shards.
@@ -78,6 +85,17 @@ def check_one_backward(graph: IRGraph) -> None:
             f"the step {graph.name!r} calls backward {len(found)} times; write it for one "
             "microbatch, with one backward, and give plan(…, microbatches=n)"
         )
+
+
+def has_quotients(graph: IRGraph) -> bool:
+    """Whether the number of microbatches changes a step: it has a mean over labels."""
+    return any(is_mean_over_labels(graph, node) for node in forward_nodes(graph))
+
+
+def is_mixed_by_shards(graph: IRGraph, shards: int) -> bool:
+    """Whether the number of data shards changes a step: batch norms have each their own."""
+    rows = batch_rows(graph) if shards > 1 else 0
+    return rows > 0 and any(has_shards(graph, node, rows, shards) for node in forward_nodes(graph))
 
 
 class _Writing:

@@ -12,9 +12,11 @@ list has the parameter, it has the parts, all under the parameter's name.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
+
+import torch
 
 from shardwright.errors import PlanError
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
@@ -23,12 +25,19 @@ from shardwright.planning.fusions import Fusion, Passing, Range, Taking, find_fu
 from shardwright.planning.parameters import is_elementwise, parameters_of
 
 
-def unfuse(graph: IRGraph, positions: Collection[int] | None = None) -> IRGraph:
+def unfuse(
+    graph: IRGraph,
+    positions: Collection[int] | None = None,
+    fusions: Mapping[int, Fusion] | None = None,
+) -> IRGraph:
     """The graph with the fused products at ``positions`` taken apart; all of them by default.
 
-    The graph itself where there is none. Raises PlanError where a position has no fused product.
+    ``fusions`` is what `find_fusions` says of the graph, where it is known. The graph itself where
+    there is none. Raises PlanError where a position has no fused product.
     """
-    found = find_fusions(graph)
+    if positions is not None and not positions:
+        return graph
+    found = find_fusions(graph) if fusions is None else fusions
     if positions is not None:
         if unknown := set(positions) - found.keys():
             raise PlanError(
@@ -54,6 +63,8 @@ class _Rewriting:
     """Parts of a fused value, by its id and the range of the fusion's identifier."""
     slices: dict[tuple[int, int, Range], IRValue] = field(default_factory=dict)
     """Ranges of a dimension of stored values."""
+    narrowed: dict[object, torch.Tensor] = field(default_factory=dict)
+    """Ranges of contents on the meta device, by what they are ranges of."""
     apart: dict[int, Ranges] = field(init=False)
     """Of a step: parameters in parts, their gradients, states and new contents."""
     made: dict[int, list[IRValue]] = field(default_factory=dict)
@@ -195,9 +206,18 @@ class _Rewriting:
             init=value.init,
         )
         if value.id in self.graph.tensors:
-            tensor = self.graph.tensors[value.id].narrow(dim, part[0], part[1] - part[0])
-            self.builder.graph.tensors[made.id] = tensor
+            tensor = self.graph.tensors[value.id]
+            self.builder.graph.tensors[made.id] = self._narrowed(tensor, dim, part)
         return made
+
+    def _narrowed(self, tensor: torch.Tensor, dim: int, part: Range) -> torch.Tensor:
+        """A range of contents; of contents that are nowhere one stands for all of its kind."""
+        if not tensor.is_meta:
+            return tensor.narrow(dim, part[0], part[1] - part[0])
+        key = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad, dim, part
+        if key not in self.narrowed:
+            self.narrowed[key] = tensor.narrow(dim, part[0], part[1] - part[0])
+        return self.narrowed[key]
 
     # --- behind the backward --------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ import msgspec
 
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
+from shardwright.ir.collection import without_collection
 from shardwright.layout import Cluster, Mesh
 from shardwright.planning.assemble import make_plan
 from shardwright.planning.automatic.candidates import Asked, Found
@@ -29,20 +30,17 @@ from shardwright.planning.automatic.search import Search
 from shardwright.planning.automatic.spreads import SEVERAL, Spreads
 from shardwright.planning.batch import batch_rows
 from shardwright.planning.explanation import Explanation
-from shardwright.planning.forward import forward_view
 from shardwright.planning.mesh import whole_notes
-from shardwright.planning.mixing import mixing_notes
 from shardwright.planning.plan import (
     Assignment,
     Plan,
     TrainingPlan,
     assignments,
-    fingerprint_graph,
 )
 from shardwright.planning.prediction.predict import predict
 from shardwright.planning.prediction.source import Forward
 from shardwright.planning.prediction.timing import order_of
-from shardwright.planning.step import as_step, check_one_backward
+from shardwright.planning.step import check_one_backward
 from shardwright.planning.training import measure_training, training_plan
 from shardwright.profiling.cost import Analytic, Costs
 
@@ -61,6 +59,7 @@ class _Chosen:
     reasons: Sequence[str] = ()
 
 
+@without_collection()
 def auto_plan(
     graph: IRGraph, cluster: Cluster, costs: Costs | None = None, asked: Asked | None = None
 ) -> Plan:
@@ -99,7 +98,7 @@ def _of_search(search: Search, found: Found, *, exact: bool) -> _Chosen:
     source = found.spread.source
     if exact and source.prepare and found.options.microbatches > SEVERAL:
         spreads = search.spreads
-        again = predict(spreads.graph, plan, search.cluster, spreads.costs)
+        again = predict(spreads.graph, plan, search.cluster, spreads.costs, spreads.sources)
         contender = Contender(contender.plan, again, contender.recompute)
     return _Chosen(plan, contender, source, found.spread.reasons)
 
@@ -141,17 +140,16 @@ def write_plan(spreads: Spreads, cluster: Cluster, found: Found) -> Plan:
     meshes = found.candidate.shape.ranks(cluster)
     devices = [device for mesh in meshes for device in mesh.devices]
     if spreads.training:
-        made = _write_step(apart, meshes, devices, found)
+        made = _write_step(spreads, meshes, devices, found)
     else:
         assigned = _assigned(found, meshes)
         notes = whole_notes(apart, found.spread.splits)
-        made = make_plan(apart, AUTO, devices, assigned, notes)
+        fingerprint = spreads.sources.fingerprint
+        made = make_plan(apart, AUTO, devices, assigned, notes, fingerprint=fingerprint)
         made = msgspec.structs.replace(made, stages=tuple(found.stages.tolist()))
     idle = len(cluster.devices) - len(devices)
     said = (*made.notes, f"{idle} slots have nothing to do") if idle else made.notes
-    return msgspec.structs.replace(
-        made, fingerprint=fingerprint_graph(spreads.graph), unfused=unfused, notes=said
-    )
+    return msgspec.structs.replace(made, unfused=unfused, notes=said)
 
 
 def _assigned(found: Found, meshes: Sequence[Mesh]) -> list[Assignment]:
@@ -166,20 +164,22 @@ def _assigned(found: Found, meshes: Sequence[Mesh]) -> list[Assignment]:
 
 
 def _write_step(
-    apart: IRGraph, meshes: Sequence[Mesh], devices: Sequence[str], found: Found
+    spreads: Spreads, meshes: Sequence[Mesh], devices: Sequence[str], found: Found
 ) -> Plan:
-    options, shards = found.options, found.candidate.shape.shards
-    step = as_step(apart, options.microbatches, shards)
-    forward = forward_view(step.graph)
+    options, shape, sources = found.options, found.candidate.shape, spreads.sources
+    _, unfused = spreads.apart(shape)
+    step = sources.step(unfused, options.microbatches, shape.shards)
+    forward = step.view
     assert len(forward.nodes) == len(found.stages), "the same nodes for any number of microbatches"
     totals = measure_training(step, forward, options.microbatches).work
     work = [after - before for before, after in pairwise(totals)]
     notes = [
         *step.notes,
         *whole_notes(forward, found.spread.splits),
-        *mixing_notes(forward_view(apart), options.microbatches, shards),
+        *sources.mixing_notes(unfused, options.microbatches, shape.shards),
     ]
-    made = make_plan(forward, AUTO, devices, _assigned(found, meshes), notes, work=work)
+    assigned, fingerprint = _assigned(found, meshes), sources.fingerprint
+    made = make_plan(forward, AUTO, devices, assigned, notes, work=work, fingerprint=fingerprint)
     return msgspec.structs.replace(made, training=_training(found, meshes, work))
 
 

@@ -230,8 +230,9 @@ class Rivals:
         graph, costs, memory = self.spreads.graph, self.spreads.costs, self.cluster.device.memory
         machines = Machines(self.cluster, costs, float(memory))
         axes = {PIPELINE: len(self.cluster.devices)}
-        plan = plan_by_partition(graph, axes, policy, machines, options)
-        found = spread_of_plan(graph, plan, self.cluster, costs)
+        sources = self.spreads.sources
+        plan = plan_by_partition(graph, axes, policy, machines, options, sources)
+        found = spread_of_plan(graph, plan, self.cluster, costs, sources)
         prediction = estimate_plan(found, self.cluster).prediction()
         return Rival(policy, plan, options, found, prediction, memory)
 

@@ -12,20 +12,17 @@ from dataclasses import dataclass, field
 
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
-from shardwright.ir.steps import is_step
 from shardwright.layout import Cluster
 from shardwright.planning.automatic.shapes import Shape
-from shardwright.planning.batch import batch_rows
-from shardwright.planning.forward import forward_view
+from shardwright.planning.follow import Annotations
 from shardwright.planning.mesh import DATA, compatible
 from shardwright.planning.plan import Split, Terms
 from shardwright.planning.prediction.source import Forward, Splits
+from shardwright.planning.prediction.sources import Positions, Sources
 from shardwright.planning.prediction.spread import Spread
 from shardwright.planning.prediction.spreading import spread_over
-from shardwright.planning.shard_norms import has_shards
-from shardwright.planning.splits import SPLITTERS, TAKES_APART, all_apart, take_apart
+from shardwright.planning.splits import SPLITTERS, TAKES_APART, TakingApart
 from shardwright.planning.splitting.layouts import best_splits
-from shardwright.planning.step import as_step
 from shardwright.profiling.cost import Costs
 
 SEVERAL = 2
@@ -42,26 +39,32 @@ class Spreads:
     cluster: Cluster
     costs: Costs
     training: bool = field(init=False)
-    _apart: dict[tuple[tuple[str, int], ...], tuple[IRGraph, tuple[int, ...]]] = field(
+    sources: Sources = field(init=False)
+    _apart: dict[tuple[tuple[str, int], ...], tuple[IRGraph, Positions]] = field(
         default_factory=dict
     )
-    _all_apart: IRGraph | None = None
-    _forwards: dict[tuple[tuple[int, ...], int, bool], Forward] = field(default_factory=dict)
+    _taking: TakingApart | None = None
     _columns: dict[tuple[int, str, int], _Column] = field(default_factory=dict)
-    _spreads: dict[tuple[tuple[tuple[str, int], ...], bool, int], Spread] = field(
+    _annotations: dict[int, Annotations] = field(default_factory=dict)
+    """By the id of a forward."""
+    _spreads: dict[tuple[tuple[tuple[str, int], ...], int, int], Spread] = field(
         default_factory=dict
     )
+    """By inner axes, the id of a forward, and for the best splits the number of microbatches."""
 
     def __post_init__(self) -> None:
-        self.training = is_step(self.graph)
+        self.sources = Sources(self.graph)
+        self.training = self.sources.training
 
-    def apart(self, shape: Shape) -> tuple[IRGraph, tuple[int, ...]]:
+    def apart(self, shape: Shape) -> tuple[IRGraph, Positions]:
         """The graph with fused products taken apart, and their positions in the graph."""
         axes = tuple((axis, size) for axis, size in shape.inner if axis in TAKES_APART)
+        if not axes:
+            return self.graph, ()
         if axes not in self._apart:
-            if axes and self._all_apart is None:
-                self._all_apart = all_apart(self.graph)
-            self._apart[axes] = take_apart(self.graph, dict(axes), self._all_apart)
+            self._taking = self._taking or TakingApart(self.graph)
+            self._apart[axes] = self._taking.over(dict(axes))
+            self.sources.note_apart(*self._apart[axes])
         return self._apart[axes]
 
     def forward(self, shape: Shape, *, single: bool = False) -> Forward:
@@ -70,24 +73,8 @@ class Spreads:
         A step of a ``single`` microbatch has its losses' means as they are, where one of several
         has quotients of sums (`step`).
         """
-        apart, unfused = self.apart(shape)
-        key = unfused, shape.shards if self._mixes(shape.shards) else 1, single and self.training
-        if key not in self._forwards:
-            self._forwards[key] = self._made_ready(apart, *key[1:])
-        return self._forwards[key]
-
-    def _mixes(self, shards: int) -> bool:
-        """Whether the number of data shards changes the graph: batch norms have each their own."""
-        rows = batch_rows(self.graph) if self.training and shards > 1 else 0
-        return rows > 0 and any(
-            has_shards(self.graph, node, rows, shards) for node in self.graph.nodes
-        )
-
-    def _made_ready(self, apart: IRGraph, shards: int, single: bool) -> Forward:
-        if not self.training:
-            return Forward(apart, apart, frozenset(), training=False)
-        step = as_step(apart, 1 if single else SEVERAL, shards)
-        return Forward(step.graph, forward_view(step.graph), step.prepare, training=True)
+        _, unfused = self.apart(shape)
+        return self.sources.forward(unfused, 1 if single else SEVERAL, shape.shards)
 
     def over(self, shape: Shape, microbatches: int = SEVERAL) -> Spread:
         """The graph spread over a shape, of a step of so many microbatches.
@@ -95,10 +82,10 @@ class Spreads:
         How many they are matters only to the best splits. Raises PlanError where an axis can split
         nothing of the graph.
         """
-        count = microbatches if shape.best else min(microbatches, SEVERAL)
-        key = shape.inner, shape.best, count if self.training else 1
+        source = self.forward(shape, single=microbatches == 1)
+        count = microbatches if self.training else 1
+        key = shape.inner, id(source), count if shape.best else 0
         if key not in self._spreads:
-            source = self.forward(shape, single=microbatches == 1)
             mesh = shape.ranks(self.cluster)[0]
             splits, reasons = self._chosen(source, shape, microbatches)
             self._spreads[key] = spread_over(
@@ -143,7 +130,14 @@ class Spreads:
     def _column(self, source: Forward, axis: str, size: int) -> _Column:
         key = id(source), axis, size
         if key not in self._columns:
-            self._columns[key] = SPLITTERS[axis](source.view, size).splits()
+            self._columns[key] = SPLITTERS[axis](
+                source.view, size, self._annotations_of(source)
+            ).splits()
         if not any(self._columns[key]):
             raise PlanError(f"the mesh axis {axis!r} of {size} slots splits nothing of the graph")
         return self._columns[key]
+
+    def _annotations_of(self, source: Forward) -> Annotations:
+        if id(source) not in self._annotations:
+            self._annotations[id(source)] = Annotations(source.view)
+        return self._annotations[id(source)]

@@ -21,9 +21,7 @@ from shardwright.ir.steps import is_step
 from shardwright.layout import Cluster, Mesh
 from shardwright.planning.assemble import make_plan
 from shardwright.planning.copies import Copy, with_copies
-from shardwright.planning.forward import forward_view
 from shardwright.planning.mesh import DATA, PIPELINE, split_nodes
-from shardwright.planning.mixing import mixing_notes
 from shardwright.planning.partitions.partition import Partition
 from shardwright.planning.partitions.partition_task import Task
 from shardwright.planning.partitions.partitioners import PARTITIONERS
@@ -36,8 +34,9 @@ from shardwright.planning.plan import (
     TrainingPlan,
     fingerprint_graph,
 )
+from shardwright.planning.prediction.sources import Sources
 from shardwright.planning.splits import take_apart
-from shardwright.planning.step import Step, as_step, check_one_backward
+from shardwright.planning.step import Step, check_one_backward
 from shardwright.planning.training import (
     Options,
     measure_training,
@@ -86,20 +85,24 @@ def plan_by_partition(
     policy: str,
     machines: Machines,
     options: Options,
+    sources: Sources | None = None,
 ) -> Plan:
     """The plan of a model or a training step by a partitioner.
 
-    The machines have as many slots as the mesh with these axes; ``options`` are for steps. Raises
-    PlanError.
+    The machines have as many slots as the mesh with these axes; ``options`` are for steps;
+    ``sources`` has the forms of the graph that are known. Raises PlanError.
     """
     check_axes(policy, axes)
     apart, unfused = take_apart(graph, axes)
-    if is_step(graph):
+    sources = sources or Sources(graph)
+    sources.note_apart(apart, unfused)
+    if sources.training:
         options.check(axes)
         check_one_backward(graph)
-        found = partition_step(apart, policy, axes, machines, options)
+        step = sources.step(unfused, options.microbatches, axes.get(DATA, 1))
+        found = partition_step(step, sources, policy, axes, machines, options)
         shards = max(_shards(assignment.mesh) for assignment in found.assigned)
-        found.notes.extend(mixing_notes(forward_view(apart), options.microbatches, shards))
+        found.notes.extend(sources.mixing_notes(unfused, options.microbatches, shards))
     else:
         found = partition_model(apart, policy, axes, machines)
     mesh = "".join(f", {axis} {size}" for axis, size in axes.items() if len(axes) > 1)
@@ -110,10 +113,10 @@ def plan_by_partition(
         found.assigned,
         found.notes,
         work=found.work,
+        fingerprint=sources.fingerprint,
     )
     return msgspec.structs.replace(
         made,
-        fingerprint=fingerprint_graph(graph),
         unfused=unfused,
         training=found.training,
         stages=found.stages,
@@ -205,25 +208,23 @@ def _sharing(axes: Mapping[str, int]) -> tuple[int, int]:
 
 
 def partition_step(
-    apart: IRGraph, policy: str, axes: Mapping[str, int], machines: Machines, options: Options
+    step: Step,
+    sources: Sources,
+    policy: str,
+    axes: Mapping[str, int],
+    machines: Machines,
+    options: Options,
 ) -> Partitioned:
     """A training step's stages, on the ranks of its schedule. Raises PlanError."""
     if policy == MIXED and options.schedule == Options().schedule:
         options = replace(options, schedule=MIXED_SCHEDULE)
-    step = as_step(apart, options.microbatches, axes.get(DATA, 1))
     found = _partition(step, policy, axes, machines, options)
-    if max(found.replicas) > 1 and _has_statistics(apart, options, max(found.replicas)):
+    if max(found.replicas) > 1 and sources.is_mixed(max(found.replicas)):
         found = _partition(step, policy, axes, machines, options, rows=1)
         note = "one slot a stage: some operators have statistics of a whole batch"
         found = msgspec.structs.replace(found, notes=(*found.notes, note))
     step, stages = _with_copies(step, found)
     return _on_ranks(step, stages, found, axes, machines, options)
-
-
-def _has_statistics(apart: IRGraph, options: Options, shards: int) -> bool:
-    """Whether a step is another where its batch is split: batch norm is written out for parts."""
-    whole, split = (as_step(apart, options.microbatches, parts) for parts in (1, shards))
-    return len(whole.graph.nodes) != len(split.graph.nodes)
 
 
 def _partition(
@@ -235,7 +236,7 @@ def _partition(
     rows: int | None = None,
 ) -> Partition:
     schedule = options.schedule_on(axes[PIPELINE])
-    view = forward_view(step.graph)
+    view = step.view
     first = len(step.prepare)
     if policy == PIPEDREAM and schedule.chunks > 1:
         raise PlanError(
@@ -265,8 +266,10 @@ def _partition(
 def _with_copies(step: Step, found: Partition) -> tuple[Step, list[int]]:
     """The step with what stages do again, and the stage of each of its forward nodes."""
     first = len(step.prepare)
-    stages = with_prepared(forward_view(step.graph), found.stages)
+    stages = with_prepared(step.view, found.stages)
     copies = _shifted(found.copies, first)
+    if not copies:
+        return step, stages
     graph, stages = with_copies(step.graph, copies, stages)
     return replace(step, graph=graph, forward=step.forward + len(copies)), stages
 
@@ -284,7 +287,7 @@ def _on_ranks(
     options: Options,
 ) -> Partitioned:
     """The partitioned step, and its plan in time."""
-    forward = forward_view(step.graph)
+    forward = step.view
     meshes = _meshes(axes, machines.cluster.devices, found)
     schedule = options.schedule_on(len(meshes))
     assigned, notes = _assigned(forward, axes, meshes, [found.ranks[stage] for stage in stages])

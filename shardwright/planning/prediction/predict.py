@@ -25,6 +25,7 @@ from shardwright.planning.plan import Plan, cluster_of
 from shardwright.planning.predicted import Prediction, SlotMemory, SlotPrediction
 from shardwright.planning.prediction.memory import rank_memory
 from shardwright.planning.prediction.source import Integers
+from shardwright.planning.prediction.sources import Sources
 from shardwright.planning.prediction.spread import Spread
 from shardwright.planning.prediction.spreading import SpreadPlan, spread_of_plan
 from shardwright.planning.prediction.sums import Sums, sums_of
@@ -43,16 +44,20 @@ from shardwright.profiling.operations import UPDATE_PASSES
 
 
 def predict(
-    graph: IRGraph, plan: Plan, cluster: Cluster | None = None, costs: Costs | None = None
+    graph: IRGraph,
+    plan: Plan,
+    cluster: Cluster | None = None,
+    costs: Costs | None = None,
+    sources: Sources | None = None,
 ) -> Prediction:
     """What a plan for a graph will take.
 
     Without a ``cluster`` it is for the plan's own; without ``costs`` they follow from
-    shapes and the cluster's device. Raises PlanError where the plan is for another graph or names
-    slots that the cluster lacks.
+    shapes and the cluster's device; ``sources`` has the forms of the graph that are known. Raises
+    PlanError where the plan is for another graph or names slots that the cluster lacks.
     """
     cluster = cluster or cluster_of(plan)
-    found = spread_of_plan(graph, plan, cluster, costs or Analytic(cluster.device))
+    found = spread_of_plan(graph, plan, cluster, costs or Analytic(cluster.device), sources)
     return estimate_plan(found, cluster).prediction()
 
 

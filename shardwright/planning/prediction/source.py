@@ -8,7 +8,7 @@ is worked out once.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from shardwright.dimops.bound import BoundDimop
 from shardwright.dimops.catalog import dimop_of
 from shardwright.ir import IRGraph
-from shardwright.ir.repeats import Repeat, fingerprint, repeated_blocks
+from shardwright.ir.repeats import Repeat, crossing_bytes, fingerprint, repeats
 from shardwright.planning.parameters import parameters_of
 from shardwright.planning.plan import Split, Terms
 from shardwright.planning.prediction.segments import Segment, segments
@@ -134,8 +134,9 @@ class Forward:
         put(self, "trained", trained)
         put(self, "needing", frozenset(needing_gradients(self.view, trained)))
         put(self, "states", _states(self.whole) if self.training else {})
-        put(self, "kinds", _kinds(self.view, self.needing))
-        put(self, "repeats", repeated_blocks(self.view))
+        marks = _marks(self.view)
+        put(self, "kinds", _kinds(self.view, marks, self.needing))
+        put(self, "repeats", repeats(marks, crossing_bytes(self.view)))
         put(self, "bases", view_bases(self.view))
         put(self, "position", {node.id: i for i, node in enumerate(self.view.nodes)})
 
@@ -165,13 +166,17 @@ def _states(graph: IRGraph) -> dict[int, int]:
     return found
 
 
-def _kinds(view: IRGraph, needing: frozenset[int]) -> list[int]:
+def _marks(view: IRGraph) -> list[int]:
+    """Equal for nodes that do the same."""
+    known: dict[object, int] = {}
+    return [known.setdefault(fingerprint(view, node), len(known)) for node in view.nodes]
+
+
+def _kinds(view: IRGraph, marks: Sequence[int], needing: frozenset[int]) -> list[int]:
     known: dict[Hashable, int] = {}
     return [
-        known.setdefault(
-            (fingerprint(view, node), tuple(v in needing for v in node.inputs)), len(known)
-        )
-        for node in view.nodes
+        known.setdefault((mark, *(v in needing for v in node.inputs)), len(known))
+        for mark, node in zip(marks, view.nodes, strict=True)
     ]
 
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from shardwright.ir import IRGraph
 from shardwright.layout import Cluster, Mesh
-from shardwright.planning.assemble import planned, step_of
-from shardwright.planning.forward import forward_view
+from shardwright.planning.assemble import planned, shards_of, step_of
 from shardwright.planning.mesh import DATA
 from shardwright.planning.plan import Assignment, Plan, assignments, check_belongs
 from shardwright.planning.prediction.merging import merged
 from shardwright.planning.prediction.pricing import price
 from shardwright.planning.prediction.source import Forward, Splits
+from shardwright.planning.prediction.sources import Sources
 from shardwright.planning.prediction.spread import Spread, spread
 from shardwright.planning.training import Options
 from shardwright.profiling.cost import Costs
@@ -47,10 +47,20 @@ class SpreadPlan:
     shards: Sequence[int]
 
 
-def spread_of_plan(graph: IRGraph, plan: Plan, cluster: Cluster, costs: Costs) -> SpreadPlan:
-    """What a plan spreads over the meshes of its stages. Raises PlanError."""
-    check_belongs(plan, graph)
-    source = forward_of(graph, plan)
+def spread_of_plan(
+    graph: IRGraph,
+    plan: Plan,
+    cluster: Cluster,
+    costs: Costs,
+    sources: Sources | None = None,
+) -> SpreadPlan:
+    """What a plan spreads over the meshes of its stages. Raises PlanError.
+
+    ``sources`` has the forms of the graph that are known.
+    """
+    if sources is None or sources.fingerprint != plan.fingerprint:
+        check_belongs(plan, graph)
+    source = forward_of(graph, plan, sources)
     assigned = list(assignments(plan, len(source.view.nodes)))
     staged = _in_stages(plan, source, assigned)
     ranks = _meshes_of_ranks(staged, assigned)
@@ -104,13 +114,17 @@ def spread_over(
     return spread(source, axes, splits, priced.nodes, priced.once, priced.fetched, reasons)
 
 
-def forward_of(graph: IRGraph, plan: Plan) -> Forward:
+def forward_of(graph: IRGraph, plan: Plan, sources: Sources | None = None) -> Forward:
     """What a plan assigns."""
+    if sources is not None and not plan.copies:
+        training = plan.training
+        count = 1 if training is None else training.microbatches
+        return sources.forward(plan.unfused, count, shards_of(plan))
     if plan.training is None:
         whole = planned(graph, plan)
         return Forward(whole, whole, frozenset(), training=False)
     step = step_of(graph, plan)
-    return Forward(step.graph, forward_view(step.graph), step.prepare, training=True)
+    return Forward(step.graph, step.view, step.prepare, training=True)
 
 
 def _in_stages(plan: Plan, source: Forward, assigned: Sequence[Assignment]) -> Staged:
