@@ -20,12 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from shardwright.errors import InputError
+from shardwright.runtime.captured_shapes import captured_shapes, check_shapes
 from shardwright.runtime.differentiable import call_stages
 from shardwright.runtime.gpipe import Call
 from shardwright.runtime.microbatching import Cutting, Reduction
 from shardwright.runtime.stage_devices import Copies
+from shardwright.runtime.stage_states import beneath, has, load_stage
 from shardwright.runtime.stages import (
-    Shape,
     devices_of,
     join_equal_names,
     places,
@@ -49,11 +50,16 @@ class SynchronousPipeline(nn.Module):
     batch_dim
         The dimension of inputs and outputs that is cut.
     batched
-        The inputs that are cut; the others are given whole. If not given, those that are as long
-        along ``batch_dim`` as the first input that has this dimension.
+        The inputs that are cut; the others are given whole. If not given, those that along
+        ``batch_dim`` are ``microbatches`` times as long as captured; of stages that do not say how
+        they were captured, those that are as long as the first input.
     reduce
         For each output without a batch dimension how it is made of those of the microbatches:
-        ``mean`` (weighed by rows; a mean loss), ``sum``, or ``first`` where all are equal.
+        ``mean`` (weighed by rows), ``sum``, or ``first`` where all are equal. An output that is as
+        long as a microbatch is taken for rows of it, so name it here where it is none. A mean over
+        what does not have as many terms in each row, as a loss with ``ignore_index`` or weights of
+        classes, is no mean of means: let the model give numerator and denominator, and reduce
+        both by ``sum``.
     checkpoint
         Compute activations again in the backward instead of keeping them (GPipe's
         re-materialization).
@@ -99,13 +105,13 @@ class SynchronousPipeline(nn.Module):
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Any:
         """The model's outputs; see the class."""
         given = self._named(args, kwargs)
-        batch = self._cutting.cut(given)
-        self._check_shapes(batch.parts)
+        check_shapes(self._stages, self._cutting, given)
+        batch = self._cutting.cut(given, captured_shapes(self._stages))
         made = self._made(batch.parts)
         found = [
             given[name]
             if name in given
-            else self._cutting.join(name, [part[name] for part in made], batch.sizes)
+            else self._cutting.join(name, [part[name] for part in made], batch)
             for name in self.outputs
         ]
         return found[0] if len(found) == 1 else tuple(found)
@@ -141,35 +147,6 @@ class SynchronousPipeline(nn.Module):
                 f"the inputs are: {', '.join(self.inputs)}"
             )
         return {name: _as_tensor(name, given[name]) for name in self.inputs}
-
-    def _check_shapes(self, parts: Sequence[Mapping[str, Tensor]]) -> None:
-        """Raise InputError where microbatches are not of the shapes that stages compute with."""
-        for stage in self._stages:
-            for name, source, shape in zip(stage.inputs, stage.sources, stage.shapes, strict=True):
-                if source is not None or shape is None:
-                    continue
-                for number, part in enumerate(parts):
-                    if tuple(part[name].shape) != shape:
-                        raise InputError(
-                            f"the input {name!r} of microbatch {number} is "
-                            f"{list(part[name].shape)}, but stage {stage.index} was captured with "
-                            f"{list(shape)}, and computes with that alone; "
-                            f"{self._remedy(shape, [part[name] for part in parts])}"
-                        )
-
-    def _remedy(self, shape: Shape, found: Sequence[Tensor]) -> str:
-        """What to do where an input has another shape: which sizes divide, if that is all."""
-        dim, count = self._cutting.dim, len(found)
-        whole = count > 1 and found[0] is found[-1]
-        others = [found[0].shape[:dim], found[0].shape[dim + 1 :]]
-        if whole or len(shape) <= dim or others != [shape[:dim], shape[dim + 1 :]]:
-            return "pad or cut it, or capture the model with this shape"
-        rows, size = sum(part.shape[dim] for part in found), shape[dim]
-        fitting = f", or {rows // size} microbatches" if rows % size == 0 else ""
-        return (
-            f"give {count * size} rows in {count} microbatches{fitting}, or capture the model with "
-            "the shapes of a microbatch"
-        )
 
     def _made(self, parts: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
         """What the stages make of each microbatch, of that which the model returns."""
@@ -238,6 +215,31 @@ class SynchronousPipeline(nn.Module):
             for stage in self.stages:
                 yield from stage.named_modules(memo, prefix, remove_duplicate)
 
+    def get_submodule(self, target: str) -> nn.Module:
+        """The module of this path. Raises AttributeError, also where it is cut in two."""
+        found = [stage for stage in self.stages if has(stage.get_submodule, target)]
+        if not target or not found:
+            return super().get_submodule(target)
+        if len(found) > 1:
+            raise AttributeError(
+                f"{target!r} lies in {len(found)} stages in part; ask one of pipeline.stages"
+            )
+        return found[0].get_submodule(target)
+
+    def get_parameter(self, target: str) -> nn.Parameter:
+        """The parameter of this path, in whatever stage. Raises AttributeError."""
+        for stage in self.stages:
+            if has(stage.get_parameter, target):
+                return stage.get_parameter(target)
+        raise AttributeError(f"no stage has a parameter {target!r}")
+
+    def get_buffer(self, target: str) -> Tensor:
+        """The buffer of this path, in whatever stage. Raises AttributeError."""
+        for stage in self.stages:
+            if has(stage.get_buffer, target):
+                return stage.get_buffer(target)
+        raise AttributeError(f"no stage has a buffer {target!r}")
+
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
@@ -255,22 +257,16 @@ class SynchronousPipeline(nn.Module):
         error_msgs: list[str],
     ) -> None:
         """Let each stage load what is its own; what none knows is unexpected."""
-        own = {
-            key.removeprefix(prefix): value
-            for key, value in state_dict.items()
-            if key.startswith(prefix)
-        }
+        own = beneath(state_dict, prefix)
         assign = bool(local_metadata.get("assign_to_params_buffers", False))
-        unknown = dict.fromkeys(own)
+        unknown, missing = dict.fromkeys(own), dict[str, None]()
         with ties_kept(self.stages):
             for stage in self.stages:
-                try:
-                    found = stage.load_state_dict(own, strict=False, assign=assign)
-                except RuntimeError as error:
-                    error_msgs += str(error).splitlines()[1:]
-                    continue
-                missing_keys += [prefix + key for key in found.missing_keys]
+                found, errors = load_stage(stage, own, assign)
+                error_msgs += errors
+                missing |= dict.fromkeys(found.missing_keys)
                 unknown = {key: None for key in found.unexpected_keys if key in unknown}
+        missing_keys += [prefix + key for key in missing]
         unexpected_keys += [prefix + key for key in unknown]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:

@@ -616,10 +616,16 @@ class Captured(Stage):
     [
         (2, 4, 6, None),
         (4, 8, 6, None),
-        (2, 8, 6, r"'x' of microbatch 0 is \[4, 6\], .* \[2, 6\].*; give 4 rows in 2 .*, or 4 mic"),
-        (4, 7, 6, r"'x' of microbatch 3 is \[1, 6\].*; give 8 rows in 4 microbatches, or capture"),
-        (1, 4, 6, r"'x' of microbatch 0 is \[4, 6\].*; give 2 rows in 1 microbatches, or 2 micro"),
-        (2, 4, 5, r"'x' of microbatch 0 is \[2, 5\].*; pad or cut it"),
+        (
+            2,
+            8,
+            6,
+            r"'x' is \[8, 6\], .* \[2, 6\].*; give 4 rows in 2 .*, or 4 microbatches, or cap",
+        ),
+        (4, 7, 6, r"'x' is \[7, 6\].*; give 8 rows in 4 microbatches, or capture"),
+        (1, 4, 6, r"'x' is \[4, 6\].*; give 2 rows in 1 microbatch, or 2 microbatches, or capture"),
+        (4, 2, 6, r"no input is 4 times as long along dimension 0 as in a microbatch"),
+        (2, 4, 5, r"'x' is \[4, 5\].*; pad or cut it"),
     ],
 )
 def test_shapes_that_stages_were_not_captured_with(
@@ -634,8 +640,78 @@ def test_shapes_that_stages_were_not_captured_with(
     else:
         with pytest.raises(InputError, match=message):
             pipeline(x, mask)
-    with pytest.raises(InputError, match=r"'mask' of microbatch 0 is \[5\]"):
+    with pytest.raises(InputError, match=r"'mask' is \[5\]"):
         pipeline(torch.ones(2 * microbatches, 6), torch.ones(5))
+
+
+class Biased(Stage):
+    """Takes x f64[2, 4], bias f64[8, 8]. Gives output f64[2, 8]."""
+
+
+def biased(stage: Any, x: Tensor, bias: Tensor) -> Tensor:
+    return F.pad(x, (0, 4)) + bias.sum(0)
+
+
+def test_an_input_as_long_as_the_batch_stays_whole_where_it_was_captured_so() -> None:
+    x, bias = torch.randn(8, 4, dtype=torch.float64), torch.randn(8, 8, dtype=torch.float64)
+    configuration = configured(
+        [(["x", "bias"], ["output"], Biased({}, biased))], inputs=["x", "bias"]
+    )
+    expected = biased(None, x, bias)
+    for batched in (None, ("x",)):
+        pipeline = SynchronousPipeline(configuration, 4, batched=batched)
+        assert torch.equal(pipeline(x, bias), expected)
+    pipeline = SynchronousPipeline(configuration, 4, batched=("x", "bias"))
+    with pytest.raises(InputError, match=r"'bias' is \[8, 8\].*; leave 'bias' out of batched="):
+        pipeline(x, bias)
+    pipeline = SynchronousPipeline(configuration, 4, batched=("bias",))
+    with pytest.raises(InputError, match=r"'x' is \[8, 4\].*; name it in batched="):
+        pipeline(x, torch.randn(32, 8))
+
+
+class Flat(Stage):
+    """Takes labels i64[6], x f64[2, 3]. Gives output f64[2, 3]."""
+
+
+def test_inputs_are_cut_each_by_its_own_rows() -> None:
+    labels, x = torch.arange(12), torch.randn(4, 3, dtype=torch.float64)
+    stage = Flat({}, lambda stage, labels, x: x + labels.view(2, 3))
+    configuration = configured([(["labels", "x"], ["output"], stage)], inputs=["labels", "x"])
+    found = SynchronousPipeline(configuration, 2)(labels, x)
+    assert torch.equal(found, x + labels.view(4, 3))
+
+
+def test_an_output_as_long_as_a_microbatch_needs_a_word() -> None:
+    weight = torch.randn(2, 3)
+    stage = Stage({}, lambda stage, x: (x, weight.sum(1)))
+    configuration = configured([(["x"], ["same", "total"], stage)], outputs=["same", "total"])
+    x = torch.randn(4, 3)
+    same, total = SynchronousPipeline(configuration, 2, reduce={"total": "first"})(x)
+    assert torch.equal(same, x)
+    assert torch.equal(total, weight.sum(1))
+
+
+def test_a_loss_over_some_rows_is_a_sum_over_a_count() -> None:
+    model = perceptron()
+
+    def compute(stage: Any, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        for child in stage.children():
+            x = child(x)
+        return F.cross_entropy(x, labels, reduction="sum"), (labels != -100).sum()
+
+    stage = Stage(dict(model.named_children()), compute)
+    configuration = configured(
+        [(["x", "labels"], ["total", "count"], stage)], ["x", "labels"], ["total", "count"]
+    )
+    x, labels = torch.randn(4, 6, dtype=torch.float64), torch.tensor([1, -100, 2, 5])
+    expected = F.cross_entropy(model(x), labels)
+    expected.backward()
+    wanted = gradients(model)
+    with SynchronousPipeline(configuration, 2, reduce={"total": "sum", "count": "sum"}) as pipeline:
+        total, count = pipeline(x, labels)
+        torch.testing.assert_close(total / count, expected)
+        (total / count).backward()
+    assert_close(gradients(model), wanted)
 
 
 @pytest.mark.parametrize(

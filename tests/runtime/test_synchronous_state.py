@@ -117,6 +117,47 @@ def test_keys_that_lack_or_are_too_many(pipeline: SynchronousPipeline) -> None:
         pipeline.load_state_dict(state, strict=False)
 
 
+def test_a_size_that_does_not_fit_hides_no_key(pipeline: SynchronousPipeline) -> None:
+    state = dict(pipeline.state_dict())
+    del state["body.norm.bias"]
+    state |= {"head.bias": torch.ones(7), "body.other": torch.ones(1)}
+    with pytest.raises(RuntimeError) as caught:
+        pipeline.load_state_dict(state)
+    told = str(caught.value)
+    assert 'Missing key(s) in state_dict: "body.norm.bias".' in told
+    assert 'Unexpected key(s) in state_dict: "body.other".' in told
+    assert "size mismatch for head.bias" in told
+
+
+def test_versions_of_modules_are_those_of_the_state(
+    model: Normed, pipeline: SynchronousPipeline
+) -> None:
+    state = model.state_dict()
+    del state["body.norm.num_batches_tracked"]
+    expected = model.load_state_dict(state, strict=False)
+    assert expected.missing_keys == ["body.norm.num_batches_tracked"]
+    assert pipeline.load_state_dict(state, strict=False).missing_keys == expected.missing_keys
+    old = dict(state)
+    assert not model.load_state_dict(old, strict=False).missing_keys
+    assert not pipeline.load_state_dict(old, strict=False).missing_keys
+
+
+def test_what_lies_in_a_stage_is_found_by_its_path(
+    model: Normed, pipeline: SynchronousPipeline
+) -> None:
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        assert pipeline.get_parameter(name) is parameter
+    assert pipeline.get_buffer("body.scale") is model.body.scale
+    assert pipeline.get_submodule("body.norm") is model.body.norm
+    assert pipeline.get_submodule("") is pipeline
+    with pytest.raises(AttributeError, match="'body' lies in 2 stages in part"):
+        pipeline.get_submodule("body")
+    with pytest.raises(AttributeError, match=r"no stage has a parameter 'body\.other'"):
+        pipeline.get_parameter("body.other")
+    with pytest.raises(AttributeError, match="no stage has a buffer 'head'"):
+        pipeline.get_buffer("head")
+
+
 def test_assigned_tensors_stay_tied(pipeline: SynchronousPipeline) -> None:
     state = {name: tensor.clone() for name, tensor in pipeline.state_dict().items()}
     state["head.weight"] = state["body.first.weight"]
