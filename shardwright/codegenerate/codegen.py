@@ -8,6 +8,7 @@ from shardwright.atomic import replacing
 from shardwright.codegenerate.formatting import formatted
 from shardwright.codegenerate.sources.program import program_of
 from shardwright.codegenerate.writing.file import file_text
+from shardwright.codegenerate.writing.origins import read_again
 from shardwright.ir import IRGraph
 from shardwright.pipeline import Pipeline
 from shardwright.planning.plan import Plan
@@ -39,6 +40,7 @@ def codegen(
     written.
     """
     target = Path(path)
+    read_again()
     text = formatted(file_text(program_of(pipeline_or_plan, graph), verbose=verbose))
     with replacing(target) as temporary:
         temporary.write_text(text, encoding="utf-8")

@@ -1,11 +1,12 @@
 """Formatting by ruff, as a person's editor would.
 
-Comes in: valid Python. Goes out: the same, formatted at 100 columns, its imports in order and
+Comes in: Python. Goes out: the same, formatted at 100 columns, its imports in order and
 those that nothing uses left out.
 """
 
 from __future__ import annotations
 
+import ast
 import subprocess
 from pathlib import Path
 
@@ -20,10 +21,23 @@ _SECONDS = 120
 
 
 def formatted(text: str) -> str:
-    """The text as ruff formats it. Raises CodegenError where it cannot be run."""
+    """The text as ruff formats it. Raises CodegenError where it is no Python or cannot be run."""
+    _check(text)
     for command in (_FIXES, ("format", "--quiet")):
         text = _run(command, text)
     return text
+
+
+def _check(text: str) -> None:
+    try:
+        ast.parse(text)
+    except SyntaxError as error:
+        lines = text.splitlines()
+        line = lines[error.lineno - 1].strip() if error.lineno and lines[error.lineno - 1 :] else ""
+        raise CodegenError(
+            f"the generated code is no Python ({error.msg}) at line {error.lineno}: {line!r}; "
+            "this is a mistake of shardwright's, please report it with the model"
+        ) from error
 
 
 def _run(command: tuple[str, ...], text: str) -> str:

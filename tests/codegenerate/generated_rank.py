@@ -66,19 +66,15 @@ def forward(
     module: ModuleType, configuration: Mapping[str | int, Any], inputs: tuple[Tensor, ...]
 ) -> dict[str, Tensor]:
     """The outputs that leave, by port."""
-    given = dict(zip(configuration["model inputs"], inputs, strict=True))
-    ports: dict[str, Tensor] = {}
+    names = configuration["model inputs"]
+    pairs = zip(names, inputs, strict=True)
+    ports = {name: module.piece_of(name).of(tensor) for name, tensor in pairs}
     for number in range(len(configuration) - 2):
         partition = configuration[number]
-        for name in partition["inputs"]:
-            piece = module.piece_of(name)
-            if name not in ports:
-                ports[name] = piece.of(given[piece.name])
         made = partition["model"](*(ports[name] for name in partition["inputs"]))
         made = (made,) if isinstance(made, Tensor) else made
         ports |= dict(zip(partition["outputs"], made, strict=True))
-    leaving = configuration["model outputs"]
-    return {name: t for name, t in ports.items() if module.piece_of(name).name in leaving}
+    return {name: ports[name] for name in configuration["model outputs"]}
 
 
 def loaded(module: ModuleType, model: nn.Module) -> list[nn.Module]:

@@ -250,7 +250,9 @@ def test_equal_blocks_are_one_class_and_a_loop(tmp_path: Path) -> None:
 def test_statements_say_where_they_came_from(tmp_path: Path) -> None:
     _, _, graph = made("language", training=False)
     text = text_of(graph, (), tmp_path)
-    found = re.search(r"# (test_generated_files\.py):(\d+)  (hidden = torch\.matmul\(mask, hidden\))", text)
+    found = re.search(
+        r"# (test_generated_files\.py):(\d+)  (hidden = torch\.matmul\(mask, hidden\))", text
+    )
     assert found
     line = Path(__file__).read_text().splitlines()[int(found[2]) - 1]
     assert line.strip() == found[3]
@@ -329,7 +331,7 @@ def test_files_are_clean_for_mypy(files: list[Path]) -> None:
 def test_files_import_torch_and_the_standard_library_only(files: list[Path]) -> None:
     for path in files:
         names = set(re.findall(r"^(?:import|from) (\w+)", path.read_text(), re.MULTILINE))
-        assert names <= {"__future__", "collections", "math", "torch", "typing"}
+        assert names <= {"__future__", "collections", "math", "torch", "typing", "warnings"}
 
 
 def test_other_things_are_no_pipeline(tmp_path: Path) -> None:

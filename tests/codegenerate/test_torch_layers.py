@@ -63,6 +63,7 @@ WITH_PARAMETERS: list[tuple[str, tuple[Spec, ...]]] = [
     ("nn.BatchNorm1d(4)", (SIGNAL,)),
     ("nn.BatchNorm2d(4)", (IMAGE,)),
     ("nn.BatchNorm2d(4, eps=0.001, momentum=0.01)", (IMAGE,)),
+    ("nn.BatchNorm2d(4, momentum=0.0)", (IMAGE,)),
     ("nn.BatchNorm2d(4, affine=False)", (IMAGE,)),
     ("nn.BatchNorm2d(4, bias=False)", (IMAGE,)),
     ("nn.BatchNorm2d(4, track_running_stats=False)", (IMAGE,)),
@@ -150,7 +151,9 @@ def found(graph: IRGraph, nodes: list[IRNode] | None = None, *, known: bool = Tr
     scopes = {scope for node in graph.nodes for scope in node.scopes}
     scope = next((scope for scope in scopes if scope.path == "layer"), None) if known else None
     names = {value.id: value.names[0] for value in graph.stored()}
-    return find_layer(graph, graph.nodes if nodes is None else nodes, scope, names)
+    training = bool(graph.training)
+    nodes = graph.nodes if nodes is None else nodes
+    return find_layer(graph, nodes, scope, names, training=training)
 
 
 def check(layer: Layer | None, text: str, graph: IRGraph) -> None:
@@ -212,14 +215,14 @@ def test_a_weight_of_another_module_is_no_layer() -> None:
         value.names = (value.names[0].replace("layer", "other"),)
     scope = Scope("layer", "torch.nn.modules.linear.Linear")
     names = {value.id: value.names[0] for value in graph.stored()}
-    assert find_layer(graph, graph.nodes, scope, names) is None
+    assert find_layer(graph, graph.nodes, scope, names, training=False) is None
 
 
 def test_parameters_of_two_modules_are_no_layer() -> None:
     graph = captured("nn.Linear(4, 6)", (ROWS,), training=False)
     weight, bias = graph.stored()
     weight.names, bias.names = ("a.weight",), ("b.bias",)
-    assert find_layer(graph, graph.nodes, None, {}) is None
+    assert find_layer(graph, graph.nodes, None, {}, training=False) is None
 
 
 def test_a_tied_weight_is_found_by_its_second_name() -> None:
@@ -231,6 +234,7 @@ def test_a_tied_weight_is_found_by_its_second_name() -> None:
         graph.nodes,
         Scope("layer", "torch.nn.modules.linear.Linear"),
         {weight.id: "wte.weight"},
+        training=False,
     )
     assert layer is not None
     assert layer.parameters == {"weight": weight.id}
@@ -273,3 +277,14 @@ def test_a_norm_whose_new_statistics_are_read_is_no_layer() -> None:
     graph = capture(Reads().train(), [ROWS.make()])
     nodes = [node for node in graph.nodes if node.scope == "layer"]
     assert found(graph, nodes) is None
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("text", ["nn.BatchNorm2d(4)", "nn.Dropout(0.5)"])
+def test_a_layer_in_another_mode_than_the_model_is_no_layer(text: str, training: bool) -> None:
+    layer = eval(text).train(not training)
+    model = Around(layer)
+    model.training = training
+    graph = capture(model, [IMAGE.make()])
+    assert graph.training == training
+    assert not graph.nodes or found(graph) is None

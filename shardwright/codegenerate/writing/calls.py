@@ -43,9 +43,9 @@ class Calls:
         return {old for updates in self.updates.values() for old in updates}
 
 
-def calls_of(graph: IRGraph, tree: ModuleTree) -> Calls:
-    """The calls of a stage."""
-    layers = _Layers(graph, tree)
+def calls_of(graph: IRGraph, tree: ModuleTree, *, training: bool) -> Calls:
+    """The calls of a stage of a model that is in training mode or not."""
+    layers = _Layers(graph, tree, training=training)
     shared: set[Module] = set()
     while True:
         calls = Calls(graph, tree)
@@ -111,8 +111,9 @@ def _updates(calls: Calls, call: Call, old: int, new: int) -> bool:
 class _Layers:
     """Finds layers of torch.nn among the modules of a stage."""
 
-    def __init__(self, graph: IRGraph, tree: ModuleTree) -> None:
+    def __init__(self, graph: IRGraph, tree: ModuleTree, *, training: bool) -> None:
         self.graph = graph
+        self.training = training
         self.tree = tree
         self.names = {value_id: homes[0].path for value_id, homes in tree.homes.items()}
         self.tied = {value_id: homes for value_id, homes in tree.homes.items() if homes[1:]}
@@ -126,7 +127,8 @@ class _Layers:
         if any(self.graph.values[v].placements for node in nodes for v in node.inputs):
             return None  # a layer has whole parameters
         scope = Scope(module.path, module.cls)
-        layer = find_layer(self.graph, nodes, scope, self._names(module))
+        names = self._names(module)
+        layer = find_layer(self.graph, nodes, scope, names, training=self.training)
         return layer if layer is not None and self._is_whole(layer, module, nodes) else None
 
     def _names(self, module: Module) -> dict[int, str]:

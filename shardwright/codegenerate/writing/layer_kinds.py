@@ -70,6 +70,8 @@ class Kind:
 WEIGHT = ("weight",)
 AFFINE = ("weight", "bias")
 STATISTICS = ("running_mean", "running_var")
+MODE_FLAGS = ("train", "training", "use_input_stats")
+"""What operators call the mode that their layer is in."""
 
 # --- texts --------------------------------------------------------------------------------------
 
@@ -184,10 +186,7 @@ def group_norm(part: Part) -> list[str] | None:
 
 
 def batch_norm(*ranks: int) -> Write:
-    """``64, momentum=0.01``, of inputs of so many dimensions.
-
-    In evaluation a momentum of zero is how a cumulative average is called.
-    """
+    """``64, momentum=0.01``, of inputs of so many dimensions."""
 
     def write(part: Part) -> list[str] | None:
         tracked = part.has("running_mean")
@@ -220,14 +219,8 @@ def statistical(
     """``64, eps=0.001``; ``tracks`` where it is not ``usual`` whether statistics are kept."""
     if rest is None:
         return None
-    momentum = [] if part.arguments["momentum"] == 0.1 else [f"momentum={_momentum(part)}"]
-    said = [*unlike(part, {"eps": 1e-5}), *momentum, *rest]
+    said = [*unlike(part, {"eps": 1e-5, "momentum": 0.1}), *rest]
     return [str(part.shape("input")[1]), *said, *([] if usual else tracks)]
-
-
-def _momentum(part: Part) -> str:
-    momentum = part.arguments["momentum"]
-    return "None" if momentum == 0 else short(momentum)
 
 
 # --- layers without parameters ------------------------------------------------------------------

@@ -19,6 +19,7 @@ from shardwright.codegenerate.writing.layer_kinds import (
     AFFINE,
     BROADCAST_LOSSES,
     KINDS,
+    MODE_FLAGS,
     STATISTICS,
     Kind,
     Part,
@@ -48,7 +49,12 @@ class Layer:
 
 
 def find_layer(
-    graph: IRGraph, nodes: Sequence[IRNode], scope: Scope | None, names: Mapping[int, str]
+    graph: IRGraph,
+    nodes: Sequence[IRNode],
+    scope: Scope | None,
+    names: Mapping[int, str],
+    *,
+    training: bool,
 ) -> Layer | None:
     """The layer whose one call is ``nodes``, in order.
 
@@ -56,7 +62,12 @@ def find_layer(
         The module's path and class; None, or class ``""``, where they are not known.
     names
         The full path of every stored value, ``h.0.ln_1.weight``.
+    training
+        The mode of the whole model. What was called in another mode is no layer, which would go by
+        the model's.
     """
+    if not all(_follows(Part.of(node, graph.values), training) for node in nodes):
+        return None
     module = _Module(graph, nodes, scope, names)
     if tuple(node.op for node in nodes) == _TRAINED_NORM:
         return _batch_norm_in_training(module)
@@ -67,6 +78,14 @@ def find_layer(
     part = Part.of(nodes[0], graph.values)
     fits = (_fit(module, kind, part) for kind in _KINDS[part.node.op] if module.may_be(kind.cls))
     return next((layer for layer in fits if layer is not None), None)
+
+
+def _follows(part: Part, training: bool) -> bool:
+    """Whether a call's flag of training, if it goes by one, is the model's."""
+    if STATISTICS[0] in part.arguments and not part.has(STATISTICS[0]):
+        return True  # without statistics of its own it does one thing in both modes
+    said = [part.arguments[name] for name in MODE_FLAGS if name in part.arguments]
+    return all(flag == training for flag in said)
 
 
 _KINDS: Mapping[str, list[Kind]] = defaultdict(list)

@@ -67,6 +67,13 @@ def comment(source: Source, indent: int) -> str:
     return whole if indent + len(whole) <= WIDTH else f"{whole[: WIDTH - indent - 3].rstrip()}..."
 
 
+def read_again() -> None:
+    """Forget files that were read: they may have changed since."""
+    linecache.checkcache()
+    for known in (_statements, _tree, _calls):
+        known.cache_clear()
+
+
 @cache
 def _statements(file: str) -> dict[int, Statement]:
     """The simple statements of a file's functions by each line that they cover."""
