@@ -158,15 +158,16 @@ def share(stage: nn.Module, model: nn.Module, made: dict[object, Tensor]) -> Non
     pieces = stage.pieces() if isinstance(stage, SplitStage) else {}
     for path, module in stage.named_modules():
         for name in (*module._parameters, *module._buffers):
+            if (own := getattr(module, name)) is None or not own.is_meta:
+                continue  # what is not on meta is the stage's own
             key = f"{path}.{name}" if path else name
             piece = pieces.get(key, Piece(key, ()))
             whole = tensors.get(piece.name)
-            if whole is not None:
-                setattr(module, name, shared(whole, piece, made) if piece.ranges else whole)
-            elif (kept := getattr(module, name)) is not None and kept.is_meta:
+            if whole is None:
                 raise ValueError(
                     f"the model has no {piece.name!r}; give the model that was partitioned"
                 )
+            setattr(module, name, shared(whole, piece, made) if piece.ranges else whole)
 
 
 def shared(whole: Tensor, piece: Piece, made: dict[object, Tensor]) -> Tensor:

@@ -42,6 +42,10 @@ class Made:
     gives: tuple[str, ...] = ()
 
 
+CONTAINERS = ("nn.Sequential", DICTIONARY, "nn.ParameterDict")
+"""What holds modules or parameters and has no constructor of its own to say more about them."""
+
+
 @dataclass(eq=False)
 class Construction:
     """The modules of one stage; ``write`` makes a class of a module that needs one."""
@@ -127,14 +131,20 @@ class Construction:
         return declarations.parameter(self.stage.graph, self.stage.graph.values[value_id])
 
     def _ties(self, module: Module) -> Iterator[str]:
-        """Tensors of several names whose innermost common module this is."""
+        """Tensors of several names of which this is the innermost class around all."""
         for homes in self.calls.tree.homes.values():
             leading, *others = homes
             for home in others:
                 around = set(leading.module.upwards())
                 common = next(m for m in home.module.upwards() if m in around)
-                if common is module:
+                if self._constructs(module, common):
                     yield f"{self.tensor(module, home)} = {self.tensor(module, leading)}"
+
+    def _constructs(self, module: Module, other: Module) -> bool:
+        """Whether the constructor of ``module`` is that around all that ``other`` holds."""
+        between = module.down_to(other)
+        inside = other is module or bool(between)
+        return inside and all(self.made(inner).kind in CONTAINERS for inner in between)
 
     def _frozen(self, module: Module) -> str:
         """A call that freezes all of a layer's parameters, where all are frozen."""
@@ -146,12 +156,16 @@ class Construction:
         return ".requires_grad_(False)" if parameters and not trained else ""
 
     def _frozen_parts(self, module: Module, child: Module) -> Iterator[str]:
+        """Freezes some parameters of layers: a child that is one, or those in a container."""
+        if self.made(child).kind in CONTAINERS:
+            for inner in self.children(child):
+                yield from self._frozen_parts(module, inner)
         call = self.calls.by_module.get(child)
         if call is None or call.layer is None or self._frozen(child):
             return
         for name, value in self._parameters_of(call.layer.parameters).items():
             if not declarations.takes_gradient(self.stage.graph, value):
-                yield f"{self.module(module, child)}.{name}.requires_grad_(False)"
+                yield f"{self._typed(module, child)}.{name}.requires_grad_(False)"
 
     def _parameters_of(self, parameters: object) -> dict[str, IRValue]:
         assert isinstance(parameters, dict) or hasattr(parameters, "items")
@@ -167,14 +181,15 @@ class Construction:
 
     def tensor(self, start: Module, home: Home) -> Expression:
         """How a method of ``start`` reaches a tensor inside it."""
-        text, module = "self", start
-        if home.module is not start:
-            text, is_known = self._path(start, home.module)
-            module = home.module
-            text = text if is_known else f"cast({self.made(module).kind}, {text})"
+        text = self._typed(start, home.module) if home.module is not start else "self"
         return Expression(
             f"{text}.{home.name}" if is_plain(home.name) else f'{text}["{home.name}"]'
         )
+
+    def _typed(self, start: Module, module: Module) -> str:
+        """The expression for a module inside ``start``, of a class that a type checker knows."""
+        text, is_known = self._path(start, module)
+        return text if is_known else f"cast({self.made(module).kind}, {text})"
 
     def _path(self, start: Module, module: Module) -> tuple[str, bool]:
         """The expression, and whether a type checker knows its class."""

@@ -11,10 +11,11 @@ found under that name by the parameters that it shares.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 
+from shardwright.codegenerate.stage import Program
 from shardwright.ir import IRGraph, IRNode, IRValue, Scope
 
 
@@ -109,8 +110,15 @@ def is_under(path: str, other: str) -> bool:
     return path.startswith(f"{other}.") if other else bool(path)
 
 
-def module_tree(graph: IRGraph) -> ModuleTree:
-    """The modules of a stage's graph."""
+def model_names(program: Program) -> frozenset[str]:
+    """The names that the model has for its tensors, in whichever stage they are."""
+    stages = (stage for partition in program.partitions for stage in partition)
+    stored = (value for stage in stages for value in stage.graph.stored())
+    return frozenset(name for value in stored if not _is_loose(value) for name in value.names)
+
+
+def module_tree(graph: IRGraph, taken: Collection[str] = ()) -> ModuleTree:
+    """The modules of a stage's graph; what the model has no name for gets none that is taken."""
     root = Module(called=True)
     stored = [value for value in graph.stored() if not _is_loose(value)]
     homes = {value.id: [_put(root, value.names[0], value.id)] for value in stored}
@@ -119,7 +127,8 @@ def module_tree(graph: IRGraph) -> ModuleTree:
     chains = _chains(graph, root, _aliases(stored))
     for value in graph.stored():
         if _is_loose(value):
-            homes[value.id] = [_put_loose(root, value, [chains[user] for user in value.users])]
+            around = [chains[user] for user in value.users]
+            homes[value.id] = [_put_loose(root, value, around, taken)]
     return ModuleTree(root, chains, {key: tuple(found) for key, found in homes.items()})
 
 
@@ -135,18 +144,20 @@ def _put(root: Module, name: str, value_id: int) -> Home:
     return Home(module, leaf)
 
 
-def _put_loose(root: Module, value: IRValue, chains: Sequence[tuple[Module, ...]]) -> Home:
+def _put_loose(
+    root: Module, value: IRValue, chains: Sequence[tuple[Module, ...]], taken: Collection[str]
+) -> Home:
     """A constant stands in the innermost module around all of its users."""
     module = root
     for level in zip(*chains, strict=False):
         if len(set(level)) == 1:
             module = level[0]
-    taken = {*module.tensors, *module.children}
-    name, number = "constant", 1
-    while name in taken:
-        name, number = f"constant_{number}", number + 1
-    module.tensors[name] = value.id
-    return Home(module, name)
+    own = {*module.tensors, *module.children}
+    home, number = Home(module, "constant"), 1
+    while home.name in own or home.path in taken:
+        home, number = Home(module, f"constant_{number}"), number + 1
+    module.tensors[home.name] = value.id
+    return home
 
 
 # --- chains ---------------------------------------------------------------------------------------
