@@ -12,6 +12,7 @@ import builtins
 import re
 from collections.abc import Iterable
 from keyword import iskeyword, issoftkeyword
+from unicodedata import normalize
 
 IMPORTED = (
     "F",
@@ -24,10 +25,14 @@ IMPORTED = (
     "math",
     "nn",
     "torch",
+    "warnings",
     "zlib",
+    *("Callable", "ClassVar", "Mapping", "NamedTuple", "Sequence", "re"),
 )
-"""What the names of a generated file's imports are."""
-RESERVED = frozenset((*IMPORTED, "self", *dir(builtins)))
+"""What the names of a generated file's imports are; the last line's in files of split stages."""
+AMBIGUOUS = ("I", "O", "l")
+"""Names that look like numbers."""
+RESERVED = frozenset((*IMPORTED, *AMBIGUOUS, "self", *dir(builtins)))
 
 STEMS = {
     "scaled_dot_product_attention": "attention",
@@ -50,8 +55,11 @@ STEMS = {
 
 
 def is_plain(name: str) -> bool:
-    """Whether ``name`` can stand behind a dot."""
-    return name.isidentifier() and not iskeyword(name)
+    """Whether ``name`` can stand behind a dot in a class, and means itself there."""
+    is_private = name.startswith("__") and not name.endswith("__")
+    return name.isidentifier() and not (
+        iskeyword(name) or is_private or normalize("NFKC", name) != name
+    )
 
 
 def identifier(text: str) -> str:

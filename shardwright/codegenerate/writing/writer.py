@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from shardwright.codegenerate.expression import Expression
 from shardwright.codegenerate.spelling import Mode, is_typed, spell
+from shardwright.codegenerate.spelling.literals import described
 from shardwright.codegenerate.splitting.collectives import SLOTS, is_collective, spell_collective
 from shardwright.codegenerate.splitting.split_text import (
     BASE,
@@ -64,7 +65,8 @@ class _Writer:
 
     def __post_init__(self) -> None:
         self.graph = self.stage.graph
-        self.calls = calls_of(self.graph, module_tree(self.graph, model_names(self.program)))
+        tree = module_tree(self.graph, model_names(self.program))
+        self.calls = calls_of(self.graph, tree, training=self.program.training)
         self.construction = Construction(self.stage, self.calls, self.module)
         self.root = self.calls.tree.root
         self.left = {*self.graph.outputs, *self.graph.updates.values()}
@@ -172,7 +174,7 @@ def _doc(module: Module) -> tuple[str, ...]:
     package, _, name = module.cls.rpartition(".")
     if not package or package.startswith("torch.nn.") or "<" in package or len(package) > 60:
         return ()
-    return (f'"""{name} of {package}."""',)
+    return (f'"""{described(f"{name} of {package}")}."""',)
 
 
 class _Forward:
