@@ -7,7 +7,7 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.codegenerate.sources.program import program_of
-from shardwright.errors import CodegenError
+from shardwright.errors import CodegenError, PlanError
 from shardwright.planning import plan
 from tests.codegenerate.program_runs import ProgramRun, check_program, stages
 from tests.graphs import language_model, tokens
@@ -43,6 +43,14 @@ def test_a_pipeline_that_was_built_here_knows_its_modules():
     check_program(program)
     assert classes(program) == {"", "tests.Block"}
     assert torch.equal(ProgramRun(program)(tokens()), graph.run(tokens()))
+
+
+def test_a_pipeline_that_was_built_of_another_graph_is_refused():
+    graph = language_model()
+    pipeline = sw.build(graph, plan(graph, 2))
+    assert len(program_of(pipeline, graph).partitions) == 2
+    with pytest.raises(PlanError, match="plan was made for the graph"):
+        program_of(pipeline, language_model(layers=1))
 
 
 def test_what_it_was_built_from_is_no_part_of_a_pipeline(tmp_path):

@@ -1,7 +1,7 @@
 """What code is generated from, as a Program, wherever it comes from.
 
     a plan, and its graph          the program of the plan, with modules and source lines
-    a pipeline that was built here  the same, of the plan that it was built from
+    a pipeline that was built here  the same, of the graph and plan that it was built from
     a pipeline from a file         the program of the file; with its graph, modules and lines too
 
 What always holds: the program's names are the model's. Where a pipeline that was built here reads
@@ -16,7 +16,7 @@ from shardwright.codegenerate.stage import Program
 from shardwright.errors import CodegenError
 from shardwright.ir import IRGraph
 from shardwright.pipeline import Pipeline
-from shardwright.planning.plan import Plan
+from shardwright.planning.plan import Plan, check_belongs
 
 
 def program_of(source: Pipeline | Plan, graph: IRGraph | None = None) -> Program:
@@ -36,5 +36,7 @@ def program_of(source: Pipeline | Plan, graph: IRGraph | None = None) -> Program
             f"code is generated from a Pipeline or a Plan, found a {type(source).__name__}"
         )
     if source.origin is not None and isinstance(source.origin.plan, Plan):
+        if graph is not None:
+            check_belongs(source.origin.plan, graph)
         return program_of_plan(source.origin.graph, source.origin.plan)
     return program_of_file(source, graph)

@@ -97,12 +97,25 @@ def to_device(call: Call) -> Expression | None:
     return method("to", Style(order=order, front=2))(call)
 
 
+def equality(name: str, symbol: str) -> Row:
+    """``x == 2``, and ``torch.eq(x, True)``: linters take ``x == True`` for a mistake."""
+    compared, called = infix(symbol, Binding.COMPARISON), function(f"torch.{name}")
+
+    def row(call: Call) -> Expression | None:
+        has_truth = any(isinstance(value, bool) for value in call.arguments.values())
+        return called(call) if has_truth else compared(call)
+
+    return row
+
+
 ROWS: dict[str, Row] = {
     **{f"aten.{name}": method(name.partition(".")[0]) for name in METHODS},
     **{f"aten.{name}.default": function(f"torch.{name}") for name in FUNCTIONS},
     **{f"aten.{name}.default": function(f"F.{name}") for name in ACTIVATIONS},
     **{f"aten.{name}": function(f"torch.{name.partition('.')[0]}") for name in OVERLOADS},
     **{f"aten.{name}": infix(*form) for name, form in INFIX.items()},
+    "aten.eq.Scalar": equality("eq", "=="),
+    "aten.ne.Scalar": equality("ne", "!="),
     "aten.add.Tensor": first_of(infix("+", Binding.SUM), function("torch.add")),
     "aten.sub.Tensor": first_of(infix("-", Binding.SUM), function("torch.sub")),
     "aten.rsub.Scalar": first_of(reflected("-", Binding.SUM), function("torch.rsub")),

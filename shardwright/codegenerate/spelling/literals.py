@@ -51,6 +51,23 @@ def _number(value: float) -> str:
     return str(value)
 
 
+def quoted(text: str) -> str:
+    """Any text as a string literal in double quotes, all of it printable."""
+    return "".join(_printable(sign) for sign in json.dumps(text, ensure_ascii=False))
+
+
+def _printable(sign: str) -> str:
+    if sign.isprintable():
+        return sign
+    return f"\\u{ord(sign):04x}" if ord(sign) <= 0xFFFF else f"\\U{ord(sign):08x}"
+
+
+def described(text: str) -> str:
+    """Text as it may stand in a docstring or a comment, on one line."""
+    plain = "".join(sign if sign.isprintable() else "?" for sign in text)
+    return plain.replace("\\", "\\\\").replace('"', "'")
+
+
 def listed(texts: Sequence[str], *, brackets: bool = False) -> str:
     """A list of texts: a tuple, or in brackets."""
     if brackets:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shardwright.codegenerate.spelling.literals import quoted
 from shardwright.codegenerate.splitting.collectives import is_collective
 from shardwright.codegenerate.stage import Program, Stage
-from shardwright.codegenerate.writing.loops import quoted
 from shardwright.layout.ranges import format_ranges
 
 BASE = "SplitStage"

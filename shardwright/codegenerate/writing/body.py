@@ -109,6 +109,7 @@ class _Scribe:
         self.variables = Variables(self.work.taken)
         self.left = Counter(ends)
         self.reader: dict[int, int] = dict.fromkeys(ends, len(steps))
+        self.maker = {v: step for step in steps if isinstance(step, Step) for v in step.made}
         for at, step in enumerate(steps):
             self.left.update(step.reads)
             for value_id in step.reads:
@@ -179,16 +180,13 @@ class _Scribe:
         (value_id,) = step.made
         steps, reader = self.work.steps, self.reader[value_id]
         if reader == len(steps):
-            ends = self.work.results == (value_id,) and not self.work.updates  # they come before
-            return ends and at == len(steps) - 1 and written.typed
+            return self.work.results == (value_id,) and at == len(steps) - 1 and written.typed
         other = steps[reader]
         return isinstance(other, Step) and _same_place(step.source, other.source)
 
     def _unnest(self, value_id: int) -> None:
         """Make a statement of what was to be nested."""
-        steps = (step for step in self.work.steps if isinstance(step, Step))
-        step = next(step for step in steps if value_id in step.made)
-        self._assign(step, self.nested.pop(value_id))
+        self._assign(self.maker[value_id], self.nested.pop(value_id))
 
     def _assign(self, step: Step, written: _Written) -> None:
         reads = self._names(written.holds)
@@ -254,20 +252,10 @@ class _Scribe:
         if not self.work.updates:
             return
         text, reads = "with torch.no_grad():", frozenset[str]()
-        if len(self.work.updates) > 1:
-            self._keep(value_id for _, value_id in self.work.updates if value_id not in self.held)
         for buffer, value_id in self.work.updates:
             text += f"\n    {buffer}.copy_({self._name(value_id)})"
             reads |= self._names([value_id])
         self._add(Line(text, reads=reads), None)
-
-    def _keep(self, value_ids: Iterable[int]) -> None:
-        """Give names to buffers whose contents move to others: these may be changed first."""
-        for value_id in value_ids:
-            text = self._name(value_id).text
-            self.held[value_id] = self.variables.take("kept")
-            name = self.held[value_id]
-            self._add(Line(f"{name} = {text}", writes=(name,)), None)
 
     def _give(self) -> tuple[str, ...]:
         """The return; gives the names of what is returned."""
@@ -350,26 +338,34 @@ def _same_place(one: Source | None, other: Source | None) -> bool:
 def _with_deletions(lines: Sequence[Line], kept: set[str]) -> Iterable[Line]:
     """The lines, with names deleted that nothing reads for long: their tensors may be large."""
     dead: list[str] = []
-    for at, line in enumerate(lines):
+    for at, (line, idle) in enumerate(zip(lines, _idle_after(lines), strict=True)):
         yield line
-        ahead = lines[at + 1 :]
         dead = [name for name in dead if name not in line.writes and name not in line.reads]
-        dead += [
-            name
-            for name in sorted(line.large)
-            if name not in kept and name not in dead and _is_idle(name, ahead)
-        ]
-        pause = bool(ahead) and bool(ahead[0].comment)
-        if dead and pause and len(ahead) >= FREED_BEFORE:
+        dead += [name for name in idle if name not in kept and name not in dead]
+        ahead = len(lines) - at - 1
+        if dead and ahead >= FREED_BEFORE and lines[at + 1].comment:
             yield Line(f"del {', '.join(dead)}")
             dead = []
 
 
-def _is_idle(name: str, ahead: Sequence[Line]) -> bool:
-    """Whether nothing reads a name before it is written again, which is not soon."""
-    for at, line in enumerate(ahead):
-        if name in line.reads:
-            return False
-        if name in line.writes:
-            return at >= FREED_BEFORE
-    return True
+def _idle_after(lines: Sequence[Line]) -> list[list[str]]:
+    """Of each line the large names that nothing reads, or that are written first and not soon."""
+    found: list[list[str]] = []
+    read: set[str] = set()
+    """Names that are read next, and not written."""
+    written: dict[str, int] = {}
+    """Where names are written next."""
+    for at in reversed(range(len(lines))):
+        line = lines[at]
+        soon = at + 1 + FREED_BEFORE
+        found.append(
+            [
+                name
+                for name in sorted(line.large)
+                if name not in read and written.get(name, soon) >= soon
+            ]
+        )
+        read.difference_update(line.writes)
+        read |= line.reads
+        written.update(dict.fromkeys(line.writes, at))
+    return found[::-1]

@@ -7,19 +7,23 @@ tensor of several names is one object.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from torch import nn
+
 from shardwright.codegenerate.expression import Expression
+from shardwright.codegenerate.spelling.literals import quoted
 from shardwright.codegenerate.stage import Stage
 from shardwright.codegenerate.writing import declarations
 from shardwright.codegenerate.writing.calls import Calls
 from shardwright.codegenerate.writing.classes import DICTIONARY, MODULE
 from shardwright.codegenerate.writing.containers import module_dict, parameter_dict
-from shardwright.codegenerate.writing.loops import quoted
 from shardwright.codegenerate.writing.modules import Home, Module
-from shardwright.codegenerate.writing.names import is_plain
+from shardwright.codegenerate.writing.names import AMBIGUOUS, is_plain
 from shardwright.ir import IRValue
+
+_OF_DICTIONARIES = frozenset(dir(nn.ModuleDict)) - frozenset(dir(nn.Module))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +46,6 @@ class Made:
     gives: tuple[str, ...] = ()
 
 
-CONTAINERS = ("nn.Sequential", DICTIONARY, "nn.ParameterDict")
-"""What holds modules or parameters and has no constructor of its own to say more about them."""
-
-
 @dataclass(eq=False)
 class Construction:
     """The modules of one stage; ``write`` makes a class of a module that needs one."""
@@ -55,6 +55,8 @@ class Construction:
     write: Callable[[Module], Made]
     _made: dict[Module, Made | None] = field(default_factory=dict)
     _live: dict[Module, bool] = field(default_factory=dict)
+    _tied: dict[Module, list[tuple[Home, Home]]] | None = None
+    """By the innermost common module: where a tensor stands first, and where else."""
 
     def made(self, module: Module) -> Made:
         """What makes a module that holds or does something."""
@@ -87,7 +89,8 @@ class Construction:
             if not module.tensors:
                 items = [(child.name, self.made(child).constructor) for child in children]
                 return Made(module_dict(items), DICTIONARY)
-            if not children:
+            roles = {self.stage.graph.values[v].role for v in module.tensors.values()}
+            if not children and roles == {"param"}:
                 parameters = [(name, self._parameter(v)) for name, v in module.tensors.items()]
                 return Made(parameter_dict(parameters), "nn.ParameterDict")
         return self.write(module)
@@ -95,18 +98,26 @@ class Construction:
     # --- declarations -----------------------------------------------------------------------
 
     def base(self, module: Module) -> str:
-        """What the class of a module is derived from: children under numbers need a dictionary."""
-        plain = all(is_plain(child.name) for child in self.children(module))
-        return MODULE if plain else DICTIONARY
+        """What the class of a module is derived from.
+
+        That is a dictionary for children under numbers, if no name is one of its own methods'.
+        """
+        children = [child.name for child in self.children(module)]
+        clash = not _OF_DICTIONARIES.isdisjoint((*children, *module.tensors))
+        return MODULE if clash or all(map(is_plain, children)) else DICTIONARY
 
     def statements(self, module: Module) -> Iterator[str]:
         """The constructor of a module's class: tensors, children, ties."""
         for name, value_id in module.tensors.items():
             yield from self._declaration(module, name, self.stage.graph.values[value_id])
         for child in self.children(module):
-            made = self.made(child)
-            place = f"self.{child.name}" if is_plain(child.name) else f"self[{quoted(child.name)}]"
-            yield f"{place} = {made.constructor}"
+            made = self.made(child).constructor
+            if is_plain(child.name):
+                yield f"self.{child.name} = {made}"
+            elif self.base(module) == DICTIONARY:
+                yield f"self[{quoted(child.name)}] = {made}"
+            else:
+                yield f"self.add_module({quoted(child.name)}, {made})"
         for child in self.children(module):
             yield from self._frozen_parts(module, child)
         yield from self._ties(module)
@@ -114,11 +125,13 @@ class Construction:
     def fields(self, module: Module) -> Iterator[str]:
         """Annotations for the tensors of a module whose types its constructor does not tell."""
         for name, value_id in module.tensors.items():
-            if self.stage.graph.values[value_id].role != "param":
-                yield f"{name}: Tensor"
+            if self.stage.graph.values[value_id].role != "param" and is_plain(name):
+                yield f"{name}: Tensor{'  # noqa: E741' if name in AMBIGUOUS else ''}"
 
     def _declaration(self, module: Module, name: str, value: IRValue) -> Iterator[str]:
-        if value.role == "param":
+        if value.role == "param" and not is_plain(name):
+            yield f"self.register_parameter({quoted(name)}, {self._parameter(value.id)})"
+        elif value.role == "param":
             leading = self.calls.tree.homes[value.id][0]
             tied = (leading.module, leading.name) != (module, name)
             yield f"self.{name}{': Tensor' if tied else ''} = {self._parameter(value.id)}"
@@ -131,20 +144,24 @@ class Construction:
         return declarations.parameter(self.stage.graph, self.stage.graph.values[value_id])
 
     def _ties(self, module: Module) -> Iterator[str]:
-        """Tensors of several names of which this is the innermost class around all."""
-        for homes in self.calls.tree.homes.values():
-            leading, *others = homes
-            for home in others:
-                around = set(leading.module.upwards())
-                common = next(m for m in home.module.upwards() if m in around)
-                if self._constructs(module, common):
-                    yield f"{self.tensor(module, home)} = {self.tensor(module, leading)}"
+        """Tensors of several names whose innermost common module this is."""
+        if self._tied is None:
+            self._tied = _ties(self.calls.tree.homes.values())
+        for leading, home in self._tied.get(module, ()):
+            tensor = self.tensor(module, leading)
+            if is_plain(home.name) or self._is_subscripted(module, home):
+                yield f"{self.tensor(module, home)} = {tensor}"
+            else:
+                yield f"{self._holder(module, home)}.{self._registered(module, home, leading)}"
 
-    def _constructs(self, module: Module, other: Module) -> bool:
-        """Whether the constructor of ``module`` is that around all that ``other`` holds."""
-        between = module.down_to(other)
-        inside = other is module or bool(between)
-        return inside and all(self.made(inner).kind in CONTAINERS for inner in between)
+    def _registered(self, module: Module, home: Home, leading: Home) -> str:
+        """The call that registers a tensor under another name, which stands behind no dot."""
+        value = self.stage.graph.values[home.module.tensors[home.name]]
+        path = quoted(leading.path.removeprefix(f"{module.path}." if module.path else ""))
+        if value.role == "param":
+            return f"register_parameter({quoted(home.name)}, self.get_parameter({path}))"
+        saved = "" if declarations.is_saved(value) else ", persistent=False"
+        return f"register_buffer({quoted(home.name)}, self.get_buffer({path}){saved})"
 
     def _frozen(self, module: Module) -> str:
         """A call that freezes all of a layer's parameters, where all are frozen."""
@@ -156,16 +173,12 @@ class Construction:
         return ".requires_grad_(False)" if parameters and not trained else ""
 
     def _frozen_parts(self, module: Module, child: Module) -> Iterator[str]:
-        """Freezes some parameters of layers: a child that is one, or those in a container."""
-        if self.made(child).kind in CONTAINERS:
-            for inner in self.children(child):
-                yield from self._frozen_parts(module, inner)
         call = self.calls.by_module.get(child)
         if call is None or call.layer is None or self._frozen(child):
             return
         for name, value in self._parameters_of(call.layer.parameters).items():
             if not declarations.takes_gradient(self.stage.graph, value):
-                yield f"{self._typed(module, child)}.{name}.requires_grad_(False)"
+                yield f"{self.module(module, child)}.{name}.requires_grad_(False)"
 
     def _parameters_of(self, parameters: object) -> dict[str, IRValue]:
         assert isinstance(parameters, dict) or hasattr(parameters, "items")
@@ -181,15 +194,25 @@ class Construction:
 
     def tensor(self, start: Module, home: Home) -> Expression:
         """How a method of ``start`` reaches a tensor inside it."""
-        text = self._typed(start, home.module) if home.module is not start else "self"
-        return Expression(
-            f"{text}.{home.name}" if is_plain(home.name) else f'{text}["{home.name}"]'
-        )
+        text = self._holder(start, home)
+        if is_plain(home.name):
+            return Expression(f"{text}.{home.name}")
+        if self._is_subscripted(start, home):
+            return Expression(f"{text}[{quoted(home.name)}]")
+        value = self.stage.graph.values[home.module.tensors[home.name]]
+        kind = "parameter" if value.role == "param" else "buffer"
+        return Expression(f"{text}.get_{kind}({quoted(home.name)})")
 
-    def _typed(self, start: Module, module: Module) -> str:
-        """The expression for a module inside ``start``, of a class that a type checker knows."""
-        text, is_known = self._path(start, module)
-        return text if is_known else f"cast({self.made(module).kind}, {text})"
+    def _holder(self, start: Module, home: Home) -> str:
+        """How a method of ``start`` reaches the module that a tensor stands in."""
+        if home.module is start:
+            return "self"
+        text, is_known = self._path(start, home.module)
+        return text if is_known else f"cast({self.made(home.module).kind}, {text})"
+
+    def _is_subscripted(self, start: Module, home: Home) -> bool:
+        """Whether a tensor stands in a dictionary of parameters."""
+        return home.module is not start and self.made(home.module).kind == "nn.ParameterDict"
 
     def _path(self, start: Module, module: Module) -> tuple[str, bool]:
         """The expression, and whether a type checker knows its class."""
@@ -197,13 +220,24 @@ class Construction:
         for inner in start.down_to(module):
             text = text if is_known else f"cast({self.made(inner.parent or start).kind}, {text})"
             kind = None if inner.parent is start else self.made(inner.parent or start).kind
-            if kind == "nn.Sequential":
-                text, is_known = f"{text}.get_submodule({quoted(inner.name)})", False
-            elif is_plain(inner.name):
+            in_dictionary = self.base(inner.parent or start) == DICTIONARY
+            if kind != "nn.Sequential" and is_plain(inner.name):
                 text, is_known = f"{text}.{inner.name}", True
+            elif kind == "nn.Sequential" or not in_dictionary:
+                text, is_known = f"{text}.get_submodule({quoted(inner.name)})", False
             else:
                 text, is_known = f"{text}[{quoted(inner.name)}]", False
         return text, is_known
+
+
+def _ties(tensors: Iterable[Sequence[Home]]) -> dict[Module, list[tuple[Home, Home]]]:
+    found: dict[Module, list[tuple[Home, Home]]] = {}
+    for leading, *others in tensors:
+        for home in others:
+            around = set(leading.module.upwards())
+            common = next(m for m in home.module.upwards() if m in around)
+            found.setdefault(common, []).append((leading, home))
+    return found
 
 
 def is_plain_holder(module: Module) -> bool:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from shardwright.codegenerate.writing.loops import number_range, quoted
+from shardwright.codegenerate.spelling.literals import quoted
+from shardwright.codegenerate.writing.loops import number_range
 
 SHORTEST = 3
 """Equal modules in a row that are worth a comprehension."""

@@ -2,7 +2,7 @@
 
 Comes in: a tensor. Goes out: an expression that makes it, where there is a short one. What always
 holds: evaluated, the expression is the tensor, bit for bit, but for which NaN a NaN is; every form
-is held against the tensor before it is given.
+is held against the tensor before it is given. What is of a dtype that no form makes has none.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shardwright.codegenerate.spelling.literals import literal
+
 LONGEST = 64
 """Elements that are written out one by one."""
 LARGEST = 1 << 24
 """Elements of a tensor that is looked at; a larger one is nothing that code makes."""
+COUNTABLE = 1 << 53
+"""Up to here floating-point numbers count in steps of one."""
 ROTARY_BASES = (10_000.0, 500_000.0, 1_000_000.0, 160_000.0, 100_000.0, 10_000_000.0)
 
 
@@ -35,8 +39,8 @@ def contents(tensor: Tensor, options: str = "") -> str | None:
     """
     if tensor.is_meta or tensor.numel() > LARGEST or tensor.layout is not torch.strided:
         return None
-    found = tensor.detach().to("cpu", copy=False)
-    for form in _FORMS:
+    found = tensor.detach().to("cpu", copy=False).resolve_conj().resolve_neg()
+    for form in _FORMS.get(tensor.dtype, ()):
         for text, made in form(found, options):
             if _equal(found, made):
                 return text
@@ -46,12 +50,20 @@ def contents(tensor: Tensor, options: str = "") -> str | None:
 def _equal(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
+    one, other = _comparable(one), _comparable(other)
     if one.is_floating_point():
         missing = one.isnan()
         if not torch.equal(missing, other.isnan()):
             return False
         one, other = one.masked_fill(missing, 0.5), other.masked_fill(missing, 0.5)
     return torch.equal(_bytes(one), _bytes(other))
+
+
+def _comparable(tensor: Tensor) -> Tensor:
+    """The same numbers in a dtype in which NaN can be told from others."""
+    if tensor.is_complex():
+        return torch.view_as_real(tensor)
+    return tensor.float() if tensor.dtype in _FLOAT8 else tensor
 
 
 def _bytes(tensor: Tensor) -> Tensor:
@@ -71,33 +83,30 @@ def _uniform(tensor: Tensor, options: str) -> Candidates:
         yield empty(tuple(tensor.shape), tensor.dtype, options), tensor
         return
     number = _items(tensor.reshape(-1)[0])
-    sizes = ", ".join(map(str, tensor.shape)) if tensor.dim() else "()"
-    named = {0: "zeros", 1: "ones"}.get(number) if not isinstance(number, complex) else None
-    made = torch.full(tuple(tensor.shape), number, dtype=tensor.dtype)
+    shape, sizes = tuple(tensor.shape), ", ".join(map(str, tensor.shape))
+    named = {0: torch.zeros, 1: torch.ones}.get(number)
     if named and tensor.dim():
-        plain = torch.full(tuple(tensor.shape), abs(number), dtype=tensor.dtype)  # zero has a sign
-        yield f"torch.{named}({sizes}{_dtype(tensor.dtype)}{options})", plain
+        text = f"torch.{named.__name__}({sizes}{_dtype(tensor.dtype)}{options})"
+        yield text, named(shape, dtype=tensor.dtype)  # which zero is it? it has a sign
     if tensor.dim() and tensor.numel() > 1:
         yield (
-            f"torch.full({tuple(tensor.shape)}, {_number(number)}, dtype={tensor.dtype}{options})",
-            made,
+            f"torch.full({shape}, {literal(number)}, dtype={tensor.dtype}{options})",
+            torch.full(shape, number, dtype=tensor.dtype),
         )
 
 
 def _counted(tensor: Tensor, options: str) -> Candidates:
     """Numbers in equal steps along the last dimension."""
-    if not tensor.dim() or tensor.shape[-1] < 3 or tensor.dtype.is_complex:
-        return
-    if tensor.dtype == torch.bool:
+    if not tensor.numel() or not tensor.dim() or tensor.shape[-1] < 3:
         return
     row = tensor.reshape(-1, tensor.shape[-1])[0]
     start, step = row[0].item(), row[1].item() - row[0].item()
-    if not step or not math.isfinite(start) or not math.isfinite(step):
-        return
-    if int(start) != start or int(step) != step:
+    if not step or not math.isfinite(step) or int(start) != start or int(step) != step:
         return
     start, step = int(start), int(step)
     stop = start + step * tensor.shape[-1]
+    if not _can_count(tensor.dtype, start) or not _can_count(tensor.dtype, stop):
+        return
     bounds = f"{stop}" if (start, step) == (0, 1) else f"{start}, {stop}, {step}"
     bounds = f"{start}, {stop}" if start and step == 1 else bounds
     made = torch.arange(start, stop, step, dtype=tensor.dtype)
@@ -110,9 +119,16 @@ def _counted(tensor: Tensor, options: str) -> Candidates:
         yield f"{text}.expand({_sizes(tensor)}).clone()", made.expand(tensor.shape)
 
 
+def _can_count(dtype: torch.dtype, number: int) -> bool:
+    """Whether `torch.arange` takes a number as a bound."""
+    if dtype.is_floating_point:
+        return abs(number) <= min(COUNTABLE, torch.finfo(dtype).max)
+    return torch.iinfo(dtype).min <= number <= torch.iinfo(dtype).max
+
+
 def _triangular(tensor: Tensor, options: str) -> Candidates:
     """A causal mask: a lower or an upper triangle of one number in zeros."""
-    if tensor.dim() < 2 or tensor.dtype.is_complex or min(tensor.shape[-2:]) < 2:
+    if tensor.dim() < 2 or not tensor.numel() or min(tensor.shape[-2:]) < 2:
         return
     rows, columns = tensor.shape[-2:]
     shape = "" if tensor.dim() == 2 else f".expand({_sizes(tensor)}).clone()"
@@ -127,14 +143,14 @@ def _triangular(tensor: Tensor, options: str) -> Candidates:
     if corner and tensor.dtype.is_floating_point:
         made = torch.full((rows, columns), corner, dtype=tensor.dtype).triu(1)
         filled = (
-            f"torch.full(({rows}, {columns}), {_number(corner)}{_dtype(tensor.dtype)}{options})"
+            f"torch.full(({rows}, {columns}), {literal(corner)}{_dtype(tensor.dtype)}{options})"
         )
         yield f"torch.triu({filled}, 1){shape}", made.expand(tensor.shape)
 
 
 def _rotary(tensor: Tensor, options: str) -> Candidates:
     """The inverse frequencies of rotary embeddings."""
-    if tensor.dim() != 1 or tensor.numel() < 2 or tensor.dtype != torch.float32:
+    if tensor.dim() != 1 or tensor.numel() < 2:
         return
     width = 2 * tensor.numel()
     for base in ROTARY_BASES:
@@ -145,22 +161,24 @@ def _rotary(tensor: Tensor, options: str) -> Candidates:
 
 def _listed(tensor: Tensor, options: str) -> Candidates:
     """Every number."""
-    if tensor.numel() <= LONGEST and not tensor.dtype.is_complex and tensor.dtype.itemsize > 1:
+    if tensor.numel() <= LONGEST:
         items = _items(tensor)
         text = f"torch.tensor({_numbers(items)}, dtype={tensor.dtype}{options})"
         yield text, torch.tensor(items, dtype=tensor.dtype)
-    elif tensor.numel() <= LONGEST and tensor.dtype in (torch.bool, torch.int8, torch.uint8):
-        text = f"torch.tensor({_numbers(tensor.tolist())}, dtype={tensor.dtype}{options})"
-        yield text, tensor
 
 
-_FORMS: tuple[Callable[[Tensor, str], Candidates], ...] = (
-    _uniform,
-    _counted,
-    _triangular,
-    _rotary,
-    _listed,
-)
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+_Form = Callable[[Tensor, str], Candidates]
+_COUNTING: tuple[_Form, ...] = (_uniform, _counted, _triangular, _listed)
+_FORMS: dict[torch.dtype, tuple[_Form, ...]] = {
+    torch.float32: (_uniform, _counted, _triangular, _rotary, _listed),
+    **dict.fromkeys((torch.float64, torch.float16, torch.bfloat16), _COUNTING),
+    **dict.fromkeys((torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8), _COUNTING),
+    torch.bool: (_uniform, _triangular, _listed),
+    **dict.fromkeys((torch.complex64, torch.complex128), (_uniform, _listed)),
+    **dict.fromkeys((torch.uint16, torch.uint32, torch.uint64, *_FLOAT8), (_listed,)),
+}
+"""What is tried for a dtype: forms whose operators torch has for it."""
 
 
 def _items(tensor: Tensor) -> Any:
@@ -170,7 +188,10 @@ def _items(tensor: Tensor) -> Any:
 
 
 def _short(value: Any) -> Any:
-    return list(map(_short, value)) if isinstance(value, list) else float(str(np.float32(value)))
+    if isinstance(value, list):
+        return list(map(_short, value))
+    has_name = literal(value).text.startswith("torch.")
+    return value if has_name else float(str(np.float32(value)))
 
 
 def _sizes(tensor: Tensor) -> str:
@@ -180,12 +201,4 @@ def _sizes(tensor: Tensor) -> str:
 def _numbers(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_numbers, value))}]"
-    return _number(value)
-
-
-def _number(value: object) -> str:
-    if isinstance(value, float) and math.isnan(value):
-        return "torch.nan"
-    if isinstance(value, float) and math.isinf(value):
-        return "torch.inf" if value > 0 else "-torch.inf"
-    return repr(value)
+    return literal(value).text

@@ -7,8 +7,9 @@ next call alone, as the same argument, and all other arguments are the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from shardwright.codegenerate.spelling.literals import quoted
 from shardwright.codegenerate.writing.names import item_name
 from shardwright.codegenerate.writing.step import Loop, ModuleCall
 
@@ -104,12 +105,3 @@ def number_range(keys: Sequence[str]) -> str | None:
     if [int(key) for key in keys] != list(range(start, stop)):
         return None
     return f"range({start}, {stop})" if start else f"range({stop})"
-
-
-def quoted(key: str) -> str:
-    """A key as the formatter writes it."""
-    return '"' + key.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-Siblings = Callable[[ModuleCall], Sequence[str]]
-"""The names of all modules that stand where the one that is called does."""

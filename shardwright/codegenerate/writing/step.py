@@ -31,8 +31,6 @@ class Step:
         Whether it is a statement of its own, in its place: it draws random numbers.
     typed
         Whether a type checker knows that it gives tensors, if what it reads are.
-    wanted
-        Names for what it makes, by value id.
     """
 
     reads: tuple[int, ...]
