@@ -180,7 +180,8 @@ class _Scribe:
         (value_id,) = step.made
         steps, reader = self.work.steps, self.reader[value_id]
         if reader == len(steps):
-            return self.work.results == (value_id,) and at == len(steps) - 1 and written.typed
+            ends = self.work.results == (value_id,) and not self.work.updates  # they come before
+            return ends and at == len(steps) - 1 and written.typed
         other = steps[reader]
         return isinstance(other, Step) and _same_place(step.source, other.source)
 
@@ -252,10 +253,20 @@ class _Scribe:
         if not self.work.updates:
             return
         text, reads = "with torch.no_grad():", frozenset[str]()
+        if len(self.work.updates) > 1:
+            self._keep(value_id for _, value_id in self.work.updates if value_id not in self.held)
         for buffer, value_id in self.work.updates:
             text += f"\n    {buffer}.copy_({self._name(value_id)})"
             reads |= self._names([value_id])
         self._add(Line(text, reads=reads), None)
+
+    def _keep(self, value_ids: Iterable[int]) -> None:
+        """Give names to buffers whose contents move to others: these may be changed first."""
+        for value_id in value_ids:
+            text = self._name(value_id).text
+            self.held[value_id] = self.variables.take("kept")
+            name = self.held[value_id]
+            self._add(Line(f"{name} = {text}", writes=(name,)), None)
 
     def _give(self) -> tuple[str, ...]:
         """The return; gives the names of what is returned."""

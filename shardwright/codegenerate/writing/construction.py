@@ -7,7 +7,7 @@ tensor of several names is one object.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -46,6 +46,10 @@ class Made:
     gives: tuple[str, ...] = ()
 
 
+CONTAINERS = ("nn.Sequential", DICTIONARY, "nn.ParameterDict")
+"""What holds modules or parameters and has no constructor of its own to say more about them."""
+
+
 @dataclass(eq=False)
 class Construction:
     """The modules of one stage; ``write`` makes a class of a module that needs one."""
@@ -55,8 +59,6 @@ class Construction:
     write: Callable[[Module], Made]
     _made: dict[Module, Made | None] = field(default_factory=dict)
     _live: dict[Module, bool] = field(default_factory=dict)
-    _tied: dict[Module, list[tuple[Home, Home]]] | None = None
-    """By the innermost common module: where a tensor stands first, and where else."""
 
     def made(self, module: Module) -> Made:
         """What makes a module that holds or does something."""
@@ -144,24 +146,33 @@ class Construction:
         return declarations.parameter(self.stage.graph, self.stage.graph.values[value_id])
 
     def _ties(self, module: Module) -> Iterator[str]:
-        """Tensors of several names whose innermost common module this is."""
-        if self._tied is None:
-            self._tied = _ties(self.calls.tree.homes.values())
-        for leading, home in self._tied.get(module, ()):
-            tensor = self.tensor(module, leading)
-            if is_plain(home.name) or self._is_subscripted(module, home):
-                yield f"{self.tensor(module, home)} = {tensor}"
-            else:
-                yield f"{self._holder(module, home)}.{self._registered(module, home, leading)}"
+        """Tensors of several names of which this is the innermost class around all."""
+        for homes in self.calls.tree.homes.values():
+            leading, *others = homes
+            for home in others:
+                around = set(leading.module.upwards())
+                common = next(m for m in home.module.upwards() if m in around)
+                if self._constructs(module, common):
+                    yield self._tie(module, home, leading)
 
-    def _registered(self, module: Module, home: Home, leading: Home) -> str:
-        """The call that registers a tensor under another name, which stands behind no dot."""
+    def _tie(self, module: Module, home: Home, leading: Home) -> str:
+        """The statement that puts a tensor where it stands under another name."""
+        if is_plain(home.name) or self._is_subscripted(module, home):
+            return f"{self.tensor(module, home)} = {self.tensor(module, leading)}"
         value = self.stage.graph.values[home.module.tensors[home.name]]
+        name = quoted(home.name)
         path = quoted(leading.path.removeprefix(f"{module.path}." if module.path else ""))
+        holder = self._holder(module, home)
         if value.role == "param":
-            return f"register_parameter({quoted(home.name)}, self.get_parameter({path}))"
+            return f"{holder}.register_parameter({name}, self.get_parameter({path}))"
         saved = "" if declarations.is_saved(value) else ", persistent=False"
-        return f"register_buffer({quoted(home.name)}, self.get_buffer({path}){saved})"
+        return f"{holder}.register_buffer({name}, self.get_buffer({path}){saved})"
+
+    def _constructs(self, module: Module, other: Module) -> bool:
+        """Whether the constructor of ``module`` is that around all that ``other`` holds."""
+        between = module.down_to(other)
+        inside = other is module or bool(between)
+        return inside and all(self.made(inner).kind in CONTAINERS for inner in between)
 
     def _frozen(self, module: Module) -> str:
         """A call that freezes all of a layer's parameters, where all are frozen."""
@@ -173,12 +184,16 @@ class Construction:
         return ".requires_grad_(False)" if parameters and not trained else ""
 
     def _frozen_parts(self, module: Module, child: Module) -> Iterator[str]:
+        """Freezes some parameters of layers: a child that is one, or those in a container."""
+        if self.made(child).kind in CONTAINERS:
+            for inner in self.children(child):
+                yield from self._frozen_parts(module, inner)
         call = self.calls.by_module.get(child)
         if call is None or call.layer is None or self._frozen(child):
             return
         for name, value in self._parameters_of(call.layer.parameters).items():
             if not declarations.takes_gradient(self.stage.graph, value):
-                yield f"{self.module(module, child)}.{name}.requires_grad_(False)"
+                yield f"{self._typed(module, child)}.{name}.requires_grad_(False)"
 
     def _parameters_of(self, parameters: object) -> dict[str, IRValue]:
         assert isinstance(parameters, dict) or hasattr(parameters, "items")
@@ -205,14 +220,16 @@ class Construction:
 
     def _holder(self, start: Module, home: Home) -> str:
         """How a method of ``start`` reaches the module that a tensor stands in."""
-        if home.module is start:
-            return "self"
-        text, is_known = self._path(start, home.module)
-        return text if is_known else f"cast({self.made(home.module).kind}, {text})"
+        return self._typed(start, home.module) if home.module is not start else "self"
 
     def _is_subscripted(self, start: Module, home: Home) -> bool:
         """Whether a tensor stands in a dictionary of parameters."""
         return home.module is not start and self.made(home.module).kind == "nn.ParameterDict"
+
+    def _typed(self, start: Module, module: Module) -> str:
+        """The expression for a module inside ``start``, of a class that a type checker knows."""
+        text, is_known = self._path(start, module)
+        return text if is_known else f"cast({self.made(module).kind}, {text})"
 
     def _path(self, start: Module, module: Module) -> tuple[str, bool]:
         """The expression, and whether a type checker knows its class."""
@@ -220,24 +237,13 @@ class Construction:
         for inner in start.down_to(module):
             text = text if is_known else f"cast({self.made(inner.parent or start).kind}, {text})"
             kind = None if inner.parent is start else self.made(inner.parent or start).kind
-            in_dictionary = self.base(inner.parent or start) == DICTIONARY
             if kind != "nn.Sequential" and is_plain(inner.name):
                 text, is_known = f"{text}.{inner.name}", True
-            elif kind == "nn.Sequential" or not in_dictionary:
+            elif kind == "nn.Sequential" or self.base(inner.parent or start) == MODULE:
                 text, is_known = f"{text}.get_submodule({quoted(inner.name)})", False
             else:
                 text, is_known = f"{text}[{quoted(inner.name)}]", False
         return text, is_known
-
-
-def _ties(tensors: Iterable[Sequence[Home]]) -> dict[Module, list[tuple[Home, Home]]]:
-    found: dict[Module, list[tuple[Home, Home]]] = {}
-    for leading, *others in tensors:
-        for home in others:
-            around = set(leading.module.upwards())
-            common = next(m for m in home.module.upwards() if m in around)
-            found.setdefault(common, []).append((leading, home))
-    return found
 
 
 def is_plain_holder(module: Module) -> bool:

@@ -15,10 +15,21 @@ from keyword import iskeyword, issoftkeyword
 from unicodedata import normalize
 
 IMPORTED = (
-    *("F", "Tensor", "OrderedDict", "Any", "cast", "dist", "math", "nn", "torch"),
+    "F",
+    "Tensor",
+    "OrderedDict",
+    "Any",
+    "base64",
+    "cast",
+    "dist",
+    "math",
+    "nn",
+    "torch",
+    "warnings",
+    "zlib",
     *("Callable", "ClassVar", "Mapping", "NamedTuple", "Sequence", "re"),
 )
-"""What the names of a generated file's imports are; the second row's in files of split stages."""
+"""What the names of a generated file's imports are; the last line's in files of split stages."""
 AMBIGUOUS = ("I", "O", "l")
 """Names that look like numbers."""
 RESERVED = frozenset((*IMPORTED, *AMBIGUOUS, "self", *dir(builtins)))

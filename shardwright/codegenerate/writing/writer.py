@@ -7,7 +7,7 @@ stage's forward does what its graph does, with tensors under the original's name
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -31,12 +31,13 @@ from shardwright.codegenerate.writing.construction import Construction, Made
 from shardwright.codegenerate.writing.containers import sequential
 from shardwright.codegenerate.writing.hints import Act, wanted_names
 from shardwright.codegenerate.writing.loops import as_loop, chains
-from shardwright.codegenerate.writing.modules import Home, Module, module_tree
+from shardwright.codegenerate.writing.modules import Home, Module, model_names, module_tree
 from shardwright.codegenerate.writing.names import class_stem, identifier, is_plain
 from shardwright.codegenerate.writing.order import Call, Item, keeps_its_place
 from shardwright.codegenerate.writing.origins import call_site
 from shardwright.codegenerate.writing.step import Loop, ModuleCall, Step
 from shardwright.ir import SLOT, IRNode, resolve
+from shardwright.ir.aliasing import memory_roots
 from shardwright.ir.operators import is_marker, signature
 from shardwright.ir.values import Source
 
@@ -64,10 +65,31 @@ class _Writer:
 
     def __post_init__(self) -> None:
         self.graph = self.stage.graph
-        self.calls = calls_of(self.graph, module_tree(self.graph))
+        tree = module_tree(self.graph, model_names(self.program))
+        self.calls = calls_of(self.graph, tree, training=self.program.training)
         self.construction = Construction(self.stage, self.calls, self.module)
         self.root = self.calls.tree.root
         self.left = {*self.graph.outputs, *self.graph.updates.values()}
+        self.outliving = self._outliving()
+
+    def _outliving(self) -> frozenset[int]:
+        """Buffers whose old contents are seen, as they are or in views, after they change."""
+        roots = memory_roots(self.graph) if self.graph.updates else {}
+        views: dict[int, list[int]] = {}
+        for value_id, below in roots.items():
+            for old in below & self.graph.updates.keys():
+                views.setdefault(old, []).append(value_id)
+        return frozenset(
+            old
+            for module, updates in self.calls.updates.items()
+            for old in updates
+            if any(self._is_seen_outside(module, view) for view in views[old])
+        )
+
+    def _is_seen_outside(self, module: Module, value_id: int) -> bool:
+        """Whether a value is read when the forward of ``module`` has changed its buffers."""
+        users = self.graph.values[value_id].users
+        return value_id in self.left or not self.calls.nodes[module].issuperset(users)
 
     def write(self) -> Made:
         return self.module(self.root)
@@ -198,15 +220,17 @@ class _Forward:
         for value_id in dict.fromkeys([*read, *self.updates, *self._returned()]):
             for home in self.writer.calls.tree.homes.get(value_id, ()):
                 if self.module in home.module.upwards():
-                    copied = ".clone()" if self._is_saved(value_id) else ""
+                    copied = ".clone()" if self._is_kept(value_id) else ""
                     yield value_id, Expression(f"{self._reach(home)}{copied}")
                     break
 
     def _reach(self, home: Home) -> Expression:
         return self.writer.construction.tensor(self.module, home)
 
-    def _is_saved(self, value_id: int) -> bool:
-        """Whether autograd may keep what a buffer held before it is written to."""
+    def _is_kept(self, value_id: int) -> bool:
+        """Whether somebody, or autograd, may keep what a buffer held before it is written to."""
+        if value_id in self.writer.outliving:
+            return True
         if value_id not in self.writer.calls.written:
             return False
         own = [item for item in self.items if isinstance(item, IRNode) and value_id in item.inputs]
@@ -307,8 +331,9 @@ class _Forward:
 
     def _operator(self, node: IRNode, needed: set[int]) -> Step:
         one = is_marker(node.op) or signature(resolve(node.op)).returns_one
+        device = self.arguments[:1] if SLOT in node.attrs.values() else ()
         return Step(
-            reads=tuple(node.inputs),
+            reads=(*node.inputs, *device),
             makes=tuple(v if v in needed else None for v in node.results),
             write=lambda operands: self._spell(node, operands),
             is_tuple=not one,
@@ -317,11 +342,10 @@ class _Forward:
             source=node.source,
         )
 
-    def _spell(self, node: IRNode, operands: object) -> Expression:
-        assert isinstance(operands, dict)
+    def _spell(self, node: IRNode, operands: Mapping[int, Expression]) -> Expression:
         if is_collective(node):
             return spell_collective(node, operands)
-        mode = Mode(self.writer.program.training, device=self._device())
+        mode = Mode(self.writer.program.training, device=self._device(operands))
         return spell(self.graph, node, operands, mode)
 
     def _call(self, call: Call, needed: set[int]) -> Step:
@@ -409,10 +433,10 @@ class _Forward:
         nodes = (item for item in self.items if isinstance(item, IRNode))
         return any(SLOT in node.attrs.values() for node in nodes)
 
-    def _device(self) -> str | None:
-        """An expression for the device that the module runs on."""
-        if self.arguments:
-            return f"{self.wanted[self.arguments[0]]}.device"
+    def _device(self, operands: Mapping[int, Expression]) -> str | None:
+        """An expression for the device that the module runs on: that of its first argument."""
+        if self.arguments and self.arguments[0] in operands:
+            return f"{operands[self.arguments[0]]}.device"
         if self.stored:
             return f"{next(iter(self.stored.values()))}.device"
         return None
