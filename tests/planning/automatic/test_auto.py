@@ -117,10 +117,10 @@ def all_at_once(graph, machines, microbatches):
 
 
 def check_best(graph, machines, microbatches, best):
-    """Without inner axes the plan is exactly the best; with them it may be better still."""
+    """Stages of one slot are exactly the best; inner axes and copied nodes may be better still."""
     made = plan(graph, machines, "auto", microbatches=microbatches, zero=0)
     assert made.prediction.step_time <= best * (1 + 1e-9)
-    if not made.assignments[0].mesh.ndim:
+    if not made.copies and not any(assignment.mesh.ndim for assignment in made.assignments):
         assert made.prediction.step_time == pytest.approx(best, rel=1e-9)
 
 
