@@ -10,8 +10,6 @@ from ruff.__main__ import find_ruff_bin
 from torch import Tensor, nn
 
 import shardwright as sw
-from shardwright.codegenerate.splitting.pasting import definitions
-from shardwright.codegenerate.writing.names import RESERVED
 from tests.codegenerate.written import configured, run, stages, written
 
 WIDTH = 4
@@ -152,6 +150,14 @@ def test_inputs_under_any_key(count: int, tmp_path: Path) -> None:
     assert all(line.isprintable() for line in Path(str(module.__file__)).read_text().split("\n"))
 
 
-def test_names_of_imports_in_files_of_split_stages_are_taken() -> None:
-    imported = {name for definition in definitions().values() for name in definition.imports}
-    assert imported <= RESERVED
+def test_no_class_takes_the_name_of_an_import_in_files_of_split_stages(tmp_path: Path) -> None:
+    def sequence(self: nn.Module, x: Tensor) -> Tensor:
+        return x.sin() * x
+
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH))
+    for name in ("Sequence", "ClassVar", "Slots"):
+        model.append(type(name, (nn.Module,), {"forward": sequence})())
+    module = written(sw.capture(model, (torch.rand(2, WIDTH),)), 1, tmp_path)
+    text = Path(str(module.__file__)).read_text()
+    assert "class Sequence2(" in text
+    assert "class Sequence(" not in text

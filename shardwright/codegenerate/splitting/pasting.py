@@ -65,6 +65,13 @@ def definitions() -> Mapping[str, _Definition]:
     return found
 
 
+@cache
+def taken_names() -> frozenset[str]:
+    """The names that the package defines or imports: no class of a file may have them."""
+    found = definitions()
+    return frozenset(found).union(*(definition.imports for definition in found.values()))
+
+
 def _definitions(source: str) -> Iterator[tuple[str, _Definition]]:
     tree = ast.parse(source)
     imports = dict(line for node in tree.body for line in _imported(node))

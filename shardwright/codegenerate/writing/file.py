@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from shardwright.codegenerate.spelling import module_of
 from shardwright.codegenerate.spelling.literals import described, quoted
-from shardwright.codegenerate.splitting.pasting import definitions, pasted
+from shardwright.codegenerate.splitting.pasting import pasted, taken_names
 from shardwright.codegenerate.splitting.split_text import (
     by_slot,
     is_split,
@@ -197,7 +197,7 @@ SPLIT = {
 def file_text(program: Program, *, verbose: bool = False) -> str:
     """The text of a program's file. Raises CodegenError where a partition cannot be written."""
     support = pasted(support_names(program))
-    classes = Classes((*_class_names(program), *definitions(), "create_pipeline_configuration"))
+    classes = Classes((*_class_names(program), *taken_names(), "create_pipeline_configuration"))
     names = [
         [
             write_stage(program, stage, classes, tuple(_stage_doc(program, stage)), verbose=verbose)

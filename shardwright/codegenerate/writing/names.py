@@ -27,9 +27,8 @@ IMPORTED = (
     "torch",
     "warnings",
     "zlib",
-    *("Callable", "ClassVar", "Mapping", "NamedTuple", "Sequence", "re"),
 )
-"""What the names of a generated file's imports are; the last line's in files of split stages."""
+"""What the names of a generated file's imports are."""
 AMBIGUOUS = ("I", "O", "l")
 """Names that look like numbers."""
 RESERVED = frozenset((*IMPORTED, *AMBIGUOUS, "self", *dir(builtins)))
