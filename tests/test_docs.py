@@ -5,8 +5,10 @@ written to the file NAME; other Python blocks run one after another; of ``sh`` b
 begin with ``shardwright`` run.
 """
 
+import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +52,32 @@ def test_examples_of_a_page_run(
             exec(compile(block.text, str(page), "exec"), names)
         elif block.language == "sh":
             run_commands(block.text)
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(110)
+def test_slots_of_the_split_model_train(tmp_path: Path) -> None:
+    shown = {block.file: block.text for block in blocks(ROOT / "docs" / "codegen.md")}
+    for name in ("gpt.py", "split_train.py", "join.py"):
+        (tmp_path / name).write_text(shown[name])
+    command = "-m shardwright codegen gpt.py:make --devices 2 --policy tensor -o split.py"
+    started(tmp_path, *command.split()).check_returncode()
+    torchrun = "-m torch.distributed.run --standalone --nproc-per-node 2 split_train.py"
+    for arguments in (torchrun.split(), ["join.py"]):
+        done = started(tmp_path, *arguments)
+        assert done.returncode == 0, done.stderr
+
+
+def started(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
 
 
 def run_commands(text: str) -> None:

@@ -54,8 +54,9 @@ class Stage:
         The partition's mesh, where its work is split.
     slices
         Stored values that are slices of the model's, by their names in the graph, which say where
-        they stand in the stage: the model's name, and the range of each dimension. In the graph
-        they have no placements; parts of one tensor have names of their own, ``weight_0``.
+        they stand in the stage: the model's name, the range of each dimension, and the shape of
+        the whole. In the graph they have no placements; parts of one tensor have names of their
+        own, ``weight_0``.
     """
 
     name: str
@@ -64,7 +65,7 @@ class Stage:
     outputs: tuple[Port, ...]
     index: int = 0
     mesh: Mesh | None = None
-    slices: Mapping[str, tuple[str, Ranges]] = field(default_factory=dict)
+    slices: Mapping[str, tuple[str, Ranges, tuple[int, ...]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

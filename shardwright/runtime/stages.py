@@ -168,7 +168,9 @@ def places(module: nn.Module) -> Iterator[tuple[Place, Tensor]]:
 def join_equal_names(stages: Sequence[PipelineStage]) -> None:
     """Give stages that have a parameter under one name the first one's. Raises InputError."""
     known: dict[str, tuple[int, nn.Parameter]] = {}
+    slices: dict[str, str] = {}
     for stage in stages:
+        own = _slices(stage.module)
         for path, parameter in list(stage.module.named_parameters(remove_duplicate=False)):
             index, first = known.setdefault(path, (stage.index, parameter))
             if first.shape != parameter.shape or first.dtype != parameter.dtype:
@@ -176,9 +178,20 @@ def join_equal_names(stages: Sequence[PipelineStage]) -> None:
                     f"the parameter {path!r} is {first.dtype}{list(first.shape)} in stage {index} "
                     f"and {parameter.dtype}{list(parameter.shape)} in stage {stage.index}"
                 )
+            if slices.setdefault(path, own.get(path, path)) != own.get(path, path):
+                raise InputError(
+                    f"stage {index} has {slices[path]!r} and stage {stage.index} "
+                    f"{own.get(path, path)!r}, which would be trained apart; write the stages again"
+                )
             if first is not parameter:
                 owner, _, name = path.rpartition(".")
                 stage.module.get_submodule(owner)._parameters[name] = first
+
+
+def _slices(module: nn.Module) -> dict[str, str]:
+    """Which slices of the model's the parameters of a split stage are, by path."""
+    pieces = getattr(module, "pieces", None)
+    return {path: piece.key for path, piece in pieces().items()} if callable(pieces) else {}
 
 
 @contextmanager

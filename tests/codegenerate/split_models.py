@@ -85,6 +85,47 @@ class Gated(nn.Module):
         return y, self.up(x).amax(-1)
 
 
+class Tied(nn.Module):
+    """A parameter that layers far apart have together, one along rows, one along columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(
+            nn.Linear(WIDTH, WIDTH, bias=False),
+            nn.GELU(),
+            nn.Linear(WIDTH, WIDTH, bias=False),
+            nn.GELU(),
+            nn.Linear(WIDTH, WIDTH, bias=False),
+            nn.GELU(),
+        )
+        self.last = nn.Sequential(
+            nn.Linear(WIDTH, WIDTH, bias=False),
+            nn.GELU(),
+            nn.Linear(WIDTH, WIDTH, bias=False),
+            nn.GELU(),
+            nn.Linear(WIDTH, WIDTH, bias=False),
+        )
+        self.last[2].weight = self.first[2].weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).tanh())
+
+
+class Extreme(nn.Module):
+    """Maxima and minima of features that are equal on several slots, unevenly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, 24)
+        with torch.no_grad():
+            self.up.weight[[3, 7, 14, 15, 20]] = 0.0
+            self.up.bias[[3, 7, 14, 15, 20]] = 9.0
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        up = self.up(x)
+        return up.amax(-1), (-up).amin(-1)
+
+
 def gpt2() -> nn.Module:
     """GPT-2, of two layers."""
     import transformers
@@ -117,6 +158,8 @@ MODELS: dict[str, type[nn.Module]] = {
     "decoder": Decoder,
     "uneven": UnevenDecoder,
     "gated": Gated,
+    "tied": Tied,
+    "extreme": Extreme,
 }
 
 
@@ -127,7 +170,7 @@ def made(name: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
         model = TRANSFORMERS[name]().double().eval()
         return model, (torch.randint(40, (4, 8)),)
     model = MODELS[name]().double()
-    if name in ("mlp", "gated"):
+    if name in ("mlp", "gated", "tied", "extreme"):
         return model, (torch.randn(6, 5, WIDTH, dtype=torch.float64),)
     return model, (torch.randint(40, (4, 8)),)
 

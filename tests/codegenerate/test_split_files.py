@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import shardwright as sw
 from shardwright.codegenerate.codegen import codegen
@@ -43,6 +44,9 @@ def joined(slots: list[dict[str, Any]], key: str) -> dict[str, torch.Tensor]:
         *(("decoder", plan) for plan in PLANS),
         ("uneven", "tensor 4"),
         ("gated", "tensor 2"),
+        ("extreme", "tensor 2"),
+        ("tied", "pipeline 2 × tensor 2"),
+        ("tied", "pipeline 2 × data 2"),
     ],
 )
 def test_slots_train_as_the_model_does(name: str, plan: str, tmp_path: Path) -> None:
@@ -116,11 +120,38 @@ def test_a_slot_may_be_looked_at_without_communication(tmp_path: Path) -> None:
         assert dict(stage.named_parameters())["blocks.0.up.weight"].shape == (40, 20)
         assert stage.head.weight is stage.tokens.weight
         states.append(stage.state_dict())
-    assert "blocks.1.qkv.weight[50:60, 0:20]" in states[1]
+    assert "blocks.1.qkv.weight[50:60, 0:20] of [60, 20]" in states[1]
     whole = module.join_state_dicts(states)
     assert whole.keys() == model.state_dict().keys()
+    with pytest.raises(ValueError, match="missing slices"):
+        module.join_state_dicts(states[:1])
     with pytest.raises(RuntimeError, match="give slot=0 to 1"):
         module.create_pipeline_configuration(model)
+
+
+def test_stages_without_a_model_are_unfilled_on_all_slots(tmp_path: Path) -> None:
+    module = imported(written("uneven", "tensor 4", tmp_path))
+    model, _ = split_models.made("uneven")
+    drawn = []
+    for slot in range(4):
+        torch.manual_seed(3)
+        (stage,) = module.create_pipeline_configuration(
+            debug=True, partitions_only=True, slot=slot
+        ).values()
+        drawn.append(torch.rand(3))
+        assert all(parameter.isnan().all() for parameter in stage.parameters())
+        stage.load_state_dict(model.state_dict())
+        assert not any(parameter.isnan().any() for parameter in stage.parameters())
+    assert all(torch.equal(drawn[0], other) for other in drawn)
+
+
+def test_a_model_of_other_shapes_is_refused(tmp_path: Path) -> None:
+    module = imported(written("mlp", "tensor 2", tmp_path))
+    for name, other in (("up", nn.Linear(20, 31)), ("norm", nn.LayerNorm(21))):
+        model, _ = split_models.made("mlp")
+        setattr(model, name, other)
+        with pytest.raises(ValueError, match=rf"'{name}.*give the model that was partitioned"):
+            module.create_pipeline_configuration(model, debug=True, slot=0)
 
 
 def test_layers_that_are_alike_are_one_class(tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ import torch
 
 import shardwright as sw
 from shardwright.codegenerate.splitting.collectives import COLLECTIVES, is_collective
+from shardwright.codegenerate.splitting.split_holdings import StageHoldings
 from shardwright.codegenerate.splitting.split_stages import split_stages
 from shardwright.codegenerate.stage import Program
 from shardwright.codegenerate.support.slices import join_state_dicts, piece_of
+from shardwright.errors import CodegenError
 from shardwright.ir.validate import validate
 from shardwright.planning.assemble import planned
 from shardwright.planning.plan import assignments, cluster_of
@@ -71,6 +73,28 @@ def test_slots_communicate_in_one_order(name: str, plan: str) -> None:
     assert any(found for slots in collectives(program) for found in slots)
 
 
+def test_a_parameter_of_two_partitions_is_one_slice() -> None:
+    program = program_of("tied", **PLANS["pipeline 2 × tensor 2"][1])
+    for slot in (0, 1):
+        first, last = (partition[slot].slices for partition in program.partitions)
+        held = [first["first.2.weight"], last["first.2.weight"], last["last.2.weight"]]
+        assert len({entry[1:] for entry in held}) == 1
+
+
+def test_a_parameter_in_two_layouts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StageHoldings, "_loaded_as", lambda *given: given[-1])
+    with pytest.raises(CodegenError, match=r"Stage0 and Stage1 are tied by .*'first\.2\.weight'"):
+        program_of("tied", **PLANS["pipeline 2 × tensor 2"][1])
+
+
+@pytest.mark.parametrize("name", ["gated", "extreme"])
+def test_no_gradient_goes_through_a_maximum_of_maxima(name: str) -> None:
+    program = program_of(name, **PLANS["tensor 2"][1])
+    found = {op for slots in collectives(program) for slot in slots for op, _ in slot}
+    assert "all_gather" in found
+    assert "all_reduce_extreme" not in found
+
+
 def eager(name: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Outputs by name and gradients by parameter."""
     model, inputs = split_models.made(name)
@@ -104,6 +128,9 @@ def assert_close(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch
         ("uneven", "sequence 2"),
         ("gated", "tensor 2"),
         ("gated", "data 2"),
+        ("extreme", "tensor 2"),
+        ("extreme", "data 2"),
+        ("tied", "pipeline 2 × tensor 2"),
     ],
 )
 def test_outputs_and_gradients_are_the_models(name: str, plan: str, tmp_path: Path) -> None:

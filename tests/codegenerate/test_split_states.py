@@ -32,6 +32,8 @@ ranges = st.lists(
 def test_keys_are_read_back(name: str, spans: tuple[tuple[int, int], ...]) -> None:
     piece = Piece(name, spans)
     assert piece_of(piece.key) == piece
+    known = piece._replace(shape=tuple(end + 1 for _, end in spans))
+    assert piece_of(known.key) == known
     assert piece_of(name) == Piece(name, ())
 
 
@@ -43,7 +45,8 @@ def test_slices_join_to_the_whole(data: st.DataObject) -> None:
     at = data.draw(st.integers(0, shape[dim]))
     spans = [(0, size) for size in shape]
     parts = [
-        Piece("w", (*spans[:dim], span, *spans[dim + 1 :])) for span in ((0, at), (at, shape[dim]))
+        Piece("w", (*spans[:dim], span, *spans[dim + 1 :]), tuple(shape))
+        for span in ((0, at), (at, shape[dim]))
     ]
     states = [{part.key: part.of(whole), "b": torch.ones(2)} for part in parts]
     joined = join_state_dicts(states)
@@ -56,6 +59,40 @@ def test_a_missing_slice_is_named() -> None:
         join_state_dicts([{"w[2:4]": torch.ones(2)}])
 
 
+@pytest.mark.parametrize("slots", [(0,), (1,), (0, 1), (0, 2), (1, 2)])
+def test_every_missing_slot_is_noticed(slots: tuple[int, ...]) -> None:
+    whole = torch.arange(6.0)
+    parts = [Piece("w", ((start, start + 2),), (6,)) for start in (0, 2, 4)]
+    with pytest.raises(ValueError, match="missing slices"):
+        join_state_dicts([{parts[slot].key: parts[slot].of(whole)} for slot in slots])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"w": torch.ones(2)}, {"w": torch.tensor([1.0, 2.0])}),
+        ({"w[0:2] of [3]": torch.ones(2)}, {"w[1:3] of [3]": torch.zeros(2)}),
+        ({"w[0:2] of [3]": torch.ones(2)}, {"w": torch.zeros(3)}),
+        ({"w": torch.tensor(1.0)}, {"w": torch.tensor(torch.nan)}),
+    ],
+)
+def test_states_that_differ_are_named(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    with pytest.raises(ValueError, match="states 0 and 2 differ in 'w'"):
+        join_state_dicts([one, {"b": torch.ones(1)}, other])
+
+
+def test_states_of_two_models_are_named() -> None:
+    with pytest.raises(ValueError, match=r"'w' has the shapes \[3\] of state 0, \[4\] of state 1"):
+        join_state_dicts([{"w[0:2] of [3]": torch.ones(2)}, {"w": torch.ones(4)}])
+    with pytest.raises(ValueError, match=r"'w' of state 1 is torch\.float64"):
+        join_state_dicts([{"w": torch.ones(2)}, {"w": torch.ones(2).double()}])
+
+
+def test_what_is_no_number_is_equal_to_itself() -> None:
+    state = {"w": torch.tensor([1.0, torch.nan])}
+    assert join_state_dicts([state, state])["w"].isnan().tolist() == [False, True]
+
+
 class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -65,9 +102,9 @@ class Layer(nn.Module):
 
 class Stage(SplitStage):
     slices: ClassVar[Slices] = {
-        "layers.*.up.weight": ("layers.*.up.weight", ("[0:2, 0:3]", "[2:4, 0:3]")),
-        "layers.*.qkv_0": ("layers.*.qkv", ("[0:1]", "[1:2]")),
-        "layers.*.qkv_1": ("layers.*.qkv", ("[2:3]", "[3:4]")),
+        "layers.*.up.weight": ("layers.*.up.weight", (4, 3), ("[0:2, 0:3]", "[2:4, 0:3]")),
+        "layers.*.qkv_0": ("layers.*.qkv", (4,), ("[0:1]", "[1:2]")),
+        "layers.*.qkv_1": ("layers.*.qkv", (4,), ("[2:3]", "[3:4]")),
     }
 
     def __init__(self, slot: int) -> None:
@@ -92,9 +129,13 @@ def test_pieces_by_path() -> None:
     assert list(stage.state_dict()) == [
         f"layers.{i}.{key}"
         for i in (4, 5)
-        for key in ("qkv[1:2]", "qkv[3:4]", "up.weight[2:4, 0:3]", "up.bias")
+        for key in (
+            "qkv[1:2] of [4]",
+            "qkv[3:4] of [4]",
+            "up.weight[2:4, 0:3] of [4, 3]",
+            "up.bias",
+        )
     ]
-    assert stage.whole_shapes()["layers.5.qkv"] == [4]
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -121,7 +162,7 @@ def test_stages_inside_of_others_save_and_load() -> None:
     stage = Stage(0)
     stage.load_state_dict(whole_state())
     averaged = torch.optim.swa_utils.AveragedModel(stage)
-    assert "module.layers.4.up.weight[0:2, 0:3]" in averaged.state_dict()
+    assert "module.layers.4.up.weight[0:2, 0:3] of [4, 3]" in averaged.state_dict()
     again = torch.optim.swa_utils.AveragedModel(Stage(0))
     again.load_state_dict(averaged.state_dict())
     assert all(map(torch.equal, again.module.parameters(), stage.parameters()))
@@ -145,13 +186,20 @@ def test_tensors_of_other_shapes_are_refused() -> None:
         Stage(0).load_state_dict(state)
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_another_slots_tensors_are_refused_under_plain_names(strict: bool) -> None:
+    local = dict(Stage(1).named_parameters())
+    with pytest.raises(RuntimeError, match=r"(?s)layers\.4\.up\.weight.*layers\.4\.qkv_0"):
+        Stage(0).load_state_dict(local, strict=strict)
+
+
 def test_copies_have_their_own_parameters_and_the_same_slots() -> None:
     stage = Stage(1)
     copy = deepcopy(stage)
     copy.load_state_dict(whole_state())
     assert copy.slots is stage.slots
     assert not torch.equal(
-        copy.state_dict()["layers.4.up.weight[2:4, 0:3]"], stage.layers["4"].up.weight
+        copy.state_dict()["layers.4.up.weight[2:4, 0:3] of [4, 3]"], stage.layers["4"].up.weight
     )
 
 

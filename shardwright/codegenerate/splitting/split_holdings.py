@@ -14,7 +14,8 @@ every slot to every slot, where they are not. Partial sums are added up first.
 
 Inputs are whole, but for the batch along an axis ``data``, of which a slot takes its part. A
 parameter is loaded once a partition, in the layout that is asked for first; other layouts are made
-of that, so that it has one gradient.
+of that, so that it has one gradient. Partitions that are tied by one load it in one layout, where
+their meshes are alike.
 """
 
 from __future__ import annotations
@@ -145,9 +146,16 @@ class StageHoldings(Holdings):
             return super()._load(value, mesh, layout)
         held = [holding for holding in self.held.get(value.id, ()) if holding.mesh == mesh]
         if not held:
-            first = _entering(layout, mesh) if value.role == "input" else layout
-            held = [super()._load(value, mesh, first.normal(mesh, value.shape))]
+            first = self._loaded_as(value, mesh, layout).normal(mesh, value.shape)
+            held = [super()._load(value, mesh, first)]
         return self._bring(value, held[0], mesh, layout)
+
+    def _loaded_as(self, value: IRValue, mesh: Mesh, layout: Layout) -> Layout:
+        """The layout in which a partition that wants it in another loads an input or parameter."""
+        if value.role == "input":
+            return _entering(layout, mesh)
+        elsewhere = (h.layout for h in self.held.get(value.id, ()) if h.mesh.sizes == mesh.sizes)
+        return next(elsewhere, layout)
 
     def _new_slice(self, value: IRValue, slot: SlotGraph, ranges: Ranges) -> IRValue:
         """A slice with its contents; without placements where it is all of what is stored."""

@@ -8,6 +8,8 @@ than the gradient that `split_holdings` promises:
     a term that the first adds    all slots read it, the others as zeros: `term_of_first`; so all
                                   have its gradient, which is the sum's, and nothing is sent
     what all parts make alike     one slot goes on with its gradient: `gradient_to_first`
+    a maximum of parts' maxima    made of the whole by every slot: equal elements share its gradient
+                                  evenly, wherever they are
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwright.codegenerate.splitting.split_holdings import StageHoldings
+from shardwright.dimops.catalog import dimop_of
 from shardwright.ir import IRNode, IRValue
 from shardwright.layout import Mesh, Partial, Replicate
 from shardwright.planning.plan import Assignment
@@ -36,6 +39,18 @@ class StageWriter(NodeWriter):
         for index, value_id in enumerate(node.outputs):
             self._give_to_first(written, index, value_id)
         return written
+
+    def _settled(self, node: IRNode, assignment: Assignment) -> Assignment:
+        """The assignment without the axes along which a gradient would go through a maximum."""
+        assignment = super()._settled(node, assignment)
+        if self.holdings.differentiable.isdisjoint(node.outputs):
+            return assignment
+        bound = dimop_of(self.graph, node)
+        splits = tuple(
+            None if bound is not None and _compares(Axis.of(bound, split), node) else split
+            for split in assignment.splits
+        )
+        return Assignment(assignment.mesh, splits)
 
     def operands(
         self, node: IRNode, split: Parts, sources: Sequence[Holding | None]
@@ -72,6 +87,12 @@ class StageWriter(NodeWriter):
         for axis in _axes(written.mesh):
             if written.axes[axis].repeats(index):
                 held[-1] = self.holdings.along("gradient_to_first", value, held[-1], axis)
+
+
+def _compares(axis: Axis, node: IRNode) -> bool:
+    """Whether slots along an axis make terms that are not added, as a maximum's."""
+    made = (axis.output(index) for index in range(len(node.outputs)))
+    return any(isinstance(placement, Partial) and placement != Partial() for placement in made)
 
 
 def _axes(mesh: Mesh) -> list[int]:

@@ -31,6 +31,7 @@ from shardwright.codegenerate.spelling import is_random
 from shardwright.codegenerate.splitting.collectives import ALONE, is_collective
 from shardwright.codegenerate.splitting.split_holdings import StageHoldings, leaving_layout
 from shardwright.codegenerate.splitting.split_nodes import StageWriter
+from shardwright.codegenerate.splitting.ties import check_ties
 from shardwright.codegenerate.stage import Port, Program, Stage
 from shardwright.errors import CodegenError
 from shardwright.ir import Builder, IRGraph, IRNode
@@ -88,6 +89,7 @@ class _Splitting:
         self.updates = Ends(graph, self.holdings).updates()
         self.names = PortNames(graph, [leaf.name for leaf in leaves(graph.in_structure)])
         self.names.add(set(self.leaving))
+        self.shapes = _whole_shapes(graph)
 
     def _write(self, assigned: Sequence[Assignment], numbers: Sequence[int]) -> None:
         """Write the nodes, partition after partition."""
@@ -117,6 +119,7 @@ class _Splitting:
             tuple(self._stages(place, mesh))
             for place, (_, mesh) in enumerate(sorted(self.meshes.items()))
         )
+        check_ties(partitions)
         drawn = [note for slots in partitions for note in _draw_notes(slots, training=training)]
         return Program(
             name=graph.name,
@@ -136,7 +139,7 @@ class _Splitting:
         live = _live(self.holdings, mesh, {device: end.needed for device, end in ends.items()})
         for index, device in enumerate(mesh.devices):
             slot = self.holdings.slots[device]
-            stage = _stage(f"Stage{number}", slot, ends[device], live[device])
+            stage = _stage(f"Stage{number}", slot, ends[device], live[device], self.shapes)
             yield replace(stage, index=index, mesh=mesh)
 
     def _ends(self, device: str) -> _Ends:
@@ -286,8 +289,14 @@ def _is_read(graph: IRGraph, node: IRNode, live: Collection[int], needed: Collec
 # --- stages ---------------------------------------------------------------------------------------
 
 
-def _stage(name: str, slot: SlotGraph, ends: _Ends, live: Collection[int]) -> Stage:
-    """One slot's live nodes as a stage."""
+def _stage(
+    name: str,
+    slot: SlotGraph,
+    ends: _Ends,
+    live: Collection[int],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> Stage:
+    """One slot's live nodes as a stage; ``shapes`` are those of the model's tensors, by name."""
     graph = slot.builder.graph
     nodes = _fused(graph, [node for node in graph.nodes if node.id in live], ends.needed)
     outputs = sorted(ends.leaving.items())
@@ -307,7 +316,7 @@ def _stage(name: str, slot: SlotGraph, ends: _Ends, live: Collection[int]) -> St
         updates={mapping[old]: mapping[new] for old, new in ends.updates.items() if old in mapping},
     )
     inputs_here, outputs_here = _ports(inputs, made.inputs), _ports(outputs, made.outputs)
-    return Stage(name, made, inputs_here, outputs_here, slices=_named_apart(made))
+    return Stage(name, made, inputs_here, outputs_here, slices=_named_apart(made, shapes))
 
 
 def _fused(graph: IRGraph, nodes: Sequence[IRNode], needed: Collection[int]) -> list[IRNode]:
@@ -365,17 +374,30 @@ def _draws(node: IRNode) -> bool:
     return is_random(replace(node, attrs={**node.attrs, **flags}))
 
 
-def _named_apart(graph: IRGraph) -> dict[str, tuple[str, Ranges]]:
+def _whole_shapes(graph: IRGraph) -> dict[str, tuple[int, ...]]:
+    """The shapes of the model's tensors, by name, also of those that the plan has in parts."""
+    found: dict[str, tuple[int, ...]] = {}
+    for value in graph.stored():
+        ends = tuple(end for _, end in value.placements or whole(value.shape))
+        for name in value.names:
+            found[name] = tuple(map(max, found.get(name, ends), ends))
+    return found
+
+
+def _named_apart(
+    graph: IRGraph, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[str, Ranges, tuple[int, ...]]]:
     """Give slices names by which they stand in a stage; gives what they are slices of."""
     counts = Counter(value.names[0] for value in graph.stored())
     numbers: Counter[str] = Counter()
-    found: dict[str, tuple[str, Ranges]] = {}
+    found: dict[str, tuple[str, Ranges, tuple[int, ...]]] = {}
     for value in graph.stored():
         leading = value.names[0]
         suffix = f"_{numbers[leading]}" if counts[leading] > 1 else ""
         numbers[leading] += 1
         if value.placements is not None:
-            found |= {name + suffix: (name, value.placements) for name in value.names}
+            origin = value.placements
+            found |= {name + suffix: (name, origin, shapes[name]) for name in value.names}
             value.placements = None
         value.names = tuple(name + suffix for name in value.names)
     return found

@@ -19,7 +19,7 @@ TYPE = "ClassVar[Slices]"
 STAGE_PARAMETERS = ("group: dist.ProcessGroup | None = None", "slot: int | None = None")
 MODULE_PARAMETERS = ("slots: Slots",)
 
-_Entry = tuple[str, tuple[str, ...]]
+_Entry = tuple[str, tuple[int, ...], tuple[str, ...]]
 
 
 def is_split(stage: Stage) -> bool:
@@ -33,7 +33,16 @@ def support_names(program: Program) -> list[str]:
     if not any(map(is_split, stages)):
         return []
     found = {node.op for stage in stages for node in stage.graph.nodes if is_collective(node)}
-    return [*sorted(found), BASE, "Slots", "Slices", "slot_of", "share", "join_state_dicts"]
+    return [
+        *sorted(found),
+        BASE,
+        "Slots",
+        "Slices",
+        "slot_of",
+        "share",
+        "unfilled",
+        "join_state_dicts",
+    ]
 
 
 def slots_expression(stage: Stage) -> str:
@@ -68,8 +77,8 @@ def slices_table(stages: Sequence[Stage]) -> str:
         else:
             rows |= {path: entry for path, entry in found.items() if entry is not None}
     texts = (
-        f"{quoted(path)}: ({quoted(name)}, {_tuple(ranges)})"
-        for path, (name, ranges) in rows.items()
+        f"{quoted(path)}: ({quoted(name)}, {shape}, {_tuple(ranges)})"
+        for path, (name, shape, ranges) in rows.items()
     )
     inside = "".join(f"{text}, " for text in texts)
     return f"{_table_name(stages[0])}: Slices = {{{inside}}}"
@@ -81,14 +90,14 @@ def _tuple(texts: Sequence[str]) -> str:
 
 
 def _entry(stages: Sequence[Stage], path: str) -> _Entry:
-    name = stages[0].slices[path][0]
-    return name, tuple(format_ranges(stage.slices[path][1]) for stage in stages)
+    name, _, shape = stages[0].slices[path]
+    return name, shape, tuple(format_ranges(stage.slices[path][1]) for stage in stages)
 
 
 def _patterned(path: str, entry: _Entry) -> _Entry:
     """An entry with ``*`` for the numbers in its name, where those are the path's."""
     same = _numbers(path) == _numbers(entry[0])
-    return (_pattern(entry[0]), entry[1]) if same else entry
+    return (_pattern(entry[0]), *entry[1:]) if same else entry
 
 
 def _pattern(path: str) -> str:

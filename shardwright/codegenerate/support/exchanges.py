@@ -135,14 +135,11 @@ def all_reduce(x: Tensor, axis: Axis) -> Tensor:
 
 
 def all_reduce_extreme(x: Tensor, axis: Axis, op: str) -> Tensor:
-    """The largest or smallest of the slots' elements; equal ones share the gradient."""
-    best = extreme(x.detach(), axis, op)
-    chosen = x.detach() == best
+    """The largest or smallest of the slots' elements, which no gradient goes through.
 
-    def back(gradient: Tensor) -> Tensor:
-        return gradient * chosen / summed(chosen.to(gradient.dtype), axis)
-
-    return mirrored(x, lambda _: best, back)
+    Equal elements share a gradient evenly, and how many each slot has is not known here.
+    """
+    return extreme(x.detach(), axis, op)
 
 
 def all_gather(x: Tensor, axis: Axis, dim: int, sizes: Sequence[int]) -> Tensor:

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
 
 import torch.distributed as dist
+
+
+@cache
+def group_of(ranks: tuple[int, ...], world: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The processes with these ranks: one group, however many stages and axes have them."""
+    made: dist.ProcessGroup = dist.new_group(list(ranks), use_local_synchronization=True)
+    return made
 
 
 class Axis:
@@ -28,7 +36,7 @@ class Axis:
             ranks = dist.get_process_group_ranks(everyone)
             if len(ranks) > len(self.members):
                 mine = [ranks[slot] for slot in self.members]
-                everyone = dist.new_group(mine, use_local_synchronization=True)
+                everyone = group_of(tuple(mine), dist.group.WORLD)
             self._group = everyone
         assert self._group is not None
         return self._group
