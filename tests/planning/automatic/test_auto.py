@@ -117,10 +117,14 @@ def all_at_once(graph, machines, microbatches):
 
 
 def check_best(graph, machines, microbatches, best):
-    """Stages of one slot are exactly the best; inner axes and copied nodes may be better still."""
+    """What the search finds of one slot a stage is exactly the best.
+
+    Inner axes may be better still, and so may partitioners, which cut anywhere and copy nodes.
+    """
     made = plan(graph, machines, "auto", microbatches=microbatches, zero=0)
     assert made.prediction.step_time <= best * (1 + 1e-9)
-    if not made.copies and not any(assignment.mesh.ndim for assignment in made.assignments):
+    searched = ":" not in made.explanation.plan  # else a partitioner's name stands before it
+    if searched and not any(assignment.mesh.ndim for assignment in made.assignments):
         assert made.prediction.step_time == pytest.approx(best, rel=1e-9)
 
 
