@@ -45,14 +45,12 @@ def work(module: ModuleType, model: nn.Module, inputs: tuple[Tensor, ...]) -> di
         for name, tensor in outputs.items()
     ]
     torch.stack(shares).sum().backward()
-    parameters = {
-        keys(stage).get(path, path): parameter
-        for stage in stages
-        for path, parameter in stage.named_parameters()
-    }
-    gradients = {key: parameter.grad for key, parameter in parameters.items()}
-    unique = list({id(parameter): parameter for parameter in parameters.values()}.values())
-    torch.optim.AdamW(unique, **OPTIONS).step()
+    parameters: dict[nn.Parameter, str] = {}
+    for stage in stages:
+        for path, parameter in stage.named_parameters():
+            parameters.setdefault(parameter, keys(stage).get(path, path))
+    gradients = {key: parameter.grad for parameter, key in parameters.items()}
+    torch.optim.AdamW(list(parameters), **OPTIONS).step()
     return {
         "outputs": {name: tensor.detach() for name, tensor in outputs.items()},
         "gradients": gradients,
