@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -19,6 +20,8 @@ from shardwright.codegenerate.support.slices import (
     piece_of,
 )
 from shardwright.codegenerate.support.slots import Slots
+from shardwright.errors import InputError
+from shardwright.runtime.stages import join_equal_names, wiring_of
 
 names = st.from_regex(r"[a-z_]+(\.[a-z0-9_]+)*", fullmatch=True)
 ranges = st.lists(
@@ -211,3 +214,32 @@ def test_slots_know_their_place() -> None:
         Slots({"data": 2, "tensor": 3}, slot=6)
     with pytest.raises(RuntimeError, match="give slot=0 to 5"):
         Slots({"data": 2, "tensor": 3})
+
+
+def test_stages_with_other_slices_under_one_name_are_refused() -> None:
+    class Columns(Stage):
+        slices: ClassVar[Slices] = {
+            **Stage.slices,
+            "layers.*.up.weight": ("layers.*.up.weight", (2, 6), ("[0:2, 0:3]", "[0:2, 3:6]")),
+        }
+
+    ports = [{"inputs": [name], "outputs": [f"{name}{name}"]} for name in ("x", "xx")]
+    stages = [port | {"model": kind(0)} for port, kind in zip(ports, (Stage, Columns), strict=True)]
+    configuration = {"model inputs": ["x"], "model outputs": ["xxxx"]} | dict(enumerate(stages))
+    with pytest.raises(InputError, match=r"stage 0 has .*\[0:2, 0:3\].*trained apart"):
+        join_equal_names(wiring_of(configuration).stages)
+
+
+def test_processes_of_equal_ranks_are_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[list[int]] = []
+
+    def new_group(ranks: list[int], **_: object) -> object:
+        made.append(ranks)
+        return object()
+
+    monkeypatch.setattr(dist, "new_group", new_group)
+    monkeypatch.setattr(dist, "get_process_group_ranks", lambda _: [0, 1, 2, 3])
+    for axes in ({"data": 2, "tensor": 2}, {"data": 2, "sequence": 2}):
+        slots = Slots(axes, cast(dist.ProcessGroup, object()), slot=3)
+        assert all(slots[name].group is slots[name].group for name in axes)
+    assert made == [[1, 3], [2, 3]]

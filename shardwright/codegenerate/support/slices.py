@@ -155,7 +155,7 @@ def joined(name: str, held: Sequence[Held]) -> Tensor:
         there, known = piece.of(whole), piece.of(states)
         if (tensor.shape, tensor.dtype) != (there.shape, there.dtype):
             raise ValueError(
-                f"{piece.key!r} of state {state} is {tensor.dtype}{list(tensor.shape)}, expected "
+                f"{name!r} of state {state} is {tensor.dtype}{list(tensor.shape)}, expected "
                 f"{there.dtype}{list(there.shape)}"
             )
         given = tensor.to(whole.device)
