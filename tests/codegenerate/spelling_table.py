@@ -131,7 +131,7 @@ ELEMENTWISE = [
     S(
         "to.dtype_layout",
         (X,),
-        "a.to(a.device, copy=True)",
+        "a.to(device=a.device, copy=True)",
         {"dtype": torch.float32, "device": "cpu", "layout": torch.strided, "copy": True},
     ),
     S(
@@ -496,7 +496,7 @@ FACTORIES = [
         "torch.scalar_tensor(0.5, dtype=torch.float32, device=self.place)",
         {"pin_memory": False},
     ),
-    S("bernoulli.default", (b(3),), "torch.bernoulli(a)"),
+    S("bernoulli.default", (f(3),), "torch.bernoulli(a)"),
     S("bernoulli.p", (X, 0.5), "torch.bernoulli(a, 0.5)"),
     S("multinomial.default", (f(4), 2), "torch.multinomial(a, 2)"),
     S("poisson.default", (X,), "torch.poisson(a)"),
