@@ -107,6 +107,24 @@ class IRValue:
     users: list[int] = field(default_factory=list)
     persistent: bool = field(default=True, compare=False, repr=False)
 
+    def wired(self, producer: int | None, users: list[int]) -> IRValue:
+        """The value between other nodes, all else the same; `dataclasses.replace` would be slow."""
+        return IRValue(
+            self.id,
+            self.name,
+            self.shape,
+            self.dtype,
+            self.device,
+            self.role,
+            self.strides,
+            self.names,
+            self.placements,
+            self.init,
+            producer,
+            users,
+            self.persistent,
+        )
+
     @property
     def numel(self) -> int:
         """How many elements."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
-
-from shardwright.ir import IRGraph, IRValue
+from shardwright.ir import IRGraph
 from shardwright.ir.steps import forward_nodes
 
 
@@ -18,7 +16,7 @@ def forward_view(graph: IRGraph) -> IRGraph:
         return graph
     inside = {node.id for node in nodes}
     values = {
-        value.id: _read_by(value, inside)
+        value.id: value.wired(value.producer, [user for user in value.users if user in inside])
         for value in graph.values.values()
         if value.producer is None or value.producer in inside
     }
@@ -32,23 +30,4 @@ def forward_view(graph: IRGraph) -> IRGraph:
         outputs=list(dict.fromkeys(v for v in made if values[v].producer is not None)),
         updates={old: new for old, new in graph.updates.items() if new in values},
         tensors=graph.tensors,
-    )
-
-
-def _read_by(value: IRValue, nodes: Set[int]) -> IRValue:
-    """The value with those of its users that are among some nodes; `replace` would be slow."""
-    return IRValue(
-        value.id,
-        value.name,
-        value.shape,
-        value.dtype,
-        value.device,
-        value.role,
-        value.strides,
-        value.names,
-        value.placements,
-        value.init,
-        value.producer,
-        [user for user in value.users if user in nodes],
-        value.persistent,
     )

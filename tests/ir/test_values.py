@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given
@@ -39,3 +41,31 @@ def test_a_node_knows_its_innermost_module():
     assert (node.scope, node.scope_class) == ("a.b", "B")
     node.scopes = ()
     assert (node.scope, node.scope_class) == ("", "")
+
+
+def test_a_value_between_other_nodes_is_the_same_in_all_else():
+    fields = {field.name for field in dataclasses.fields(IRValue)}
+    others = {
+        "shape": (2, 3),
+        "dtype": "f64",
+        "device": "cuda",
+        "role": "buffer",
+        "strides": (1, 2),
+    }
+    value = IRValue(
+        7,
+        "x",
+        names=("a", "b"),
+        placements=((0, 2), (1, 4)),
+        init="zeros",
+        producer=3,
+        users=[4],
+        persistent=False,
+        **others,
+    )
+    wired = value.wired(5, [6])
+    assert (wired.producer, wired.users) == (5, [6])
+    plain = IRValue(0, "", (), "f32")
+    for name in fields - {"producer", "users"}:
+        assert getattr(value, name) != getattr(plain, name), "a value that tells the fields apart"
+        assert getattr(wired, name) == getattr(value, name)

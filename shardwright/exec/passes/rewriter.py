@@ -41,7 +41,7 @@ class Rewriter:
         self._now: dict[int, int] = {}
         for value in source.values.values():
             if value.producer is None:
-                self.made.values[value.id] = _copy(value, None)
+                self.made.values[value.id] = value.wired(None, [])
 
     # --- values -----------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class Rewriter:
             if value_id in values:
                 values[value_id].producer = node_id
             else:
-                values[value_id] = _copy(self.source.values[value_id], node_id)
+                values[value_id] = self.source.values[value_id].wired(node_id, [])
         for value_id in inputs if len(inputs) == 1 else dict.fromkeys(inputs):
             values[value_id].users.append(node_id)
         scopes, source = like.scopes, like.source
@@ -179,23 +179,6 @@ def _prune(graph: IRGraph) -> None:
     for value_id in {value_id for node in dropped for value_id in node.inputs}:
         if (value := graph.values.get(value_id)) is not None:
             value.users = [user for user in value.users if user not in gone]
-
-
-def _copy(value: IRValue, producer: int | None) -> IRValue:
-    """The value without users."""
-    return IRValue(
-        value.id,
-        value.name,
-        value.shape,
-        value.dtype,
-        value.device,
-        value.role,
-        value.strides,
-        value.names,
-        value.placements,
-        value.init,
-        producer,
-    )
 
 
 def same_layout(a: IRValue, b: IRValue) -> bool:
