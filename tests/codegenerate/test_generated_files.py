@@ -2,8 +2,6 @@
 
 import copy
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from torch.nn import functional as F
 
 import shardwright as sw
 from shardwright.errors import CodegenError
+from tests.codegenerate.checkers import assert_passes_mypy, assert_passes_ruff
 from tests.codegenerate.written import configured, cut, run, stages, written
 
 WIDTH = 8
@@ -304,28 +303,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_files_are_clean_for_ruff(files: list[Path]) -> None:
-    options = ("--isolated", "--line-length", "100")
-    rules = ("--select", "E,F,W,I,UP,B,SIM")
-    for command in (("format", "--check"), ("check", *rules)):
-        done = subprocess.run(
-            [sys.executable, "-m", "ruff", *command, *options, *map(str, files)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    assert_passes_ruff(files)
 
 
 @pytest.mark.timeout(600)
 def test_files_are_clean_for_mypy(files: list[Path]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--config-file=", *(f.name for f in files)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=files[0].parent,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert_passes_mypy(files)
 
 
 def test_files_import_torch_and_the_standard_library_only(files: list[Path]) -> None:

@@ -2,8 +2,6 @@
 
 import base64
 import re
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from torch import Tensor, nn
 import shardwright as sw
 from shardwright.codegenerate.writing.encoding import encoded
 from shardwright.errors import CodegenError
+from tests.codegenerate.checkers import assert_passes_mypy, assert_passes_ruff
 from tests.codegenerate.written import configured, cut, run, stages, written
 
 WIDTH = 100
@@ -281,15 +280,6 @@ def test_files_with_all_of_it_are_clean(tmp_path: Path) -> None:
     for model, x in ((Tables(), rows(0)), (Contained(), rows(0, 4)), (Around(Queue()), rows(0, 4))):
         graph = sw.capture(model, (x,))
         sw.codegen(cut(graph, []), tmp_path / f"{type(model).__name__.lower()}.py", graph=graph)
-    for command in (
-        ("ruff", "check", "--isolated", "--line-length=100", "--select=E,F,W,I,UP,B,SIM"),
-        ("mypy", "--strict", "--config-file="),
-    ):
-        done = subprocess.run(
-            [sys.executable, "-m", *command, *(path.name for path in tmp_path.glob("*.py"))],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=tmp_path,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    files = sorted(tmp_path.glob("*.py"))
+    assert_passes_ruff(files)
+    assert_passes_mypy(files)

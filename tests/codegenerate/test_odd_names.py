@@ -1,15 +1,13 @@
 """Generated code of models whose names are not what stands behind a dot in Python."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from ruff.__main__ import find_ruff_bin
 from torch import Tensor, nn
 
 import shardwright as sw
+from tests.codegenerate.checkers import assert_passes_mypy, assert_passes_ruff
 from tests.codegenerate.written import configured, run, stages, written
 
 WIDTH = 4
@@ -83,15 +81,6 @@ class Letters(nn.Module):
 MODELS = (Registered, Buffers, Methods, Letters)
 
 
-def assert_clean(path: Path) -> None:
-    """Hold a file against ruff, as all generated files are held."""
-    options = ["--isolated", "--select", "E,F,W,I,UP,B,SIM", "--line-length", "100"]
-    done = subprocess.run(
-        [find_ruff_bin(), "check", *options, str(path)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout
-
-
 @pytest.mark.parametrize("model_class", MODELS)
 @pytest.mark.parametrize("count", [1, 2])
 def test_names_and_numbers_are_the_models(
@@ -108,7 +97,7 @@ def test_names_and_numbers_are_the_models(
     assert torch.equal(found, model(x))
     held = {name for stage in stages(configuration) for name in stage.state_dict()}
     assert held == set(model.state_dict())
-    assert_clean(Path(str(module.__file__)))
+    assert_passes_ruff([Path(str(module.__file__))])
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -116,11 +105,7 @@ def test_generated_code_of_odd_names_is_typed(count: int, tmp_path: Path) -> Non
     for model_class in MODELS:
         graph = sw.capture(model_class(), (torch.rand(2, WIDTH),))
         written(graph, count, tmp_path)
-    files = [str(path) for path in tmp_path.glob("*.py")]
-    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache")]
-    for file in files:
-        done = subprocess.run([*command, file], capture_output=True, text=True, cwd=tmp_path)
-        assert done.returncode == 0, done.stdout
+    assert_passes_mypy(tmp_path.glob("*.py"))
 
 
 class Keyed(nn.Module):
@@ -146,7 +131,7 @@ def test_inputs_under_any_key(count: int, tmp_path: Path) -> None:
     inputs = dict(zip(configuration["model inputs"], given.values(), strict=True))
     (found,) = run(configuration, inputs).values()
     assert torch.equal(found, model(given))
-    assert_clean(Path(str(module.__file__)))
+    assert_passes_ruff([Path(str(module.__file__))])
     assert all(line.isprintable() for line in Path(str(module.__file__)).read_text().split("\n"))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import mypy.api
 import pytest
 import torch
 from torch import nn
@@ -14,6 +13,7 @@ from shardwright.codegenerate.spelling.table import ROWS
 from shardwright.ir import IRGraph, compile_graph
 from shardwright.ir.structure import Leaf
 from shardwright.tracing import capture
+from tests.codegenerate.checkers import assert_passes_mypy
 from tests.codegenerate.spelling_samples import Sample, class_text, run_class
 from tests.codegenerate.spelling_table import SAMPLES
 
@@ -117,11 +117,7 @@ def test_every_row_has_a_sample() -> None:
 
 
 @pytest.mark.timeout(600)
-def test_texts_are_typed(tmp_path: Path, pytestconfig: pytest.Config) -> None:
+def test_texts_are_typed(tmp_path: Path) -> None:
     file = tmp_path / "samples.py"
     file.write_text(written(SAMPLES))
-    cache = pytestconfig.cache.mkdir("mypy") if pytestconfig.cache else tmp_path
-    report, _, code = mypy.api.run(
-        ["--strict", "--config-file", "", "--cache-dir", str(cache), str(file)]
-    )
-    assert code == 0, report
+    assert_passes_mypy([file])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import shardwright as sw
 from shardwright.codegenerate.codegen import codegen
 from shardwright.codegenerate.support.slices import join_state_dicts
 from tests.codegenerate import split_models
+from tests.codegenerate.checkers import assert_passes_mypy, assert_passes_ruff
 from tests.codegenerate.generated_rank import OPTIONS
 from tests.codegenerate.ranks import results
 from tests.codegenerate.test_split_stages import PLANS, assert_close, eager
@@ -97,16 +96,8 @@ def test_files_are_clean(tmp_path: Path) -> None:
     for path in paths:
         assert "shardwright." not in path.read_text()
         imported(path)
-    rules = ["--isolated", "--no-cache", "--line-length", "100", "--target-version", "py311"]
-    for command in (
-        ["ruff", "check", *rules, "--select", "E,F,W,I,UP,B,SIM"],
-        ["ruff", "format", "--check", *rules],
-        ["mypy", "--strict", "--config-file", "", "--cache-dir", str(tmp_path / "cache")],
-    ):
-        done = subprocess.run(
-            [sys.executable, "-m", *command, *map(str, paths)], capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+    assert_passes_ruff(paths)
+    assert_passes_mypy(paths)
 
 
 def test_a_slot_may_be_looked_at_without_communication(tmp_path: Path) -> None:

@@ -234,7 +234,8 @@ def test_deep_nesting(data: bytes) -> None:
 
 
 def test_a_structure_nested_too_deep() -> None:
-    tree = b'{"type":"list","items":[' * 5000 + b"]}" * 5000
+    deep = sys.getrecursionlimit()
+    tree = b'{"type":"list","items":[' * deep + b"]}" * deep
     document = json.loads(GOOD_FILE)
     document["metadata"]["structure"]["outputs"] = "HERE"
     assert failure(json.dumps(document).encode().replace(b'"HERE"', tree)).rule == "json"

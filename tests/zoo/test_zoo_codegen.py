@@ -6,10 +6,8 @@ models are checked at once, by ruff, by mypy, and by an interpreter that has no 
 """
 
 import copy
-import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -18,12 +16,12 @@ from typing import Any
 
 import pytest
 import torch
-from ruff.__main__ import find_ruff_bin
 from torch import Tensor, nn
 
 import shardwright as sw
 from shardwright.ir import IRGraph
 from shardwright.ir.structure import describe_result, flatten_call
+from tests.codegenerate.checkers import assert_passes_mypy, assert_passes_ruff
 from tests.codegenerate.written import configured, imported, partitions, run, stages
 
 pytest.importorskip("transformers")
@@ -39,7 +37,6 @@ pytestmark = [
 PARTS = (2, 4)
 ROUNDING = {True: 1e-12, False: 1e-5}
 """How far gradients may be from eager's, by whether the model computes in float64 throughout."""
-RULES = "E,F,W,I,UP,B,SIM"
 MOST_SECONDS = 600
 """For what looks at all files, which writes those that are not there yet."""
 
@@ -170,28 +167,13 @@ def assert_training_changes(
 @pytest.mark.timeout(MOST_SECONDS)
 def test_files_pass_ruff(folder: Path) -> None:
     files = [path for _, path in every_file(folder)]
-    ruff = find_ruff_bin()
-    for arguments in (
-        ["check", "--isolated", "--select", RULES, "--line-length", "100"],
-        ["format", "--isolated", "--check", "--line-length", "100"],
-    ):
-        run_on([ruff, *arguments], files, folder)
+    assert_passes_ruff(files)
 
 
 @pytest.mark.timeout(MOST_SECONDS)
 def test_files_pass_mypy(folder: Path) -> None:
-    """What mypy knows of torch is kept in the temporary folder, for the next time."""
     files = [path for _, path in every_file(folder)]
-    kept = Path(tempfile.gettempdir()) / f"shardwright-mypy-{os.getuid()}"
-    options = ["--strict", "--config-file=", f"--cache-dir={kept}"]
-    run_on([sys.executable, "-m", "mypy", *options], files, folder)
-
-
-def run_on(command: list[str], files: list[Path], folder: Path) -> None:
-    result = subprocess.run(
-        [*command, *(path.name for path in files)], cwd=folder, capture_output=True, text=True
-    )
-    assert result.returncode == 0, f"{result.stdout[-4000:]}\n{result.stderr[-2000:]}"
+    assert_passes_mypy(files)
 
 
 @pytest.mark.timeout(MOST_SECONDS)
