@@ -99,6 +99,8 @@ class Parameter:
     is_device: bool
     takes_tensor: bool
     """Whether one tensor may stand here; torch takes a tensor of one element for a number."""
+    length: int | None
+    """Of a list in whose place Python may give one number: how often it stands there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,7 @@ def signature(overload: OpOverload) -> Signature:
             argument.default_value if argument.has_default_value() else None,
             str(argument.type) in ("Device", "Optional[Device]"),
             str(argument.type) in _TENSOR_TYPES,
+            argument.N,  # type: ignore[attr-defined]
         )
         for argument in schema.arguments
     )
@@ -213,6 +216,19 @@ def join_call(
 
     Raises GraphError where inputs and attrs do not fill the schema exactly.
     """
+    values = named_arguments(overload, inputs, attrs, device)
+    parameters = signature(overload).parameters
+    args = tuple(values[p.name] for p in parameters if not p.keyword_only)
+    return args, {p.name: values[p.name] for p in parameters if p.keyword_only}
+
+
+def named_arguments(
+    overload: OpOverload, inputs: Sequence[Any], attrs: dict[str, Any], device: Any = None
+) -> dict[str, Any]:
+    """The arguments that `join_call` gives, by the schema's names and in its order.
+
+    Raises GraphError as it does.
+    """
     parameters = signature(overload).parameters
     direct = iter(inputs)
     values = {
@@ -225,8 +241,7 @@ def join_call(
             f"{operator_name(overload)} with {len(inputs)} inputs and attributes "
             f"{', '.join(attrs) or 'none'} does not fit its schema {overload._schema}"
         )
-    args = tuple(values[p.name] for p in parameters if not p.keyword_only)
-    return args, {p.name: values[p.name] for p in parameters if p.keyword_only}
+    return values
 
 
 def substitute(value: Any, inputs: Sequence[Any], device: Any) -> Any:

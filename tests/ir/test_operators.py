@@ -12,6 +12,7 @@ from shardwright.ir.operators import (
     allow_namespace,
     is_marker,
     join_call,
+    named_arguments,
     operator_name,
     signature,
     split_call,
@@ -100,6 +101,9 @@ def test_a_call_splits_and_joins(op, args, kwargs, tensors, attrs):
     assert split(op, *joined_args, **joined_kwargs) == (tensors, attrs)
     for name, value in kwargs.items():
         assert value in (joined_kwargs.get(name), *joined_args)
+    named = named_arguments(resolve(op), tensors, attrs)
+    assert list(named) == [p.name for p in signature(resolve(op)).parameters]
+    assert [*named.values()] == [*joined_args, *joined_kwargs.values()]
 
 
 ANY_TENSOR = st.sampled_from([X, Y, Z])
@@ -210,3 +214,8 @@ def test_markers_have_no_dot():
 def test_what_a_schema_returns(op: str, one: bool, returned: int | None):
     found = signature(resolve(op))
     assert (found.returns_one, found.returned) == (one, returned)
+
+
+def test_a_number_may_stand_for_lists_of_a_length():
+    lengths = {p.name: p.length for p in signature(resolve("aten.conv2d.default")).parameters}
+    assert (lengths["stride"], lengths["input"]) == (2, None)

@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 from shardwright.codegenerate.expression import Expression
 from shardwright.ir import SLOT, IRGraph, IRNode, IRValue, resolve
-from shardwright.ir.operators import join_call
+from shardwright.ir.operators import Parameter, named_arguments, signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,29 +40,9 @@ class Operand(NamedTuple):
     value: IRValue
 
 
-class Slot(NamedTuple):
-    """One argument of a schema; ``length`` is that of a list to which a number is spread."""
-
-    name: str
-    keyword_only: bool
-    required: bool
-    default: Any
-    length: int | None
-
-
-@cache
-def slots(op: str) -> tuple[Slot, ...]:
+def slots(op: str) -> tuple[Parameter, ...]:
     """The arguments of an overload's schema, in order."""
-    return tuple(
-        Slot(
-            argument.name,
-            argument.kwarg_only,
-            not argument.has_default_value(),
-            argument.default_value if argument.has_default_value() else None,
-            argument.N,  # type: ignore[attr-defined]
-        )
-        for argument in resolve(op)._schema.arguments
-    )
+    return signature(resolve(op)).parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +60,7 @@ class Call:
     ) -> Call:
         """A node's call, with ``operands`` for the values that it reads."""
         inputs = [Operand(operands[value_id], graph.values[value_id]) for value_id in node.inputs]
-        args, kwargs = join_call(resolve(node.op), inputs, node.attrs, SLOT)
-        places = (slot.name for slot in slots(node.op) if not slot.keyword_only)
-        arguments = dict(zip(places, args, strict=True)) | kwargs
+        arguments = named_arguments(resolve(node.op), inputs, node.attrs, SLOT)
         return cls(node.op, arguments, tuple(graph.values[i] for i in node.outputs), mode)
 
     def operand(self, name: str) -> Operand:

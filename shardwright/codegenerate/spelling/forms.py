@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardwright.codegenerate.expression import Binding, Expression
-from shardwright.codegenerate.spelling.call import Call, Operand, Row, Slot, slots
+from shardwright.codegenerate.spelling.call import Call, Operand, Row, slots
 from shardwright.codegenerate.spelling.literals import listed, literal
 from shardwright.ir import SLOT
+from shardwright.ir.operators import Parameter
 
 Words = Mapping[int, str]
 _PYTHON_DEFAULTS: Mapping[str, Any] = {"pin_memory": False}
@@ -63,7 +64,7 @@ class Style:
     brackets: bool = False
     by_schema: bool = False
 
-    def slots(self, op: str) -> Iterator[Slot]:
+    def slots(self, op: str) -> Iterator[Parameter]:
         """The schema's arguments in Python's order, without those that Python does not take."""
         known = {slot.name: slot for slot in slots(op)}
         for name in self.order or known:
@@ -195,7 +196,7 @@ def arguments(call: Call, style: Style) -> list[str] | None:
     return parts
 
 
-def _is_left_out(call: Call, slot: Slot, value: Any, style: Style) -> bool:
+def _is_left_out(call: Call, slot: Parameter, value: Any, style: Style) -> bool:
     """Whether Python passes the value where nothing is written."""
     if slot.name in style.flags and call.mode.in_module and value == call.mode.training:
         return False
@@ -212,14 +213,14 @@ def _is_same(value: Any, default: Any) -> bool:
     return isinstance(value, bool) == isinstance(default, bool) and bool(value == default)
 
 
-def _stands_by_place(slot: Slot, value: Any, style: Style, place: int) -> bool:
+def _stands_by_place(slot: Parameter, value: Any, style: Style, place: int) -> bool:
     if style.front is not None:
         return place < style.front
     optional = slot.name in style.defaults or not slot.required
     return not optional or isinstance(value, Operand)
 
 
-def _argument(call: Call, slot: Slot, value: Any, style: Style) -> str | None:
+def _argument(call: Call, slot: Parameter, value: Any, style: Style) -> str | None:
     """One argument's text; None where Python has no word for it."""
     if slot.name in style.flags:
         return call.flag(training=value)
@@ -233,7 +234,7 @@ def _argument(call: Call, slot: Slot, value: Any, style: Style) -> str | None:
     return expression_of(value).text
 
 
-def _list(slot: Slot, value: list[Any], style: Style) -> str:
+def _list(slot: Parameter, value: list[Any], style: Style) -> str:
     """A list; one number where Python spreads that to the list."""
     tensors = any(isinstance(item, Operand) for item in value)
     even = bool(value) and all(_is_same(item, value[0]) for item in value)

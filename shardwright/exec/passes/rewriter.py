@@ -19,7 +19,7 @@ from shardwright.errors import GraphError
 from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.dtypes import dtype_name
 from shardwright.ir.inference import Inference
-from shardwright.ir.operators import join_call, resolve, signature
+from shardwright.ir.operators import named_arguments, resolve, signature
 from shardwright.ir.values import contiguous_strides
 from shardwright.tracing.dead_code import live_values
 
@@ -205,10 +205,7 @@ def strides_of(value: IRValue) -> tuple[int, ...]:
 
 def bound(op: str, inputs: Sequence[int], attrs: Mapping[str, Any]) -> dict[str, Any]:
     """A call's arguments by the names in its operator's schema; tensors are ids, as `Tensor`."""
-    overload = resolve(op)
-    args, kwargs = join_call(overload, [Tensor(i) for i in inputs], dict(attrs))
-    names = [p.name for p in signature(overload).parameters if not p.keyword_only]
-    return dict(zip(names, args, strict=True)) | kwargs
+    return named_arguments(resolve(op), [Tensor(i) for i in inputs], dict(attrs))
 
 
 def arguments(node: IRNode) -> dict[str, Any]:
