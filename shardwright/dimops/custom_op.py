@@ -17,6 +17,7 @@ import torch
 
 from shardwright.dimops.dimop import Dimop
 from shardwright.errors import AnnotationError
+from shardwright.ir.torch_internals import storage_key
 
 Function = Callable[..., Any]
 
@@ -88,21 +89,16 @@ def define(name: str, signature: Signature, backward: Function | None) -> Any:
 
 def _without_aliases(made: Any, args: Sequence[Any]) -> Any:
     """The outputs, copied where their memory is an input's or an earlier output's."""
-    taken = {_memory(arg) for arg in args if isinstance(arg, torch.Tensor)}
+    taken = {storage_key(arg) for arg in args if isinstance(arg, torch.Tensor)}
 
     def own(tensor: torch.Tensor) -> torch.Tensor:
-        result = tensor.clone() if _memory(tensor) in taken else tensor
-        taken.add(_memory(result))
+        result = tensor.clone() if storage_key(tensor) in taken else tensor
+        taken.add(storage_key(result))
         return result
 
     if isinstance(made, torch.Tensor):
         return own(made)
     return type(made)(own(tensor) for tensor in made)
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    """What two tensors have in common if they share memory, real or fake."""
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -11,10 +11,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-import torch
-from torch._ops import OpOverload
-
 from shardwright.ir.operators import is_marker, resolve
+from shardwright.ir.torch_internals import is_composite
 
 if TYPE_CHECKING:
     from shardwright.ir.graph import IRGraph
@@ -47,10 +45,5 @@ def may_return_an_argument(op: str) -> bool:
     return (
         op in _UNDECLARED
         or any(item.alias_info is not None for item in overload._schema.returns)
-        or _is_composed(overload)
+        or is_composite(overload)
     )
-
-
-def _is_composed(overload: OpOverload) -> bool:
-    """Whether torch runs the operator as others, whatever the device."""
-    return overload.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)

@@ -21,7 +21,6 @@ from keyword import iskeyword
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from shardwright.errors import GraphError
 from shardwright.ir.dtypes import dtype_name, torch_dtype
@@ -29,6 +28,7 @@ from shardwright.ir.graph import IRGraph
 from shardwright.ir.inference import Inference
 from shardwright.ir.operators import is_marker, operator_name, resolve, signature, split_call
 from shardwright.ir.structure import Arguments, Fixed, Leaf, Parameter, Tree, TupleTree
+from shardwright.ir.torch_internals import OpOverload
 from shardwright.ir.validate import validate
 from shardwright.ir.values import Emitted, IRNode, IRValue, Role, Scope, Source, with_absent
 

@@ -20,10 +20,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch._ops import OpOverload
 
 from shardwright.ir.aliasing import memory_roots
 from shardwright.ir.operators import is_marker, join_call, resolve, signature
+from shardwright.ir.torch_internals import OpOverload
 from shardwright.ir.values import IRNode
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._ops import OpOverload
 
 from shardwright.errors import GraphError, InputError, WeightError
 from shardwright.ir.donation import NOTHING, Donation, InPlace, donate
 from shardwright.ir.dtypes import describe_dtype, torch_dtype
 from shardwright.ir.operators import flatten_results, join_call, resolve, signature
 from shardwright.ir.structure import flatten_call, leaves, rebuild
+from shardwright.ir.torch_internals import OpOverload
 from shardwright.ir.values import IRNode, IRValue
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ from shardwright.ir.operators import (
     signature,
     split_call,
 )
+from shardwright.ir.torch_internals import OpOverload
 from shardwright.ir.values import IRNode, IRValue
 
 META = "shardwright"
@@ -138,7 +139,7 @@ def _read_call(
     origin: IRGraph, node: fx.Node, builder: Builder, made: dict[fx.Node, Any]
 ) -> IRValue | list[IRValue]:
     overload = node.target
-    if not isinstance(overload, torch._ops.OpOverload):
+    if not isinstance(overload, OpOverload):
         raise GraphError(f"{node.op} {node.name} calls {node.target}; only operators are allowed")
     inputs, attrs = split_call(
         overload, node.args, dict(node.kwargs), is_tensor=lambda item: isinstance(item, fx.Node)

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardwright.errors import GraphError
 from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.operators import flatten_results, join_call, resolve
+from shardwright.ir.torch_internals import FakeTensorMode
 from shardwright.ir.values import IRValue, contiguous_strides
 
 

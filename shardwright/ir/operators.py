@@ -17,9 +17,9 @@ from functools import cache
 from typing import Any, TypeVar
 
 import torch
-from torch._ops import OpOverload
 
 from shardwright.errors import GraphError
+from shardwright.ir.torch_internals import OpOverload
 from shardwright.ir.values import SLOT, Input
 
 T = TypeVar("T")

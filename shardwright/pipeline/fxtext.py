@@ -23,13 +23,13 @@ from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
-from torch._ops import OpOverload
 
 from shardwright.errors import GraphError
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue, resolve
 from shardwright.ir.attributes import from_json, to_json
 from shardwright.ir.dtypes import DTYPES
 from shardwright.ir.operators import join_call, signature, split_call
+from shardwright.ir.torch_internals import OpOverload
 from shardwright.ir.values import SLOT, Input
 from shardwright.pipeline.schema import Natural, TensorInfo
 

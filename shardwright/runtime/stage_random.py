@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shardwright.ir.torch_internals import OpOverload
+
 _SEEDED = torch.Tag.nondeterministic_seeded
 _default_generator = threading.Lock()
 """Held while operators that take no generator draw from the process's."""
@@ -35,7 +37,7 @@ class OwnDraws(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: torch._ops.OpOverload,
+        func: OpOverload,
         types: Sequence[type],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,

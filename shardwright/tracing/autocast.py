@@ -20,13 +20,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.errors import CaptureError
 from shardwright.ir.operators import join_call, operator_name
-from shardwright.tracing.memory import storage_key
+from shardwright.ir.torch_internals import FakeTensorMode, OpOverload, is_composite, storage_key
 
 Casts = tuple[torch.dtype | None, ...]
 """For each tensor input the dtype it is cast to."""
@@ -49,7 +47,7 @@ def autocast_casts(
     ``inputs`` are tensors of the call's shapes and dtypes; their contents are not looked at.
     Raises CaptureError.
     """
-    composite = _is_composite(overload)
+    composite = is_composite(overload)
     if not composite and not has_autocast_rule(overload, device_type):
         return (None,) * len(inputs)
     key: tuple[object, ...] = (overload, device_type, dtype, *(tensor.dtype for tensor in inputs))
@@ -82,12 +80,6 @@ def _discover(
             "graph cannot say; disable autocast around it (torch.autocast(..., enabled=False))"
         )
     return casts
-
-
-def _is_composite(overload: OpOverload) -> bool:
-    """Whether an operator is made of others, which autocast may treat."""
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
-    return bool(overload.has_kernel_for_dispatch_key(key))
 
 
 def has_autocast_rule(overload: OpOverload, device_type: str) -> bool:

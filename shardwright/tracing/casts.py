@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
+from shardwright.ir.torch_internals import OpOverload
 from shardwright.ir.values import IRValue
 from shardwright.tracing.autocast import autocast_casts, has_autocast_rule
 from shardwright.tracing.emitter import Emitter

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.nn.parameter import is_lazy
 
 from shardwright.errors import CaptureError
+from shardwright.ir.torch_internals import FakeTensorMode
 
 
 @contextmanager

@@ -15,7 +15,8 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+
+from shardwright.ir.torch_internals import OpOverload
 
 FACTORY_OPTIONS = ("dtype", "layout", "device", "pin_memory")
 """Parameters that a factory has only where it makes its result itself, without ``out=``."""

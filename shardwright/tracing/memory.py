@@ -18,6 +18,7 @@ from typing import Literal
 
 import torch
 
+from shardwright.ir.torch_internals import storage_key
 from shardwright.ir.values import IRValue, Source, contiguous_strides
 from shardwright.tracing.emitter import Emitter
 from shardwright.tracing.views import Call, View, ViewCall, describe_view
@@ -240,12 +241,6 @@ class Memory:
                 "give another gradient; write a new tensor instead (h = h + 1), or, where no "
                 "gradient is needed, capture inside `with torch.no_grad():`"
             )
-
-
-def storage_key(tensor: torch.Tensor) -> int:
-    """What tells storages apart: fake tensors share them exactly as real ones do."""
-    key: int = tensor.untyped_storage()._cdata
-    return key
 
 
 def same_layout(value: IRValue, spec: torch.Tensor) -> bool:

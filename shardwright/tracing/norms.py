@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch._ops import OpOverload
 
+from shardwright.ir.torch_internals import OpOverload
 from shardwright.ir.values import IRValue
 from shardwright.tracing.emitter import Emitter
 from shardwright.tracing.memory import Memory, Place

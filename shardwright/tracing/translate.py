@@ -23,10 +23,10 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._ops import HigherOrderOperator, OpOverload
 
 from shardwright.errors import GraphError
 from shardwright.ir.operators import allow_namespace, split_call
+from shardwright.ir.torch_internals import HigherOrderOperator, OpOverload
 from shardwright.ir.values import SLOT, Input, with_absent
 from shardwright.tracing.casts import Casts
 from shardwright.tracing.emitter import Emitter

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 import torch.fx
-from torch._ops import OpOverload
 
 from shardwright.ir.operators import split_call
+from shardwright.ir.torch_internals import OpOverload
 from shardwright.ir.values import IRValue
 from shardwright.tracing.emitter import Emitter
 from shardwright.tracing.functional_forms import FunctionalForm, functional_form

@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.fx
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from shardwright.errors import GraphError
 from shardwright.ir import Builder
 from shardwright.ir.dtypes import dtype_name, torch_dtype
+from shardwright.ir.torch_internals import FakeTensorMode, OpOverload, without_autocast
 from shardwright.ir.values import IRValue, contiguous_strides
 from shardwright.tracing.emitter import Emitter
 from shardwright.tracing.memory import Place
@@ -59,7 +58,7 @@ def record(function: Function, kinds: Sequence[Kind], mode: FakeTensorMode, devi
     Raises CaptureError or GraphError where what it calls cannot be in a graph.
     """
     recorder = _Recorder()
-    with torch._C._DisableAutocast(), mode:
+    with without_autocast(), mode:
         tensors = [_fake(kind, device) for kind in kinds]
         for tensor in tensors:
             recorder.argument(tensor)

@@ -21,11 +21,11 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardwright.errors import GraphError
 from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.operators import join_call, resolve
+from shardwright.ir.torch_internals import FakeTensorMode
 from shardwright.transform.divide import divide
 from shardwright.transform.record import Kind, record
 from shardwright.transform.simplify import simplify

@@ -9,11 +9,9 @@ from __future__ import annotations
 import re
 import sys
 
-from torch._library.custom_ops import OPDEFS
-from torch._library.simple_registry import singleton
-
 from shardwright.dimops import registered
 from shardwright.ir.operators import is_built_in
+from shardwright.ir.torch_internals import registering_module
 
 LINES = {
     "torch": "import torch",
@@ -44,14 +42,6 @@ def module_of(op: str) -> str | None:
     if found is not None:
         return found.module
     namespace, name, _ = op.split(".", 2)
-    return _of_definition(f"{namespace}::{name}") or (namespace if namespace in sys.modules else "")
-
-
-def _of_definition(name: str) -> str:
-    """The module of the function that `torch.library` made an operator of."""
-    definition = OPDEFS.get(name)
-    if definition is not None:
-        return str(definition._init_fn.__module__)
-    entry = singleton.get(name)
-    kernel = entry.fake_impl.kernel if entry is not None else None
-    return str(kernel.func.__module__) if kernel is not None else ""
+    return registering_module(f"{namespace}::{name}") or (
+        namespace if namespace in sys.modules else ""
+    )

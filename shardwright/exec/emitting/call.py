@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from torch._ops import OpOverload
-
 from shardwright.exec.kinds import BY_NAME
 from shardwright.exec.lowered import ABSENT
 from shardwright.ir import IRGraph, IRNode, resolve
 from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.operators import join_call, signature
+from shardwright.ir.torch_internals import OpOverload
 from shardwright.ir.values import SLOT, Emitted, Temp, contiguous_strides
 
 

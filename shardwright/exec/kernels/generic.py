@@ -13,12 +13,12 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from shardwright.errors import ExecError, GraphError
 from shardwright.exec.kernels.kernel import Closure, Kernel, Tensors, present
 from shardwright.ir.attributes import from_json
 from shardwright.ir.operators import flatten_results, resolve, substitute
+from shardwright.ir.torch_internals import OpOverload
 
 _RESIZING = {"aten.mse_loss.default"}
 """Operators whose ``out=`` takes other memory than it is given."""

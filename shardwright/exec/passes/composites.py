@@ -13,10 +13,10 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shardwright.ir import IRGraph, IRValue
 from shardwright.ir.operators import flatten_results, is_marker, join_call, resolve
+from shardwright.ir.torch_internals import FakeTensorMode, is_composite
 from shardwright.transform.record import Kind, record
 from shardwright.transform.simplify import simplify
 
@@ -76,7 +76,4 @@ def is_composed(op: str) -> bool:
     if is_marker(op) or op in _CHOOSING:
         return op in _CHOOSING
     overload = resolve(op)
-    composed: bool = overload.has_kernel_for_dispatch_key(
-        torch._C.DispatchKey.CompositeImplicitAutograd
-    )
-    return composed and torch.Tag.nondeterministic_seeded not in overload.tags
+    return is_composite(overload) and torch.Tag.nondeterministic_seeded not in overload.tags

@@ -19,6 +19,7 @@ from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.aliasing import may_return_an_argument
 from shardwright.ir.dtypes import dtype_name
 from shardwright.ir.operators import flatten_results, join_call, resolve
+from shardwright.ir.torch_internals import without_autocast
 from shardwright.ir.values import strides_or_none
 
 SMALL = 2**20
@@ -32,7 +33,7 @@ def fold_constants(
 ) -> IRGraph:
     """The graph with what is constant computed, on ``device``."""
     folder = _Folder(graph, inference, torch.device(device))
-    with torch.no_grad(), torch._C._DisableAutocast():
+    with torch.no_grad(), without_autocast():
         return folder.folded()
 
 

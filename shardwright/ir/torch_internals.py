@@ -1,0 +1,65 @@
+"""What is used of torch under names that it does not promise to keep.
+
+What always holds: a test says of each what is relied on (``tests/ir/test_torch_internals.py``), so
+that a release of torch that changes one is found there and nowhere else.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager
+
+import torch
+from torch._library.custom_ops import OPDEFS
+from torch._library.simple_registry import singleton
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+__all__ = [
+    "FakeTensorMode",
+    "HigherOrderOperator",
+    "OpOverload",
+    "is_composite",
+    "registering_module",
+    "storage_key",
+    "without_autocast",
+]
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """What tells storages apart: tensors on meta and fake ones share them exactly as real ones do.
+
+    Another storage may have the number once this one is gone.
+    """
+    return int(tensor.untyped_storage()._cdata)
+
+
+def is_composite(overload: OpOverload) -> bool:
+    """Whether torch runs the operator as others, whatever the device."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return bool(overload.has_kernel_for_dispatch_key(key))
+
+
+def without_autocast() -> AbstractContextManager[None]:
+    """Lets operators compute as if `torch.autocast` were off, on whatever device they are."""
+    guard: AbstractContextManager[None] = torch._C._DisableAutocast()
+    return guard
+
+
+def registering_module(name: str) -> str:
+    """The module that registers the operator ``namespace::name`` by `torch.library`.
+
+    It is that of the operator's function, or of its fake kernel; ``""`` where it has neither.
+    """
+    definition = OPDEFS.get(name)
+    if definition is not None:
+        return str(definition._init_fn.__module__)
+    entry = singleton.get(name)
+    kernel = entry.fake_impl.kernel if entry is not None else None
+    return "" if kernel is None else _module_of_file(kernel.source.rpartition(":")[0])
+
+
+def _module_of_file(file: str) -> str:
+    """A loaded module's name by its file, since torch wraps fake kernels in functions of its own."""
+    loaded = list(sys.modules.items())
+    return next((name for name, module in loaded if getattr(module, "__file__", None) == file), "")

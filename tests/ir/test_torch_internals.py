@@ -1,0 +1,82 @@
+"""What is relied on of torch under names that it does not promise to keep."""
+
+import pytest
+import torch
+
+from shardwright.ir import resolve
+from shardwright.ir.torch_internals import (
+    FakeTensorMode,
+    OpOverload,
+    is_composite,
+    registering_module,
+    storage_key,
+    without_autocast,
+)
+
+
+def on(place):
+    """Two tensors with a storage each."""
+    if place == "fake":
+        with FakeTensorMode():
+            return torch.empty(3), torch.empty(3)
+    return torch.empty(3, device=place), torch.empty(3, device=place)
+
+
+@pytest.mark.parametrize("place", ["cpu", "meta", "fake"])
+def test_tensors_know_their_storage(place):
+    a, b = on(place)
+    assert storage_key(a) == storage_key(a[1:]) == storage_key(a.view(3, 1).detach())
+    assert storage_key(a) != storage_key(b)
+
+
+def test_an_operator_is_an_overload():
+    assert isinstance(torch.ops.aten.add.Tensor, OpOverload)
+    assert not isinstance(torch.ops.aten.add, OpOverload)
+
+
+def test_fake_tensors_have_shapes_and_strides_and_nothing_else():
+    with FakeTensorMode():
+        made = torch.empty(10**6, 10**6, dtype=torch.float64).T @ torch.empty(10**6, 2).double()
+    assert made.shape == (10**6, 2)
+    assert made.device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"),
+    [
+        ("aten.linear.default", True),
+        ("aten.matmul.default", True),
+        ("aten.softmax.int", True),
+        ("aten.mm.default", False),
+        ("aten._softmax.default", False),
+        ("aten.add.Tensor", False),
+    ],
+)
+def test_composites_are_told_from_kernels(op, expected):
+    assert is_composite(resolve(op)) is expected
+
+
+def test_autocast_is_off_on_all_devices():
+    x = torch.ones(2, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert (x @ x).dtype == torch.bfloat16
+        with without_autocast():
+            assert (x @ x).dtype == torch.float32
+        assert (x @ x).dtype == torch.bfloat16
+
+
+def test_operators_know_the_module_that_registers_them():
+    @torch.library.custom_op("internals_test::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    torch.library.define("internals_test::thrice", "(Tensor x) -> Tensor")
+
+    @torch.library.register_fake("internals_test::thrice")
+    def thrice(x):
+        return torch.empty_like(x)
+
+    torch.library.define("internals_test::bare", "(Tensor x) -> Tensor")
+    assert registering_module("internals_test::twice") == __name__
+    assert registering_module("internals_test::thrice") == __name__
+    assert registering_module("internals_test::bare") == ""
