@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch._ops import OpOverload
 
 from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.operators import flatten_results, join_call
+from shardwright.ir.torch_internals import OpOverload, storage_key
 
 
 class View(NamedTuple):
@@ -43,21 +43,16 @@ def find_views(
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             args, kwargs = join_call(overload, tensors, dict(attrs), "meta")
             made = flatten_results(overload(*args, **kwargs))
-    except (RuntimeError, NotImplementedError, TypeError, ValueError, IndexError):
-        return None  # an operator that does not run without contents is no view
+    except RuntimeError:
+        return None  # it reads contents, or torch cannot run it without: a view does neither
     found = [_view(item, tensors) for item in made if isinstance(item, torch.Tensor)]
     return None if None in found or not found else [view for view in found if view is not None]
 
 
 def _view(made: torch.Tensor, tensors: Sequence[torch.Tensor]) -> View | None:
     for source, tensor in enumerate(tensors):
-        if shares_storage(made, tensor):
+        if storage_key(made) == storage_key(tensor):
             same = made.dtype == tensor.dtype and not made.is_conj() and not made.is_neg()
             offset = int(made.storage_offset())
             return View(source, offset, tuple(made.shape), made.stride()) if same else None
     return None
-
-
-def shares_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors are views of one memory; on meta too, where no addresses are."""
-    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)

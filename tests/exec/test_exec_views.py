@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.exec.views import find_views, shares_storage
+from shardwright.exec.views import View, find_views
 from shardwright.ir import resolve
-from shardwright.ir.operators import split_call
+from shardwright.ir.operators import allow_namespace, split_call
 
 BASE = torch.arange(24.0).reshape(2, 3, 4)
 CALLS = {
@@ -89,8 +89,11 @@ def test_views_of_views_count_from_their_own_first_element(order, dim, index):
     assert torch.equal(shown(view, base), base.select(dim, index))
 
 
-def test_storages_are_told_apart_where_no_addresses_are():
-    """What is relied on of torch: tensors on meta know their storage."""
-    a, b = torch.empty(3, device="meta"), torch.empty(3, device="meta")
-    assert shares_storage(a, a[1:])
-    assert not shares_storage(a, b)
+def test_what_does_not_run_without_contents_is_no_view():
+    torch.library.define("views_test::peek", "(Tensor(a) x) -> Tensor(a)")
+    torch.library.impl("views_test::peek", "cpu", lambda x: x.view(-1))
+    allow_namespace("views_test")
+    described = [((2, 3), "f32", (3, 1))]
+    assert find_views(resolve("views_test.peek.default"), described, {}) is None
+    torch.library.impl("views_test::peek", "meta", lambda x: x.view(-1))
+    assert find_views(resolve("views_test.peek.default"), described, {}) == [View(0, 0, (6,), (1,))]
