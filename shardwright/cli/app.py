@@ -20,6 +20,16 @@ from shardwright.cli.codegen import codegen as codegen_command
 from shardwright.cli.demo import run_demo
 from shardwright.cli.draw import draw as draw_command
 from shardwright.cli.lower import lower as lower_command
+from shardwright.cli.options import (
+    DrawsTimeline,
+    InProcess,
+    Modules,
+    PipelineFile,
+    PipelineOutput,
+    SlotKind,
+    Target,
+    TraceFile,
+)
 from shardwright.cli.plan import plan as plan_command
 from shardwright.cli.profile import profile as profile_command
 from shardwright.cli.run import RunOptions, run_file
@@ -36,7 +46,6 @@ from shardwright.cli.splitting import (
     ProfileFile,
     Recompute,
     ScheduleName,
-    Target,
     Told,
     Zero,
     planned,
@@ -50,7 +59,6 @@ from shardwright.exec.plan_text import format_lowered
 from shardwright.pipeline import Pipeline, Training, json_schema_text
 from shardwright.pipeline.fxtext import decode
 from shardwright.pipeline.rules import COMPUTE_KINDS
-from shardwright.pipeline.schema import DeviceKind
 from shardwright.report import device_table, headline, overview
 from shardwright.schedule import check_schedule, format_schedule, schedule_of
 from shardwright.transform import build as build_pipeline
@@ -97,13 +105,10 @@ def options(
     """Turn a PyTorch program for one device into a checked pipeline file for many, and run it."""
 
 
-PipelineFile = Annotated[Path, typer.Argument(metavar="FILE", help="A pipeline file.")]
-
-
 @app.command()
 def build(
     target: Target,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The pipeline file to write.")],
+    output: PipelineOutput,
     devices: Devices = None,
     cluster: ClusterFile = None,
     weights: Annotated[
@@ -120,7 +125,7 @@ def build(
     recompute: Recompute = None,
     memory: Memory = None,
     zero: Zero = None,
-    device_kind: Annotated[DeviceKind, typer.Option(help="What every slot is.")] = "cpu",
+    device_kind: SlotKind = "cpu",
 ) -> None:
     """Capture a model or a training step, split it, and write a pipeline file."""
     steps, files = Steps(Console(stderr=True)), UserFiles()
@@ -220,18 +225,11 @@ def run(
     output: Annotated[
         Path | None, typer.Option(help="Write the outputs to this safetensors file.")
     ] = None,
-    in_process: Annotated[
-        bool, typer.Option("--in-process", help="Run all slots in this process.")
-    ] = False,
+    in_process: InProcess = False,
     timeout: Annotated[float, typer.Option(help="Seconds that one operation may wait.")] = 60.0,
-    modules: Annotated[
-        list[str] | None,
-        typer.Option("--import", help="A module that registers operators; may be repeated."),
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="Write the timeline as a Chrome trace.")
-    ] = None,
-    timeline: Annotated[bool, typer.Option("--timeline", help="Draw the timeline.")] = False,
+    modules: Modules = None,
+    trace: TraceFile = None,
+    timeline: DrawsTimeline = False,
     repeat: Annotated[int, typer.Option(min=1, help="How many calls to stream.")] = 1,
 ) -> None:
     """Run a pipeline file on local processes, or as one rank of torchrun."""

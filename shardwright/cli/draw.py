@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from shardwright.cli.options import Target
 from shardwright.cli.splitting import (
     ClusterFile,
     Devices,
@@ -16,7 +17,6 @@ from shardwright.cli.splitting import (
     PlanFile,
     PolicyName,
     ProfileFile,
-    Target,
     Told,
     graph_of,
     planned,

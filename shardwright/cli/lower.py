@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
 from rich.console import Console
 
+from shardwright.cli.options import Modules, PipelineFile, PipelineOutput
 from shardwright.cli.steps import Steps
 from shardwright.exec import lower as lower_pipeline
 from shardwright.pipeline import Pipeline
@@ -16,12 +13,9 @@ from shardwright.runtime.operators import load_operators
 
 
 def lower(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A pipeline file.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The pipeline file to write.")],
-    modules: Annotated[
-        list[str] | None,
-        typer.Option("--import", help="A module that registers operators; may be repeated."),
-    ] = None,
+    file: PipelineFile,
+    output: PipelineOutput,
+    modules: Modules = None,
 ) -> None:
     """Lower the supertasks of a pipeline file from operators to kernel calls."""
     steps = Steps(Console(stderr=True))

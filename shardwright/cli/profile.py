@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from shardwright.cli.splitting import Target, graph_of
+from shardwright.cli.options import Target
+from shardwright.cli.splitting import graph_of
 from shardwright.cli.steps import Steps
 from shardwright.cli.userfiles import UserFiles
 from shardwright.profiling import profile as profile_graph

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from shardwright.cli.options import DrawsTimeline, Modules, PipelineFile, TraceFile
 from shardwright.cli.splitting import ClusterFile
 from shardwright.cli.steps import Steps
 from shardwright.layout import Cluster
@@ -26,7 +26,7 @@ from shardwright.schedule.agenda import is_training
 
 
 def simulate(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A pipeline file.")],
+    file: PipelineFile,
     cluster: ClusterFile = None,
     calls: Annotated[
         int, typer.Option(min=1, help="How many steps or calls follow one another.")
@@ -38,14 +38,9 @@ def simulate(
         ),
     ] = False,
     threads: Annotated[int, typer.Option(min=1, help="Of each worker that measures.")] = 1,
-    modules: Annotated[
-        list[str] | None,
-        typer.Option("--import", help="A module that registers operators; may be repeated."),
-    ] = None,
-    trace: Annotated[
-        Path | None, typer.Option(help="Write the timeline as a Chrome trace.")
-    ] = None,
-    timeline: Annotated[bool, typer.Option("--timeline", help="Draw the timeline.")] = False,
+    modules: Modules = None,
+    trace: TraceFile = None,
+    timeline: DrawsTimeline = False,
 ) -> None:
     """Simulate a pipeline file: its time, who waits for whom, and what each slot holds."""
     steps = Steps(Console(stderr=True))

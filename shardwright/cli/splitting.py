@@ -34,14 +34,6 @@ DEVICES = 2
 """Slots, where no option says how many."""
 POLICY = "pipeline"
 
-Target = Annotated[
-    str,
-    typer.Argument(
-        metavar="FILE.py:FUNCTION",
-        help="A function that returns (model, args, kwargs), or (step_fn, data) of a training "
-        "step.",
-    ),
-]
 Devices = Annotated[
     int | None, typer.Option(help=f"How many device slots; {DEVICES} where nothing says.")
 ]

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from shardwright.cli.options import InProcess, Modules, SlotKind
 from shardwright.cli.splitting import (
     POLICY,
     Chunks,
@@ -33,7 +34,6 @@ from shardwright.cli.userfiles import UserFiles
 from shardwright.errors import PlanError
 from shardwright.layout import Cluster
 from shardwright.pipeline import write_paramfile
-from shardwright.pipeline.schema import DeviceKind
 from shardwright.planning import Plan
 from shardwright.planning.make import POLICIES
 from shardwright.profiling import Profile
@@ -48,10 +48,6 @@ Target = Annotated[
         help="A function that returns (step_fn, data), or a dict or object with step_fn, data, "
         "evaluate, eval_data and scheduler.",
     ),
-]
-Modules = Annotated[
-    list[str] | None,
-    typer.Option("--import", help="A module that registers operators; may be repeated."),
 ]
 
 
@@ -76,7 +72,7 @@ def train(
     recompute: Recompute = None,
     memory: Memory = None,
     zero: Zero = None,
-    device_kind: Annotated[DeviceKind, typer.Option(help="What every slot is.")] = "cpu",
+    device_kind: SlotKind = "cpu",
     lower: Annotated[
         bool, typer.Option("--lower", help="Run kernel calls in place of operators.")
     ] = False,
@@ -102,9 +98,7 @@ def train(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the model, as safetensors.")
     ] = None,
-    in_process: Annotated[
-        bool, typer.Option("--in-process", help="Run all slots in this process.")
-    ] = False,
+    in_process: InProcess = False,
     timeout: Annotated[float, typer.Option(help="Seconds that one supertask may take.")] = 60.0,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each worker.")] = 1,
     modules: Modules = None,
