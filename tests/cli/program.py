@@ -1,8 +1,4 @@
-"""A user's file with a model and a training step, and a folder that commands find it in."""
-
-from pathlib import Path
-
-import pytest
+"""A user's file with a model and a training step."""
 
 FILE = "user_program.py"
 SOURCE = """
@@ -28,12 +24,3 @@ def train():
 
     return step, [tuple(torch.randn(2, 8, 8)) for _ in range(4)]
 """
-
-
-def put_program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let commands run in a folder with this file, and keep what they measure there."""
-    monkeypatch.chdir(folder)
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-    (folder / FILE).write_text(SOURCE)
-    return folder

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner, Result
 
-from shardwright.cli.app import app, schedule_text
+from shardwright.cli.app import schedule_text
 from shardwright.pipeline import Microbatches, Pipeline, Training
 from shardwright.schedule import make_schedule, schedule_info
 from shardwright.version import __version__
+from tests.cli.commands import invoke, succeed
 
 MODEL = """
 import torch
@@ -30,16 +30,6 @@ def columns(graph, resource):
         graph.partition(node, node.algorithm("dim"), idx=1, dim=0, num=resource.ngpus)
     return graph
 """
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(app, list(map(str, arguments)))
-
-
-def succeed(*arguments: object) -> str:
-    result = invoke(*arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 @pytest.fixture
@@ -205,5 +195,5 @@ def test_a_damaged_file_is_named(built: Path) -> None:
 
 
 def test_debug_lets_the_error_through(folder: Path) -> None:
-    result = CliRunner().invoke(app, ["--debug", "check", "missing.json"])
+    result = invoke("--debug", "check", "missing.json")
     assert type(result.exception).__name__ == "PipelineError"

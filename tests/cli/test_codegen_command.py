@@ -1,48 +1,16 @@
 """``shardwright codegen``."""
 
 import ast
-import importlib.util
 import re
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
-from click.testing import Result
-from typer.testing import CliRunner
 
-from shardwright.cli.app import app
-from tests.cli.program import put_program
+from tests.cli.commands import refused, succeed
+from tests.codegenerate.written import imported
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return put_program(tmp_path, monkeypatch)
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(app, list(map(str, arguments)))
-
-
-def succeed(*arguments: object) -> str:
-    result = invoke(*arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def refused(*arguments: object) -> str:
-    result = invoke(*arguments)
-    assert result.exit_code == 1
-    return result.stderr
-
-
-def loaded(file: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generated", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+pytestmark = pytest.mark.usefixtures("program_folder")
 
 
 def layers() -> torch.nn.Sequential:
@@ -52,7 +20,7 @@ def layers() -> torch.nn.Sequential:
 
 def outputs(file: str, x: torch.Tensor) -> torch.Tensor:
     """What the stages of a file make with the model's weights."""
-    stages = loaded(file).create_pipeline_configuration(layers(), partitions_only=True)
+    stages = imported(Path(file)).create_pipeline_configuration(layers(), partitions_only=True)
     for stage in stages.values():
         x = stage(x)
     return x

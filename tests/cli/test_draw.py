@@ -4,37 +4,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
 
 from shardwright.cli import splitting
-from shardwright.cli.app import app
 from shardwright.ir import IRGraph
 from shardwright.planning import Plan, plan
-from tests.cli.program import put_program
+from tests.cli.commands import refused, succeed
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return put_program(tmp_path, monkeypatch)
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(app, list(map(str, arguments)))
+pytestmark = pytest.mark.usefixtures("program_folder")
 
 
 def drawn(function: str, *options: object) -> str:
     """The DOT text that the command writes."""
-    result = invoke("draw", f"user_program.py:{function}", "-o", "graph.dot", *options)
-    assert result.exit_code == 0, result.output
-    assert result.stdout == ""
+    assert succeed("draw", f"user_program.py:{function}", "-o", "graph.dot", *options) == ""
     return Path("graph.dot").read_text()
-
-
-def refused(*arguments: object) -> str:
-    result = invoke("draw", *arguments)
-    assert result.exit_code == 1
-    return result.stderr
 
 
 def test_a_model_is_drawn_with_estimated_times() -> None:
@@ -55,8 +37,7 @@ def test_stages_are_coloured() -> None:
 
 def test_a_training_step_is_drawn_by_its_plan() -> None:
     words = ("--mesh", "pipeline=2", "--microbatches", 2)
-    result = invoke("plan", "user_program.py:train", *words, "-o", "plan.json")
-    assert result.exit_code == 0
+    succeed("plan", "user_program.py:train", *words, "-o", "plan.json")
     text = drawn("train", "--plan", "plan.json")
     assert "<B>Backward</B>" in text
     assert "stage 1 on d1" in text
@@ -65,7 +46,7 @@ def test_a_training_step_is_drawn_by_its_plan() -> None:
 
 def test_times_are_a_profiles() -> None:
     words = ("--n-iter", 1, "--no-cache", "-o", "profile.json")
-    assert invoke("profile", "user_program.py:make", *words).exit_code == 0
+    succeed("profile", "user_program.py:make", *words)
     text = drawn("make", "--profile", "profile.json", "--devices", 2)
     assert "times measured on" in text
     assert "or estimated where nothing was measured" in text
@@ -85,7 +66,7 @@ def test_a_policy_that_goes_by_times_has_the_profile(
     options: tuple[object, ...], planned_by: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ("--n-iter", 1, "--no-cache", "-o", "profile.json")
-    assert invoke("profile", "user_program.py:make", *words).exit_code == 0
+    succeed("profile", "user_program.py:make", *words)
     seen: list[object] = []
 
     def planning(graph: IRGraph, **asked: Any) -> Plan:
@@ -97,9 +78,9 @@ def test_a_policy_that_goes_by_times_has_the_profile(
     assert [found is not None for found in seen] == [planned_by]
 
 
-def test_what_cannot_be_drawn_is_one_line(folder: Path) -> None:
-    target = "user_program.py:make"
-    assert "DrawError: a graph cannot be drawn as 'graph.gif'" in refused(target, "-o", "graph.gif")
-    assert "no plan can be read" in refused(target, "-o", "graph.dot", "--plan", "none.json")
-    assert "no profile can be read" in refused(target, "-o", "graph.dot", "--profile", "none.json")
-    assert not list(folder.glob("graph*"))
+def test_what_cannot_be_drawn_is_one_line(program_folder: Path) -> None:
+    words = ("draw", "user_program.py:make", "-o")
+    assert "DrawError: a graph cannot be drawn as 'graph.gif'" in refused(*words, "graph.gif")
+    assert "no plan can be read" in refused(*words, "graph.dot", "--plan", "none.json")
+    assert "no profile can be read" in refused(*words, "graph.dot", "--profile", "none.json")
+    assert not list(program_folder.glob("graph*"))

@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
-from shardwright.cli.app import app
 from shardwright.pipeline import Pipeline
+from tests.cli.commands import succeed
 
 MODEL = """
 import torch
@@ -18,12 +17,6 @@ def make():
     layers = [torch.nn.Linear(8, 8) for _ in range(4)]
     return torch.nn.Sequential(*layers).eval(), (torch.ones(3, 8),), {}
 """
-
-
-def succeed(*arguments: object) -> str:
-    result = CliRunner().invoke(app, list(map(str, arguments)))
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 @pytest.fixture

@@ -5,29 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import Result
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
-from shardwright.cli.app import app
 from shardwright.pipeline import Pipeline
 from shardwright.planning import Plan
-from tests.cli.program import SOURCE, put_program
+from tests.cli.commands import refused, succeed
+from tests.cli.program import SOURCE
 
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return put_program(tmp_path, monkeypatch)
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(app, list(map(str, arguments)))
-
-
-def succeed(*arguments: object) -> str:
-    result = invoke(*arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+pytestmark = pytest.mark.usefixtures("program_folder")
 
 
 def planned(file: str, *options: object, function: str = "train") -> Plan:
@@ -78,12 +63,6 @@ def test_train_follows_a_plan() -> None:
     found = losses("planned.jsonl", "--plan", "plan.json")
     assert found == losses("asked.jsonl", "--mesh", "pipeline=2,data=2", "--microbatches", 2)
     assert found == pytest.approx(losses("one.jsonl"), rel=1e-5)
-
-
-def refused(*arguments: object) -> str:
-    result = invoke(*arguments)
-    assert result.exit_code == 1
-    return result.stderr
 
 
 def test_a_plan_of_another_program_is_refused() -> None:
