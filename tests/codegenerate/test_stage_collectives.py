@@ -64,6 +64,17 @@ def test_text_of_a_gather() -> None:
     assert written == Expression('all_gather(x, self.slots["tensor"], dim=1, sizes=(3, 2))')
 
 
+def test_an_axis_may_have_any_name() -> None:
+    node = node_of("all_reduce")
+    node.attrs["axis"] = 'say "x"\n'
+    call = ast.parse(
+        spell_collective(node, {node.inputs[0]: Expression("x")}).text, mode="eval"
+    ).body
+    assert isinstance(call, ast.Call)
+    assert isinstance(call.args[1], ast.Subscript)
+    assert ast.literal_eval(call.args[1].slice) == node.attrs["axis"]
+
+
 def test_other_nodes_are_refused() -> None:
     with pytest.raises(CodegenError, match="Backward is no collective"):
         spell_collective(node_of("Backward"), {})

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwright.codegenerate.expression import Expression
+from shardwright.codegenerate.spelling.literals import listed, literal
 from shardwright.errors import CodegenError
 from shardwright.ir import IRNode
 
@@ -59,10 +60,7 @@ def spell_collective(node: IRNode, operands: Mapping[int, Expression]) -> Expres
 
 
 def _text(value: Any) -> str:
-    """A literal; lists are written as tuples, strings in double quotes."""
-    if isinstance(value, str):
-        return f'"{value}"'
-    if isinstance(value, list):
-        inside = ", ".join(map(_text, value))
-        return f"({inside},)" if len(value) == 1 else f"({inside})"
-    return repr(value)
+    """A literal; lists are written as tuples."""
+    return (
+        listed([_text(item) for item in value]) if isinstance(value, list) else str(literal(value))
+    )
