@@ -215,30 +215,33 @@ class Holdings:
     def _take(
         self, value: IRValue, holding: Holding, conversion: Conversion, step: Step
     ) -> Holding:
-        mesh, shape = holding.mesh, value.shape
-        before = dict(zip(mesh.devices, step.before.slices(mesh, shape), strict=True))
-        after = dict(zip(mesh.devices, step.after.slices(mesh, shape), strict=True))
-        local: dict[str, int] = {}
-        if step.kind == "slice":
-            for device in mesh.devices:
-                inside = within(after[device], before[device])
-                local[device] = self._slice(device, holding.local[device], inside)
-        else:
-            for group in conversion.groups(step):
-                local |= self._collective(value, holding, step, group, after)
+        mesh, local = conversion.mesh, dict[str, int]()
+        before, after = (
+            dict(zip(mesh.devices, conversion.slices(layout), strict=True))
+            for layout in (step.before, step.after)
+        )
+        for group in conversion.groups(step):
+            held = {device: before[device] for device in group}
+            wanted = {device: after[device] for device in group}
+            local |= self._step(value, holding, step, held, wanted)
         return self.add(value.id, Holding(mesh, step.after, local))
 
-    def _collective(
+    def _step(
         self,
         value: IRValue,
         holding: Holding,
         step: Step,
-        group: tuple[str, ...],
+        before: Mapping[str, Ranges],
         after: Mapping[str, Ranges],
     ) -> dict[str, int]:
-        """One collective of a group; what each member gets."""
-        gets = {device: self._new(device, value, shape_of(after[device])).id for device in group}
-        members = tuple(Member(d, holding.local[d], gets[d]) for d in group)
+        """A step of one group, whose members hold these slices; what each gets."""
+        if step.kind == "slice":
+            return {
+                device: self._slice(device, holding.local[device], within(ranges, before[device]))
+                for device, ranges in after.items()
+            }
+        gets = {device: self._new(device, value, shape_of(after[device])).id for device in after}
+        members = tuple(Member(d, holding.local[d], gets[d]) for d in after)
         self._communicate(Communication(step.kind, step.metadata, members))
         return gets
 

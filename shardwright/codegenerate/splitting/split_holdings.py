@@ -28,7 +28,6 @@ from shardwright.errors import CodegenError
 from shardwright.ir import IRValue, Scope
 from shardwright.ir.dtypes import torch_dtype
 from shardwright.layout import (
-    Conversion,
     Layout,
     Mesh,
     Partial,
@@ -107,22 +106,19 @@ class StageHoldings(Holdings):
             holding = self._copies[key]
         return holding
 
-    def _take(
-        self, value: IRValue, holding: Holding, conversion: Conversion, step: Step
-    ) -> Holding:
-        mesh, shape = holding.mesh, value.shape
-        before = dict(zip(mesh.devices, step.before.slices(mesh, shape), strict=True))
-        after = dict(zip(mesh.devices, step.after.slices(mesh, shape), strict=True))
-        local: dict[str, int] = {}
-        for group in conversion.groups(step):
-            given = {device: holding.local[device] for device in group}
-            held, wanted = [before[device] for device in group], [after[device] for device in group]
-            for op, attrs, slices in _collectives(step, held, wanted):
-                shapes = dict(zip(group, map(shape_of, slices), strict=True))
-                axis = mesh.axes[step.axis]
-                given = self.exchange(op, value, given, shapes, axis=axis, **attrs)
-            local |= given
-        return self.add(value.id, Holding(mesh, step.after, local))
+    def _step(
+        self,
+        value: IRValue,
+        holding: Holding,
+        step: Step,
+        before: Mapping[str, Ranges],
+        after: Mapping[str, Ranges],
+    ) -> dict[str, int]:
+        axis, local = holding.mesh.axes[step.axis], {d: holding.local[d] for d in before}
+        for op, attrs, slices in _collectives(step, [*before.values()], [*after.values()]):
+            shapes = dict(zip(local, map(shape_of, slices), strict=True))
+            local = self.exchange(op, value, local, shapes, axis=axis, **attrs)
+        return local
 
     def _value(self, device: str, local: int) -> IRValue:
         return self.slots[device].value(local)
@@ -153,7 +149,7 @@ class StageHoldings(Holdings):
     def _loaded_as(self, value: IRValue, mesh: Mesh, layout: Layout) -> Layout:
         """The layout in which a partition that wants it in another loads an input or parameter."""
         if value.role == "input":
-            return _entering(layout, mesh)
+            return end_layout(layout, mesh)
         elsewhere = (h.layout for h in self.held.get(value.id, ()) if h.mesh.sizes == mesh.sizes)
         return next(elsewhere, layout)
 
@@ -179,7 +175,7 @@ class StageHoldings(Holdings):
         if value.id not in self.leaving:
             held = source.layout
             if value.id in self.graph.outputs:
-                layout = leaving_layout(held, source.mesh)
+                layout = end_layout(held, source.mesh)
             elif (mesh.axes, mesh.sizes) != (source.mesh.axes, source.mesh.sizes):
                 layout = Layout.replicated(source.mesh)
             else:
@@ -208,17 +204,14 @@ class StageHoldings(Holdings):
         return self.add(value.id, Holding(mesh, layout, local))
 
 
-def leaving_layout(layout: Layout, mesh: Mesh) -> Layout:
-    """How an output leaves: whole, but for the batch along an axis ``data``."""
+def end_layout(layout: Layout, mesh: Mesh) -> Layout:
+    """How an input enters and an output leaves: whole, but for the batch along an axis ``data``."""
     return Layout(
         tuple(
             placement if isinstance(placement, Shard) and axis == DATA else Replicate()
             for axis, placement in zip(mesh.axes, layout.placements, strict=True)
         )
     )
-
-
-_entering = leaving_layout
 
 
 def _collectives(

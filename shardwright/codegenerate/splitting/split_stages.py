@@ -17,28 +17,25 @@ A port that is a slice is called ``x[0:4, 0:64]``, of the program's ``x``.
 
 from __future__ import annotations
 
-import math
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 
 from shardwright.codegenerate.sources.numbering import partition_numbers
 from shardwright.codegenerate.sources.port_names import PortNames
-from shardwright.codegenerate.spelling import is_random
-from shardwright.codegenerate.splitting.collectives import ALONE, is_collective
-from shardwright.codegenerate.splitting.split_holdings import StageHoldings, leaving_layout
+from shardwright.codegenerate.splitting.live_nodes import live_nodes
+from shardwright.codegenerate.splitting.random_draws import draw_notes
+from shardwright.codegenerate.splitting.slot_stage import SlotEnds, slot_stage, whole_shapes
+from shardwright.codegenerate.splitting.split_holdings import StageHoldings, end_layout
 from shardwright.codegenerate.splitting.split_nodes import StageWriter
 from shardwright.codegenerate.splitting.ties import check_ties
-from shardwright.codegenerate.stage import Port, Program, Stage
-from shardwright.errors import CodegenError
-from shardwright.ir import Builder, IRGraph, IRNode
+from shardwright.codegenerate.stage import Program, Stage
+from shardwright.ir import IRGraph
 from shardwright.ir.inference import Inference
 from shardwright.ir.structure import leaves
 from shardwright.layout import Cluster, Layout, Mesh
-from shardwright.layout.ranges import Ranges, format_ranges, whole
+from shardwright.layout.ranges import format_ranges, whole
 from shardwright.planning.plan import Assignment
 from shardwright.transform.ends import Ends
 from shardwright.transform.holdings import Holding
@@ -89,7 +86,7 @@ class _Splitting:
         self.updates = Ends(graph, self.holdings).updates()
         self.names = PortNames(graph, [leaf.name for leaf in leaves(graph.in_structure)])
         self.names.add(set(self.leaving))
-        self.shapes = _whole_shapes(graph)
+        self.shapes = whole_shapes(graph)
 
     def _write(self, assigned: Sequence[Assignment], numbers: Sequence[int]) -> None:
         """Write the nodes, partition after partition."""
@@ -109,7 +106,7 @@ class _Splitting:
             last = self.meshes[max(self.meshes)]
             return holdings.fetch(value_id, last, Layout.replicated(last))
         mesh = held[0].mesh
-        wanted = leaving_layout(held[0].layout, mesh)
+        wanted = end_layout(held[0].layout, mesh)
         return holdings.leave(self.graph.values[value_id], held[0], mesh, wanted)
 
     def program(self, training: bool, notes: tuple[str, ...], loss: int | None) -> Program:
@@ -120,7 +117,7 @@ class _Splitting:
             for place, (_, mesh) in enumerate(sorted(self.meshes.items()))
         )
         check_ties(partitions)
-        drawn = [note for slots in partitions for note in _draw_notes(slots, training=training)]
+        drawn = [note for slots in partitions for note in draw_notes(slots, training=training)]
         return Program(
             name=graph.name,
             partitions=partitions,
@@ -136,13 +133,13 @@ class _Splitting:
     def _stages(self, number: int, mesh: Mesh) -> Iterator[Stage]:
         """The stages of a partition."""
         ends = {device: self._ends(device) for device in mesh.devices}
-        live = _live(self.holdings, mesh, {device: end.needed for device, end in ends.items()})
+        live = live_nodes(self.holdings, mesh, {device: end.needed for device, end in ends.items()})
         for index, device in enumerate(mesh.devices):
             slot = self.holdings.slots[device]
-            stage = _stage(f"Stage{number}", slot, ends[device], live[device], self.shapes)
+            stage = slot_stage(f"Stage{number}", slot, ends[device], live[device], self.shapes)
             yield replace(stage, index=index, mesh=mesh)
 
-    def _ends(self, device: str) -> _Ends:
+    def _ends(self, device: str) -> SlotEnds:
         """What enters and leaves a slot, by the names of ports."""
         entering: dict[int, str] = {}
         leaving: dict[str, int] = {}
@@ -155,7 +152,7 @@ class _Splitting:
             if device in holding.local:
                 leaving[self._name(value_id, holding, device)] = holding.local[device]
         updates = {old.value: new.value for old, new in self.updates if old.device == device}
-        return _Ends(entering, leaving, updates)
+        return SlotEnds(entering, leaving, updates)
 
     def _name(self, value_id: int, holding: Holding, device: str) -> str:
         """A port's name: of a slice with its ranges."""
@@ -164,20 +161,6 @@ class _Splitting:
         ranges = holding.layout.slices(holding.mesh, shape)[at]
         name = self.names.found[value_id]
         return name if ranges == whole(shape) else f"{name}{format_ranges(ranges)}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Ends:
-    """What enters and leaves a slot: local values and ports' names, and new contents."""
-
-    entering: Mapping[int, str]
-    leaving: Mapping[str, int]
-    updates: Mapping[int, int]
-
-    @property
-    def needed(self) -> set[int]:
-        """The values that must be there at the end."""
-        return {*self.leaving.values(), *self.updates.values()}
 
 
 def _made(graph: IRGraph) -> Iterator[int]:
@@ -215,194 +198,3 @@ def _renamed(cluster: Cluster, meshes: Mapping[int, Mesh]) -> Cluster:
         for host in cluster.hosts
     )
     return msgspec.structs.replace(cluster, hosts=hosts)
-
-
-# --- what is needed -------------------------------------------------------------------------------
-
-
-def _live(
-    holdings: StageHoldings, mesh: Mesh, needed: Mapping[str, Collection[int]]
-) -> dict[str, set[int]]:
-    """The live nodes of each slot: a collective is live on all of its slots, or on none.
-
-    Raises CodegenError where a slot has no use for what others need of a collective: its backward
-    would not meet theirs.
-    """
-    graphs = {device: holdings.slots[device].builder.graph for device in mesh.devices}
-    live: dict[str, set[int]] = {device: set() for device in mesh.devices}
-    exchanges = [nodes for nodes in holdings.exchanges if live.keys() >= nodes.keys()]
-    while True:
-        before = sum(map(len, live.values()))
-        for device, graph in graphs.items():
-            live[device] = _walk(graph, needed[device], live[device])
-        for nodes in exchanges:
-            if any(node in live[device] for device, node in nodes.items()):
-                for device, node in nodes.items():
-                    live[device].add(node)
-        if before == sum(map(len, live.values())):
-            break
-    _check_read(graphs, exchanges, live, needed)
-    return live
-
-
-def _walk(graph: IRGraph, needed: Collection[int], kept: Collection[int]) -> set[int]:
-    """The nodes that some values and nodes depend on."""
-    values, found = set(needed), set(kept)
-    for node in reversed(graph.nodes):
-        if node.id in found or not values.isdisjoint(node.outputs):
-            found.add(node.id)
-            values.update(node.inputs)
-    return found
-
-
-def _check_read(
-    graphs: Mapping[str, IRGraph],
-    exchanges: Sequence[Mapping[str, int]],
-    live: Mapping[str, set[int]],
-    needed: Mapping[str, Collection[int]],
-) -> None:
-    """Raise CodegenError where only some slots go on with what a collective gives all of them."""
-    nodes = {device: graph.node_by_id() for device, graph in graphs.items()}
-    for exchange in exchanges:
-        members = [(device, nodes[device][node_id]) for device, node_id in exchange.items()]
-        if members[0][1].op in ALONE or members[0][1].id not in live[members[0][0]]:
-            continue
-        unread = [
-            device
-            for device, node in members
-            if not _is_read(graphs[device], node, live[device], needed[device])
-        ]
-        if unread:
-            value = graphs[unread[0]].values[members[0][1].outputs[0]]
-            raise CodegenError(
-                f"slot {unread[0].partition(':')[2]} does nothing with {value.name!r}, which "
-                f"others get by {members[0][1].op}; their gradients would wait for it: let the "
-                "plan split what reads it otherwise"
-            )
-
-
-def _is_read(graph: IRGraph, node: IRNode, live: Collection[int], needed: Collection[int]) -> bool:
-    made = graph.values[node.outputs[0]]
-    return made.id in needed or any(user in live for user in made.users)
-
-
-# --- stages ---------------------------------------------------------------------------------------
-
-
-def _stage(
-    name: str,
-    slot: SlotGraph,
-    ends: _Ends,
-    live: Collection[int],
-    shapes: Mapping[str, tuple[int, ...]],
-) -> Stage:
-    """One slot's live nodes as a stage; ``shapes`` are those of the model's tensors, by name."""
-    graph = slot.builder.graph
-    nodes = _fused(graph, [node for node in graph.nodes if node.id in live], ends.needed)
-    outputs = sorted(ends.leaving.items())
-    read = {value_id for node in nodes for value_id in node.inputs}
-    read |= ends.needed
-    inputs = sorted((port, local) for local, port in ends.entering.items() if local in read)
-    builder, mapping = Builder(name), dict[int, int]()
-    for _, local in inputs:
-        mapping[local] = builder.copy_value(graph, graph.values[local]).id
-    for value in graph.stored():
-        if value.id in read:
-            mapping[value.id] = builder.copy_value(graph, value).id
-    for node in nodes:
-        builder.copy_node(graph, node, mapping)
-    made = builder.finish(
-        [mapping[local] for _, local in outputs],
-        updates={mapping[old]: mapping[new] for old, new in ends.updates.items() if old in mapping},
-    )
-    inputs_here, outputs_here = _ports(inputs, made.inputs), _ports(outputs, made.outputs)
-    return Stage(name, made, inputs_here, outputs_here, slices=_named_apart(made, shapes))
-
-
-def _fused(graph: IRGraph, nodes: Sequence[IRNode], needed: Collection[int]) -> list[IRNode]:
-    """The nodes with each gather that parts alone read, and the copy for them, as one."""
-    users = Counter(value_id for node in nodes for value_id in node.inputs)
-    gathers = {node.outputs[0]: node for node in nodes if node.op == "all_gather"}
-    found = []
-    fused: set[int] = set()
-    for node in nodes:
-        gather = gathers.get(node.inputs[0]) if node.op == "copy_to_parts" else None
-        alone = gather is not None and users[node.inputs[0]] == 1 and node.inputs[0] not in needed
-        if gather is not None and alone and gather.attrs["axis"] == node.attrs["axis"]:
-            fused.add(gather.id)
-            op, attrs = "all_gather_for_parts", gather.attrs
-            found.append(replace(node, op=op, inputs=gather.inputs, attrs=attrs))
-        else:
-            found.append(node)
-    return [node for node in found if node.id not in fused]
-
-
-def _draw_notes(stages: Sequence[Stage], *, training: bool) -> Iterator[str]:
-    """What is to be known of random numbers that slots draw.
-
-    Raises CodegenError where slots that train draw different amounts.
-    """
-    drawn = [
-        [stage.graph.values[node.outputs[0]].shape for node in stage.graph.nodes if _draws(node)]
-        for stage in stages
-    ]
-    if not any(drawn):
-        return
-    if len({tuple(map(math.prod, shapes)) for shapes in drawn}) > 1:
-        if training:
-            raise CodegenError(
-                f"the slots of {stages[0].name} hold parts of different sizes of what dropout is "
-                "done to, and would then draw different random numbers for what they all hold: "
-                "plan for a number of slots that divides it, or capture the model in eval mode"
-            )
-        yield (
-            f"{stages[0].name} is for evaluation: in training its slots would draw different "
-            "amounts of random numbers, and no longer agree in what they all hold."
-        )
-    else:
-        yield (
-            f"The slots of {stages[0].name} draw random numbers in training. Seed all of them "
-            "alike (torch.manual_seed), so that they agree in what they all hold; what they hold "
-            "parts of gets the same mask on each slot."
-        )
-
-
-def _draws(node: IRNode) -> bool:
-    if is_collective(node):
-        return False
-    flags: dict[str, Any] = {name: True for name in ("train", "training") if name in node.attrs}
-    return is_random(replace(node, attrs={**node.attrs, **flags}))
-
-
-def _whole_shapes(graph: IRGraph) -> dict[str, tuple[int, ...]]:
-    """The shapes of the model's tensors, by name, also of those that the plan has in parts."""
-    found: dict[str, tuple[int, ...]] = {}
-    for value in graph.stored():
-        ends = tuple(end for _, end in value.placements or whole(value.shape))
-        for name in value.names:
-            found[name] = tuple(map(max, found.get(name, ends), ends))
-    return found
-
-
-def _named_apart(
-    graph: IRGraph, shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, tuple[str, Ranges, tuple[int, ...]]]:
-    """Give slices names by which they stand in a stage; gives what they are slices of."""
-    counts = Counter(value.names[0] for value in graph.stored())
-    numbers: Counter[str] = Counter()
-    found: dict[str, tuple[str, Ranges, tuple[int, ...]]] = {}
-    for value in graph.stored():
-        leading = value.names[0]
-        suffix = f"_{numbers[leading]}" if counts[leading] > 1 else ""
-        numbers[leading] += 1
-        if value.placements is not None:
-            origin = value.placements
-            found |= {name + suffix: (name, origin, shapes[name]) for name in value.names}
-            value.placements = None
-        value.names = tuple(name + suffix for name in value.names)
-    return found
-
-
-def _ports(named: Sequence[tuple[str, int]], values: Sequence[int]) -> tuple[Port, ...]:
-    pairs = zip(named, values, strict=True)
-    return tuple(Port(name, value_id) for (name, _), value_id in pairs)
