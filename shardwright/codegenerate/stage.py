@@ -7,10 +7,9 @@ calls, registered operators, and collectives (`shardwright.codegenerate.splittin
 same order; a port that leaves one stage and enters another has one name in both. A stored value of
 ``graph.updates`` stands in no other partition.
 
-Changed since the first version: `Program` has ``loss`` and ``notes``, both with defaults. Of a
-training step a Program is the forward: inputs that only the rest reads (``lr``) are left out of
-``inputs`` and ``in_structure``, and where the rest makes an output, ``out_structure`` has None. A
-scope's class is ``""`` where it is not known (a program from a file): then it may be a layer of
+Of a training step a Program is the forward: inputs that only the rest reads (``lr``) are left out
+of ``inputs`` and ``in_structure``, and where the rest makes an output, ``out_structure`` has None.
+A scope's class is ``""`` where it is not known (a program from a file): then it may be a layer of
 torch.nn; a class without a dot is a plain name, made from the module's.
 """
 
