@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.transform.small_models import Gpt
+
 WIDTH = 20
 
 
@@ -25,44 +27,11 @@ class Mlp(nn.Module):
         return self.head(x + self.down(F.gelu(self.up(self.norm(x)))))
 
 
-class Block(nn.Module):
-    """A pre-norm block with a fused projection."""
+class Decoder(Gpt):
+    """Two blocks between a lookup table and a head that are one parameter."""
 
-    def __init__(self, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        parts = self.qkv(self.ln_1(x)).split(width, -1)
-        query, key, value = (
-            part.view(batch, length, self.heads, -1).transpose(1, 2) for part in parts
-        )
-        y = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(F.gelu(self.up(self.ln_2(x))))
-
-
-class Decoder(nn.Module):
-    """Blocks between a lookup table and a head that are one parameter."""
-
-    def __init__(self, heads: int = 4, layers: int = 2) -> None:
-        super().__init__()
-        self.tokens = nn.Embedding(40, WIDTH)
-        self.places = nn.Embedding(8, WIDTH)
-        self.blocks = nn.ModuleList(Block(heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, 40, bias=False)
-        self.head.weight = self.tokens.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
+    def __init__(self, heads: int = 4) -> None:
+        super().__init__(width=WIDTH, heads=heads, length=8)
 
 
 class UnevenDecoder(Decoder):

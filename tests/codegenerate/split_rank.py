@@ -31,7 +31,7 @@ def prepare(job: Mapping[str, Any]) -> Callable[[int], Any]:
     model, inputs = split_models.made(job["model"])
     graph = sw.capture(model, inputs)
     plan = sw.plan(graph, **job["plan"])
-    program = program_of(graph, plan)
+    program = split_program(graph, plan)
     mesh = plan.assignments[0].mesh
 
     def work(rank: int) -> dict[str, Any]:
@@ -41,7 +41,8 @@ def prepare(job: Mapping[str, Any]) -> Callable[[int], Any]:
     return work
 
 
-def program_of(graph: IRGraph, plan: Plan) -> Program:
+def split_program(graph: IRGraph, plan: Plan) -> Program:
+    """The program of a plan that splits nodes."""
     whole = planned(graph, plan)
     return split_stages(
         whole, list(assignments(plan, len(whole.nodes))), cluster_of(plan), stages=plan.stages

@@ -147,6 +147,6 @@ def test_a_model_of_other_shapes_is_refused(tmp_path: Path) -> None:
 
 def test_layers_that_are_alike_are_one_class(tmp_path: Path) -> None:
     text = written("decoder", "tensor 2", tmp_path).read_text()
-    assert text.count("class Block(") == 1
+    assert text.count("class GptBlock(") == 1
     assert text.count("def all_reduce(") == 1
     assert "def all_to_all(" not in text

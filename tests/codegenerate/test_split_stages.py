@@ -12,15 +12,13 @@ import torch
 import shardwright as sw
 from shardwright.codegenerate.splitting.collectives import COLLECTIVES, is_collective
 from shardwright.codegenerate.splitting.split_holdings import StageHoldings
-from shardwright.codegenerate.splitting.split_stages import split_stages
 from shardwright.codegenerate.stage import Program
 from shardwright.codegenerate.support.slices import join_state_dicts, piece_of
 from shardwright.errors import CodegenError
 from shardwright.ir.validate import validate
-from shardwright.planning.assemble import planned
-from shardwright.planning.plan import assignments, cluster_of
 from tests.codegenerate import split_models
 from tests.codegenerate.ranks import results
+from tests.codegenerate.split_rank import split_program
 
 TOLERANCE = 1e-10
 
@@ -28,11 +26,7 @@ TOLERANCE = 1e-10
 def program_of(name: str, **plan: Any) -> Program:
     model, inputs = split_models.made(name)
     graph = sw.capture(model, inputs)
-    made = sw.plan(graph, **plan)
-    whole = planned(graph, made)
-    return split_stages(
-        whole, list(assignments(made, len(whole.nodes))), cluster_of(made), stages=made.stages
-    )
+    return split_program(graph, sw.plan(graph, **plan))
 
 
 def collectives(program: Program) -> list[list[list[tuple[str, Any]]]]:
