@@ -53,6 +53,10 @@ def b(*shape: int) -> Spec:
     return Spec(shape, "bool")
 
 
+X, Y, M = f(2, 3, 4), f(2, 3, 4), b(2, 3, 4)
+IMAGE = f(2, 4, 8, 8)
+
+
 @dataclass(frozen=True)
 class Sample:
     """One call, ``aten.`` left out of its name, and what it is written as.

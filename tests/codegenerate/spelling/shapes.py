@@ -1,0 +1,86 @@
+"""Samples of operators that change a shape, join tensors or take them apart."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.codegenerate.spelling_samples import IMAGE, X, Y, f
+from tests.codegenerate.spelling_samples import Sample as S
+
+SHAPES = [
+    S("view.default", (X, [6, 4]), "a.view(6, 4)"),
+    S("view.default", (X, [-1]), "a.view(-1)"),
+    S("view.default", (f(1), []), "a.view(())"),
+    S("view.dtype", (X, torch.int32), "a.view(torch.int32)"),
+    S("reshape.default", (X, [2, -1]), "a.reshape(2, -1)"),
+    S("permute.default", (X, [0, 2, 1]), "a.permute(0, 2, 1)"),
+    S("transpose.int", (X, 1, 2), "a.transpose(1, 2)"),
+    S("t.default", (f(2, 3),), "a.t()"),
+    S("expand.default", (f(1, 3, 4), [2, -1, -1]), "a.expand(2, -1, -1)"),
+    S("expand_as.default", (f(1, 3, 4), X), "a.expand_as(b)"),
+    S("repeat.default", (X, [2, 1, 1]), "a.repeat(2, 1, 1)"),
+    S("tile.default", (X, [2, 1]), "a.tile(2, 1)"),
+    S("flip.default", (X, [1, 2]), "a.flip(1, 2)"),
+    S("roll.default", (X, [1], [2]), "a.roll(1, dims=2)"),
+    S("roll.default", (X, [1, -1], [1, 2]), "a.roll((1, -1), dims=(1, 2))"),
+    S("rot90.default", (X,), "a.rot90()"),
+    S("flatten.using_ints", (X, 1), "a.flatten(1)"),
+    S("flatten.using_ints", (X,), "a.flatten()"),
+    S("flatten.using_ints", (X, 0, 1), "a.flatten(end_dim=1)"),
+    S("unflatten.int", (X, 2, [2, 2]), "torch.unflatten(a, 2, (2, 2))"),
+    S("squeeze.default", (f(1, 3, 1),), "a.squeeze()"),
+    S("squeeze.dim", (f(1, 3, 1), -1), "a.squeeze(-1)"),
+    S("squeeze.dims", (f(1, 3, 1), [0, 2]), "a.squeeze((0, 2))"),
+    S("unsqueeze.default", (X, 1), "a.unsqueeze(1)"),
+    S("movedim.int", (X, 0, 1), "a.movedim(0, 1)"),
+    S("movedim.intlist", (X, [0, 1], [1, 2]), "a.movedim((0, 1), (1, 2))"),
+    S("swapaxes.default", (X, 0, 1), "a.swapaxes(0, 1)"),
+    S("swapdims.default", (X, 0, 1), "a.swapdims(0, 1)"),
+    S("narrow.default", (X, 1, 0, 2), "a.narrow(1, 0, 2)"),
+    S("diagonal.default", (X,), "a.diagonal()"),
+    S("diagonal.default", (X, 0, 1, 2), "a.diagonal(dim1=1, dim2=2)"),
+    S("unfold.default", (X, 2, 2, 1), "a.unfold(2, 2, 1)"),
+    S("as_strided.default", (X, [2, 2], [1, 2]), "a.as_strided((2, 2), (1, 2))"),
+    S("view_as.default", (X, f(6, 4)), "a.view_as(b)"),
+    S("reshape_as.default", (X, f(6, 4)), "a.reshape_as(b)"),
+    S("repeat_interleave.self_int", (X, 2, 1), "a.repeat_interleave(2, dim=1)"),
+    S("tril.default", (X,), "a.tril()"),
+    S("triu.default", (X, 1), "a.triu(diagonal=1)"),
+    S("diag_embed.default", (X,), "a.diag_embed()"),
+    S("unbind.int", (X,), "a.unbind()"),
+    S("unbind.int", (X, 1), "a.unbind(dim=1)"),
+    S("chunk.default", (X, 2, -1), "a.chunk(2, dim=-1)"),
+    S("split.Tensor", (X, 2, 2), "torch.split(a, 2, dim=2)"),
+    S("split_with_sizes.default", (X, [1, 3], 2), "torch.split(a, [1, 3], dim=2)"),
+    S("tensor_split.sections", (X, 2, 1), "torch.tensor_split(a, 2, dim=1)"),
+    S("tensor_split.indices", (X, [1, 2], 1), "torch.tensor_split(a, (1, 2), dim=1)"),
+    S("cat.default", ([X, Y],), "torch.cat([a, b])"),
+    S("cat.default", ([X, Y], -1), "torch.cat([a, b], dim=-1)"),
+    S("stack.default", ([X, Y], 1), "torch.stack([a, b], dim=1)"),
+    *(
+        S(f"{name}.default", ([X, Y],), f"torch.{name}([a, b])")
+        for name in ["hstack", "vstack", "dstack", "column_stack", "concat", "concatenate"]
+    ),
+    S("view_as_real.default", (f(3, dtype="c64"),), "torch.view_as_real(a)"),
+    S("view_as_complex.default", (f(3, 2),), "torch.view_as_complex(a)"),
+    S("kron.default", (f(2, 2), f(2, 2)), "torch.kron(a, b)"),
+    S(
+        "slice_scatter.default",
+        (X, f(2, 1, 4), 1, 0, 1),
+        "torch.slice_scatter(a, b, dim=1, start=0, end=1)",
+    ),
+    S("select_scatter.default", (X, f(2, 4), 1, 0), "torch.select_scatter(a, b, 1, 0)"),
+    S("diagonal_scatter.default", (f(3, 3), f(3)), "torch.diagonal_scatter(a, b)"),
+    S("pixel_shuffle.default", (IMAGE, 2), "torch.pixel_shuffle(a, 2)"),
+    S("pixel_unshuffle.default", (IMAGE, 2), "torch.pixel_unshuffle(a, 2)"),
+    S("channel_shuffle.default", (IMAGE, 2), "torch.channel_shuffle(a, 2)"),
+    S("pad.default", (X, [1, 1]), "F.pad(a, (1, 1))"),
+    S("pad.default", (X, [0, 1, 1, 0], "constant", 1.0), "F.pad(a, (0, 1, 1, 0), value=1.0)"),
+    S("pad.default", (X, [1, 1], "reflect"), 'F.pad(a, (1, 1), mode="reflect")'),
+    S(
+        "meshgrid.indexing",
+        ([f(2), f(3)],),
+        'torch.meshgrid(a, b, indexing="ij")',
+        {"indexing": "ij"},
+    ),
+]
