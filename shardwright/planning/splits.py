@@ -82,7 +82,10 @@ def _sparing(split: Callable[[Seed], Following]) -> Following:
     if spared.whole_bytes() <= allowed:
         return spared
     all_split = split(_columns)
-    return all_split if spared.whole_bytes() - all_split.whole_bytes() > allowed else spared
+    chosen = all_split if spared.whole_bytes() - all_split.whole_bytes() > allowed else spared
+    chosen.least = max(spared.least, all_split.least)
+    chosen.most = min(spared.most, all_split.most)
+    return chosen
 
 
 class Splitter(Protocol):
@@ -117,6 +120,8 @@ class TakingApart:
     """Of the forward with all of them taken apart."""
     _made: dict[tuple[int, ...], IRGraph] = field(default_factory=dict)
     """By the positions of those that are taken apart."""
+    _kept: dict[str, list[tuple[range, tuple[int, ...]]]] = field(default_factory=dict)
+    """By axis: for these sizes these positions."""
 
     def __post_init__(self) -> None:
         self.fusions = find_fusions(self.graph)
@@ -139,10 +144,19 @@ class TakingApart:
 
     def _split_by_columns(self, axis: str, size: int) -> tuple[int, ...]:
         """The positions of products all of whose parts are split by columns."""
+        known = self._kept.setdefault(axis, [])
+        for sizes, positions in known:
+            if size in sizes:
+                return positions
         if self._annotations is None:
             self._annotations = Annotations(forward_view(self._apart(tuple(self.fusions))))
-        view = self._annotations.graph
-        following = SPLITTERS[axis](view, size, self._annotations)
+        following = SPLITTERS[axis](self._annotations.graph, size, self._annotations)
+        known.append((following.sizes, self._in_columns(following)))
+        return known[-1][1]
+
+    def _in_columns(self, following: Following) -> tuple[int, ...]:
+        """As `_split_by_columns`, from what an axis does with the graph of all parts."""
+        view = following.graph
         names: dict[bool, set[str]] = {True: set(), False: set()}
         for node in view.nodes:
             if node.id in following.chosen:

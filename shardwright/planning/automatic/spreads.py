@@ -44,7 +44,8 @@ class Spreads:
         default_factory=dict
     )
     _taking: TakingApart | None = None
-    _columns: dict[tuple[int, str, int], _Column] = field(default_factory=dict)
+    _columns: dict[tuple[int, str], list[tuple[range, _Column]]] = field(default_factory=dict)
+    """By the id of a forward, and an axis: for these sizes these splits."""
     _annotations: dict[int, Annotations] = field(default_factory=dict)
     """By the id of a forward."""
     _spreads: dict[tuple[tuple[tuple[str, int], ...], int, int], Spread] = field(
@@ -86,8 +87,8 @@ class Spreads:
         count = microbatches if self.training else 1
         key = shape.inner, id(source), count if shape.best else 0
         if key not in self._spreads:
-            mesh = shape.ranks(self.cluster)[0]
             splits, reasons = self._chosen(source, shape, microbatches)
+            mesh = shape.ranks(self.cluster)[0]
             self._spreads[key] = spread_over(
                 source, mesh, splits, self.cluster, self.costs, reasons
             )
@@ -128,14 +129,16 @@ class Spreads:
         return rows
 
     def _column(self, source: Forward, axis: str, size: int) -> _Column:
-        key = id(source), axis, size
-        if key not in self._columns:
-            self._columns[key] = SPLITTERS[axis](
-                source.view, size, self._annotations_of(source)
-            ).splits()
-        if not any(self._columns[key]):
+        """What an axis splits of each node; found anew only where its size makes a difference."""
+        known = self._columns.setdefault((id(source), axis), [])
+        found = next((column for sizes, column in known if size in sizes), None)
+        if found is None:
+            following = SPLITTERS[axis](source.view, size, self._annotations_of(source))
+            found = following.splits()
+            known.append((following.sizes, found))
+        if not any(found):
             raise PlanError(f"the mesh axis {axis!r} of {size} slots splits nothing of the graph")
-        return self._columns[key]
+        return found
 
     def _annotations_of(self, source: Forward) -> Annotations:
         if id(source) not in self._annotations:
