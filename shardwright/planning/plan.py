@@ -13,7 +13,7 @@ graph after that.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -221,18 +221,25 @@ def assignments(plan: Plan, nodes: int) -> Iterator[Assignment]:
     """The assignment of each node in order. Raises PlanError where the plan lacks one."""
     if len(plan.nodes) != nodes:
         raise PlanError(f"the plan assigns {len(plan.nodes)} nodes, the graph has {nodes}")
+    devices, checked = set(plan.devices), set[int]()
     for position, index in enumerate(plan.nodes):
         if not 0 <= index < len(plan.assignments):
             raise PlanError(f"node {position} has the assignment {index}, which the plan lacks")
         assignment = plan.assignments[index]
-        unknown = [d for d in assignment.mesh.devices if d not in plan.devices]
-        if unknown or len(assignment.splits) != assignment.mesh.ndim:
+        if index not in checked and not _is_on(assignment, devices):
             raise PlanError(
                 f"node {position} is assigned to {assignment.mesh} with "
                 f"{len(assignment.splits)} splits; the plan's slots are {', '.join(plan.devices)}, "
                 "and each axis of a mesh has one split or None"
             )
+        checked.add(index)
         yield assignment
+
+
+def _is_on(assignment: Assignment, devices: Collection[str]) -> bool:
+    """Whether an assignment is to these devices, with one split or None an axis."""
+    known = all(device in devices for device in assignment.mesh.devices)
+    return known and len(assignment.splits) == assignment.mesh.ndim
 
 
 def check_whole(plan: Plan) -> None:
