@@ -353,13 +353,7 @@ class Search:
         order = order_of(
             candidate.schedule, candidate.shape.pipeline, candidate.microbatches, candidate.chunks
         )
-        held = [0.0] * candidate.stages
-        for rank, counts in enumerate(order.held):
-            for stage, most in zip(
-                order.schedule.stages_of(rank), map(max, zip(*counts, strict=True)), strict=True
-            ):
-                held[stage] = float(most)
-        return tuple(held), memory / candidate.chunks
+        return order.most_held, memory / candidate.chunks
 
     # --- nothing fits -------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -64,28 +64,46 @@ class Laid:
     busy: list[Number]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Order:
-    """A schedule's actions in an order in which they can be done: (kind, stage, microbatch)."""
+    """A schedule, and what follows from it alone."""
 
     schedule: Schedule
-    actions: tuple[tuple[str, int, int], ...]
-    held: tuple[tuple[tuple[int, ...], ...], ...]
-    """Of each rank, how many microbatches of each stage it holds at once: the largest such."""
-    ahead: tuple[tuple[tuple[int, ...], ...], ...]
-    """The same where each backward waits, for other slots of its own stage."""
+
+    @cached_property
+    def actions(self) -> tuple[tuple[str, int, int], ...]:
+        """Its actions in an order in which they can be done: (kind, stage, microbatch)."""
+        return tuple((a.kind, a.stage, a.microbatch) for a in execution_order(self.schedule))
+
+    @cached_property
+    def held(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """Of each rank, how many microbatches of each stage it holds at once: the largest such."""
+        return self._held(inside=False)
+
+    @cached_property
+    def ahead(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """The same where each backward waits, for other slots of its own stage."""
+        return self._held(inside=True)
+
+    @cached_property
+    def most_held(self) -> tuple[float, ...]:
+        """How many microbatches each stage holds at the most."""
+        most = [0.0] * self.schedule.stages
+        for rank, counts in enumerate(self.held):
+            stages = self.schedule.stages_of(rank)
+            for stage, count in zip(stages, map(max, zip(*counts, strict=True)), strict=True):
+                most[stage] = float(count)
+        return tuple(most)
+
+    def _held(self, *, inside: bool) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        ranks = range(self.schedule.ranks)
+        return tuple(_held(self.schedule, rank, inside=inside) for rank in ranks)
 
 
 @lru_cache(maxsize=512)
 def order_of(kind: str, ranks: int, microbatches: int, chunks: int | None = None) -> Order:
     """The order of a schedule. Raises ScheduleError as `make_schedule` does."""
-    schedule = make_schedule(kind, ranks=ranks, microbatches=microbatches, chunks=chunks)
-    actions = tuple((a.kind, a.stage, a.microbatch) for a in execution_order(schedule))
-    held, ahead = (
-        tuple(_held(schedule, rank, inside=inside) for rank in range(ranks))
-        for inside in (False, True)
-    )
-    return Order(schedule, actions, held, ahead)
+    return Order(make_schedule(kind, ranks=ranks, microbatches=microbatches, chunks=chunks))
 
 
 def _held(schedule: Schedule, rank: int, *, inside: bool) -> tuple[tuple[int, ...], ...]:
@@ -105,7 +123,8 @@ def _held(schedule: Schedule, rank: int, *, inside: bool) -> tuple[tuple[int, ..
             found.add(tuple(count + (i == ahead) for i, count in enumerate(now)))
         if action.kind == "F":
             now[place[action.stage]] += 1
-            found.add(tuple(now))
+            if following is None or following.kind != "F":  # behind another forward it holds more
+                found.add(tuple(now))
         elif action.kind == schedule.works[-1]:
             now[place[action.stage]] -= 1
     largest: list[tuple[int, ...]] = []
