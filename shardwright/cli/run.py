@@ -22,6 +22,7 @@ from shardwright.cli.steps import Steps
 from shardwright.cli.tensors import as_call, outputs_by_name, random_inputs, read_inputs
 from shardwright.errors import InputError
 from shardwright.ir.dtypes import dtype_name
+from shardwright.ir.quantities import tensor_text
 from shardwright.ir.structure import Call
 from shardwright.pipeline import Pipeline, write_paramfile
 from shardwright.report import (
@@ -30,7 +31,6 @@ from shardwright.report import (
     seconds_text,
     slot_table,
     task_table,
-    tensor_text,
 )
 from shardwright.runtime import Runner
 from shardwright.schedule.timeline import Timeline

@@ -1,8 +1,12 @@
-"""Bytes and seconds as people read them."""
+"""Bytes, seconds and types of tensors as people read them."""
 
 from __future__ import annotations
 
-_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+from collections.abc import Sequence
+
+MILLISECOND = 1e-3
+"""Seconds."""
+_SECONDS = ((1.0, "s"), (MILLISECOND, "ms"), (1e-6, "µs"))
 
 
 def format_bytes(count: int) -> str:
@@ -21,3 +25,8 @@ def seconds_text(seconds: float) -> str:
     size, unit = next((row for row in _SECONDS if rounded >= row[0]), _SECONDS[-1])
     scaled = rounded / size
     return f"{scaled:.0f} {unit}" if scaled >= 1000 else f"{scaled:.3g} {unit}"
+
+
+def tensor_text(dtype: str, shape: Sequence[int]) -> str:
+    """A tensor's type: ``f32[8, 128]``."""
+    return f"{dtype}[{', '.join(map(str, shape))}]"

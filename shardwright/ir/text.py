@@ -26,6 +26,7 @@ import msgspec
 import torch
 
 from shardwright.ir.operators import listed_inputs
+from shardwright.ir.quantities import tensor_text
 from shardwright.ir.values import SLOT, Input, IRNode, IRValue, Scope
 
 if TYPE_CHECKING:
@@ -87,8 +88,8 @@ def declare(value: IRValue) -> str:
     strides = "" if value.strides is None else "{" + ", ".join(map(str, value.strides)) + "}"
     device = "" if value.device == "cpu" else f"@{value.device}"
     role = "!" if value.role == "output" else ""
-    shape = ", ".join(map(str, value.shape))
-    return f"%{format_name(value.name)}{role}: {value.dtype}[{shape}]{strides}{device}"
+    kind = tensor_text(value.dtype, value.shape)
+    return f"%{format_name(value.name)}{role}: {kind}{strides}{device}"
 
 
 def format_name(name: str) -> str:

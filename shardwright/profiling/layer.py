@@ -12,8 +12,6 @@ import msgspec
 
 MEGABYTE = 1e6
 """Bytes."""
-MILLISECOND = 1e-3
-"""Seconds."""
 
 
 class Layer(msgspec.Struct, frozen=True):

@@ -15,13 +15,14 @@ import torch
 
 from shardwright.errors import ProfileError
 from shardwright.ir import IRGraph
+from shardwright.ir.quantities import MILLISECOND
 from shardwright.ir.steps import forward_nodes
 from shardwright.profiling.cache import Cache
 from shardwright.profiling.gradients import needing_gradients, trained_parameters
 from shardwright.profiling.granularity import BasicBlocks, Unit, unit_graph, units
 from shardwright.profiling.hardware import model_name, present_device
 from shardwright.profiling.keys import call_key, unit_key, wants_gradients
-from shardwright.profiling.layer import MEGABYTE, MILLISECOND, Layer
+from shardwright.profiling.layer import MEGABYTE, Layer
 from shardwright.profiling.measure import Settings, check_counts, measure
 from shardwright.profiling.profile import Profile
 from shardwright.profiling.roofline import NodeWork, node_work

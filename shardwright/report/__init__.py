@@ -5,7 +5,7 @@ from shardwright.report.chart import TimelineChart
 from shardwright.report.drawing import draw
 from shardwright.report.durations import slot_table, task_table
 from shardwright.report.overview import device_table, headline, overview
-from shardwright.report.quantities import count_text, tensor_text
+from shardwright.report.quantities import count_text
 from shardwright.report.simulated import simulated_memory_table, simulation_table
 from shardwright.report.tables import new_table
 
@@ -22,5 +22,4 @@ __all__ = [
     "simulation_table",
     "slot_table",
     "task_table",
-    "tensor_text",
 ]

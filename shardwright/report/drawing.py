@@ -13,13 +13,12 @@ from pathlib import Path
 from shardwright.errors import DrawError
 from shardwright.ir import IRGraph
 from shardwright.ir.drawing import Drawing, HasStages, Parts, draw_graph
+from shardwright.ir.quantities import MILLISECOND
 from shardwright.ir.steps import forward_nodes, is_step
 from shardwright.planning import Plan
 from shardwright.planning.assemble import planned, step_of
 from shardwright.planning.plan import assignments, check_belongs
 from shardwright.profiling import Costs, Profile
-
-MILLISECOND = 1e-3
 
 
 def draw(

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shardwright.ir.quantities import tensor_text
 from shardwright.pipeline.schema import Device, Document
-
-
-def tensor_text(dtype: str, shape: Sequence[int]) -> str:
-    """A tensor's type: ``f32[8, 128]``."""
-    return f"{dtype}[{', '.join(map(str, shape))}]"
 
 
 def type_of(document: Document, name: str) -> str:

@@ -1,6 +1,6 @@
 import pytest
 
-from shardwright.ir.quantities import format_bytes, seconds_text
+from shardwright.ir.quantities import format_bytes, seconds_text, tensor_text
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,8 @@ def test_seconds(seconds: float, text: str) -> None:
 )
 def test_bytes(count: int, text: str) -> None:
     assert format_bytes(count) == text
+
+
+def test_types_of_tensors() -> None:
+    assert tensor_text("f32", (8, 128)) == "f32[8, 128]"
+    assert tensor_text("i64", ()) == "i64[]"

@@ -1,11 +1,9 @@
 import pytest
 
-from shardwright.report.quantities import count_text, slots_text, tensor_text
+from shardwright.report.quantities import count_text, slots_text
 
 
-def test_tensor_and_count() -> None:
-    assert tensor_text("f32", (8, 128)) == "f32[8, 128]"
-    assert tensor_text("i64", ()) == "i64[]"
+def test_count() -> None:
     assert (count_text(1, "tensor"), count_text(2, "tensor")) == ("1 tensor", "2 tensors")
 
 

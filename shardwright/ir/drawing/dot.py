@@ -20,7 +20,7 @@ from shardwright.ir.drawing.looks import (
     tints,
 )
 from shardwright.ir.drawing.picture import Box, Edge, End, Group, Picture
-from shardwright.ir.quantities import format_bytes, seconds_text
+from shardwright.ir.quantities import MILLISECOND, format_bytes, seconds_text
 
 TYPES = 2
 """How many types of tensors a box names."""
@@ -28,7 +28,6 @@ CHARACTERS = 40
 """Longer texts are cut in the middle."""
 LEGEND_ROWS = 16
 """Parts in the legend, at most."""
-MILLISECOND = 1e-3
 
 
 def dot_text(picture: Picture) -> str:

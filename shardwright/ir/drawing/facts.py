@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from shardwright.ir.quantities import tensor_text
 from shardwright.ir.values import IRNode, IRValue
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def operator_text(node: IRNode) -> str:
 
 def type_text(value: IRValue) -> str:
     """``f32[8, 128]``."""
-    return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
+    return tensor_text(value.dtype, value.shape)
 
 
 def given_types(graph: IRGraph, nodes: Sequence[IRNode]) -> tuple[str, ...]:
