@@ -13,12 +13,12 @@ themselves.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from shardwright.codegenerate.splitting.collectives import SLOTS
 from shardwright.errors import InputError
 from shardwright.runtime.captured_shapes import captured_shapes, check_shapes
 from shardwright.runtime.differentiable import call_stages
@@ -34,9 +34,6 @@ from shardwright.runtime.stages import (
     wiring_of,
 )
 from shardwright.runtime.sweeps import StageThreads
-
-SLOTS = "slots"
-"""What a generated stage has that is one slot of several."""
 
 
 class SynchronousPipeline(nn.Module):
@@ -123,12 +120,7 @@ class SynchronousPipeline(nn.Module):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def extra_repr(self) -> str:
