@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 Configuration = dict[str | int, Any]
+PATIENCE = 30.0
+"""Seconds that a stage waits for another one, where tests let them meet."""
 
 
 class Stage(nn.Module):
@@ -92,3 +94,46 @@ def assert_close(
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         assert (found[name] - tensor).abs().max() <= tolerance * tensor.abs().max(), name
+
+
+class Meeting(torch.autograd.Function):
+    """An identity that calls back in its forward and in its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward: Any, backward: Any) -> Tensor:
+        ctx.backward = backward
+        forward()
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        ctx.backward()
+        return gradient, None, None
+
+
+def met(model: nn.Sequential, before: Any, after: Any) -> Configuration:
+    """A model in two stages, each of which reports (stage, row) of each microbatch."""
+    children = list(model.named_children())
+
+    def computing(number: int) -> Any:
+        def compute(stage: nn.Module, x: Tensor, rows: Tensor) -> Any:
+            place = number, int(rows[0])
+            x = Meeting.apply(x, lambda: before(*place), lambda: after(*place))
+            for child in stage.children():
+                x = child(x)
+            return (x, rows.clone()) if number == 0 else x
+
+        return compute
+
+    half = len(children) // 2
+    return configured(
+        [
+            (["x", "rows"], ["y", "rows1"], Stage(dict(children[:half]), computing(0))),
+            (["y", "rows1"], ["output"], Stage(dict(children[half:]), computing(1))),
+        ],
+        inputs=["x", "rows"],
+    )
+
+
+def nothing(*place: int) -> None:
+    """What a stage does that need not report."""

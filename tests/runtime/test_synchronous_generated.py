@@ -1,6 +1,5 @@
 """`SynchronousPipeline` over stages that `codegen` wrote."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -12,18 +11,14 @@ from shardwright.errors import InputError
 from shardwright.planning import plan
 from shardwright.runtime.synchronous import SynchronousPipeline
 from shardwright.tracing import capture
+from tests.codegenerate.written import imported
 from tests.runtime.staged import Configuration, assert_close, gradients
 
 
 def configuration_of(model: torch.nn.Module, ids: torch.Tensor, path: Path) -> Configuration:
     graph = capture(model, (ids,))
     codegen(plan(graph, devices=2), path, graph=graph)
-    spec = importlib.util.spec_from_file_location("generated_stages", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.create_pipeline_configuration(model, debug=True)
+    return imported(path).create_pipeline_configuration(model, debug=True)
 
 
 def test_generated_stages_train_the_model(tmp_path: Path) -> None:
