@@ -27,6 +27,7 @@ from shardwright.exec.shared_arena import SharedArena
 from shardwright.exec.sources import Prepared
 from shardwright.exec.task_program import first_of_each, touched
 from shardwright.ir import IRGraph, IRValue
+from shardwright.ir.collection import without_collection
 
 LARGE = 1 << 16
 """Bytes from which on an input is read where it lies and an output is new memory, not a copy."""
@@ -62,6 +63,7 @@ class Binder:
         warm_up(bound.run, replaying.warm_up or 0, bound.written, self.device)
         return bound
 
+    @without_collection()
     def _bound(self, prepared: Prepared, replaying: Replaying) -> BoundPlan:
         graph = _optimized(prepared.graph, replaying, self.device)
         plan = plan_graph(graph, fixed=_fixed(graph, replaying))

@@ -17,11 +17,13 @@ from shardwright.exec.files import encode
 from shardwright.exec.lowering import lower_graph
 from shardwright.exec.passes.pipeline import prepare
 from shardwright.exec.task_texts import read_task
+from shardwright.ir.collection import without_collection
 from shardwright.ir.operators import is_built_in
 from shardwright.pipeline import Pipeline, SuperTask, TensorInfo, check
 from shardwright.pipeline.graphs import TaskGraphs
 
 
+@without_collection()
 def lower(pipeline: Pipeline) -> Pipeline:
     """The pipeline with lowered supertasks; those that are lowered already stay as they are.
 

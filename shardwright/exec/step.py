@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
+from shardwright.ir.collection import without_collection
 from shardwright.ir.dropout import DROPOUT
 from shardwright.planning import Step, plan, step_of
 from shardwright.tracing import CapturedStep
@@ -21,6 +22,7 @@ from shardwright.transform.slots import Localized, SlotGraph
 from shardwright.transform.step import localize_step
 
 
+@without_collection()
 def whole_step(captured: CapturedStep, device_kind: str = "cpu") -> IRGraph:
     """The graph of a step on one device of this kind.
 
