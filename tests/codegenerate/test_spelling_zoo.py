@@ -121,14 +121,19 @@ def test_every_call_captures_back(name: str, training: bool) -> None:
     assert place == len(again.outputs)
 
 
+def compute(node: IRNode, operands: list[torch.Tensor]) -> list[Any]:
+    """What a node gives."""
+    args, kwargs = join_call(resolve(node.op), operands, node.attrs, "cpu")
+    return flatten_results(resolve(node.op)(*args, **kwargs))
+
+
 def walk(graph: IRGraph, given: list[torch.Tensor]) -> Iterator[tuple[IRNode, list[torch.Tensor]]]:
     """Run a graph node by node: each with what it reads, before it runs."""
     tensors = dict(graph.tensors) | dict(zip(graph.inputs, given, strict=True))
     for node in graph.nodes:
         operands = [tensors[i] for i in node.inputs]
         yield node, operands
-        args, kwargs = join_call(resolve(node.op), operands, node.attrs, "cpu")
-        made = flatten_results(resolve(node.op)(*args, **kwargs))
+        made = compute(node, operands)
         tensors |= dict(zip(node.outputs, (m for m in made if m is not None), strict=True))
 
 
@@ -146,8 +151,7 @@ def test_every_text_gives_what_the_node_gives(name: str, training: bool) -> None
                 continue
             distinct = dict(zip(node.inputs, operands, strict=True)).values()
             torch.manual_seed(0)
-            args, kwargs = join_call(resolve(node.op), operands, node.attrs, "cpu")
-            expected = flatten_results(resolve(node.op)(*args, **kwargs))
+            expected = compute(node, operands)
             torch.manual_seed(0)
             found = flatten_results(getattr(module, f"call_{places[node.id]}")(*distinct))
             if "empty" in node.op:

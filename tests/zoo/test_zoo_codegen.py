@@ -26,7 +26,7 @@ from tests.codegenerate.written import configured, imported, partitions, run, st
 
 pytest.importorskip("transformers")
 
-from zoo.gradients import gradient_distance, largest
+from zoo.gradients import ROUNDING, gradient_distance, largest
 from zoo.models import BY_NAME
 
 pytestmark = [
@@ -35,8 +35,6 @@ pytestmark = [
 ]
 
 PARTS = (2, 4)
-ROUNDING = {True: 1e-12, False: 1e-5}
-"""How far gradients may be from eager's, by whether the model computes in float64 throughout."""
 MOST_SECONDS = 600
 """For what looks at all files, which writes those that are not there yet."""
 
