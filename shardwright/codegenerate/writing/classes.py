@@ -7,12 +7,13 @@ count, since they only say where a text came from.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from shardwright.codegenerate.writing.body import INDENT, Body
+from shardwright.codegenerate.writing.constants import pattern
 from shardwright.codegenerate.writing.names import ClassNames
+from shardwright.codegenerate.writing.source_text import SourceText
 
 MODULE = "nn.Module"
 DICTIONARY = "nn.ModuleDict"
@@ -62,6 +63,16 @@ class ClassText:
         made = (self.base_arguments, self.parameters, self.init)
         return self.stem, self.base, self.fields, made, lines
 
+    @property
+    def frame(self) -> Hashable:
+        """All of it but its constructor and its forward."""
+        return self.stem, self.base, self.doc, self.fields, self.parameters, self.base_arguments
+
+    @property
+    def parts(self) -> tuple[SourceText, SourceText]:
+        """Its constructor and its forward."""
+        return SourceText("\n".join(self.init)), SourceText("\n".join(self.forward))
+
     def text(self, name: str) -> str:
         """The class under a name."""
         return "\n".join(self._lines(name)) + "\n"
@@ -84,9 +95,13 @@ class ClassText:
             yield "    pass"
 
 
-class _Defined(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Defined:
+    """A class under its name; ``is_own`` where nothing else may stand for it."""
+
     name: str
     text: ClassText
+    is_own: bool = False
 
 
 @dataclass
@@ -94,7 +109,9 @@ class Classes:
     """The classes of one file; ``reserved`` are names that they must not take."""
 
     reserved: Sequence[str] = ()
-    _known: dict[object, _Defined] = field(default_factory=dict)
+    _known: dict[object, Defined] = field(default_factory=dict)
+    _shapes: dict[str, Hashable] = field(default_factory=dict)
+    _numbers: dict[Hashable, int] = field(default_factory=dict)
     _names: ClassNames = field(init=False)
 
     def __post_init__(self) -> None:
@@ -110,12 +127,20 @@ class Classes:
         if key not in self._known:
             taken = name is not None and any(one.name == name for one in self._known.values())
             own = slot if taken and slot is not None else name
-            self._known[key] = _Defined(own or self._names.take(text.stem), text)
+            found = Defined(own or self._names.take(text.stem), text, name is not None)
+            self._known[key] = found
+            shapes = (pattern(part, classes=self._shapes).shape for part in text.parts)
+            number = self._numbers.setdefault((text.frame, *shapes), len(self._numbers))
+            self._shapes[found.name] = number
         return self._known[key].name
 
-    def texts(self) -> list[str]:
-        """The texts of all, each after those that it uses."""
-        return [text.text(name) for name, text in self._known.values()]
+    def shape(self, constructor: str) -> Hashable:
+        """What makers of modules have in common whose modules differ in constants alone."""
+        return pattern(SourceText(constructor), classes=self._shapes).shape
+
+    def defined(self) -> list[Defined]:
+        """All of them, each after those that it uses."""
+        return list(self._known.values())
 
 
 def forward_lines(body: Body) -> tuple[str, ...]:

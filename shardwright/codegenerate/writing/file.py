@@ -22,6 +22,7 @@ from shardwright.codegenerate.stage import Port, Program, Stage
 from shardwright.codegenerate.support.slices import piece_of
 from shardwright.codegenerate.writing.classes import Classes
 from shardwright.codegenerate.writing.declarations import untold
+from shardwright.codegenerate.writing.merging import merged
 from shardwright.codegenerate.writing.writer import write_stage
 from shardwright.errors import CodegenError
 from shardwright.version import __version__
@@ -211,7 +212,7 @@ def file_text(program: Program, *, verbose: bool = False) -> str:
         IMPORTS + "".join(f"{line}\n" for line in support.imports) + own,
         *([support.text] if support.text else []),
         *(slices_table(partition) for partition in program.partitions if is_split(partition[0])),
-        *classes.texts(),
+        *(one.text.text(one.name) for one in merged(classes.defined(), classes.reserved)),
         *_functions(program),
         _configuration(program, names),
     ]

@@ -376,6 +376,7 @@ class _Forward:
             arguments=self.reads[id(item)],
             results=tuple(v for v in self._makes(item) if v is not None),
             constructor=made.constructor,
+            shape=self.writer.classes.shape(made.constructor),
             container=self.writer.construction.module(self.module, parent).text,
             key=item.module.name,
         )
