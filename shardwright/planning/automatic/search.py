@@ -25,7 +25,7 @@ from shardwright.planning.automatic.candidates import Asked, Candidate, Found
 from shardwright.planning.automatic.cutting import Line, cuts, first_readers
 from shardwright.planning.automatic.exhaustive import fastest_partitions, is_small
 from shardwright.planning.automatic.shapes import Shape, shapes, variants
-from shardwright.planning.automatic.spreads import Spreads
+from shardwright.planning.automatic.spreads import SEVERAL, Spreads
 from shardwright.planning.mesh import DATA
 from shardwright.planning.prediction.memory import rank_memory
 from shardwright.planning.prediction.predict import estimate
@@ -41,6 +41,9 @@ BUBBLE = 0.4
 """The share of a stage's work on a microbatch that every schedule has it wait at a step's ends."""
 PROMISE = 0.995
 """In graphs that are not small, only what may take less than this times the best is looked at."""
+SINGLE = 0.98
+"""A step of one microbatch takes at least this much of what one of several would with one of them:
+they differ in their losses, which are means or quotients of sums."""
 STAGES = 128
 """More virtual stages are not tried."""
 FITTING = 32
@@ -68,6 +71,8 @@ class Search:
     too_many: dict[Candidate, str] = field(default_factory=dict)
     """Candidates of more virtual stages than can be, and why."""
     _bounds: dict[Candidate, float] = field(default_factory=dict)
+    _near: dict[Candidate, float] = field(default_factory=dict)
+    """Bounds of single microbatches from what several take."""
     _cuts: dict[object, list[Integers]] = field(default_factory=dict)
     _full: dict[object, Found | None] = field(default_factory=dict)
     _serial: float = 0.0
@@ -112,16 +117,14 @@ class Search:
         """The best of some candidates of which a sample takes less than ``below``."""
         promise = 1.0 if self._small else PROMISE
         waiting = [
-            (self._bounds.get(candidate, self._rough_bound(candidate)), i, candidate)
-            for i, candidate in enumerate(candidates)
+            (self._known_bound(candidate), i, candidate) for i, candidate in enumerate(candidates)
         ]
         heapq.heapify(waiting)
         best: Found | None = None
         while waiting and waiting[0][0] < below * promise:
             _, i, candidate = heapq.heappop(waiting)
             if candidate not in self._bounds:
-                self._bounds[candidate] = self._bound(candidate)
-                heapq.heappush(waiting, (self._bounds[candidate], i, candidate))
+                heapq.heappush(waiting, (self._closer_bound(candidate), i, candidate))
                 continue
             if candidate not in self.tried:
                 self.tried[candidate] = self.look(candidate)
@@ -147,10 +150,7 @@ class Search:
         for candidate in candidates:
             if candidate.microbatches == count and candidate.shape != best.candidate.shape:
                 by_shape.setdefault(candidate.shape, []).append(candidate)
-        bounds = {
-            shape: min(self._bounds.get(one, self._rough_bound(one)) for one in found)
-            for shape, found in by_shape.items()
-        }
+        bounds = {shape: min(map(self._known_bound, found)) for shape, found in by_shape.items()}
         others: list[Found] = []
         for shape in sorted(by_shape, key=bounds.__getitem__)[:MOST_OTHERS]:
             found = self._first_that_fits(by_shape[shape]) if len(others) < OTHERS else None
@@ -161,7 +161,7 @@ class Search:
         """The candidate of the lowest bound that fits."""
         for candidate in candidates:
             if candidate not in self._bounds:
-                self._bounds[candidate] = self._bound(candidate)
+                self._bounds[candidate] = self._bound(candidate, candidate.microbatches)
         for candidate in sorted(candidates, key=self._bounds.__getitem__):
             if self._bounds[candidate] == np.inf:
                 break
@@ -171,6 +171,27 @@ class Search:
             if found is not None and found.fits:
                 return found
         return None
+
+    def _known_bound(self, candidate: Candidate) -> float:
+        """The closest bound that is known."""
+        for known in (self._bounds, self._near):
+            if candidate in known:
+                return known[candidate]
+        return self._rough_bound(candidate)
+
+    def _closer_bound(self, candidate: Candidate) -> float:
+        """A closer bound than is known; the closest is in `_bounds` then.
+
+        A step of one microbatch is another graph than one of several. It is made ready only where
+        one microbatch may be worth it.
+        """
+        alike = candidate.microbatches == 1 and not candidate.shape.best and not self._small
+        if alike and self.asked.microbatches is None and candidate not in self._near:
+            self._near[candidate] = SINGLE * self._bound(candidate, SEVERAL)
+            if self._near[candidate] < np.inf:
+                return self._near[candidate]
+        self._bounds[candidate] = self._bound(candidate, candidate.microbatches)
+        return self._bounds[candidate]
 
     def _rough_bound(self, candidate: Candidate) -> float:
         """What a sample takes at least on so many slots that share the work of one."""
@@ -187,11 +208,14 @@ class Search:
     def _small(self) -> bool:
         return is_small(self.spreads.over(Shape(1)).source)
 
-    def _bound(self, candidate: Candidate) -> float:
-        """What a sample takes at least on this mesh if the stages are equal."""
+    def _bound(self, candidate: Candidate, like: int) -> float:
+        """What a sample takes at least on this mesh if the stages are equal.
+
+        Nodes are those of a step of ``like`` microbatches.
+        """
         shape, count = candidate.shape, candidate.microbatches
         try:
-            spread = self.spreads.over(shape, count)
+            spread = self.spreads.over(shape, like)
         except PlanError as error:
             self.refused[shape] = str(error)
             return np.inf
