@@ -7,13 +7,17 @@ that others draw are what they were; inputs and stored values stay, for callers 
 
 from __future__ import annotations
 
-from shardwright.exec.passes.rewriter import Rewriter
+from shardwright.exec.passes.rewriter import Rewriter, dead_nodes
 from shardwright.ir import IRGraph
 
 
 def remove_dead_code(graph: IRGraph) -> IRGraph:
-    """The graph without nodes that nothing needs."""
+    """The graph without nodes that nothing needs; the same where there are none."""
+    dead = {node.id for node in dead_nodes(graph)}
+    if not dead:
+        return graph
     rewriter = Rewriter(graph)
     for node in graph.nodes:
-        rewriter.keep(node)
-    return rewriter.finish(prune=True)
+        if node.id not in dead:
+            rewriter.keep(node)
+    return rewriter.finish()

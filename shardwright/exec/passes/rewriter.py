@@ -162,13 +162,18 @@ class Rewriter:
         self.made.nodes.append(node)
 
 
-def _prune(graph: IRGraph) -> None:
-    """Drop the nodes of a graph under construction that nothing needs.
+def dead_nodes(graph: IRGraph) -> list[IRNode]:
+    """The nodes that nothing needs.
 
-    A node that draws random numbers stays, used or not, so that others draw what they drew.
+    A node that draws random numbers is none, used or not, so that others draw what they drew.
     """
     live = live_values(graph, [*graph.outputs, *graph.updates.values()])
-    dropped = [node for node in graph.nodes if node.outputs and live.isdisjoint(node.outputs)]
+    return [node for node in graph.nodes if node.outputs and live.isdisjoint(node.outputs)]
+
+
+def _prune(graph: IRGraph) -> None:
+    """Drop the dead nodes of a graph under construction."""
+    dropped = dead_nodes(graph)
     if not dropped:
         return
     gone = {node.id for node in dropped}

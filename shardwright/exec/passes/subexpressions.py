@@ -22,23 +22,35 @@ MOST_INPUTS = 16
 
 
 def merge_common_subexpressions(graph: IRGraph) -> IRGraph:
-    """The graph with each call done once."""
+    """The graph with each call done once; the same where none is done twice."""
+    same = _repeated(graph)
+    if not same:
+        return graph
     rewriter = Rewriter(graph)
+    for node in graph.nodes:
+        if same.keys().isdisjoint(node.outputs):
+            rewriter.keep(node)
+        else:
+            for value_id in node.outputs:
+                rewriter.replace(value_id, same[value_id])
+    return rewriter.finish()
+
+
+def _repeated(graph: IRGraph) -> dict[int, int]:
+    """What calls that were done before make, by the first that makes it."""
+    same: dict[int, int] = {}
     seen: dict[object, list[IRNode]] = {}
     for node in graph.nodes:
         if len(node.inputs) > MOST_INPUTS or not is_repeatable(node.op):
-            rewriter.keep(node)
             continue
-        inputs = [rewriter.now(value_id) for value_id in node.inputs]
+        inputs = (same.get(value_id, value_id) for value_id in node.inputs)
         alike = seen.setdefault((node.op, *inputs), [])
         first = next((other for other in alike if _equal(graph, node, other)), None)
         if first is None:
             alike.append(node)
-            rewriter.keep(node)
         else:
-            for old, new in zip(node.outputs, first.outputs, strict=True):
-                rewriter.replace(old, new)
-    return rewriter.finish()
+            same.update(zip(node.outputs, first.outputs, strict=True))
+    return same
 
 
 @cache
