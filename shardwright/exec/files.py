@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Literal
@@ -31,10 +32,13 @@ from msgspec import Struct
 from shardwright.errors import ExecError, GraphError
 from shardwright.exec.kinds import BY_NAME, Kind, kind_of
 from shardwright.exec.lowered import ABSENT, LoweredGraph, LoweredOp, ValueSpec
-from shardwright.exec.spots import find_spots, is_inside
+from shardwright.exec.spots import extent, find_spots, is_inside
 from shardwright.ir import resolve
-from shardwright.ir.dtypes import DTYPES
+from shardwright.ir.dtypes import DTYPES, itemsize
 from shardwright.ir.values import Role
+
+COUNTED = 2**63
+"""Below this, 64 bits with a sign count what there is."""
 
 
 class _Value(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -138,8 +142,22 @@ def _spec(number: int, value: _Value, is_input: bool, is_output: bool) -> ValueS
             f"value {number} is {value.dtype}{list(value.shape)} with strides {value.strides}; a "
             f"dtype is one of {', '.join(DTYPES)}, sizes and strides are from 0 up and as many"
         )
+    if not _is_countable(value):
+        raise ExecError(
+            f"value {number} is {value.dtype}{list(value.shape)} with strides {value.strides}; "
+            f"sizes, strides and bytes are counted below {COUNTED}, which is more than any machine "
+            "has: write the sizes that the tensor has"
+        )
     role: Role = "input" if is_input else "output" if is_output else "tmp"
     return ValueSpec(number, f"v{number}", value.shape, value.dtype, role, value.strides)
+
+
+def _is_countable(value: _Value) -> bool:
+    """Whether 64 bits hold what kernels and torch count of a value, contiguous or as it lies."""
+    strides = value.strides or (0,) * len(value.shape)
+    elements = math.prod(max(size, 1) for size in value.shape)
+    reached = max(elements, *value.shape, *strides, extent(value.shape, strides))
+    return reached * itemsize(value.dtype) < COUNTED
 
 
 def _op(number: int, call: _Call) -> LoweredOp:

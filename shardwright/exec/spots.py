@@ -52,10 +52,15 @@ def _own(spec: ValueSpec) -> Spot:
 
 
 def _viewed(op: LoweredOp, source: Spot) -> Spot:
-    """A view's offset counts from the first element of what it views."""
+    """A view's offset counts from the first element of what it views. Raises ExecError."""
     attrs = VIEW.unpack(op.attr_schema, op.attr_blob)
-    offset = source.offset + attrs["offset"]
-    return Spot(source.root, offset, tuple(attrs["shape"]), tuple(attrs["strides"]))
+    shape, strides = tuple(attrs["shape"]), tuple(attrs["strides"])
+    if len(shape) != len(strides):
+        raise ExecError(
+            f"{op.where or VIEW.name}: a view has as many strides as sizes, found the sizes "
+            f"{list(shape)} and the strides {list(strides)}; write one stride a dimension"
+        )
+    return Spot(source.root, source.offset + attrs["offset"], shape, strides)
 
 
 def extent(shape: Sequence[int], strides: Sequence[int]) -> int:

@@ -135,6 +135,30 @@ BROKEN = {
         lambda t: t["calls"][2].update(blob=blob("view", offset=-1, shape=(16, 4), strides=(1, 2))),
         "call 2: a view",
     ),
+    "a view with a stride too few": (
+        lambda t: t["calls"][2].update(blob=blob("view", offset=0, shape=(16, 4), strides=(1,))),
+        "call 2: a view has as many strides as sizes",
+    ),
+    "a size that 64 bits do not hold": (
+        lambda t: t["values"][0].update(shape=[2**63, 8]),
+        "value 0 is f32.* below",
+    ),
+    "a size of nothing that 64 bits do not hold": (
+        lambda t: t["values"][0].update(shape=[0, 2**64]),
+        "value 0 is f32.* below",
+    ),
+    "more elements than 64 bits count": (
+        lambda t: t["values"][0].update(shape=[2**32, 2**32], strides=[0, 0]),
+        "value 0 is f32.* below",
+    ),
+    "more bytes than 64 bits count": (
+        lambda t: t["values"][0].update(shape=[2**61]),
+        "value 0 is f32.* below",
+    ),
+    "a stride that 64 bits do not hold": (
+        lambda t: t["values"][4].update(strides=[1, 2**63]),
+        "value 4 is f32.* below",
+    ),
     "an operator that writes": (
         lambda t: t["calls"][1].update(generic("aten.relu_.default")),
         "aten.relu_.default writes",
