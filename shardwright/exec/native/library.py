@@ -130,6 +130,8 @@ class Library:
         """A call of a kind, inputs before outputs, None for what is absent; or why not."""
         if any(len(operand.shape) > MAX_DIMS for operand in operands if operand):
             return f"an operand has more than {MAX_DIMS} dimensions"
+        if any(_overlaps(operand) for operand in operands[n_in:] if operand):
+            return "elements of an output lie on one another"
         table = (_Operand * len(operands))(*map(_pack, operands))
         spec = _CallSpec(kind, schema, n_in, len(operands) - n_in, table, blob, len(blob))
         why = ctypes.create_string_buffer(512)
@@ -189,9 +191,20 @@ def _pack(operand: Operand | None) -> _Operand:
         _STATIC if operand.static else 0,
         len(operand.shape),
     )
-    for i, (size, stride) in enumerate(zip(operand.shape, operand.strides, strict=True)):
-        packed.sizes[i], packed.strides[i] = size, stride
+    packed.sizes[: len(operand.shape)] = operand.shape
+    packed.strides[: len(operand.shape)] = operand.strides
     return packed
+
+
+def _overlaps(operand: Operand) -> bool:
+    """Whether a stride is too short to step over what the smaller ones reach."""
+    reach = 0
+    for stride, size in sorted(zip(operand.strides, operand.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return 0 not in operand.shape
+            reach += (size - 1) * stride
+    return False
 
 
 def _declare(dll: Any) -> None:

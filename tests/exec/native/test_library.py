@@ -179,6 +179,33 @@ def test_too_many_dimensions_are_refused() -> None:
     assert found == "an operand has more than 8 dimensions"
 
 
+@pytest.mark.parametrize(
+    ("shape", "strides", "overlaps"),
+    [
+        ((4,), (0,), True),
+        ((3, 4), (2, 1), True),
+        ((3, 4), (1, 2), True),
+        ((3, 4), (4, 1), False),
+        ((3, 1, 4), (4, 0, 1), False),
+        ((2, 3), (1, 2), False),
+        ((0, 4), (0, 0), False),
+    ],
+)
+def test_an_output_whose_elements_lie_on_one_another_is_refused(
+    shape: tuple[int, ...], strides: tuple[int, ...], overlaps: bool
+) -> None:
+    x = torch.randn(shape)
+    memory = torch.zeros(16)
+    y = memory.as_strided(shape, strides)
+    found = native_bind("relu", {}, [x], [y])
+    if overlaps:
+        assert found == "elements of an output lie on one another"
+    else:
+        native_call("relu", {}, [x], [y])
+        assert torch.equal(y, x.relu())
+    assert isinstance(native_bind("relu", {}, [y], [torch.empty(shape)]), Bound)
+
+
 def test_static_contents_are_read_when_prepared_and_only_then() -> None:
     a, b, y = torch.randn(4, 16), torch.randn(16, 8), torch.empty(4, 8)
     bound = native_bind("gemm", {}, [a, b, None, None], [y], static=(1,))
