@@ -120,6 +120,14 @@ def test_a_slot_may_be_looked_at_without_communication(tmp_path: Path) -> None:
         module.create_pipeline_configuration(model)
 
 
+def test_a_process_gives_and_gets_its_own_rows_where_the_batch_is_split(tmp_path: Path) -> None:
+    module = imported(written("decoder", "data 2", tmp_path))
+    for slot, rows in ((0, "0:2"), (1, "2:4")):
+        configuration = module.create_pipeline_configuration(debug=True, slot=slot)
+        assert configuration["model inputs"] == [f"tokens[{rows}, 0:8]"]
+        assert configuration["model outputs"] == [f"output[{rows}, 0:8, 0:40]"]
+
+
 def test_stages_without_a_model_are_unfilled_on_all_slots(tmp_path: Path) -> None:
     module = imported(written("uneven", "tensor 4", tmp_path))
     model, _ = split_models.made("uneven")
