@@ -37,7 +37,7 @@ def rank_memory(
     found = []
     for rank, (parameters, gradients, optimizer, updated) in enumerate(held):
         stages = schedule.stages_of(rank)
-        kept = _Kept(sums, stages, (order.held[rank], order.ahead[rank]), options)
+        kept = _Kept(sums, stages, _held_at_once(sums, stages, order, rank), options)
         for stage, seconds in zip(stages, kept.again, strict=True):
             again[stage] = seconds
         found.append(
@@ -75,16 +75,19 @@ class _Kept:
         self,
         sums: Sums,
         stages: Sequence[int],
-        held: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]],
+        held: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]] | None],
         options: Options,
     ) -> None:
         numbers = list(stages)
-        waits = _waits_inside(sums, numbers)
+        usual, waiting = held
 
         def fullest(each: Floats) -> float:
             """The most that a rank holds of which a microbatch has so much in each stage."""
-            alone, ahead = (max(np.dot(row, each[numbers]) for row in rows) for rows in held)
-            return float(alone + (AHEAD * (ahead - alone) if waits else 0.0))
+            alone = max(np.dot(row, each[numbers]) for row in usual)
+            if waiting is None:
+                return float(alone)
+            ahead = max(np.dot(row, each[numbers]) for row in waiting)
+            return float(alone + AHEAD * (ahead - alone))
 
         saved, crossing = sums.saved, sums.crossing
         if options.recompute == "auto":
@@ -96,6 +99,14 @@ class _Kept:
         self.redone = float(share > 0)
         self.again = [share * float(sums.again[stage]) for stage in stages]
         """Seconds, by stage."""
+
+
+def _held_at_once(
+    sums: Sums, stages: Sequence[int], order: Order, rank: int
+) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[int]] | None]:
+    """What a rank holds, in microbatches; and, where its slots wait for one another, what then."""
+    waits = _waits_inside(sums, list(stages))
+    return order.held[rank], order.ahead[rank] if waits else None
 
 
 def _waits_inside(sums: Sums, stages: Sequence[int]) -> bool:

@@ -11,7 +11,7 @@ Numbers may be arrays, one entry a candidate: a schedule then is laid out for al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -127,15 +127,14 @@ def _held(schedule: Schedule, rank: int, *, inside: bool) -> tuple[tuple[int, ..
                 found.add(tuple(now))
         elif action.kind == schedule.works[-1]:
             now[place[action.stage]] -= 1
-    largest: list[tuple[int, ...]] = []
-    for one in sorted(found, reverse=True):  # what is larger than another stands before it
-        if not any(_less(one, other) for other in largest):
-            largest.append(one)
-    return tuple(reversed(largest))
+    return _largest(found)
 
 
-def _less(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    return one != other and all(a <= b for a, b in zip(one, other, strict=True))
+def _largest(found: Collection[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """Of distinct rows of numbers those that no other has at least as much as in every place."""
+    rows = np.array(sorted(found))
+    within = (rows[:, None] <= rows).all(axis=2).sum(axis=1)  # each is within itself
+    return tuple(tuple(row) for row in rows[within == 1].tolist())
 
 
 def lay_out(order: Order, times: StageTimes, traffic: Traffic, *, early: bool = True) -> Laid:
