@@ -84,7 +84,7 @@ def cuts(
         return
     loads = _loads(line)
     fits = _fitting(line, stages, held, memory)
-    bounds = _fastest(loads, stages, fits)
+    bounds = _fastest(loads, stages, fits) if _may_fit(fits) else np.inf
     slacks: Sequence[float] = SLACKS if stages <= MANY_STAGES else SLACKS[::2]
     if not np.isfinite(bounds):
         fits = [np.ones_like(loads, dtype=bool)] * stages
@@ -161,6 +161,17 @@ def _fitting(line: Line, stages: int, held: Sequence[float], memory: float) -> l
     counts = [*held] or [0.0] * stages
     known = {count: stored + count * kept <= memory for count in set(counts)}
     return [known[count] for count in counts]
+
+
+def _may_fit(fits: Sequence[Table]) -> bool:
+    """Whether stages that are as long as fits, of which some may be empty, come to the end.
+
+    What is a part of what fits, fits.
+    """
+    at, end = 0, len(fits[0]) - 1
+    for table in fits:
+        at = max(at, int(table[at].sum()) - 1)
+    return at == end
 
 
 def _by_end(costs: Floats, fits: Sequence[Table]) -> dict[int, Floats]:

@@ -74,6 +74,10 @@ class Search:
     _near: dict[Candidate, float] = field(default_factory=dict)
     """Bounds of single microbatches from what several take."""
     _cuts: dict[object, list[Integers]] = field(default_factory=dict)
+    _lines: dict[object, Line] = field(default_factory=dict)
+    """By the id of a spread, and what else a line depends on."""
+    _updates: dict[object, Floats] = field(default_factory=dict)
+    """What a step takes once, by the id of a spread and whether states are dealt out."""
     _full: dict[object, Found | None] = field(default_factory=dict)
     _serial: float = 0.0
 
@@ -245,9 +249,13 @@ class Search:
 
     def _once(self, spread: Spread, candidate: Candidate) -> Floats:
         """Seconds of each node that a step takes once, the update of its parameters included."""
-        shards = candidate.shape.shards if candidate.zero else 1
-        updated = first_readers(spread.stored._replace(size=spread.gradient), len(spread.once))
-        return spread.once + UPDATE_PASSES * updated / self.cluster.device.bandwidth / shards
+        key = id(spread), candidate.zero
+        if key not in self._updates:
+            shards = candidate.shape.shards if candidate.zero else 1
+            updated = first_readers(spread.stored._replace(size=spread.gradient), len(spread.once))
+            seconds = UPDATE_PASSES * updated / self.cluster.device.bandwidth / shards
+            self._updates[key] = spread.once + seconds
+        return self._updates[key]
 
     # --- a candidate looked at in full --------------------------------------------------------
 
@@ -354,12 +362,21 @@ class Search:
         single = candidate.microbatches == 1
         key = candidate.shape, candidate.stages, single, again, count, held, memory
         if key not in self._cuts:
-            seconds = spread.seconds + (spread.again if again else 0.0)
-            seconds = seconds + (once / count if count else 0.0)
-            link = self.cluster.inside if len(self.cluster.hosts) == 1 else self.cluster.between
-            line = Line.of(spread, seconds, kept, link.send.bandwidth)
+            line = self._line(spread, candidate, count, again=again)
             self._cuts[key] = list(cuts(line, candidate.stages, held, memory))
         return self._cuts[key]
+
+    def _line(self, spread: Spread, candidate: Candidate, count: int, *, again: bool) -> Line:
+        """What cuts are made in; what is done once a step counts where ``count`` is given."""
+        key = id(spread), candidate.zero, count, again
+        if key not in self._lines:
+            seconds = spread.seconds + (spread.again if again else 0.0)
+            if count:
+                seconds = seconds + self._once(spread, candidate) / count
+            kept = spread.crossing if again else spread.saved
+            link = self.cluster.inside if len(self.cluster.hosts) == 1 else self.cluster.between
+            self._lines[key] = Line.of(spread, seconds, kept, link.send.bandwidth)
+        return self._lines[key]
 
     @staticmethod
     def _matters(once: Floats, spread: Spread, candidate: Candidate) -> bool:
