@@ -1,9 +1,10 @@
 """Starting worker processes, and ending them.
 
-A worker is ``python -m shardwright.runtime.process`` with two inherited descriptors: its end of a
-pair of sockets and the notice board. So there is no port, no path and no secret by which anybody
-else could reach it, scripts and notebooks need no ``__main__`` guard, and the kernel tells the
-driver at once when it dies.
+A worker is forked from a process that has imported what it needs (`forking`), or where that cannot
+be it is ``python -m shardwright.runtime.process``. It has two descriptors: its end of a pair of
+sockets and the notice board. So there is no port, no path and no secret by which anybody else could
+reach it, scripts and notebooks need no ``__main__`` guard, and the kernel tells the driver at once
+when it dies.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from shardwright.errors import LaunchError
 from shardwright.runtime.connection import Connection
+from shardwright.runtime.forking import CAN_FORK, Forked, fork_worker
 
 _MODULE = "shardwright.runtime.process"
 
@@ -38,7 +40,7 @@ class Child:
     """A worker process and the driver's end of the connection to it."""
 
     rank: int
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     connection: Connection
 
     def ending(self) -> str:
@@ -70,8 +72,10 @@ def launch(size: int, threads: int, board: int) -> list[Child]:
     try:
         for rank in range(size):
             children.append(_launch_one(rank, size, threads, board))
-    except OSError as error:
+    except BaseException as error:
         end(children, patience=0)
+        if not isinstance(error, OSError):
+            raise
         raise LaunchError(f"worker {len(children)} of {size} cannot be started: {error}") from None
     return children
 
@@ -93,21 +97,28 @@ def end(children: Sequence[Child], *, patience: float) -> None:
 
 def _launch_one(rank: int, size: int, threads: int, board: int) -> Child:
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-P", "-m", _MODULE, *map(str, (theirs.fileno(), board, rank, size))]
+    start = fork_worker if CAN_FORK else _start_python
     try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(), board),
-            env=_environment(threads),
-            process_group=0,  # The terminal's Ctrl-C is for the driver, which ends its workers.
-        )
-    except OSError:
+        process = start(rank, size, theirs.fileno(), board, _environment(threads))
+    except BaseException:
         ours.close()
         raise
     finally:
         theirs.close()
     return Child(rank, process, Connection(ours))
+
+
+def _start_python(
+    rank: int, size: int, connection: int, board: int, environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """A worker as a Python of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", _MODULE, *map(str, (connection, board, rank, size))],
+        stdin=subprocess.DEVNULL,
+        pass_fds=(connection, board),
+        env=environment,
+        process_group=0,  # The terminal's Ctrl-C is for the driver, which ends its workers.
+    )
 
 
 def _environment(threads: int) -> dict[str, str]:

@@ -25,9 +25,9 @@ from shardwright.errors import (
     WorkerError,
 )
 from shardwright.pipeline import Pipeline
-from shardwright.runtime import Runner, run, verify
+from shardwright.runtime import Runner, forking, launch, run, verify
 from shardwright.runtime.processes import Processes
-from tests.runtime import operators
+from tests.runtime import operators, own_workers
 from tests.runtime.sketch import (
     chain,
     chain_result,
@@ -44,9 +44,10 @@ SLEEPER = [operators.__name__]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def descriptors_that_torch_keeps() -> None:
-    """The first store that a process opens leaves it a pipe."""
+def descriptors_that_are_kept() -> None:
+    """The first store that a process opens leaves it a pipe, the first worker a fork server."""
     open_store(host=True)
+    Runner(chain(1)).close()
 
 
 @pytest.fixture(autouse=True)
@@ -56,16 +57,8 @@ def nothing_is_left() -> Iterator[None]:
     descriptors = len(os.listdir("/proc/self/fd"))
     yield
     gc.collect()
-    assert children() == []
+    assert own_workers.workers() == {}
     wait_until(lambda: gc.collect() >= 0 and len(os.listdir("/proc/self/fd")) <= descriptors)
-
-
-def children() -> list[int]:
-    """Live worker processes of this one."""
-    found = []
-    for task in Path("/proc/self/task").iterdir():
-        found += [int(pid) for pid in (task / "children").read_text().split()]
-    return [pid for pid in found if b"runtime.process" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 def workers(runner: Runner) -> list[int]:
@@ -164,7 +157,7 @@ def test_an_exception_on_a_worker() -> None:
             runner(bad)
         assert (caught.value.rank, caught.value.task) == (0, "d0.0")
         assert "in refuse_nan\n    raise ArithmeticError" in str(caught.value)
-        assert children() == []
+        assert own_workers.workers() == {}
         with pytest.raises(RunError, match=r"the workers have ended: rank 0, supertask d0\.0"):
             runner(X)
 
@@ -179,7 +172,7 @@ def test_a_worker_is_killed_in_the_middle_of_a_call() -> None:
             future.result()
         assert time.monotonic() - start < 5
         assert (caught.value.rank, caught.value.task) == (0, "d0.0")
-        assert children() == []
+        assert own_workers.workers() == {}
 
 
 def test_the_last_worker_is_killed_while_it_waits() -> None:
@@ -211,7 +204,7 @@ def test_a_worker_stands_still() -> None:
             future.result()
         assert 1 < time.monotonic() - start < 10
         assert (caught.value.rank, caught.value.task) == (0, "d0.0")
-        assert children() == []
+        assert own_workers.workers() == {}
 
 
 def test_a_worker_stands_still_while_it_waits() -> None:
@@ -249,12 +242,14 @@ def test_weights_that_vanish() -> None:
 
 
 def test_workers_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forking, "_servers", {})
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(LaunchError, match="worker 0 of 2 cannot be started"):
         Runner(chain(2))
 
 
 def test_workers_that_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "CAN_FORK", False)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(LaunchError, match=r"ended before it was ready: .*exit code 1"):
         Runner(chain(2))
@@ -270,7 +265,7 @@ def test_closing_from_another_thread_ends_calls() -> None:
 
 INTERRUPTED = """
 import os, signal, sys, threading, time
-from tests.runtime import operators
+from tests.runtime import operators, own_workers
 from tests.runtime.test_processes import SLEEPER, Runner, seconds, sleepy, workers
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # A job in the background ignores it.

@@ -14,9 +14,9 @@ from torch import Tensor
 from shardwright.errors import RunError, WorkerError
 from shardwright.runtime.processes import Processes
 from shardwright.runtime.session import Session
-from tests.runtime import operators
+from tests.runtime import operators, own_workers
 from tests.runtime.linear_step import ROWS, WIDTH, LinearModel, batches, linear_step, weight
-from tests.runtime.test_processes import children, wait_until
+from tests.runtime.test_processes import wait_until
 from tests.runtime.test_session import LR, assert_close, assert_trains, evaluation, model_of
 from tests.runtime.test_torchrun import torchrun
 
@@ -104,7 +104,7 @@ def test_a_worker_is_killed() -> None:
         with pytest.raises(WorkerError, match="killed by SIGKILL") as caught:
             future.result()
         assert time.monotonic() - start < 5
-        assert children() == []
+        assert own_workers.workers() == {}
         with pytest.raises(RunError, match="the workers have ended"):
             session.step(*sleeping_batch(0), lr=LR)
     error = caught.value

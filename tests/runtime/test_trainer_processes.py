@@ -14,6 +14,7 @@ import pytest
 
 from shardwright.errors import WorkerError
 from shardwright.runtime import state_dict, train
+from tests.runtime.own_workers import workers
 from tests.runtime.programs import perceptron, rows
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
@@ -25,17 +26,6 @@ SLOW = 2048
 """A width with which a worker is surely still at a step when the next batch is read."""
 PAUSE = 2
 """Seconds in which workers surely come to where they have to wait."""
-
-
-def workers() -> list[int]:
-    """The worker processes of this process, in the order of their ranks."""
-    text = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text()
-    found = {}
-    for pid in map(int, text.split()):
-        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-        if "shardwright.runtime.process" in words:
-            found[int(words[-3])] = pid
-    return [found[rank] for rank in sorted(found)]
 
 
 class Disturbed:
@@ -92,7 +82,7 @@ def test_processes_compute_the_same(expected: list[float], tmp_path: Path) -> No
     assert [line["loss"] for line in lines] == expected
     assert set(lines[0]["memory"]) == {"d0", "d1"}
     assert lines[-1]["evaluation"].keys() == {"loss", "accuracy"}
-    assert workers() == []
+    assert workers() == {}
     saved = state_dict(tmp_path / "kept")
     for name, tensor in program.model.state_dict().items():
         assert (saved[name] == tensor).all()
@@ -107,7 +97,7 @@ def test_a_killed_worker_is_named() -> None:
     assert (error.rank, error.stage) == (1, 1)
     assert error.task is not None
     assert error.microbatch is not None
-    assert workers() == []
+    assert workers() == {}
 
 
 def test_a_killed_worker_is_replaced(expected: list[float], tmp_path: Path) -> None:
@@ -151,7 +141,7 @@ def test_a_stopped_worker_is_noticed() -> None:
     assert time.monotonic() - data.since < 10
     assert caught.value.rank == 1
     assert caught.value.task is not None, "in whichever phase that is"
-    assert workers() == []
+    assert workers() == {}
 
 
 SCRIPT = """

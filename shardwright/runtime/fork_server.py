@@ -1,0 +1,132 @@
+"""A process that has imported what workers need, and forks one whenever the driver asks.
+
+Importing torch takes seconds, a fork takes milliseconds: the first workers of a driver start as
+fast as one process of Python, all later ones at once, and what they have imported lies in memory
+once. The driver's side is `forking`.
+
+It is ``python -m shardwright.runtime.fork_server SOCKET``. Each `Fork` comes with five
+descriptors: the worker's end of its connection, the notice board, standard output and error, and a
+pipe. The answer is the worker's process id; how it ended is written to the pipe.
+
+What always holds: torch does no work here, so that a fork copies no thread's work half done (what
+NumPy's libraries start, they stop for a fork); of another worker's descriptors a worker has none;
+when the driver is gone this process ends, and so do the workers, who have connections of their own.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import select
+import socket
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy
+
+from shardwright.runtime import process
+from shardwright.runtime.forking import DESCRIPTORS, LENGTH, PID, STATUS, Fork
+
+
+class ForkServer:
+    """Forks what comes from a connection to the driver."""
+
+    def __init__(self, driver: socket.socket) -> None:
+        self._driver = driver
+        self._poll = select.poll()
+        self._poll.register(driver, select.POLLIN)
+        self._workers: dict[int, tuple[int, int]] = {}
+        """By the descriptor that tells of its end: a worker's process id, and its pipe."""
+
+    def serve(self) -> None:
+        """Fork workers and note their ends, until the driver is gone."""
+        while True:
+            for descriptor, _ in self._poll.poll():
+                if descriptor in self._workers:
+                    self._bury(descriptor)
+                elif not self._take():
+                    return
+
+    def _take(self) -> bool:
+        """Fork what the driver asks for; False where it is gone."""
+        head, descriptors, _, _ = socket.recv_fds(self._driver, LENGTH.size, DESCRIPTORS)
+        if not head:
+            return False
+        request = msgspec.json.decode(self._exactly(LENGTH.unpack(head)[0]), type=Fork)
+        pid = os.fork()
+        if pid == 0:
+            self._forget_others()
+            _become(request, descriptors)
+        *others, pipe = descriptors
+        for descriptor in others:
+            os.close(descriptor)
+        watch = os.pidfd_open(pid)
+        self._workers[watch] = pid, pipe
+        self._poll.register(watch, select.POLLIN)
+        self._driver.sendall(PID.pack(pid))
+        return True
+
+    def _exactly(self, count: int) -> bytes:
+        """So many bytes from the driver; fewer where it is gone, which no decoder takes."""
+        with self._driver.makefile("rb", buffering=0) as stream:
+            found = b""
+            while len(found) < count and (part := stream.read(count - len(found))):
+                found += part
+            return found
+
+    def _bury(self, watch: int) -> None:
+        """A worker has ended: say how."""
+        pid, pipe = self._workers.pop(watch)
+        self._poll.unregister(watch)
+        os.close(watch)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        os.write(pipe, STATUS.pack(code))
+        os.close(pipe)
+
+    def _forget_others(self) -> None:
+        """In a worker: close what is the server's."""
+        self._driver.close()
+        for watch, (_, pipe) in self._workers.items():
+            os.close(watch)
+            os.close(pipe)
+
+
+def _become(request: Fork, descriptors: Sequence[int]) -> None:
+    """Be a worker. Never returns."""
+    code = 1
+    try:
+        connection, board, output, errors, pipe = descriptors
+        os.close(pipe)
+        for given, standard in ((output, 1), (errors, 2)):
+            os.dup2(given, standard)
+            os.close(given)
+        Path("/proc/self/comm").write_text(f"sw rank {request.rank}")  # What `top` shows.
+        os.setpgid(0, 0)  # The terminal's Ctrl-C is for the driver, which ends its workers.
+        os.environ.clear()
+        os.environ.update(request.environment)
+        os.chdir(request.folder)
+        sys.path[:] = request.path
+        random.seed()
+        numpy.random.seed()
+        process.main([str(n) for n in (connection, board, request.rank, request.size)])
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Serve the driver at the other end of a descriptor."""
+    gc.collect()
+    gc.freeze()  # Else the first collection in a worker would copy all that was imported.
+    ForkServer(socket.socket(fileno=int(arguments[0]))).serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

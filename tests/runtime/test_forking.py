@@ -1,0 +1,165 @@
+"""Workers that are forked from a process that has imported what they need."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from shardwright.errors import LaunchError
+from shardwright.runtime import Runner, forking, launch
+from tests.runtime.own_workers import children, fork_servers, workers
+from tests.runtime.sketch import chain, chain_result
+from tests.runtime.test_processes import wait_until
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(not forking.CAN_FORK, reason="this system's workers are not forked"),
+]
+
+X = torch.ones(3, 4)
+
+
+@pytest.fixture
+def own_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Servers that only this test has."""
+    monkeypatch.setattr(forking, "_servers", {})
+    yield
+    forking._end_servers()
+
+
+def test_runners_share_a_server() -> None:
+    found = []
+    for _ in range(2):
+        with Runner(chain(2)) as runner:
+            (server,) = (pid for pid in fork_servers() if children(pid))
+            found.append((server, *children(server)))
+            assert list(workers()) == [0, 1]
+            assert torch.equal(runner(X), chain_result(X, 2))
+    (first, *ones), (second, *others) = found
+    assert first == second
+    assert not {*ones} & {*others}
+    assert children(first) == []
+
+
+def test_two_runners_at_once() -> None:
+    with Runner(chain(2)) as one, Runner(chain(3)) as other:
+        assert torch.equal(one(X), chain_result(X, 2))
+        one.close()
+        assert torch.equal(other(X), chain_result(X, 3))
+
+
+def test_a_server_is_one_thread() -> None:
+    with Runner(chain(1)):
+        (server,) = (pid for pid in fork_servers() if children(pid))
+        assert len(os.listdir(f"/proc/{server}/task")) == 1
+
+
+def test_another_server_where_libraries_would_read_something_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Runner(chain(1)):
+        before = len(forking._servers)
+    monkeypatch.setenv("SOMETHING", "else")
+    with Runner(chain(1)):
+        assert len(forking._servers) == before
+    monkeypatch.setenv("TORCH_SOMETHING", "else")
+    with Runner(chain(1)):
+        assert len(forking._servers) == before + 1
+
+
+def test_workers_without_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "CAN_FORK", False)
+    with Runner(chain(2)) as runner:
+        assert torch.equal(runner(X), chain_result(X, 2))
+        assert workers() == {}
+
+
+# --- servers that end ------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("own_servers")
+def test_workers_go_on_without_their_server() -> None:
+    with Runner(chain(2)) as runner:
+        (server,) = (pid for pid in fork_servers() if children(pid))
+        pids = list(workers().values())
+        os.kill(server, signal.SIGKILL)
+        wait_until(lambda: server not in fork_servers() or _is_zombie(server))
+        assert torch.equal(runner(X), chain_result(X, 2))
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    with Runner(chain(2)) as runner:
+        assert torch.equal(runner(X), chain_result(X, 2))
+
+
+@pytest.mark.usefixtures("own_servers")
+def test_a_server_that_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(LaunchError, match=r"forked from ended with exit code 1; what it printed"):
+        Runner(chain(2))
+
+
+def _is_zombie(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+# --- what a worker is ------------------------------------------------------------------------
+
+
+def test_a_worker_begins_with_what_the_driver_has_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Runner(chain(1)):
+        before = len(forking._servers)
+        capfd.readouterr()
+    monkeypatch.setenv("FACTS", str(tmp_path))
+    monkeypatch.syspath_prepend("/first")
+    monkeypatch.chdir(tmp_path)
+    with Runner(chain(2), modules=["tests.runtime.facts"]):
+        assert len(forking._servers) == before
+        pids = list(workers().values())
+    first, second = (json.loads((tmp_path / f"{pid}.json").read_text()) for pid in pids)
+    for found in (first, second):
+        assert found["folder"] == str(tmp_path)
+        assert found["path"] == "/first"
+        assert found["leads its group"]
+    assert not {*first["draws"]} & {*second["draws"]}
+    assert first["descriptors"] == second["descriptors"]
+    assert set(capfd.readouterr().out.split("\n")) >= {f"facts of {pid}" for pid in pids}
+
+
+DRIVER = """
+import os, signal
+from tests.runtime.own_workers import fork_servers, workers
+from tests.runtime.sketch import chain
+from shardwright.runtime import Runner
+
+runner = Runner(chain(2))
+print(*fork_servers(), *workers().values(), flush=True)
+if {killed}:
+    os.kill(os.getpid(), signal.SIGKILL)
+runner.close()
+"""
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_nothing_outlives_a_driver(killed: bool) -> None:
+    driver = subprocess.run(
+        [sys.executable, "-W", "error", "-c", DRIVER.format(killed=killed)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert driver.stderr == ""
+    pids = [int(pid) for pid in driver.stdout.split()]
+    assert len(pids) == 3
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
