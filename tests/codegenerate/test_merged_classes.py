@@ -127,6 +127,21 @@ def test_there_are_no_more_arguments_than_one_can_follow(count: int) -> None:
     assert len(headers(texts(sizes(10), sizes(30)))) == 1 + (count > MOST_ARGUMENTS)
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "header"),
+    [
+        ("nn.Linear(4, 8)", "nn.Linear(6, 9)", "in_features: int, out_features: int"),
+        ("nn.LayerNorm(4)", "nn.LayerNorm(6)", "width: int"),
+        ("nn.Dropout(0.1)", "nn.Dropout(0.2)", "p: float = 0.5"),
+        ("nn.Parameter(torch.empty(4, 8))", "nn.Parameter(torch.empty(5, 9))", "size: int, width"),
+        ("nn.GELU()", 'nn.GELU(approximate="tanh")', "approximate: str = 'none'"),
+    ],
+)
+def test_arguments_are_named_after_what_takes_them(one: str, other: str, header: str) -> None:
+    (found,) = headers(texts(layer(f"self.a = {one}"), layer(f"self.a = {other}")))
+    assert found.startswith(f"Layer({header}")
+
+
 def test_names_are_none_that_the_class_has() -> None:
     text = texts(
         layer("self.scale = nn.Linear(4, 8)", forward="return self.scale(x) * 2.0"),

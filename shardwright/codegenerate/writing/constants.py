@@ -185,7 +185,8 @@ class _Reader:
         is_parameter = bool(self.tensor) and ast.unparse(node.func) == "torch.empty"
         for place in range(rank):
             if is_parameter:
-                yield Use(WIDTH if rank == 1 else SIZE, tensor=self.tensor, rank=rank)
+                word = WIDTH if place == rank - 1 else SIZE
+                yield Use(word, tensor=self.tensor, rank=rank)
             else:
                 yield Use(operand_word(node.func, place, rank))
 
