@@ -70,7 +70,7 @@ def gemm(
     """
     left = a.t() if transpose_a else a
     right = b.t() if transpose_b else b
-    rows = left.reshape(-1, left.shape[-1])
+    rows = left.flatten(0, -2)
     if bias is None:
         product = torch.mm(rows, right)
         product = product if alpha == 1 else product * alpha

@@ -169,6 +169,25 @@ def test_numbers_empty_tensors_and_broadcasts(native):
     assert_same(builder.finish(outputs), [f64(), f64(0, 3), f64(3)], native=native)
 
 
+OVER_NOTHING = {
+    "gemm": ("shardwright.gemm.default", [(3, 0), (0, 4)], [None, None, False, False, 0, 1.0]),
+    "gemm of rows": ("aten.linear.default", [(2, 3, 0), (4, 0), (4,)], []),
+    "bmm": ("aten.bmm.default", [(2, 3, 0), (2, 0, 4)], []),
+    "reduce_sum": ("aten.sum.dim_IntList", [(0, 3)], [[0]]),
+    "concat": ("aten.cat.default", [(0, 3), (2, 3)], []),
+}
+
+
+@pytest.mark.parametrize(("op", "shapes", "more"), OVER_NOTHING.values(), ids=OVER_NOTHING)
+def test_no_native_kernel_is_given_an_empty_operand(op, shapes, more):
+    builder = Builder()
+    values = [builder.input(f"x{i}", shape, "f64") for i, shape in enumerate(shapes)]
+    given = [values] if op == "aten.cat.default" else values
+    graph = builder.finish(builder.call(op, *given, *more))
+    assert_same(graph, [f64(*shape) for shape in shapes], native=True)
+    assert set(Executor(planned(graph)).refused.values()) == {"an operand is empty"}
+
+
 def test_inputs_that_are_given_away():
     builder = Builder()
     acc, x = builder.input("acc", (4,), "f64"), builder.input("x", (4,), "f64")
