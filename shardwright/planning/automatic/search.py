@@ -74,6 +74,7 @@ class Search:
     _near: dict[Candidate, float] = field(default_factory=dict)
     """Bounds of single microbatches from what several take."""
     _cuts: dict[object, list[Integers]] = field(default_factory=dict)
+    _ranks: dict[Shape, Sequence[Sequence[str]]] = field(default_factory=dict)
     _lines: dict[object, Line] = field(default_factory=dict)
     """By the id of a spread, and what else a line depends on."""
     _updates: dict[object, Floats] = field(default_factory=dict)
@@ -302,7 +303,7 @@ class Search:
             spread,
             order_of(candidate.schedule, shape.pipeline, count, candidate.chunks),
             self.cluster,
-            [mesh.devices for mesh in shape.ranks(self.cluster)],
+            self._slots(shape),
             below=least.estimate.step_time if least is not None and least.fits else np.inf,
             zero=candidate.zero,
         )
@@ -335,10 +336,16 @@ class Search:
     def _found(
         self, spread: Spread, stages: Integers, options: Options, candidate: Candidate
     ) -> Found:
-        slots = [mesh.devices for mesh in candidate.shape.ranks(self.cluster)]
+        slots = self._slots(candidate.shape)
         memory = self.cluster.device.memory
         found = estimate(spread, stages, options, self.cluster, slots, memory=memory)
         return Found(candidate, spread, stages, options, found, memory)
+
+    def _slots(self, shape: Shape) -> Sequence[Sequence[str]]:
+        """Those of each rank."""
+        if shape not in self._ranks:
+            self._ranks[shape] = [mesh.devices for mesh in shape.ranks(self.cluster)]
+        return self._ranks[shape]
 
     def _left_for_activations(
         self, spread: Spread, stages: Integers, options: Options, candidate: Candidate

@@ -118,8 +118,8 @@ def estimate(
     in it. Where a slot of a training step holds more than ``memory`` bytes, its time is not worked
     out: it is infinite.
     """
-    links = RankLinks.of(cluster, slots)
     if not spread.source.training:
+        links = RankLinks.of(cluster, slots)
         return _of_model(spread, stages, placement or range(len(slots)), links, slots)
     order = order_of(options.schedule, len(slots), options.microbatches, options.chunks)
     sums = sums_of(spread, stages, order.schedule.stages)
@@ -133,7 +133,7 @@ def estimate(
     laid = lay_out(
         order,
         times,
-        traffic_of(sums, order.schedule.placement, links),
+        traffic_of(sums, order.schedule.placement, RankLinks.of(cluster, slots)),
         early=sends_early(options),
     )
     ends = once_a_step(sums, order.schedule.placement, held, cluster)
