@@ -105,3 +105,20 @@ def test_microbatches_held_at_once(kind, held):
 def test_a_forward_goes_ahead_where_a_last_stage_waits_too(kind, ahead):
     assert list(order_of(kind, 2, 4).ahead) == ahead
     assert order_of(kind, 1, 1).ahead == (((1,),),)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("microbatches", [1, 3, 6])
+def test_what_is_held_is_what_a_replay_holds(kind, microbatches):
+    """A worker that looks one action ahead may hold one more than its list says."""
+    order = order_of(kind, 3, microbatches)
+    for rank, rows in enumerate(order.held):
+        assert not any(
+            one != row and np.all(np.less_equal(one, row)) for one in rows for row in rows
+        )
+        for place, stage in enumerate(order.schedule.stages_of(rank)):
+            works = [a.kind for a in order.schedule.actions[rank] if a.stage == stage]
+            now = np.cumsum([(work == "F") - (work == order.schedule.works[-1]) for work in works])
+            most = max(row[place] for row in rows)
+            assert order.most_held[stage] == most
+            assert most - now.max() in (0, 1)
