@@ -4,12 +4,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 # One thread an operator: the processes of a test share the machine, and sums stay in one order.
-test test-fast test-gpu docs: export OMP_NUM_THREADS ?= 1
+test test-all test-fast test-gpu docs: export OMP_NUM_THREADS ?= 1
 # Tests that start processes wait for one another by the clock, so those run one by one.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-gpu lint types format zoo bench experiments docs clean
+.PHONY: help setup demo test test-all test-fast test-gpu lint types format zoo bench experiments docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -29,9 +29,12 @@ $(INSTALLED): pyproject.toml .ci/install-torch
 demo: setup ## a real model, cut in two, run on two processes, compared with the whole
 	$(BIN)/shardwright demo
 
-test: lint types ## lint, types and every test that needs no GPU
-	$(BIN)/pytest $(PARALLEL) -m 'not gpu and not processes'
-	$(BIN)/pytest -m 'processes and not gpu'
+test: lint types ## lint, types and the tests that need no GPU
+	$(BIN)/pytest $(PARALLEL) -m 'not gpu and not processes and not exhaustive'
+	$(BIN)/pytest -m 'processes and not gpu and not exhaustive'
+
+test-all: test ## those, and the tests that try everything there is
+	$(BIN)/pytest $(PARALLEL) -m 'exhaustive and not gpu'
 
 test-fast: setup ## the tests that need nothing but torch
 	$(BIN)/pytest $(PARALLEL) -m 'not gpu and not processes and not zoo and not exhaustive'
