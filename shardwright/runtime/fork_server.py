@@ -23,6 +23,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -56,7 +57,7 @@ class ForkServer:
         head, descriptors, _, _ = socket.recv_fds(self._driver, LENGTH.size, DESCRIPTORS)
         if not head:
             return False
-        request = msgspec.json.decode(self._exactly(LENGTH.unpack(head)[0]), type=Fork)
+        request = msgspec.msgpack.decode(self._exactly(LENGTH.unpack(head)[0]), type=Fork)
         pid = os.fork()
         if pid == 0:
             self._forget_others()
@@ -104,12 +105,13 @@ def _become(request: Fork, descriptors: Sequence[int]) -> None:
         for given, standard in ((output, 1), (errors, 2)):
             os.dup2(given, standard)
             os.close(given)
-        Path("/proc/self/comm").write_text(f"sw rank {request.rank}")  # What `top` shows.
+        with suppress(OSError):
+            Path("/proc/self/comm").write_text(f"sw rank {request.rank}")  # What `top` shows.
         os.setpgid(0, 0)  # The terminal's Ctrl-C is for the driver, which ends its workers.
-        os.environ.clear()
-        os.environ.update(request.environment)
+        os.environb.clear()
+        os.environb.update(request.environment)
         os.chdir(request.folder)
-        sys.path[:] = request.path
+        sys.path[:] = map(os.fsdecode, request.path)
         random.seed()
         numpy.random.seed()
         process.main([str(n) for n in (connection, board, request.rank, request.size)])

@@ -49,14 +49,15 @@ DESCRIPTORS = 5
 class Fork(msgspec.Struct, frozen=True):
     """A worker to start: its rank of ``size``, and what its process begins with.
 
-    ``environment`` are all variables, ``path`` is `sys.path`, ``folder`` the working directory.
+    ``environment`` are all variables, ``path`` is `sys.path`, ``folder`` the working directory, as
+    bytes, which need not be text.
     """
 
     rank: int
     size: int
-    environment: dict[str, str]
-    path: tuple[str, ...]
-    folder: str
+    environment: dict[bytes, bytes]
+    path: tuple[bytes, ...]
+    folder: bytes
 
 
 class Forked:
@@ -134,7 +135,7 @@ class _Server:
 
     def fork(self, request: Fork, connection: int, board: int) -> Forked:
         """Start a worker with these descriptors. Raises LaunchError where the server has ended."""
-        text = msgspec.json.encode(request)
+        text = msgspec.msgpack.encode(request)
         ours, theirs = os.pipe()
         with ExitStack() as stack:
             closing = stack.enter_context(ExitStack())
@@ -179,7 +180,13 @@ def fork_worker(
 
     Raises LaunchError, or OSError where there is no server and none can be started.
     """
-    request = Fork(rank, size, dict(environment), tuple(sys.path), os.getcwd())
+    request = Fork(
+        rank,
+        size,
+        {os.fsencode(name): os.fsencode(text) for name, text in environment.items()},
+        tuple(map(os.fsencode, sys.path)),
+        os.getcwdb(),
+    )
     with _lock:
         return _server(environment).fork(request, connection, board)
 

@@ -25,6 +25,7 @@ pytestmark = [
     pytest.mark.skipif(not forking.CAN_FORK, reason="this system's workers are not forked"),
 ]
 
+ROOT = Path(__file__).parents[2]
 X = torch.ones(3, 4)
 
 
@@ -153,7 +154,7 @@ runner.close()
 def test_nothing_outlives_a_driver(killed: bool) -> None:
     driver = subprocess.run(
         [sys.executable, "-W", "error", "-c", DRIVER.format(killed=killed)],
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=60,
@@ -163,3 +164,20 @@ def test_nothing_outlives_a_driver(killed: bool) -> None:
     pids = [int(pid) for pid in driver.stdout.split()]
     assert len(pids) == 3
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+ODD = """
+from tests.runtime.own_workers import workers
+from tests.runtime.sketch import chain
+from shardwright.runtime import Runner
+
+with Runner(chain(2)):
+    print(*workers())
+"""
+
+
+def test_variables_that_are_no_text() -> None:
+    environment = {**os.environb, b"ODD": b"\xff\xfe"}
+    command = [sys.executable, "-c", ODD]
+    found = subprocess.check_output(command, cwd=ROOT, env=environment, text=True, timeout=60)
+    assert found == "0 1\n"
