@@ -5,6 +5,8 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 # One thread an operator: the processes of a test share the machine, and sums stay in one order.
 test test-all test-fast test-gpu docs: export OMP_NUM_THREADS ?= 1
+# Every process of a test imports the package; it is compiled once.
+test test-all test-fast test-gpu docs: export PYTHONDONTWRITEBYTECODE :=
 # Tests that start processes wait for one another by the clock, so those run one by one.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
