@@ -94,10 +94,12 @@ def donate(graph: IRGraph, donated: Mapping[int, int], zeros: frozenset[int]) ->
     """
     lives = _Lives(graph)
     chains: dict[int, _Chain] = {}
+    forms: dict[int, InPlace] = {}
     for argument, result in donated.items():
         chain = _chain(lives, argument, result)
-        if chain is not None and not _contradicts(chain, chains):
+        if chain is not None and not _contradicts(chain, forms):
             chains[argument] = chain
+            forms |= {node_id: link.form for node_id, link in chain.items()}
     while refused := [a for a, chain in chains.items() if not _holds(lives, chain, chains)]:
         for argument in refused:
             del chains[argument]
@@ -108,13 +110,9 @@ def donate(graph: IRGraph, donated: Mapping[int, int], zeros: frozenset[int]) ->
     )
 
 
-def _contradicts(chain: _Chain, chains: Mapping[int, _Chain]) -> bool:
-    """Whether a node of the chain runs in another way in another chain."""
-    return any(
-        node_id in other and other[node_id].form != link.form
-        for other in chains.values()
-        for node_id, link in chain.items()
-    )
+def _contradicts(chain: _Chain, forms: Mapping[int, InPlace]) -> bool:
+    """Whether a node of the chain runs in another way in chains before it, which all agree."""
+    return any(forms.get(node_id, link.form) != link.form for node_id, link in chain.items())
 
 
 def _holds(lives: _Lives, chain: _Chain, chains: Collection[int]) -> bool:
@@ -128,7 +126,11 @@ def _holds(lives: _Lives, chain: _Chain, chains: Collection[int]) -> bool:
 
 
 def _nodes(lives: _Lives, chains: Mapping[int, _Chain]) -> dict[int, InPlace]:
-    """The nodes of all chains, with clones of what they may not write to."""
+    """The nodes of all chains, with clones of what they may not write to.
+
+    Each is asked once: an optimizer's step is one node in as many chains as it has tensors.
+    """
+    links = {node_id: link for chain in chains.values() for node_id, link in chain.items()}
     return {
         node_id: replace(
             link.form,
@@ -138,8 +140,7 @@ def _nodes(lives: _Lives, chains: Mapping[int, _Chain]) -> dict[int, InPlace]:
                 if not lives.may_write(node_id, link.form, output, chains)
             ),
         )
-        for chain in chains.values()
-        for node_id, link in chain.items()
+        for node_id, link in links.items()
     }
 
 
