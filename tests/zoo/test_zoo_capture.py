@@ -8,6 +8,7 @@ from tests.tracing.equality import assert_equal_trees
 
 pytest.importorskip("transformers")
 
+from tests.zoo.captures import single
 from zoo.models import BY_NAME, MODELS
 
 pytestmark = pytest.mark.zoo
@@ -19,22 +20,29 @@ def test_the_table_is_complete() -> None:
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_graph_equals_eager(name: str) -> None:
-    model, args, kwargs = BY_NAME[name].make()
+    found = single(name)
+    graph = found.graph
     with torch.no_grad():
-        graph = capture(model, args, kwargs)
-        assert_equal_trees(graph.run(*args, **kwargs), model(*args, **kwargs))
+        assert_equal_trees(graph.run(**found.kwargs), found.model(**found.kwargs))
     assert not graph.updates
     stored = [value for value in graph.stored() if value.role == "param"]
     assert len({id(graph.tensors[value.id]) for value in stored}) == len(stored)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "swin", "mamba"])
+def test_graph_captured_without_gradients_equals_eager(name: str) -> None:
+    found = single(name)
+    with torch.no_grad():
+        graph = capture(found.model, (), found.kwargs)
+        assert_equal_trees(graph.run(**found.kwargs), found.model(**found.kwargs))
+
+
 @pytest.mark.parametrize("name", ["gpt2", "t5"])
 def test_models_without_weights_give_the_same_graph(name: str) -> None:
-    model, args, kwargs = BY_NAME[name].make()
     with empty_weights():
         empty, _, _ = BY_NAME[name].make()
     assert all(parameter.is_meta for parameter in empty.parameters())
-    assert capture(empty, args, kwargs) == capture(model, args, kwargs)
+    assert capture(empty, (), single(name).kwargs, name=name) == single(name).graph
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mixtral"])

@@ -10,7 +10,8 @@ from benchmarks.models import GPT
 
 pytest.importorskip("transformers")
 
-from zoo.models import BY_NAME, LAYERS
+from tests.zoo.captures import single
+from zoo.models import LAYERS
 
 pytestmark = [
     pytest.mark.zoo,
@@ -37,8 +38,7 @@ def own_gpt(layers):
 
 @pytest.mark.parametrize(("name", "devices"), CASES)
 def test_a_block_takes_two_reductions_or_two_gathers_and_two_scatters(name, devices):
-    model, args, kwargs = BY_NAME[name].make()
-    graph = sw.capture(model, args, kwargs)
+    graph = single(name).graph
     steps = 2 * LAYERS + 1  # and the vocabulary of the embedding; gathered for that of the result
     assert communication(graph, "tensor", devices) == {"all_reduce": steps}
     assert communication(graph, "sequence", devices) == {

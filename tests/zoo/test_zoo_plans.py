@@ -1,16 +1,16 @@
 """The zoo by execution plans: what eager gives, in an arena hardly larger than what lives."""
 
+from functools import cache
 from itertools import accumulate
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-import shardwright as sw
 from shardwright.exec.passes.pipeline import prepare
-from shardwright.ir.structure import flatten_call
 from tests.exec.running import assert_close, planned, run_nodes, run_plan
-from zoo.models import MODELS
+from tests.zoo.captures import single
+from zoo.models import BY_NAME
 
 pytestmark = [
     pytest.mark.zoo,
@@ -30,36 +30,38 @@ def eager_peak(model, kwargs):
     return max(accumulate(event.nbytes() for event in memory))
 
 
-def captured(entry):
-    model, args, kwargs = entry.make()
-    graph = sw.capture(model, args, kwargs, name=entry.name)
-    return graph, flatten_call(graph.in_structure, args, kwargs)
+@cache
+def prepared(name):
+    """A model's graph made ready for inference."""
+    return prepare(single(name).graph, inference=True)
 
 
-@pytest.mark.parametrize("entry", MODELS, ids=lambda entry: entry.name)
-def test_torchs_calls_give_what_the_graph_gives_to_the_last_bit(entry):
-    graph, inputs = captured(entry)
+@cache
+def plan_of(name):
+    """The plan of a prepared graph."""
+    return planned(prepared(name))
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_torchs_calls_give_what_the_graph_gives_to_the_last_bit(name):
+    graph, inputs = single(name).graph, single(name).inputs
     for found, wanted in zip(run_plan(graph, inputs)[0], run_nodes(graph, inputs)[0], strict=True):
         assert torch.equal(found, wanted)
     plan = planned(graph)
     assert plan.arena_bytes <= 1.1 * plan.peak_bytes
 
 
-@pytest.mark.parametrize("entry", MODELS, ids=lambda entry: entry.name)
-def test_prepared_graphs_by_native_calls(entry):
-    graph, inputs = captured(entry)
-    prepared = prepare(graph, inference=True)
-    wanted = run_nodes(graph, inputs)[0]
-    found = run_plan(prepared, inputs, native=True, outputs="caller")[0]
+@pytest.mark.parametrize("name", BY_NAME)
+def test_prepared_graphs_by_native_calls(name):
+    inputs = single(name).inputs
+    wanted = run_nodes(single(name).graph, inputs)[0]
+    found = run_plan(prepared(name), inputs, native=True, outputs="caller")[0]
     for a, b in zip(found, wanted, strict=True):
         assert_close(a, b, 1e-5)
-    plan = planned(prepared)
-    assert plan.arena_bytes <= 1.1 * plan.peak_bytes
+    assert plan_of(name).arena_bytes <= 1.1 * plan_of(name).peak_bytes
 
 
-@pytest.mark.parametrize("entry", MODELS, ids=lambda entry: entry.name)
-def test_an_arena_is_no_larger_than_eagers_peak(entry):
-    model, _, kwargs = entry.make()
-    graph, _ = captured(entry)
-    prepared = prepare(graph, inference=True)
-    assert 0 < planned(prepared).arena_bytes <= eager_peak(model, kwargs)
+@pytest.mark.parametrize("name", BY_NAME)
+def test_an_arena_is_no_larger_than_eagers_peak(name):
+    peak = eager_peak(single(name).model, single(name).kwargs)
+    assert 0 < plan_of(name).arena_bytes <= peak

@@ -3,14 +3,14 @@
 import pytest
 
 from shardwright.profiling import profile
-from shardwright.tracing import capture
-from zoo.models import MODELS, ZooModel
+from tests.zoo.captures import single
+from zoo.models import BY_NAME
 
 
 @pytest.mark.zoo
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-def test_a_profile_has_every_node_and_costs_every_node(model: ZooModel) -> None:
-    graph = capture(*model.make())
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_profile_has_every_node_and_costs_every_node(name: str) -> None:
+    graph = single(name).graph
     found = profile(graph, n_iter=1, cache=False)
     assert [node_id for layer in found.layers for node_id in layer.nodes] == [
         node.id for node in graph.nodes

@@ -1,0 +1,47 @@
+"""Which pairs of a model and an option ``make test`` tries, and which only ``make test-all``.
+
+Comes in: models and options, in their order. Goes out: all pairs, as parameters of a test. Each
+model has its turn with some of the options; the pairs that are out of turn are ``exhaustive``. So
+every model is tried, and every option on models from all over the table.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import TypeVar
+
+import pytest
+
+Option = TypeVar("Option", bound=Hashable)
+
+
+def in_turn(
+    names: Sequence[str], options: Sequence[Option], turns: int = 1
+) -> set[tuple[str, Option]]:
+    """Model k with option k, counted round, and with those that follow it in equal steps."""
+    step, rest = divmod(len(options), turns)
+    assert rest == 0, f"{len(options)} options do not divide into {turns}"
+    return {
+        (name, option)
+        for row, name in enumerate(names)
+        for place, option in enumerate(options)
+        if (place - row) % step == 0
+    }
+
+
+def rotated(names: Sequence[str], options: Sequence[Option], turns: int = 1) -> list[object]:
+    """All pairs; ``(name, option)`` is what a test takes."""
+    tried = in_turn(names, options, turns)
+    return [
+        pytest.param(
+            name,
+            option,
+            id=f"{name}-{option_id(option)}",
+            marks=() if (name, option) in tried else pytest.mark.exhaustive,
+        )
+        for name in names
+        for option in options
+    ]
+
+
+def option_id(option: object) -> str:
+    """An option as it stands in the name of a test."""
+    return "-".join(map(str, option)) if isinstance(option, tuple) else str(option)
