@@ -7,43 +7,51 @@ import shardwright as sw
 from shardwright.codegenerate.sources.program import program_of
 from tests.codegenerate.program_runs import ProgramRun, check_program, same
 from tests.codegenerate.test_from_file import contents, loaded
-from zoo.models import BY_NAME, MODELS
+from tests.zoo.captures import single
+from tests.zoo.turns import in_turn, rotated
+from zoo.models import BY_NAME
 from zoo.training import trained
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:transformers")
 
+NAMES = tuple(BY_NAME)
 FAST = {("gpt2", 2), ("t5", 4), ("resnet", 2)}
 
 
-def tiers(rows):
-    """The rows; those that are not few are of the tier of whole models."""
-    return [pytest.param(*row, marks=() if row in FAST else pytest.mark.zoo) for row in rows]
+def tiers(names, numbers):
+    """All pairs by rotation; those that are not few are of the tier of whole models."""
+    tried = in_turn(names, numbers)
+    assert tried >= FAST
+    for row in ((name, number) for name in names for number in numbers):
+        marks = [] if row in FAST else [pytest.mark.zoo]
+        yield pytest.param(*row, marks=marks + [pytest.mark.exhaustive] * (row not in tried))
 
 
-@pytest.mark.parametrize(
-    ("name", "devices"), tiers((entry.name, count) for entry in MODELS for count in (2, 4))
-)
+def parts(name):
+    """A model, the arguments of a call, and its graph."""
+    found = single(name)
+    return found.model, found.kwargs, found.graph
+
+
+@pytest.mark.parametrize(("name", "devices"), list(tiers(NAMES, (2, 4))))
 def test_stages_give_what_eager_gives(name, devices):
-    model, args, kwargs = BY_NAME[name].make()
-    graph = sw.capture(model, args, kwargs)
+    model, kwargs, graph = parts(name)
     program = program_of(sw.plan(graph, devices), graph)
     check_program(program)
     assert len(program.partitions) == devices
     assert not program.training
     with torch.no_grad():
-        assert same(ProgramRun(program)(*args, **kwargs), model(*args, **kwargs))
+        assert same(ProgramRun(program)(**kwargs), model(**kwargs))
 
 
 @pytest.mark.zoo
-@pytest.mark.parametrize("name", [entry.name for entry in MODELS])
-@pytest.mark.parametrize("policy", ["metis", "memory"])
+@pytest.mark.parametrize(("name", "policy"), rotated(NAMES, ("metis", "memory")))
 def test_partitioners(name, policy):
-    model, args, kwargs = BY_NAME[name].make()
-    graph = sw.capture(model, args, kwargs)
+    model, kwargs, graph = parts(name)
     program = program_of(sw.plan(graph, 3, policy), graph)
     check_program(program)
     with torch.no_grad():
-        assert same(ProgramRun(program)(*args, **kwargs), model(*args, **kwargs))
+        assert same(ProgramRun(program)(**kwargs), model(**kwargs))
 
 
 @pytest.mark.parametrize(
@@ -54,34 +62,31 @@ def test_partitioners(name, policy):
     ],
 )
 def test_files_give_what_eager_gives(name, devices, tmp_path):
-    model, args, kwargs = BY_NAME[name].make()
-    graph = sw.capture(model, args, kwargs)
+    model, kwargs, graph = parts(name)
     pipeline = loaded(graph, sw.plan(graph, devices), tmp_path)
     with torch.no_grad():
-        wanted = model(*args, **kwargs)
+        wanted = model(**kwargs)
         for known in (None, graph):
             program = program_of(pipeline, known)
             check_program(program)
             run = ProgramRun(program, contents(pipeline))
-            assert same(run(*args, **kwargs), wanted)
+            assert same(run(**kwargs), wanted)
 
 
 @pytest.mark.zoo
 @pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "resnet", "vit", "llama"])
-@pytest.mark.parametrize("from_file", [False, True])
-def test_the_forward_of_a_step(name, from_file, tmp_path):
+def test_the_forward_of_a_step(name, tmp_path):
+    """Of a plan, and of a file."""
     training = trained(name)
     first, second = training.microbatches(2)
     graph = sw.compile_ir(training.step, **first)
     planned = sw.plan(graph, 2, microbatches=2)
-    if from_file:
-        pipeline = loaded(graph, planned, tmp_path)
-        program, stored = program_of(pipeline), contents(pipeline)
-    else:
-        program, stored = program_of(planned, graph), {}
-    check_program(program)
-    assert program.training
-    for batch in (first, second):
-        loss = ProgramRun(program, stored)(**batch)
-        with torch.no_grad():
-            assert torch.allclose(loss, training.model(**batch).loss, rtol=1e-6)
+    pipeline = loaded(graph, planned, tmp_path)
+    programs = [(program_of(planned, graph), {}), (program_of(pipeline), contents(pipeline))]
+    for program, stored in programs:
+        check_program(program)
+        assert program.training
+        for batch in (first, second):
+            loss = ProgramRun(program, stored)(**batch)
+            with torch.no_grad():
+                assert torch.allclose(loss, training.model(**batch).loss, rtol=1e-6)
