@@ -6,8 +6,7 @@ import inspect
 import pkgutil
 import re
 import types
-from collections.abc import Iterator
-from copy import deepcopy
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -107,35 +106,39 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+KNOWN = {module_name(path) for path in MODULES}
+
+
 @cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
-    """Dotted names that a syntax tree imports; relative imports stand as dots."""
-    for node in ast.walk(tree):
+def imports(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Dotted names that nodes of a syntax tree import; relative imports stand as dots."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield from (f"{'.' * node.level}{node.module or ''}.{a.name}" for a in node.names)
 
 
-class WithoutTyping(ast.NodeTransformer):
-    """Leaves out what stands under ``if TYPE_CHECKING``, which never runs."""
+def outside_typing(tree: ast.AST) -> Iterator[ast.AST]:
+    """All of a syntax tree but what stands under ``if TYPE_CHECKING``, which never runs."""
+    for node in ast.iter_child_nodes(tree):
+        test = node.test if isinstance(node, ast.If) else None
+        if not (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"):
+            yield node
+            yield from outside_typing(node)
 
-    def visit_If(self, node: ast.If) -> ast.AST:
-        typing_only = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        return ast.Pass() if typing_only else node
 
-
+@cache
 def own_modules(path: Path, *, typing: bool = True) -> set[str]:
     """Modules of this package that a file imports, those for type checkers included or not."""
-    known = {module_name(other) for other in MODULES}
-    tree: ast.AST = parsed(path) if typing else WithoutTyping().visit(deepcopy(parsed(path)))
+    tree = parsed(path)
     found = set()
-    for name in imports(tree):
-        while name.startswith("shardwright") and name not in known:
+    for name in imports(ast.walk(tree) if typing else outside_typing(tree)):
+        while name.startswith("shardwright") and name not in KNOWN:
             name = name.rpartition(".")[0]
         if name.startswith("shardwright"):
             found.add(name)
@@ -172,14 +175,14 @@ def test_no_module_imports_itself_through_others() -> None:
 def test_imports_inside_functions_are_of_optional_packages(path: Path) -> None:
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     for function in (n for n in ast.walk(parsed(path)) if isinstance(n, functions)):
-        inside = {name.split(".")[0] for name in imports(function)}
+        inside = {name.split(".")[0] for name in imports(ast.walk(function))}
         assert inside <= OPTIONAL_PACKAGES, f"{path}, {function.name}"
 
 
 def private_names_of_torch(tree: ast.AST) -> set[str]:
     """Names like ``torch._C`` that a syntax tree imports or reads."""
     read = (ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute))
-    return {name for name in (*imports(tree), *read) if re.match(r"torch\._(?!_)", name)}
+    return {name for name in (*imports(ast.walk(tree)), *read) if re.match(r"torch\._(?!_)", name)}
 
 
 def test_private_names_of_torch_are_in_one_place() -> None:

@@ -1,11 +1,13 @@
 """Every policy by name: its plans survive a file, and what they run is what eager computes."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from shardwright.ir import IRGraph
 from shardwright.pipeline import Pipeline
 from shardwright.planning import Plan, plan
 from shardwright.planning.make import POLICIES
@@ -43,6 +45,20 @@ def models() -> dict[str, tuple[nn.Module, tuple[torch.Tensor, ...]]]:
     }
 
 
+@cache
+def captured(kind: str) -> tuple[nn.Module, tuple[torch.Tensor, ...], IRGraph]:
+    """A model, which no test changes, the arguments of a call, and its graph."""
+    model, args = models()[kind]
+    return model, args, capture(model, args)
+
+
+@cache
+def step_graph(microbatches: int) -> IRGraph:
+    """The step of `gpt` on a microbatch."""
+    batch = Loading(tokens(1), seed=0).first()
+    return Program(gpt().step, batch, microbatches=microbatches, seed=0).graph
+
+
 def through_a_file(made: Plan, folder: Path) -> Plan:
     made.save(folder / "plan.json")
     again = Plan.load(folder / "plan.json")
@@ -54,8 +70,7 @@ def through_a_file(made: Plan, folder: Path) -> Plan:
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kind", ["branches", "gpt"])
 def test_a_model(kind: str, policy: str, devices: int, tmp_path: Path) -> None:
-    model, args = models()[kind]
-    graph = capture(model, args)
+    model, args, graph = captured(kind)
     made = through_a_file(plan(graph, devices, policy), tmp_path)
     pipeline = build(graph, made)
     pipeline.save(tmp_path / "model.json")
@@ -68,8 +83,7 @@ def test_a_model(kind: str, policy: str, devices: int, tmp_path: Path) -> None:
 def test_a_training_step(policy: str, tmp_path: Path) -> None:
     """Two microbatches on two slots, and an evaluation of whole batches on the same slots."""
     program, reference = gpt(), gpt()
-    batch = Loading(tokens(1), seed=0).first()
-    graph = Program(program.step, batch, microbatches=2, seed=0).graph
+    graph = step_graph(2)
     made = through_a_file(plan(graph, 2, policy, microbatches=2), tmp_path)
     result = train(
         program.step,
@@ -94,8 +108,7 @@ def test_a_training_step(policy: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("policy", ["metis", "memory", "exact"])
 def test_partitions_under_every_schedule(policy: str, schedule: str) -> None:
     program, reference = gpt(), gpt()
-    batch = Loading(tokens(1), seed=0).first()
-    graph = Program(program.step, batch, microbatches=4, seed=0).graph
+    graph = step_graph(4)
     made = plan(graph, 2, policy, microbatches=4, schedule=schedule)
     result = train(program.step, tokens(2), plan=made, epochs=1, in_process=True, quiet=True)
     assert result.losses == pytest.approx(reference.loop(tokens(2)), rel=1e-4)
