@@ -20,12 +20,13 @@ from torch import Tensor, nn
 
 import shardwright as sw
 from shardwright.ir import IRGraph
-from shardwright.ir.structure import describe_result, flatten_call
+from shardwright.ir.structure import describe_result
 from tests.codegenerate.checkers import assert_passes_mypy, assert_passes_ruff
 from tests.codegenerate.written import configured, imported, partitions, run, stages
 
 pytest.importorskip("transformers")
 
+from tests.zoo.captures import widest
 from zoo.gradients import ROUNDING, gradient_distance, largest
 from zoo.models import BY_NAME
 
@@ -40,7 +41,7 @@ MOST_SECONDS = 600
 
 
 @dataclass(frozen=True)
-class Captured:
+class Eager:
     """A model with a call of it, and what eager makes of that."""
 
     model: nn.Module
@@ -48,25 +49,19 @@ class Captured:
     inputs: dict[str, Tensor]
     outputs: dict[str, Tensor]
     gradients: dict[str, Tensor]
-
-    @property
-    def double(self) -> bool:
-        """Whether it computes in float64 throughout."""
-        return all(value.dtype != "f32" for value in self.graph.values.values())
+    double: bool
 
 
 @cache
-def captured(name: str) -> Captured:
-    entry = BY_NAME[name]
-    dtype = torch.float32 if entry.single_only else torch.float64
-    model, _, kwargs = entry.make()
-    model = model.to(dtype)
-    kwargs = {key: t.to(dtype) if t.is_floating_point() else t for key, t in kwargs.items()}
-    graph = sw.capture(model, (), kwargs, name=name)
+def eager(name: str) -> Eager:
+    """A model in the widest dtype that it knows."""
+    found = widest(name)
+    graph = found.graph
+    model = copy.deepcopy(found.model)
     names = [graph.values[value_id].name for value_id in graph.inputs]
-    inputs = dict(zip(names, flatten_call(graph.in_structure, (), kwargs), strict=True))
-    outputs = dict(zip(graph.output_names, describe_result(model(**kwargs))[1], strict=True))
-    return Captured(model, graph, inputs, outputs, gradients(model, outputs))
+    inputs = dict(zip(names, found.inputs, strict=True))
+    outputs = dict(zip(graph.output_names, describe_result(model(**found.kwargs))[1], strict=True))
+    return Eager(model, graph, inputs, outputs, gradients(model, outputs), found.double)
 
 
 def gradients(model: nn.Module, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -90,7 +85,7 @@ _FILES: dict[tuple[str, int], Path] = {}
 def written(name: str, parts: int, folder: Path) -> Path:
     """The file of a model in so many partitions, written once."""
     if (name, parts) not in _FILES:
-        graph = captured(name).graph
+        graph = eager(name).graph
         path = folder / f"{name}_{parts}.py"
         sw.codegen(sw.plan(graph, parts), path, graph=graph)
         _FILES[name, parts] = path
@@ -104,7 +99,7 @@ def every_file(folder: Path) -> Iterator[tuple[str, Path]]:
 @pytest.mark.parametrize("parts", PARTS)
 @pytest.mark.parametrize("name", BY_NAME)
 def test_partitions_are_the_model(name: str, parts: int, folder: Path) -> None:
-    found = captured(name)
+    found = eager(name)
     model = copy.deepcopy(found.model)
     configuration = configured(imported(written(name, parts, folder)), model)
     assert len(partitions(configuration)) == parts
@@ -179,7 +174,7 @@ def test_files_run_without_shardwright(folder: Path) -> None:
     """One interpreter, warnings being errors, for all files."""
     cases = []
     for name, path in every_file(folder):
-        found = captured(name)
+        found = eager(name)
         checkpoint = {key: t.detach() for key, t in found.model.state_dict().items()}
         buffers = {k: t for k, t in found.model.named_buffers() if k not in checkpoint}
         outputs = {key: output.detach() for key, output in found.outputs.items()}
