@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from string import ascii_lowercase
 from typing import Any
 
@@ -79,7 +80,11 @@ class Sample:
         return list(_specs([*self.args, *self.kwargs.values()]))
 
     def graph(self) -> tuple[IRGraph, IRNode]:
-        """A graph of the one node."""
+        """A graph of the one node, the same every time."""
+        return self._graph
+
+    @cached_property
+    def _graph(self) -> tuple[IRGraph, IRNode]:
         builder = Builder("sample")
         name = self.op if self.op.count(".") > 1 else f"aten.{self.op}"
 
