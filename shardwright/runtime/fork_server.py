@@ -19,6 +19,7 @@ import gc
 import os
 import random
 import select
+import signal
 import socket
 import sys
 import traceback
@@ -45,12 +46,13 @@ class ForkServer:
 
     def serve(self) -> None:
         """Fork workers and note their ends, until the driver is gone."""
-        while True:
-            for descriptor, _ in self._poll.poll():
-                if descriptor in self._workers:
-                    self._bury(descriptor)
-                elif not self._take():
-                    return
+        with suppress(ConnectionError):
+            while True:
+                for descriptor, _ in self._poll.poll():
+                    if descriptor in self._workers:
+                        self._bury(descriptor)
+                    elif not self._take():
+                        return
 
     def _take(self) -> bool:
         """Fork what the driver asks for; False where it is gone."""
@@ -85,7 +87,8 @@ class ForkServer:
         self._poll.unregister(watch)
         os.close(watch)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        os.write(pipe, STATUS.pack(code))
+        with suppress(BrokenPipeError):  # Nobody wants to know.
+            os.write(pipe, STATUS.pack(code))
         os.close(pipe)
 
     def _forget_others(self) -> None:
@@ -125,6 +128,10 @@ def _become(request: Fork, descriptors: Sequence[int]) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Serve the driver at the other end of a descriptor."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # A driver that ignores it passes that on.
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass  # What comes later must not be taken for standard output.
+    os.close(number)
     gc.collect()
     gc.freeze()  # Else the first collection in a worker would copy all that was imported.
     ForkServer(socket.socket(fileno=int(arguments[0]))).serve()

@@ -2,12 +2,14 @@
 
 `fork_worker` gives a `Forked`, a process like one of `subprocess`. The server starts with the first
 worker and ends with this process. There is another one for each change of what libraries read of
-the environment when they are loaded; everything else a worker gets from the driver as it is now.
+the environment when they are loaded. Variables, module path, working directory and standard output
+a worker has from the driver as they are now; limits and priorities are those of the server's start.
 """
 
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import select
 import signal
@@ -17,19 +19,17 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 
 import msgspec
 
 from shardwright.errors import LaunchError
 
-CAN_FORK = sys.platform == "linux"
-"""Elsewhere there are no descriptors of processes, and libraries do not bear a fork."""
-
 _MODULE = "shardwright.runtime.fork_server"
 _READ_AT_LOAD = (
-    *("ATEN", "CUDA", "GOMP", "KMP", "LD_", "MALLOC", "MKL", "OMP", "OPENBLAS", "PYTHON"),
+    *("ATEN", "CUDA", "GLIBC", "GOMP", "KMP", "LD_", "MALLOC", "MKL", "OMP", "OPENBLAS", "PYTHON"),
     *("PYTORCH", "TORCH"),
 )
 """How names of variables begin that are read once, when torch is loaded."""
@@ -109,11 +109,28 @@ def _close(*descriptors: int | None) -> None:
             os.close(descriptor)
 
 
+@cache
+def can_fork() -> bool:
+    """Whether this system tells of a process's end by a descriptor, as Linux does since 5.3.
+
+    Where it does not, or forbids it, libraries may not bear a fork either.
+    """
+    try:
+        watched = os.pidfd_open(os.getpid())
+        try:
+            signal.pidfd_send_signal(watched, 0)
+        finally:
+            os.close(watched)
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
 class _Server:
     """A fork server's process and the connection to it."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self._connection, theirs = socket.socketpair()
+        self._connection, theirs = map(_no_standard, socket.socketpair())
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", _MODULE, str(theirs.fileno())],
@@ -141,8 +158,9 @@ class _Server:
             closing = stack.enter_context(ExitStack())
             closing.callback(os.close, ours)
             stack.callback(os.close, theirs)
+            output, errors = (stack.enter_context(_standard(number)) for number in (1, 2))
             try:
-                given = [connection, board, 1, 2, theirs]
+                given = [connection, board, output, errors, theirs]
                 socket.send_fds(self._connection, [LENGTH.pack(len(text))], given)
                 self._connection.sendall(text)
                 answer = self._connection.recv(PID.size, socket.MSG_WAITALL)
@@ -162,6 +180,11 @@ class _Server:
             closing.pop_all()
             return Forked(PID.unpack(answer)[0], ours)
 
+    def forget(self) -> None:
+        """In a forked copy of this process: let go of what is the original's."""
+        self._connection.close()
+        self._process.returncode = 0  # Else it would be missed: it is no child of this process.
+
     def end(self) -> None:
         """End the server; its workers go on."""
         self._connection.close()
@@ -169,7 +192,29 @@ class _Server:
         self._process.wait()
 
 
-_servers: dict[tuple[int, frozenset[tuple[str, str]]], _Server] = {}
+def _no_standard(connection: socket.socket) -> socket.socket:
+    """The connection, under a number that is not one of the three standard ones."""
+    if connection.fileno() > 2:
+        return connection
+    with connection:
+        return socket.socket(fileno=fcntl.fcntl(connection, fcntl.F_DUPFD_CLOEXEC, 3))
+
+
+@contextmanager
+def _standard(number: int) -> Iterator[int]:
+    """Standard output or error; where a program started here would have none, what takes all."""
+    try:
+        is_passed_on = os.get_inheritable(number)
+    except OSError:
+        is_passed_on = False
+    if is_passed_on:
+        yield number
+    else:
+        with open(os.devnull, "wb") as nothing:
+            yield nothing.fileno()
+
+
+_servers: dict[frozenset[tuple[str, str]], _Server] = {}
 _lock = threading.Lock()
 
 
@@ -192,10 +237,10 @@ def fork_worker(
 
 
 def _server(environment: Mapping[str, str]) -> _Server:
-    """The server for an environment; a forked copy of this process has servers of its own."""
+    """The server for an environment."""
     read = {name: text for name, text in environment.items() if name.startswith(_READ_AT_LOAD)}
     read.pop("PYTHONPATH", None)
-    key = os.getpid(), frozenset(read.items())
+    key = frozenset(read.items())
     if key in _servers and not _servers[key].is_there:
         _servers.pop(key).end()
     if key not in _servers:
@@ -205,6 +250,17 @@ def _server(environment: Mapping[str, str]) -> _Server:
 
 @atexit.register
 def _end_servers() -> None:
-    for (pid, _), server in list(_servers.items()):
-        if pid == os.getpid():
-            server.end()
+    for server in _servers.values():
+        server.end()
+
+
+def _forget_servers() -> None:
+    """In a forked copy of this process, which has servers of its own."""
+    global _lock
+    _lock = threading.Lock()
+    for server in _servers.values():
+        server.forget()
+    _servers.clear()
+
+
+os.register_at_fork(after_in_child=_forget_servers)

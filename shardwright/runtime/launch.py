@@ -22,7 +22,7 @@ from pathlib import Path
 
 from shardwright.errors import LaunchError
 from shardwright.runtime.connection import Connection
-from shardwright.runtime.forking import CAN_FORK, Forked, fork_worker
+from shardwright.runtime.forking import Forked, can_fork, fork_worker
 
 _MODULE = "shardwright.runtime.process"
 
@@ -97,7 +97,7 @@ def end(children: Sequence[Child], *, patience: float) -> None:
 
 def _launch_one(rank: int, size: int, threads: int, board: int) -> Child:
     ours, theirs = socket.socketpair()
-    start = fork_worker if CAN_FORK else _start_python
+    start = fork_worker if can_fork() else _start_python
     try:
         process = start(rank, size, theirs.fileno(), board, _environment(threads))
     except BaseException:

@@ -22,7 +22,7 @@ from tests.runtime.test_processes import wait_until
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.timeout(120),
-    pytest.mark.skipif(not forking.CAN_FORK, reason="this system's workers are not forked"),
+    pytest.mark.skipif(not forking.can_fork(), reason="this system's workers are not forked"),
 ]
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +78,7 @@ def test_another_server_where_libraries_would_read_something_else(
 
 
 def test_workers_without_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "CAN_FORK", False)
+    monkeypatch.setattr(launch, "can_fork", lambda: False)
     with Runner(chain(2)) as runner:
         assert torch.equal(runner(X), chain_result(X, 2))
         assert workers() == {}
@@ -166,18 +166,56 @@ def test_nothing_outlives_a_driver(killed: bool) -> None:
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
 
-ODD = """
+COUNTING = """
+import {modules}
+{before}
 from tests.runtime.own_workers import workers
 from tests.runtime.sketch import chain
 from shardwright.runtime import Runner
 
-with Runner(chain(2)):
-    print(*workers())
+def count(path):
+    with Runner(chain(2)):
+        with open(path, "a") as file:
+            file.write(str(len(workers())))
+
+{launching}
 """
 
 
-def test_variables_that_are_no_text() -> None:
-    environment = {**os.environb, b"ODD": b"\xff\xfe"}
-    command = [sys.executable, "-c", ODD]
-    found = subprocess.check_output(command, cwd=ROOT, env=environment, text=True, timeout=60)
-    assert found == "0 1\n"
+@pytest.mark.parametrize(
+    ("before", "launching", "found"),
+    [
+        ("os.environb[b'ODD'] = b'\\xff\\xfe'", "count({path!r})", "2"),
+        ("os.close(1); os.close(2)", "count({path!r})", "2"),
+        ("signal.signal(signal.SIGCHLD, signal.SIG_IGN)", "count({path!r}); count({path!r})", "22"),
+        (
+            "",
+            "count({path!r})\nif not (pid := os.fork()): count({path!r}); os._exit(0)\n"
+            "os.waitpid(pid, 0); count({path!r})",
+            "222",
+        ),
+    ],
+    ids=["variables that are no text", "closed outputs", "ignored children", "a fork"],
+)
+def test_odd_drivers(before: str, launching: str, found: str, tmp_path: Path) -> None:
+    code = COUNTING.format(
+        modules="os, signal", before=before, launching=launching.format(path=str(tmp_path / "n"))
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "n").read_text() == found
+
+
+def test_a_fork_in_the_middle_of_a_launch() -> None:
+    with forking._lock:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0 if not forking._lock.locked() and not forking._servers else 1)
+    assert os.waitpid(pid, 0)[1] == 0

@@ -249,7 +249,7 @@ def test_workers_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_workers_that_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "CAN_FORK", False)
+    monkeypatch.setattr(launch, "can_fork", lambda: False)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(LaunchError, match=r"ended before it was ready: .*exit code 1"):
         Runner(chain(2))
