@@ -387,3 +387,16 @@ def test_gpt2_is_short(stages: int, verbose: bool, tmp_path: Path) -> None:
     assert len(classes_of(text, "GPT2Block")) <= 1 + pieces, "a cut goes through a block"
     assert classes_of(text, "Conv1D") == ["Conv1D"]
     assert "Conv1D(768, 2304)" in text
+
+
+def test_a_stride_is_no_dilation() -> None:
+    """Numbers that are equal by chance stay apart; sizes that are equal belong together."""
+    convolution = "self.own = nn.Conv2d({0}, {0}, 3, stride={1}, dilation={1}, bias=False)"
+    found = texts(*(layer(convolution.format(size, step)) for size, step in ((4, 1), (8, 2))))
+    assert headers(found) == ["Layer(channels: int, stride: int = 1, dilation: int = 1)"]
+
+
+def test_no_argument_is_called_as_a_modules_mode() -> None:
+    forward = "return F.dropout(x, p=0.5, training={})"
+    found = texts(*(layer(forward=forward.format(mode)) for mode in (True, False)))
+    assert headers(found) == ["Layer(training_2: bool)"]

@@ -70,9 +70,11 @@ _KEPT = ("running_mean", "running_var")
 # --- what is random -----------------------------------------------------------------------------
 
 
-def dropout(name: str) -> Row:
-    """``F.dropout(x, 0.1, training=self.training)``."""
-    style = Style(front=2, defaults={"train": True}, flags=("train",), rename={"train": "training"})
+def dropout(name: str, *, default: bool = True) -> Row:
+    """``F.dropout(x, 0.1, training=self.training)``; ``default`` is that of ``training``."""
+    style = Style(
+        front=2, defaults={"train": default}, flags=("train",), rename={"train": "training"}
+    )
     return function(f"F.{name}", style)
 
 
@@ -153,8 +155,8 @@ ROWS: dict[str, Row] = {
     "aten.native_layer_norm.default": function("torch.native_layer_norm"),
     "aten.scaled_dot_product_attention.default": attention,
     "aten.dropout.default": dropout("dropout"),
-    "aten.alpha_dropout.default": dropout("alpha_dropout"),
-    "aten.feature_alpha_dropout.default": dropout("feature_alpha_dropout"),
+    "aten.alpha_dropout.default": dropout("alpha_dropout", default=False),
+    "aten.feature_alpha_dropout.default": dropout("feature_alpha_dropout", default=False),
     "aten.feature_dropout.default": feature_dropout,
     "aten.grid_sampler.default": function("F.grid_sample", _GRID),
     "aten.lstm.input": function("torch.lstm", Style(flags=("train",))),

@@ -24,8 +24,8 @@ Uses = Sequence[Use]
 _WEAK = (VALUE, SIZE, WIDTH, "num_features", "num_channels", "groups", "index", "dim")
 """Words that others say more than."""
 _WORDS = {"normalized_shape": WIDTH}
-_INHERITED = frozenset(dir(nn.ModuleDict))
-"""What a module, or a dictionary of them, has already."""
+_INHERITED = frozenset(dir(nn.ModuleDict()))
+"""What a module, or a dictionary of them, has already; ``training`` is one's own."""
 
 
 def argument_names(uses: Sequence[Uses], taken: Collection[str]) -> list[str]:

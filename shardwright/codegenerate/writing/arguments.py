@@ -2,7 +2,8 @@
 
 Comes in: classes of one pattern. Goes out: the arguments that the first needs to be any of them,
 and the class that has these. What always holds: constants that are equal in each class are one
-argument; with the values of a class given, the new class is that one.
+argument, unless they are a stride and a dilation, say, which are equal by chance; with the values
+of a class given, the new class is that one.
 """
 
 from __future__ import annotations
@@ -77,24 +78,30 @@ class Argument:
             yield f"{self.name}={value}" if self.by_keyword else value
 
 
-def differences(cluster: Sequence[Member]) -> dict[tuple[str, ...], tuple[int, ...]]:
+_BY_THEMSELVES = ("kernel_size", "stride", "padding", "output_padding", "dilation")
+"""What is equal to other numbers by chance."""
+
+
+def differences(cluster: Sequence[Member]) -> list[tuple[tuple[str, ...], tuple[int, ...]]]:
     """What differs: the values of all classes, and the places where these are."""
-    found: dict[tuple[str, ...], tuple[int, ...]] = {}
-    columns = zip(*(member.constants for member in cluster), strict=True)
+    found: dict[Hashable, tuple[int, ...]] = {}
+    columns = [*zip(*(member.constants for member in cluster), strict=True)]
     for place, constants in enumerate(columns):
         values = tuple(constant.text for constant in constants)
         if len(set(values)) > 1:
-            found[values] = (*found.get(values, ()), place)
-    return found
+            name = constants[0].use.name
+            key = values, name if name in _BY_THEMSELVES else None
+            found[key] = (*found.get(key, ()), place)
+    return [(tuple(c.text for c in columns[places[0]]), places) for places in found.values()]
 
 
 def arguments(cluster: Sequence[Member]) -> list[Argument]:
     """The arguments of a class that stands for all, as it takes them: those with defaults last."""
     first, differing = cluster[0], differences(cluster)
-    uses = [[first.constants[place].use for place in places] for places in differing.values()]
+    uses = [[first.constants[place].use for place in places] for _, places in differing]
     names = argument_names(uses, _taken(first))
     found = []
-    for name, own, (values, places) in zip(names, uses, differing.items(), strict=True):
+    for name, own, (values, places) in zip(names, uses, differing, strict=True):
         default = _default(own)
         kind = first.constants[places[0]].kind
         in_forward = places[0] >= first.inside_constructor

@@ -94,6 +94,12 @@ FUNCTIONAL = [
         "F.feature_alpha_dropout(a, 0.1, training=self.training)",
         training=True,
     ),
+    S("alpha_dropout.default", (X, 0.1, True), "F.alpha_dropout(a, 0.1, training=True)"),
+    S(
+        "feature_alpha_dropout.default",
+        (X, 0.1, True),
+        "F.feature_alpha_dropout(a, 0.1, training=True)",
+    ),
     S(
         "feature_dropout.default",
         (X, 0.1, True),
