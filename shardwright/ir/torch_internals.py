@@ -60,6 +60,6 @@ def registering_module(name: str) -> str:
 
 
 def _module_of_file(file: str) -> str:
-    """A loaded module's name by its file, since torch wraps fake kernels in functions of its own."""
+    """A loaded module's name by its file; torch wraps fake kernels in functions of its own."""
     loaded = list(sys.modules.items())
     return next((name for name, module in loaded if getattr(module, "__file__", None) == file), "")
