@@ -3,9 +3,9 @@
 Comes in: a pipeline, of a model or of a training step. Goes out: `TaskTimes`. Each slot runs the
 programs of its supertasks one after another, round after round, in the process and in the way in
 which it runs them in a call: compiled, writing over what they may, on tensors like those of the
-pipeline. A round is a small step: several microbatches, and one update, which drives out of caches
-what it does not touch. All slots do so at the same time, as long as the slowest needs; so the times
-have in them that the slots share a machine.
+pipeline. A round is a small step: several microbatches, each on tensors that the one before it did
+not leave in caches, and one update, which drives out what it does not touch. All slots do so at the
+same time, as long as the slowest needs; so the times have in them that the slots share a machine.
 
 What always holds: supertasks of one slot that share a program are measured once; the contents of
 the pipeline stay as they are.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,10 @@ WARM_UP = 2
 """Rounds before those that count."""
 MICROBATCHES = 4
 """The most microbatches of a round: with more of them an update weighs little."""
-
-
+SETS = 2
+"""How many microbatches' tensors there are, used in turn."""
+ONCE = ("prepare", "update")
+"""The phases of what runs once a step."""
 BLOCK = 16 << 20
 """Bytes; larger ones might come from the system and go back to it."""
 
@@ -114,12 +117,27 @@ def small_step(document: Document, numbers: Mapping[str, int]) -> list[int]:
     ``numbers`` is the program of each supertask, in the order of the file.
     """
     cut = document.training.microbatches if document.training is not None else None
-    once: dict[str, dict[int, None]] = {"prepare": {}, "update": {}}
+    once: dict[str, dict[int, None]] = {phase: {} for phase in ONCE}
     each: dict[int, None] = {}
     for task, number in numbers.items():
         once.get(document.supertasks[task].phase or "", each)[number] = None
     again = min(cut.n, MICROBATCHES) if cut is not None else 1
     return [*once["prepare"], *[*each] * again, *once["update"]]
+
+
+@dataclass(slots=True)
+class _Measured:
+    """A program, the inputs that it reads in turn, and what it made last."""
+
+    run: Run
+    inputs: Sequence[list[Tensor]]
+    runs: int = 0
+    made: Sequence[Tensor] = ()
+
+    def next_inputs(self) -> list[Tensor]:
+        """Those of the next run."""
+        self.runs += 1
+        return self.inputs[self.runs % len(self.inputs)]
 
 
 class _Measuring:
@@ -129,24 +147,24 @@ class _Measuring:
         self._slot = slot
         self._document = document
         self._graphs = TaskGraphs(document)
-        self._runs: list[tuple[Run, list[Tensor]]] = []
+        self._programs: list[_Measured] = []
         self._numbers: dict[str, int] = {}
         known: dict[int, int] = {}
         for step in slot.steps:
             if step.program is not None:
-                number = known.setdefault(id(step.program), len(self._runs))
-                if number == len(self._runs):
-                    self._runs.append((step.program, self._inputs_of(step)))
+                number = known.setdefault(id(step.program), len(self._programs))
+                if number == len(self._programs):
+                    self._programs.append(_Measured(step.program, self._inputs_of(step)))
                 self._numbers[step.task] = number
         self._order = small_step(document, self._numbers)
 
     def over(self, order: Order) -> dict[str, Any]:
         """Run round after round, and say what was found."""
-        peaks = [self._peak(*run) for run in self._runs]
+        peaks = [self._peak(program) for program in self._programs]
         self._make_room(max((peak.most for peak in peaks), default=0))
         for _ in range(WARM_UP):
-            self._round([[] for _ in self._runs])
-        samples: list[list[float]] = [[] for _ in self._runs]
+            self._round([[] for _ in self._programs])
+        samples: list[list[float]] = [[] for _ in self._programs]
         end = time.perf_counter() + order.seconds
         rounds = 0
         while rounds < order.rounds or time.perf_counter() < end:
@@ -161,24 +179,26 @@ class _Measuring:
     def _round(self, samples: Sequence[list[float]]) -> None:
         """Run the programs of a round in their order; note the seconds of each run."""
         for number in self._order:
-            run, inputs = self._runs[number]
+            program = self._programs[number]
+            inputs = program.next_inputs()
             self._wait()
             start = time.perf_counter()
             with torch.no_grad():
-                outputs = run(inputs)
+                made = program.run(inputs)
             self._wait()
             samples[number].append(time.perf_counter() - start)
-            del outputs
+            program.made = made
 
     def _wait(self) -> None:
         """Until the device has done what it was given."""
         if self._slot.device.type == "cuda":
             torch.cuda.synchronize(self._slot.device)
 
-    def _peak(self, run: Run, inputs: list[Tensor]) -> Peak:
+    def _peak(self, program: _Measured) -> Peak:
         """The most bytes beyond a program's inputs, and what it leaves."""
+        inputs = program.next_inputs()
         with torch.no_grad():
-            return peak_bytes(lambda: run(inputs), self._slot.device)
+            return peak_bytes(lambda: program.run(inputs), self._slot.device)
 
     def _make_room(self, nbytes: int) -> None:
         """Leave so many bytes free behind what is held, as the microbatches of a step do.
@@ -189,14 +209,22 @@ class _Measuring:
             blocks = [torch.empty(BLOCK, dtype=torch.uint8) for _ in range(nbytes // BLOCK + 2)]
             del blocks
 
-    def _inputs_of(self, step: Step) -> list[Tensor]:
-        """The slot's constants, but for those that the program overwrites, and other tensors."""
-        drawn = self._drawn(step)
-        constants, written = self._slot.constants, step.of.writes
-        return [
-            constants[name] if name in constants and name not in written else tensor
-            for name, tensor in zip(step.inputs, drawn, strict=True)
-        ]
+    def _inputs_of(self, step: Step) -> list[list[Tensor]]:
+        """The inputs of a supertask for a microbatch and for the next, or those of the step.
+
+        They are the slot's constants, but for those that the program overwrites; of these each
+        microbatch gets the same, as in a step, and of all others its own.
+        """
+        written = step.of.writes
+        shared = {name: x for name, x in self._slot.constants.items() if name not in written}
+        sets: list[list[Tensor]] = []
+        once = self._document.supertasks[step.task].phase in ONCE
+        for _ in range(1 if once else SETS):
+            drawn = zip(step.inputs, self._drawn(step), strict=True)
+            found = {name: shared.get(name, tensor) for name, tensor in drawn}
+            shared |= {name: found[name] for name in written}
+            sets.append([found[name] for name in step.inputs])
+        return sets
 
     def _drawn(self, step: Step) -> list[Tensor]:
         """Tensors like a supertask's inputs, with contents that its operators can read."""
