@@ -11,9 +11,9 @@ def workers(driver: int | None = None) -> dict[int, int]:
     ranks = {}
     for server in fork_servers(driver):
         for pid in children(server):
-            name = Path(f"/proc/{pid}/comm").read_text().split()
-            assert name[:2] == ["sw", "rank"], name
-            ranks[int(name[2])] = pid
+            if name := _read(Path(f"/proc/{pid}/comm")).split():
+                assert name[:2] == ["sw", "rank"], name
+                ranks[int(name[2])] = pid
     return dict(sorted(ranks.items()))
 
 
@@ -22,7 +22,7 @@ def fork_servers(driver: int | None = None) -> list[int]:
     return [
         pid
         for pid in children(driver or os.getpid())
-        if b"shardwright.runtime.fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if "shardwright.runtime.fork_server" in _read(Path(f"/proc/{pid}/cmdline"))
     ]
 
 
@@ -30,5 +30,13 @@ def children(pid: int) -> list[int]:
     """The processes that a process has started and not buried."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        found += map(int, (task / "children").read_text().split())
+        found += map(int, _read(task / "children").split())
     return found
+
+
+def _read(path: Path) -> str:
+    """What the system says; nothing of a thread or process that has ended in the meantime."""
+    try:
+        return path.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""

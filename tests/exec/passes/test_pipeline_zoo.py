@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-import shardwright as sw
 from shardwright.exec.passes.pipeline import prepare
 from shardwright.exec.step import whole_step
 from shardwright.ir import IRGraph
-from shardwright.ir.structure import flatten_call
 from shardwright.tracing import capture_step
 from tests.exec.passes.rewritten import rewritten
 
 pytest.importorskip("transformers")
 
+from tests.zoo.captures import single
 from zoo.models import BY_NAME
 from zoo.training import trained
 
@@ -31,12 +30,9 @@ def infer(graph: IRGraph) -> IRGraph:
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_forwards_compute_the_same(name: str) -> None:
-    model, args, kwargs = BY_NAME[name].make()
-    graph = sw.capture(model, args, kwargs)
-    assert graph.in_structure is not None
-    inputs = flatten_call(graph.in_structure, args, kwargs)
-    after = rewritten(graph, infer, inputs, tolerance=1e-5)
-    assert len(after.nodes) < len(graph.nodes) * 1.25
+    found = single(name)
+    after = rewritten(found.graph, infer, found.inputs, tolerance=1e-5)
+    assert len(after.nodes) < len(found.graph.nodes) * 1.25
 
 
 def train(graph: IRGraph) -> IRGraph:

@@ -8,20 +8,19 @@ from shardwright.layout.links import LINKS
 from shardwright.planning.mesh import split_nodes
 from shardwright.planning.splitting.layouts import best_splits, price_splits
 from shardwright.profiling.cost import Analytic
-from shardwright.tracing import capture
 
 pytest.importorskip("transformers")
 
-from zoo.models import MODELS
+from tests.zoo.captures import single
+from tests.zoo.turns import rotated
+from zoo.models import BY_NAME
 
 pytestmark = pytest.mark.zoo
 
 
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-@pytest.mark.parametrize("links", ["gloo", "nvlink3"])
-def test_best_is_no_worse_than_the_policies(model, links):
-    module, args, kwargs = model.make()
-    view = capture(module, args, kwargs)
+@pytest.mark.parametrize(("name", "links"), rotated([*BY_NAME], ["gloo", "nvlink3"]))
+def test_best_is_no_worse_than_the_policies(name, links):
+    view = single(name).graph
     cluster = Cluster.of(2, inside=LINKS[links])
     for training in (False, True):
         given = {"cluster": cluster, "costs": Analytic(cluster.device), "training": training}
