@@ -59,7 +59,11 @@ class ForkServer:
         head, descriptors, _, _ = socket.recv_fds(self._driver, LENGTH.size, DESCRIPTORS)
         if not head:
             return False
-        request = msgspec.msgpack.decode(self._exactly(LENGTH.unpack(head)[0]), type=Fork)
+        size = LENGTH.unpack(head)[0]
+        text = self._driver.recv(size, socket.MSG_WAITALL)
+        if len(text) < size:
+            return False
+        request = msgspec.msgpack.decode(text, type=Fork)
         pid = os.fork()
         if pid == 0:
             self._forget_others()
@@ -72,14 +76,6 @@ class ForkServer:
         self._poll.register(watch, select.POLLIN)
         self._driver.sendall(PID.pack(pid))
         return True
-
-    def _exactly(self, count: int) -> bytes:
-        """So many bytes from the driver; fewer where it is gone, which no decoder takes."""
-        with self._driver.makefile("rb", buffering=0) as stream:
-            found = b""
-            while len(found) < count and (part := stream.read(count - len(found))):
-                found += part
-            return found
 
     def _bury(self, watch: int) -> None:
         """A worker has ended: say how."""
