@@ -273,6 +273,9 @@ def test_convolutions_of_any_sizes_are_one_class(
     assert_computes_the_same(model, graph, x, folder)
 
 
+ROOT = Path(__file__).parents[2]
+
+
 class Bottleneck(nn.Module):
     """Three convolutions, and one beside them where shapes change."""
 
@@ -304,6 +307,9 @@ def test_bottlenecks_are_one_class_with_a_shortcut_and_one_without(
     assert classes_of(text, "Bottleneck") == ["Bottleneck", "Bottleneck2"]
     arguments = "in_channels: int, hidden_channels: int, out_channels: int, stride: int = 1"
     assert arguments in " ".join(text.split())
+    made = "Bottleneck(16, 6, 24, stride=2)"
+    assert made in text
+    assert made in (ROOT / "docs" / "codegen.md").read_text()
     assert_passes_ruff([path])
     assert_passes_mypy([path])
     assert_computes_the_same(model, graph, x, tmp_path)
