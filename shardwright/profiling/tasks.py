@@ -13,7 +13,7 @@ class TaskTime(msgspec.Struct, frozen=True):
     """What one run of a supertask takes.
 
     seconds
-        The median of several runs.
+        The mean of several runs: a step is a sum of these, its slow ones too.
     temporary_bytes
         The most bytes alive at once while it runs, beyond its inputs and the outputs that it
         leaves.

@@ -67,7 +67,7 @@ def profile_tasks(
     modules: Sequence[str] = (),
     timeout: float = 600.0,
 ) -> TaskTimes:
-    """Measure every compute supertask of a pipeline; the times are medians of ``n_iter`` rounds.
+    """Measure every compute supertask of a pipeline; the times are means of ``n_iter`` rounds.
 
     ``in_process`` measures slot after slot in this process, each with the machine to itself.
     ``threads`` and ``modules`` are those of `Runner`; ``timeout`` is how many seconds the
@@ -170,7 +170,7 @@ class _Measuring:
         while rounds < order.rounds or time.perf_counter() < end:
             self._round(samples)
             rounds += 1
-        seconds = [statistics.median(found) for found in samples]
+        seconds = [statistics.fmean(found) for found in samples]
         tasks = {
             task: (seconds[i], peaks[i].most - peaks[i].left) for task, i in self._numbers.items()
         }

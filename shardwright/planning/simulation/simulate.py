@@ -32,8 +32,11 @@ from shardwright.schedule.agenda import default_lookahead, is_training
 from shardwright.schedule.slot_steps import slot_steps
 from shardwright.schedule.step_plan import plan_step
 
-OVERHEAD = 10e-6
-"""Seconds that a worker takes for a supertask beside the supertask itself, as measured."""
+OVERHEAD = 100e-6
+"""Seconds that a worker takes for a supertask beside the supertask itself, as measured between
+supertasks that fill the caches; 35e-6 where they are small."""
+OVERHEAD_BESIDE = 10e-6
+"""The same where the device computes meanwhile."""
 
 
 def simulate(
@@ -102,7 +105,7 @@ class _Simulator:
             Network(tuple(pipeline.devices), cluster, self._wake),
             self._wake,
             self._finish,
-            OVERHEAD,
+            OVERHEAD if cluster.device.kind == "cpu" else OVERHEAD_BESIDE,
         )
         self._slots = {
             slot.name: slot for slot in _slots(pipeline, world, graphs, lookahead, self._training)
