@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.ir import IRGraph, IRValue, compile_graph
 from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.torch_internals import FakeTensorMode, storage_key
 from shardwright.ir.values import contiguous_strides
 
 
@@ -74,21 +74,17 @@ def _fake(value: IRValue) -> Tensor:
 
 
 def _homes(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Home]:
-    given = {_storage(tensor): k for k, tensor in enumerate(inputs)}
+    given = {storage_key(tensor): k for k, tensor in enumerate(inputs)}
     made: dict[int, int] = {}
     found = []
     for tensor in outputs:
-        storage = _storage(tensor)
+        storage = storage_key(tensor)
         if storage in given:
             found.append(Home(given[storage]))
         else:
             number = made.setdefault(storage, len(made))
             found.append(Home(None, number, tensor.untyped_storage().nbytes()))
     return found
-
-
-def _storage(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 class _Storages(TorchDispatchMode):
@@ -98,7 +94,7 @@ class _Storages(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.most = 0
         self._now = 0
-        self._known = {_storage(tensor) for tensor in inputs}
+        self._known = {storage_key(tensor) for tensor in inputs}
 
     def __torch_dispatch__(
         self,
@@ -116,7 +112,7 @@ class _Storages(TorchDispatchMode):
 
     def _note(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
-        key, nbytes = storage._cdata, storage.nbytes()
+        key, nbytes = storage_key(tensor), storage.nbytes()
         if key in self._known:
             return
         self._known.add(key)
