@@ -19,6 +19,7 @@ import pymetis
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.planning.partitions.ordering import as_stages
+from shardwright.planning.partitions.unheard import unheard
 from shardwright.planning.partitions.workload import Workload
 from shardwright.planning.parts import PolicyNode
 
@@ -58,13 +59,14 @@ def metis_stages(
     """
     graph = _adjacency(len(workload), edge_weights)
     try:
-        _, parts = pymetis.part_graph(
-            stages,
-            graph,
-            vweights=_whole(node_weights, least=0),
-            eweights=_edge_list(graph, edge_weights),
-            options=_options(options),
-        )
+        with unheard():  # METIS tells of parts that it finds empty
+            _, parts = pymetis.part_graph(
+                stages,
+                graph,
+                vweights=_whole(node_weights, least=0),
+                eweights=_edge_list(graph, edge_weights),
+                options=_options(options),
+            )
     except RuntimeError as error:
         given = ", ".join(f"{name}={value}" for name, value in options.items()) or "its defaults"
         raise PlanError(f"METIS does not take {given}: {error}; leave options out") from None
