@@ -41,7 +41,8 @@ class Stage:
     """A stage's forward on one slot.
 
     ``outside`` is what its backward reads that its nodes do not make; ``bases`` has, for each view
-    in the slot's graph, the value that it is a view of.
+    in the slot's graph, the value that it is a view of. ``brought`` are the bytes that slots of the
+    stage bring each other in its forward, as they come to this one.
     """
 
     device: str
@@ -50,6 +51,7 @@ class Stage:
     blocks: list[Block]
     outside: set[int]
     bases: Mapping[int, int]
+    brought: int
 
     def kept_bytes(self, demands: Iterable[Demand]) -> int:
         """The bytes that a stage keeps of a microbatch, stored values left out.
@@ -120,7 +122,18 @@ def _stage(slot: SlotGraph, number: int, renewed: set[int], bases: Mapping[int, 
             elif value_id not in made and place.stage == number:
                 outside.add(value_id)
         made.update(_made(slot.device, item))
-    return Stage(slot.device, number, slot.builder.graph, blocks, outside, bases)
+    graph, brought = slot.builder.graph, _brought(slot, Place("forward", number))
+    return Stage(slot.device, number, graph, blocks, outside, bases, brought)
+
+
+def _brought(slot: SlotGraph, place: Place) -> int:
+    """Bytes that communication inside a stage brings a slot; messages come from other stages."""
+    return sum(
+        slot.value(value_id).nbytes
+        for item, where in zip(slot.items, slot.places, strict=True)
+        if where == place and isinstance(item, Communication) and item.kind != "send"
+        for value_id in _made(slot.device, item)
+    )
 
 
 def _blocks(slot: SlotGraph, place: Place) -> list[Block]:

@@ -11,6 +11,10 @@ number keeps its bits (dropout too, whose mask follows from counters).
            first: one price a byte on each slot, the lowest at which it fits, and of what that
            gives up as few layers as will do
 
+What a slot has memory for is counted as the planner does: a worker that waits begins the forward
+behind the backward that it waits with, so that the tensors of one more microbatch are there
+(`schedule.held`).
+
 Under a zero-bubble schedule weight gradients come later than the backward that does nodes again;
 what they read of these is held until then, and does not count in ``memory``.
 """
@@ -23,7 +27,8 @@ from dataclasses import dataclass, field, replace
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.planning.plan import TrainingPlan
-from shardwright.schedule import Schedule, make_schedule
+from shardwright.schedule import make_schedule
+from shardwright.schedule.held import Held, held_at_once, waits_inside
 from shardwright.transform.activations import Block, Demand, Stage, demand, stages_of
 from shardwright.transform.mincut import kept_at
 from shardwright.transform.slots import Item, Localized, Place, SlotGraph
@@ -102,15 +107,20 @@ class _Budget:
                 for i, (graph, block) in enumerate(graphs)
             }
 
+        held = self._held(stages, at(LOWEST))
+
+        def peak(exponent: int, count: int = len(graphs)) -> float:
+            return self._peak(stages, at(exponent, count), held)
+
         def fits(exponent: int, count: int = len(graphs)) -> bool:
-            return self._peak(stages, at(exponent, count)) <= self._memory
+            return peak(exponent, count) <= self._memory
 
         if fits(LOWEST):
             return at(LOWEST)
         if not fits(HIGHEST):
             raise PlanError(
                 f"the activations of slot {stages[0].device!r} take "
-                f"{self._peak(stages, at(HIGHEST))} bytes even if all that can be is computed "
+                f"{peak(HIGHEST):.0f} bytes even if all that can be is computed "
                 f"again, but memory is {self._memory}; give more memory, fewer or smaller "
                 "microbatches, or more slots"
             )
@@ -129,26 +139,24 @@ class _Budget:
             self._solved[key] = frozenset(i for i, value_id in enumerate(made) if value_id in kept)
         return demand(block, {made[i] for i in self._solved[key]})
 
-    def _peak(self, stages: Sequence[Stage], chosen: Mapping[Block, Demand]) -> int:
+    def _held(self, stages: Sequence[Stage], everything: Mapping[Block, Demand]) -> Held:
+        """How many microbatches a slot holds at once."""
+        schedule, rank = self._schedule, self._schedule.placement[stages[0].stage]
+        kept = sum(_kept_bytes(stage, everything) for stage in stages)
+        waits = waits_inside(sum(stage.brought for stage in stages), kept)
+        waiting = held_at_once(schedule, rank, inside=True) if waits else None
+        return Held(held_at_once(schedule, rank), waiting)
+
+    def _peak(self, stages: Sequence[Stage], chosen: Mapping[Block, Demand], held: Held) -> float:
         """The most bytes of activations that a slot holds at once."""
-        sizes = {
-            stage.stage: stage.kept_bytes(chosen[block] for block in stage.blocks)
-            for stage in stages
-        }
-        return peak_bytes(self._schedule, sizes)
+        sizes = {stage.stage: _kept_bytes(stage, chosen) for stage in stages}
+        rank = self._schedule.placement[stages[0].stage]
+        return held.most([sizes.get(stage, 0) for stage in self._schedule.stages_of(rank)])
 
 
-def peak_bytes(schedule: Schedule, sizes: Mapping[int, int]) -> int:
-    """The most that a slot holds whose stages keep these bytes of a microbatch."""
-    rank = schedule.placement[next(iter(sizes))]
-    held = peak = 0
-    for action in schedule.actions[rank]:
-        if action.kind == "F":
-            held += sizes.get(action.stage, 0)
-        elif action.kind == schedule.works[-1]:
-            held -= sizes.get(action.stage, 0)
-        peak = max(peak, held)
-    return peak
+def _kept_bytes(stage: Stage, chosen: Mapping[Block, Demand]) -> int:
+    """What a stage keeps of a microbatch."""
+    return stage.kept_bytes(chosen[block] for block in stage.blocks)
 
 
 def _first(numbers: range, holds: Callable[[int], bool]) -> int:

@@ -16,14 +16,9 @@ from shardwright.planning.prediction.source import Floats, Integers, Pairs
 from shardwright.planning.prediction.sums import Sums, added, distinct
 from shardwright.planning.prediction.timing import Order
 from shardwright.planning.training import Options
+from shardwright.schedule.held import Held, waits_inside
 
 __all__ = ["SlotMemory", "rank_memory"]
-
-AHEAD = 0.5
-"""How much of the next forward a slot has done that waits for others of its stage now and again. It
-depends on who is late; in simulations of transformers it is a third to a half."""
-ENOUGH_TO_WAIT = 0.01
-"""Of what is kept so much is brought by communication where slots wait; a loss alone is less."""
 
 
 def rank_memory(
@@ -75,25 +70,15 @@ class _Kept:
         self,
         sums: Sums,
         stages: Sequence[int],
-        held: tuple[Sequence[Sequence[int]], Sequence[Sequence[int]] | None],
+        held: Held,
         options: Options,
     ) -> None:
         numbers = list(stages)
-        usual, waiting = held
-
-        def fullest(each: Floats) -> float:
-            """The most that a rank holds of which a microbatch has so much in each stage."""
-            alone = max(np.dot(row, each[numbers]) for row in usual)
-            if waiting is None:
-                return float(alone)
-            ahead = max(np.dot(row, each[numbers]) for row in waiting)
-            return float(alone + AHEAD * (ahead - alone))
-
         saved, crossing = sums.saved, sums.crossing
         if options.recompute == "auto":
             alone, also = _twice(sums, numbers)
             saved, crossing = saved + alone, crossing + also
-        most, least = fullest(saved), fullest(np.minimum(crossing, saved))
+        most, least = held.most(saved[numbers]), held.most(np.minimum(crossing, saved)[numbers])
         share = _share(options, most, least)
         self.peak = most - share * (most - least)
         self.redone = float(share > 0)
@@ -101,17 +86,11 @@ class _Kept:
         """Seconds, by stage."""
 
 
-def _held_at_once(
-    sums: Sums, stages: Sequence[int], order: Order, rank: int
-) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[int]] | None]:
-    """What a rank holds, in microbatches; and, where its slots wait for one another, what then."""
-    waits = _waits_inside(sums, list(stages))
-    return order.held[rank], order.ahead[rank] if waits else None
-
-
-def _waits_inside(sums: Sums, stages: Sequence[int]) -> bool:
-    """Whether slots of a stage wait for one another in the midst of a microbatch."""
-    return bool(sums.fetched[stages].sum() > ENOUGH_TO_WAIT * sums.saved[stages].sum())
+def _held_at_once(sums: Sums, stages: Sequence[int], order: Order, rank: int) -> Held:
+    """What a rank holds, in microbatches."""
+    numbers = list(stages)
+    waits = waits_inside(sums.fetched[numbers].sum(), sums.saved[numbers].sum())
+    return Held(order.held[rank], order.ahead[rank] if waits else None)
 
 
 def _twice(sums: Sums, stages: Sequence[int]) -> tuple[Floats, Floats]:

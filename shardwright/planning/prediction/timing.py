@@ -11,16 +11,16 @@ Numbers may be arrays, one entry a candidate: a schedule then is laid out for al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from itertools import pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from shardwright.schedule import Schedule, make_schedule
+from shardwright.schedule.held import Rows, held_at_once
 from shardwright.schedule.prove import execution_order
 
 Number = Any
@@ -76,12 +76,12 @@ class Order:
         return tuple((a.kind, a.stage, a.microbatch) for a in execution_order(self.schedule))
 
     @cached_property
-    def held(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    def held(self) -> tuple[Rows, ...]:
         """Of each rank, how many microbatches of each stage it holds at once: the largest such."""
         return self._held(inside=False)
 
     @cached_property
-    def ahead(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    def ahead(self) -> tuple[Rows, ...]:
         """The same where each backward waits, for other slots of its own stage."""
         return self._held(inside=True)
 
@@ -95,46 +95,15 @@ class Order:
                 most[stage] = float(count)
         return tuple(most)
 
-    def _held(self, *, inside: bool) -> tuple[tuple[tuple[int, ...], ...], ...]:
+    def _held(self, *, inside: bool) -> tuple[Rows, ...]:
         ranks = range(self.schedule.ranks)
-        return tuple(_held(self.schedule, rank, inside=inside) for rank in ranks)
+        return tuple(held_at_once(self.schedule, rank, inside=inside) for rank in ranks)
 
 
 @lru_cache(maxsize=512)
 def order_of(kind: str, ranks: int, microbatches: int, chunks: int | None = None) -> Order:
     """The order of a schedule. Raises ScheduleError as `make_schedule` does."""
     return Order(make_schedule(kind, ranks=ranks, microbatches=microbatches, chunks=chunks))
-
-
-def _held(schedule: Schedule, rank: int, *, inside: bool) -> tuple[tuple[int, ...], ...]:
-    """Numbers of microbatches held at once of a rank's stages, those less than others left out.
-
-    A worker looks one action ahead: while a backward waits, for the gradients of another stage or
-    for other slots ``inside`` its own, the forward behind it is done.
-    """
-    stages = schedule.stages_of(rank)
-    place = {stage: i for i, stage in enumerate(stages)}
-    now, found = [0] * len(stages), set()
-    for action, following in pairwise((*schedule.actions[rank], None)):
-        assert action is not None
-        waits = action.kind == "B" and (inside or action.stage < schedule.stages - 1)
-        if waits and following is not None and following.kind == "F":
-            ahead = place[following.stage]
-            found.add(tuple(count + (i == ahead) for i, count in enumerate(now)))
-        if action.kind == "F":
-            now[place[action.stage]] += 1
-            if following is None or following.kind != "F":  # behind another forward it holds more
-                found.add(tuple(now))
-        elif action.kind == schedule.works[-1]:
-            now[place[action.stage]] -= 1
-    return _largest(found)
-
-
-def _largest(found: Collection[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    """Of distinct rows of numbers those that no other has at least as much as in every place."""
-    rows = np.array(sorted(found))
-    within = (rows[:, None] <= rows).all(axis=2).sum(axis=1)  # each is within itself
-    return tuple(tuple(row) for row in rows[within == 1].tolist())
 
 
 def lay_out(order: Order, times: StageTimes, traffic: Traffic, *, early: bool = True) -> Laid:

@@ -1,0 +1,36 @@
+"""How many microbatches a rank holds at once."""
+
+import pytest
+
+from shardwright.schedule import make_schedule
+from shardwright.schedule.held import Held, held_at_once, waits_inside
+
+
+def rows(kind, rank, *, inside=False, microbatches=4):
+    schedule = make_schedule(kind, ranks=2, microbatches=microbatches)
+    return held_at_once(schedule, rank, inside=inside)
+
+
+def test_a_forward_goes_ahead_while_a_backward_waits():
+    assert [rows("1f1b", rank) for rank in (0, 1)] == [((3,),), ((1,),)]
+    assert [rows("gpipe", rank) for rank in (0, 1)] == [((4,),), ((4,),)]
+    assert rows("zb-v", 0) == ((3, 1), (4, 0))
+
+
+def test_a_last_stage_waits_too_where_its_slots_wait_for_one_another():
+    assert rows("1f1b", 1, inside=True) == ((2,),)
+    assert rows("1f1b", 1, inside=True, microbatches=1) == ((1,),)
+
+
+def test_the_most_is_that_of_the_fullest_time():
+    assert Held(((3, 1), (4, 0))).most([10, 1]) == 40
+    assert Held(((3, 1), (4, 0))).most([10, 20]) == 50
+
+
+def test_a_slot_that_waits_now_and_again_has_done_half_of_the_next_forward():
+    assert Held(((1,),), ((2,),)).most([10]) == pytest.approx(15)
+
+
+def test_a_loss_alone_lets_nobody_wait():
+    assert not waits_inside(4, 1000)
+    assert waits_inside(40, 1000)
