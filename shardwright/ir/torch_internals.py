@@ -6,8 +6,11 @@ that a release of torch that changes one is found there and nowhere else.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from contextlib import AbstractContextManager
+from functools import cache
+from pathlib import Path
 
 import torch
 from torch._library.custom_ops import OPDEFS
@@ -20,6 +23,7 @@ __all__ = [
     "HigherOrderOperator",
     "OpOverload",
     "is_composite",
+    "log_level",
     "registering_module",
     "storage_key",
     "without_autocast",
@@ -44,6 +48,20 @@ def without_autocast() -> AbstractContextManager[None]:
     """Lets operators compute as if `torch.autocast` were off, on whatever device they are."""
     guard: AbstractContextManager[None] = torch._C._DisableAutocast()
     return guard
+
+
+@cache
+def log_level() -> ctypes.c_int | None:
+    """How grave a message of torch's C++ must be to be printed: 1 a warning, 2 an error.
+
+    Setting ``.value`` changes it for the process; ``TORCH_CPP_LOG_LEVEL`` is what it begins with,
+    read when torch is imported. None where torch was built with another way of logging.
+    """
+    (library, *_) = [*Path(torch.__file__).parent.glob("lib/libc10.*"), None]
+    try:
+        return ctypes.c_int.in_dll(ctypes.CDLL(str(library)), "FLAGS_caffe2_log_level")
+    except (OSError, ValueError):
+        return None
 
 
 def registering_module(name: str) -> str:

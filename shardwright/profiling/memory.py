@@ -2,8 +2,8 @@
 
 On CUDA the allocator says it. On a CPU the allocator reports each storage that it gives and takes
 back, those that operators make for themselves among them, and the reports are added up. torch hands
-them out through the oldest of its profilers alone, which is cheap and quiet; it is wrapped here and
-nowhere else.
+them out through the oldest of its profilers alone, which is cheap; it is wrapped here and nowhere
+else. Its warnings of memory from before that is given back, which does not count, are kept quiet.
 
 What always holds: memory that was there before is not counted, even where results lie in it.
 """
@@ -12,11 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import accumulate
+from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
 
+from shardwright.ir.torch_internals import log_level
+
 _autograd: Any = torch.autograd  # what it declares is not all that it has
+ERROR = 2
+"""The level of torch's messages above warnings."""
 
 
 class Peak(NamedTuple):
@@ -57,11 +62,13 @@ def _cpu_peak(call: Callable[[], object]) -> Peak:
 def begin_counting() -> None:
     """Have the CPU's allocator report to this thread until `end_counting`."""
     _autograd._enable_profiler_legacy(_reports_of_memory())
+    _QUIET.begin()
 
 
 def end_counting() -> Peak:
     """What was needed since `begin_counting`, beyond what was there then."""
     threads = _autograd._disable_profiler_legacy()
+    _QUIET.end()
     records = (record for thread in threads for record in thread)
     changes = [r.cpu_memory_usage() for r in records if r.kind() == "memory_alloc"]
     return Peak(max(accumulate(changes, initial=0)), sum(changes))
@@ -77,3 +84,31 @@ def _reports_of_memory() -> Any:
         False,  # with_modules
         torch._C._profiler._ExperimentalConfig(),
     )
+
+
+class _Quiet:
+    """While somebody counts, torch prints no warnings of its C++."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._users = 0
+        self._level = 0
+
+    def begin(self) -> None:
+        """Somebody begins to count."""
+        level = log_level()
+        with self._lock:
+            self._users += 1
+            if level is not None and self._users == 1:
+                self._level, level.value = level.value, max(level.value, ERROR)
+
+    def end(self) -> None:
+        """Somebody is done."""
+        level = log_level()
+        with self._lock:
+            self._users -= 1
+            if level is not None and not self._users:
+                level.value = self._level
+
+
+_QUIET = _Quiet()

@@ -8,6 +8,7 @@ from shardwright.ir.torch_internals import (
     FakeTensorMode,
     OpOverload,
     is_composite,
+    log_level,
     registering_module,
     storage_key,
     without_autocast,
@@ -80,3 +81,13 @@ def test_operators_know_the_module_that_registers_them():
     assert registering_module("internals_test::twice") == __name__
     assert registering_module("internals_test::thrice") == __name__
     assert registering_module("internals_test::bare") == ""
+
+
+def test_the_level_of_torchs_messages_is_known_and_can_be_set():
+    level = log_level()
+    assert level is not None
+    before = level.value
+    assert before in (0, 1, 2, 3)
+    level.value = 2
+    assert log_level().value == 2
+    level.value = before

@@ -1,5 +1,9 @@
 """Bytes that something needs at most while it runs."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch.nn import functional
@@ -62,6 +66,34 @@ def test_a_failure_ends_the_counting() -> None:
     with pytest.raises(ValueError, match="no"):
         peak_bytes(fail, CPU)
     assert peak_bytes(vector, CPU) == Peak(N, N)
+
+
+GIVES_BACK = """
+import torch
+from shardwright.profiling import memory
+
+def give_back():
+    held.clear()
+    return torch.ones(256)
+
+if {loud}:
+    memory._QUIET.begin = memory._QUIET.end = lambda: None
+held = [torch.ones(256)]
+found = memory.peak_bytes(give_back, torch.device("cpu"))
+assert found == (1024, 1024), found
+"""
+
+
+@pytest.mark.parametrize("loud", [True, False])
+def test_nothing_is_said_of_memory_from_before_that_is_given_back(loud: bool) -> None:
+    program = GIVES_BACK.replace("{loud}", str(loud))
+    environment = {name: v for name, v in os.environ.items() if name != "TORCH_CPP_LOG_LEVEL"}
+    found = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert ("Memory block of unknown size" in found.stderr) == loud
+    assert loud or found.stderr == ""
+    assert found.stdout == ""
 
 
 @pytest.mark.gpu
