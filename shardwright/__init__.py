@@ -5,89 +5,98 @@ Each step is a function that can be called by itself, and whose result can be pr
 it, `plan` cuts it, `build` makes a `Pipeline`, `check` proves the file's rules, `run` and `Runner`
 run it, `train` trains with it, `verify` holds it against the model. `compile` makes one plan of
 native calls of a model or a step, `lower` of each task of a pipeline. `draw` makes a picture.
+
+What they need is imported when they are first asked for (`lazy`).
 """
 
-from shardwright.codegenerate import codegen
-from shardwright.codegenerate.entry import (
-    build_graph,
-    compile_partitioned_model,
-    compile_partitoned_model,
-    partition_with_profiler,
-    pipe_model,
-)
-from shardwright.dimops import Dimop, infer_annotation, register_op
-from shardwright.errors import (
-    AnnotationError,
-    CaptureError,
-    CodegenError,
-    DeviceError,
-    DrawError,
-    ExecError,
-    GraphError,
-    InputError,
-    LaunchError,
-    PipelineError,
-    PlanError,
-    ProfileError,
-    RunError,
-    ScheduleError,
-    ShardwrightError,
-    VerifyError,
-    WeightError,
-    WorkerError,
-)
-from shardwright.exec import CompiledProgram, Replaying, compile, lower
-from shardwright.ir import Builder, IRGraph, IRNode, IRValue
-from shardwright.ir.drawing import Drawing
-from shardwright.layout import Cluster, DeviceModel
-from shardwright.pipeline import Pipeline
-from shardwright.planning import (
-    METIS_partition,
-    Partition,
-    Plan,
-    exact_partition,
-    metis_partition,
-    mixed_partition,
-    partition_by_memory,
-    pipedream_partition,
-    plan,
-    predict,
-    simulate,
-)
-from shardwright.profiling import (
-    Analytic,
-    Profile,
-    profile,
-    profile_cluster,
-    profile_device,
-    profile_links,
-    profile_network,
-)
-from shardwright.report import TimelineChart, draw
-from shardwright.runtime import (
-    Runner,
-    Session,
-    SynchronousPipeline,
-    Timeline,
-    TrainResult,
-    profile_tasks,
-    run,
-    state_dict,
-    train,
-    verify,
-)
-from shardwright.schedule import check
-from shardwright.tracing import (
-    CaptureWarning,
-    Model,
-    capture,
-    compile_ir,
-    empty_weights,
-    get_ir,
-    is_tracing,
-)
-from shardwright.transform import build
+from typing import TYPE_CHECKING
+
+from shardwright.exec import operators as _operators  # noqa: F401  registers what graphs may hold
+from shardwright.lazy import import_lazily
 from shardwright.version import __version__
+
+if TYPE_CHECKING:
+    from shardwright.codegenerate.codegen import codegen
+    from shardwright.codegenerate.entry import (
+        build_graph,
+        compile_partitioned_model,
+        compile_partitoned_model,
+        partition_with_profiler,
+        pipe_model,
+    )
+    from shardwright.dimops import Dimop, infer_annotation, register_op
+    from shardwright.errors import (
+        AnnotationError,
+        CaptureError,
+        CodegenError,
+        DeviceError,
+        DrawError,
+        ExecError,
+        GraphError,
+        InputError,
+        LaunchError,
+        PipelineError,
+        PlanError,
+        ProfileError,
+        RunError,
+        ScheduleError,
+        ShardwrightError,
+        VerifyError,
+        WeightError,
+        WorkerError,
+    )
+    from shardwright.exec import CompiledProgram, Replaying, compile, lower
+    from shardwright.ir import Builder, IRGraph, IRNode, IRValue
+    from shardwright.ir.drawing import Drawing
+    from shardwright.layout import Cluster, DeviceModel
+    from shardwright.pipeline import Pipeline
+    from shardwright.planning import (
+        METIS_partition,
+        Partition,
+        Plan,
+        exact_partition,
+        metis_partition,
+        mixed_partition,
+        partition_by_memory,
+        pipedream_partition,
+        plan,
+        predict,
+        simulate,
+    )
+    from shardwright.profiling import (
+        Analytic,
+        Profile,
+        TaskTimes,
+        profile,
+        profile_cluster,
+        profile_device,
+        profile_links,
+        profile_network,
+    )
+    from shardwright.report import TimelineChart, draw
+    from shardwright.runtime import (
+        Runner,
+        Session,
+        SynchronousPipeline,
+        Timeline,
+        TrainResult,
+        profile_tasks,
+        run,
+        state_dict,
+        train,
+        verify,
+    )
+    from shardwright.schedule.check import check
+    from shardwright.tracing import (
+        CaptureWarning,
+        Model,
+        capture,
+        compile_ir,
+        empty_weights,
+        get_ir,
+        is_tracing,
+    )
+    from shardwright.transform.build import build
 
 __all__ = [
     "Analytic",
@@ -126,6 +135,7 @@ __all__ = [
     "Session",
     "ShardwrightError",
     "SynchronousPipeline",
+    "TaskTimes",
     "Timeline",
     "TimelineChart",
     "TrainResult",
@@ -170,3 +180,5 @@ __all__ = [
     "train",
     "verify",
 ]
+
+import_lazily(__name__)

@@ -1,24 +1,29 @@
 """Plans: which device slots run which node, and how it is split over them."""
 
-from shardwright.planning.beside import plan_beside
-from shardwright.planning.difference import Difference, difference
-from shardwright.planning.make import make_plan, plan, step_of
-from shardwright.planning.partitions.partition import Partition
-from shardwright.planning.partitions.partitioners import (
-    METIS_partition,
-    exact_partition,
-    metis_partition,
-    mixed_partition,
-    partition_by_memory,
-    pipedream_partition,
-)
-from shardwright.planning.plan import Assignment, Plan, SlotLoad, Split, Terms, TrainingPlan
-from shardwright.planning.policy import Policy, PolicyGraph, Resource
-from shardwright.planning.predicted import Prediction
-from shardwright.planning.prediction.predict import predict
-from shardwright.planning.simulation.simulate import simulate
-from shardwright.planning.simulation.simulated import StepSimulation
-from shardwright.planning.step import Step, as_step
+from typing import TYPE_CHECKING
+
+from shardwright.lazy import import_lazily
+
+if TYPE_CHECKING:
+    from shardwright.planning.beside import plan_beside
+    from shardwright.planning.difference import Difference, difference
+    from shardwright.planning.make import make_plan, plan, step_of
+    from shardwright.planning.partitions.partition import Partition
+    from shardwright.planning.partitions.partitioners import (
+        METIS_partition,
+        exact_partition,
+        metis_partition,
+        mixed_partition,
+        partition_by_memory,
+        pipedream_partition,
+    )
+    from shardwright.planning.plan import Assignment, Plan, SlotLoad, Split, Terms, TrainingPlan
+    from shardwright.planning.policy import Policy, PolicyGraph, Resource
+    from shardwright.planning.predicted import Prediction
+    from shardwright.planning.prediction.predict import predict
+    from shardwright.planning.simulation.simulate import simulate
+    from shardwright.planning.simulation.simulated import StepSimulation
+    from shardwright.planning.step import Step, as_step
 
 __all__ = [
     "Assignment",
@@ -50,3 +55,5 @@ __all__ = [
     "simulate",
     "step_of",
 ]
+
+import_lazily(__name__)

@@ -6,15 +6,20 @@ run the slots; each slot has a `host`, which hands what is asked of it to a `wor
 `SynchronousPipeline` runs generated code, in this process.
 """
 
-from shardwright.runtime.generator import Generator
-from shardwright.runtime.result import TrainResult, state_dict
-from shardwright.runtime.runner import Runner, run
-from shardwright.runtime.session import Session
-from shardwright.runtime.synchronous import SynchronousPipeline
-from shardwright.runtime.task_times import profile_tasks
-from shardwright.runtime.trainer import train
-from shardwright.runtime.verify import Difference, Report, verify
-from shardwright.schedule.timeline import Event, SlotSummary, Timeline
+from typing import TYPE_CHECKING
+
+from shardwright.lazy import import_lazily
+
+if TYPE_CHECKING:
+    from shardwright.runtime.generator import Generator
+    from shardwright.runtime.result import TrainResult, state_dict
+    from shardwright.runtime.runner import Runner, run
+    from shardwright.runtime.session import Session
+    from shardwright.runtime.synchronous import SynchronousPipeline
+    from shardwright.runtime.task_times import profile_tasks
+    from shardwright.runtime.trainer import train
+    from shardwright.runtime.verify import Difference, Report, verify
+    from shardwright.schedule.timeline import Event, SlotSummary, Timeline
 
 __all__ = [
     "Difference",
@@ -33,3 +38,5 @@ __all__ = [
     "train",
     "verify",
 ]
+
+import_lazily(__name__)

@@ -1,17 +1,19 @@
 """From a PyTorch model, or a step of training, to a graph."""
 
-import sys
-import types
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 from shardwright.ir.graph import IRGraph
+from shardwright.lazy import LazyPackage, import_lazily
 from shardwright.tracing.active import LiveGraph, get_ir, is_tracing
 from shardwright.tracing.active import tracing as _tracing
-from shardwright.tracing.capture import capture
-from shardwright.tracing.empty_weights import empty_weights
-from shardwright.tracing.failures import CaptureWarning
-from shardwright.tracing.model import Model
-from shardwright.tracing.step import CapturedStep, Rate, capture_step, compile_ir
+
+if TYPE_CHECKING:
+    from shardwright.tracing.capture import capture
+    from shardwright.tracing.empty_weights import empty_weights
+    from shardwright.tracing.failures import CaptureWarning
+    from shardwright.tracing.model import Model
+    from shardwright.tracing.step import CapturedStep, Rate, capture_step, compile_ir
 
 __all__ = [
     "CaptureWarning",
@@ -28,7 +30,7 @@ __all__ = [
 ]
 
 
-class _Package(types.ModuleType):
+class _Package(LazyPackage):
     """This package, which is also the context manager of its name: ``with sw.tracing(ir):``."""
 
     def __call__(self, ir: IRGraph) -> AbstractContextManager[IRGraph]:
@@ -36,4 +38,4 @@ class _Package(types.ModuleType):
         return _tracing(ir)
 
 
-sys.modules[__name__].__class__ = _Package
+import_lazily(__name__, _Package)

@@ -1,0 +1,89 @@
+"""Names that are imported when they are first asked for, and what is not imported before."""
+
+import importlib
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import shardwright
+
+ROOT = Path(__file__).parents[1]
+# What nobody pays for who does not use it. Torch may import some of them itself, one day.
+HEAVY = {
+    *("scipy", "networkx", "pymetis", "yaml", "rich", "typer", "ruff", "matplotlib"),
+    *("transformers", "hypothesis", "sympy", "torch.export._trace", "torch._dynamo"),
+    *("torch._inductor", "torch.distributed.checkpoint", "torch.utils.data.dataloader"),
+    *("shardwright.planning.plan", "shardwright.transform", "shardwright.codegenerate"),
+    *("shardwright.tracing.export", "shardwright.cli"),
+}
+LOADED = """
+import json, sys, torch
+torchs = {*sys.modules}
+import MODULE
+print(json.dumps(sorted({*sys.modules} - torchs)))
+"""
+
+
+@pytest.mark.parametrize("module", ["shardwright", "shardwright.runtime.process"])
+def test_what_is_not_imported(module: str) -> None:
+    code = LOADED.replace("MODULE", module)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert HEAVY & {*json.loads(done.stdout)} == set()
+
+
+@pytest.fixture
+def lazy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """A package with a function that is called as its module is, and another module."""
+    folder = tmp_path / "lazy_example"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(
+        "from typing import TYPE_CHECKING\n"
+        "from shardwright.lazy import import_lazily\n"
+        "if TYPE_CHECKING:\n"
+        "    from lazy_example.draw import draw, line as stroke\n"
+        "import_lazily(__name__)\n"
+    )
+    (folder / "draw.py").write_text("def draw(): pass\ndef line(): pass\n")
+    (folder / "other.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield importlib.import_module("lazy_example")
+    for name in [name for name in sys.modules if name.startswith("lazy_example")]:
+        del sys.modules[name]
+
+
+def test_a_name_is_imported_when_asked_for(lazy: ModuleType) -> None:
+    assert "lazy_example.draw" not in sys.modules
+    assert {"draw", "stroke"} <= {*dir(lazy)}
+    stroke = lazy.stroke
+    assert stroke is sys.modules["lazy_example.draw"].line
+    assert pickle.loads(pickle.dumps(stroke)) is stroke
+
+
+def test_a_submodule_does_not_hide_a_name(lazy: ModuleType) -> None:
+    module = importlib.import_module("lazy_example.draw")
+    assert lazy.draw is module.draw
+    lazy.draw = other = object()
+    assert lazy.draw is other, "as a test that replaces it needs"
+
+
+def test_submodules_are_attributes(lazy: ModuleType) -> None:
+    assert lazy.other is sys.modules["lazy_example.other"]
+    with pytest.raises(AttributeError, match="module 'lazy_example' has no attribute 'nothing'"):
+        lazy.nothing  # noqa: B018
+
+
+def test_every_public_name_of_every_package() -> None:
+    for path in sorted((ROOT / "shardwright").rglob("__init__.py")):
+        package = importlib.import_module(".".join(path.parent.relative_to(ROOT).parts))
+        for name in getattr(package, "__all__", ()):
+            assert getattr(package, name) is not None
+            assert name in dir(package)
+    assert shardwright.tracing.capture is shardwright.capture
