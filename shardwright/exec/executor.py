@@ -69,11 +69,15 @@ class Executor:
         Raises InputError where something is missing, or is not as the plan has it.
         """
         self.feeds.bind(feed)
+        self._complete()
+        return self.memory
+
+    def _complete(self) -> None:
+        """See that every buffer has memory. Raises InputError for what was not fed."""
         self.feeds.check_complete()
         for buffer in self._owned:
             if self.memory.held(buffer) is None:
                 self.memory.renew(buffer)
-        return self.memory
 
     def refresh(self) -> None:
         """Take over new contents of static values, which kernels may have packed."""
@@ -96,25 +100,26 @@ class Executor:
 
         Without ``copy`` outputs are slots, which the next run overwrites. Raises InputError.
         """
-        self.bind_and_alloc_slots(feed or {})
+        self.bind_and_alloc_slots({} if feed is None else feed)
         if copy:
             for buffer in self._fresh:
                 self.memory.renew(buffer)
         self.run_bound()
         return self.outputs(copy=copy)
 
-    def run_compiled(self, inputs: Sequence[torch.Tensor] = ()) -> list[torch.Tensor]:
-        """Run on the slots that are bound, new inputs copied into them; gives the output slots.
+    def run_compiled(self, feed: Mapping[str, torch.Tensor] | None = None) -> list[torch.Tensor]:
+        """Run on the slots that are bound, inputs fed now copied into them; gives the output slots.
 
-        The road of replays: nothing is checked, and no address changes.
+        The road of replays: inputs are copied into memory of the executor's own, which stays where
+        it is from one such run to the next. Raises InputError.
         """
-        for vid, tensor in zip(self.plan.lowered.inputs, inputs, strict=False):
-            self.memory[vid].copy_(tensor)
+        self.feeds.copy({} if feed is None else feed)
         self.run_bound()
         return self.outputs(copy=False)
 
     def run_bound(self) -> None:
-        """The calls, on what is bound."""
+        """The calls, on what is bound. Raises InputError where something is not."""
+        self._complete()
         self.prepare_static()
         threads = self.thread_count
         if not self._has_torch:

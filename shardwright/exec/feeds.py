@@ -40,6 +40,7 @@ class Feeds:
 
     def bind(self, feed: Mapping[str, torch.Tensor]) -> None:
         """Bind what is given; what is not stays as it was. Raises InputError, naming it."""
+        check_feed(feed)
         moved: set[int] = set()
         try:
             for name, tensor in feed.items():
@@ -49,6 +50,36 @@ class Feeds:
         except BaseException:
             self.forget(moved)
             raise
+
+    def copy(self, feed: Mapping[str, torch.Tensor]) -> None:
+        """Copy inputs into memory of their own, where they stay until others are bound.
+
+        Raises InputError before anything is copied.
+        """
+        check_feed(feed)
+        found = {self._input(name, tensor): tensor for name, tensor in feed.items()}
+        moved = found.keys() - self._copied.keys()
+        for buffer, tensor in found.items():
+            self._given.pop(buffer, None)
+            if buffer in moved:
+                self._copy(buffer, tensor)
+            else:
+                self._copied[buffer].copy_(tensor.detach())
+        self._missing -= moved
+        if moved:
+            self._separate(moved)
+
+    def _input(self, name: str, tensor: torch.Tensor) -> int:
+        """The buffer of an input that the tensor fits."""
+        buffer = self._named(name)
+        spec = self._plan.lowered.values[self._plan.buffers[buffer].vid]
+        if spec.role != "input":
+            raise InputError(
+                f"{spec.role} {name!r} is stored, and a replay takes inputs alone; bind it before, "
+                "by bind_and_alloc_slots"
+            )
+        check_tensor(name, tensor, spec, self._memory.device)
+        return buffer
 
     def forget(self, buffers: Collection[int]) -> None:
         """Let go of the tensors of these buffers: they must be fed before the next run."""
@@ -70,16 +101,21 @@ class Feeds:
 
     def _bind(self, name: str, tensor: torch.Tensor, moved: set[int]) -> None:
         """Bind one tensor, or copy it where a copy is bound; what gets other memory is noted."""
-        buffer = self._buffer.get(name)
-        if buffer is None:
-            known = ", ".join(self._buffer) or "none"
-            raise InputError(f"nothing is named {name!r} to be fed; names are {known}")
+        buffer = self._named(name)
         if not self._is_where_it_was(buffer, tensor):
             self._check(buffer, name, tensor)
             moved.add(buffer)
             self._move(buffer, tensor)
         elif buffer in self._copied:
             self._copied[buffer].copy_(tensor.detach())
+
+    def _named(self, name: str) -> int:
+        """The buffer of a name. Raises InputError."""
+        buffer = self._buffer.get(name)
+        if buffer is None:
+            known = ", ".join(self._buffer) or "none"
+            raise InputError(f"nothing is named {name!r} to be fed; names are {known}")
+        return buffer
 
     def _is_where_it_was(self, buffer: int, tensor: torch.Tensor) -> bool:
         """Whether this very tensor was given last, and nobody changed how it lies since."""
@@ -170,6 +206,15 @@ def _names(plan: ExecPlan) -> dict[str, int]:
     for spec, k in reversed(specs):
         found.update(dict.fromkeys(spec.names, k))
     return found | {spec.name: k for spec, k in specs}
+
+
+def check_feed(feed: object) -> None:
+    """Raise InputError where a feed is no mapping from names."""
+    if not isinstance(feed, Mapping):
+        raise InputError(
+            f"a feed is a {type(feed).__name__}, but tensors are fed by name: a dict like "
+            '{"input": x}'
+        )
 
 
 def check_tensor(name: str, tensor: torch.Tensor, spec: ValueSpec, device: torch.device) -> None:

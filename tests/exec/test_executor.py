@@ -363,9 +363,64 @@ def test_outputs_are_copies_unless_slots_are_asked_for():
     assert torch.equal(copy, slot)
     executor.run({"x": f64(2, 3) + 1})
     assert not torch.equal(copy, slot)
-    (again,) = executor.run_compiled([f64(2, 3)])
+    (again,) = executor.run_compiled({"x": f64(2, 3)})
     assert again.data_ptr() == slot.data_ptr()
     assert torch.equal(copy, slot)
+
+
+@both
+def test_nothing_runs_before_all_is_bound(native):
+    executor, x = Executor(planned(small(), outputs="caller"), native=native), f64(2, 3)
+    for run in (executor.run_compiled, executor.run_bound):
+        with pytest.raises(InputError, match=r"the feed lacks 'x', 'fc\.weight'"):
+            run()
+    weight = f64(4, 3)
+    with pytest.raises(InputError, match="nothing is named 'nope'"):
+        executor.run({"fc.weight": weight, "x": x, "nope": x})
+    with pytest.raises(InputError, match="the feed lacks 'x'"):
+        executor.run_compiled()
+    executor.feeds.bind({"fc.weight": weight})
+    assert_close(executor.run_compiled({"x": x})[0], x @ weight.t(), 1e-14)
+
+
+@both
+def test_a_replay_copies_its_inputs_into_memory_of_its_own(native):
+    graph = small()
+    executor, x = Executor(planned(graph), native=native), f64(2, 3)
+    weight = contents(graph)[graph.inputs[0] + 1]
+    executor.bind_and_alloc_slots({"x": x, "fc.weight": weight})
+    before, addresses = x.clone(), set()
+    for k in range(3):
+        other = f64(2, 3) + k
+        (found,) = executor.run_compiled({"x": other})
+        assert_close(found, other @ weight.t(), 1e-14)
+        assert torch.equal(executor.run_compiled()[0], found)
+        addresses.add(executor.memory[graph.inputs[0]].data_ptr())
+    assert torch.equal(x, before)
+    assert len(addresses - {x.data_ptr()}) == 1
+    assert_close(executor.run({"x": x})[0], before @ weight.t(), 1e-14)
+
+
+@pytest.mark.parametrize(
+    ("feed", "said"),
+    [
+        ([f64(2, 3)], "a feed is a list, but tensors are fed by name"),
+        ([], "a feed is a list"),
+        ({"x": f64(2, 3), "y": f64(2, 3)}, "nothing is named 'y'"),
+        ({"x": f64(1, 3)}, r"'x' is f64\[1, 3\].*f64\[2, 3\]"),
+        ({"x": f64(2, 3).float()}, r"'x' is f32\[2, 3\]"),
+        ({"x": torch.ones(2, 3, dtype=torch.int64)}, r"'x' is i64\[2, 3\]"),
+        ({"x": 3}, "'x' is a int"),
+        ({"fc.weight": f64(4, 3)}, "param 'fc.weight' is stored"),
+    ],
+)
+def test_a_replay_refuses_what_does_not_fit(feed, said):
+    executor, weight, x = Executor(planned(small())), f64(4, 3), f64(2, 3)
+    executor.bind_and_alloc_slots({"x": x, "fc.weight": weight})
+    for run in (executor.run_compiled, *([executor.run] if isinstance(feed, list) else [])):
+        with pytest.raises(InputError, match=said):
+            run(feed)
+    assert_close(executor.run_compiled()[0], x @ weight.t(), 1e-14)
 
 
 @both
