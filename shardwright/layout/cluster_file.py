@@ -193,9 +193,18 @@ def _written_hosts(hosts: Sequence[Group]) -> dict[str, Any]:
 
 def links_text(links: Links) -> str:
     """Links as a file says them, on one line."""
-    found = _written_links(links)
+    return _on_a_line(_written_links(links))
+
+
+def _on_a_line(found: str | dict[str, Any]) -> str:
+    """A name as it is, or fields in braces."""
     text = yaml.safe_dump(found, sort_keys=False, default_flow_style=True, width=1000)
     return found if isinstance(found, str) else str(text).strip()
+
+
+def device_text(device: DeviceModel) -> str:
+    """A device as a file says it, on one line."""
+    return _on_a_line(_written_device(device))
 
 
 def _written_device(device: DeviceModel) -> str | dict[str, str]:

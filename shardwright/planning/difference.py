@@ -1,8 +1,8 @@
 """What differs between two plans, in words.
 
 Comes in: two plans, of one graph or of two. Goes out: a `Difference`: settings, where nodes run,
-how they are split, and what slots carry. What always holds: equal plans have none, and the other
-way round it says the same with sides exchanged.
+how they are split, what slots carry, and what the plans say of themselves. What always holds: equal
+plans have none and others have one, and the other way round it says the same with sides exchanged.
 
 Nodes are told by where they stand in the model and what they do (`Plan.labels`), so that plans are
 comparable that take different products apart, or belong to versions of one model. Neighbours that
@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from shardwright.layout.cluster_file import links_text
+import msgspec
+
 from shardwright.planning.plan import Assignment, Plan, Split, Terms
 from shardwright.planning.predicted import Prediction
+from shardwright.planning.settings_text import SETTINGS
 
 MANY = 4
 """Of more slots than these only the first and the last are named."""
@@ -57,21 +59,26 @@ class Difference:
 
 def difference(first: Plan, second: Plan) -> Difference:
     """What differs between two plans."""
+    if first == second:
+        return Difference({})
     pairs = _paired(first, second)
-    return Difference(
-        {
-            "settings": tuple(_settings(first, second)),
-            "how many nodes there are": tuple(_counts(first, second)),
-            "where nodes run": tuple(
-                _runs([(label, _place(first, i), _place(second, j)) for label, i, j in pairs])
-            ),
-            "how nodes are split": tuple(
-                _groups([(label, _splits(first, i), _splits(second, j)) for label, i, j in pairs])
-            ),
-            "what slots carry": tuple(_by_slot(_load_texts, first, second)),
-            "what is predicted": tuple(_predicted(first, second)),
-        }
-    )
+    sections = {
+        "settings": tuple(_settings(first, second)),
+        "how many nodes there are": tuple(_counts(first, second)),
+        "where nodes run": tuple(
+            _runs([(label, _place(first, i), _place(second, j)) for label, i, j in pairs])
+        ),
+        "how nodes are split": tuple(
+            _groups([(label, _splits(first, i), _splits(second, j)) for label, i, j in pairs])
+        ),
+        "what slots carry": tuple(_by_slot(_load_texts, first, second)),
+        "what stages do again": tuple(_only(_copies(first), _copies(second))),
+        "what is predicted": tuple(_predicted(first, second)),
+        "what is said": tuple(_only(_said(first), _said(second))),
+    }
+    if not any(sections.values()):
+        sections["what else is not the same"] = tuple(_elsewhere(first, second))
+    return Difference(sections)
 
 
 # --- settings -----------------------------------------------------------------------------------
@@ -82,53 +89,6 @@ def _settings(first: Plan, second: Plan) -> Iterator[Change]:
         a, b = text(first), text(second)
         if a != b:
             yield Change(name, a, b)
-
-
-def _of_training(name: str) -> Callable[[Plan], str]:
-    def text(plan: Plan) -> str:
-        found = getattr(plan.training, name, None)
-        return "none" if found is None else str(found)
-
-    return text
-
-
-def _bubble(plan: Plan) -> str:
-    return "none" if plan.training is None else f"{100 * plan.training.bubble():.1f}%"
-
-
-def _grids(plan: Plan) -> str:
-    grids = {
-        " × ".join(f"{axis} {size}" for axis, size in zip(mesh.axes, mesh.sizes, strict=True))
-        for mesh in (assignment.mesh for assignment in plan.assignments)
-    }
-    return " and ".join(sorted(grid or "one slot" for grid in grids))
-
-
-def _machines(plan: Plan) -> str:
-    if plan.cluster is None:
-        return "unknown"
-    hosts, device = len(plan.cluster.hosts), plan.cluster.device.name
-    between = f", {links_text(plan.cluster.between)} between" if hosts > 1 else ""
-    inside = links_text(plan.cluster.inside)
-    return f"{hosts} {'hosts' if hosts > 1 else 'host'}, {device}, {inside} inside{between}"
-
-
-SETTINGS: dict[str, Callable[[Plan], str]] = {
-    "graph": lambda plan: f"{plan.graph} ({plan.fingerprint})",
-    "inputs": lambda plan: ", ".join(plan.inputs) or "unknown",
-    "policy": lambda plan: plan.policy,
-    "slots": lambda plan: str(len(plan.devices)),
-    "machines": _machines,
-    "mesh of a stage": _grids,
-    "fused products taken apart": lambda plan: str(len(plan.unfused)),
-    "virtual stages": lambda plan: str(len(plan.training.placement)) if plan.training else "none",
-    **{
-        name: _of_training(name)
-        for name in ("microbatches", "schedule", "chunks", "recompute", "memory", "zero")
-    },
-    "bubble": _bubble,
-}
-"""What a line says of each of two plans, where it is not the same."""
 
 
 # --- nodes --------------------------------------------------------------------------------------
@@ -274,3 +234,46 @@ PREDICTIONS: dict[str, Callable[[Prediction | None], str]] = {
 
 def _milliseconds(seconds: float) -> str:
     return f"{1e3 * seconds:.3f} ms"
+
+
+# --- words --------------------------------------------------------------------------------------
+
+
+def _said(plan: Plan) -> list[str]:
+    """What a plan says of itself: its notes, and why it is as it is."""
+    said = [f"note: {note}" for note in plan.notes]
+    why = plan.explanation
+    return said if why is None else [*said, *why.items()]
+
+
+def _copies(plan: Plan) -> list[str]:
+    """Which node, counted without copies, which stage does again."""
+    return [f"node {copy.node} in stage {copy.stage}" for copy in plan.copies]
+
+
+def _only(first: Sequence[str], second: Sequence[str]) -> Iterator[Change]:
+    """A change for each text that one side has more often than the other."""
+    counts = Counter(first), Counter(second)
+    for text in dict.fromkeys([*first, *second]):
+        a, b = (count[text] for count in counts)
+        if a != b:
+            yield Change(text, _times(a), _times(b))
+
+
+def _times(count: int) -> str:
+    return ("not there", "there")[count] if count < 2 else f"{count} times"
+
+
+def _elsewhere(first: object, second: object, place: str = "") -> Iterator[Change]:
+    """The values that are not the same, by their place: ``training.work[1]: 5 -> 6``."""
+    if first == second:
+        return
+    if isinstance(first, msgspec.Struct) and type(first) is type(second):
+        for name in first.__struct_fields__:
+            inner = f"{place}.{name}" if place else name
+            yield from _elsewhere(getattr(first, name), getattr(second, name), inner)
+    elif isinstance(first, tuple) and isinstance(second, tuple) and len(first) == len(second):
+        for i, (a, b) in enumerate(zip(first, second, strict=True)):
+            yield from _elsewhere(a, b, f"{place}[{i}]")
+    else:
+        yield Change(place, str(first), str(second))

@@ -22,6 +22,9 @@ class Alternative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory: int
     why: str
 
+    def __str__(self) -> str:
+        return f"{self.plan}: {1e3 * self.seconds:.3f} ms, {self.memory / 1e6:.2f} MB: {self.why}"
+
 
 class SplitReason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Equal nodes that are split alike: how many, the first's place, how, and why."""
@@ -31,6 +34,10 @@ class SplitReason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scope: str
     split: str
     reason: str
+
+    def __str__(self) -> str:
+        where = f" in {self.scope}" if self.scope else ""
+        return f"{self.count} × {self.operator}{where}: {self.split}: {self.reason}"
 
 
 class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,6 +62,14 @@ class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """All of it, with what the plan is predicted to take."""
         return "\n".join(self._lines(prediction))
 
+    def items(self) -> Iterator[str]:
+        """What is said beside the prediction, a text each."""
+        yield f"chosen: {self.plan}, {self.rows} rows a captured batch"
+        yield from (f"other: {other}" for other in self.others)
+        yield from (f"not possible: {reason}" for reason in self.refused)
+        yield from (f"split: {split}" for split in self.splits)
+        yield from (f"whole for want of an annotation: {operator}" for operator in self.whole)
+
     def _lines(self, prediction: Prediction) -> Iterator[str]:
         yield f"chosen: {self.plan}"
         yield f"  {prediction.summary()}"
@@ -68,8 +83,7 @@ class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         yield from (f"  not possible: {reason}" for reason in self.refused)
         yield "splits:"
         for found in self.splits:
-            where = f" in {found.scope}" if found.scope else ""
-            yield f"  {found.count} × {found.operator}{where}: {found.split}: {found.reason}"
+            yield f"  {found}"
         if not self.splits:
             yield "  a stage is one slot, which does its nodes whole"
         if self.whole:

@@ -5,8 +5,9 @@ import itertools
 import msgspec
 import pytest
 
-from shardwright.layout import Cluster, Link, Links
+from shardwright.layout import CPU_CORE, Cluster, Link, Links
 from shardwright.planning import Plan, plan
+from shardwright.planning.copies import Copy
 from shardwright.planning.difference import Change, difference
 from shardwright.planning.make import POLICIES
 from shardwright.planning.plan import Split, Terms
@@ -107,8 +108,79 @@ def test_other_links_are_told() -> None:
     there = plan(language_model(), Cluster.of(2, 1, between=Links.of(link, link)), "tensor")
     assert str(difference(here, there)).splitlines()[:2] == [
         "settings",
-        "  machines: 1 host, cpu-core, shared-memory inside -> 2 hosts, cpu-core, "
+        "  machines: 1 host, cpu-core, shared-memory inside -> 2 hosts (2 × 1 slots), cpu-core, "
         "shared-memory inside, {latency: 1 ms, bandwidth: 1 GB/s} between",
+    ]
+
+
+@pytest.mark.parametrize("field", Plan.__struct_fields__)
+def test_a_field_alone_makes_plans_differ(field: str) -> None:
+    made = plan(language_step(), 2, "auto", microbatches=2)
+    found = getattr(made, field)
+    others: dict[str, object] = {
+        "assignments": (*found, found[0]) if field == "assignments" else None,
+        "nodes": (1 - found[0], *found[1:]) if field == "nodes" else None,
+        "devices": ("d1", "d0"),
+        "notes": ("said by hand",),
+        "labels": made.labels[::-1],
+        "stages": (1,) * len(made.nodes),
+        "copies": (Copy(3, 1),),
+        "loads": made.loads[::-1],
+        "unfused": (2,),
+        "inputs": ("x f32[1]",),
+    }
+    for name in ("graph", "fingerprint", "policy"):
+        others[name] = "another"
+    changed = msgspec.structs.replace(made, **{field: others.get(field)})
+    assert difference(made, made).sections == {}
+    assert difference(made, changed), f"{field} is not told of"
+    assert str(difference(made, changed)) != "the plans are equal"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "line"),
+    [
+        (
+            Cluster.of(4, 2),
+            Cluster((("d0",), ("d1", "d2", "d3"))),
+            "2 hosts (2 × 2 slots), cpu-core, shared-memory inside, ethernet between -> "
+            "2 hosts (1 + 3 slots), cpu-core, shared-memory inside, ethernet between",
+        ),
+        (
+            Cluster.of(2),
+            Cluster.of(2, device=msgspec.structs.replace(CPU_CORE, memory=10**9)),
+            "1 host, cpu-core, shared-memory inside -> 1 host, {name: cpu-core, kind: cpu, "
+            "memory: 1 GB, flops: 165 GFLOP/s, half_flops: 1.1 TFLOP/s, bandwidth: 25 GB/s, "
+            "overhead: 3 us}, shared-memory inside",
+        ),
+    ],
+    ids=["slots a host", "memory"],
+)
+def test_other_machines_are_told(one: Cluster, other: Cluster, line: str) -> None:
+    made = plan(language_model(), one)
+    changed = msgspec.structs.replace(made, cluster=other)
+    assert str(difference(made, changed)).splitlines() == ["settings", f"  machines: {line}"]
+
+
+def test_notes_and_reasons_are_told() -> None:
+    made = plan(language_model(), 2, "auto")
+    why = msgspec.structs.replace(made.explanation, refused=("tensor 2: too large",))
+    changed = msgspec.structs.replace(made, notes=("by hand",), explanation=why)
+    assert set(difference(made, changed).sections["what is said"]) >= {
+        *(Change(f"note: {note}", "there", "not there") for note in made.notes),
+        Change("note: by hand", "not there", "there"),
+        Change("not possible: tensor 2: too large", "not there", "there"),
+    }
+
+
+def test_what_no_line_tells_of_is_told_by_its_place() -> None:
+    made = STEPS[0]
+    slots = (made.training.slots[0][::-1], *made.training.slots[1:])
+    training = msgspec.structs.replace(made.training, slots=slots)
+    assert str(difference(made, msgspec.structs.replace(made, training=training))).splitlines() == [
+        "what else is not the same",
+        "  training.slots[0][0]: d0 -> d1",
+        "  training.slots[0][1]: d1 -> d0",
     ]
 
 
@@ -122,7 +194,7 @@ def test_what_is_predicted_is_compared() -> None:
     assert changes[0] == Change("a step", "unknown", found["a step"].second)
     memory = str(two.prediction.slots[0].memory)
     assert any(change.first == "none" and change.second == memory for change in changes)
-    assert difference(by_hand, by_hand).sections["what is predicted"] == ()
+    assert difference(by_hand, by_hand).sections == {}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
