@@ -12,7 +12,7 @@ import torch
 
 from shardwright.codegenerate.expression import Expression
 from shardwright.codegenerate.spelling.call import Call, Row
-from shardwright.codegenerate.spelling.forms import Style, function, method, words
+from shardwright.codegenerate.spelling.forms import ALWAYS, Style, function, method, words
 
 FACTORIES = words("""
     full.default eye.default eye.m linspace.default randint.default randint.low
@@ -28,10 +28,10 @@ RANDOM = words("bernoulli.default bernoulli.p multinomial.default poisson.defaul
 
 
 def arange(call: Call) -> Expression | None:
-    """``torch.arange(5)``; whole numbers are i64 without being told."""
+    """``torch.arange(5)``; whole numbers are i64 without being told, a step of 1 is told."""
     ends = [call.arguments.get(name) for name in ("start", "end", "step")]
     whole = all(isinstance(end, int) for end in ends if end is not None)
-    defaults = {"dtype": torch.int64} if whole else {}
+    defaults = {"step": ALWAYS, **({"dtype": torch.int64} if whole else {})}
     return function("torch.arange", Style(defaults=defaults, front=3))(call)
 
 

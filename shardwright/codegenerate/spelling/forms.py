@@ -24,7 +24,10 @@ from shardwright.ir.operators import Parameter
 
 Words = Mapping[int, str]
 _PYTHON_DEFAULTS: Mapping[str, Any] = {"pin_memory": False}
-"""What torch's Python functions pass where the schema's default is None."""
+"""What torch's Python functions pass where the schema's default is None. None has no word."""
+
+ALWAYS: Any = object()
+"""The default of an argument that is always written: without it Python calls another overload."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +232,8 @@ def _argument(call: Call, slot: Parameter, value: Any, style: Style) -> str | No
         return None if word is None else literal(word).text
     if value is SLOT:
         return call.device
+    if value is None and slot.name in _PYTHON_DEFAULTS and not style.by_schema:
+        return None
     if isinstance(value, list):
         return _list(slot, value, style)
     return expression_of(value).text

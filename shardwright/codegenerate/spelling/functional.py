@@ -13,11 +13,11 @@ from typing import Any
 
 from shardwright.codegenerate.expression import Expression
 from shardwright.codegenerate.spelling.call import Call, Row
-from shardwright.codegenerate.spelling.forms import Style, arguments, function, words
+from shardwright.codegenerate.spelling.forms import ALWAYS, Style, arguments, function, words
 
 FUNCTIONS = words("""
     linear.default rms_norm.default
-    conv1d.default conv2d.default conv3d.default conv1d.padding conv2d.padding conv3d.padding
+    conv1d.default conv2d.default conv3d.default
     conv_transpose1d.default conv_transpose2d.input conv_transpose3d.input
     max_pool1d.default max_pool2d.default max_pool3d.default
     avg_pool1d.default avg_pool2d.default avg_pool3d.default
@@ -141,6 +141,10 @@ _GRID = Style(
 
 ROWS: dict[str, Row] = {
     **{f"aten.{name}": function(f"F.{name.partition('.')[0]}") for name in FUNCTIONS},
+    **{
+        f"aten.conv{n}d.padding": function(f"F.conv{n}d", Style(defaults={"padding": ALWAYS}))
+        for n in (1, 2, 3)
+    },
     **{f"aten.{name}.default": with_indices(form) for name, form in WITH_INDICES.items()},
     **{f"aten.{name}": interpolate(name, mode) for name, mode in _MODES.items()},
     "aten.layer_norm.default": function("F.layer_norm", Style(settings=("cudnn_enable",))),

@@ -82,23 +82,15 @@ FUNCTIONAL = [
         training=True,
     ),
     S("dropout.default", (X, 0.1, True), "F.dropout(a, 0.1)"),
-    S(
-        "alpha_dropout.default",
-        (X, 0.1, True),
-        "F.alpha_dropout(a, 0.1, training=self.training)",
-        training=True,
-    ),
-    S(
-        "feature_alpha_dropout.default",
-        (X, 0.1, True),
-        "F.feature_alpha_dropout(a, 0.1, training=self.training)",
-        training=True,
-    ),
-    S("alpha_dropout.default", (X, 0.1, True), "F.alpha_dropout(a, 0.1, training=True)"),
-    S(
-        "feature_alpha_dropout.default",
-        (X, 0.1, True),
-        "F.feature_alpha_dropout(a, 0.1, training=True)",
+    *(
+        S(
+            f"{name}.default",
+            (X, 0.1, True),
+            f"F.{name}(a, 0.1, training={flag})",
+            training=training,
+        )
+        for name in ("alpha_dropout", "feature_alpha_dropout")
+        for training, flag in ((True, "self.training"), (False, "True"))
     ),
     S(
         "feature_dropout.default",
