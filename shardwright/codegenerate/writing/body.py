@@ -12,34 +12,19 @@ the width.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shardwright.codegenerate.expression import Expression
 from shardwright.codegenerate.writing import origins
+from shardwright.codegenerate.writing.lines import Line, with_deletions
 from shardwright.codegenerate.writing.names import Variables
-from shardwright.codegenerate.writing.step import Loop, Step
+from shardwright.codegenerate.writing.step import Loop, Step, Work
 from shardwright.ir.values import Source
 
 INDENT = 8
 """Spaces before a statement of a method."""
-FREED_BEFORE = 20
-"""Statements that must follow for names to be deleted."""
-
-
-@dataclass(slots=True)
-class Line:
-    """A statement: its text, the comment above it, and the names that it reads and writes.
-
-    ``large`` are those of them that stand for tensors worth deleting.
-    """
-
-    text: str
-    comment: str = ""
-    reads: frozenset[str] = frozenset()
-    writes: tuple[str, ...] = ()
-    large: frozenset[str] = frozenset()
 
 
 class Body(NamedTuple):
@@ -48,34 +33,6 @@ class Body(NamedTuple):
     arguments: tuple[str, ...]
     results: tuple[str, ...]
     lines: list[Line]
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a forward does.
-
-    updates
-        Buffers, as they are reached, and the values that replace their contents in the end.
-    stored
-        How each stored value is reached that is no argument.
-    names
-        Wanted names by value id.
-    pinned
-        Values whose names stay theirs to the end.
-    large
-        Values that are worth deleting.
-    """
-
-    steps: Sequence[Step | Loop]
-    arguments: tuple[int, ...]
-    results: tuple[int, ...]
-    updates: Sequence[tuple[Expression, int]]
-    stored: Mapping[int, Expression]
-    names: Mapping[int, str]
-    pinned: frozenset[int] = frozenset()
-    large: frozenset[int] = frozenset()
-    taken: frozenset[str] = frozenset()
-    verbose: bool = False
 
 
 class _Written(NamedTuple):
@@ -130,7 +87,7 @@ class _Scribe:
                 self._step(at, step)
         self._update()
         results = self._give()
-        lines = list(_with_deletions(self.lines, {*arguments} if self.work.pinned else set()))
+        lines = list(with_deletions(self.lines, {*arguments} if self.work.pinned else set()))
         return Body(arguments, results, lines)
 
     # --- steps ------------------------------------------------------------------------------
@@ -341,42 +298,3 @@ def _same_place(one: Source | None, other: Source | None) -> bool:
     if one is None or other is None:
         return one is other
     return origins.place(one) == origins.place(other)
-
-
-# --- deletions ------------------------------------------------------------------------------------
-
-
-def _with_deletions(lines: Sequence[Line], kept: set[str]) -> Iterable[Line]:
-    """The lines, with names deleted that nothing reads for long: their tensors may be large."""
-    dead: list[str] = []
-    for at, (line, idle) in enumerate(zip(lines, _idle_after(lines), strict=True)):
-        yield line
-        dead = [name for name in dead if name not in line.writes and name not in line.reads]
-        dead += [name for name in idle if name not in kept and name not in dead]
-        ahead = len(lines) - at - 1
-        if dead and ahead >= FREED_BEFORE and lines[at + 1].comment:
-            yield Line(f"del {', '.join(dead)}")
-            dead = []
-
-
-def _idle_after(lines: Sequence[Line]) -> list[list[str]]:
-    """Of each line the large names that nothing reads, or that are written first and not soon."""
-    found: list[list[str]] = []
-    read: set[str] = set()
-    """Names that are read next, and not written."""
-    written: dict[str, int] = {}
-    """Where names are written next."""
-    for at in reversed(range(len(lines))):
-        line = lines[at]
-        soon = at + 1 + FREED_BEFORE
-        found.append(
-            [
-                name
-                for name in sorted(line.large)
-                if name not in read and written.get(name, soon) >= soon
-            ]
-        )
-        read.difference_update(line.writes)
-        read |= line.reads
-        written.update(dict.fromkeys(line.writes, at))
-    return found[::-1]

@@ -7,7 +7,7 @@ which they can run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.codegenerate.expression import Binding, Expression
@@ -111,3 +111,35 @@ class Loop:
     def made(self) -> tuple[int, ...]:
         """The value that leaves."""
         return (self.last,)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a forward does.
+
+    updates
+        Buffers, as they are reached, and the values that replace their contents in the end.
+    stored
+        How each stored value is reached that is no argument.
+    names
+        Wanted names by value id.
+    pinned
+        Values whose names stay theirs to the end.
+    large
+        Values that are worth deleting.
+    taken
+        Names that no value gets.
+    verbose
+        Whether each step is a statement of its own.
+    """
+
+    steps: Sequence[Step | Loop]
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+    updates: Sequence[tuple[Expression, int]]
+    stored: Mapping[int, Expression]
+    names: Mapping[int, str]
+    pinned: frozenset[int] = frozenset()
+    large: frozenset[int] = frozenset()
+    taken: frozenset[str] = frozenset()
+    verbose: bool = False
