@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from shardwright.codegenerate.splitting.collectives import is_collective
 from shardwright.codegenerate.writing.layers import Layer, find_layer
 from shardwright.codegenerate.writing.modules import Module, ModuleTree, is_under
 from shardwright.codegenerate.writing.order import Call, Item, arranged
 from shardwright.ir import IRGraph, IRNode, Scope
+from shardwright.ir.aliasing import memory_roots
 
 
 @dataclass(eq=False)
@@ -37,10 +39,31 @@ class Calls:
     updates: dict[Module, dict[int, int]] = field(default_factory=dict)
     nodes: dict[Module, frozenset[int]] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def written(self) -> set[int]:
         """Buffers that forwards change, those of layers left out."""
         return {old for updates in self.updates.values() for old in updates}
+
+    @cached_property
+    def outliving(self) -> frozenset[int]:
+        """Buffers whose old contents are seen, as they are or in views, after they change."""
+        roots = memory_roots(self.graph) if self.graph.updates else {}
+        views: dict[int, list[int]] = {}
+        for value_id, below in roots.items():
+            for old in below & self.graph.updates.keys():
+                views.setdefault(old, []).append(value_id)
+        left = {*self.graph.outputs, *self.graph.updates.values()}
+        return frozenset(
+            old
+            for module, updates in self.updates.items()
+            for old in updates
+            for view in views[old]
+            if view in left or self.is_read_outside(module, view)
+        )
+
+    def is_read_outside(self, module: Module, value_id: int) -> bool:
+        """Whether anything outside the forward of ``module`` reads a value."""
+        return not self.nodes[module].issuperset(self.graph.values[value_id].users)
 
 
 def calls_of(graph: IRGraph, tree: ModuleTree, *, training: bool) -> Calls:
