@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from shardwright.codegenerate.writing.layer_arguments import statistical
 from shardwright.codegenerate.writing.layer_kinds import (
     AFFINE,
     BROADCAST_LOSSES,
@@ -22,10 +23,8 @@ from shardwright.codegenerate.writing.layer_kinds import (
     MODE_FLAGS,
     STATISTICS,
     Kind,
-    Part,
-    affine,
-    statistical,
 )
+from shardwright.codegenerate.writing.layer_part import Part, affine
 from shardwright.ir import IRGraph, IRNode, IRValue, Scope
 from shardwright.ir.dtypes import torch_dtype
 
