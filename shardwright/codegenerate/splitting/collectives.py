@@ -61,6 +61,6 @@ def spell_collective(node: IRNode, operands: Mapping[int, Expression]) -> Expres
 
 def _text(value: Any) -> str:
     """A literal; lists are written as tuples."""
-    return (
-        listed([_text(item) for item in value]) if isinstance(value, list) else str(literal(value))
-    )
+    if isinstance(value, list):
+        return listed([_text(item) for item in value])
+    return literal(value).text

@@ -24,14 +24,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardwright.errors import CodegenError
+from shardwright.codegenerate.splitting.layout_steps import collectives
 from shardwright.ir import IRValue, Scope
 from shardwright.ir.dtypes import torch_dtype
 from shardwright.layout import (
     Layout,
     Mesh,
     Partial,
-    Placement,
     Replicate,
     Shard,
     Step,
@@ -115,7 +114,7 @@ class StageHoldings(Holdings):
         after: Mapping[str, Ranges],
     ) -> dict[str, int]:
         axis, local = holding.mesh.axes[step.axis], {d: holding.local[d] for d in before}
-        for op, attrs, slices in _collectives(step, [*before.values()], [*after.values()]):
+        for op, attrs, slices in collectives(step, [*before.values()], [*after.values()]):
             shapes = dict(zip(local, map(shape_of, slices), strict=True))
             local = self.exchange(op, value, local, shapes, axis=axis, **attrs)
         return local
@@ -176,7 +175,7 @@ class StageHoldings(Holdings):
             held = source.layout
             if value.id in self.graph.outputs:
                 layout = end_layout(held, source.mesh)
-            elif (mesh.axes, mesh.sizes) != (source.mesh.axes, source.mesh.sizes):
+            elif not _are_alike(mesh, source.mesh):
                 layout = Layout.replicated(source.mesh)
             else:
                 pairs = zip(held.placements, layout.placements, strict=True)
@@ -193,8 +192,7 @@ class StageHoldings(Holdings):
         known = [holding for holding in self.held[value.id] if holding.mesh == mesh]
         if known:
             return known[0]
-        alike = (mesh.axes, mesh.sizes) == (leaving.mesh.axes, leaving.mesh.sizes)
-        layout = leaving.layout if alike else Layout.replicated(mesh)
+        layout = leaving.layout if _are_alike(mesh, leaving.mesh) else Layout.replicated(mesh)
         local = {}
         for device, ranges in zip(mesh.devices, layout.slices(mesh, value.shape), strict=True):
             builder = self.slots[device].builder
@@ -202,6 +200,11 @@ class StageHoldings(Holdings):
             strides = value.strides if shape == value.shape else None
             local[device] = builder.input(value.name, shape, value.dtype, strides=strides).id
         return self.add(value.id, Holding(mesh, layout, local))
+
+
+def _are_alike(one: Mesh, other: Mesh) -> bool:
+    """Whether slots of one mesh have counterparts in another."""
+    return (one.axes, one.sizes) == (other.axes, other.sizes)
 
 
 def end_layout(layout: Layout, mesh: Mesh) -> Layout:
@@ -212,48 +215,6 @@ def end_layout(layout: Layout, mesh: Mesh) -> Layout:
             for axis, placement in zip(mesh.axes, layout.placements, strict=True)
         )
     )
-
-
-def _collectives(
-    step: Step, before: Sequence[Ranges], after: Sequence[Ranges]
-) -> list[tuple[str, dict[str, Any], Sequence[Ranges]]]:
-    """The collectives of a step: their attributes, and what its members hold behind each."""
-    source, target = step.source, step.target
-    if isinstance(source, Shard) and isinstance(target, Shard):
-        sizes: dict[str, Any] = {
-            "split_dim": target.dim,
-            "split_sizes": _sizes(after, target.dim),
-            "join_dim": source.dim,
-            "join_sizes": _sizes(before, source.dim),
-        }
-        return [("all_to_all", sizes, after)]
-    if isinstance(source, Shard):
-        sizes = {"dim": source.dim, "sizes": _sizes(before, source.dim)}
-        return [("all_gather", sizes, after)]
-    is_sum = isinstance(source, Partial) and source.op == "sum"
-    if isinstance(target, Shard):
-        sizes = {"dim": target.dim, "sizes": _sizes(after, target.dim)}
-        last = ("reduce_scatter" if is_sum else "own_slice", sizes, after)
-        return (
-            [last] if is_sum or isinstance(source, Replicate) else [_extreme(source, before), last]
-        )
-    return [("all_reduce", {}, after)] if is_sum else [_extreme(source, after)]
-
-
-def _extreme(
-    source: Placement, slices: Sequence[Ranges]
-) -> tuple[str, dict[str, Any], Sequence[Ranges]]:
-    """What reduces terms of a maximum or a minimum. Raises CodegenError for other reductions."""
-    op = source.op if isinstance(source, Partial) else ""
-    if op not in ("max", "min"):
-        raise CodegenError(
-            f"slots hold {source}, of which no code is written; let the plan keep the node whole"
-        )
-    return "all_reduce_extreme", {"op": op}, slices
-
-
-def _sizes(slices: Sequence[Ranges], dim: int) -> list[int]:
-    return [ranges[dim][1] - ranges[dim][0] for ranges in slices]
 
 
 def _differentiable(holdings: Holdings) -> set[int]:
