@@ -19,7 +19,8 @@ from shardwright.dimops.catalog import ROWS, call_of, dimop_of
 from shardwright.dimops.catalog_views import NEED_RESHAPE
 from shardwright.dimops.infer import discover
 from shardwright.dimops.trial import same, take
-from tests.dimops.calls import CASES, Case
+from tests.dimops.calls import CASES
+from tests.dimops.case import Case
 
 
 @dataclass(frozen=True)
