@@ -83,7 +83,6 @@ WITH_PRIVATE_NAMES_OF_TORCH = {
     "comm.meeting",
     "exec.kernels.optimizers",
     "ir.torch_internals",
-    "planning.simulation.footprint",
     "profiling.memory",
     "runtime.differentiable",
     "runtime.process",
