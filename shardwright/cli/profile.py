@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from shardwright.cli.options import Target
-from shardwright.cli.splitting import graph_of
+from shardwright.cli.splitting import Microbatches, graph_of
 from shardwright.cli.steps import Steps
 from shardwright.cli.userfiles import UserFiles
 from shardwright.profiling import profile as profile_graph
@@ -36,9 +36,7 @@ def profile(
     recompute: Annotated[
         bool, typer.Option("--recompute", help="Let the backward run the forward again.")
     ] = False,
-    microbatches: Annotated[
-        int, typer.Option(min=1, help="In how many a training step's batch is cut.")
-    ] = 1,
+    microbatches: Microbatches = None,
     device: Annotated[str, typer.Option(help="Where to measure: cpu, cuda, cuda:1.")] = "cpu",
     threads: Annotated[int, typer.Option(min=1, help="With how many threads.")] = 1,
     cache: Annotated[
@@ -61,7 +59,7 @@ def profile(
     with steps.step("make the program"):
         program = files.either(target)
     with steps.step("capture"):
-        graph = graph_of(program, microbatches)
+        graph = graph_of(program, microbatches or 1)
     with steps.step("measure"):
         found = profile_graph(
             graph,
