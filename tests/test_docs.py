@@ -2,7 +2,8 @@
 
 A page is one session in one empty folder. A block marked ``json NAME`` or ``python NAME`` is
 written to the file NAME; other Python blocks run one after another; of ``sh`` blocks the lines that
-begin with ``shardwright`` run.
+begin with ``shardwright`` run. A ``text`` block is what the blocks before it print, where a line of
+``…`` stands for others.
 """
 
 import os
@@ -39,11 +40,15 @@ def blocks(page: Path) -> Iterator[Block]:
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")  # by dcp.load
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_examples_of_a_page_run(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     names: dict[str, object] = {"__name__": page.stem}
+    printed = ""
     for block in blocks(page):
         if block.file:
             Path(block.file).write_text(block.text)
@@ -51,7 +56,10 @@ def test_examples_of_a_page_run(
         elif block.language == "python":
             exec(compile(block.text, str(page), "exec"), names)
         elif block.language == "sh":
-            run_commands(block.text)
+            printed += run_commands(block.text)
+        elif block.language == "text":
+            printed += capsys.readouterr().out
+            assert_printed(block.text, printed)
 
 
 @pytest.mark.processes
@@ -80,12 +88,23 @@ def started(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def run_commands(text: str) -> None:
+def assert_printed(text: str, printed: str) -> None:
+    """The text, without what its lines of dots stand for, is in what was printed."""
+    lines = "\n".join(line.rstrip() for line in printed.splitlines())
+    for part in re.split(r"^\s*…\n", text, flags=re.MULTILINE):
+        assert part.rstrip("\n") in lines
+
+
+def run_commands(text: str) -> str:
+    """Run shardwright's own; gives what they print."""
+    printed = ""
     for line in text.splitlines():
         command, *arguments = shlex.split(line, comments=True) or [""]
         if command == "shardwright" and arguments != ["demo"]:
             result = CliRunner().invoke(app, arguments)
             assert result.exit_code == 0, f"{line}\n{result.output}"
+            printed += result.output
+    return printed
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
