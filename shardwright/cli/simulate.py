@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ from rich.console import Console
 from shardwright.cli.options import DrawsTimeline, Modules, PipelineFile, TraceFile
 from shardwright.cli.splitting import ClusterFile
 from shardwright.cli.steps import Steps
+from shardwright.errors import ProfileError
 from shardwright.layout import Cluster
 from shardwright.pipeline import Pipeline
 from shardwright.planning.simulation.simulate import simulate as simulate_pipeline
@@ -38,11 +40,18 @@ def simulate(
         ),
     ] = False,
     threads: Annotated[int, typer.Option(min=1, help="Of each worker that measures.")] = 1,
+    times: Annotated[
+        Path | None, typer.Option(help="Take the times that --save-times wrote.")
+    ] = None,
+    save_times: Annotated[
+        Path | None, typer.Option(help="Write the times that --measure finds, as JSON.")
+    ] = None,
     modules: Modules = None,
     trace: TraceFile = None,
     timeline: DrawsTimeline = False,
 ) -> None:
     """Simulate a pipeline file: its time, who waits for whom, and what each slot holds."""
+    _check_together(measure, times, save_times)
     steps = Steps(Console(stderr=True))
     with steps.step("load"):
         pipeline = Pipeline.load(file)
@@ -51,11 +60,23 @@ def simulate(
     if measure:
         with steps.step("measure"):
             costs = profile_tasks(file, threads, modules=tuple(modules or ()))
+        if save_times is not None:
+            costs.save(save_times)
+    elif times is not None:
+        costs = TaskTimes.load(times)
     with steps.step("simulate"):
         found = simulate_pipeline(pipeline, costs, machines, calls=calls)
     if trace is not None:
         found.save_chrome_trace(trace)
     _report(found, "step" if is_training(pipeline) else "call", timeline=timeline)
+
+
+def _check_together(measure: bool, times: Path | None, save_times: Path | None) -> None:
+    """Raise ProfileError where options say two things about where times come from."""
+    if measure and times is not None:
+        raise ProfileError("--times takes the place of --measure; leave one of them out")
+    if save_times is not None and not measure:
+        raise ProfileError("--save-times writes what --measure finds; give that too")
 
 
 def _report(found: StepSimulation, noun: str, *, timeline: bool) -> None:

@@ -75,6 +75,17 @@ class TaskProgram:
         ]
         self._own = first_of_each(plan, self._fresh)
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that it has for itself from run to run, beside the arena.
+
+        They are copies of inputs, and outputs at addresses that torch's calls know.
+        """
+        buffers = enumerate(self.plan.buffers)
+        fixed = [b for k, b in buffers if b.kind == "output" and k not in self._fresh]
+        copied = sum(tensor.nbytes for tensor in self._copied.values())
+        return copied + sum(buffer.nbytes for buffer in fixed)
+
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Run on these tensors; gives the outputs, in order."""
         executor, feed, last = self._executor, {}, list(self._last)

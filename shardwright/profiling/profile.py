@@ -13,8 +13,6 @@ from typing import Literal
 
 import msgspec
 
-from shardwright.atomic import replacing
-from shardwright.errors import ProfileError
 from shardwright.layout import CPU_CORE, DEVICES, DeviceModel
 from shardwright.profiling.cost import Analytic, Costs
 from shardwright.profiling.fit import Measurement as Observation
@@ -23,6 +21,7 @@ from shardwright.profiling.layer import Layer
 from shardwright.profiling.measured import Measured
 from shardwright.profiling.profile_chart import plot_profile
 from shardwright.profiling.profile_table import format_profile
+from shardwright.profiling.stored import read_stored, write_stored
 from shardwright.profiling.timing import Measurement
 
 
@@ -85,22 +84,13 @@ class Profile(msgspec.Struct, frozen=True):
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON. Raises OSError as writing does."""
-        content = msgspec.json.encode(_File(1, self))
-        with replacing(Path(path)) as temporary:
-            temporary.write_bytes(msgspec.json.format(content, indent=1) + b"\n")
+        write_stored(path, _File(1, self))
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
         """Read what `save` wrote. Raises ProfileError."""
-        try:
-            return msgspec.json.decode(Path(path).read_bytes(), type=_File).profile
-        except OSError as error:
-            raise ProfileError(f"no profile can be read from {path}: {error.strerror}") from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ProfileError(
-                f"{path} is no profile, or one of another version: {error}; write it with "
-                "Profile.save or shardwright profile -o"
-            ) from None
+        writer = "Profile.save or shardwright profile -o"
+        return read_stored(path, _File, "profile", writer).profile
 
     def plot(self, path: str | Path) -> None:
         """Draw a bar chart of times and memory, as ``.svg``, ``.png`` or ``.pdf``.

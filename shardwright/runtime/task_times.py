@@ -25,12 +25,13 @@ import torch
 from torch import Tensor
 
 from shardwright.errors import ProfileError
+from shardwright.exec.task_program import TaskProgram
 from shardwright.ir.dtypes import torch_dtype
 from shardwright.pipeline import Document, Pipeline
 from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.profiling.contents import contents
 from shardwright.profiling.memory import Peak, peak_bytes
-from shardwright.profiling.tasks import TaskTime, TaskTimes
+from shardwright.profiling.tasks import TaskTime, TaskTimes, fingerprint_tasks
 from shardwright.runtime.compiling import Run
 from shardwright.runtime.driver import Driver
 from shardwright.runtime.making import Options
@@ -98,7 +99,8 @@ def times_on(driver: Driver, n_iter: int = 10, *, together: bool = True) -> Task
             task: TaskTime(*numbers)
             for slot in driver.pipeline.devices
             for task, numbers in found[slot]["tasks"].items()
-        }
+        },
+        fingerprint_tasks(driver.pipeline),
     )
 
 
@@ -140,6 +142,14 @@ class _Measured:
         return self.inputs[self.runs % len(self.inputs)]
 
 
+def _needs(run: Run, peak: Peak) -> tuple[int, int]:
+    """The temporary and the kept bytes of a program whose run took so much."""
+    temporary = peak.most - peak.left
+    if isinstance(run, TaskProgram):
+        return temporary + run.plan.arena_bytes, run.kept_bytes
+    return temporary, 0
+
+
 class _Measuring:
     """The distinct programs of a slot, by number, each with inputs of its own."""
 
@@ -171,9 +181,10 @@ class _Measuring:
             self._round(samples)
             rounds += 1
         seconds = [statistics.fmean(found) for found in samples]
-        tasks = {
-            task: (seconds[i], peaks[i].most - peaks[i].left) for task, i in self._numbers.items()
-        }
+        needs = [
+            _needs(program.run, peak) for program, peak in zip(self._programs, peaks, strict=True)
+        ]
+        tasks = {task: (seconds[i], *needs[i]) for task, i in self._numbers.items()}
         return {"round": sum(seconds[i] for i in self._order), "tasks": tasks}
 
     def _round(self, samples: Sequence[list[float]]) -> None:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from shardwright.cli.app import app
 from shardwright.layout import Cluster
+from shardwright.profiling.tasks import TaskTime, TaskTimes, fingerprint_tasks
 from tests.runtime.linear_step import linear_step
 from tests.runtime.sketch import chain
 
@@ -52,8 +53,36 @@ def test_too_few_machines(folder: Path) -> None:
     assert "no device slot 'd1'" in result.output
 
 
+def test_times_that_were_kept(folder: Path) -> None:
+    pipeline = chain(2)
+    tasks = {"d0.0": TaskTime(2.0, 0), "d1.0": TaskTime(3.0, 0)}
+    TaskTimes(tasks, fingerprint_tasks(pipeline)).save(folder / "times.json")
+    result = invoke(folder / "model.json", "--times", folder / "times.json")
+    assert result.exit_code == 0, result.output
+    assert "a call takes 5 s" in result.output
+    result = invoke(folder / "step.json", "--times", folder / "times.json")
+    assert result.exit_code == 1
+    assert "measured of the supertasks of another pipeline" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--measure", "--times", "a.json"), "leave one of them out"),
+        (("--save-times", "a.json"), "give that too"),
+    ],
+)
+def test_times_come_from_one_place(folder: Path, options: tuple[str, ...], message: str) -> None:
+    result = invoke(folder / "model.json", *options)
+    assert result.exit_code == 1
+    assert message in result.output
+
+
 @pytest.mark.processes
 def test_by_measured_times(folder: Path) -> None:
-    result = invoke(folder / "model.json", "--measure")
+    times = folder / "times.json"
+    result = invoke(folder / "model.json", "--measure", "--save-times", times)
     assert result.exit_code == 0, result.output
     assert "a call takes" in result.output
+    again = invoke(folder / "model.json", "--times", times)
+    assert again.stdout == result.stdout

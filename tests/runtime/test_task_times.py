@@ -49,6 +49,7 @@ def times(training: Pipeline) -> TaskTimes:
 def test_every_compute_supertask_has_a_time(training: Pipeline, times: TaskTimes) -> None:
     assert set(times.tasks) == computing(training)
     assert all(times.seconds(task) > 0 for task in times.tasks)
+    times.check_belong(training)
 
 
 def test_lowered_supertasks_have_times(training: Pipeline) -> None:
@@ -56,6 +57,10 @@ def test_lowered_supertasks_have_times(training: Pipeline) -> None:
     found = profile_tasks(lowered, n_iter=1, in_process=True)
     assert set(found.tasks) == computing(training)
     assert all(found.seconds(task) > 0 for task in found.tasks)
+    assert max(map(found.temporary_bytes, found.tasks)) > 0  # the arena
+    found.check_belong(lowered)
+    with pytest.raises(ProfileError, match="do something else"):
+        found.check_belong(training)
 
 
 def test_supertasks_that_share_a_program_are_measured_once() -> None:

@@ -52,7 +52,7 @@ def simulate(
 
     costs
         Times of the supertasks (`profile_tasks`), or costs of nodes: ``Analytic(device)``, or
-        ``profile.costs()``.
+        ``profile.costs()``; of a lowered pipeline times alone.
     cluster
         The machines and their links; without one all slots are CPU cores of one host.
     calls, in_flight
@@ -62,14 +62,18 @@ def simulate(
         How many actions of its schedule a slot begins early; as `Session` has it by default.
 
     Raises PlanError where the cluster lacks a slot, a number makes no sense, or the pipeline has
-    supertasks that do not run, or waits for ever.
+    supertasks that do not run, or waits for ever; ProfileError where the times are those of
+    other supertasks.
     """
     if calls < 1 or (in_flight is not None and in_flight < 1) or (lookahead or 0) < 0:
         raise PlanError(
             f"calls={calls}, in_flight={in_flight}, lookahead={lookahead}: calls and calls under "
             "way count from 1, actions begun early from 0"
         )
-    _check_kinds(pipeline)
+    if isinstance(costs, TaskTimes):
+        costs.check_belong(pipeline)
+    else:
+        _check_kinds(pipeline)
     slots = tuple(pipeline.devices)
     cluster = cluster or Cluster((slots,))
     cluster.among(slots)
@@ -163,12 +167,13 @@ class _Simulator:
 
 
 def _check_kinds(pipeline: Pipeline) -> None:
-    """Raise PlanError where a compute supertask is lowered: its graph says nothing of memory."""
+    """Raise PlanError where a compute supertask is lowered: it has no nodes that cost anything."""
     for name, task in pipeline.supertasks.items():
         if task.kind == "dfg":
             raise PlanError(
-                f"supertask {name!r} is lowered (kind 'dfg'); simulate the pipeline that it was "
-                "lowered from"
+                f"supertask {name!r} is lowered (kind 'dfg'): no costs of nodes say what it takes; "
+                "measure it (profile_tasks, shardwright simulate --measure), or simulate the "
+                "pipeline that it was lowered from"
             )
 
 

@@ -91,6 +91,8 @@ class SimulatedSlot(ABC):
         self._idle_for: Awaited | None = None
         constants = constant_items(world.document, steps.slot, steps.constants)
         self.ledger = Ledger(steps.slot, constants)
+        self.ledger.hold("programs", Storage(world.work.kept(steps.overwriting), "temporaries"))
+        self.ledger.note(0)
 
     @abstractmethod
     def begin(self, call: int, inputs: Mapping[str, int]) -> None:
@@ -152,6 +154,8 @@ class SimulatedSlot(ABC):
         """A supertask of the file."""
         work, ledger = self._world.work, self.ledger
         needed = work.footprint(step.task, self.steps.overwriting[step.task], first=first)
+        if work.is_lowered(step.task):
+            self._let_go(step, reads)
         ledger.note(needed.most)
         made: dict[int, Storage] = {}
         for place, home in zip(writes, needed.homes, strict=True):
@@ -160,7 +164,17 @@ class SimulatedSlot(ABC):
             else:
                 new = made.setdefault(home.storage, Storage(home.nbytes, "activations"))
                 ledger.hold(place, new)
+        if work.is_lowered(step.task):
+            for k, place in enumerate(writes):
+                ledger.hold(("output", step.task, k), ledger.storage(place))
         return work.seconds(step.task)
+
+    def _let_go(self, step: SlotStep, reads: Sequence[Hashable]) -> None:
+        """A lowered program has what it reads and makes until it runs again: that is now."""
+        for k, place in enumerate(reads):
+            self.ledger.hold(("input", step.task, k), self.ledger.storage(place))
+        for k, _ in enumerate(step.outputs):
+            self.ledger.drop(("output", step.task, k))
 
     def _move(self, step: SlotStep, reads: Sequence[Hashable], writes: Sequence[Hashable]) -> float:
         """Work that stands in no file."""

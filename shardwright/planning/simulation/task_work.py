@@ -6,13 +6,13 @@ footprints. Equal supertasks are looked at once.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.layout import DeviceModel
 from shardwright.pipeline.graphs import TaskGraphs
-from shardwright.pipeline.schema import Document
-from shardwright.planning.simulation.footprint import Footprint, footprint
+from shardwright.pipeline.schema import Document, SuperTask
+from shardwright.planning.simulation.footprint import Footprint, Home, footprint
 from shardwright.profiling.cost import Costs
 from shardwright.profiling.tasks import TaskTimes
 from shardwright.schedule.overwriting import Overwriting
@@ -50,6 +50,8 @@ class TaskWork:
     def footprint(self, task: str, memory: Overwriting, *, first: bool) -> Footprint:
         """What one run needs; measured bytes beside the outputs go before those that are seen."""
         spec = self.document.supertasks[task]
+        if self.is_lowered(task):
+            return self._lowered(spec, memory)
         zeros = memory.zeros if first else frozenset[str]()
         over = [
             (spec.inputs.index(old), spec.outputs.index(new)) for new, old in memory.over.items()
@@ -64,6 +66,32 @@ class TaskWork:
             measured = self.costs.temporary_bytes(task) + found.left
             return found._replace(most=max(found.most, measured))
         return found
+
+    def is_lowered(self, task: str) -> bool:
+        """Whether a supertask's program is planned where it is loaded; it then lets nothing go."""
+        return self.document.supertasks[task].kind == "dfg"
+
+    def kept(self, tasks: Iterable[str]) -> int:
+        """Bytes that the programs of a slot's supertasks have for themselves, run or not.
+
+        Lowered ones run on one arena, as large as the largest of them needs.
+        """
+        lowered = [task for task in tasks if self.is_lowered(task)]
+        if not lowered or not isinstance(self.costs, TaskTimes):
+            return 0
+        times = self.costs
+        return max(map(times.temporary_bytes, lowered)) + sum(map(times.kept_bytes, lowered))
+
+    def _lowered(self, spec: SuperTask, memory: Overwriting) -> Footprint:
+        """All that is not made in an input's memory has its own."""
+        homes = [
+            Home(spec.inputs.index(memory.over[name]))
+            if name in memory.over
+            else Home(None, k, self.document.tensors[name].nbytes)
+            for k, name in enumerate(spec.outputs)
+        ]
+        found = Footprint(0, tuple(homes))
+        return found._replace(most=found.left)
 
     def _found(
         self,
