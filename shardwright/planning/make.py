@@ -14,6 +14,7 @@ from shardwright.layout import Cluster
 from shardwright.planning.assemble import make_plan, step_of
 from shardwright.planning.automatic.auto import AUTO, auto_plan
 from shardwright.planning.automatic.candidates import Asked
+from shardwright.planning.fitting import check_fits
 from shardwright.planning.forward import forward_view
 from shardwright.planning.mesh import AXES, DATA, PIPELINE, over_mesh
 from shardwright.planning.mixing import mixing_notes
@@ -80,12 +81,16 @@ def plan(
         1: each slot along the mesh axis ``data`` holds and updates its part of the optimizer's
         state. 0 by default.
 
-    Raises PlanError where that cannot be done, and what a policy function raises.
+    Raises PlanError where that cannot be done, where a cluster's slots have too little memory for
+    it, and what a policy function raises.
     """
     asked = Asked(microbatches, schedule, chunks, recompute, memory, zero)
     made = _made(graph, devices, policy, mesh, profile, asked)
-    cluster = devices if isinstance(devices, Cluster) else Cluster((made.devices,))
-    return msgspec.structs.replace(made, cluster=cluster)
+    if not isinstance(devices, Cluster):
+        return msgspec.structs.replace(made, cluster=Cluster((made.devices,)))
+    if policy != AUTO:
+        check_fits(graph, made, devices, _costs(profile))
+    return msgspec.structs.replace(made, cluster=devices)
 
 
 def _made(

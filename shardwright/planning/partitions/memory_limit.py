@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,14 +15,15 @@ from shardwright.schedule import make_schedule
 class MemoryLimit:
     """``nbytes`` of a slot, in a step of so many microbatches in the order of a schedule.
 
-    ``chunks`` is how many stages a rank has. Of a model that is not trained nothing is held for a
-    backward, so the schedule does not matter.
+    ``chunks`` is how many stages a rank has, ``names`` the slot of each stage, for messages. Of a
+    model that is not trained nothing is held for a backward, so the schedule does not matter.
     """
 
     nbytes: float
     microbatches: int = 1
     schedule: str = "1f1b"
     chunks: int = 1
+    names: tuple[str, ...] = ()
 
     def under_way(self, stage: int, stages: int) -> int:
         """How many microbatches a stage holds at most between their forwards and backwards."""
@@ -44,13 +46,21 @@ class MemoryLimit:
     def message(self, stage: int, stages: int, least: float) -> str:
         """That no partition fits, and what would."""
         return (
-            f"no cut in {stages} stages fits in memory: even the least full leaves stage {stage} "
-            f"with {least:.0f} bytes, {least - self.nbytes:.0f} more than a slot's "
-            f"{self.nbytes:.0f}; {REMEDY}"
+            f"no cut in {stages} stages fits in memory: even the least full leaves stage {stage}"
+            f"{f' on slot {self.names[stage]!r}' if self.names else ''} with "
+            f"{lacking(least, self.nbytes)}"
         )
 
 
 REMEDY = "plan for more devices or smaller microbatches, or compute activations again (recompute=)"
+
+
+def lacking(least: float, room: float) -> str:
+    """So many bytes, how many lack, and what would do."""
+    return (
+        f"{least:.0f} bytes, {least - room:.0f} more than a slot's {room:.0f}; it would fit in "
+        f"slots of {math.ceil(least)} bytes: give those, {REMEDY}"
+    )
 
 
 @lru_cache(maxsize=256)

@@ -17,7 +17,7 @@ from shardwright.ir import IRGraph
 from shardwright.ir.steps import is_step
 from shardwright.layout import Cluster, Links
 from shardwright.planning.forward import forward_view
-from shardwright.planning.partitions.memory_limit import REMEDY, MemoryLimit
+from shardwright.planning.partitions.memory_limit import MemoryLimit, lacking
 from shardwright.planning.partitions.partition import Partition, make_partition
 from shardwright.planning.partitions.refine import most_seconds
 from shardwright.planning.partitions.repair import repair
@@ -46,6 +46,8 @@ class Task:
         Whether the backward computes again what a stage's own nodes make.
     slots, shards
         How many slots of a rank share its work, and in how many shards of the batch.
+    leaders
+        The first slot of each rank, for messages; the cluster's own order by default.
     """
 
     view: IRGraph
@@ -61,6 +63,7 @@ class Task:
     recompute: bool = False
     slots: int = 1
     shards: int = 1
+    leaders: tuple[str, ...] = ()
 
     @property
     def stages(self) -> int:
@@ -93,10 +96,16 @@ class Task:
     def occupied(self) -> MemoryLimit:
         """How the schedule fills memory, and how much of it there is; without end by default."""
         limit = math.inf if self.memory is None else self.memory
+        names = tuple(self._slot(rank) for rank in self.placement)
         if self.step is None:
-            return MemoryLimit(limit)
+            return MemoryLimit(limit, names=names)
         chunks = self.stages // (max(self.placement) + 1)
-        return MemoryLimit(limit, self.microbatches, self.schedule, chunks)
+        return MemoryLimit(limit, self.microbatches, self.schedule, chunks, names)
+
+    def _slot(self, at: int) -> str:
+        """The first slot of a rank, where each rank before it has one leader."""
+        leaders = self.leaders or self.cluster.devices
+        return leaders[at] if at < len(leaders) else f"d{at}"
 
     @property
     def limit(self) -> MemoryLimit | None:
@@ -150,11 +159,12 @@ class Task:
 
     def _check_fits(self, shares: Shares, replicas: Sequence[int]) -> None:
         """Raise PlanError where a rank holds more than fits."""
-        fullest, lacking = self._lacking(shares, replicas)
-        if self.limit is not None and lacking > 0:
+        fullest, beyond = self._lacking(shares, replicas)
+        if self.limit is not None and beyond > 0:
             raise PlanError(
-                f"rank {fullest} of {len(replicas)} would hold {self.limit.nbytes + lacking:.0f} "
-                f"bytes, {lacking:.0f} more than a slot's {self.limit.nbytes:.0f}; {REMEDY}"
+                f"the best stages found do not fit in memory: slot "
+                f"{self._slot(sum(replicas[:fullest]))!r} would hold "
+                f"{lacking(self.limit.nbytes + beyond, self.limit.nbytes)}"
             )
 
 

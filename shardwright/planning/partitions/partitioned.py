@@ -160,6 +160,7 @@ def partition_model(
         memory=machines.memory,
         slots=slots,
         shards=shards,
+        leaders=_leaders(axes, machines.cluster.devices),
     )
     return _on_slots(graph, PARTITIONERS[policy](task), axes, machines.cluster.devices)
 
@@ -205,6 +206,12 @@ def plan_of_partition(graph: IRGraph, partition: Partition) -> Plan:
 def _sharing(axes: Mapping[str, int]) -> tuple[int, int]:
     """How many slots each rank has, and how many shards of the batch."""
     return math.prod(axes.values()) // axes[PIPELINE], axes.get(DATA, 1)
+
+
+def _leaders(axes: Mapping[str, int], devices: Sequence[str]) -> tuple[str, ...]:
+    """The first slot of each rank."""
+    whole = Mesh.of(axes, devices)
+    return tuple(mesh.devices[0] for mesh in whole.along(whole.axis(PIPELINE)))
 
 
 def partition_step(
@@ -259,6 +266,7 @@ def _partition(
             rows,
             options.recompute != "none",
             *_sharing(axes),
+            leaders=_leaders(axes, machines.cluster.devices),
         )
     )
 

@@ -15,7 +15,8 @@ time of any stage for a microbatch; of those with the same, it has the fewest st
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from shardwright.errors import PlanError
 from shardwright.layout import Cluster
 from shardwright.planning.partitions.chains import TOLERANCE, Table, Tables
 from shardwright.planning.partitions.exact import cut_places, range_tables
-from shardwright.planning.partitions.memory_limit import REMEDY, MemoryLimit
+from shardwright.planning.partitions.memory_limit import MemoryLimit, lacking
 from shardwright.planning.partitions.workload import Workload
 
 LARGEST_TABLE = 5e8
@@ -81,6 +82,8 @@ class _Search:
     microbatches: int
     gradients: float
     limit: MemoryLimit | None
+    by_bytes: bool = False
+    """Whether the most bytes of a slot shall be few, in place of the most seconds."""
     best: list[dict[int, np.ndarray]] = field(default_factory=list)
     choices: list[dict[int, _Choice]] = field(default_factory=list)
 
@@ -94,7 +97,7 @@ class _Search:
         times = [found[slots][0] if slots in found else np.inf for found in self.best]
         least = min(times)
         if not np.isfinite(least):
-            raise PlanError(self._why(stages))
+            raise PlanError(self._why(stages, places))
         count = next(i for i, time in enumerate(times) if time <= least * (1 + TOLERANCE))
         return self._follow(count, slots, places, float(least))
 
@@ -128,11 +131,13 @@ class _Search:
             links = self.cluster.among(own)
             add_up = _all_reduce(links.seconds, replicas, self.gradients * tables.stored)
             seconds = seconds + add_up / self.microbatches
-        if self.limit is not None:
-            under_way = self.limit.under_way(0, from_end)
-            held = tables.stored + under_way * tables.kept / replicas
-            seconds = np.where(held <= self.limit.nbytes, seconds, np.inf)
-        return seconds
+        if self.limit is None:
+            return seconds
+        under_way = self.limit.under_way(0, from_end)
+        held = tables.stored + under_way * tables.kept / replicas
+        if self.by_bytes:
+            return np.where(np.isfinite(seconds), held, np.inf)
+        return np.where(held <= self.limit.nbytes, seconds, np.inf)
 
     def _follow(self, count: int, slots: int, places: Sequence[int], seconds: float) -> Cut:
         cuts, replicas, at = [0], [], 0
@@ -144,7 +149,7 @@ class _Search:
             cuts.append(places[at])
         return Cut(cuts, replicas, seconds)
 
-    def _why(self, stages: int) -> str:
+    def _why(self, stages: int, places: Sequence[int]) -> str:
         """What stands in the way: memory, or rows too few for the slots."""
         slots, limit = len(self.cluster.devices), self.limit
         if limit is None or stages * self.rows < slots:
@@ -152,11 +157,26 @@ class _Search:
                 f"{slots} slots have no work: {stages} stages of at most {self.rows} slots, one a "
                 "row of a microbatch; use fewer slots, or capture with a larger batch"
             )
-        least = float(self.tables.stored[np.isfinite(self.tables.seconds)].max(initial=0))
+        search = replace(self, by_bytes=True, best=[], choices=[])
+        nearest = search.run(stages, places)
         return (
-            f"no cut on {slots} slots fits in {limit.nbytes:.0f} bytes a slot (all stored values "
-            f"with gradients and states take {least:.0f}); {REMEDY}"
+            f"no cut on {slots} slots fits in {limit.nbytes:.0f} bytes a slot: even the least full "
+            f"leaves slot {search.fullest(nearest, places)!r} with "
+            f"{lacking(nearest.seconds, limit.nbytes)}"
         )
+
+    def fullest(self, found: Cut, places: Sequence[int]) -> str:
+        """The first slot of the stage for which a cut has the most of what is counted."""
+        before = list(accumulate(found.replicas, initial=0))
+        count, slots = len(found.replicas), before[-1]
+        cuts = [places.index(cut) for cut in found.cuts]
+        most = [
+            self._stage(count - stage, slots - before[stage], replicas)[
+                cuts[stage], cuts[stage + 1]
+            ]
+            for stage, replicas in enumerate(found.replicas)
+        ]
+        return self.cluster.devices[before[most.index(max(most))]]
 
 
 def _all_reduce(price: Callable[..., float], members: int, nbytes: Table) -> Table:
