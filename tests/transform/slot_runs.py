@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,13 +10,14 @@ from torch import Tensor
 from shardwright.comm.collectives import combine
 from shardwright.comm.operation import Operation, TensorSpec
 from shardwright.comm.wire import conform
-from shardwright.ir import IRNode, compile_graph
+from shardwright.ir import IRNode
 from shardwright.ir.dtypes import torch_dtype
-from shardwright.ir.graph import IRGraph
+from shardwright.ir.operators import flatten_results, join_call, resolve
 from shardwright.ir.values import contiguous_strides
 from shardwright.transform.slots import Border, Communication, Localized
 
 EACH = {"forward", "backward"}
+CPU = torch.device("cpu")
 
 
 class SlotRun:
@@ -25,8 +26,17 @@ class SlotRun:
     def __init__(self, localized: Localized) -> None:
         self.localized = localized
         self.held: dict[str, dict[int, Tensor]] = {device: {} for device in localized.slots}
-        self.functions: dict[tuple[str, int], Callable[[list[Tensor]], list[Tensor]]] = {}
-        """What nodes do, by slot and node."""
+        self.phases = dict(self._made())
+        """When a value is made, by slot and value."""
+
+    def _made(self) -> Iterator[tuple[tuple[str, int | None], str]]:
+        for device, slot in self.localized.slots.items():
+            for item, place in zip(slot.items, slot.places, strict=True):
+                if isinstance(item, IRNode):
+                    yield from (((device, value), place.phase) for value in item.outputs)
+                elif isinstance(item, Communication):
+                    here = [member for member in item.members if member.device == device]
+                    yield from (((device, member.gets), place.phase) for member in here)
 
     def load(self, contents: Mapping[str, Tensor]) -> None:
         """Give each slot its slices of stored values, by their leading names."""
@@ -58,7 +68,7 @@ class SlotRun:
     def _empty_accumulators(self) -> None:
         for old, new in self.localized.updates:
             value = self.localized.slots[old.device].value(old.value)
-            if value.init is not None and self._phase(new) in EACH:
+            if value.init is not None and self.phase(new) in EACH:
                 self.held[old.device][old.value].zero_()
 
     def _give(self, inputs: Mapping[int, Tensor]) -> None:
@@ -94,15 +104,12 @@ class SlotRun:
     def _node(self, device: str, node: IRNode) -> None:
         graph = self.localized.slots[device].builder.graph
         held = self.held[device]
-        inputs = list(dict.fromkeys(node.inputs))
-        stored = [v for v in inputs if graph.values[v].is_stored]
-        if (device, node.id) not in self.functions:
-            alone = IRGraph("node", {v: graph.values[v] for v in (*node.inputs, *node.outputs)})
-            alone.nodes = [node]
-            alone.inputs, alone.outputs = inputs, list(node.outputs)
-            self.functions[device, node.id] = compile_graph(alone).function
-        made = self.functions[device, node.id]([held[v] for v in [*inputs, *stored]])
-        for value_id, tensor in zip(node.outputs, made, strict=True):
+        overload = resolve(node.op)
+        args, kwargs = join_call(overload, [held[v] for v in node.inputs], node.attrs, CPU)
+        made = flatten_results(overload(*args, **kwargs))
+        for value_id, tensor in zip(node.results, made, strict=True):
+            if value_id is None:
+                continue
             value = graph.values[value_id]
             found = (tuple(tensor.shape), tensor.dtype)
             assert found == (value.shape, torch_dtype(value.dtype)), (node, found)
@@ -150,19 +157,9 @@ class SlotRun:
 
     def _replace(self, phases: set[str]) -> None:
         for old, new in self.localized.updates:
-            if self._phase(new) in phases:
+            if self.phase(new) in phases:
                 self.held[old.device][old.value] = self.value(new).clone()
 
-    def _phase(self, part) -> str | None:
-        slot = self.localized.slots[part.device]
-        for item, place in zip(slot.items, slot.places, strict=True):
-            made = (
-                item.outputs
-                if isinstance(item, IRNode)
-                else [m.gets for m in item.members if m.device == part.device]
-                if isinstance(item, Communication)
-                else []
-            )
-            if part.value in made:
-                return place.phase
-        raise AssertionError("a value that nothing makes")
+    def phase(self, part) -> str:
+        """When a part is made."""
+        return self.phases[part.device, part.value]

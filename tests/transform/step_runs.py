@@ -24,7 +24,7 @@ class StepRun:
         self.run = SlotRun(self.localized)
         contents = {v.names[0]: graph.tensors[v.id].detach() for v in graph.stored() if not v.init}
         self.run.load(contents)
-        self.each = [part for part in self.localized.updates if self.run._phase(part[1]) in EACH]
+        self.each = [part for part in self.localized.updates if self.run.phase(part[1]) in EACH]
 
     def step(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """The loss of a step on inputs of the whole batch, by name."""
