@@ -8,12 +8,15 @@ changes between runs, but those of large inputs and outputs that no call of torc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from shardwright.exec.call_log import CallLog
+from shardwright.exec.captured import Bound
 from shardwright.exec.cuda import GraphMemory, RecordedGraph
 from shardwright.exec.emitters import emit_graph
 from shardwright.exec.exec_plan import ARENA, ExecPlan, make_exec_plan
@@ -21,7 +24,6 @@ from shardwright.exec.executor import Executor
 from shardwright.exec.lowering import lower_graph
 from shardwright.exec.optimize import optimize_plan
 from shardwright.exec.passes.pipeline import prepare
-from shardwright.exec.program import Bound
 from shardwright.exec.replay import Replaying, warm_up
 from shardwright.exec.shared_arena import SharedArena
 from shardwright.exec.sources import Prepared
@@ -207,6 +209,10 @@ class BoundPlan:
                 return found
             return [slot if k in self._new else slot.clone() for k, slot in enumerate(found)]
 
+    def logging(self) -> AbstractContextManager[CallLog]:
+        """What the runs inside of it call, in order."""
+        return self.executor.logging()
+
     def feed(self, stored: Mapping[str, Tensor]) -> None:
         """Give stored values other contents, by any of their names."""
         own = self._copies.feed(stored)
@@ -232,9 +238,15 @@ class BoundGraph:
 
     def __init__(self, bound: BoundPlan, memory: GraphMemory, replaying: Replaying) -> None:
         self._bound = bound
+        self._log: CallLog = []
         self._recorded = RecordedGraph(
-            bound.run, bound.inputs, bound.written, memory, replaying.warm_up
+            self._run, bound.inputs, bound.written, memory, replaying.warm_up
         )
+
+    def _run(self) -> list[Tensor]:
+        """Run call by call, and keep what was called: at last, what was recorded."""
+        with self._bound.logging() as self._log:
+            return self._bound.run()
 
     @property
     def plan(self) -> ExecPlan:
@@ -244,6 +256,11 @@ class BoundGraph:
     def __call__(self, inputs: Sequence[Tensor], *, slots: bool = False) -> list[Tensor]:
         """Replay on these inputs."""
         return self._recorded.replay(inputs, slots=slots)
+
+    @contextmanager
+    def logging(self) -> Iterator[CallLog]:
+        """The calls that were recorded: a replay makes them all, unseen."""
+        yield list(self._log)
 
     def feed(self, stored: Mapping[str, Tensor]) -> None:
         """Give stored values other contents."""

@@ -13,10 +13,12 @@ overwrites.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 
+from shardwright.exec.call_log import CallLog
 from shardwright.exec.exec_plan import ExecPlan
 from shardwright.exec.feeds import Feeds
 from shardwright.exec.memory import Memory
@@ -52,6 +54,7 @@ class Executor:
         self.refused: Mapping[int, str] = bound.refused
         """Why calls are torch's, by call number."""
         self._has_torch = any(isinstance(segment, TorchSegment) for segment in self.segments)
+        self._log: CallLog | None = None
         self._owned: Sequence[int] = [
             k for k, buffer in enumerate(plan.buffers) if buffer.kind == "output"
         ]
@@ -124,11 +127,20 @@ class Executor:
         threads = self.thread_count
         if not self._has_torch:
             for segment in self.segments:
-                segment.run(self.memory, threads)
+                segment.run(self.memory, threads, self._log)
             return
         with torch.inference_mode():
             for segment in self.segments:
-                segment.run(self.memory, threads)
+                segment.run(self.memory, threads, self._log)
+
+    @contextmanager
+    def logging(self) -> Iterator[CallLog]:
+        """What runs call inside of it, in order; an entry is written when its call has returned."""
+        before, self._log = self._log, []
+        try:
+            yield self._log
+        finally:
+            self._log = before
 
     def outputs(self, *, copy: bool = True) -> list[torch.Tensor]:
         """The outputs of the last run, in order."""

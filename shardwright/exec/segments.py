@@ -2,7 +2,8 @@
 
 Comes in: a plan, its memory and the native library, if there is one. Goes out: `Segment`s in the
 calls' order. What always holds: every call is in exactly one segment, by the native kernel where it
-takes the call, else by the kind's torch kernel; a native segment is one call of C.
+takes the call, else by the kind's torch kernel; a native segment is one call of C. A call carries
+its number and kind from when it is bound, and a run that is given a log writes them there.
 """
 
 from __future__ import annotations
@@ -10,7 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from time import perf_counter
 
+import torch
+
+from shardwright.exec.call_log import CallLog, Logged
 from shardwright.exec.exec_plan import ExecPlan
 from shardwright.exec.kernels.kernel import Closure
 from shardwright.exec.kernels.table import bind_torch
@@ -28,20 +33,15 @@ class NativeSegment:
         self.count = len(bounds)
         self.bounds = tuple(bounds)
         self._program: Program = library.program(bounds)
-        self._library = library
 
-    def run(self, memory: Memory, threads: int) -> None:
+    def run(self, memory: Memory, threads: int, log: CallLog | None = None) -> None:
         """All its calls, by one call of C."""
-        self._program.run(memory.bases, threads)
+        self._program.run(memory.bases, threads, log)
 
     def prepare(self, memory: Memory, threads: int) -> None:
         """Let kernels read their static operands."""
         for bound in self.bounds:
             bound.prepare(memory.bases, threads)
-
-    def single(self, index: int) -> Program:
-        """A program of one of its calls."""
-        return self._library.program([self.bounds[index]])
 
 
 class TorchSegment:
@@ -55,7 +55,7 @@ class TorchSegment:
             sorted({plan.homes[v].buffer for v in (*op.in_vids, *op.out_vids) if v != ABSENT})
             for op in ops
         ]
-        self._closures: list[Closure | None] = [None] * len(ops)
+        self._calls: list[TorchCall | None] = [None] * len(ops)
         self._versions: list[tuple[int, ...]] = [()] * len(ops)
         self._seen = -1
 
@@ -63,21 +63,27 @@ class TorchSegment:
         """The buffers that its calls read or write."""
         return {buffer for buffers in self._buffers for buffer in buffers}
 
-    def run(self, memory: Memory, threads: int) -> None:
+    def run(self, memory: Memory, threads: int, log: CallLog | None = None) -> None:
         """All its calls in turn."""
-        for closure in self.closures(memory):
-            closure()
+        calls = self._bound(memory)
+        if log is None:
+            for call in calls:
+                call()
+        else:
+            for call in calls:
+                seconds = _timed(call, memory.device)
+                log.append(Logged(call.number, call.kind_id, False, seconds))
 
-    def closures(self, memory: Memory) -> list[Closure]:
+    def _bound(self, memory: Memory) -> list[TorchCall]:
         """Its calls, on the memory's present addresses."""
         if self._seen != memory.changes:
             for k, op in enumerate(self._ops):
                 version = tuple(memory.version[buffer] for buffer in self._buffers[k])
-                if self._closures[k] is None or version != self._versions[k]:
-                    self._closures[k] = _bind(op, memory)
+                if self._calls[k] is None or version != self._versions[k]:
+                    self._calls[k] = _bind(op, self.first + k, memory)
                     self._versions[k] = version
             self._seen = memory.changes
-        return self._closures  # type: ignore[return-value]
+        return self._calls  # type: ignore[return-value]
 
 
 Segment = NativeSegment | TorchSegment
@@ -97,7 +103,10 @@ def bind_segments(plan: ExecPlan, library: Library | None) -> Segments:
     bound: list[Bound | None] = []
     refused: dict[int, str] = {}
     for index, op in enumerate(plan.calls):
-        found = "there are no native kernels" if library is None else _native(library, op, operands)
+        if library is None:
+            found: Bound | str = "there are no native kernels"
+        else:
+            found = _native(library, op, index, operands)
         bound.append(found if isinstance(found, Bound) else None)
         if isinstance(found, str):
             refused[index] = found
@@ -137,7 +146,7 @@ class _Operands:
         return self._known[vid]
 
 
-def _native(library: Library, op: LoweredOp, operands: _Operands) -> Bound | str:
+def _native(library: Library, op: LoweredOp, number: int, operands: _Operands) -> Bound | str:
     """The native kernel's answer. Kernels always get attributes written out (schema 1)."""
     kind = kind_of(op.kind_id)
     if kind.name == "generic":
@@ -146,7 +155,7 @@ def _native(library: Library, op: LoweredOp, operands: _Operands) -> Bound | str
     if any(operand is not None and 0 in operand.shape for operand in described):
         return "an operand is empty"
     blob = written_out(kind, op)
-    return library.bind(op.kind_id, 1, blob, described, len(op.in_vids))
+    return library.bind(op.kind_id, 1, blob, described, len(op.in_vids), number=number)
 
 
 def written_out(kind: Kind, op: LoweredOp) -> bytes:
@@ -156,27 +165,39 @@ def written_out(kind: Kind, op: LoweredOp) -> bytes:
     return kind.layout(1).pack(kind.unpack(op.attr_schema, op.attr_blob))
 
 
-def _bind(op: LoweredOp, memory: Memory) -> Closure:
+def _bind(op: LoweredOp, number: int, memory: Memory) -> TorchCall:
     kind = kind_of(op.kind_id)
     ins, outs = (
         [None if vid == ABSENT else memory[vid] for vid in vids]
         for vids in (op.in_vids, op.out_vids)
     )
     closure = bind_torch(kind.name, kind.unpack(op.attr_schema, op.attr_blob), ins, outs)
-    return _Named(closure, f"{kind.name}, {op.where}") if op.where else closure
+    where = f"{kind.name}, {op.where}" if op.where else kind.name
+    return TorchCall(closure, number, op.kind_id, where)
 
 
-class _Named:
-    """A call whose exceptions say where it came from."""
+class TorchCall:
+    """A bound call of torch, which knows which one it is; its exceptions say where it came from."""
 
-    __slots__ = ("_call", "_where")
+    __slots__ = ("_call", "_where", "kind_id", "number")
 
-    def __init__(self, call: Closure, where: str) -> None:
+    def __init__(self, call: Closure, number: int, kind_id: int, where: str) -> None:
         self._call, self._where = call, where
+        self.number, self.kind_id = number, kind_id
 
     def __call__(self) -> None:
+        """Make the call."""
         try:
             self._call()
         except Exception as error:
             error.add_note(f"in {self._where}")
             raise
+
+
+def _timed(call: TorchCall, device: torch.device) -> float:
+    """The seconds that a call takes, with its work on a device, where that can be waited for."""
+    begin = perf_counter()
+    call()
+    if device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+        torch.cuda.synchronize(device)
+    return perf_counter() - begin

@@ -1,32 +1,33 @@
 """What a run really called, beside what its plan says.
 
-Comes in: a bound executor. Goes out: a `Trace`, one entry a call in the order in which they were
-done. What always holds: an entry is written when its call has returned, so that a call that is left
-out, done twice or out of turn is seen by `check_trace`. A traced run makes each native call by
-itself, and gives the results that any run gives.
+Comes in: an executor's log of a run. Goes out: a `Trace`, one entry a call in the order in which
+they were done. What always holds: an entry says what the call itself was bound as, not what the
+plan has in its place, and was written by the loop that any run goes through; so a call that is left
+out, done twice, done out of turn or by another's kernel is seen by `check_trace`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from time import perf_counter
 
 import torch
 
 from shardwright.errors import ExecError
+from shardwright.exec.call_log import Logged
 from shardwright.exec.exec_plan import ExecPlan
 from shardwright.exec.executor import Executor
 from shardwright.exec.kinds import kind_of
 from shardwright.exec.lowered import LoweredOp
-from shardwright.exec.segments import NativeSegment
 
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """One call: its number in the plan, its kind, who did it, and how long it took."""
+    """One call: the number and kind it was bound as, who did it, and how long it took.
+
+    ``where`` is the node that the plan's call of this number came from.
+    """
 
     index: int
     kind: str
@@ -60,45 +61,22 @@ class Trace:
         return "\n".join(lines)
 
 
-def trace_run(
-    executor: Executor, feed: Mapping[str, torch.Tensor] | None = None, *, rounds: int = 1
-) -> Trace:
-    """Run once, call by call. ``rounds`` calls each so often for its least time.
-
-    More than one round is for measuring alone: updates are then made more than once.
-    Raises InputError where the feed does not fit.
-    """
-    executor.bind_and_alloc_slots(feed or {})
-    executor.prepare_static()
-    found = []
-    with torch.inference_mode():
-        for index, native, call in _calls(executor):
-            seconds = min(_timed(call, executor.device) for _ in range(rounds))
-            op = executor.plan.calls[index]
-            found.append(Called(index, kind_of(op.kind_id).name, op.where, native, seconds))
-    return Trace(tuple(found))
+def trace_of(plan: ExecPlan, log: Iterable[Logged]) -> Trace:
+    """The trace of a log; where a call came from is looked up in the plan."""
+    return Trace(tuple(_called(plan, entry) for entry in log))
 
 
-def _calls(executor: Executor) -> Iterator[tuple[int, bool, Callable[[], object]]]:
-    """Each call's number, whether it is native, and the call."""
-    memory, threads = executor.memory, executor.thread_count
-    for segment in executor.segments:
-        if isinstance(segment, NativeSegment):
-            for k in range(segment.count):
-                program = segment.single(k)
-                yield segment.first + k, True, partial(program.run, memory.bases, threads)
-        else:
-            for k, closure in enumerate(segment.closures(memory)):
-                yield segment.first + k, False, closure
+def _called(plan: ExecPlan, entry: Logged) -> Called:
+    number, kind_id, native, seconds = entry
+    where = plan.calls[number].where if number < len(plan.calls) else ""
+    return Called(number, kind_of(kind_id).name, where, native, seconds)
 
 
-def _timed(call: Callable[[], object], device: torch.device) -> float:
-    """The seconds that a call takes, its work on a device included."""
-    begin = perf_counter()
-    call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return perf_counter() - begin
+def trace_run(executor: Executor, feed: Mapping[str, torch.Tensor] | None = None) -> Trace:
+    """Run once, as `Executor.run` does. Raises InputError where the feed does not fit."""
+    with executor.logging() as log:
+        executor.run(feed, copy=False)
+    return trace_of(executor.plan, log)
 
 
 def check_trace(plan: ExecPlan, trace: Trace) -> None:

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 import shardwright as sw
-from shardwright.errors import InputError, WeightError
+from shardwright.errors import ExecError, InputError, WeightError
 from shardwright.exec.bind import Binder
-from shardwright.exec.program import Bound, Capture, CompiledProgram
+from shardwright.exec.captured import Bound, Capture
+from shardwright.exec.program import CompiledProgram
 from shardwright.exec.replay import Captures, Replaying
 from shardwright.exec.sources import ModuleSource, Prepared, StepSource
 from tests.exec.steps import OPTIMIZERS, Program, assert_close, batches, network, program
@@ -339,6 +340,27 @@ def test_constants_are_taken_from_the_feed() -> None:
     with torch.no_grad():
         model.scale, model.factor = fed[names[1]], fed[names[0]]
         assert_close(found, model(x), 1e-5)
+
+
+def test_a_trace_is_of_a_run_that_trains() -> None:
+    made, eager = program(OPTIMIZERS["adamw"]), program(OPTIMIZERS["adamw"])
+    (x, y), other = batches(2)
+    run = sw.compile(made.step, x, y)
+    trace = run.trace(x, y)
+    assert [call.index for call in trace.calls] == list(range(len(run.plan.calls)))
+    assert trace.counts["adamw"] == 1
+    eager.step(x, y)
+    assert_close(run(*other), eager.step(*other), 1e-5)
+
+
+def test_a_program_that_does_not_call_what_it_planned_is_seen() -> None:
+    model, x = network().eval(), torch.randn(8, 6)
+    run = sw.compile(model, x)
+    bound = run._latest.bound  # type: ignore[union-attr]
+    executor = bound.executor  # type: ignore[attr-defined]
+    executor.segments = (*executor.segments, *executor.segments)
+    with pytest.raises(ExecError, match=r"has \d+ calls, but \d+ were made"):
+        run.trace(x)
 
 
 def test_contiguity_is_no_part_of_a_capture() -> None:

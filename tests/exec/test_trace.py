@@ -3,9 +3,13 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
 from shardwright.errors import ExecError
 from shardwright.exec.executor import Executor
+from shardwright.exec.kinds import kind_of
+from shardwright.exec.native.library import load
+from shardwright.exec.segments import NativeSegment
 from shardwright.exec.trace import Trace, check_trace, trace_run
 from tests.exec.running import assert_close, contents, feed_of, planned, run_nodes
 from tests.graphs import language_model, tokens
@@ -42,6 +46,56 @@ def test_what_differs_from_the_plan_is_seen(executor):
             check_trace(executor.plan, wrong)
     with pytest.raises(ExecError, match="22 calls, but 23 were made"):
         check_trace(executor.plan, Trace((*calls, calls[0])))
+
+
+def rewire(executor, order):
+    """Let the first segment of several calls call others: ``order`` is of its own calls."""
+    executor.run()
+    segment = max(executor.segments, key=lambda found: found.count)
+    if isinstance(segment, NativeSegment):
+        segment._program = load().program(order(segment.bounds))
+    else:
+        segment._calls = list(order(segment._calls))
+    return segment.first
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        lambda calls: calls[::-1],
+        lambda calls: (calls[0],) * len(calls),
+        lambda calls: calls[:-1],
+        lambda calls: (*calls, calls[-1]),
+    ],
+    ids=["reversed", "one kernel for all", "one left out", "one twice"],
+)
+def test_a_run_that_calls_something_else_is_seen(executor, order):
+    check_trace(executor.plan, trace_run(executor))
+    rewire(executor, order)
+    with pytest.raises(ExecError, match=r"call \d+ of plan|calls, but"):
+        check_trace(executor.plan, trace_run(executor))
+
+
+def test_a_kernel_of_another_kind_is_seen(executor):
+    """A call's kind is that of the kernel that ran, whatever stands in the plan."""
+    plan = executor.plan
+    kinds = [kind_of(op.kind_id).name for op in plan.calls]
+    assert [call.kind for call in trace_run(executor).calls] == kinds
+    plan.__dict__["calls"] = (plan.calls[1], plan.calls[0], *plan.calls[2:])
+    with pytest.raises(ExecError, match="call 0 of plan"):
+        check_trace(plan, trace_run(executor))
+
+
+def test_a_run_that_fails_is_traced_up_to_there():
+    graph = language_model(2)
+    executor = Executor(planned(graph))
+    wrong = torch.full_like(tokens(), 1 << 20)
+    feed = feed_of(executor.plan, graph, [wrong], contents(graph))
+    with executor.logging() as log, pytest.raises(ExecError, match="index"):
+        executor.run(feed)
+    assert len(log) < len(executor.plan.calls)
+    executor.run({graph.values[graph.inputs[0]].name: tokens()})
+    assert len(log) < len(executor.plan.calls)
 
 
 def test_a_trace_reads_as_a_list_of_calls(executor):

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from shardwright.errors import ExecError
+from shardwright.exec.call_log import CallLog, Logged
 from shardwright.exec.native.build import built_library
 from shardwright.ir.dtypes import DTYPES
 
@@ -77,6 +78,18 @@ class _CallSpec(ctypes.Structure):
     )
 
 
+class _Logged(ctypes.Structure):
+    _fields_ = (
+        ("number", ctypes.c_int32),
+        ("kind", ctypes.c_int32),
+        ("seconds", ctypes.c_double),
+    )
+
+
+class _Log(ctypes.Structure):
+    _fields_ = (("calls", ctypes.POINTER(_Logged)), ("count", ctypes.c_int64))
+
+
 class Bound:
     """A call that a kernel has taken."""
 
@@ -98,13 +111,24 @@ class Program:
         self.bounds = tuple(bounds)
         handles = (ctypes.c_void_p * len(bounds))(*(bound.handle for bound in bounds))
         self._handle = dll.sw_program(handles, len(bounds))
-        self._run, self._failure = dll.sw_run, dll.sw_failure
+        self._run, self._run_logged, self._failure = dll.sw_run, dll.sw_run_logged, dll.sw_failure
         # The bounds stand among the arguments so that none is released before the program.
         weakref.finalize(self, _release_program, dll, self._handle, self.bounds)
 
-    def run(self, bases: ctypes.Array[ctypes.c_void_p], threads: int = 1) -> None:
-        """Runs on these base addresses. Raises ExecError where a kernel gave up."""
-        failed = self._run(self._handle, bases, threads)
+    def run(
+        self, bases: ctypes.Array[ctypes.c_void_p], threads: int = 1, log: CallLog | None = None
+    ) -> None:
+        """Runs on these base addresses. Raises ExecError where a kernel gave up.
+
+        What was called is written into ``log``, by the loop that calls it.
+        """
+        if log is None:
+            failed = self._run(self._handle, bases, threads)
+        else:
+            calls = (_Logged * len(self.bounds))()
+            found = _Log(calls, 0)
+            failed = self._run_logged(self._handle, bases, threads, ctypes.byref(found))
+            log += (Logged(c.number, c.kind, True, c.seconds) for c in calls[: found.count])
         if failed:
             said = self._failure().decode()
             raise ExecError(f"native call {failed - 1} of {len(self.bounds)}: {said}")
@@ -125,7 +149,14 @@ class Library:
         self._dll.sw_set_blas((ctypes.c_void_p * len(symbols))(*symbols), len(symbols))
 
     def bind(
-        self, kind: int, schema: int, blob: bytes, operands: Sequence[Operand | None], n_in: int
+        self,
+        kind: int,
+        schema: int,
+        blob: bytes,
+        operands: Sequence[Operand | None],
+        n_in: int,
+        *,
+        number: int = 0,
     ) -> Bound | str:
         """A call of a kind, inputs before outputs, None for what is absent; or why not."""
         if any(len(operand.shape) > MAX_DIMS for operand in operands if operand):
@@ -135,7 +166,7 @@ class Library:
         table = (_Operand * len(operands))(*map(_pack, operands))
         spec = _CallSpec(kind, schema, n_in, len(operands) - n_in, table, blob, len(blob))
         why = ctypes.create_string_buffer(512)
-        handle = self._dll.sw_bind(ctypes.byref(spec), why, len(why))
+        handle = self._dll.sw_bind(ctypes.byref(spec), number, why, len(why))
         return Bound(self._dll, handle) if handle else why.value.decode()
 
     def program(self, bounds: Sequence[Bound]) -> Program:
@@ -217,12 +248,13 @@ def _declare(dll: Any) -> None:
     )
     for name, result, *arguments in (
         ("sw_set_blas", None, pointer, long),
-        ("sw_bind", pointer, pointer, text, long),
+        ("sw_bind", pointer, pointer, number, text, long),
         ("sw_release", None, pointer),
         ("sw_prepare", number, pointer, pointer, number),
         ("sw_program", pointer, pointer, long),
         ("sw_release_program", None, pointer),
         ("sw_run", long, pointer, pointer, number),
+        ("sw_run_logged", long, pointer, pointer, number, pointer),
         ("sw_failure", text),
     ):
         function = getattr(dll, name)

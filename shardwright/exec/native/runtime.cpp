@@ -6,6 +6,7 @@
 #include "abi.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <mutex>
@@ -29,12 +30,13 @@ struct Bound {
     std::vector<Operand> operands;
     std::vector<uint8_t> blob;
     CallSpec spec;
+    int32_t number;  // in the plan that it was bound for
     std::unique_ptr<Call> call;
     std::mutex busy;
 
-    explicit Bound(const CallSpec& given)
+    Bound(const CallSpec& given, int32_t n)
         : operands(given.operands, given.operands + given.n_in + given.n_out),
-          blob(given.blob, given.blob + given.blob_size), spec(given) {
+          blob(given.blob, given.blob + given.blob_size), spec(given), number(n) {
         spec.operands = operands.data();
         spec.blob = blob.data();
     }
@@ -74,6 +76,21 @@ Call* bind_call(const CallSpec& spec, std::string& why) {
     return binder(spec, why);
 }
 
+// One call that was made, as library.py reads it (`_Logged`).
+struct Logged {
+    int32_t number;
+    int32_t kind;
+    double seconds;
+};
+
+// Room for as many calls as the program has, and how many of them returned.
+struct Log {
+    Logged* calls;
+    int64_t count;
+};
+
+using Clock = std::chrono::steady_clock;
+
 struct Memory {
     char* at = nullptr;
     size_t size = 0;
@@ -109,10 +126,10 @@ EXPORT void sw_set_blas(const void* const* symbols, int64_t count) {
 }
 
 // A handle, or null with the reason in `why`.
-EXPORT void* sw_bind(const CallSpec* spec, char* why, int64_t why_size) {
+EXPORT void* sw_bind(const CallSpec* spec, int32_t number, char* why, int64_t why_size) {
     std::string reason = "the binder gave no reason";
     try {
-        auto bound = std::make_unique<Bound>(*spec);
+        auto bound = std::make_unique<Bound>(*spec, number);
         bound->call.reset(bind_call(bound->spec, reason));
         if (bound->call) {
             bound->call->spec = bound->spec;
@@ -170,8 +187,8 @@ thread_local std::string failure;
 EXPORT const char* sw_failure() { return failure.c_str(); }
 
 // Runs the calls in order; 0, or 1 + the index of the call that threw.
-EXPORT int64_t sw_run(void* handle, char* const* bases, int threads) {
-    auto* program = static_cast<Program*>(handle);
+template <bool LOGGED>
+static int64_t run_calls(Program* program, char* const* bases, int threads, Log* log) {
     std::lock_guard<std::mutex> lock(program->running);
     int64_t done = 0;
     try {
@@ -180,9 +197,15 @@ EXPORT int64_t sw_run(void* handle, char* const* bases, int threads) {
         Context context{threads};
         BlasThreads limit(threads);
         for (Bound* bound : program->calls) {
+            Clock::time_point begin;
+            if constexpr (LOGGED) begin = Clock::now();
             place(*bound, bases, data.data());
             std::lock_guard<std::mutex> alone(bound->busy);
             bound->call->run(data.data(), context);
+            if constexpr (LOGGED) {
+                std::chrono::duration<double> took = Clock::now() - begin;
+                log->calls[log->count++] = {bound->number, bound->call->spec.kind, took.count()};
+            }
             done++;
         }
         return 0;
@@ -190,4 +213,13 @@ EXPORT int64_t sw_run(void* handle, char* const* bases, int threads) {
         failure = error.what();
         return done + 1;
     }
+}
+
+EXPORT int64_t sw_run(void* program, char* const* bases, int threads) {
+    return run_calls<false>(static_cast<Program*>(program), bases, threads, nullptr);
+}
+
+// As `sw_run`; writes each call that returned into the log.
+EXPORT int64_t sw_run_logged(void* program, char* const* bases, int threads, Log* log) {
+    return run_calls<true>(static_cast<Program*>(program), bases, threads, log);
 }
