@@ -21,7 +21,7 @@ from torch import Tensor
 
 import shardwright as sw
 from shardwright.ir.steps import forward_nodes
-from zoo.models import BY_NAME
+from zoo.models import BY_NAME, LAYERS
 from zoo.training import LEARNING_RATE, Trained, joined, trained
 
 ROUNDING = {True: 1e-12, False: 1e-5}
@@ -51,10 +51,10 @@ class Errors:
         return self.largest <= ROUNDING[self.double]
 
 
-def captured(name: str, microbatches: int) -> tuple[Trained, sw.IRGraph]:
+def captured(name: str, microbatches: int, *, layers: int = LAYERS) -> tuple[Trained, sw.IRGraph]:
     """A model in the widest dtype it knows, and its step on the first of some microbatches."""
     single = BY_NAME[name].single_only
-    entry = trained(name, torch.float32 if single else torch.float64)
+    entry = trained(name, torch.float32 if single else torch.float64, layers=layers)
     graph = sw.compile_ir(entry.step, **entry.microbatches(microbatches)[0])
     return entry, graph
 

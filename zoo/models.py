@@ -39,16 +39,30 @@ class ZooModel:
     single_only: bool = False
 
     def make(
-        self, seed: int = 0, *, dropout: bool = True
+        self, seed: int = 0, *, dropout: bool = True, layers: int = LAYERS
     ) -> tuple[torch.nn.Module, tuple[()], Inputs]:
         """The model and the arguments of a call, the same for the same seed."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            config = getattr(transformers, self.config_class)(**self.config)
+            settings = with_layers(self.config, layers)
+            config = getattr(transformers, self.config_class)(**settings)
             if not dropout:
                 without_dropout(config)
             model = getattr(transformers, self.model_class)(config).eval()
             return model, (), self.inputs()
+
+
+def with_layers(settings: dict[str, Any], layers: int) -> dict[str, Any]:
+    """Settings with so many layers; those that count blocks by stage stay as they are."""
+    found = {}
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            found[key] = with_layers(value, layers)
+        elif key == "layer_types":
+            found[key] = value[:layers]
+        else:
+            found[key] = layers if "layer" in key else value
+    return found
 
 
 def without_dropout(config: transformers.PreTrainedConfig) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from zoo.models import BY_NAME, VOCABULARY, Inputs
+from zoo.models import BY_NAME, LAYERS, VOCABULARY, Inputs
 
 IGNORED = -100
 """The label that no loss counts."""
@@ -142,9 +142,9 @@ class Trained:
         return total
 
 
-def trained(name: str, dtype: torch.dtype = torch.float32) -> Trained:
+def trained(name: str, dtype: torch.dtype = torch.float32, *, layers: int = LAYERS) -> Trained:
     """A model of the zoo, ready to train, without dropout; the same every time."""
-    model, _, _ = BY_NAME[name].make(dropout=False)
+    model, _, _ = BY_NAME[name].make(dropout=False, layers=layers)
     model = model.to(dtype).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     end = next(kind for kind in KINDS if BY_NAME[name].model_class.endswith(kind))

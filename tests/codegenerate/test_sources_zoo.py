@@ -7,8 +7,8 @@ import shardwright as sw
 from shardwright.codegenerate.sources.program import program_of
 from tests.codegenerate.program_runs import ProgramRun, check_program, same
 from tests.codegenerate.test_from_file import contents, loaded
-from tests.zoo.captures import single
-from tests.zoo.turns import in_turn, rotated
+from tests.turns import in_turn, rotated
+from tests.zoo.captures import SHALLOW, single
 from zoo.models import BY_NAME
 from zoo.training import trained
 
@@ -77,7 +77,7 @@ def test_files_give_what_eager_gives(name, devices, tmp_path):
 @pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "resnet", "vit", "llama"])
 def test_the_forward_of_a_step(name, tmp_path):
     """Of a plan, and of a file."""
-    training = trained(name)
+    training = trained(name, layers=SHALLOW)
     first, second = training.microbatches(2)
     graph = sw.compile_ir(training.step, **first)
     planned = sw.plan(graph, 2, microbatches=2)

@@ -29,7 +29,7 @@ from tests.codegenerate.spelling_samples import class_text, run_class
 
 pytest.importorskip("transformers")
 
-from tests.zoo.captures import single
+from tests.zoo.captures import SHALLOW, single
 from zoo.models import BY_NAME
 
 pytestmark = pytest.mark.zoo
@@ -93,7 +93,7 @@ class Every(nn.Module):
 def graph_of(name: str, training: bool) -> tuple[IRGraph, list[torch.Tensor]]:
     if not training:
         return single(name).graph, single(name).inputs
-    model, args, kwargs = BY_NAME[name].make()
+    model, args, kwargs = BY_NAME[name].make(layers=SHALLOW)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)  # bloom's own backward
         graph = capture(model.train(), args, kwargs)

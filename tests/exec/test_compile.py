@@ -16,6 +16,7 @@ import shardwright as sw
 from shardwright.errors import CaptureError, DeviceError, ExecError, InputError, WeightError
 from tests.exec.steps import OPTIMIZERS, Program, Tied, assert_close, batches, network, program
 from tests.trainable import TASKS
+from tests.turns import rotated
 
 STEPS = 100
 
@@ -72,9 +73,8 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", ["momentum", "adam", "adamw"])
-def test_a_hundred_steps_of_a_network_are_eagers(name: str, case: str) -> None:
+@pytest.mark.parametrize(("case", "name"), rotated(list(CASES), ["momentum", "adam", "adamw"]))
+def test_a_hundred_steps_of_a_network_are_eagers(case: str, name: str) -> None:
     def make() -> Any:
         made = program(OPTIMIZERS[name], **{"dtype": torch.float64, **CASES[case]})
         made.step(*batches(1, dtype=torch.float64)[0])
@@ -94,8 +94,7 @@ def test_a_hundred_steps_of_a_network_are_eagers(name: str, case: str) -> None:
 # --- whole programs ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(("name", "dtype"), rotated(list(TASKS), [torch.float64, torch.float32]))
 def test_models_and_their_steps(name: str, dtype: torch.dtype) -> None:
     """Of a key's bias the gradient is rounding alone, which Adam magnifies: in f32 losses count."""
     task = TASKS[name]

@@ -15,10 +15,12 @@ from shardwright.planning.partitions.partitioners import PARTITIONERS
 from shardwright.runtime import train, verify
 from shardwright.runtime.loading import Loading
 from shardwright.runtime.program import Program
+from shardwright.schedule import KINDS
 from shardwright.schedule import check as check_file
 from shardwright.tracing import capture
 from shardwright.transform import build
 from tests.runtime.programs import GPT, gpt, tokens
+from tests.turns import rotated
 
 STAGED = ("pipeline", *PARTITIONERS)
 """Policies that only cut between nodes, so that results are equal bit for bit."""
@@ -104,9 +106,8 @@ def test_a_training_step(policy: str, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"])
-@pytest.mark.parametrize("policy", ["metis", "memory", "exact"])
-def test_partitions_under_every_schedule(policy: str, schedule: str) -> None:
+@pytest.mark.parametrize(("schedule", "policy"), rotated(KINDS, ["metis", "memory", "exact"]))
+def test_partitions_under_every_schedule(schedule: str, policy: str) -> None:
     program, reference = gpt(), gpt()
     graph = step_graph(4)
     made = plan(graph, 2, policy, microbatches=4, schedule=schedule)

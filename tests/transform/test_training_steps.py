@@ -4,6 +4,8 @@ Eager takes a microbatch at a time, and the parts of it that lie along the data 
 norm looks at them; each loss is weighed by the labels that count in it.
 """
 
+from functools import cache
+
 import pytest
 import torch
 from torch.optim import SGD, AdamW
@@ -12,6 +14,7 @@ from shardwright.planning import plan
 from shardwright.tracing import compile_ir
 from tests.transform.small_models import MODELS, batch_of, loss_of, made
 from tests.transform.step_runs import StepRun
+from tests.turns import in_turn
 
 ROWS = 8
 MESHES = {
@@ -38,6 +41,7 @@ OPTIMIZERS = {
 }
 
 
+@cache
 def compiled(name, microbatches, *, kind="adamw", clip=None):
     """The step graph of one microbatch."""
     model = made(name)
@@ -114,13 +118,16 @@ FAST = {
     "experts": ("microbatches", "data 2"),
     "resnet": ("pipeline 2", "data 2"),
 }
-"""What is tested in the fast tier; all the rest with the models of the zoo."""
+"""What is tested in the fast tier; of the rest every second one with the models of the zoo."""
 
 
 def cases():
+    tried = in_turn(list(MODELS), list(MESHES), len(MESHES) // 2)
     for name in MODELS:
         for mesh in MESHES:
-            marks = () if mesh in FAST[name] else (pytest.mark.zoo,)
+            marks = [] if mesh in FAST[name] else [pytest.mark.zoo]
+            if mesh not in FAST[name] and (name, mesh) not in tried:
+                marks.append(pytest.mark.exhaustive)
             yield pytest.param(name, mesh, marks=marks, id=f"{name}-{mesh}")
 
 

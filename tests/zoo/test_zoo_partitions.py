@@ -4,9 +4,9 @@ import pytest
 
 import shardwright as sw
 from shardwright.planning.partitions.partitioners import PARTITIONERS
+from tests.turns import rotated
 from tests.zoo.captures import single
 from tests.zoo.test_zoo import NAMES, check
-from tests.zoo.turns import rotated
 
 pytestmark = [
     pytest.mark.zoo,

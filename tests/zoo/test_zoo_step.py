@@ -12,6 +12,7 @@ from tests.tracing.stepping import assert_same_steps
 
 pytest.importorskip("transformers")
 
+from tests.zoo.captures import SHALLOW
 from zoo.models import BY_NAME
 
 pytestmark = [pytest.mark.zoo, pytest.mark.filterwarnings("ignore::Warning:transformers")]
@@ -23,7 +24,7 @@ OWN_BACKWARD = {"bloom"}
 @pytest.mark.parametrize("name", BY_NAME)
 def test_steps_equal_eager(name: str) -> None:
     def make() -> Callable[..., Any]:
-        model = BY_NAME[name].make(dropout=False)[0].train()
+        model = BY_NAME[name].make(dropout=False, layers=SHALLOW)[0].train()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
         def step(batch: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -38,7 +39,7 @@ def test_steps_equal_eager(name: str) -> None:
         return step
 
     torch.manual_seed(0)
-    _, _, kwargs = BY_NAME[name].make(dropout=False)
+    kwargs = BY_NAME[name].inputs()
     batches = [(kwargs,), (kwargs,)]
     if name in OWN_BACKWARD:
         with pytest.warns(CaptureWarning, match="does not know its own backward"):

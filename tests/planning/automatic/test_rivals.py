@@ -10,19 +10,24 @@ from shardwright.planning import Plan, plan
 from shardwright.planning.automatic.candidates import Asked
 from shardwright.planning.automatic.rivals import MOST_SLOTS, Rivals
 from shardwright.planning.automatic.spreads import Spreads
+from shardwright.planning.partitions import partition_task
 from shardwright.planning.partitions.partitioners import PARTITIONERS
+from shardwright.planning.partitions.workload import workload_of
 from shardwright.planning.prediction.predict import predict
 from shardwright.profiling.cost import Analytic
 from shardwright.schedule import KINDS
 from shardwright.transform import build
 from tests.graphs import language_model, tokens
-from tests.planning.automatic.test_auto import cluster, random_step
+from tests.planning.automatic.test_auto import EXHAUSTIVE, FAST, cluster, random_step
 from tests.planning.projections import transformer
 from tests.steps import language_step, trained
+from tests.transform.small_models import MODELS
 from tests.transform.test_training_steps import compiled
+from tests.turns import rotated
 from tests.walk import walk
 
-SLOW = Links.of(Link(20e-6, 1e9), Link(20e-6, 1e9), 20e-6)
+LINKS = {"fast": FAST, "slow": Links.of(Link(20e-6, 1e9), Link(20e-6, 1e9), 20e-6)}
+MACHINES = [(2, "fast"), (4, "fast"), (4, "slow"), (2, "slow")]
 
 
 def by_policy(graph, machines, policy, **options):
@@ -47,17 +52,17 @@ def check_none_is_faster(graph, machines, **options):
     return made
 
 
-@pytest.mark.parametrize("links", [None, SLOW], ids=["fast", "slow"])
-@pytest.mark.parametrize("devices", [2, 4])
-@pytest.mark.parametrize("name", ["gpt", "llama", "translator", "experts", "resnet"])
-def test_no_partitioner_is_faster(name, devices, links):
-    machines = cluster(devices, **({} if links is None else {"links": links}))
-    check_none_is_faster(compiled(name, 2), machines, microbatches=2)
+@pytest.mark.parametrize(("name", "machines"), rotated(list(MODELS), MACHINES, 2))
+def test_no_partitioner_is_faster(name, machines):
+    devices, links = machines
+    check_none_is_faster(compiled(name, 2), cluster(devices, links=LINKS[links]), microbatches=2)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(
+    "seed", [*range(10), *(pytest.param(seed, marks=EXHAUSTIVE) for seed in range(10, 20))]
+)
 def test_of_random_steps_no_partitioner_is_faster(seed):
-    machines = cluster(2 + seed % 3, links=SLOW) if seed % 2 else cluster(2 + seed % 3)
+    machines = cluster(2 + seed % 3, links=LINKS["slow" if seed % 2 else "fast"])
     check_none_is_faster(random_step(seed, 10), machines, microbatches=1 + seed % 5)
 
 
@@ -100,6 +105,20 @@ def test_what_a_partitioner_has_no_plan_for_is_named():
     assert not any(other.plan.startswith("mixed: ") for other in made.explanation.others)
     device = cluster(2, memory=plan(graph, cluster(2), "auto").prediction.peak_memory // 2)
     assert Rivals(Spreads(graph, device, Analytic(device.device)), device, Asked(), 4).run().refused
+
+
+def test_what_nodes_take_is_worked_out_once_for_all_partitioners(monkeypatch):
+    calls = []
+
+    def counted(view, *args, **options):
+        calls.append(view)
+        return workload_of(view, *args, **options)
+
+    monkeypatch.setattr(partition_task, "workload_of", counted)
+    machines = cluster(2)
+    spreads = Spreads(language_step(layers=2), machines, Analytic(machines.device))
+    assert len(Rivals(spreads, machines, Asked(), 2).run().best) > 1
+    assert len(calls) == 1
 
 
 def test_on_many_slots_a_note_says_that_they_are_left_out():

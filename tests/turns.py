@@ -1,8 +1,8 @@
-"""Which pairs of a model and an option ``make test`` tries, and which only ``make test-all``.
+"""Which pairs of a name and an option ``make test`` tries, and which only ``make test-all``.
 
-Comes in: models and options, in their order. Goes out: all pairs, as parameters of a test. Each
-model has its turn with some of the options; the pairs that are out of turn are ``exhaustive``. So
-every model is tried, and every option on models from all over the table.
+Comes in: names, as of models, and options, in their order. Goes out: all pairs, as parameters of a
+test. Each name has its turn with some of the options; the pairs that are out of turn are
+``exhaustive``. So every name is tried, and every option with names from all over the table.
 """
 
 from collections.abc import Hashable, Sequence
@@ -16,7 +16,7 @@ Option = TypeVar("Option", bound=Hashable)
 def in_turn(
     names: Sequence[str], options: Sequence[Option], turns: int = 1
 ) -> set[tuple[str, Option]]:
-    """Model k with option k, counted round, and with those that follow it in equal steps."""
+    """Name k with option k, counted round, and with those that follow it in equal steps."""
     step, rest = divmod(len(options), turns)
     assert rest == 0, f"{len(options)} options do not divide into {turns}"
     return {
