@@ -2,6 +2,7 @@
 
 import re
 import time
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ MOST_LINES = 1200
 MOST_SECONDS = 15
 
 
+@cache
 def gpt2_size(layers: int) -> IRGraph:
     """A GPT of GPT-2's width, without contents."""
     with sw.empty_weights():

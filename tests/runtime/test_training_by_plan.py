@@ -1,6 +1,7 @@
 """Training by a plan, whatever splits it has: losses and evaluations are those of eager."""
 
 import random
+from functools import cache
 
 import msgspec
 import pytest
@@ -41,6 +42,7 @@ PROGRAMS = {
 }
 
 
+@cache
 def captured(kind: str, microbatches: int) -> IRGraph:
     make, data = PROGRAMS[kind]
     program = make()
