@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -54,7 +53,7 @@ def compile(
     """
     source = source_of(program, seed)
     chosen = _device(source, device, (*example_args, *example_kwargs.values()))
-    replaying = replace(replay, mode=source.mode) if replay else Replaying(source.mode)
+    replaying = (replay or Replaying()).of_mode(source.mode)
     if threads is not None and threads < 1:
         raise ExecError(f"threads={threads}; a program computes with at least one thread")
     made = CompiledProgram(source, Binder(chosen, threads), chosen, replaying)

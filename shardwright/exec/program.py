@@ -42,7 +42,7 @@ class CompiledProgram:
         captures: Captures[Capture] | None = None,
     ) -> None:
         self.device = device
-        self.replaying = replaying
+        self.replaying = replaying.of_mode(source.mode)
         self._source = source
         self._bind = bind
         self._captures = captures if captures is not None else Captures(replaying.bound)

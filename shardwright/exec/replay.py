@@ -18,8 +18,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 import torch
@@ -43,7 +44,8 @@ class Replaying:
     """How a program is captured and replayed.
 
     mode
-        ``train`` where a run changes what it is run with, else ``inference``.
+        ``train`` where a run changes what it is run with, else ``inference``; None for what the
+        program is.
     static_roles
         Roles of values that keep their place in memory from one replay to the next.
     copy_roles
@@ -52,36 +54,64 @@ class Replaying:
         How many captures are kept: one for each set of shapes that is fed.
     warm_up
         How many runs come before a capture; None for what the device needs.
+
+    Roles may come in any collection. Raises ExecError for what makes no sense.
     """
 
-    mode: Mode = "inference"
-    static_roles: frozenset[Role] = frozenset(STORED_ROLES)
-    copy_roles: frozenset[Role] = frozenset({"input"})
+    mode: Mode | None = None
+    static_roles: AbstractSet[Role] = frozenset(STORED_ROLES)
+    copy_roles: AbstractSet[Role] = frozenset({"input"})
     bound: int = BOUND
     warm_up: int | None = None
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
+        if self.mode not in (None, *MODES):
             raise ExecError(f"replay mode {self.mode!r}; it is one of {', '.join(MODES)}")
-        if self.bound < 1:
-            raise ExecError(f"a bound of {self.bound} captures; at least 1 is kept")
+        _check_count("bound", self.bound, 1)
+        if self.warm_up is not None:
+            _check_count("warm_up", self.warm_up, 0)
+        for name in ("static_roles", "copy_roles"):
+            object.__setattr__(self, name, _roles(name, getattr(self, name)))
         if "input" not in self.copy_roles:
             raise ExecError("copy_roles lacks 'input': a replay takes its inputs from the feed")
-        if unknown := self.copy_roles - {"input", *STORED_ROLES}:
-            raise ExecError(
-                f"copy_roles has {sorted(unknown)}; a feed holds inputs, or values that are "
-                f"stored ({', '.join(STORED_ROLES)})"
-            )
         if self.mode == "train" and (fed := self.copy_roles - {"input"}):
             raise ExecError(
                 f"copy_roles has {sorted(fed)} in training, where each replay would set back what "
                 "the one before it learned; a training replay takes inputs alone"
             )
 
+    def of_mode(self, mode: Mode) -> Replaying:
+        """The same for a program of this mode. Raises ExecError where it was meant for another."""
+        if self.mode not in (None, mode):
+            raise ExecError(
+                f"replay mode {self.mode!r}, but the program is for {mode}: a module is compiled "
+                "for inference, a function that runs a step for training; leave the mode out"
+            )
+        return replace(self, mode=mode)
+
     @property
-    def fixed(self) -> frozenset[Role]:
+    def fixed(self) -> AbstractSet[Role]:
         """Roles of stored values whose contents may become part of the plan."""
         return self.static_roles - self.copy_roles
+
+
+def _check_count(name: str, count: object, least: int) -> None:
+    """Raise ExecError where an option is no whole number from ``least`` up."""
+    if not isinstance(count, int) or isinstance(count, bool) or count < least:
+        raise ExecError(f"{name}={count!r}; it is a whole number from {least} up")
+
+
+def _roles(name: str, given: object) -> frozenset[Role]:
+    """The roles of an option. Raises ExecError for what is no role of a feed's value."""
+    known = "input", *STORED_ROLES
+    if isinstance(given, str) or not isinstance(given, Collection):
+        raise ExecError(f"{name}={given!r}; it is a set of roles, such as {{'input', 'param'}}")
+    if unknown := [role for role in given if role not in known]:
+        raise ExecError(
+            f"{name} has {unknown}; a feed holds inputs, or values that are stored "
+            f"({', '.join(STORED_ROLES)})"
+        )
+    return frozenset(given)
 
 
 class Fed(NamedTuple):
@@ -102,10 +132,10 @@ class Fed(NamedTuple):
 class Key:
     """What two feeds have alike that share a capture. ``plan`` tells programs apart."""
 
-    mode: Mode
+    mode: Mode | None
     plan: object
-    static_roles: frozenset[Role]
-    copy_roles: frozenset[Role]
+    static_roles: AbstractSet[Role]
+    copy_roles: AbstractSet[Role]
     signature: tuple[Fed, ...]
 
     @classmethod

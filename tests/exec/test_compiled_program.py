@@ -342,6 +342,21 @@ def test_constants_are_taken_from_the_feed() -> None:
         assert_close(found, model(x), 1e-5)
 
 
+def test_replays_of_another_mode_are_refused() -> None:
+    model, x = network().eval(), torch.randn(8, 6)
+    with pytest.raises(ExecError, match="mode 'train', but the program is for inference"):
+        sw.compile(model, x, replay=Replaying("train"))
+    made = program(OPTIMIZERS["adamw"])
+    with pytest.raises(ExecError, match="mode 'inference', but the program is for train"):
+        sw.compile(made.step, *batches(1)[0], replay=Replaying("inference"))
+
+
+def test_roles_of_a_program_come_in_any_collection() -> None:
+    model, x = network().eval(), torch.randn(8, 6)
+    run = sw.compile(model, x, replay=Replaying(copy_roles={"input", "param"}))
+    assert_close(run(x), model(x).detach(), 1e-5)
+
+
 def test_a_trace_is_of_a_run_that_trains() -> None:
     made, eager = program(OPTIMIZERS["adamw"]), program(OPTIMIZERS["adamw"])
     (x, y), other = batches(2)

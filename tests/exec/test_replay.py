@@ -57,7 +57,14 @@ def test_a_stored_value_keeps_its_shape() -> None:
     ("options", "message"),
     [
         ({"mode": "eval"}, "mode 'eval'"),
-        ({"bound": 0}, "bound of 0"),
+        ({"bound": 0}, "bound=0; it is a whole number from 1 up"),
+        ({"bound": 2.5}, r"bound=2\.5"),
+        ({"warm_up": -1}, "warm_up=-1; it is a whole number from 0 up"),
+        ({"static_roles": {"parm"}}, r"static_roles has \['parm'\].*param, buffer"),
+        ({"static_roles": None}, "static_roles=None; it is a set of roles"),
+        ({"copy_roles": "input"}, "copy_roles='input'; it is a set of roles"),
+        ({"copy_roles": ["input", ["param"]]}, r"copy_roles has \[\['param'\]\]"),
+        ({"mode": ["train"]}, r"mode \['train'\]"),
         ({"copy_roles": frozenset({"param"})}, "lacks 'input'"),
         ({"copy_roles": frozenset({"input", "tmp"})}, r"\['tmp'\]"),
         ({"mode": "train", "copy_roles": frozenset({"input", "state"})}, "inputs alone"),
@@ -66,6 +73,23 @@ def test_a_stored_value_keeps_its_shape() -> None:
 def test_options_that_make_no_sense(options: dict[str, object], message: str) -> None:
     with pytest.raises(ExecError, match=message):
         Replaying(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("collection", [set, list, tuple])
+def test_roles_come_in_any_collection(collection: type) -> None:
+    roles = collection(["param", "input"])
+    made = Replaying(copy_roles=roles, static_roles=roles)
+    assert made == Replaying(copy_roles=frozenset(roles), static_roles=frozenset(roles))
+    assert hash(Key.of(made, "p", feed())) == hash(Key.of(made, "p", feed()))
+
+
+def test_a_mode_is_the_programs_or_none() -> None:
+    assert Replaying().of_mode("train") == Replaying("train")
+    assert Replaying("train", bound=2).of_mode("train").bound == 2
+    with pytest.raises(ExecError, match="mode 'train', but the program is for inference"):
+        Replaying("train").of_mode("inference")
+    with pytest.raises(ExecError, match="inputs alone"):
+        Replaying(copy_roles=frozenset({"input", "param"})).of_mode("train")
 
 
 def test_a_key_has_names_shapes_dtypes_and_devices_but_no_contiguity() -> None:
