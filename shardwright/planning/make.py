@@ -16,6 +16,7 @@ from shardwright.planning.automatic.auto import AUTO, auto_plan
 from shardwright.planning.automatic.candidates import Asked
 from shardwright.planning.fitting import check_fits
 from shardwright.planning.forward import forward_view
+from shardwright.planning.given import check_count, check_devices, check_graph
 from shardwright.planning.mesh import AXES, DATA, PIPELINE, over_mesh
 from shardwright.planning.mixing import mixing_notes
 from shardwright.planning.partitions.partitioned import Machines, plan_by_partition
@@ -101,6 +102,7 @@ def _made(
     profile: Profile | Costs | None,
     asked: Asked,
 ) -> Plan:
+    check_graph(graph)
     if not graph.nodes:
         raise PlanError(
             f"the graph {graph.name!r} has no nodes, it gives back its inputs: there is nothing to "
@@ -206,8 +208,8 @@ def _costs(profile: Profile | Costs | None) -> Costs | None:
 
 
 def _count(devices: int | None) -> int:
-    if type(devices) is not int or devices < 1:
-        raise PlanError(f"devices must be a number of slots from 1 up, found {devices!r}")
+    check_devices(devices)
+    assert devices is not None
     return devices
 
 
@@ -219,9 +221,10 @@ def _axes(devices: int | None, policy: str, mesh: Mapping[str, int] | None) -> M
         return {PIPELINE if policy in PARTITIONERS else policy: _count(devices)}
     if policy != PIPELINE and policy not in PARTITIONERS:
         raise PlanError(f"policy {policy!r} and a mesh are both given; give one of them")
+    if not isinstance(mesh, Mapping):
+        raise PlanError(f"mesh gives sizes by axis, {{'pipeline': 2, 'tensor': 2}}, found {mesh!r}")
     for axis, size in mesh.items():
-        if type(size) is not int or size < 1:
-            raise PlanError(f"mesh axis {axis!r} must have a size from 1 up, found {size!r}")
+        check_count(f"the size of mesh axis {axis!r}", size)
     if devices is not None and devices != math.prod(mesh.values()):
         sizes = " × ".join(map(str, mesh.values()))
         raise PlanError(f"the mesh has {sizes} slots, but devices is {devices}; leave it out")

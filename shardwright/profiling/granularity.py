@@ -13,14 +13,15 @@ module are two units.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 from shardwright.errors import ProfileError
 from shardwright.ir import IRGraph, IRNode, Scope
 
-BasicBlocks = Sequence[type | str]
+BasicBlocks = type | str | Sequence[type | str]
 """Classes of modules, or their names: ``BertLayer``, or with their module in front."""
 
 
@@ -108,7 +109,7 @@ def _classes(nodes: Sequence[IRNode], basic_blocks: BasicBlocks) -> frozenset[st
     """The full names of the classes that are one piece, as scopes have them."""
     known = sorted({scope.cls for node in nodes for scope in node.scopes})
     found: set[str] = set()
-    for block in basic_blocks:
+    for block in _blocks(basic_blocks):
         name = block if isinstance(block, str) else f"{block.__module__}.{block.__qualname__}"
         matching = {cls for cls in known if cls == name or cls.endswith(f".{name}")}
         if not matching:
@@ -118,6 +119,20 @@ def _classes(nodes: Sequence[IRNode], basic_blocks: BasicBlocks) -> frozenset[st
             )
         found |= matching
     return frozenset(found)
+
+
+def _blocks(basic_blocks: BasicBlocks) -> Sequence[type | str]:
+    """The classes or names; one by itself is one of them. Raises ProfileError."""
+    found: Any = basic_blocks
+    one = isinstance(found, str | type) or not isinstance(found, Collection)
+    blocks = [found] if one else list(found)
+    for block in blocks:
+        if not isinstance(block, str | type):
+            raise ProfileError(
+                f"basic_blocks are classes of modules, or their names, found {block!r}; give "
+                "nn.Linear, or 'Linear', or several"
+            )
+    return blocks
 
 
 def _module(

@@ -113,3 +113,14 @@ def test_a_class_that_is_not_there_is_named() -> None:
         units(graph, graph.nodes, basic_blocks=(nn.Conv2d,))
     with pytest.raises(ProfileError, match=r"depth=-1: .* a number from 0 up"):
         units(graph, graph.nodes, depth=-1)
+
+
+@pytest.mark.parametrize("blocks", [Block, "Block", [Block], ("Block",), {Block}])
+def test_a_class_or_a_name_by_itself_is_one_of_them(graph: IRGraph, blocks: object) -> None:
+    assert names(graph, basic_blocks=blocks) == names(graph, basic_blocks=(Block,))
+
+
+@pytest.mark.parametrize("blocks", [(3,), 3, nn.Linear(2, 2), (nn.Linear(2, 2),)])
+def test_what_is_no_class_of_modules_is_refused(graph: IRGraph, blocks: object) -> None:
+    with pytest.raises(ProfileError, match="basic_blocks are classes of modules, or their names"):
+        names(graph, basic_blocks=blocks)

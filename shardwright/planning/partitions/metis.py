@@ -28,18 +28,18 @@ EdgeWeight = Callable[[PolicyNode, PolicyNode], float]
 Weighable = TypeVar("Weighable")
 """Nodes or layers; their text names them in messages."""
 
-OPTIONS = (
-    "compress",
-    "contig",
-    "minconn",
-    "ncuts",
-    "niter",
-    "no2hop",
-    "pfactor",
-    "seed",
-    "ufactor",
-)
-"""METIS's options that a partition in k parts knows."""
+OPTIONS: Mapping[str, tuple[float, float]] = {
+    "compress": (0, 1),
+    "contig": (0, 1),
+    "minconn": (0, 1),
+    "ncuts": (1, math.inf),
+    "niter": (1, math.inf),
+    "no2hop": (0, 1),
+    "pfactor": (0, math.inf),
+    "seed": (-math.inf, math.inf),
+    "ufactor": (1, math.inf),
+}
+"""METIS's options that a partition in k parts knows, each with its least and its greatest value."""
 LARGEST_TOTAL = 10**9
 """METIS adds weights in 32 bits."""
 
@@ -121,12 +121,16 @@ def _checked(weight: Any, function: str, where: str) -> float:
 
 
 def check_options(options: Mapping[str, int]) -> None:
-    """Raise PlanError for what is no option of METIS."""
+    """Raise PlanError for what is no option of METIS, or no value of it."""
     for name, value in options.items():
         if name not in OPTIONS:
             raise PlanError(f"METIS has no option {name!r}; known are {', '.join(OPTIONS)}")
         if not isinstance(value, int):
             raise PlanError(f"METIS's option {name!r} is a whole number, found {value!r}")
+        least, most = OPTIONS[name]
+        if not least <= value <= most:
+            expected = f"{least} or {most}" if most == 1 else f"a number from {least} up"
+            raise PlanError(f"METIS's option {name!r} is {expected}, found {value}")
 
 
 def _options(options: Mapping[str, int]) -> pymetis.Options:

@@ -17,6 +17,7 @@ from shardwright.ir import IRGraph
 from shardwright.ir.steps import is_step
 from shardwright.layout import Cluster, Links
 from shardwright.planning.forward import forward_view
+from shardwright.planning.given import check_count, check_graph, check_memory
 from shardwright.planning.partitions.memory_limit import MemoryLimit, lacking
 from shardwright.planning.partitions.partition import Partition, make_partition
 from shardwright.planning.partitions.refine import most_seconds
@@ -179,8 +180,11 @@ def task_of(
 ) -> Task:
     """The task of cutting a graph's forward in stages, each on a rank of its own.
 
-    Raises PlanError where there are fewer nodes than stages.
+    Raises PlanError where there are fewer nodes than stages, and for what is no graph or number.
     """
+    check_graph(graph)
+    check_count("microbatches", microbatches)
+    check_memory(memory)
     view = forward_view(graph)
     check_stages(len(view.nodes), stages, graph.name)
     cluster = cluster or Cluster.of(stages)

@@ -28,6 +28,7 @@ from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.layout import Cluster
 from shardwright.planning.batch import batch_rows
+from shardwright.planning.given import check_count, check_devices
 from shardwright.planning.partitions.exact import acyclic, contiguous, recut, stages_between
 from shardwright.planning.partitions.layered import (
     LayerEdgeWeight,
@@ -275,6 +276,7 @@ def pipedream_partition(
     ``memory`` is in bytes a slot, the cluster's device's by default. Raises PlanError where none
     fits.
     """
+    check_devices(devices)
     cluster = devices if isinstance(devices, Cluster) else Cluster.of(devices)
     memory = float(cluster.device.memory) if memory is None else memory
     return by_pipedream(
@@ -314,6 +316,8 @@ def mixed_partition(
 
     Raises PlanError for more stages than nodes.
     """
+    check_count("devices", devices)
+    check_count("chunks", chunks)
     task = task_of(graph, devices * chunks, costs=costs)
     rounds = tuple(stage % devices for stage in range(devices * chunks))
     return by_mixed(replace(task, placement=rounds))

@@ -20,6 +20,7 @@ import numpy as np
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.layout import Cluster
+from shardwright.planning.given import check_graph
 from shardwright.planning.mesh import DATA
 from shardwright.planning.plan import Plan, cluster_of
 from shardwright.planning.predicted import Prediction, SlotMemory, SlotPrediction
@@ -56,6 +57,7 @@ def predict(
     shapes and the cluster's device; ``sources`` has the forms of the graph that are known. Raises
     PlanError where the plan is for another graph or names slots that the cluster lacks.
     """
+    check_graph(graph)
     cluster = cluster or cluster_of(plan)
     found = spread_of_plan(graph, plan, cluster, costs or Analytic(cluster.device), sources)
     return estimate_plan(found, cluster).prediction()

@@ -90,6 +90,13 @@ def test_what_is_no_weight_of_an_edge_is_refused_with_both_names(model):
 def test_what_metis_does_not_know_is_refused(model):
     with pytest.raises(PlanError, match="METIS has no option 'speed'; known are compress, contig"):
         metis_partition(model, 2, speed=9)
+    for name, value, expected in (
+        ("ufactor", -5, "a number from 1 up, found -5"),
+        ("niter", 0, "a number from 1 up, found 0"),
+        ("contig", 2, "0 or 1, found 2"),
+    ):
+        with pytest.raises(PlanError, match=f"METIS's option '{name}' is {expected}"):
+            metis_partition(model, 2, **{name: value})
     with pytest.raises(PlanError, match=r"METIS's option 'seed' is a whole number, found 0\.5"):
         metis_partition(model, 2, seed=0.5)
 
@@ -136,5 +143,5 @@ def test_weights_may_be_numbers_of_numpy(model):
 
 
 def test_values_that_metis_refuses_are_named(model):
-    with pytest.raises(PlanError, match="METIS does not take ncuts=0"):
+    with pytest.raises(PlanError, match="METIS's option 'ncuts' is a number from 1 up, found 0"):
         metis_partition(model, 2, ncuts=0)

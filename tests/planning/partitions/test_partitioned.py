@@ -195,7 +195,7 @@ def test_what_is_computed_again_need_not_fit():
     stored = sum(load.stored_bytes for load in plan(graph, 1, "exact").loads)
     device = DeviceModel("small", "cpu", memory=11 * stored, flops=1e9, bandwidth=1e9)
     cluster = Cluster.of(2, device=device)
-    with pytest.raises(PlanError, match="compute activations again|recompute='full'"):
+    with pytest.raises(PlanError, match=r"compute activations again|recompute='full'"):
         plan(graph, cluster, "exact", microbatches=8, schedule="gpipe")
     assert plan(graph, cluster, "exact", microbatches=8, recompute="full", schedule="gpipe")
 
