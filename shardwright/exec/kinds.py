@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal
 
 from shardwright.errors import ExecError
@@ -63,7 +64,7 @@ class Kind:
         if self.lists:
             single = 1 if len(self._named(0)) > self.lists else 0
             count, left = divmod(n_in - single, self.lists)
-            return n_in >= single and left == 0 and n_out == count * len(self.written)
+            return count > 0 and left == 0 and n_out == count * len(self.written)
         counts = zip((n_in, n_out), map(self._named, (0, 1)), strict=True)
         return all(len(names) == n or names[:1] in (["x…"], ["y…"]) for n, names in counts)
 
@@ -83,9 +84,7 @@ class Kind:
 
     def _named(self, side: int) -> list[str]:
         """The inputs (0) or outputs (1) by their names in `operands`."""
-        text = BY_NAME["adam"].operands if self.name == "adamw" else self.operands
-        part = re.sub(r"\[[^]]*\]", "", text).split("→")[side]
-        return [name.strip() for name in part.split(",") if name.strip()]
+        return _names(BY_NAME["adam"].operands if self.name == "adamw" else self.operands)[side]
 
     def pack(self, attrs: Mapping[str, Any]) -> tuple[int, bytes]:
         """The schema and the blob of these attributes: schema 0 where all are the defaults."""
@@ -115,6 +114,16 @@ class Kind:
             known = ", ".join(map(str, [0] * self.has_defaults + sorted(self.schemas)))
             raise ExecError(f"{self.name} has no attribute schema {schema}; known are {known}")
         return self.schemas[schema]
+
+
+@cache
+def _names(operands: str) -> tuple[list[str], list[str]]:
+    """The names of inputs and outputs, without their shapes."""
+    inputs, outputs = (
+        [name.strip() for name in side.split(",") if name.strip()]
+        for side in re.sub(r"\[[^]]*\]", "", operands).split("→")
+    )
+    return inputs, outputs
 
 
 def _schema(**fields: str) -> dict[int, Layout]:

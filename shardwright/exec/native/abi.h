@@ -24,7 +24,8 @@ enum Flags : int32_t {
     STATIC = 1,  // contents never change between runs: a weight in inference. May be packed once.
 };
 
-// One operand of a call, laid out as the executor writes it (`_Operand` in library.py).
+// One operand of a call, laid out as the executor writes it (`_Operand` in library.py). None has a
+// dimension of size 0: calls on such are refused there, for all kinds.
 struct Operand {
     int64_t offset;  // bytes from its buffer's base
     int32_t buffer;  // index into the bases; -1: absent

@@ -51,11 +51,6 @@ bool shape_of(const Operand& q, const Operand& k, const Operand& v, const Operan
         why = "q, k and v differ in batch, heads or depth, or their last dimension has gaps";
         return false;
     }
-    for (int64_t size : {s.batch, s.heads, s.queries, s.keys, s.depth, s.width})
-        if (size < 1) {
-            why = "q, k or v has no elements";
-            return false;
-        }
     if (mask.present() && !broadcast_mask(mask, q, s)) {
         why = "the mask is neither q's dtype nor bool, or does not broadcast to the scores";
         return false;

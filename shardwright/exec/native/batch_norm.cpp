@@ -120,7 +120,7 @@ template <class T> struct BatchNorm : Call {
     }
 
     void channel(char* const* data, int64_t c) {
-        auto old = [&](int i) { return given(data, i) ? double(as<T>(data[i])[c]) : 0; };
+        auto old = [&](int i) { return data[i] ? double(as<T>(data[i])[c]) : 0; };
         double mean = old(OLD_MEAN), variance = old(OLD_VAR);
         if (training) {
             const Moments& m = moments[c];
@@ -136,10 +136,8 @@ template <class T> struct BatchNorm : Call {
     }
 
     void put(char* const* data, int i, int64_t c, double value) {
-        if (given(data, i)) as<T>(data[i])[c] = T(value);
+        if (data[i]) as<T>(data[i])[c] = T(value);
     }
-
-    bool given(char* const* data, int i) { return data[i] && spec.operands[i].numel(); }
 };
 
 template <class T> struct BatchNormBwd : Call {
@@ -196,26 +194,22 @@ template <class T> struct BatchNormBwd : Call {
 
 // ------------------------------------------------------------------ binding
 
-// The operands `large` lie like x, the others are one number a channel; `saved` ones, where they
-// are not needed, may have no element.
+// The operands `large` lie like x, the others are one number a channel.
 std::string misfit(const CallSpec& spec, int x_number, std::initializer_list<int> large,
-                   std::initializer_list<int> saved, std::initializer_list<int> needed) {
-    auto among = [](std::initializer_list<int> list, int i) {
-        return std::find(list.begin(), list.end(), i) != list.end();
-    };
+                   std::initializer_list<int> needed) {
     const Operand *o = spec.operands, &x = o[x_number];
-    if (x.ndim < 2 || x.numel() == 0) return "x is [n, c, ...], and not empty";
+    if (x.ndim < 2) return "x is [n, c, ...]";
     for (int i = 0; i < spec.n_in + spec.n_out; i++) {
         if (!o[i].present()) continue;
         if (o[i].dtype != x.dtype || !floating(x)) return "dtypes";
-        if (among(large, i)) {
+        if (std::find(large.begin(), large.end(), i) != large.end()) {
             if (!alike(o[i], x)) return "strides";
         } else if (o[i].numel() != x.sizes[1] || !o[i].contiguous()) {
-            if (o[i].numel() != 0 || !among(saved, i)) return "a channel's figures";
+            return "a channel's figures";
         }
     }
     for (int i : needed)
-        if (!o[i].present() || o[i].numel() == 0) return "statistics that are needed are absent";
+        if (!o[i].present()) return "statistics that are needed are absent";
     if (Shape(x).way == OTHER) return "neither a plane nor a pixel is one piece of memory";
     return "";
 }
@@ -224,8 +218,7 @@ Call* bind_batch_norm(const CallSpec& spec, std::string& why) {
     Reader read(spec);
     bool training = read.take<uint8_t>();
     double momentum = read.take<double>(), eps = read.take<double>();
-    why = training ? misfit(spec, 0, {0, 5}, {6, 7}, {})
-                   : misfit(spec, 0, {0, 5}, {6, 7}, {3, 4});
+    why = training ? misfit(spec, 0, {0, 5}, {}) : misfit(spec, 0, {0, 5}, {3, 4});
     if (!why.empty()) return nullptr;
     if (spec.operands[0].dtype == F32) return new BatchNorm<float>(spec, training, momentum, eps);
     return new BatchNorm<double>(spec, training, momentum, eps);
@@ -235,8 +228,7 @@ Call* bind_batch_norm_bwd(const CallSpec& spec, std::string& why) {
     Reader read(spec);
     bool training = read.take<uint8_t>();
     double eps = read.take<double>();
-    why = training ? misfit(spec, 1, {0, 1, 7}, {}, {5, 6})
-                   : misfit(spec, 1, {0, 1, 7}, {5, 6}, {3, 4});
+    why = training ? misfit(spec, 1, {0, 1, 7}, {5, 6}) : misfit(spec, 1, {0, 1, 7}, {3, 4});
     if (!why.empty()) return nullptr;
     if (spec.operands[0].dtype == F32) return new BatchNormBwd<float>(spec, training, eps);
     return new BatchNormBwd<double>(spec, training, eps);

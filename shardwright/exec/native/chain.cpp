@@ -39,7 +39,7 @@ Tiling tiling_of(const Space& space, int64_t longest) {
     t.first = space.dims - 1;
     while (t.first > 0 && t.row * space.sizes[t.first] <= std::min(longest, LONG_ROW))
         t.row *= space.sizes[t.first--];
-    if (space.dims == 0 || space.count == 0) return t;
+    if (space.dims == 0) return t;
     int64_t size = space.sizes[t.first];
     t.chunks = std::max<int64_t>(1, (size * t.row + longest - 1) / longest);
     t.rows = (size + t.chunks - 1) / t.chunks;
@@ -123,7 +123,6 @@ template <class T> class ChainCall : public Call {
     }
 
     void run(char* const* data, Context& context) override {
-        if (space_.count == 0) return;
         int threads = rows::threads_for(context, space_.count * cost_ / 2);
         in_parallel(threads, [&](int thread, int all) {
             rows::Span span = rows::share(tiling_.tiles, thread, all);

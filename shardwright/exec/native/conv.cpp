@@ -321,7 +321,6 @@ std::string refusal(const CallSpec& s) {
     }
     if (x.ndim != 4 || s.operands[1].ndim != 4 || y.ndim != 4)
         return "convolutions here are two-dimensional, with a batch";
-    if (x.numel() == 0 || y.numel() == 0) return "there is nothing to convolve";
     if (pixel_step(y) < 0) return "the channels of the result do not lie last";
     const Operand& residual = s.operands[3];
     if (residual.present() && (!rows::same_sizes(residual, y) || pixel_step(residual) < 0))

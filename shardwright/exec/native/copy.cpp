@@ -57,7 +57,6 @@ class Copy {
     bool known() const { return run_; }
 
     void run(char* y, const char* x, int threads) const {
-        if (space_.count == 0) return;
         in_parallel(threads, [&](int thread, int all) {
             if (turn_) turn_part(y, x, thread, all);
             else copy_part(y, x, thread, all);
@@ -205,7 +204,6 @@ Call* bind_concat(const CallSpec& spec, std::string& why) {
     int64_t begin = 0;
     for (int k = 0; k < spec.n_in; k++) {
         const Operand& x = spec.operands[k];
-        if (x.numel() == 0) continue;  // torch takes an empty vector among tensors of any shape
         Operand part = y;
         if (x.ndim != y.ndim) return why = "an input with other dimensions", nullptr;
         part.sizes[dim] = x.sizes[dim];
@@ -214,7 +212,7 @@ Call* bind_concat(const CallSpec& spec, std::string& why) {
         call->parts.push_back({Copy(part, x), k, begin * y.strides[dim] * element_size(y.dtype)});
         begin += x.sizes[dim];
     }
-    if (call->count && begin != y.sizes[dim]) return why = "inputs of another length", nullptr;
+    if (begin != y.sizes[dim]) return why = "inputs of another length", nullptr;
     return call.release();
 }
 

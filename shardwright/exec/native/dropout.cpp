@@ -91,7 +91,6 @@ template <class T> class DropoutCall : public Call {
 
     void run(char* const* data, Context& context) override {
         int64_t rows = space_.count;
-        if (rows == 0 || columns_ == 0) return;
         int64_t step;
         std::memcpy(&step, data[1], sizeof(step));
         Key key{uint32_t(seed_), site_, uint32_t(step), uint32_t(seed_ >> 32)};

@@ -22,7 +22,6 @@ template <class T> class WholeAdd : public Call {
     WholeAdd(Space space, T alpha) : space_(std::move(space)), alpha_(alpha) {}
 
     void run(char* const* data, Context& context) override {
-        if (space_.count == 0) return;
         int64_t inner = space_.inner(), outer = space_.count / inner;
         in_parallel(rows::threads_for(context, space_.count), [&](int thread, int threads) {
             rows::Span span = rows::share(outer, thread, threads);

@@ -124,7 +124,7 @@ bool rows_of(const Operand& o, Rows& r) {
         if (o.sizes[i] == 1) continue;
         if (r.rows == 1)
             r.row = o.strides[i];
-        else if (o.strides[i] != r.row * r.rows && o.numel())
+        else if (o.strides[i] != r.row * r.rows)
             return false;
         r.rows *= o.sizes[i];
     }

@@ -17,9 +17,9 @@ struct Lines {
 inline Lines lines_of(int64_t rows, int64_t columns, int64_t row, int64_t column) {
     if (rows == 1 && columns == 1) return {false, 1};
     if ((columns == 1 || column == 1) && (rows == 1 || row >= columns))
-        return {false, rows == 1 ? std::max<int64_t>(columns, 1) : row};
+        return {false, rows == 1 ? columns : row};
     if ((rows == 1 || row == 1) && (columns == 1 || column >= rows))
-        return {true, columns == 1 ? std::max<int64_t>(rows, 1) : column};
+        return {true, columns == 1 ? rows : column};
     return {false, 0};
 }
 
@@ -31,7 +31,7 @@ template <class T> auto blas_gemm() {
 }
 
 template <class T> bool blas_takes(const Product<T>& p) {
-    if (!blas_gemm<T>() || p.m < 1 || p.n < 1 || p.k < 1) return false;
+    if (!blas_gemm<T>()) return false;
     Lines a = lines_of(p.m, p.k, p.a_row, p.a_column), b = lines_of(p.k, p.n, p.b_row, p.b_column);
     int64_t largest = std::max({p.m, p.n, p.k, a.apart, b.apart, p.c_row});
     return a.apart && b.apart && (p.m == 1 || p.c_row >= p.n) && largest <= INT_MAX;

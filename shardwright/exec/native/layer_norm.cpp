@@ -180,7 +180,7 @@ bool same_dtype(const CallSpec& spec) {
 
 // Whether an operand, where it is there, is one contiguous piece of so many elements.
 bool flat(const Operand& a, int64_t numel) {
-    return !a.present() || (a.numel() == numel && (numel == 0 || a.contiguous()));
+    return !a.present() || (a.numel() == numel && a.contiguous());
 }
 
 bool rows_like(const Operand& a, const Operand& x, int dims) {
@@ -195,7 +195,6 @@ std::string misfit(const CallSpec& spec, const Operand& x, int dims, Places rows
     if (!same_dtype(spec)) return "dtypes";
     if (dims < 1 || dims > x.ndim) return "the normalized dimensions";
     int64_t n = walk(x, x.ndim - dims, x.ndim).count, count = walk(x, 0, x.ndim - dims).count;
-    if (n == 0) return "rows without elements";
     for (int i : rows)
         if (!rows_like(spec.operands[i], x, dims)) return "a row's elements lie apart";
     for (int i : per_row)

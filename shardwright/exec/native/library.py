@@ -25,6 +25,8 @@ import torch
 
 from shardwright.errors import ExecError
 from shardwright.exec.call_log import CallLog, Logged
+from shardwright.exec.kinds import BY_ID
+from shardwright.exec.lowered import ABSENT
 from shardwright.exec.native.build import built_library
 from shardwright.ir.dtypes import DTYPES
 
@@ -158,7 +160,13 @@ class Library:
         *,
         number: int = 0,
     ) -> Bound | str:
-        """A call of a kind, inputs before outputs, None for what is absent; or why not."""
+        """A call of a kind, inputs before outputs, None for what is absent; or why not.
+
+        Kernels rely on what is looked at here: operands are as many as the kind has, those that it
+        needs are there, and none is empty.
+        """
+        if misfit := _misfit(kind, operands, n_in):
+            return misfit
         if any(len(operand.shape) > MAX_DIMS for operand in operands if operand):
             return f"an operand has more than {MAX_DIMS} dimensions"
         if any(_overlaps(operand) for operand in operands[n_in:] if operand):
@@ -227,13 +235,29 @@ def _pack(operand: Operand | None) -> _Operand:
     return packed
 
 
+def _misfit(kind: int, operands: Sequence[Operand | None], n_in: int) -> str:
+    """What kernels of any kind do not take; empty where nothing is wrong."""
+    known = BY_ID.get(kind)
+    if known is None:
+        return "no native kernel of this kind"
+    n_out = len(operands) - n_in
+    if n_in < 0 or n_out < 0 or not known.takes(n_in, n_out):
+        return f"{n_in} inputs and {n_out} outputs; its operands are {known.operands}"
+    there = [ABSENT if operand is None else 0 for operand in operands]
+    if lacking := known.lacks(there[:n_in], there[n_in:]):
+        return f"{lacking} is absent"
+    if any(0 in operand.shape for operand in operands if operand):
+        return "an operand is empty"
+    return ""
+
+
 def _overlaps(operand: Operand) -> bool:
     """Whether a stride is too short to step over what the smaller ones reach."""
     reach = 0
     for stride, size in sorted(zip(operand.strides, operand.shape, strict=True)):
         if size > 1:
             if stride <= reach:
-                return 0 not in operand.shape
+                return True
             reach += (size - 1) * stride
     return False
 

@@ -212,12 +212,9 @@ void pack(const T* b, int64_t row, int64_t column, int64_t k, int64_t n, T* pack
 }
 
 template <class T> void multiply(const Product<T>& p, const Part& part, T* workspace) {
-    int64_t from = 0;
-    do {  // once for k = 0 as well, which is bias and residual alone
+    for (int64_t from = 0; from < p.k; from += DEPTH)
         for (int64_t panel = part.panel; panel < part.panel_end; panel++)
             column_of_tiles(p, part, panel * panel_width(p), from, workspace);
-        from += DEPTH;
-    } while (from < p.k);
 }
 
 template <class T>

@@ -84,10 +84,8 @@ template <class T> class ReduceCall : public Call {
     }
 
     void run(char* const* data, Context& context) override {
-        if (kept_.count == 0) return;
         int threads = rows::threads_for(context, kept_.count * summed_.count);
-        if (summed_.count == 0) fill_zero(data[1]);
-        else if (columns_) run_columns(data[0], data[1], threads);
+        if (columns_) run_columns(data[0], data[1], threads);
         else if (kept_.count == 1 && summed_.dims == 1) run_whole(data[0], data[1], threads);
         else run_rows(data[0], data[1], threads);
     }
@@ -106,11 +104,6 @@ template <class T> class ReduceCall : public Call {
         if constexpr (std::is_same_v<T, int64_t>) value = total;
         else value = T(total * scale_);
         store_(y + offset * y_size_, 1, reinterpret_cast<const char*>(&value), 1, 1);
-    }
-
-    void fill_zero(char* y) const {
-        Places place(kept_, kept_.dims, 0);
-        for (int64_t i = 0; i < kept_.count; i++, place.next()) put(y, place.offsets[1], 0);
     }
 
     // The sum of `count` elements of x with equal distances.

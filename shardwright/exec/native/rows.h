@@ -40,7 +40,7 @@ inline bool same_sizes(const Operand& a, const Operand& b) {
 inline bool alike(const Operand& a, const Operand& b) {
     if (!same_sizes(a, b)) return false;
     for (int i = 0; i < a.ndim; i++)
-        if (a.sizes[i] > 1 && a.strides[i] != b.strides[i] && a.numel() > 0) return false;
+        if (a.sizes[i] > 1 && a.strides[i] != b.strides[i]) return false;
     return true;
 }
 
@@ -52,7 +52,7 @@ inline bool dense(const Operand& a) {
         int next = -1;
         for (int i = 0; i < a.ndim; i++)
             if (!used[i] && (a.sizes[i] == 1 || a.strides[i] == step)) next = i;
-        if (next < 0) return a.numel() == 0;
+        if (next < 0) return false;
         used[next] = true;
         step *= a.sizes[next];
     }

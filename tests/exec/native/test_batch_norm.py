@@ -101,10 +101,7 @@ def test_evaluation_forward(x: torch.Tensor, present: list[bool]) -> None:
     mean, variance = torch.randn(x.shape[1], dtype=x.dtype), torch.rand(x.shape[1], dtype=x.dtype)
     y = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype)
     attrs = {"training": 0, "momentum": MOMENTUM, "eps": EPS}
-    empty = torch.empty(0, dtype=x.dtype)
-    native_call(
-        "batch_norm", attrs, [x, weight, bias, mean, variance], [y, empty, empty, None, None]
-    )
+    native_call("batch_norm", attrs, [x, weight, bias, mean, variance], [y, *[None] * 4])
     expected = torch.nn.functional.batch_norm(x, mean, variance, weight, bias, False, 0.1, EPS)
     close(y, expected, 300)
 
@@ -197,7 +194,6 @@ def test_a_channel_far_from_zero_keeps_its_deviation(last: bool) -> None:
     [
         (torch.zeros(4, 3, 5, 6).transpose(2, 3), 1, "one piece"),
         (torch.zeros(4), 1, "n, c"),
-        (torch.zeros(0, 3), 1, "not empty"),
         (torch.zeros(4, 3), 0, "absent"),
         (torch.zeros(4, 3).half(), 1, "dtypes"),
     ],
@@ -206,14 +202,3 @@ def test_what_the_kernel_does_not_do_is_refused(x: torch.Tensor, training: int, 
     attrs = {"training": training, "momentum": MOMENTUM, "eps": EPS}
     with pytest.raises(ExecError, match=why):
         native_call("batch_norm", attrs, [x, None, None, None, None], [x, None, None, None, None])
-
-
-@pytest.mark.parametrize("place", [1, 2, 3, 4, 8, 9])
-def test_figures_of_no_channel_are_refused(place: int) -> None:
-    """Only saved statistics may have no element, where nothing needs them."""
-    x = torch.zeros(4, 3, 5)
-    operands = [x, *[None] * 4, x.clone(), *[None] * 4]
-    operands[place] = torch.zeros(0)
-    attrs = {"training": 1, "momentum": MOMENTUM, "eps": EPS}
-    with pytest.raises(ExecError, match="figures"):
-        native_call("batch_norm", attrs, operands[:5], operands[5:])

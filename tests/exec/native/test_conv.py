@@ -186,7 +186,6 @@ def test_both_numbers_of_threads_give_the_same() -> None:
     [
         (torch.zeros(1, 4, 5, 5), torch.zeros(1, 8, 5, 5), "channels of the result"),
         (torch.zeros(1, 4, 5, 5).half(), torch.zeros(1, 8, 5, 5).half(), "f32"),
-        (torch.zeros(0, 4, 5, 5), torch.zeros(0, 8, 5, 5), "nothing"),
         (torch.zeros(1, 4, 5), torch.zeros(1, 8, 5), "two-dimensional"),
     ],
 )

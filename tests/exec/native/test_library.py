@@ -175,7 +175,7 @@ def test_a_blob_that_is_too_short_is_refused() -> None:
 
 def test_too_many_dimensions_are_refused() -> None:
     many = Operand(0, 0, "f32", (1,) * 9, (1,) * 9)
-    found = native_library().bind(20, 1, b"", [many], 1)
+    found = native_library().bind(BY_NAME["relu"].id, 0, b"", [many, many], 1)
     assert found == "an operand has more than 8 dimensions"
 
 
@@ -188,7 +188,6 @@ def test_too_many_dimensions_are_refused() -> None:
         ((3, 4), (4, 1), False),
         ((3, 1, 4), (4, 0, 1), False),
         ((2, 3), (1, 2), False),
-        ((0, 4), (0, 0), False),
     ],
 )
 def test_an_output_whose_elements_lie_on_one_another_is_refused(

