@@ -1,6 +1,7 @@
 """Layers that are equal but for constants are one class, whose constructor takes these."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -378,14 +379,20 @@ def test_models_of_the_zoo_have_few_classes(
     assert len(classes_of(text, r"\w+?")) <= 12
 
 
+@cache
+def gpt2() -> IRGraph:
+    """GPT-2 as large as it is, without contents."""
+    transformers = pytest.importorskip("transformers")
+    with sw.empty_weights():
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(use_cache=False)).eval()
+    return sw.capture(model, (), {"input_ids": torch.zeros(1, 32, dtype=torch.int64)})
+
+
 @pytest.mark.zoo
 @pytest.mark.filterwarnings("ignore::Warning:transformers")
 @pytest.mark.parametrize(("stages", "verbose"), [(1, False), (1, True), (2, False)])
 def test_gpt2_is_short(stages: int, verbose: bool, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    with sw.empty_weights():
-        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(use_cache=False)).eval()
-    graph = sw.capture(model, (), {"input_ids": torch.zeros(1, 32, dtype=torch.int64)})
+    graph = gpt2()
     path = sw.codegen(sw.plan(graph, stages), tmp_path / "gpt2.py", verbose, graph)
     text = path.read_text()
     assert len(text.splitlines()) < 1200

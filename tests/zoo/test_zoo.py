@@ -76,7 +76,9 @@ def test_stages_of_splits_are_equal_up_to_rounding(name):
     check(single(name), lambda g: sw.plan(g, mesh=mesh), tolerance=1e-5)
 
 
-@pytest.mark.parametrize(("name", "policy"), rotated(NAMES, POLICIES))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_split_in_single_precision_is_equal_up_to_rounding(name, policy):
     check(single(name), lambda g: sw.plan(g, 2, policy=policy), tolerance=1e-5)
 

@@ -116,7 +116,7 @@ def test_a_model_takes_what_is_foreseen(mesh):
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
-@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("microbatches", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
 def test_a_training_step_takes_what_is_foreseen(mesh, microbatches):
     graph = trained(transformer(2, batch=4))
     made = plan(graph, mesh=mesh, microbatches=microbatches)
