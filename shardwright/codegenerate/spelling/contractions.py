@@ -8,8 +8,9 @@ einsum("ij,jk->ik", [x, y])    torch.einsum("ij,jk->ik", x, y)
 from __future__ import annotations
 
 from shardwright.codegenerate.expression import Expression
+from shardwright.codegenerate.spelling.arguments import expression_of
 from shardwright.codegenerate.spelling.call import Call, Row
-from shardwright.codegenerate.spelling.forms import expression_of, function, words
+from shardwright.codegenerate.spelling.forms import function, words
 
 FUNCTIONS = words("""
     mm.default bmm.default mv.default dot.default inner.default outer.default addmm.default

@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 
 from shardwright.codegenerate.expression import Binding, Expression
+from shardwright.codegenerate.spelling.arguments import Style
 from shardwright.codegenerate.spelling.call import Call, Row
 from shardwright.codegenerate.spelling.forms import (
-    Style,
     attribute,
     first_of,
     function,

@@ -11,8 +11,9 @@ from __future__ import annotations
 import torch
 
 from shardwright.codegenerate.expression import Expression
+from shardwright.codegenerate.spelling.arguments import ALWAYS, Style
 from shardwright.codegenerate.spelling.call import Call, Row
-from shardwright.codegenerate.spelling.forms import ALWAYS, Style, function, method, words
+from shardwright.codegenerate.spelling.forms import function, method, words
 
 FACTORIES = words("""
     full.default eye.default eye.m linspace.default randint.default randint.low

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwright.codegenerate.expression import Expression
+from shardwright.codegenerate.spelling.arguments import ALWAYS, Style, arguments
 from shardwright.codegenerate.spelling.call import Call, Row
-from shardwright.codegenerate.spelling.forms import ALWAYS, Style, arguments, function, words
+from shardwright.codegenerate.spelling.forms import function, words
 
 FUNCTIONS = words("""
     linear.default rms_norm.default

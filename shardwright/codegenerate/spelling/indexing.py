@@ -12,15 +12,9 @@ cannot say is a method, or the overload's own name.
 from __future__ import annotations
 
 from shardwright.codegenerate.expression import Binding, Expression
+from shardwright.codegenerate.spelling.arguments import Style, expression_of
 from shardwright.codegenerate.spelling.call import Call, Operand, Row
-from shardwright.codegenerate.spelling.forms import (
-    Style,
-    expression_of,
-    first_of,
-    function,
-    method,
-    words,
-)
+from shardwright.codegenerate.spelling.forms import first_of, function, method, words
 
 TO_THE_END = 2**63 - 1
 """Where a slice without an end stops."""

@@ -8,8 +8,9 @@ they have no rows.
 
 from __future__ import annotations
 
+from shardwright.codegenerate.spelling.arguments import Style
 from shardwright.codegenerate.spelling.call import Row
-from shardwright.codegenerate.spelling.forms import Style, function
+from shardwright.codegenerate.spelling.forms import function
 
 REDUCTIONS = {0: "none", 1: "mean", 2: "sum"}
 _WORDS = {"reduction": REDUCTIONS}

@@ -7,8 +7,9 @@ topk(x, 2)                         x.topk(2)
 
 from __future__ import annotations
 
+from shardwright.codegenerate.spelling.arguments import ALWAYS, Style
 from shardwright.codegenerate.spelling.call import Row
-from shardwright.codegenerate.spelling.forms import ALWAYS, Style, function, method, words
+from shardwright.codegenerate.spelling.forms import function, method, words
 
 METHODS = words("""
     sum.default sum.dim_IntList mean.default mean.dim amax.default amin.default max.default max.dim

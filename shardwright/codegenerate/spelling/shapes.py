@@ -10,15 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardwright.codegenerate.expression import Expression
+from shardwright.codegenerate.spelling.arguments import IN_BRACKETS, Style, expression_of
 from shardwright.codegenerate.spelling.call import Call, Row
-from shardwright.codegenerate.spelling.forms import (
-    IN_BRACKETS,
-    Style,
-    expression_of,
-    function,
-    method,
-    words,
-)
+from shardwright.codegenerate.spelling.forms import function, method, words
 
 METHODS = words("""
     transpose.int expand_as.default squeeze.default squeeze.dim squeeze.dims

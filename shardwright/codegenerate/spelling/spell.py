@@ -15,8 +15,9 @@ from keyword import iskeyword
 import torch
 
 from shardwright.codegenerate.expression import Expression
+from shardwright.codegenerate.spelling.arguments import Style
 from shardwright.codegenerate.spelling.call import Call, Mode
-from shardwright.codegenerate.spelling.forms import Style, function
+from shardwright.codegenerate.spelling.forms import function
 from shardwright.codegenerate.spelling.table import ROWS
 from shardwright.ir import IRGraph, IRNode, resolve
 
