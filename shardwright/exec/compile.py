@@ -69,8 +69,18 @@ def _device(
         tensors = [*source.tensors(), *(item for item in examples if isinstance(item, Tensor))]
         chosen = tensors[0].device if tensors else torch.device("cpu")
     else:
-        chosen = torch.device(device)
+        chosen = parsed(device)
     return available(torch.device("cpu") if chosen.type == "meta" else chosen)
+
+
+def parsed(device: str | torch.device) -> torch.device:
+    """A device by its name. Raises DeviceError."""
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise DeviceError(
+            f"device={device!r} is no device; a program is compiled for one of {', '.join(DEVICES)}"
+        ) from None
 
 
 def available(chosen: torch.device) -> torch.device:

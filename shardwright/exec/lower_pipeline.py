@@ -1,17 +1,20 @@
 """`lower`: a pipeline whose supertasks hold operators, as one whose supertasks hold kernel calls.
 
-Comes in: a pipeline of ``FX`` supertasks. Goes out: the same pipeline with a ``dfg`` supertask in
-the place of each: same names, tensors, devices, schedule and weights. What always holds: equal
-supertasks are lowered once and share their text as they did; the lowered pipeline is checked.
+Comes in: a pipeline of ``FX`` supertasks, or its file. Goes out: the same pipeline with a ``dfg``
+supertask in the place of each: same names, tensors, devices, schedule and weights. What always
+holds: equal supertasks are lowered once and share their text as they did; the lowered pipeline is
+checked.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 
+from shardwright.errors import InputError
 from shardwright.exec.emitters import emit_graph
 from shardwright.exec.files import encode
 from shardwright.exec.lowering import lower_graph
@@ -24,12 +27,13 @@ from shardwright.pipeline.graphs import TaskGraphs
 
 
 @without_collection()
-def lower(pipeline: Pipeline) -> Pipeline:
-    """The pipeline with lowered supertasks; those that are lowered already stay as they are.
+def lower(pipeline: Pipeline | str | Path) -> Pipeline:
+    """The pipeline, or that of a file, with lowered supertasks; lowered ones stay as they are.
 
-    Raises PipelineError where the pipeline is not right, ExecError where a graph cannot be lowered.
+    Raises PipelineError where the pipeline is not right, ExecError where a graph cannot be lowered,
+    InputError for what is no pipeline.
     """
-    check(pipeline)
+    pipeline = _checked(pipeline)
     texts = _lowered(pipeline)
     shared = [text for text, count in Counter(texts.values()).items() if count > 1]
     names = {text: f"b{i}" for i, text in enumerate(shared)}
@@ -46,6 +50,19 @@ def lower(pipeline: Pipeline) -> Pipeline:
     made.weights = pipeline.weights
     check(made)
     return made
+
+
+def _checked(pipeline: Pipeline | str | Path) -> Pipeline:
+    """The pipeline, known to be right."""
+    if isinstance(pipeline, str | Path):
+        return Pipeline.load(pipeline)
+    if isinstance(pipeline, Pipeline):
+        check(pipeline)
+        return pipeline
+    raise InputError(
+        f"lower takes a Pipeline, or the path of its file; found {type(pipeline).__name__}. A "
+        "module, a step or a graph becomes one plan by compile"
+    )
 
 
 def _lowered(pipeline: Pipeline) -> dict[str, str]:

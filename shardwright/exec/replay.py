@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from shardwright.errors import ExecError, InputError
+from shardwright.exec.feeds import check_feed
 from shardwright.ir.dtypes import describe_dtype, torch_dtype
 from shardwright.ir.values import STORED_ROLES, Role
 
@@ -190,9 +191,10 @@ def taken(
 ) -> dict[str, Tensor]:
     """What a replay takes of a feed, in the order of ``known``; shapes are not looked at.
 
-    ``optional`` inputs may be left out. Raises InputError for a name that there is not, an input
-    that is missing, another dtype, or another device.
+    ``optional`` inputs may be left out. Raises InputError for what is no feed, a name that there is
+    not, an input that is missing, another dtype, or another device.
     """
+    check_feed(feed)
     if unknown := sorted(feed.keys() - known.keys()):
         inputs = [name for name, value in known.items() if value.role == "input"]
         raise InputError(
@@ -211,6 +213,10 @@ def taken(
 
 
 def _fitting(name: str, tensor: Tensor, value: Known, device: torch.device) -> Tensor:
+    if not isinstance(tensor, Tensor):
+        raise InputError(
+            f"{value.role} {name!r} is {tensor!r}, no tensor; feed a tensor of {value.dtype}"
+        )
     if tensor.dtype != torch_dtype(value.dtype):
         raise InputError(
             f"{value.role} {name!r} is of {describe_dtype(tensor.dtype)}, but the program is for "

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import torch
 
-from shardwright.exec.compile import available, compile
+from shardwright.exec.compile import available, compile, parsed
 from shardwright.exec.emitters import emit_graph
 from shardwright.exec.exec_plan import ExecPlan, make_exec_plan
 from shardwright.exec.executor import Executor as CudaExecutor
@@ -40,7 +40,7 @@ __all__ = [
 
 def compile_cuda(model: Model | IRGraph, device: str | torch.device = "cuda") -> CompiledProgram:
     """A model that was written layer by layer, compiled. Raises DeviceError without a GPU."""
-    device = available(torch.device(device))
+    device = available(parsed(device))
     graph = model.finish() if isinstance(model, Model) else model
     values = [graph.values[value_id] for value_id in graph.inputs]
     examples = [torch.zeros(v.shape, dtype=torch_dtype(v.dtype), device=device) for v in values]

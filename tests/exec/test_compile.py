@@ -311,6 +311,12 @@ def test_a_device_that_is_not_there() -> None:
         sw.compile(nn.Linear(6, 2), torch.randn(3, 6), device="xpu")
 
 
+@pytest.mark.parametrize("device", ["gpu", "cpu:x", 1.5])
+def test_what_is_no_device(device: Any) -> None:
+    with pytest.raises(DeviceError, match=f"device={device!r} is no device.*cpu, cuda"):
+        sw.compile(nn.Linear(6, 2), torch.randn(3, 6), device=device)
+
+
 def test_what_is_no_program() -> None:
     with pytest.raises(InputError, match="takes an nn"):
         sw.compile(3, torch.ones(1))  # type: ignore[arg-type]

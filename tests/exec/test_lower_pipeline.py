@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import shardwright as sw
-from shardwright.errors import PipelineError
+from shardwright.errors import InputError, PipelineError
 from shardwright.exec.kinds import BY_NAME
 from shardwright.pipeline import Pipeline
 from tests.runtime.linear_step import LinearModel, batches, linear_step
@@ -31,6 +32,22 @@ def model() -> nn.Module:
 def forward(devices: int = 2) -> Pipeline:
     graph = sw.capture(model(), (torch.randn(8, 16),))
     return sw.build(graph, sw.plan(graph, devices=devices))
+
+
+def test_a_file_is_lowered_as_its_pipeline_is(tmp_path: Path) -> None:
+    pipeline = forward()
+    pipeline.save(tmp_path / "model.pipeline.json")
+    wanted = sw.lower(pipeline).supertasks
+    for path in (tmp_path / "model.pipeline.json", str(tmp_path / "model.pipeline.json")):
+        assert sw.lower(path).supertasks == wanted
+    with pytest.raises(PipelineError, match="nothing cannot be read"):
+        sw.lower(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("other", [None, nn.Linear(2, 2), 3])
+def test_what_is_no_pipeline_is_refused(other: Any) -> None:
+    with pytest.raises(InputError, match=f"found {type(other).__name__}.*by compile"):
+        sw.lower(other)
 
 
 def training(made: Trained, data: Any, microbatches: int, **asked: Any) -> Pipeline:

@@ -37,6 +37,8 @@ def test_roles_to_copy_are_taken_in_inference() -> None:
     ("given", "message"),
     [
         ({"x": torch.ones(2, 3), "z": torch.ones(1)}, "the feed has 'z'.*inputs are x, lr"),
+        ([torch.ones(2, 3)], "a feed is a list, but tensors are fed by name"),
+        ({"x": 3}, "input 'x' is 3, no tensor; feed a tensor of f32"),
         ({"w": torch.ones(3)}, "input 'x' is not in the feed"),
         ({"x": torch.ones(2, 3, dtype=torch.float64)}, "input 'x' is of f64.*is for f32"),
         ({"x": torch.ones(2, 3, device="meta")}, "input 'x' is on meta.*runs on cpu"),
