@@ -17,6 +17,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from keyword import iskeyword
 from typing import Any
 
@@ -30,7 +31,7 @@ from shardwright.ir.operators import is_marker, operator_name, resolve, signatur
 from shardwright.ir.structure import Arguments, Fixed, Leaf, Parameter, Tree, TupleTree
 from shardwright.ir.torch_internals import OpOverload
 from shardwright.ir.validate import validate
-from shardwright.ir.values import Emitted, IRNode, IRValue, Role, Scope, Source, with_absent
+from shardwright.ir.values import Emitted, IRNode, IRValue, Role, Scope, Source
 
 ValueLike = IRValue | int
 
@@ -374,13 +375,11 @@ def _renumbered(graph: IRGraph, outputs: Sequence[int], updates: Mapping[int, in
     mapping: dict[int, int] = {}
     returned = set(outputs)
 
-    def take(value: IRValue) -> None:
-        role = value.role
-        if value.producer is not None:
-            role = "output" if value.id in returned else "tmp"
-        names = tuple(value.names)
-        copy = result.add_copy(value, value.name, role, names, value.placements, value.init)
-        mapping[value.id] = copy.id
+    def take(value_id: int, role: Role, producer: int | None = None) -> None:
+        copy = graph.values[value_id].wired(producer, [])
+        copy.id, copy.role = result.fresh_id(), role
+        mapping[value_id] = copy.id
+        result.values[copy.id] = copy
 
     def taken(value_ids: Iterable[int]) -> list[int]:
         """The ids in the result."""
@@ -391,26 +390,21 @@ def _renumbered(graph: IRGraph, outputs: Sequence[int], updates: Mapping[int, in
                 raise GraphError(f"%{name} is used, but no node before that makes it")
         return [mapping[value_id] for value_id in ids]
 
-    for value_id in graph.inputs:
-        take(graph.values[value_id])
-    for value in graph.stored():
-        take(value)
+    for value in (*map(graph.values.__getitem__, graph.inputs), *graph.stored()):
+        take(value.id, value.role)
     for node in graph.nodes:
         node_id, inputs = result.fresh_id(), taken(node.inputs)
         for value_id in node.outputs:
-            take(graph.values[value_id])
-        copy = result.emit(
-            node.op,
-            inputs,
-            with_absent(taken(node.outputs), node.absent),
-            node.attrs,
-            scopes=node.scopes,
-            source=node.source,
-            node_id=node_id,
+            take(value_id, "output" if value_id in returned else "tmp", node_id)
+        for value_id in dict.fromkeys(inputs):
+            result.values[value_id].users.append(node_id)
+        made = [mapping[value_id] for value_id in node.outputs]
+        result.nodes.append(
+            replace(node, id=node_id, inputs=inputs, outputs=made, attrs=dict(node.attrs))
         )
-        copy.emitted = node.emitted
     result.inputs = taken(graph.inputs)
     result.outputs = taken(outputs)
     result.updates = dict(zip(taken(updates), taken(updates.values()), strict=True))
     result.tensors = {mapping[value_id]: t for value_id, t in graph.tensors.items()}
+    result.take_names()
     return result

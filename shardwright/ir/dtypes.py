@@ -28,6 +28,7 @@ DTYPES: dict[str, torch.dtype] = {
 FILE_DTYPES = tuple(DTYPES)[:10]
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_ITEMSIZES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -52,5 +53,6 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def itemsize(name: str) -> int:
-    """Bytes of one element."""
-    return torch_dtype(name).itemsize
+    """Bytes of one element. Raises GraphError."""
+    size = _ITEMSIZES.get(name)
+    return torch_dtype(name).itemsize if size is None else size

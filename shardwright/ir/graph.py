@@ -112,18 +112,21 @@ class IRGraph:
     ) -> IRValue:
         """Add a value like one of another graph: its shape, dtype, strides and device are right."""
         copy = IRValue(
-            id=self.fresh_id(),
-            name=self._free_name(name),
-            shape=value.shape,
-            dtype=value.dtype,
-            device=value.device,
-            role=role,
-            strides=strides_or_none(value.shape, value.strides),
-            names=names,
-            placements=placements,
-            init=init,
-            persistent=value.persistent,
+            self.next_id,
+            self._free_name(name),
+            value.shape,
+            value.dtype,
+            value.device,
+            role,
+            strides_or_none(value.shape, value.strides),
+            names,
+            placements,
+            init,
+            None,
+            [],
+            value.persistent,
         )
+        self.next_id += 1
         self.values[copy.id] = copy
         return copy
 
@@ -148,15 +151,17 @@ class IRGraph:
         absent = tuple(i for i, value_id in enumerate(outputs) if value_id is None)
         attrs = dict(attrs or {})
         node = IRNode(node_id, op, list(inputs), made, attrs, scopes, source, absent)
+        values = self.values
         for value_id in (*node.inputs, *node.outputs):
-            if value_id not in self.values:
+            if value_id not in values:
                 raise GraphError(f"{op}: the graph {self.name!r} has no value {value_id}")
         for value_id in node.outputs:
-            if self.values[value_id].producer is not None:
-                raise GraphError(f"value %{self.values[value_id].name} already has a producer")
-            self.values[value_id].producer = node.id
+            value = values[value_id]
+            if value.producer is not None:
+                raise GraphError(f"value %{value.name} already has a producer")
+            value.producer = node.id
         for value_id in dict.fromkeys(node.inputs):
-            self.values[value_id].users.append(node.id)
+            values[value_id].users.append(node.id)
         self.nodes.append(node)
         return node
 
@@ -213,6 +218,10 @@ class IRGraph:
     def stored(self) -> Iterator[IRValue]:
         """Parameters, buffers, state and constants, in the order of their ids."""
         return (value for value in self.values.values() if value.role in STORED_ROLES)
+
+    def take_names(self) -> None:
+        """Note that the names of all values are taken, where they were put in by hand."""
+        self._taken = {value.name: 0 for value in self.values.values()}
 
     def _free_name(self, wanted: str) -> str:
         """``wanted``, or the next free ``wanted__k``; takes it."""

@@ -35,29 +35,39 @@ def validate(graph: IRGraph) -> None:
 
 
 def _check_value(graph: IRGraph, value: IRValue) -> None:
-    where = f"value %{value.name}"
     if graph.values.get(value.id) is not value:
-        raise GraphError(f"{where} is not filed under its id {value.id}")
+        raise GraphError(f"{_named(value)} is not filed under its id {value.id}")
     if value.dtype not in DTYPES:
-        raise GraphError(f"{where} has the unknown dtype {value.dtype!r}")
+        raise GraphError(f"{_named(value)} has the unknown dtype {value.dtype!r}")
     if any(type(size) is not int or size < 0 for size in value.shape):
-        raise GraphError(f"{where} has the shape {value.shape}; sizes are integers from 0 up")
+        raise GraphError(
+            f"{_named(value)} has the shape {value.shape}; sizes are integers from 0 up"
+        )
     if value.strides is not None and len(value.strides) != len(value.shape):
-        raise GraphError(f"{where} has {len(value.strides)} strides for {len(value.shape)} sizes")
+        raise GraphError(
+            f"{_named(value)} has {len(value.strides)} strides for {len(value.shape)} sizes"
+        )
     if value.is_stored and not value.names:
-        raise GraphError(f"{where} is a {value.role} without a name in a checkpoint")
+        raise GraphError(f"{_named(value)} is a {value.role} without a name in a checkpoint")
     if value.placements is not None and not _covers(value):
-        raise GraphError(f"{where}: placements {value.placements} do not give {value.shape}")
+        raise GraphError(
+            f"{_named(value)}: placements {value.placements} do not give {value.shape}"
+        )
     if value.init is not None and (not value.is_stored or value.id in graph.tensors):
         raise GraphError(
-            f"{where} is to begin with {value.init}; that is for stored values without contents"
+            f"{_named(value)} is to begin with {value.init}; that is for stored values without "
+            "contents"
         )
     made = value.role in ("tmp", "output")
     if made != (value.producer is not None):
         raise GraphError(
-            f"{where} is {value.role} and has {'no' if made else 'a'} producer; only values of "
-            "the roles tmp and output are made by a node"
+            f"{_named(value)} is {value.role} and has {'no' if made else 'a'} producer; only "
+            "values of the roles tmp and output are made by a node"
         )
+
+
+def _named(value: IRValue) -> str:
+    return f"value %{value.name}"
 
 
 def _covers(value: IRValue) -> bool:

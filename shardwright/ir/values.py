@@ -133,7 +133,7 @@ class IRValue:
     @property
     def nbytes(self) -> int:
         """How many bytes the elements take."""
-        return self.numel * itemsize(self.dtype)
+        return math.prod(self.shape) * itemsize(self.dtype)
 
     @property
     def is_stored(self) -> bool:
