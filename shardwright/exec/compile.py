@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardwright.errors import DeviceError, ExecError
+from shardwright.errors import DeviceError, ExecError, InputError
 from shardwright.exec.bind import Binder
 from shardwright.exec.program import CompiledProgram
 from shardwright.exec.replay import Replaying
@@ -34,7 +34,7 @@ def compile(
         `train` takes), which becomes one plan of forward, backward and update; or a graph.
     example_args, example_kwargs
         Arguments of a call: their shapes, dtypes and structure count, not their contents. Calls of
-        other shapes are captured when they come.
+        other shapes are captured when they come; where no example is given, the first call is.
     device
         Where it runs, ``cpu`` or ``cuda``: by default where the program's parameters are.
     threads
@@ -57,8 +57,18 @@ def compile(
     if threads is not None and threads < 1:
         raise ExecError(f"threads={threads}; a program computes with at least one thread")
     made = CompiledProgram(source, Binder(chosen, threads), chosen, replaying)
-    made.capture(*example_args, **example_kwargs)
+    if example_args or example_kwargs or _takes_nothing(source):
+        made.capture(*example_args, **example_kwargs)
     return made
+
+
+def _takes_nothing(source: Source) -> bool:
+    """Whether a call of the program has no arguments, so that nothing is lacking to capture it."""
+    try:
+        arguments, _ = source.describe((), {})
+    except InputError:
+        return False
+    return not arguments.parameters
 
 
 def _device(

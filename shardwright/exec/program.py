@@ -130,7 +130,7 @@ class CompiledProgram:
         return len(self._own())
 
     def __str__(self) -> str:
-        return str(self.plan)
+        return str(self.plan) if self._latest else "a program without a capture yet; call it first"
 
     # --- inside -----------------------------------------------------------------------------
 
@@ -170,7 +170,10 @@ class CompiledProgram:
 
     def _some(self) -> Capture:
         if self._latest is None:
-            raise InputError("the program was not captured yet; call it, or capture, first")
+            raise InputError(
+                "the program was not captured yet, as it was compiled without examples; call it "
+                "first, or its capture, with the arguments of a call"
+            )
         return self._latest
 
     def _own(self) -> list[Capture]:

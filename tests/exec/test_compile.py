@@ -293,6 +293,46 @@ def test_it_prints_its_plan() -> None:
     assert "gemm(" in text
 
 
+# --- without examples ----------------------------------------------------------------------------
+
+
+def test_a_model_without_examples_is_captured_by_its_first_call() -> None:
+    model, x = network().eval(), torch.randn(8, 6)
+    run = sw.compile(model, device="cpu")
+    assert run.captures == 0
+    assert "call it first" in str(run)
+    for ask in (lambda: run.plan, lambda: run.graph, lambda: run.run({"input": x})):
+        with pytest.raises(InputError, match="not captured yet"):
+            ask()
+    run.refresh()
+    assert_close(run(x), model(x).detach(), 1e-5)
+    assert run.captures == 1
+    assert str(run) == str(run.plan)
+
+
+def test_a_step_without_examples_is_captured_by_its_first_call() -> None:
+    made, eager = program(OPTIMIZERS["adamw"]), program(OPTIMIZERS["adamw"])
+    run = sw.compile(made.step, device="cpu")
+    for x, y in batches(3):
+        assert_close(run(x, y), eager.step(x, y), 1e-5)
+    assert run.captures == 1
+
+
+def test_what_takes_nothing_needs_no_examples() -> None:
+    class Alone(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3))
+
+        def forward(self) -> Tensor:
+            return self.weight * 2
+
+    model = Alone()
+    run = sw.compile(model)
+    assert run.captures == 1
+    assert torch.equal(run(), model.weight.detach() * 2)
+
+
 # --- what cannot be compiled ---------------------------------------------------------------------
 
 
