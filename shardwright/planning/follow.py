@@ -196,14 +196,17 @@ class Following:
 
     def onward(self, node: IRNode, bound: BoundDimop) -> Choice | None:
         """The cheapest identifier along which the node can go on with a shard that it reads."""
-        found = []
+        found: dict[str, Choice] = {}
         for i, value_id in enumerate(node.inputs):
             state = self.state(value_id)
             if isinstance(state, Sharded):
                 identifier = identifier_at(bound, i, state.dim)
-                if identifier is not None and self.fits(node, bound, identifier):
-                    found.append(Choice(identifier, self.cost(node, bound.flow(identifier))))
-        return min(found, key=lambda choice: choice.bytes, default=None)
+                if identifier is None or identifier in found:
+                    continue
+                if self.fits(node, bound, identifier):
+                    cost = self.cost(node, bound.flow(identifier))
+                    found[identifier] = Choice(identifier, cost)
+        return min(found.values(), key=lambda choice: choice.bytes, default=None)
 
     def linear(self, node: IRNode, bound: BoundDimop) -> Terms | None:
         """The partial sums that a node can be done on, term by term, to reduce no more behind it.

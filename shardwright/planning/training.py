@@ -166,8 +166,16 @@ def _stage_work(work: Sequence[int], stages: Sequence[int], count: int) -> tuple
 
 def measure_training(step: Step, forward: IRGraph, microbatches: int) -> Loads:
     """Work of a microbatch and stored bytes of every forward node of a step."""
+    loads = measure_loads(forward, held_bytes(step.graph))
+    total = list(accumulate(measure_work(step, forward, microbatches), initial=0))
+    return Loads(
+        total, loads.single, loads.shared, max(total[-1], 1), loads.total_bytes, fullness=FULLNESS
+    )
+
+
+def measure_work(step: Step, forward: IRGraph, microbatches: int) -> list[int]:
+    """Work of a microbatch of every forward node of a step."""
     trained = trained_parameters(step.graph)
-    loads = measure_loads(forward, _held_bytes(step.graph, trained))
     needing = needing_gradients(forward, trained)
     seen: set[int] = set()
     work = []
@@ -177,19 +185,12 @@ def measure_training(step: Step, forward: IRGraph, microbatches: int) -> Loads:
         updated = sum(forward.values[v].nbytes for v in new)
         update = WORK_PER_BYTE * UPDATE_PASSES * updated / microbatches
         work.append(training_work(forward, node, needing) + round(update))
-    total = list(accumulate(work, initial=0))
-    return Loads(
-        total, loads.single, loads.shared, max(total[-1], 1), loads.total_bytes, fullness=FULLNESS
-    )
+    return work
 
 
 def held_bytes(graph: IRGraph) -> dict[int, int]:
     """What a slot holds of each parameter that a step trains: itself, its gradient, its state."""
-    return _held_bytes(graph, trained_parameters(graph))
-
-
-def _held_bytes(graph: IRGraph, trained: frozenset[int]) -> dict[int, int]:
-    held = {value_id: 2 * graph.values[value_id].nbytes for value_id in trained}
+    held = {value_id: 2 * graph.values[value_id].nbytes for value_id in trained_parameters(graph)}
     for value_id, parameter in parameters_of(graph).items():
         if graph.values[value_id].role == "state" and parameter in held:
             held[parameter] += graph.values[value_id].nbytes

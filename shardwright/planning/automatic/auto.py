@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import msgspec
 
@@ -41,7 +40,7 @@ from shardwright.planning.prediction.predict import predict
 from shardwright.planning.prediction.source import Forward
 from shardwright.planning.prediction.timing import order_of
 from shardwright.planning.step import check_one_backward
-from shardwright.planning.training import measure_training, training_plan
+from shardwright.planning.training import measure_work, training_plan
 from shardwright.profiling.cost import Analytic, Costs
 
 AUTO = "auto"
@@ -171,8 +170,7 @@ def _write_step(
     step = sources.step(unfused, options.microbatches, shape.shards)
     forward = step.view
     assert len(forward.nodes) == len(found.stages), "the same nodes for any number of microbatches"
-    totals = measure_training(step, forward, options.microbatches).work
-    work = [after - before for before, after in pairwise(totals)]
+    work = measure_work(step, forward, options.microbatches)
     notes = [
         *step.notes,
         *whole_notes(forward, found.spread.splits),

@@ -103,6 +103,11 @@ class Rivals:
     """Partitioners of which no plan fits, and why."""
     left_out: str = ""
     """Why no plans were made."""
+    _machines: Machines = field(init=False)
+
+    def __post_init__(self) -> None:
+        memory = float(self.cluster.device.memory)
+        self._machines = Machines(self.cluster, self.spreads.costs, memory)
 
     def run(self) -> Rivals:
         """Make them, where that is cheap."""
@@ -228,10 +233,9 @@ class Rivals:
     def _make(self, policy: str, options: Options) -> Rival:
         """A partitioner's plan as `plan` makes it. Raises PlanError."""
         graph, costs, memory = self.spreads.graph, self.spreads.costs, self.cluster.device.memory
-        machines = Machines(self.cluster, costs, float(memory))
         axes = {PIPELINE: len(self.cluster.devices)}
         sources = self.spreads.sources
-        plan = plan_by_partition(graph, axes, policy, machines, options, sources)
+        plan = plan_by_partition(graph, axes, policy, self._machines, options, sources)
         found = spread_of_plan(graph, plan, self.cluster, costs, sources)
         prediction = estimate_plan(found, self.cluster).prediction()
         return Rival(policy, plan, options, found, prediction, memory)

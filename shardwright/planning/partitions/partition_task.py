@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from shardwright.errors import PlanError
@@ -27,6 +27,9 @@ from shardwright.planning.partitions.workload import Workload, workload_of
 from shardwright.planning.pipeline import check_stages
 from shardwright.planning.training import held_bytes
 from shardwright.profiling import Analytic, Costs
+
+Workloads = dict[int, tuple[IRGraph, Workload]]
+"""Of forwards, which stand beside them, by their ids: for the same costs and links."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class Task:
         How many slots of a rank share its work, and in how many shards of the batch.
     leaders
         The first slot of each rank, for messages; the cluster's own order by default.
+    known
+        Workloads of whole forwards that are known, by the forwards' ids; it grows.
     """
 
     view: IRGraph
@@ -65,6 +70,7 @@ class Task:
     slots: int = 1
     shards: int = 1
     leaders: tuple[str, ...] = ()
+    known: Workloads = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def stages(self) -> int:
@@ -74,7 +80,18 @@ class Task:
     @cached_property
     def workload(self) -> Workload:
         """The nodes to deal out."""
-        found = workload_of(
+        if id(self.view) not in self.known:
+            self.known[id(self.view)] = self.view, self._whole_workload()
+        found = self.known[id(self.view)][1]
+        if self.slots > 1:
+            found = found.shared(self.slots, self.shards)
+        if not self.recompute:
+            return found
+        return replace(found, sent=tuple(value._replace(kept=0) for value in found.sent))
+
+    def _whole_workload(self) -> Workload:
+        """What a rank of one slot has of them that computes nothing again."""
+        return workload_of(
             self.view,
             self.costs,
             self.links,
@@ -82,11 +99,6 @@ class Task:
             held=None if self.step is None else held_bytes(self.step),
             first=self.first,
         )
-        if self.slots > 1:
-            found = found.shared(self.slots, self.shards)
-        if not self.recompute:
-            return found
-        return replace(found, sent=tuple(value._replace(kept=0) for value in found.sent))
 
     @property
     def links(self) -> Links:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
 import msgspec
@@ -23,7 +23,7 @@ from shardwright.planning.assemble import make_plan
 from shardwright.planning.copies import Copy, with_copies
 from shardwright.planning.mesh import DATA, PIPELINE, split_nodes
 from shardwright.planning.partitions.partition import Partition
-from shardwright.planning.partitions.partition_task import Task
+from shardwright.planning.partitions.partition_task import Task, Workloads
 from shardwright.planning.partitions.partitioners import PARTITIONERS
 from shardwright.planning.pipeline import check_stages
 from shardwright.planning.plan import (
@@ -39,7 +39,7 @@ from shardwright.planning.splits import take_apart
 from shardwright.planning.step import Step, check_one_backward
 from shardwright.planning.training import (
     Options,
-    measure_training,
+    measure_work,
     training_plan,
     with_prepared,
 )
@@ -55,12 +55,13 @@ MIXED_SCHEDULE = "interleaved"
 class Machines:
     """What a plan is made for: the slots, what nodes cost there, and the bytes of each slot.
 
-    ``memory`` is None where it is not known.
+    ``memory`` is None where it is not known. ``workloads`` are those that were worked out before.
     """
 
     cluster: Cluster
     costs: Costs
     memory: float | None = None
+    workloads: Workloads = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,7 @@ def partition_model(
         slots=slots,
         shards=shards,
         leaders=_leaders(axes, machines.cluster.devices),
+        known=machines.workloads,
     )
     return _on_slots(graph, PARTITIONERS[policy](task), axes, machines.cluster.devices)
 
@@ -267,6 +269,7 @@ def _partition(
             options.recompute != "none",
             *_sharing(axes),
             leaders=_leaders(axes, machines.cluster.devices),
+            known=machines.workloads,
         )
     )
 
@@ -299,8 +302,7 @@ def _on_ranks(
     meshes = _meshes(axes, machines.cluster.devices, found)
     schedule = options.schedule_on(len(meshes))
     assigned, notes = _assigned(forward, axes, meshes, [found.ranks[stage] for stage in stages])
-    loads = measure_training(step, forward, options.microbatches)
-    work = [after - before for before, after in pairwise(loads.work)]
+    work = measure_work(step, forward, options.microbatches)
     training = training_plan(options, schedule, meshes, stages, work)
     copies = _shifted(found.copies, len(step.prepare))
     notes = [*step.notes, *found.notes, *notes]
