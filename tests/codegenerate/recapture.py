@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import nn
-
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.structure import Leaf
 from shardwright.tracing import capture
-from tests.codegenerate.spelling_samples import Sample, class_text, run_class
+from tests.codegenerate.spelling_samples import EveryCall, Sample, class_text, run_class
 
 
 def written(samples: Sequence[Sample], *, in_module: bool = True) -> str:
@@ -27,29 +24,14 @@ def counts(graph: IRGraph) -> tuple[int, bool]:
     return len(graph.inputs), isinstance(graph.out_structure, Leaf)
 
 
-class _Every(nn.Module):
-    """Calls every sample's method with its own tensors."""
-
-    def __init__(self, samples: Sequence[Sample], in_module: bool) -> None:
-        super().__init__()
-        self.samples = samples
-        self.calls = run_class("Samples", written(samples, in_module=in_module))()
-
-    def forward(self, *tensors: torch.Tensor) -> list[Any]:
-        given = iter(tensors)
-        return [
-            getattr(self.calls, f"call_{k}")(*(next(given) for _ in sample.specs()))
-            for k, sample in enumerate(self.samples)
-        ]
-
-
 class Recaptured:
     """What samples of one mode are captured as, all in one graph."""
 
     def __init__(
         self, samples: Sequence[Sample], *, training: bool, in_module: bool = True
     ) -> None:
-        model = _Every(samples, in_module).train(training)
+        calls = run_class("Samples", written(samples, in_module=in_module))
+        model = EveryCall(calls, [len(each.specs()) for each in samples]).train(training)
         self.graph = capture(model, [spec.make() for each in samples for spec in each.specs()])
         self._nodes = self.graph.node_by_id()
         self._places: dict[str, int] = {}

@@ -5,7 +5,7 @@ Tensors are `Spec`s; in the text they are ``a``, ``b``, ``c`` in the order in wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from string import ascii_lowercase
@@ -148,3 +148,19 @@ def run_class(name: str, text: str) -> type[nn.Module]:
     namespace: dict[str, Any] = {}
     exec(compile(text, f"<{name}>", "exec"), namespace)
     return namespace[name]
+
+
+class EveryCall(nn.Module):
+    """Calls the methods of a `class_text`, each with as many tensors of its own as it takes."""
+
+    def __init__(self, calls: type[nn.Module], counts: Sequence[int]) -> None:
+        super().__init__()
+        self.calls = calls()
+        self.counts = counts
+
+    def forward(self, *tensors: torch.Tensor) -> list[Any]:
+        given = iter(tensors)
+        return [
+            getattr(self.calls, f"call_{k}")(*(next(given) for _ in range(count)))
+            for k, count in enumerate(self.counts)
+        ]

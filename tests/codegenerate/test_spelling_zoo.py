@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from shardwright.codegenerate.expression import Expression
 from shardwright.codegenerate.spelling import Mode, is_random, is_typed, spell
@@ -25,7 +24,7 @@ from shardwright.ir.structure import flatten_call
 from shardwright.ir.values import contiguous_strides
 from shardwright.tracing import CaptureWarning, capture
 from tests.codegenerate.checkers import assert_passes_mypy
-from tests.codegenerate.spelling_samples import class_text, run_class
+from tests.codegenerate.spelling_samples import EveryCall, class_text, run_class
 
 pytest.importorskip("transformers")
 
@@ -73,20 +72,10 @@ class Calls:
         )
 
 
-class Every(nn.Module):
+def every(calls: Calls) -> EveryCall:
     """Makes every distinct call, on tensors of its own."""
-
-    def __init__(self, calls: Calls) -> None:
-        super().__init__()
-        self.counts = [len(set(node.inputs)) for node in calls.nodes]
-        self.calls = run_class("Every", calls.as_class("Every"))()
-
-    def forward(self, *tensors: torch.Tensor) -> list[Any]:
-        given = iter(tensors)
-        return [
-            getattr(self.calls, f"call_{k}")(*(next(given) for _ in range(count)))
-            for k, count in enumerate(self.counts)
-        ]
+    counts = [len(set(node.inputs)) for node in calls.nodes]
+    return EveryCall(run_class("Every", calls.as_class("Every")), counts)
 
 
 @cache
@@ -138,7 +127,7 @@ def blank(calls: Calls) -> list[torch.Tensor]:
 @each_case
 def test_every_call_captures_back(name: str, training: bool) -> None:
     calls = new_calls(name, training)
-    again = capture(Every(calls).train(training), [tensor.fill_(0) for tensor in blank(calls)])
+    again = capture(every(calls).train(training), [tensor.fill_(0) for tensor in blank(calls)])
     place = 0
     for node in calls.nodes:
         producer = again.values[again.outputs[place]].producer
