@@ -55,11 +55,11 @@ from shardwright.cli.train import train
 from shardwright.cli.userfiles import UserFiles
 from shardwright.errors import InputError, ShardwrightError
 from shardwright.exec.files import decode as decode_lowered
-from shardwright.exec.plan_text import format_lowered
 from shardwright.pipeline import Pipeline, Training, json_schema_text
 from shardwright.pipeline.fxtext import decode
 from shardwright.pipeline.rules import COMPUTE_KINDS
 from shardwright.report import device_table, headline, overview
+from shardwright.runtime.compiling import task_plan
 from shardwright.schedule import check_schedule, format_schedule, schedule_of
 from shardwright.transform import build as build_pipeline
 from shardwright.version import __version__
@@ -184,11 +184,16 @@ def show(
     schedule: Annotated[
         bool, typer.Option("--schedule", help="Print the schedule of a training step instead.")
     ] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="With --task, where a lowered graph's values lie.")
+    ] = False,
 ) -> None:
     """Show what a pipeline file holds: device slots, supertasks, bytes, communication."""
     pipeline = Pipeline.load(file)
     if schedule:
         typer.echo(schedule_text(pipeline, Console().width))
+    elif memory:
+        typer.echo(task_plan(pipeline, task or ""))
     elif task is None:
         Console().print(overview(pipeline))
     else:
@@ -210,7 +215,7 @@ def graph_text(pipeline: Pipeline, task: str) -> str:
     if task not in computing:
         raise InputError(f"{task!r} has no graph; supertasks that have: {', '.join(computing)}")
     if tasks[task].kind == "dfg":
-        return format_lowered(decode_lowered(pipeline.data_of(task), name=task))
+        return str(decode_lowered(pipeline.data_of(task), name=task))
     tensors = [pipeline.tensors[name] for name in pipeline.supertasks[task].inputs]
     return str(decode(pipeline.data_of(task), tensors, name=task))
 

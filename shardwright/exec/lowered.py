@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from shardwright.exec.lowered_text import format_call, format_lowered
 from shardwright.ir.values import Role
 
 ABSENT = -1
@@ -46,6 +47,9 @@ class LoweredOp:
     out_vids: tuple[int, ...]
     where: str = field(default="", compare=False)
 
+    def __str__(self) -> str:
+        return format_call(self)
+
 
 @dataclass(frozen=True, slots=True)
 class LoweredGraph:
@@ -63,3 +67,6 @@ class LoweredGraph:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     updates: Mapping[int, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return format_lowered(self)

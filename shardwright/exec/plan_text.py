@@ -15,13 +15,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from shardwright.exec.kinds import kind_of
-from shardwright.exec.lowered import ABSENT, LoweredGraph, LoweredOp
+from shardwright.exec.lowered import ABSENT
+from shardwright.exec.lowered_text import shown_attributes
 
 if TYPE_CHECKING:
     from shardwright.exec.exec_plan import ExecPlan
-
-_SHOWN = 80
-"""How many characters of a text attribute are shown."""
 
 
 def format_plan(plan: ExecPlan) -> str:
@@ -37,7 +35,7 @@ def _lines(plan: ExecPlan) -> Iterator[str]:
     for index, op in enumerate(plan.calls):
         ins = ", ".join(_operand(plan, vid) for vid in op.in_vids)
         outs = ", ".join(_made(plan, vid) for vid in op.out_vids)
-        attrs = "".join(f"  {item}" for item in _attributes(op))
+        attrs = "".join(f"  {item}" for item in shown_attributes(op))
         yield f"  {index} {kind_of(op.kind_id).name}({ins}) -> {outs}{attrs}"
     returned = ", ".join(_operand(plan, vid) for vid in plan.lowered.outputs)
     yield f"  return {returned or 'nothing'}"
@@ -69,18 +67,6 @@ def _made(plan: ExecPlan, vid: int) -> str:
     return f"{_operand(plan, vid)} {spec.dtype}[{shape}]{strides}{shared}"
 
 
-def _attributes(op: LoweredOp) -> list[str]:
-    """What differs from the kind's defaults."""
-    kind = kind_of(op.kind_id)
-    attrs = kind.unpack(op.attr_schema, op.attr_blob)
-    shown = []
-    for name, value in attrs.items():
-        if name not in kind.defaults or kind.defaults[name] != value:
-            text = f"{name}={value if isinstance(value, str) else repr(value)}"
-            shown.append(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}...")
-    return shown
-
-
 def format_bytes(count: int) -> str:
     """Bytes as a person reads them."""
     size = float(count)
@@ -89,16 +75,3 @@ def format_bytes(count: int) -> str:
             return f"{size:.4g} {unit}"
         size /= 1024
     return f"{size:.4g} GB"
-
-
-def format_lowered(graph: LoweredGraph) -> str:
-    """A lowered graph's text: its calls, without places."""
-    lines = [f"lowered {graph.name}: {len(graph.ops)} calls"]
-    for index, op in enumerate(graph.ops):
-        ins, outs = (
-            ", ".join("-" if v == ABSENT else f"%{graph.values[v].name}" for v in vids)
-            for vids in (op.in_vids, op.out_vids)
-        )
-        attrs = "".join(f"  {item}" for item in _attributes(op))
-        lines.append(f"  {index} {kind_of(op.kind_id).name}({ins}) -> {outs}{attrs}")
-    return "\n".join(lines)

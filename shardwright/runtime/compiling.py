@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shardwright.errors import InputError
 from shardwright.exec.exec_plan import ExecPlan
 from shardwright.exec.files import decode
 from shardwright.exec.shared_arena import SharedArena
@@ -24,6 +25,7 @@ from shardwright.pipeline.check_compute import data_of
 from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.pipeline.schema import Document
 from shardwright.schedule.overwriting import Overwriting
+from shardwright.schedule.slot_steps import slot_steps
 
 Run = Callable[[Sequence[Tensor]], list[Tensor]]
 """From a supertask's inputs to its outputs."""
@@ -52,6 +54,22 @@ def compile_tasks(
     """
     compiler = _Compiler(document, device, graphs or TaskGraphs(document), fixed=fixed)
     return {task: compiler.compile(task, found) for task, found in memory.items()}
+
+
+def task_plan(document: Document, task: str) -> ExecPlan:
+    """Where a lowered supertask's values lie when a slot runs it. Raises InputError, ExecError."""
+    spec = document.supertasks.get(task)
+    if spec is None or spec.kind != "dfg":
+        known = [name for name, found in document.supertasks.items() if found.kind == "dfg"]
+        raise InputError(
+            f"{task!r} is no lowered supertask, which alone has a plan of its memory; lowered are: "
+            f"{', '.join(known) or 'none, lower the pipeline first'}"
+        )
+    slot = str(spec.device)
+    graphs = TaskGraphs(document)
+    memory = slot_steps(document, slot, graphs).overwriting[task]
+    device = torch.device("cpu")
+    return _Compiler(document, device, graphs, fixed=False).plan(task, memory)
 
 
 class _Compiler:
@@ -102,23 +120,51 @@ class _Compiler:
     # --- lowered supertasks -------------------------------------------------------------------
 
     def _lowered(self, task: str, memory: Overwriting) -> Compiled:
-        """A supertask's plan on the slot's arena; equal supertasks share the plan."""
+        """A supertask's program on the slot's arena."""
+        promised = self._promised(task, memory)
+        program = TaskProgram(
+            self.plan(task, memory),
+            self._device,
+            self._arena,
+            constants=promised.constants,
+            donated=promised.donated,
+        )
+        inputs = self._document.supertasks[task].inputs
+        zeros = [inputs.index(name) for name in memory.zeros]
+        return Compiled(program, FromZeros(program, zeros) if zeros else None)
+
+    def plan(self, task: str, memory: Overwriting) -> ExecPlan:
+        """A lowered supertask's plan; equal supertasks share it."""
+        promised = self._promised(task, memory)
+        key = self._graphs.key(task), tuple(promised.donated.items()), promised.fixed
+        if key not in self._plans:
+            data = data_of(self._document, self._document.supertasks[task])
+            lowered = decode(data, name=task)
+            self._plans[key] = plan_task(lowered, promised.donated, promised.fixed)
+        return self._plans[key]
+
+    def _promised(self, task: str, memory: Overwriting) -> _Promised:
         spec, tensors = self._document.supertasks[task], self._document.tensors
-        constants = [k for k, name in enumerate(spec.inputs) if tensors[name].is_constant]
+        constants = tuple(k for k, name in enumerate(spec.inputs) if tensors[name].is_constant)
         changed = {spec.inputs.index(name) for name in memory.over.values()}
         fixed = tuple(k for k in constants if self._fixed and k not in changed)
         donated = {
             spec.inputs.index(old): spec.outputs.index(new) for new, old in memory.over.items()
         }
-        key = self._graphs.key(task), tuple(donated.items()), fixed
-        if key not in self._plans:
-            lowered = decode(data_of(self._document, spec), name=task)
-            self._plans[key] = plan_task(lowered, donated, fixed)
-        program = TaskProgram(
-            self._plans[key], self._device, self._arena, constants=constants, donated=donated
-        )
-        zeros = [spec.inputs.index(name) for name in memory.zeros]
-        return Compiled(program, FromZeros(program, zeros) if zeros else None)
+        return _Promised(constants, fixed, donated)
+
+
+@dataclass(frozen=True, slots=True)
+class _Promised:
+    """What holds of a lowered supertask's inputs, by position.
+
+    ``constants`` are the same tensors at each run, ``fixed`` the same contents; what is ``donated``
+    becomes the output at this position.
+    """
+
+    constants: tuple[int, ...]
+    fixed: tuple[int, ...]
+    donated: Mapping[int, int]
 
 
 def _cloning(run: Run, positions: Sequence[int]) -> Run:

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from shardwright.pipeline import Pipeline
-from tests.cli.commands import succeed
+from tests.cli.commands import invoke, succeed
 
 MODEL = """
 import torch
@@ -41,6 +41,15 @@ def test_show_prints_the_calls(lowered: Path) -> None:
     assert text.startswith("lowered d0.0:")
     assert "gemm(%v0, %v1, %v2, -)" in text
     assert "send/recv" in succeed("show", lowered)
+
+
+def test_show_prints_where_the_values_of_a_task_lie(lowered: Path) -> None:
+    text = succeed("show", lowered, "--task", "d0.0", "--memory")
+    assert text.startswith("plan d0.0: 2 calls, arena ")
+    assert "gemm(%v0 @v0, %v1 @v1, %v2 @v2, -)" in text
+    said = invoke("show", lowered, "--task", "input", "--memory").output
+    assert "'input' is no lowered supertask" in said
+    assert "lower the pipeline first" in invoke("show", "a.pipeline.json", "--memory").output
 
 
 def test_run_runs_it(lowered: Path) -> None:

@@ -10,7 +10,6 @@ from shardwright.exec.emitters import emit_graph
 from shardwright.exec.kinds import BY_NAME
 from shardwright.exec.lowered import ABSENT
 from shardwright.exec.lowering import lower_graph
-from shardwright.exec.plan_text import format_lowered
 from shardwright.ir import Builder
 
 
@@ -25,7 +24,7 @@ def small():
 def test_calls_values_and_ends_are_those_of_the_graph():
     graph = small()
     lowered = lower_graph(emit_graph(graph))
-    assert format_lowered(lowered).splitlines() == [
+    assert str(lowered).splitlines() == [
         "lowered small: 4 calls",
         "  0 gemm(%x, %w, -, -) -> %linear  transpose_b=1",
         "  1 view(%linear) -> %t  offset=0  shape=(4, 2)  strides=(1, 4)",
@@ -39,6 +38,16 @@ def test_calls_values_and_ends_are_those_of_the_graph():
     (w,) = graph.stored()
     assert lowered.values[w.id].names == ("w",)
     assert lowered.values[w.id].role == "param"
+
+
+def test_a_call_alone_prints_with_numbers():
+    lowered = lower_graph(emit_graph(small()))
+    calls = [str(op) for op in lowered.ops[:2]]
+    x, w, y, turned = (*lowered.ops[0].in_vids[:2], *lowered.ops[0].out_vids, lowered.ops[1])
+    assert calls[0] == f"gemm(%{x}, %{w}, -, -) -> %{y}  transpose_b=1"
+    assert calls[1].startswith(f"view(%{y}) -> %{turned.out_vids[0]}  offset=0")
+    unknown = replace(lowered.ops[0], kind_id=250, attr_blob=b"\1\2")
+    assert str(unknown) == f"kind 250(%{x}, %{w}, -, -) -> %{y}  schema=1 blob=0102"
 
 
 def test_what_was_not_emitted_is_refused():
