@@ -10,7 +10,8 @@
     #  bandwidth: 1.7 TB/s, overhead: 5 us}
 
 Links may tell kinds of communication apart: ``start`` of a collective, ``send`` and ``collective``,
-or any of `KINDS` by its name, each with a latency and a bandwidth. What always holds: what is
+or any of `KINDS` by its name, each with a latency and a bandwidth; those in `ROOTED` only by name,
+else they are not known. What always holds: what is
 written is read as the same; links that the slots need are never made up.
 """
 
@@ -29,7 +30,8 @@ from shardwright.layout.units import Quantity, written
 from shardwright.layout.yaml_tree import Branch, read_tree
 
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-KINDS = ("send", *COLLECTIVES)
+ROOTED = ("broadcast", "reduce")
+KINDS = ("send", *COLLECTIVES, *ROOTED)
 """The kinds of communication that a file may tell apart."""
 MOST_SLOTS = 10**6
 """More than any cluster has; a number of hosts beyond that is a slip."""
@@ -133,7 +135,9 @@ def _links(at: Branch) -> Links:
             raise at.error(f"found {at.text()!r}, expected one of {', '.join(LINKS)}, or fields")
         return LINKS[at.text()]
     fields = at.fields(("latency", "bandwidth", "start", "collective", *KINDS))
-    each: dict[str, Any] = {kind: _link(at, fields, kind) for kind in KINDS}
+    each: dict[str, Any] = {
+        kind: _link(at, fields, kind) for kind in KINDS if kind not in ROOTED or kind in fields
+    }
     start = fields["start"].number("seconds") if "start" in fields else 0.0
     try:
         return Links(**each, start=start)
@@ -143,7 +147,7 @@ def _links(at: Branch) -> Links:
 
 def _link(at: Branch, fields: Mapping[str, Branch], kind: str) -> Link:
     """The link of a kind: its own, that of all collectives, or that of everything."""
-    names = (kind,) if kind == "send" else (kind, "collective")
+    names = (kind, "collective") if kind in COLLECTIVES else (kind,)
     own = next((fields[name] for name in names if name in fields), None)
     if own is not None:
         at, fields = own, own.fields(tuple(_LINK))
@@ -220,13 +224,15 @@ def _written_links(links: Links) -> str | dict[str, Any]:
     for name, known in LINKS.items():
         if known == links:
             return name
-    each = {kind: getattr(links, kind) for kind in KINDS}
+    each = {kind: getattr(links, kind) for kind in ("send", *COLLECTIVES)}
+    told = {kind: link for kind in ROOTED if (link := getattr(links, kind)) is not None}
+    rooted: dict[str, Any] = {kind: _written_link(link) for kind, link in told.items()}
     start = {"start": written(links.start, "seconds")} if links.start else {}
     if len(set(each.values())) == 1:
-        return _written_link(links.send) | start
+        return _written_link(links.send) | start | rooted
     if len({each[kind] for kind in COLLECTIVES}) == 1:
         each = {"send": links.send, "collective": links.all_gather}
-    return start | {kind: _written_link(link) for kind, link in each.items()}
+    return start | {kind: _written_link(link) for kind, link in each.items()} | rooted
 
 
 def _written_link(link: Link) -> dict[str, str]:

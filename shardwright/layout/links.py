@@ -6,7 +6,8 @@ seconds that it takes.
 A collective among ``n`` slots costs its start and then a number of messages after one another,
 each with a latency and an ``n``-th of the bytes (the alpha-beta model; Thakur, Rabenseifner and
 Gropp, 2005): ``n - 1`` of them, and twice as many for all_reduce, which is a reduce_scatter and an
-all_gather with one start.
+all_gather with one start, for broadcast, which scatters and gathers, and for reduce. Links that say
+nothing of the last two price a broadcast as one message and a reduce as an all_reduce.
 
 What always holds: no price is negative, more bytes or more slots never cost less, and what stays
 on a slot costs nothing.
@@ -21,15 +22,28 @@ import msgspec
 
 from shardwright.errors import PlanError
 
-Kind = Literal["send", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "slice"]
+Kind = Literal[
+    "send",
+    "all_gather",
+    "reduce_scatter",
+    "all_reduce",
+    "all_to_all",
+    "broadcast",
+    "reduce",
+    "slice",
+]
 
 ROUNDS: Mapping[Kind, Callable[[int], int]] = {
     "all_gather": lambda members: members - 1,
     "reduce_scatter": lambda members: members - 1,
     "all_reduce": lambda members: 2 * (members - 1),
     "all_to_all": lambda members: members - 1,
+    "broadcast": lambda members: 2 * (members - 1),
+    "reduce": lambda members: 2 * (members - 1),
 }
 """Messages after one another that a collective of so many members takes."""
+STAND_IN: Mapping[Kind, Kind] = {"broadcast": "send", "reduce": "all_reduce"}
+"""Kinds that links need not tell apart, and which price they have then."""
 
 
 class Link(msgspec.Struct, frozen=True):
@@ -49,8 +63,11 @@ class Link(msgspec.Struct, frozen=True):
         return self.latency + nbytes / self.bandwidth
 
 
-class Links(msgspec.Struct, frozen=True):
-    """The link as each kind of communication sees it; ``start`` of a collective is in seconds."""
+class Links(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The link as each kind of communication sees it; ``start`` of a collective is in seconds.
+
+    ``broadcast`` and ``reduce`` are None where nothing is known of them (`STAND_IN`).
+    """
 
     send: Link
     all_gather: Link
@@ -58,6 +75,8 @@ class Links(msgspec.Struct, frozen=True):
     all_reduce: Link
     all_to_all: Link
     start: float = 0.0
+    broadcast: Link | None = None
+    reduce: Link | None = None
 
     def __post_init__(self) -> None:
         if not self.start >= 0:
@@ -76,10 +95,22 @@ class Links(msgspec.Struct, frozen=True):
         """
         if kind == "slice" or members < 2:
             return 0.0
+        kind, link = self._priced(kind)
         if kind == "send":
-            return self.send.seconds(nbytes)
-        link: Link = getattr(self, kind)
+            return link.seconds(nbytes)
         return self.start + ROUNDS[kind](members) * link.seconds(nbytes / members)
+
+    def moving(self, kind: Kind, members: int, nbytes: int) -> float:
+        """What of these seconds the bytes take; what is left passes without any, too."""
+        kind, link = self._priced(kind)
+        if kind == "send":
+            return nbytes / link.bandwidth
+        return ROUNDS[kind](members) * nbytes / members / link.bandwidth
+
+    def _priced(self, kind: Kind) -> tuple[Kind, Link]:
+        """The kind that a kind is priced as, and its link."""
+        kind = STAND_IN.get(kind, kind) if getattr(self, kind) is None else kind
+        return kind, getattr(self, kind)
 
 
 SHARED = Links.of(send=Link(36e-6, 7e9), collective=Link(5e-6, 4e9), start=55e-6)

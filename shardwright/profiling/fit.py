@@ -21,7 +21,7 @@ from scipy.optimize import least_squares, nnls
 from shardwright.errors import ProfileError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.layout import DeviceModel, Link, Links
-from shardwright.layout.cluster_file import KINDS
+from shardwright.layout.cluster_file import KINDS, ROOTED
 from shardwright.layout.links import ROUNDS, Kind
 from shardwright.profiling.roofline import Work, node_work, seconds
 
@@ -109,30 +109,34 @@ def _to_three_digits(number: float) -> float:
 def fit_links(times: Sequence[LinkTime]) -> Links:
     """The links that explain the times best; each kind needs two sizes or more.
 
+    Those in `ROOTED` may be missing.
+
     Raises ProfileError where a kind was not measured, or a time is not positive.
     """
     for time in times:
         _check_time(time.seconds, f"{time.kind} of {time.nbytes} bytes")
-    for kind in KINDS:
+    found_kinds = {time.kind for time in times}
+    kinds = [kind for kind in KINDS if kind in found_kinds or kind not in ROOTED]
+    for kind in kinds:
         if len({time.nbytes for time in times if time.kind == kind}) < 2:
             raise ProfileError(f"{kind} was not measured with two sizes; measure all of {KINDS}")
-    columns = 1 + 2 * len(KINDS)
-    rows = [_row(time, columns) / time.seconds for time in times]
+    columns = 1 + 2 * len(kinds)
+    rows = [_row(time, kinds) / time.seconds for time in times]
     preference = np.zeros(columns)
     preference[0] = PREFERENCE / min(time.seconds for time in times)
     found, _ = nnls(np.array([*rows, preference]), np.array([1.0] * len(rows) + [0.0]))
     start, *numbers = map(_to_three_digits, found.tolist())
     links = {
         kind: Link(latency, _to_three_digits(1 / max(seconds_a_byte, 1 / FASTEST)))
-        for kind, latency, seconds_a_byte in zip(KINDS, numbers[::2], found[2::2], strict=True)
+        for kind, latency, seconds_a_byte in zip(kinds, numbers[::2], found[2::2], strict=True)
     }
     return Links(**links, start=start)
 
 
-def _row(time: LinkTime, columns: int) -> np.ndarray:
+def _row(time: LinkTime, kinds: Sequence[str]) -> np.ndarray:
     """What a time is a sum of: one start, latencies, and seconds a byte."""
-    row = np.zeros(columns)
-    at = 1 + 2 * KINDS.index(time.kind)
+    row = np.zeros(1 + 2 * len(kinds))
+    at = 1 + 2 * kinds.index(time.kind)
     if time.kind == "send":
         row[at], row[at + 1] = 1, time.nbytes
         return row

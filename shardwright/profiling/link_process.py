@@ -32,6 +32,7 @@ from shardwright.comm import (
     join_group,
     open_store,
 )
+from shardwright.layout.cluster_file import ROOTED
 from shardwright.layout.links import ROUNDS, Kind
 from shardwright.profiling.fit import LinkTime
 
@@ -48,33 +49,40 @@ TOGETHER = 0
 """The tag of the operation in which all wait for each other."""
 
 
-def operation(kind: str, ranks: Sequence[int], nbytes: int, tag: int) -> Operation:
-    """An operation among ranks of which each holds so many bytes, before it or after it."""
+def operation(kind: str, ranks: Sequence[int], nbytes: int, tag: int, root: int = 0) -> Operation:
+    """An operation among ranks of which each holds so many bytes, before it or after it.
+
+    The member ``root`` has what a broadcast gives, and gets what is reduced.
+    """
     members = len(ranks)
     elements = max(1, nbytes // (ELEMENT.itemsize * members)) * members
     whole, part = TensorSpec((elements,), ELEMENT), TensorSpec((elements // members,), ELEMENT)
     given = part if kind == "all_gather" else whole
     gotten = part if kind == "reduce_scatter" else whole
-    is_send = kind == "send"
+    at_root = tuple(whole if member == root else None for member in range(members))
+    inputs = {"send": (given, None), "broadcast": at_root}.get(kind, (given,) * members)
+    outputs = {"send": (None, gotten), "reduce": at_root}.get(kind, (gotten,) * members)
     return Operation(
         kind=kind,
         group=str(tag),
         tag=tag,
         ranks=tuple(ranks),
         tasks=("",) * members,
-        inputs=(given, None) if is_send else (given,) * members,
-        outputs=(None, gotten) if is_send else (gotten,) * members,
-        reduce_op="sum" if kind in ("all_reduce", "reduce_scatter") else None,
+        inputs=inputs,
+        outputs=outputs,
+        reduce_op="sum" if kind in ("all_reduce", "reduce_scatter", "reduce") else None,
         dim=0 if kind in ("all_gather", "reduce_scatter") else None,
         src_dim=0 if kind == "all_to_all" else None,
         dst_dim=0 if kind == "all_to_all" else None,
+        root=root if kind in ROOTED else None,
     )
 
 
 def measured(size: int, sizes: Sequence[int]) -> list[tuple[Kind, list[Operation]]]:
     """What is measured, in order: each kind among two ranks and among all, of each size.
 
-    A send has one operation there and one back.
+    A send has one operation there and one back, and what has a root one from or to the first rank
+    and one from or to the last: who gives does not wait for those who get.
     """
     tags = itertools.count(TOGETHER + 1)
     groups = [tuple(range(members)) for members in sorted({2, size})]
@@ -85,7 +93,10 @@ def measured(size: int, sizes: Sequence[int]) -> list[tuple[Kind, list[Operation
         ]
         found.append(("send", there_and_back))
         for kind in COLLECTIVES:
-            found += [(kind, [operation(kind, ranks, nbytes, next(tags))]) for ranks in groups]
+            for ranks in groups:
+                roots = (0, len(ranks) - 1) if kind in ROOTED else (0,)
+                operations = [operation(kind, ranks, nbytes, next(tags), root) for root in roots]
+                found.append((kind, operations))
     return found
 
 

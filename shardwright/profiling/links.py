@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import IO, Literal
+from typing import IO
 
 import msgspec
 
@@ -24,6 +24,7 @@ from shardwright.comm import open_store
 from shardwright.errors import ProfileError
 from shardwright.layout import Links
 from shardwright.profiling.fit import LinkTime, fit_links
+from shardwright.profiling.hardware import present_device
 
 SIZES = (1 << 10, 32 << 10, 1 << 20, 8 << 20)
 """Bytes that are measured: where latency is all, where bandwidth is, and between."""
@@ -35,7 +36,7 @@ _MODULE = "shardwright.profiling.link_process"
 def profile_links(
     devices: int = 2,
     *,
-    device: Literal["cpu", "cuda"] = "cpu",
+    device: str = "cpu",
     sizes: Sequence[int] = SIZES,
     samples: int = 5,
     timeout: float = 120.0,
@@ -44,9 +45,11 @@ def profile_links(
 
     ``sizes`` are bytes, two different ones or more; each time is a median of ``samples``. Takes
     some seconds, in which the machine should do nothing else. Raises ProfileError where the
-    processes fail, or are not done after ``timeout`` seconds.
+    processes fail, or are not done after ``timeout`` seconds, and DeviceError where this
+    machine has no such device.
     """
-    return fit_links(measure_links(devices, device, sizes, samples, timeout))
+    kind = present_device(device).type
+    return fit_links(measure_links(devices, kind, sizes, samples, timeout))
 
 
 def measure_links(

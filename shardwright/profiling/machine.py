@@ -67,7 +67,7 @@ def profile_cluster(
     alone = Cluster.of(count, device=found)
     if count == 1:
         return alone
-    inside = profile_links(count, device="cuda" if place.type == "cuda" else "cpu")
+    inside = profile_links(count, device=device)
     return msgspec.structs.replace(alone, inside=inside)
 
 

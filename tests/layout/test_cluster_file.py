@@ -20,7 +20,7 @@ NAMES = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 LINK = st.builds(Link, st.floats(0, 10), POSITIVE)
 ANY_LINKS = st.sampled_from(sorted(LINKS)).map(LINKS.__getitem__) | st.one_of(
     st.builds(Links.of, LINK, LINK, st.floats(0, 1)),
-    st.builds(Links, LINK, LINK, LINK, LINK, LINK, st.floats(0, 1)),
+    st.builds(Links, LINK, LINK, LINK, LINK, LINK, st.floats(0, 1), st.none() | LINK, LINK),
     LINK.map(lambda link: Links.of(link, link)),
 )
 DEVICE = st.sampled_from(sorted(DEVICES)).map(DEVICES.__getitem__) | st.builds(
@@ -207,3 +207,14 @@ def test_what_is_no_cluster_file(tmp_path, content, message):
         Cluster.load(path)
     with pytest.raises(OSError, match="No such file"):
         Cluster.load(tmp_path / "absent.yaml")
+
+
+def test_links_of_a_broadcast_and_a_reduce_are_known_only_where_a_file_names_them(tmp_path):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(
+        TWO_HOSTS.replace("200 Gbit/s}", "1 GB/s, reduce: {latency: 1 us, bandwidth: 2 GB/s}}")
+    )
+    between = Cluster.load(path).between
+    assert (between.broadcast, between.reduce) == (None, Link(1e-6, 2e9))
+    assert between.seconds("broadcast", 4, 10**6) == between.seconds("send", 2, 10**6)
+    assert between.seconds("reduce", 2, 10**6) == pytest.approx(2 * (1e-6 + 5e5 / 2e9))

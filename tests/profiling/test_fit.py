@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from shardwright.errors import ProfileError
 from shardwright.ir import Builder
 from shardwright.layout import GLOO, DeviceModel, Link, Links
-from shardwright.layout.cluster_file import KINDS
+from shardwright.layout.cluster_file import KINDS, ROOTED
 from shardwright.profiling.fit import LinkTime, Measurement, fit, fit_links
 from shardwright.profiling.roofline import Work, seconds
 
@@ -68,12 +68,21 @@ def link_times(links, members=(2, 4)):
 
 
 def test_links_are_found_again():
-    found = fit_links(link_times(GLOO))
+    rooted = {"broadcast": Link(3e-5, 2e9), "reduce": Link(4e-5, 3e9)}
+    links = msgspec.structs.replace(GLOO, **rooted)
+    found = fit_links(link_times(links))
     assert found.start == pytest.approx(GLOO.start, rel=0.02)
     for kind in KINDS:
-        link, true = getattr(found, kind), getattr(GLOO, kind)
+        link, true = getattr(found, kind), getattr(links, kind)
         assert link.latency == pytest.approx(true.latency, rel=0.02)
         assert link.bandwidth == pytest.approx(true.bandwidth, rel=0.02)
+
+
+def test_broadcast_and_reduce_may_be_missing():
+    found = fit_links([time for time in link_times(GLOO) if time.kind not in ROOTED])
+    assert (found.broadcast, found.reduce) == (None, None)
+    assert found.seconds("broadcast", 4, 1 << 20) == found.seconds("send", 4, 1 << 20)
+    assert found.seconds("reduce", 4, 1 << 20) == found.seconds("all_reduce", 4, 1 << 20)
 
 
 def test_of_two_members_the_start_is_left_to_the_rounds():

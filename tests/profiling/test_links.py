@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from shardwright.comm.collectives import combine
-from shardwright.errors import ProfileError
+from shardwright.errors import DeviceError, ProfileError
 from shardwright.layout import Cluster
-from shardwright.layout.cluster_file import KINDS
+from shardwright.layout.cluster_file import KINDS, ROOTED
 from shardwright.profiling import links, profile_links
 from shardwright.profiling.link_process import measured, operation
 
@@ -20,10 +20,11 @@ FEW = {"sizes": (1 << 8, 1 << 16), "samples": 1}
 def test_what_is_measured_is_what_prices_mean(kind, members):
     """The most that a rank holds is about the bytes that were asked for."""
     found = operation(kind, range(members), 1000, 7)
-    tensors = [torch.ones(spec.shape) for spec in found.inputs]
+    tensors = [None if spec is None else torch.ones(spec.shape) for spec in found.inputs]
     made = combine(found, tensors)
-    assert [t.shape for t in made] == [spec.shape for spec in found.outputs]
-    held = max(4 * t.numel() for t in (*tensors, *made))
+    for one, spec in zip(made, found.outputs, strict=True):
+        assert spec is None or one.shape == spec.shape
+    held = max(4 * t.numel() for t in (*tensors, *made) if t is not None)
     assert 1000 - 4 * members < held <= 1000
 
 
@@ -33,7 +34,11 @@ def test_every_kind_is_measured_among_two_and_among_all():
     assert groups == {("send", (0, 1))} | {(k, g) for k in KINDS[1:] for g in ((0, 1), (0, 1, 2))}
     tags = [o.tag for _, operations in found for o in operations]
     assert len(set(tags)) == len(tags)
-    assert {kind: len(ops) for kind, ops in found} == dict.fromkeys(KINDS, 1) | {"send": 2}
+    assert {kind: len(ops) for kind, ops in found} == dict.fromkeys(KINDS, 1) | dict.fromkeys(
+        ("send", *ROOTED), 2
+    )
+    roots = {o.root for kind, operations in found for o in operations if kind in ROOTED}
+    assert roots == {0, 1, 2}
 
 
 @pytest.mark.processes
@@ -44,6 +49,16 @@ def test_links_of_this_machine(tmp_path):
     path = tmp_path / "here.yaml"
     Cluster.of(2, inside=found).save(path)
     assert Cluster.load(path).inside == found
+    assert found.broadcast is not None
+    assert found.reduce is not None
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:99", "npu"])
+def test_a_device_that_is_not_there_is_refused(device):
+    with pytest.raises(
+        DeviceError, match=f"device '{device}' cannot be measured: this machine has"
+    ):
+        profile_links(2, device=device)
 
 
 @pytest.mark.processes

@@ -17,6 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 from shardwright.comm.operation import Membership, Operation
 from shardwright.layout import Cluster, Links
@@ -29,9 +30,6 @@ Wake = Callable[[float, str], None]
 ROUNDS: Mapping[str, int] = {"all_gather": 2, "all_reduce": 2}
 """After how many rounds of messages members that move bytes themselves have the result; others take
 one. In the second they tell one another that their parts are written (`comm.rooms`)."""
-
-_PRICES: Mapping[str, Kind] = {"broadcast": "send", "reduce": "all_reduce"}
-"""Kinds of the file that links have no price of, and which price they get."""
 
 
 @dataclass(slots=True, eq=False)
@@ -86,8 +84,16 @@ class Exchange(ABC):
     @property
     def seconds(self) -> float:
         """What it takes from the moment when all members are there."""
-        kind = self.operation.kind
-        return self.links.seconds(_price(kind), self.operation.size, self.nbytes)
+        return self.links.seconds(self._kind, self.operation.size, self.nbytes)
+
+    @property
+    def moving(self) -> float:
+        """How long whoever gives is at it."""
+        return self.links.moving(self._kind, self.operation.size, self.nbytes)
+
+    @property
+    def _kind(self) -> Kind:
+        return cast("Kind", self.operation.kind)
 
     @property
     def givers(self) -> list[int]:
@@ -111,14 +117,10 @@ class Exchange(ABC):
         """Where one member gives, the others have it when it has left and travelled."""
         giver = self.parts.get(self.givers[0])
         if giver is not None:
+            travels = self.links.seconds(self._kind, self.operation.size, 0)
             for other in self.parts.values():
                 if other is not giver and other.ready_at is None and not other.over:
-                    self._ready(other, max(now, giver.left_at + self.links.send.latency))
-
-
-def _price(kind: str) -> Kind:
-    found: Kind = _PRICES.get(kind, kind)  # type: ignore[arg-type]
-    return found
+                    self._ready(other, max(now, giver.left_at + travels))
 
 
 class _Given(Exchange):
@@ -129,7 +131,7 @@ class _Given(Exchange):
         self.parts[part.member] = part
         busy = 0.0
         if part.member in self.givers:
-            busy = self.nbytes / self.links.send.bandwidth
+            busy = self.moving
             part.left_at = now + busy
             self._ready(part, now + busy)
         self._let_others_have_it(now)
@@ -200,10 +202,9 @@ class _Beside(Exchange):
         return 0.0
 
     def _given(self, part: Part, now: float) -> None:
-        link = self.links.send
         if part.member in self.givers:
             begin = max(now, self.lines.get(self.slots, 0.0))
-            part.left_at = self.lines[self.slots] = begin + self.nbytes / link.bandwidth
+            part.left_at = self.lines[self.slots] = begin + self.moving
             self._ready(part, now)
         self._let_others_have_it(now)
 

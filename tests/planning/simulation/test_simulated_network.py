@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from shardwright.comm.operation import Membership, memberships
@@ -17,11 +18,11 @@ LINKS = Links.of(Link(1.0, 8.0), Link(0.5, 8.0), start=3.0)
 class Trial:
     """A network of two slots; who is told to look when."""
 
-    def __init__(self, pipeline: Pipeline, *, gpu: bool) -> None:
+    def __init__(self, pipeline: Pipeline, *, gpu: bool, links: Links = LINKS) -> None:
         slots = tuple(pipeline.devices)
         device = DEVICES["A100-80GB"] if gpu else CPU_CORE
         self.told: list[tuple[float, str]] = []
-        cluster = Cluster((slots,), inside=LINKS, device=device)
+        cluster = Cluster((slots,), inside=links, device=device)
         self.network = Network(slots, cluster, lambda at, slot: self.told.append((at, slot)))
         self.parts = memberships(pipeline)
 
@@ -59,6 +60,28 @@ def test_a_line_carries_one_message_after_another() -> None:
     ]
     late, _ = trial.start("recv.y0@d1", 1e6, call=1)
     assert late.is_ready(1e6)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_broadcast_and_a_reduce_take_what_was_measured_of_them(gpu: bool) -> None:
+    """As long as a send and an all_reduce where nothing was."""
+    links = msgspec.structs.replace(LINKS, broadcast=Link(0.25, 4.0), reduce=Link(0.125, 2.0))
+    pipeline = every_collective(2)
+    for kind in ("broadcast", "reduce"):
+        tasks = member(pipeline, kind)
+        for here in (links, LINKS):
+            trial = Trial(pipeline, gpu=gpu, links=here)
+            first, _ = trial.start(tasks[0], 0.0)
+            second, _ = trial.start(tasks[1], 0.0)
+            nbytes = first.exchange.nbytes
+            expected = here.seconds("broadcast" if kind == "broadcast" else "reduce", 2, nbytes)
+            assert first.exchange.seconds == expected
+            if kind == "broadcast":
+                assert max(first.ready_at or 0.0, second.ready_at or 0.0) == pytest.approx(expected)
+    assert links.seconds("broadcast", 2, 8) == 3.0 + 2 * (0.25 + 4 / 4.0)
+    assert links.seconds("reduce", 2, 8) == 3.0 + 2 * (0.125 + 4 / 2.0)
+    assert LINKS.seconds("broadcast", 2, 8) == LINKS.seconds("send", 2, 8)
+    assert LINKS.seconds("reduce", 2, 8) == LINKS.seconds("all_reduce", 2, 8)
 
 
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
