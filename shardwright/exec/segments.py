@@ -15,6 +15,7 @@ from time import perf_counter
 
 import torch
 
+from shardwright.errors import ExecError
 from shardwright.exec.call_log import CallLog, Logged
 from shardwright.exec.exec_plan import ExecPlan
 from shardwright.exec.kernels.kernel import Closure
@@ -157,10 +158,15 @@ def _native(library: Library, op: LoweredOp, number: int, operands: _Operands) -
 
 
 def written_out(kind: Kind, op: LoweredOp) -> bytes:
-    """A call's attributes by the kind's first schema; empty where the kind has none."""
-    if op.attr_schema == 1 or not kind.schemas:
-        return op.attr_blob
-    return kind.layout(1).pack(kind.unpack(op.attr_schema, op.attr_blob))
+    """A call's attributes by the kind's first schema; empty where the kind has none.
+
+    Raises ExecError for attributes that the kind cannot read.
+    """
+    try:
+        attrs = kind.unpack(op.attr_schema, op.attr_blob)
+    except ExecError as error:
+        raise ExecError(f"{op.where}: {error}" if op.where else str(error)) from None
+    return kind.layout(1).pack(attrs) if kind.schemas else b""
 
 
 def _bind(op: LoweredOp, number: int, memory: Memory) -> TorchCall:

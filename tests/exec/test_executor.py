@@ -1,11 +1,16 @@
 """Plans give what graphs give, whatever shares memory."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 
-from shardwright.errors import InputError
+from shardwright.errors import ExecError, InputError
+from shardwright.exec.emitters import emit_graph
+from shardwright.exec.exec_plan import make_exec_plan
 from shardwright.exec.executor import Executor
+from shardwright.exec.lowering import lower_graph
 from shardwright.ir import Builder
 from tests.exec.running import (
     assert_close,
@@ -205,6 +210,30 @@ def test_inputs_that_are_given_away():
         assert torch.equal(found[1], wanted[1])
         (taken,) = donated
         assert found[0].data_ptr() == given[graph.inputs.index(taken)].data_ptr()
+
+
+# --- calls that were made by hand ------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize(
+    ("op", "change", "said"),
+    [
+        ("aten.relu.default", {"attr_schema": 1}, "relu has no attribute schema 1"),
+        ("aten.relu.default", {"attr_blob": b"\0"}, "schema 0 has no blob, found 1 bytes"),
+        ("aten.abs.default", {"attr_schema": 7}, "has no attribute schema 7"),
+        ("aten.sum.default", {"attr_blob": b"\0" * 64}, "a blob of 64 bytes"),
+        ("aten.sum.default", {"attr_blob": b""}, "a blob of 0 bytes"),
+    ],
+)
+def test_attributes_that_a_kind_cannot_read_are_refused(native, op, change, said):
+    builder = Builder()
+    graph = builder.finish(builder.call(op, builder.input("x", (2, 3), "f64")))
+    lowered = lower_graph(emit_graph(graph))
+    calls = (replace(lowered.ops[0], **change), *lowered.ops[1:])
+    plan = make_exec_plan(replace(lowered, ops=calls))
+    with pytest.raises(ExecError, match=said):
+        Executor(plan, native=native).run({"x": f64(2, 3)})
 
 
 # --- feeds -----------------------------------------------------------------------------------
