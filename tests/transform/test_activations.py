@@ -1,17 +1,6 @@
 """What a stage keeps of its forward, block by block."""
 
-import pytest
-import torch
-from torch import nn
-from torch.nn import functional
-
-from shardwright.layout import Cluster
-from shardwright.planning import plan, predict
-from shardwright.planning.make import step_of
-from shardwright.tracing import compile_ir
 from shardwright.transform.activations import demand, stages_of
-from shardwright.transform.recompute import saved_bytes
-from shardwright.transform.step import localize_step
 from tests.transform.written_slots import B0, F0, Slots
 
 
@@ -78,31 +67,3 @@ def test_bytes_count_views_of_one_tensor_once():
         made.call("d0", B0, "neg.default", value)
     (stage,) = stages_of(made.localized())
     assert stage.kept_bytes(demand(block, block.needed) for block in stage.blocks) == 64
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [
-        functional.mse_loss,
-        functional.l1_loss,
-        functional.smooth_l1_loss,
-        lambda made, wanted: ((made - wanted) ** 2).mean(),
-        lambda made, wanted: functional.cross_entropy(made, wanted.argmax(-1)),
-    ],
-)
-def test_the_planner_counts_what_a_stage_keeps(loss):
-    model = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step(x, y):
-        optimizer.zero_grad()
-        made = loss(model(x), y)
-        made.backward()
-        optimizer.step()
-        return made
-
-    graph = compile_ir(step, torch.ones(4, 8), torch.ones(4, 8))
-    made = plan(graph, 1, microbatches=2)
-    kept = saved_bytes(localize_step(step_of(graph, made), made))
-    predicted = predict(graph, made, Cluster.of(1)).slots[0].memory.activations
-    assert predicted == kept["d0", 0]
