@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
-from scipy.optimize import least_squares, nnls
 
 from shardwright.errors import ProfileError
 from shardwright.ir import IRGraph, IRNode
@@ -64,6 +63,8 @@ def fit(device: DeviceModel, measurements: Sequence[Measurement]) -> DeviceModel
 
     Raises ProfileError where a measured time is not positive.
     """
+    from scipy.optimize import least_squares
+
     for found in measurements:
         _check_time(found.seconds, str(found.work))
     used = [found for found in measurements if found.work.calls]
@@ -113,6 +114,8 @@ def fit_links(times: Sequence[LinkTime]) -> Links:
 
     Raises ProfileError where a kind was not measured, or a time is not positive.
     """
+    from scipy.optimize import nnls
+
     for time in times:
         _check_time(time.seconds, f"{time.kind} of {time.nbytes} bytes")
     found_kinds = {time.kind for time in times}

@@ -29,6 +29,7 @@ from pathlib import Path
 
 import msgspec
 import numpy
+import torch._dynamo  # noqa: F401  else each worker would, when it first runs a custom operator
 
 from shardwright.runtime import process
 from shardwright.runtime.forking import DESCRIPTORS, LENGTH, PID, STATUS, Fork

@@ -18,8 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-import networkx
-
 from shardwright.ir import IRGraph
 from shardwright.planning.cost import node_work
 from shardwright.transform.activations import Block
@@ -32,6 +30,8 @@ def kept_at(graph: IRGraph, block: Block, price: float) -> frozenset[int]:
 
     What the block keeps in any case is not among them.
     """
+    import networkx
+
     network = networkx.DiGraph()
     network.add_nodes_from((SOURCE, SINK))
     variable = {v for node in block.nodes for v in node.outputs} - block.fixed

@@ -15,6 +15,7 @@ import torch
 
 from shardwright.errors import LaunchError
 from shardwright.runtime import Runner, forking, launch
+from tests.runtime.drivers import ROOT, run_at_once
 from tests.runtime.own_workers import children, fork_servers, workers
 from tests.runtime.sketch import chain, chain_result
 from tests.runtime.test_processes import wait_until
@@ -25,7 +26,6 @@ pytestmark = [
     pytest.mark.skipif(not forking.can_fork(), reason="this system's workers are not forked"),
 ]
 
-ROOT = Path(__file__).parents[2]
 X = torch.ones(3, 4)
 
 
@@ -62,6 +62,22 @@ def test_a_server_is_one_thread() -> None:
     with Runner(chain(1)):
         (server,) = (pid for pid in fork_servers() if children(pid))
         assert len(os.listdir(f"/proc/{server}/task")) == 1
+
+
+FIRST_CALL = """
+import sys, torch
+import shardwright.runtime.fork_server
+from tests.runtime import operators
+
+before = {*sys.modules}
+torch.ops.runtime_tests.nap(torch.zeros(1))
+print(sorted({*sys.modules} - before))
+"""
+
+
+def test_a_server_has_imported_what_torch_needs_for_custom_operators() -> None:
+    (done,) = run_at_once([FIRST_CALL])
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 def test_another_server_where_libraries_would_read_something_else(
@@ -150,25 +166,18 @@ runner.close()
 """
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_nothing_outlives_a_driver(killed: bool) -> None:
-    driver = subprocess.run(
-        [sys.executable, "-W", "error", "-c", DRIVER.format(killed=killed)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert driver.stderr == ""
-    pids = [int(pid) for pid in driver.stdout.split()]
-    assert len(pids) == 3
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+def test_nothing_outlives_a_driver() -> None:
+    programs = [DRIVER.format(killed=killed) for killed in (False, True)]
+    for driver in run_at_once(programs, "-W", "error"):
+        assert driver.stderr == ""
+        pids = [int(pid) for pid in driver.stdout.split()]
+        assert len(pids) == 3
+        wait_until(lambda pids=pids: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
 
 COUNTING = """
-import {modules}
-{before}
+import os, signal, sys
+from pathlib import Path
 from tests.runtime.own_workers import workers
 from tests.runtime.sketch import chain
 from shardwright.runtime import Runner
@@ -178,31 +187,42 @@ def count(path):
         with open(path, "a") as file:
             file.write(str(len(workers())))
 
-{launching}
+def variables_that_are_no_text(path):
+    os.environb[b"ODD"] = b"\\xff\\xfe"
+    count(path)
+
+def closed_outputs(path):
+    os.close(1)
+    os.close(2)
+    count(path)
+
+def ignored_children(path):
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    count(path)
+    count(path)
+
+def fork(path):
+    count(path)
+    if not (pid := os.fork()):
+        count(path)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    count(path)
+
+pids = []
+for odd in (variables_that_are_no_text, closed_outputs, ignored_children, fork):
+    if not (pid := os.fork()):
+        odd(Path(sys.argv[1], odd.__name__))
+        sys.exit()
+    pids.append(pid)
+sys.exit(max(os.waitpid(pid, 0)[1] for pid in pids) != 0)
 """
 
 
-@pytest.mark.parametrize(
-    ("before", "launching", "found"),
-    [
-        ("os.environb[b'ODD'] = b'\\xff\\xfe'", "count({path!r})", "2"),
-        ("os.close(1); os.close(2)", "count({path!r})", "2"),
-        ("signal.signal(signal.SIGCHLD, signal.SIG_IGN)", "count({path!r}); count({path!r})", "22"),
-        (
-            "",
-            "count({path!r})\nif not (pid := os.fork()): count({path!r}); os._exit(0)\n"
-            "os.waitpid(pid, 0); count({path!r})",
-            "222",
-        ),
-    ],
-    ids=["variables that are no text", "closed outputs", "ignored children", "a fork"],
-)
-def test_odd_drivers(before: str, launching: str, found: str, tmp_path: Path) -> None:
-    code = COUNTING.format(
-        modules="os, signal", before=before, launching=launching.format(path=str(tmp_path / "n"))
-    )
+def test_odd_drivers(tmp_path: Path) -> None:
+    """Each is a fork of one Python that has started no worker yet."""
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
+        [sys.executable, "-W", "error", "-c", COUNTING, str(tmp_path)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -210,7 +230,12 @@ def test_odd_drivers(before: str, launching: str, found: str, tmp_path: Path) ->
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert (tmp_path / "n").read_text() == found
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "variables_that_are_no_text": "2",
+        "closed_outputs": "2",
+        "ignored_children": "22",
+        "fork": "222",
+    }
 
 
 def test_a_fork_in_the_middle_of_a_launch() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -28,6 +27,7 @@ from shardwright.pipeline import Pipeline
 from shardwright.runtime import Runner, forking, launch, run, verify
 from shardwright.runtime.processes import Processes
 from tests.runtime import operators, own_workers
+from tests.runtime.drivers import run_at_once
 from tests.runtime.sketch import (
     chain,
     chain_result,
@@ -38,7 +38,6 @@ from tests.runtime.test_call_worker import counting
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
-ROOT = Path(__file__).parents[2]
 X = torch.ones(3, 4)
 SLEEPER = [operators.__name__]
 
@@ -226,8 +225,8 @@ def test_a_worker_that_stands_still_does_not_hold_up_the_driver() -> None:
 
 
 def test_long_work_is_no_failure_while_something_moves() -> None:
-    with Runner(sleepy(3), modules=SLEEPER, timeout=5) as runner:
-        results = list(runner.map([seconds(1.2)] * 5))
+    with Runner(sleepy(3), modules=SLEEPER, timeout=4) as runner:
+        results = list(runner.map([seconds(0.9)] * 5))
         assert len(results) == 5
 
 
@@ -276,21 +275,15 @@ with Runner(sleepy(), modules=SLEEPER) as runner:
 """
 
 
-@pytest.mark.parametrize("sent", ["SIGINT", "SIGKILL"])
-def test_the_driver_is_interrupted_or_killed(sent: str) -> None:
+def test_the_driver_is_interrupted_or_killed() -> None:
     """A script without a main guard; its workers end with it."""
-    driver = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED.format(signal=sent)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ("KeyboardInterrupt" in driver.stderr) == (sent == "SIGINT")
-    pids = [int(pid) for pid in driver.stdout.split()]
-    assert len(pids) == 2
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    signals = ("SIGINT", "SIGKILL")
+    drivers = run_at_once([INTERRUPTED.format(signal=sent) for sent in signals])
+    for sent, driver in zip(signals, drivers, strict=True):
+        assert ("KeyboardInterrupt" in driver.stderr) == (sent == "SIGINT")
+        pids = [int(pid) for pid in driver.stdout.split()]
+        assert len(pids) == 2
+        wait_until(lambda pids=pids: not any(Path(f"/proc/{pid}").exists() for pid in pids))
 
 
 def at(runner: Runner, rank: int) -> str | None:
