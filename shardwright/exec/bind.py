@@ -19,7 +19,7 @@ from shardwright.exec.call_log import CallLog
 from shardwright.exec.captured import Bound
 from shardwright.exec.cuda import GraphMemory, RecordedGraph
 from shardwright.exec.emitters import emit_graph
-from shardwright.exec.exec_plan import ARENA, ExecPlan, make_exec_plan
+from shardwright.exec.exec_plan import ExecPlan, make_exec_plan
 from shardwright.exec.executor import Executor
 from shardwright.exec.lowering import lower_graph
 from shardwright.exec.optimize import optimize_plan
@@ -70,7 +70,7 @@ class Binder:
         graph = _optimized(prepared.graph, replaying, self.device)
         plan = plan_graph(graph, fixed=_fixed(graph, replaying))
         executor = Executor(plan, device=self.device, threads=self.threads)
-        executor.memory.hold(ARENA, self._arena.of(plan.arena_bytes))
+        self._arena.lend(executor.memory, plan.arena_bytes)
         return BoundPlan(executor, self._copies.contents(graph, replaying), self._copies)
 
 

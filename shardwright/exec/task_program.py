@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from shardwright.exec.exec_plan import ARENA, ExecPlan, make_exec_plan
+from shardwright.exec.exec_plan import ExecPlan, make_exec_plan
 from shardwright.exec.executor import Executor
 from shardwright.exec.lowered import LoweredGraph
 from shardwright.exec.optimize import optimize_plan
@@ -55,7 +55,7 @@ class TaskProgram:
         self.plan = plan
         self._executor = Executor(plan, device=device, threads=threads)
         memory = self._executor.memory
-        memory.hold(ARENA, arena.of(plan.arena_bytes))
+        arena.lend(memory, plan.arena_bytes)
         lowered = plan.lowered
         self._names = [lowered.values[vid].name for vid in lowered.inputs]
         buffers = {buffer.vid: k for k, buffer in enumerate(plan.buffers)}

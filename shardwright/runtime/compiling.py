@@ -53,6 +53,7 @@ def compile_tasks(
     may pack them.
     """
     compiler = _Compiler(document, device, graphs or TaskGraphs(document), fixed=fixed)
+    compiler.reserve(memory)
     return {task: compiler.compile(task, found) for task, found in memory.items()}
 
 
@@ -85,6 +86,12 @@ class _Compiler:
         self._programs: dict[object, Run] = {}
         self._plans: dict[object, ExecPlan] = {}
         self._arena = SharedArena(device)
+
+    def reserve(self, memory: Mapping[str, Overwriting]) -> None:
+        """Plan what is lowered, for the arena to be as large as any of it needs from the first."""
+        lowered = [task for task in memory if self._document.supertasks[task].kind == "dfg"]
+        plans = (self.plan(task, memory[task]) for task in lowered)
+        self._arena.reserve(max((plan.arena_bytes for plan in plans), default=0))
 
     def compile(self, task: str, memory: Overwriting) -> Compiled:
         if self._document.supertasks[task].kind == "dfg":

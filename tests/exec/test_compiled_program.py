@@ -10,6 +10,7 @@ import shardwright as sw
 from shardwright.errors import ExecError, InputError, WeightError
 from shardwright.exec.bind import Binder
 from shardwright.exec.captured import Bound, Capture
+from shardwright.exec.exec_plan import ARENA
 from shardwright.exec.program import CompiledProgram
 from shardwright.exec.replay import Captures, Replaying
 from shardwright.exec.sources import ModuleSource, Prepared, StepSource
@@ -340,6 +341,26 @@ def test_constants_are_taken_from_the_feed() -> None:
     with torch.no_grad():
         model.scale, model.factor = fed[names[1]], fed[names[0]]
         assert_close(found, model(x), 1e-5)
+
+
+def test_captures_lie_in_one_arena_and_slots_keep_their_results() -> None:
+    model = network().eval()
+    run = sw.compile(model, torch.randn(8, 6))
+    slots = []
+    for rows in (8, 128, 16, 64, 8):
+        x = torch.randn(rows, 6)
+        (slot,) = run.run({"input": x}, slots=True).values()
+        slots.append((slot, slot.clone()))
+    assert run.captures == 4
+    found = [capture.bound for capture in run._own()]
+    assert len({bound.plan.arena_bytes for bound in found}) == 4
+    arenas = {bound.executor.memory.bases[ARENA] for bound in found}  # type: ignore[attr-defined]
+    assert len(arenas) == 1
+    for slot, kept in slots[1:]:
+        assert torch.equal(slot, kept)
+    for rows in (16, 128, 8, 64):
+        x = torch.randn(rows, 6)
+        assert_close(run(x), model(x).detach(), 1e-5)
 
 
 def test_replays_of_another_mode_are_refused() -> None:

@@ -5,6 +5,8 @@ import torch
 
 from shardwright.errors import InputError
 from shardwright.exec.emitters import emit_graph
+from shardwright.exec.exec_plan import ARENA, make_exec_plan
+from shardwright.exec.executor import Executor
 from shardwright.exec.lowering import lower_graph
 from shardwright.exec.shared_arena import SharedArena
 from shardwright.exec.task_program import TaskProgram, plan_task
@@ -46,3 +48,32 @@ def test_it_keeps_copies_of_what_torchs_calls_read_and_make() -> None:
 
 def test_native_calls_read_and_write_where_tensors_are() -> None:
     assert program().kept_bytes == 0
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["torch", "native"])
+def test_an_arena_that_grows_moves_all_that_lie_in_it(native: bool) -> None:
+    """Between two runs: what a slot gave before stays as it was."""
+    arena, cpu = SharedArena(torch.device("cpu")), torch.device("cpu")
+
+    def executor(rows: int) -> Executor:
+        builder = Builder()
+        x = builder.input("x", (rows, 3), "f64")
+        x_t = builder.call("aten.t.default", x)
+        made = builder.call("aten.relu.default", builder.call("aten.mm.default", x, x_t))
+        plan = make_exec_plan(lower_graph(emit_graph(builder.finish([made, made]))))
+        executor = Executor(plan, device=cpu, native=native)
+        arena.lend(executor.memory, plan.arena_bytes)
+        return executor
+
+    small, x = executor(4), torch.randn(4, 3, dtype=torch.float64)
+    slot = small.run({"x": x}, copy=False)[0]
+    kept = slot.clone()
+    large = executor(64)
+    assert small.memory.bases[ARENA] == large.memory.bases[ARENA]
+    y = torch.randn(64, 3, dtype=torch.float64)
+    assert torch.allclose(large.run({"x": y})[0], (y @ y.t()).relu())
+    assert torch.equal(slot, kept)
+    assert torch.allclose(small.run({"x": x})[0], (x @ x.t()).relu())
+    assert small.run(copy=False)[0].data_ptr() != slot.data_ptr()
+    del small
+    assert len(arena._living()) == 1

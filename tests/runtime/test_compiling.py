@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 import torch
 
 from shardwright.exec import lower
+from shardwright.exec.exec_plan import ARENA
+from shardwright.exec.shared_arena import SharedArena
 from shardwright.exec.task_program import TaskProgram
-from shardwright.runtime.compiling import compile_tasks
+from shardwright.ir import Builder, IRValue
+from shardwright.runtime.compiling import compile_tasks, task_plan
 from shardwright.schedule.slot_steps import slot_steps
 from tests.runtime.linear_step import WIDTH, linear_step
 from tests.runtime.sketch import Sketch, chain, identity
@@ -64,3 +70,33 @@ def test_equal_lowered_supertasks_share_a_plan() -> None:
     assert all(isinstance(program, TaskProgram) for program in programs)
     assert programs[0] is not programs[1]
     assert programs[0].plan is programs[1].plan  # type: ignore[attr-defined]
+
+
+def grown(rows: int) -> Callable[[Builder, IRValue], IRValue]:
+    """A supertask that needs room for so many rows on its way."""
+
+    def body(builder: Builder, x: IRValue) -> IRValue:
+        outer = builder.call(
+            "aten.mul.Tensor", x, builder.call("aten.expand.default", x, [rows, 2])
+        )
+        return builder.call("aten.amax.default", builder.call("aten.cumsum.default", outer, 0), [0])
+
+    return body
+
+
+def test_lowered_supertasks_lie_in_one_arena(monkeypatch: pytest.MonkeyPatch) -> None:
+    sketch, rows = Sketch(1), (4, 64, 16, 256)
+    sketch.input("x", (2,))
+    for i, count in enumerate(rows):
+        sketch.fx(f"d0.{i}", "d0", [f"y{i - 1}" if i else "x"], [f"y{i}"], grown(count))
+    pipeline = lower(sketch.finish([f"y{len(rows) - 1}"]))
+    made: list[int] = []
+    new = SharedArena._new
+    monkeypatch.setattr(SharedArena, "_new", lambda own, n: made.append(n) or new(own, n))
+    found = compile_tasks(pipeline, slot_steps(pipeline, "d0").overwriting, CPU)
+    programs = [found[f"d0.{i}"].program for i in range(len(rows))]
+    plans = [task_plan(pipeline, f"d0.{i}") for i in range(len(rows))]
+    assert len({plan.arena_bytes for plan in plans}) == len(rows)
+    assert made == [max(plan.arena_bytes for plan in plans)]
+    bases = {p._executor.memory.bases[ARENA] for p in programs}  # type: ignore[attr-defined]
+    assert len(bases) == 1
