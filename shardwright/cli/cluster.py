@@ -23,23 +23,36 @@ def cluster(
         int | None,
         typer.Option(min=1, help="How many slots; one a core, or a GPU, by default."),
     ] = None,
-    device: Annotated[str, typer.Option(help="What each slot is: cpu or cuda.")] = "cpu",
-    threads: Annotated[int, typer.Option(min=1, help="Threads of each slot of a CPU.")] = 1,
+    device: Annotated[
+        str | None, typer.Option(help="What each slot is: cpu or cuda; cpu by default.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of each slot of a CPU; 1 by default.")
+    ] = None,
     samples: Annotated[
-        int, typer.Option("--n-iter", min=1, help="Of how many samples times are medians.")
-    ] = 10,
+        int | None,
+        typer.Option(
+            "--n-iter", min=1, help="Times are medians of so many samples, 10 by default."
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the cluster file here.")
     ] = None,
 ) -> None:
     """Measure this machine (rates, memory, links) and print it as a cluster file."""
-    if file is not None and devices is not None:
-        raise PlanError("give either a cluster file or --devices, to measure so many")
+    asked = {"--devices": devices, "--device": device, "--threads": threads, "--n-iter": samples}
+    given = [name for name, value in asked.items() if value is not None]
     if file is not None:
+        if given:
+            raise PlanError(
+                f"give either a cluster file or {', '.join(given)}, to measure this machine by"
+            )
         found = Cluster.load(file)
     else:
         with Steps(Console(stderr=True)).step("measure"):
-            found = profile_cluster(devices, device=device, threads=threads, n_iter=samples)
+            found = profile_cluster(
+                devices, device=device or "cpu", threads=threads or 1, n_iter=samples or 10
+            )
     if output is None:
         typer.echo(found.to_yaml(), nl=False)
     else:

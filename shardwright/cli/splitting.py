@@ -19,6 +19,7 @@ from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.layout import Cluster
 from shardwright.planning import Plan, plan
+from shardwright.planning.automatic.auto import AUTO
 from shardwright.planning.make import POLICIES
 from shardwright.planning.partitions.partitioners import PARTITIONERS
 from shardwright.planning.plan import check_belongs
@@ -55,7 +56,10 @@ MeshText = Annotated[
 ]
 ProfileFile = Annotated[
     Path | None,
-    typer.Option("--profile", help="What shardwright profile measured, for --policy auto."),
+    typer.Option(
+        "--profile",
+        help=f"What shardwright profile measured, for --policy {AUTO}, {', '.join(PARTITIONERS)}.",
+    ),
 ]
 PlanFile = Annotated[
     Path | None,

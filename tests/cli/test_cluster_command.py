@@ -55,3 +55,20 @@ def test_a_file_that_is_wrong_is_one_line(tmp_path):
     result = invoke(path)
     assert result.exit_code == 1
     assert "line 4, links: there is no link 'between', but there are 2 hosts" in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (("--devices", 2), "--devices"),
+        (("--device", "cpu"), "--device"),
+        (("--threads", 2), "--threads"),
+        (("--n-iter", 3, "--threads", 1), "--threads, --n-iter"),
+    ],
+)
+def test_a_file_is_not_measured(tmp_path, options, names):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(FILE)
+    result = invoke(path, *options)
+    assert result.exit_code == 1
+    assert f"give either a cluster file or {names}, to measure this machine by" in result.output

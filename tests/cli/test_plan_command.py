@@ -6,9 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from typer.main import get_command
 
+from shardwright.cli.app import app
 from shardwright.pipeline import Pipeline
 from shardwright.planning import Plan
+from shardwright.planning.automatic.auto import AUTO
+from shardwright.planning.partitions.partitioners import PARTITIONERS
 from tests.cli.commands import refused, succeed
 from tests.cli.program import SOURCE
 
@@ -156,6 +160,15 @@ def test_a_plan_is_searched_for_on_a_cluster() -> None:
     assert "predicted: " in printed
     losses("auto.jsonl", "--cluster", "c.yaml", "--policy", "auto")
     assert "--policy" in succeed("train", "--help")
+
+
+@pytest.mark.parametrize("command", ["plan", "build", "train"])
+def test_the_help_names_every_policy_that_a_profile_is_for(command: str) -> None:
+    (option,) = (
+        option for option in get_command(app).commands[command].params if option.name == "profile"
+    )
+    for policy in (AUTO, *PARTITIONERS):
+        assert policy in option.help
 
 
 def test_a_profile_is_what_auto_goes_by() -> None:

@@ -59,3 +59,9 @@ def test_a_chart_of_no_known_format_is_refused_before_anything_is_measured(
     )
     assert "a chart cannot be written as 'chart.gif'" in found
     assert not (program_folder / "timings.json").exists()
+
+
+def test_a_cache_and_none_contradict_each_other(program_folder: Path) -> None:
+    found = refused("profile", "user_program.py:make", "--cache", "timings.json", "--no-cache")
+    assert "--cache keeps what --no-cache does not; leave one of them out" in found
+    assert not (program_folder / "timings.json").exists()
