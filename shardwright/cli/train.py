@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from shardwright.cli.options import InProcess, Modules, SlotKind
+from shardwright.cli.options import InProcess, Modules, SlotKind, TraceFile
 from shardwright.cli.splitting import (
     POLICY,
     Chunks,
@@ -95,6 +95,7 @@ def train(
     tensorboard: Annotated[
         Path | None, typer.Option(help="Write scalars for TensorBoard to this directory.")
     ] = None,
+    trace: TraceFile = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the model, as safetensors.")
     ] = None,
@@ -137,6 +138,7 @@ def train(
         eval_every=eval_every,
         log=log,
         tensorboard=tensorboard,
+        trace=trace,
         in_process=in_process,
         timeout=timeout,
         threads=threads,

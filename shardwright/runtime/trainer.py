@@ -59,6 +59,7 @@ def train(
     restarts: int = 0,
     log: str | Path | None = None,
     tensorboard: str | Path | None = None,
+    trace: str | Path | None = None,
     quiet: bool = False,
     in_process: bool = False,
     timeout: float = 60.0,
@@ -103,6 +104,9 @@ def train(
         How often workers that were lost are replaced, from the last checkpoint on.
     log, tensorboard, quiet
         A file of JSON lines, a directory for TensorBoard, and whether to show nothing.
+    trace
+        A file for a Chrome trace of who did what in each step, as `simulate` writes one of what is
+        to be expected. It grows with the steps: take few.
     in_process, timeout, threads, modules
         As for a `Runner`.
     seed
@@ -123,6 +127,7 @@ def train(
         restarts=restarts,
         log=log,
         tensorboard=tensorboard,
+        trace=trace,
         quiet=quiet,
         in_process=in_process,
         timeout=timeout,

@@ -24,6 +24,7 @@ class Options:
     restarts: int
     log: str | Path | None
     tensorboard: str | Path | None
+    trace: str | Path | None
     quiet: bool
     in_process: bool
     timeout: float

@@ -118,6 +118,7 @@ class TrainingRun:
             in_process=options.in_process,
             timeout=options.timeout,
             threads=options.threads,
+            trace=options.trace is not None,
             modules=options.modules,
             in_flight=AHEAD,
         ) as session:
@@ -127,6 +128,10 @@ class TrainingRun:
                 self._logs = Logs([files, self._display])
                 self._train(session, position)
             self._result.state = session.state()
+            if options.trace is not None:
+                timeline = session.timeline
+                if self._leads:
+                    timeline.save_chrome_trace(options.trace)
         self._result.model = self._program.state_dict(self._result.state)
 
     def _read_own_rows(self, session: Session) -> None:

@@ -3,6 +3,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,24 @@ def test_train_runs_a_program_and_says_how_it_went(folder: Path) -> None:
     assert load_file(folder / "model.safetensors").keys() == {
         f"{i}.{name}" for i in range(4) for name in ("weight", "bias")
     }
+
+
+def test_a_trace_of_steps_lies_beside_what_is_simulated(folder: Path) -> None:
+    split = ("--mesh", "pipeline=2", "--microbatches", "2")
+    assert invoke("--steps", 2, *split, "--trace", "real.json", "--quiet").exit_code == 0
+    for words in (
+        ("build", "cli_training.py:make", *split, "-o", "step.json"),
+        ("simulate", "step.json", "--calls", "2", "--trace", "predicted.json"),
+    ):
+        assert CliRunner().invoke(app, words).exit_code == 0
+
+    def done(name: str) -> Counter[tuple[str, int]]:
+        events = json.loads((folder / name).read_text())["traceEvents"]
+        return Counter((e["name"], e["pid"]) for e in events if e.get("cat") == "compute")
+
+    evaluation = {("d0.0", 0): 4, ("d1.0", 1): 4}
+    assert done("real.json") == done("predicted.json") + Counter(evaluation)
+    assert done("predicted.json").total() > 8
 
 
 def test_train_goes_on_where_it_stopped(folder: Path) -> None:
