@@ -45,7 +45,16 @@ if TYPE_CHECKING:
         WeightError,
         WorkerError,
     )
-    from shardwright.exec import CompiledProgram, Replaying, compile, lower
+    from shardwright.exec import (
+        CompiledProgram,
+        CudaExecutor,
+        Replaying,
+        compile,
+        compile_cuda,
+        lower,
+        lower_graph,
+        optimize_ir,
+    )
     from shardwright.ir import Builder, IRGraph, IRNode, IRValue
     from shardwright.ir.drawing import Drawing
     from shardwright.layout import Cluster, DeviceModel
@@ -61,6 +70,7 @@ if TYPE_CHECKING:
         pipedream_partition,
         plan,
         predict,
+        refine_partition,
         simulate,
     )
     from shardwright.profiling import (
@@ -107,6 +117,7 @@ __all__ = [
     "Cluster",
     "CodegenError",
     "CompiledProgram",
+    "CudaExecutor",
     "DeviceError",
     "DeviceModel",
     "Dimop",
@@ -149,6 +160,7 @@ __all__ = [
     "check",
     "codegen",
     "compile",
+    "compile_cuda",
     "compile_ir",
     "compile_partitioned_model",
     "compile_partitoned_model",
@@ -159,8 +171,10 @@ __all__ = [
     "infer_annotation",
     "is_tracing",
     "lower",
+    "lower_graph",
     "metis_partition",
     "mixed_partition",
+    "optimize_ir",
     "partition_by_memory",
     "partition_with_profiler",
     "pipe_model",
@@ -173,6 +187,7 @@ __all__ = [
     "profile_links",
     "profile_network",
     "profile_tasks",
+    "refine_partition",
     "register_op",
     "run",
     "simulate",

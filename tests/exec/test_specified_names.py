@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import shardwright as sw
 from shardwright.errors import DeviceError
+from shardwright.exec.lowering import lower_graph
 from shardwright.exec.specified import (
     CudaExecutor,
     compile_cuda,
@@ -38,6 +40,11 @@ def test_step_by_step() -> None:
     x = torch.randn(4, 6)
     (y,) = CudaExecutor(plan).run({"x": x, **weights})
     assert close(y, layers(x))
+
+
+def test_names_of_the_package_itself() -> None:
+    names = (compile_cuda, optimize_ir, CudaExecutor, lower_graph)
+    assert (sw.compile_cuda, sw.optimize_ir, sw.CudaExecutor, sw.lower_graph) == names
 
 
 def test_at_once() -> None:
