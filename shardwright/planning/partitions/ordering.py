@@ -2,7 +2,7 @@
 
 Comes in: a part of each node, of which parts may need one another in a circle. Goes out: a stage of
 each node. What always holds of what goes out: no node reads what a later stage makes, every stage
-from 0 up has a node, and each node that was moved is told of.
+from 0 up has a node, and each node that was moved is told of, and that parts have other numbers.
 
 Parts are numbered so that few seconds of messages would go backwards. What does is ended by moves:
 nodes go forward to where what they read is, or back to where they are read, or along the order of
@@ -11,7 +11,7 @@ nodes as few as can be are moved; whichever is best.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import permutations
 
 from shardwright.planning.partitions.shares import Shares
@@ -29,7 +29,14 @@ def as_stages(workload: Workload, parts: Sequence[int], count: int) -> tuple[lis
     wanted = [order.index(part) for part in parts]
     stages, notes = without_cycles(workload, wanted)
     stages, added = without_empty(workload, stages, count)
-    return stages, notes + added
+    return stages, [*_numbered(part for part in order if part in parts), *notes, *added]
+
+
+def _numbered(order: Iterable[int]) -> list[str]:
+    """A note of the order of parts, where it is another than that of their numbers."""
+    parts = list(order)
+    text = ", ".join(map(str, parts))
+    return [f"parts numbered anew, as data flows: {text}"] if parts != sorted(parts) else []
 
 
 def _order(workload: Workload, parts: Sequence[int], count: int) -> list[int]:
@@ -117,6 +124,16 @@ def _moved(workload: Workload, before: Sequence[int], after: Sequence[int]) -> l
         f"moved {named(workload, nodes)} from stage {a} to stage {b}: they needed each other"
         for (a, b), nodes in pairs.items()
     ]
+
+
+def moved_note(
+    workload: Workload, before: Sequence[int], after: Sequence[int], why: str
+) -> list[str]:
+    """A note of the nodes that are in another stage than before, where there are any."""
+    moved = [
+        node for node, pair in enumerate(zip(before, after, strict=True)) if pair[0] != pair[1]
+    ]
+    return [f"moved {named(workload, moved)} {why}"] if moved else []
 
 
 def named(workload: Workload, nodes: Sequence[int]) -> str:

@@ -47,12 +47,13 @@ from shardwright.planning.partitions.metis import (
     weigh_nodes,
 )
 from shardwright.planning.partitions.mixed import mixed
+from shardwright.planning.partitions.ordering import moved_note
 from shardwright.planning.partitions.partition import Partition
 from shardwright.planning.partitions.partition_task import Task, task_of
 from shardwright.planning.partitions.pipedream import pipedream
 from shardwright.planning.partitions.refine import refine
 from shardwright.planning.partitions.shares import Shares
-from shardwright.planning.partitions.weighed import weighed_stages
+from shardwright.planning.partitions.weighed import RECUT, REFINED, weighed_stages
 from shardwright.planning.partitions.workload import Workload
 from shardwright.profiling import Costs
 
@@ -68,8 +69,10 @@ def by_metis(task: Task) -> Partition:
         for reader in value.readers
     }
     stages, notes = metis_stages(workload, task.stages, workload.seconds, edges, {})
-    stages = recut(workload, stages, task.limit)
-    stages = refine(workload, stages, ranks=task.placement, limit=task.limit)
+    better = recut(workload, stages, task.limit)
+    notes += moved_note(workload, stages, better, RECUT)
+    stages = refine(workload, better, ranks=task.placement, limit=task.limit)
+    notes += moved_note(workload, better, stages, REFINED)
     stages, filled = _filled(task, stages)
     return task.partition("metis", stages, [*notes, *filled])
 
@@ -79,8 +82,9 @@ def by_memory(task: Task) -> Partition:
     workload = task.workload
     stages, notes = _by_bytes(workload, task.stages, None, {})
     load = _fullest(task)
-    stages = refine(workload, stages, ranks=task.placement, limit=task.limit, load=load)
-    return task.partition("memory", stages, notes, load=load)
+    refined = refine(workload, stages, ranks=task.placement, limit=task.limit, load=load)
+    notes += moved_note(workload, stages, refined, REFINED)
+    return task.partition("memory", refined, notes, load=load)
 
 
 def _fullest(task: Task) -> Callable[[Shares], float]:
@@ -259,8 +263,9 @@ def partition_by_memory(
     if edge_weight_function is not None:
         edges = weigh_edges(policy_nodes(task.view), task.workload, edge_weight_function)
     stages, notes = _by_bytes(task.workload, num_partitions, edges, metis_options)
-    stages = refine(task.workload, stages, load=_fullest(task))
-    return task.partition("memory", stages, notes, load=_fullest(task))
+    refined = refine(task.workload, stages, load=_fullest(task))
+    notes += moved_note(task.workload, stages, refined, REFINED)
+    return task.partition("memory", refined, notes, load=_fullest(task))
 
 
 def pipedream_partition(

@@ -13,10 +13,14 @@ from typing import NamedTuple
 
 from shardwright.planning.partitions.exact import recut
 from shardwright.planning.partitions.metis import Edge, metis_stages
+from shardwright.planning.partitions.ordering import moved_note
 from shardwright.planning.partitions.refine import refine
 from shardwright.planning.partitions.shares import Shares
 from shardwright.planning.partitions.workload import Sent, Workload
 
+RECUT = "to where the best cut along the order of the stages has them"
+REFINED = "one after another, to stages where they leave less to the fullest, or less to send"
+"""What notes say of nodes that were moved."""
 BALANCE = 1.03
 """METIS's parts may weigh so much more than an even share; refinement goes no further."""
 
@@ -41,8 +45,10 @@ def weighed_stages(
     factor = 1 + options["ufactor"] / 1000 if "ufactor" in options else BALANCE
     allowed = factor * sum(weights) / count
     weighed = _weighed(workload, weights, edges)
-    stages = recut(weighed, stages, allowed=allowed)
-    stages = refine(weighed, stages, load=lambda shares: max(allowed, *shares.work))
+    better = recut(weighed, stages, allowed=allowed)
+    notes += moved_note(workload, stages, better, RECUT)
+    stages = refine(weighed, better, load=lambda shares: max(allowed, *shares.work))
+    notes += moved_note(workload, better, stages, REFINED)
     return WeighedStages(stages, notes, lambda shares: max(allowed, *_sums(weights, shares.stages)))
 
 

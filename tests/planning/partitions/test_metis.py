@@ -145,3 +145,19 @@ def test_weights_may_be_numbers_of_numpy(model):
 def test_values_that_metis_refuses_are_named(model):
     with pytest.raises(PlanError, match="METIS's option 'ncuts' is a number from 1 up, found 0"):
         metis_partition(model, 2, ncuts=0)
+
+
+def test_every_fix_of_metis_is_told():
+    """Parts that were numbered anew, cut anew and refined."""
+    graph = language_model(layers=6, width=64)
+    notes = [
+        note
+        for seed in range(6)
+        for note in (
+            *metis_partition(graph, 3, seed=seed).notes,
+            *sw.plan(graph, 3, "metis").notes,
+            *partition_by_memory(graph, 3, seed=seed).notes,
+        )
+    ]
+    for told in ("parts numbered anew, as data flows", "the best cut along", "one after another"):
+        assert any(told in note for note in notes), (told, notes)

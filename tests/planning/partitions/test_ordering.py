@@ -34,7 +34,10 @@ def chain(*seconds):
 
 
 def test_parts_are_numbered_as_data_flows():
-    assert as_stages(chain(1.0, 1.0, 1.0, 1.0), [2, 2, 0, 1], 3) == ([0, 0, 1, 2], [])
+    found, notes = as_stages(chain(1.0, 1.0, 1.0, 1.0), [2, 2, 0, 1], 3)
+    assert found == [0, 0, 1, 2]
+    assert notes == ["parts numbered anew, as data flows: 2, 0, 1"]
+    assert as_stages(chain(1.0, 1.0, 1.0, 1.0), [0, 0, 1, 2], 3) == ([0, 0, 1, 2], [])
 
 
 def test_a_cycle_is_ended_by_a_move_which_is_told():
