@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         partition_by_memory,
         pipedream_partition,
     )
+    from shardwright.planning.partitions.refined import refine_partition
     from shardwright.planning.plan import Assignment, Plan, SlotLoad, Split, Terms, TrainingPlan
     from shardwright.planning.policy import Policy, PolicyGraph, Resource
     from shardwright.planning.predicted import Prediction
@@ -52,6 +53,7 @@ __all__ = [
     "plan",
     "plan_beside",
     "predict",
+    "refine_partition",
     "simulate",
     "step_of",
 ]
