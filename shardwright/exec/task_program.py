@@ -3,6 +3,8 @@
 Comes in: the plan of a supertask, and tensors at each run. Goes out: its outputs. What always
 holds: an output lies in the memory of the input that was given away for it, or in new memory, never
 in another input's; constants are read where they lie; nothing is allocated in a run but outputs.
+Where a run is recorded, inputs are copied to fixed addresses and outputs out of them, so a replay
+overwrites nothing that a send still reads; constants, and what is given away, stay where they are.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from shardwright.exec.exec_plan import ExecPlan, make_exec_plan
 from shardwright.exec.executor import Executor
 from shardwright.exec.lowered import LoweredGraph
 from shardwright.exec.optimize import optimize_plan
+from shardwright.exec.recording import Record, Recording
 from shardwright.exec.segments import TorchSegment
 from shardwright.exec.shared_arena import SharedArena
 
@@ -40,6 +43,8 @@ class TaskProgram:
         Input's position to that of the output that takes its memory.
     arena
         Shared with the slot's other programs.
+    record
+        Records runs, on a GPU; without it calls are made one by one. All of them are torch's then.
     """
 
     def __init__(
@@ -51,9 +56,10 @@ class TaskProgram:
         constants: Collection[int] = (),
         donated: Mapping[int, int] | None = None,
         threads: int | None = None,
+        record: Record | None = None,
     ) -> None:
         self.plan = plan
-        self._executor = Executor(plan, device=device, threads=threads)
+        self._executor = Executor(plan, device=device, threads=threads, native=record is None)
         memory = self._executor.memory
         arena.lend(memory, plan.arena_bytes)
         lowered = plan.lowered
@@ -74,6 +80,12 @@ class TaskProgram:
             if buffer.kind == "output" and k not in torchs
         ]
         self._own = first_of_each(plan, self._fresh)
+        self._recording = Recording(self._executor, record) if record is not None else None
+
+    @property
+    def unrecorded(self) -> str | None:
+        """Why its calls are made one by one; None where runs are recorded."""
+        return self._recording.reason if self._recording else "nothing is recorded on the CPU"
 
     @property
     def kept_bytes(self) -> int:
@@ -100,7 +112,10 @@ class TaskProgram:
         self._last = last
         for buffer in self._fresh:
             executor.memory.renew(buffer)
-        executor.run_bound()
+        if self._recording is None:
+            executor.run_bound()
+        else:
+            self._recording.run([tensors[old] for old in self._taken.values()])
         return [
             self._result(k, slot, tensors) for k, slot in enumerate(executor.outputs(copy=False))
         ]

@@ -22,6 +22,7 @@ __all__ = [
     "FakeTensorMode",
     "HigherOrderOperator",
     "OpOverload",
+    "end_pool",
     "is_composite",
     "log_level",
     "registering_module",
@@ -48,6 +49,14 @@ def without_autocast() -> AbstractContextManager[None]:
     """Lets operators compute as if `torch.autocast` were off, on whatever device they are."""
     guard: AbstractContextManager[None] = torch._C._DisableAutocast()
     return guard
+
+
+def end_pool(device: int, pool: tuple[int, int]) -> None:
+    """Let a recording that failed take no more memory of a GPU from its pool.
+
+    RuntimeError where it takes none.
+    """
+    torch._C._cuda_endAllocateToPool(device, pool)
 
 
 @cache

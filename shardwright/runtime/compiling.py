@@ -4,7 +4,8 @@ Comes in: a checked document and the slot's supertasks that compute. Goes out: a
 each. In a training step programs overwrite the constants that `replacement` says they may.
 
 What always holds: supertasks that share a graph, the shapes they bind and what they overwrite share
-one program; lowered ones share a plan, and all of a slot's one arena, as they run one at a time.
+one program; lowered ones share a plan, and all of a slot's one arena, as they run one at a time; on
+a GPU they are recorded, and all of a slot's recordings share one pool.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import torch
 from torch import Tensor
 
 from shardwright.errors import InputError
+from shardwright.exec.cuda import GraphMemory
 from shardwright.exec.exec_plan import ExecPlan
 from shardwright.exec.files import decode
+from shardwright.exec.recording import Record
 from shardwright.exec.shared_arena import SharedArena
 from shardwright.exec.task_program import FromZeros, TaskProgram, plan_task
 from shardwright.ir.execute import compile_graph
@@ -86,6 +89,7 @@ class _Compiler:
         self._programs: dict[object, Run] = {}
         self._plans: dict[object, ExecPlan] = {}
         self._arena = SharedArena(device)
+        self._record: Record | None = None
 
     def reserve(self, memory: Mapping[str, Overwriting]) -> None:
         """Plan what is lowered, for the arena to be as large as any of it needs from the first."""
@@ -129,12 +133,14 @@ class _Compiler:
     def _lowered(self, task: str, memory: Overwriting) -> Compiled:
         """A supertask's program on the slot's arena."""
         promised = self._promised(task, memory)
+        self._record = self._record or recorder(self._device)
         program = TaskProgram(
             self.plan(task, memory),
             self._device,
             self._arena,
             constants=promised.constants,
             donated=promised.donated,
+            record=self._record,
         )
         inputs = self._document.supertasks[task].inputs
         zeros = [inputs.index(name) for name in memory.zeros]
@@ -172,6 +178,11 @@ class _Promised:
     constants: tuple[int, ...]
     fixed: tuple[int, ...]
     donated: Mapping[int, int]
+
+
+def recorder(device: torch.device) -> Record | None:
+    """What records the runs of a slot's lowered supertasks; None where they are not recorded."""
+    return GraphMemory(device).record if device.type == "cuda" else None
 
 
 def _cloning(run: Run, positions: Sequence[int]) -> Run:

@@ -7,6 +7,7 @@ from shardwright.ir import resolve
 from shardwright.ir.torch_internals import (
     FakeTensorMode,
     OpOverload,
+    end_pool,
     is_composite,
     log_level,
     registering_module,
@@ -28,6 +29,11 @@ def test_tensors_know_their_storage(place):
     a, b = on(place)
     assert storage_key(a) == storage_key(a[1:]) == storage_key(a.view(3, 1).detach())
     assert storage_key(a) != storage_key(b)
+
+
+def test_a_pool_that_takes_no_memory_cannot_be_ended():
+    with pytest.raises(RuntimeError):
+        end_pool(0, (0, 10**6))
 
 
 def test_an_operator_is_an_overload():
