@@ -80,12 +80,15 @@ def _walk(tables: Sequence[Table], join: Any) -> tuple[float, list[int]]:
 
 
 def _too_full(tables: Tables, stages: int, limit: MemoryLimit | None) -> str:
+    uncut = f"the graph cannot be cut in {stages} stages; ask for fewer"
     if limit is None:
-        return f"the graph cannot be cut in {stages} stages; ask for fewer"
+        return uncut
     held = [
         np.where(np.isfinite(tables.seconds), tables.held(stage, stages, limit), np.inf)
         for stage in range(stages)
     ]
     least, cuts = _walk(held, np.maximum)
+    if not np.isfinite(least):
+        return uncut
     fullest = max(range(stages), key=lambda stage: held[stage][cuts[stage], cuts[stage + 1]])
     return limit.message(fullest, stages, least)
