@@ -6,7 +6,6 @@ import pytest
 from shardwright.errors import PlanError
 from shardwright.planning.partitions.chains import Tables, best_chain
 from shardwright.planning.partitions.memory_limit import MemoryLimit
-from shardwright.planning.partitions.memory_limit import MemoryLimit
 
 
 def tables(seconds, sent=None):
@@ -37,9 +36,3 @@ def test_more_stages_than_there_are_cuts_are_refused():
 def test_more_stages_than_there_are_cuts_are_no_want_of_memory():
     with pytest.raises(PlanError, match="cannot be cut in 3 stages; ask for fewer"):
         best_chain(tables([[0, 1, 5], [0, 0, 2], [0, 0, 0]]), 3, MemoryLimit(10.0))
-
-
-def test_where_no_cut_is_possible_memory_is_not_what_lacks():
-    nowhere = tables(np.full((3, 3), np.inf))
-    with pytest.raises(PlanError, match="cannot be cut in 2 stages; ask for fewer"):
-        best_chain(nowhere, 2, MemoryLimit(1e9))
