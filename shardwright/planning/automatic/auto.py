@@ -81,25 +81,28 @@ def auto_plan(
             raise
         return _explained(search, _of_rival(fastest), [], rivals)
     rivals = Rivals(spreads, cluster, asked, found[0].candidate.microbatches).run()
-    chosen = _of_search(search, found[0], exact=bool(rivals.best))
-    others, fastest = [Contender.of(one) for one in found[1:]], rivals.fastest()
-    if fastest is None or fastest.contender.seconds >= FASTER * chosen.contender.seconds:
-        return _explained(search, chosen, others, rivals)
-    return _explained(search, _of_rival(fastest), [chosen.contender, *others], rivals)
+    priced = {id(one): _priced(search, one, exact=bool(rivals.best)) for one in found}
+    found.sort(key=lambda one: priced[id(one)].seconds)
+    contender, *others = (priced[id(one)] for one in found)
+    fastest = rivals.fastest()
+    if fastest is not None and fastest.contender.seconds < FASTER * contender.seconds:
+        return _explained(search, _of_rival(fastest), [contender, *others], rivals)
+    plan, spread = write_plan(spreads, cluster, found[0]), found[0].spread
+    chosen = _Chosen(plan, contender, spread.source, spread.reasons)
+    return _explained(search, chosen, others, rivals)
 
 
-def _of_search(search: Search, found: Found, *, exact: bool) -> _Chosen:
-    """What the search found, written down; with an ``exact`` prediction where plans are close.
+def _priced(search: Search, found: Found, *, exact: bool) -> Contender:
+    """What the search found takes; with an ``exact`` prediction where plans are close.
 
     What a step does once is priced in the search as of `SEVERAL` microbatches.
     """
-    plan, contender = write_plan(search.spreads, search.cluster, found), Contender.of(found)
-    source = found.spread.source
-    if exact and source.prepare and found.options.microbatches > SEVERAL:
-        spreads = search.spreads
-        again = predict(spreads.graph, plan, search.cluster, spreads.costs, spreads.sources)
-        contender = Contender(contender.plan, again, contender.recompute)
-    return _Chosen(plan, contender, source, found.spread.reasons)
+    spreads, contender = search.spreads, Contender.of(found)
+    if not (exact and found.spread.source.prepare and found.options.microbatches > SEVERAL):
+        return contender
+    plan = write_plan(spreads, search.cluster, found)
+    again = predict(spreads.graph, plan, search.cluster, spreads.costs, spreads.sources)
+    return Contender(contender.plan, again, contender.recompute)
 
 
 def _of_rival(rival: Rival) -> _Chosen:

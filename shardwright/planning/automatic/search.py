@@ -51,7 +51,7 @@ FITTING = 32
 MOST_OTHERS = 12
 """Of so many other shapes, in the order of their bounds, those that fit are looked for."""
 OTHERS = 3
-"""How many other shapes are looked at in full, to say why they are worse."""
+"""How many other shapes are looked at in full, and how many other plans are told of."""
 FORWARD_ONLY = ("1f1b", 1)
 """What stands for the schedule of a model, whose stages follow one another."""
 
@@ -83,15 +83,18 @@ class Search:
     _serial: float = 0.0
 
     def run(self) -> list[Found]:
-        """The best plan, then the best of other shapes. Raises PlanError where none fits."""
+        """The best plan, then the three best others with as many microbatches.
+
+        Raises PlanError where none fits.
+        """
         candidates = list(self._candidates())
         best = self._best(candidates)
         if best is None:
             raise PlanError(self._nothing())
         best = self._fewest_microbatches(candidates, best)
-        others = self._others(candidates, best)
-        better = self._best(self._of_variants([best, *others]), best.seconds)
-        return [best, *others] if better is None else [better, best, *others[: OTHERS - 1]]
+        others = self._other_shapes(candidates, best)
+        best = self._best(self._of_variants([best, *others]), best.seconds) or best
+        return self._fastest(best)
 
     def _candidates(self) -> Iterator[Candidate]:
         for shape in shapes(self.cluster):
@@ -148,8 +151,8 @@ class Search:
                     return enough
         return best
 
-    def _others(self, candidates: Sequence[Candidate], best: Found) -> list[Found]:
-        """The best of other shapes, with as many microbatches."""
+    def _other_shapes(self, candidates: Sequence[Candidate], best: Found) -> list[Found]:
+        """Of other shapes those of the lowest bounds that fit, with as many microbatches."""
         count = best.candidate.microbatches
         by_shape: dict[Shape, list[Candidate]] = {}
         for candidate in candidates:
@@ -160,7 +163,23 @@ class Search:
         for shape in sorted(by_shape, key=bounds.__getitem__)[:MOST_OTHERS]:
             found = self._first_that_fits(by_shape[shape]) if len(others) < OTHERS else None
             others += [found] if found is not None else []
-        return sorted(others, key=lambda found: found.seconds)
+        return others
+
+    def _fastest(self, best: Found) -> list[Found]:
+        """The best of all that fits with as many microbatches, the fastest first.
+
+        The best one's shape is looked at under all schedules.
+        """
+        count = best.candidate.microbatches
+        for candidate in self._of_shape(best.candidate.shape, (count,)):
+            if candidate not in self.tried and self._bound(candidate, count) < np.inf:
+                self.tried[candidate] = self.look(candidate)
+        looked_at = (found for found in self.tried.values() if found is not None and found.fits)
+        alike = (found for found in looked_at if found.candidate.microbatches == count)
+        distinct: dict[tuple[str, str], Found] = {}
+        for found in sorted([best, *alike], key=lambda found: found.seconds):
+            distinct.setdefault((str(found.candidate), found.options.recompute), found)
+        return list(distinct.values())[: 1 + OTHERS]
 
     def _first_that_fits(self, candidates: Sequence[Candidate]) -> Found | None:
         """The candidate of the lowest bound that fits."""

@@ -6,8 +6,12 @@ import pytest
 from shardwright.ir import Builder
 from shardwright.layout import Cluster
 from shardwright.planning import Plan, plan
+from shardwright.planning.automatic.candidates import SCHEDULES, Asked
+from shardwright.planning.automatic.search import PROMISE, Search
+from shardwright.planning.automatic.spreads import Spreads
 from shardwright.planning.explanation import Alternative
 from shardwright.planning.partitions.partitioners import PARTITIONERS
+from shardwright.profiling.cost import Analytic
 from tests.planning.automatic.test_auto import cluster
 from tests.planning.projections import transformer
 from tests.steps import image_step, trained
@@ -33,6 +37,32 @@ def test_it_says_what_was_chosen_and_against_what(made):
         assert other.seconds >= best
         assert other.plan in text
         assert other.why
+
+
+def test_the_others_are_the_three_fastest_whatever_tells_them_apart():
+    """The plan of each schedule is among them, or slower, as far as the search tells them apart."""
+    graph, machines = trained(transformer(2)), cluster(2)
+    made = plan(graph, machines, "auto", microbatches=8, zero=0)
+    others = [
+        other.seconds
+        for other in made.explanation.others
+        if other.plan.split(":")[0] not in PARTITIONERS
+    ]
+    assert len(others) >= 3
+    listed = [made.prediction.per_microbatch, *others]
+    for kind, chunks in SCHEDULES:
+        asked = Asked(8, kind, chunks, zero=0)
+        found = Search(Spreads(graph, machines, Analytic(machines.device)), machines, asked).run()
+        seconds = found[0].seconds
+        slower = seconds > PROMISE * max(listed)
+        assert slower or any(seconds == pytest.approx(one, rel=1e-3) for one in listed)
+
+
+def test_no_other_is_said_to_take_less():
+    """What is done once a step is priced anew for all alike, where there are many microbatches."""
+    made = plan(image_step(), cluster(4), "auto", microbatches=64)
+    best = made.prediction.per_microbatch
+    assert all(other.seconds >= best for other in made.explanation.others)
 
 
 def test_it_gives_the_memory_of_each_slot_item_by_item(made):
