@@ -43,8 +43,9 @@ def test_a_text_says_the_whole_graph(drawn: RandomGraph):
     executor = Executor(make_exec_plan(read))
     inputs = [*drawn.inputs, *contents(drawn.graph).values()]
     feed = {read.values[vid].name: t for vid, t in zip(read.inputs, inputs, strict=True)}
+    # Gradients of norms may cancel to a hundred-thousandth of what they are summed of.
     for found, wanted in zip(executor.run(feed), drawn.outputs, strict=True):
-        assert_close(found, wanted.contiguous(), 1e-12)
+        assert_close(found, wanted.contiguous(), 1e-9)
 
 
 def lowered():
