@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,24 @@ def frozen(workload: Workload, task: Task) -> Step:
     """`torch.compile` with weights as constants, packed."""
     inductor.freezing = True
     return forward(task, torch.compile(task.model))
+
+
+def reduced(workload: Workload, task: Task) -> Step:
+    """`torch.compile` with CUDA graphs, beside the fused optimizer."""
+    mode = "reduce-overhead"
+    if workload.optimizer is None:
+        step: Callable[..., Any] = forward(task, torch.compile(task.model, mode=mode))
+    else:
+        assert task.loss is not None
+        loss = torch.compile(task.loss, mode=mode)
+        trained = eager_step(workload, task._replace(loss=loss), fused=True)
+        step = partial(trained, *task.batch)
+
+    def run() -> Any:
+        torch.compiler.cudagraph_mark_step_begin()
+        return step()
+
+    return run
 
 
 def whole_step(workload: Workload, task: Task) -> Step:
@@ -168,6 +187,19 @@ FORWARD: Mapping[str, Callable[[Workload, Task], Step]] = {
 }
 
 
-def variants_of(workload: Workload) -> Mapping[str, Callable[[Workload, Task], Step]]:
+ON_CUDA: Mapping[str, Callable[[Workload, Task], Step]] = {
+    "eager": eager,
+    "eager, fused": eager_fused,
+    "compile, reduce-overhead": reduced,
+    "shardwright": ours,
+}
+
+
+def variants_of(
+    workload: Workload, device: str = "cpu"
+) -> Mapping[str, Callable[[Workload, Task], Step]]:
     """The ways to run a workload."""
-    return FORWARD if workload.optimizer is None else TRAINING
+    training = workload.optimizer is not None
+    if device == "cuda":
+        return {k: v for k, v in ON_CUDA.items() if training or v is not eager_fused}
+    return TRAINING if training else FORWARD

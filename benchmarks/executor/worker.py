@@ -1,8 +1,8 @@
 """One variant of one workload in a process of its own, that runs as often as it is told.
 
-`python -m benchmarks.executor.worker NAME VARIANT THREADS FILE` makes the variant, writes what its
-first steps gave to FILE and a line of JSON, then reads a number of steps a line, and answers with
-the seconds that they took. `Worker` is the other side.
+`python -m benchmarks.executor.worker NAME VARIANT THREADS FILE DEVICE` makes the variant, writes
+what its first steps gave to FILE and a line of JSON, then reads a number of steps a line, and
+answers with the seconds that they took, the device's work included. `Worker` is the other side.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Self
 import torch
 
 from benchmarks.executor.variants import variants_of
-from benchmarks.executor.workloads import WORKLOADS
+from benchmarks.executor.workloads import WORKLOADS, Task
 
 CHECKED_STEPS = 4
 """Training steps whose losses are compared with eager's."""
@@ -27,10 +27,12 @@ CHECKED_STEPS = 4
 class Worker:
     """A variant's process; a context manager that ends it."""
 
-    def __init__(self, name: str, variant: str, threads: int, folder: Path) -> None:
+    def __init__(
+        self, name: str, variant: str, threads: int, folder: Path, device: str = "cpu"
+    ) -> None:
         self.path = folder / f"{name}-{variant}-{threads}.pt".replace(" ", "_")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", __name__, name, variant, str(threads), str(self.path)],
+            [sys.executable, "-m", __name__, name, variant, str(threads), str(self.path), device],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -69,18 +71,25 @@ class Worker:
 
 
 def tensors_of(results: Any) -> list[torch.Tensor]:
-    """What a forward gave, flat; detached copies."""
+    """What a forward gave, flat; detached copies on the CPU."""
     parts = results if isinstance(results, tuple | list) else [results]
-    return [part.detach().clone() for part in parts if isinstance(part, torch.Tensor)]
+    return [part.detach().to("cpu", copy=True) for part in parts if isinstance(part, torch.Tensor)]
 
 
-def main(name: str, variant: str, threads: str, path: str) -> None:
+def placed(task: Task, device: str) -> Task:
+    """The task with its model, which its loss has too, and its batch on a device."""
+    return task._replace(
+        model=task.model.to(device), batch=tuple(part.to(device) for part in task.batch)
+    )
+
+
+def main(name: str, variant: str, threads: str, path: str, device: str) -> None:
     """Serve until the other side closes."""
     torch.set_num_threads(int(threads))
     answers, sys.stdout = sys.stdout, sys.stderr
-    workload = WORKLOADS[name]
+    workload, wait = WORKLOADS[name], torch.cuda.synchronize if device == "cuda" else int
     start = time.perf_counter()
-    step = variants_of(workload)[variant](workload, workload.make())
+    step = variants_of(workload, device)[variant](workload, placed(workload.make(), device))
     first = [tensors_of(step())]
     seconds = time.perf_counter() - start
     if workload.optimizer is not None:
@@ -89,9 +98,11 @@ def main(name: str, variant: str, threads: str, path: str) -> None:
     print(json.dumps({"seconds": seconds}), file=answers, flush=True)
     for line in sys.stdin:
         count = int(line)
+        wait()
         start = time.perf_counter()
         for _ in range(count):
             step()
+        wait()
         took = time.perf_counter() - start
         print(json.dumps({"seconds": took}), file=answers, flush=True)
 
