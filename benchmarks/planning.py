@@ -2,20 +2,24 @@
 
 Everything is built on meta, with costs from shapes: nothing runs. First the time to plan: a GPT for
 4 slots, shapes of Llama-70B of 20, 40 and 80 layers for 1,024 slots of 8-slot hosts, and the splits
-of one Llama layer over a mesh of 4 by 2. Then what is predicted of T5, BERT-large, ViT and GPT-2 XL
-shapes on 8 slots, bubbles and communication counted, against one slot of the same kind with memory
-without end.
+of one Llama layer over a mesh of 4 by 2; each on one core. Then what is predicted of T5,
+BERT-large, ViT and GPT-2 XL shapes on the slots of a cluster file (`a100x8.yaml` by default),
+bubbles and communication counted, against one slot of the same kind with memory without end, which
+takes as many microbatches.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
@@ -39,6 +43,7 @@ NVLINK = Links.of(Link(5e-6, 250e9), Link(5e-6, 250e9), 10e-6)
 INFINIBAND = Links.of(Link(10e-6, 20e9), Link(10e-6, 20e9), 20e-6)
 A100 = DEVICES["A100-80GB"]
 UNLIMITED = 10**15
+CLUSTER = Path(__file__).with_name("a100x8.yaml")
 
 
 class LlamaAttention(nn.Module):
@@ -177,7 +182,7 @@ def planned(graph: IRGraph, cluster: Cluster) -> str:
 def split_llama() -> Timed:
     """The splits of one layer between embedding and head, both axes of a mesh free."""
     view = forward_view(as_step(llama(1, batch=8), 1).graph)
-    cluster = a100s(8)
+    cluster = Cluster.load(CLUSTER)
 
     def split() -> str:
         axes, costs = {"data": 4, "tensor": 2}, Analytic(cluster.device)
@@ -185,6 +190,17 @@ def split_llama() -> Timed:
         return ""
 
     return timed(len(view.nodes), split)
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Processes that are started meanwhile run on one core, so with one thread of each library."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(cores)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def planning_times() -> None:
@@ -197,9 +213,11 @@ def planning_times() -> None:
         },
         "embedding, one Llama layer, head: splits on (4, 2), both axes free": split_llama,
     }
-    table = Table("what", "nodes", "seconds to plan", "GB", "plan", title="Time to plan")
+    table = Table(
+        "what", "nodes", "seconds to plan", "GB", "plan", title="Time to plan, on one core"
+    )
     for name, case in cases.items():
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        with one_core(), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
             found = process.submit(case).result()
         table.add_row(
             name,
@@ -267,24 +285,41 @@ def families() -> dict[str, Promise]:
     }  # fmt: skip
 
 
-def promises(microbatches: int | None) -> None:
-    """What is predicted on 8 slots against one."""
+class SpeedUp(NamedTuple):
+    """What a plan is predicted to take, and how often that goes into what one slot takes."""
+
+    plan: sw.Plan
+    times: float
+
+
+def speed_up(graph: IRGraph, cluster: Cluster, microbatches: int | None = None) -> SpeedUp:
+    """The best plan on a cluster against one of its slots, with memory without end."""
+    made = sw.plan(graph, cluster, "auto", microbatches=microbatches)
+    endless = Cluster.of(1, device=msgspec.structs.replace(cluster.device, memory=UNLIMITED))
+    count = made.prediction.microbatches
+    alone = sw.plan(graph, endless, "auto", microbatches=count).prediction
+    return SpeedUp(made, alone.per_microbatch / made.prediction.per_microbatch)
+
+
+def promises(cluster: Cluster, name: str, microbatches: int | None) -> None:
+    """What is predicted on a cluster against one of its slots."""
+    device, count = cluster.device, len(cluster.devices)
     table = Table(
-        "shape", "speed-up on 8", "ms a captured batch", "GB on the fullest slot", "plan",
-        title=f"Predicted on 8 × {A100.name}, {A100.memory / 1e9:.0f} GB each, on one host",
+        "shape", f"speed-up on {count}", "microbatches", "ms a captured batch",
+        "GB on the fullest slot", "plan",
+        title=f"Predicted on {name}: {count} × {device.name}, {device.memory / 1e9:.0f} GB each",
     )  # fmt: skip
-    endless = msgspec.structs.replace(A100, memory=UNLIMITED)
-    alone = Cluster.of(1, device=endless)
-    for name, family in families().items():
+    for shape, family in families().items():
         with sw.empty_weights():
             model = family.model()
-        graph = step_graph(model, of_transformers, family.data())
-        made = sw.plan(graph, a100s(8), "auto", microbatches=microbatches)
+        made, times = speed_up(
+            step_graph(model, of_transformers, family.data()), cluster, microbatches
+        )
         found = made.prediction
-        one = sw.plan(graph, alone, "auto", microbatches=found.microbatches).prediction
         table.add_row(
-            name,
-            f"{one.per_microbatch / found.per_microbatch:.2f}",
+            shape,
+            f"{times:.2f}",
+            str(found.microbatches),
             f"{1e3 * found.per_microbatch:.1f}",
             f"{found.peak_memory / 1e9:.1f}",
             made.explanation.plan,
@@ -295,13 +330,15 @@ def promises(microbatches: int | None) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--microbatches", type=int, help="of a step; chosen by default")
+    parser.add_argument("--cluster", type=Path, default=CLUSTER, help="file to predict on")
     parser.add_argument("--only", choices=("times", "promises"))
     options = parser.parse_args()
     print_machine()
     if options.only != "promises":
         planning_times()
     if options.only != "times":
-        promises(options.microbatches)
+        cluster = Cluster.load(options.cluster)
+        promises(cluster, options.cluster.name, options.microbatches)
 
 
 if __name__ == "__main__":
