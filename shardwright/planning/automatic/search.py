@@ -308,10 +308,18 @@ class Search:
         held, _ = self._held(spread, candidate, np.inf)
         key = candidate.shape, candidate.stages, candidate.zero, held
         if key not in self._full:
-            found = list(self._in_mode(candidate, "full"))
-            fitting = not found or any(one.fits for one in found)
-            self._full[key] = None if fitting else min(found, key=lambda one: one.peak)
+            self._full[key] = self._fullest(candidate)
         return self._full[key]
+
+    def _fullest(self, candidate: Candidate) -> Found | None:
+        """Its cut that lacks the least; None where one fits. How long they take is not asked."""
+        least: Found | None = None
+        for found in self._in_mode(candidate, "full", timed=False):
+            if found.fits:
+                return None
+            if least is None or found.peak < least.peak:
+                least = found
+        return least
 
     def _exhaust(self, candidate: Candidate, least: Found | None) -> Found | None:
         """The best of all partitions of a small graph."""
@@ -332,8 +340,8 @@ class Search:
                 return found
         return least
 
-    def _in_mode(self, candidate: Candidate, mode: str) -> Iterator[Found]:
-        """The candidate with each cut that is tried."""
+    def _in_mode(self, candidate: Candidate, mode: str, *, timed: bool = True) -> Iterator[Found]:
+        """The candidate with each cut that is tried; of plans not ``timed`` the memory is known."""
         spread = self.spreads.over(candidate.shape, candidate.microbatches)
         options = Options(
             candidate.microbatches,
@@ -350,14 +358,21 @@ class Search:
                     continue
                 yield self._found(spread, stages, replace(options, memory=memory), candidate)
             else:
-                yield self._found(spread, stages, options, candidate)
+                yield self._found(spread, stages, options, candidate, timed=timed)
 
     def _found(
-        self, spread: Spread, stages: Integers, options: Options, candidate: Candidate
+        self,
+        spread: Spread,
+        stages: Integers,
+        options: Options,
+        candidate: Candidate,
+        *,
+        timed: bool = True,
     ) -> Found:
         slots = self._slots(candidate.shape)
         memory = self.cluster.device.memory
-        found = estimate(spread, stages, options, self.cluster, slots, memory=memory)
+        limit = memory if timed else -1
+        found = estimate(spread, stages, options, self.cluster, slots, memory=limit)
         return Found(candidate, spread, stages, options, found, memory)
 
     def _slots(self, shape: Shape) -> Sequence[Sequence[str]]:

@@ -15,6 +15,7 @@ from shardwright.planning.automatic.exhaustive import fastest_partitions
 from shardwright.planning.automatic.search import Search
 from shardwright.planning.automatic.shapes import Shape
 from shardwright.planning.automatic.spreads import Spreads
+from shardwright.planning.prediction import predict as prediction
 from shardwright.planning.prediction.predict import estimate, predict
 from shardwright.planning.prediction.spreading import forward_of, spread_over
 from shardwright.planning.prediction.timing import order_of
@@ -212,6 +213,19 @@ def test_little_memory_has_activations_computed_again():
     assert made.prediction.peak_memory <= memory
     assert made.prediction.step_time > plenty.step_time
     build(graph, made)
+
+
+@pytest.mark.parametrize(("memory", "fits"), [(10**9, True), (10**3, False)])
+def test_whether_anything_fits_is_asked_without_a_clock(monkeypatch, memory, fits):
+    laid = []
+    monkeypatch.setattr(prediction, "lay_out", lambda *args, **options: laid.append(args))
+    machines = cluster(2, memory=memory)
+    search = Search(
+        Spreads(language_step(), machines, Analytic(machines.device)), machines, Asked()
+    )
+    found = search._too_full(Candidate(Shape(2), "1f1b", 1, 4, 0))
+    assert (found is None) == fits
+    assert not laid
 
 
 def test_where_nothing_fits_it_says_what_lacks(step):
