@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.layout import Cluster
-from shardwright.planning.prediction.predict import RankLinks
+from shardwright.planning.prediction.exchange import Exchange, RankLinks
 from shardwright.planning.prediction.source import Floats, Forward, Integers
 from shardwright.planning.prediction.spread import Spread
-from shardwright.planning.prediction.timing import Order, Passing, StageTimes, Traffic, lay_out
+from shardwright.planning.prediction.timing import Order, StageTimes, lay_out
 from shardwright.profiling.operations import UPDATE_PASSES
 
 FEW_NODES = 12
@@ -47,11 +47,12 @@ def fastest_partitions(
     if rows is None or not len(rows):
         return []
     ends = _ends(spread, rows, order, cluster, zero)
+    exchange = _exchange(spread, rows, order, RankLinks.of(cluster, slots))
     if not spread.source.training:
-        times = _of_calls(spread, rows, order, RankLinks.of(cluster, slots))
+        times = _of_calls(spread, rows, exchange)
     else:
-        traffic = _traffic(spread, rows, order, RankLinks.of(cluster, slots))
-        laid = lay_out(order, _times(spread, rows, schedule.stages), traffic)
+        worked = exchange.with_workers(_times(spread, rows, schedule.stages))
+        laid = lay_out(order, worked, exchange.traffic())
         times = np.max([done + end for done, end in zip(laid.done, ends, strict=True)], axis=0)
     found = np.argsort(times, kind="stable")
     return [rows[i] for i in found[: np.searchsorted(times[found], below)].tolist()]
@@ -137,7 +138,41 @@ def _ends(spread: Spread, rows: Rows, order: Order, cluster: Cluster, zero: int)
     return found
 
 
-def _lines(
+def _exchange(spread: Spread, rows: Rows, order: Order, links: RankLinks) -> Exchange:
+    """What stages send one another, in each partition."""
+    placement, stages = order.schedule.placement, order.schedule.stages
+    every = np.ones(len(spread.made), dtype=bool)
+    answers = _messages(spread, rows, stages, spread.answered)
+    back = {(taker, giver): passed for (giver, taker), passed in answers.items()}
+    there = _messages(spread, rows, stages, every)
+    brought = np.bincount(spread.fetched.node, minlength=rows.shape[1]).astype(np.float64)
+    return Exchange(
+        links,
+        placement,
+        there,
+        back,
+        _blocks(spread, rows, stages),
+        _by_stage(brought, rows, stages),
+    )
+
+
+def _blocks(spread: Spread, rows: Rows, stages: int) -> list[Floats]:
+    """How many blocks each stage has, in each partition."""
+    each = [i for i in range(rows.shape[1]) if i not in spread.source.prepare]
+    blocks = spread.block[each]
+    return [
+        np.sum(
+            [
+                (rows[:, each] == stage)[:, blocks == block].any(axis=1)
+                for block in np.unique(blocks)
+            ],
+            axis=0,
+        )
+        for stage in range(stages)
+    ]
+
+
+def _messages(
     spread: Spread, rows: Rows, stages: int, counted: NDArray[np.bool_]
 ) -> dict[tuple[int, int], tuple[Floats, Floats]]:
     """By pair of stages: how many values pass, and their bytes, in each partition."""
@@ -156,40 +191,13 @@ def _lines(
     return found
 
 
-def _passing(
-    lines: dict[tuple[int, int], tuple[Floats, Floats]],
-    order: Order,
-    links: RankLinks,
-    *,
-    back: bool,
-) -> dict[tuple[int, int], Passing]:
-    placement = order.schedule.placement
-    found = {}
-    for (giver, taker), (values, nbytes) in lines.items():
-        pair = (taker, giver) if back else (giver, taker)
-        ends = placement[pair[0]], placement[pair[1]]
-        line = np.asarray(links.seconds(*ends, values, nbytes), dtype=np.float64)  # type: ignore[arg-type]
-        found[pair] = Passing(line, np.where(values > 0, 0.0, -np.inf))
-    return found
-
-
-def _traffic(spread: Spread, rows: Rows, order: Order, links: RankLinks) -> Traffic:
-    stages = order.schedule.stages
-    every = np.ones(len(spread.made), dtype=bool)
-    forward = _passing(_lines(spread, rows, stages, every), order, links, back=False)
-    answers = _lines(spread, rows, stages, spread.answered)
-    return Traffic(forward, _passing(answers, order, links, back=True))
-
-
-def _of_calls(spread: Spread, rows: Rows, order: Order, links: RankLinks) -> Floats:
+def _of_calls(spread: Spread, rows: Rows, exchange: Exchange) -> Floats:
     """Seconds between a model's results: of the slowest rank or line."""
-    stages, placement = order.schedule.stages, order.schedule.placement
-    busy = _by_stage(spread.forward + spread.once, np.array(placement)[rows], order.schedule.ranks)
-    passing = _traffic(spread, rows, order, links).forward
-    lines: dict[tuple[int, int], Any] = {}
-    for (giver, taker), passes in passing.items():
-        ranks = placement[giver], placement[taker]
-        if ranks[0] != ranks[1]:
-            lines[ranks] = lines.get(ranks, 0.0) + passes.line
-    assert stages == len(placement)
-    return np.asarray(np.max([*busy, *lines.values()], axis=0))
+    placement = exchange.placement
+    stages = len(placement)
+    assert sorted(placement) == [*range(stages)], "a model's ranks have a stage each"
+    seconds = _by_stage(spread.forward + spread.once, rows, stages)
+    none = [np.zeros(len(rows))] * stages
+    busy = exchange.with_workers(StageTimes(seconds, none, none)).forward
+    lines = [passes.line for passes in exchange.traffic().forward.values()]
+    return np.asarray(np.max([*busy, *lines], axis=0))

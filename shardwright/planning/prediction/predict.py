@@ -11,19 +11,19 @@ What always holds: equal plans have equal predictions, and the planner's own num
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
-from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.layout import Cluster
 from shardwright.planning.given import check_graph
 from shardwright.planning.mesh import DATA
 from shardwright.planning.plan import Plan, cluster_of
 from shardwright.planning.predicted import Prediction, SlotMemory, SlotPrediction
+from shardwright.planning.prediction.exchange import Exchange, RankLinks
 from shardwright.planning.prediction.memory import rank_memory
 from shardwright.planning.prediction.source import Integers
 from shardwright.planning.prediction.sources import Sources
@@ -35,7 +35,6 @@ from shardwright.planning.prediction.timing import (
     Order,
     Passing,
     StageTimes,
-    Traffic,
     lay_out,
     order_of,
 )
@@ -132,13 +131,12 @@ def estimate(
     times = StageTimes(
         sums.forward.tolist(), (sums.backward + np.array(again)).tolist(), sums.weight.tolist()
     )
+    placement = order.schedule.placement
+    exchange = Exchange.of(RankLinks.of(cluster, slots), placement, sums)
     laid = lay_out(
-        order,
-        times,
-        traffic_of(sums, order.schedule.placement, RankLinks.of(cluster, slots)),
-        early=sends_early(options),
+        order, exchange.with_workers(times), exchange.traffic(), early=sends_early(options)
     )
-    ends = once_a_step(sums, order.schedule.placement, held, cluster)
+    ends = once_a_step(sums, placement, held, cluster)
     return _of_step(laid, ends, held, slots, options)
 
 
@@ -187,20 +185,19 @@ def _of_model(
     sums = sums_of(spread, ranks, len(slots))
     options = Options(schedule="gpipe")
     order = order_of(options.schedule, len(slots), 1, 1)
-    busy = (sums.forward + sums.once).tolist()
-    lines = traffic_of(sums, range(len(slots)), links).forward.values()
+    busy, passing = _of_call(Exchange.of(links, range(len(slots)), sums), sums)
     memory, _ = rank_memory(sums, order, options, 1)
-    step = max([*busy, *(passes.line for passes in lines)])
+    step = max([*busy, *(passes.line for passes in passing.values())])
     latency = _latency(sums_of(spread, stages, len(placement)), placement, links)
     return Estimate(step, latency, 1, slots, busy, memory)
 
 
 def _latency(sums: Sums, placement: Sequence[int], links: RankLinks) -> float:
     """Seconds of one call of a model: stages in order, each when its rank and what it reads are."""
-    passing = traffic_of(sums, placement, links).forward
+    busy, passing = _of_call(Exchange.of(links, placement, sums), sums)
     free: dict[int, float] = {}
     done: list[float] = []
-    for stage, seconds in enumerate((sums.forward + sums.once).tolist()):
+    for stage, seconds in enumerate(busy):
         rank = placement[stage]
         arrivals = (
             done[giver] + (passes.line if placement[giver] != rank else 0.0)
@@ -210,6 +207,15 @@ def _latency(sums: Sums, placement: Sequence[int], links: RankLinks) -> float:
         free[rank] = max([free.get(rank, 0.0), *arrivals]) + seconds
         done.append(free[rank])
     return max(done)
+
+
+def _of_call(
+    exchange: Exchange, sums: Sums
+) -> tuple[Sequence[float], Mapping[tuple[int, int], Passing]]:
+    """Seconds of each stage in a call of a model, and what passes."""
+    none = np.zeros(sums.count).tolist()
+    times = StageTimes((sums.forward + sums.once).tolist(), none, none)
+    return exchange.with_workers(times).forward, exchange.traffic().forward
 
 
 def once_a_step(
@@ -222,43 +228,3 @@ def once_a_step(
     for rank, held in enumerate(memory):
         found[rank] += UPDATE_PASSES * held.updated / cluster.device.bandwidth
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class RankLinks:
-    """What links two ranks: that inside a host where slots at the same place share one."""
-
-    cluster: Cluster
-    hosts: Sequence[tuple[int, ...]]
-    """Of each rank, the host of each slot."""
-
-    @classmethod
-    def of(cls, cluster: Cluster, slots: Sequence[Sequence[str]]) -> RankLinks:
-        """The links between ranks of these slots. Raises PlanError for one that is not there."""
-        hosts = {device: number for number, host in enumerate(cluster.hosts) for device in host}
-        if unknown := [device for devices in slots for device in devices if device not in hosts]:
-            raise PlanError(
-                f"the plan names the device slot {unknown[0]!r}, which the cluster lacks; it has "
-                f"{', '.join(cluster.devices[:8])}{', …' if len(hosts) > 8 else ''}"
-            )
-        return cls(cluster, [tuple(hosts[device] for device in devices) for devices in slots])
-
-    def seconds(self, here: int, there: int, messages: int, nbytes: float) -> float:
-        """The time of messages one after another."""
-        hosts = self.hosts[here], self.hosts[there]
-        same = hosts[0] == hosts[1] or len({*hosts[0], *hosts[1]}) == 1
-        link = (self.cluster.inside if same else self.cluster.between).send
-        return messages * link.latency + nbytes / link.bandwidth
-
-
-def traffic_of(sums: Sums, placement: Sequence[int], links: RankLinks) -> Traffic:
-    """What stages send each other for a microbatch."""
-    forward, backward = {}, {}
-    for sent in sums.traffic:
-        ranks = placement[sent.giver], placement[sent.taker]
-        line = links.seconds(ranks[0], ranks[1], sent.values, sent.bytes)
-        forward[sent.giver, sent.taker] = Passing(line, 0.0)
-        if sent.answers:
-            line = links.seconds(ranks[1], ranks[0], sent.answers, sent.answer_bytes)
-            backward[sent.taker, sent.giver] = Passing(line, 0.0)
-    return Traffic(forward, backward)

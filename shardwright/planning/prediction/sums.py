@@ -54,6 +54,10 @@ class Sums:
     fetched: Floats
     sizes: Floats
     traffic: Sequence[Sent]
+    blocks: Integers
+    """How many blocks have nodes in each stage: each is a supertask."""
+    brought: Integers
+    """How many values communication inside the mesh brings each stage in a forward."""
 
 
 def sums_of(spread: Spread, stages: Sequence[int] | Integers, count: int) -> Sums:
@@ -88,6 +92,8 @@ def sums_of(spread: Spread, stages: Sequence[int] | Integers, count: int) -> Sum
         fetched=added(at[spread.fetched.node], spread.fetched.size, count),
         sizes=_one_of_each_size(spread.fetched, at, count),
         traffic=traffic,
+        blocks=_blocks(spread, at, count),
+        brought=np.bincount(at[spread.fetched.node], minlength=count),
     )
 
 
@@ -127,6 +133,15 @@ def _one_of_each_size(pairs: Pairs, stages: Integers, count: int) -> Floats:
     """Bytes of a value of each size, by the stage of the node that reads it."""
     found = np.unique(np.stack([stages[pairs.node], pairs.size]), axis=1)
     return added(found[0].astype(np.int64), found[1], count)
+
+
+def _blocks(spread: Spread, stages: Integers, count: int) -> Integers:
+    """How many blocks have nodes in each stage, beside those that run once a step."""
+    each = np.ones(len(stages), dtype=bool)
+    each[list(spread.source.prepare)] = False
+    blocks = int(spread.block.max(initial=0)) + 1
+    found = np.unique(stages[each] * blocks + spread.block[each])
+    return np.bincount(found // blocks, minlength=count)
 
 
 def _fullest_block(spread: Spread, stages: Integers, count: int) -> Floats:

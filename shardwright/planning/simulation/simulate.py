@@ -26,17 +26,12 @@ from shardwright.planning.simulation.simulated_network import Network
 from shardwright.planning.simulation.simulated_slot import Awaited, SimulatedSlot, World
 from shardwright.planning.simulation.simulated_step import StepSlot
 from shardwright.planning.simulation.task_work import TaskWork
+from shardwright.planning.worker_time import worker_seconds
 from shardwright.profiling.cost import Costs
 from shardwright.profiling.tasks import TaskTimes
 from shardwright.schedule.agenda import default_lookahead, is_training
 from shardwright.schedule.slot_steps import slot_steps
 from shardwright.schedule.step_plan import plan_step
-
-OVERHEAD = 100e-6
-"""Seconds that a worker takes for a supertask beside the supertask itself, as measured between
-supertasks that fill the caches; 35e-6 where they are small."""
-OVERHEAD_BESIDE = 10e-6
-"""The same where the device computes meanwhile."""
 
 
 def simulate(
@@ -109,7 +104,7 @@ class _Simulator:
             Network(tuple(pipeline.devices), cluster, self._wake),
             self._wake,
             self._finish,
-            OVERHEAD if cluster.device.kind == "cpu" else OVERHEAD_BESIDE,
+            worker_seconds(cluster.device),
         )
         self._slots = {
             slot.name: slot for slot in _slots(pipeline, world, graphs, lookahead, self._training)

@@ -7,9 +7,11 @@ from torch import nn
 from shardwright.errors import PlanError
 from shardwright.layout import GLOO, Cluster
 from shardwright.planning import plan, step_of
-from shardwright.planning.prediction.predict import RankLinks, estimate, predict
+from shardwright.planning.prediction.exchange import RankLinks
+from shardwright.planning.prediction.predict import estimate, predict
 from shardwright.planning.prediction.spreading import spread_of_plan
 from shardwright.planning.prediction.sums import sums_of
+from shardwright.planning.worker_time import COMPUTING
 from shardwright.profiling.cost import Analytic
 from shardwright.tracing import capture
 from shardwright.transform.recompute import saved_bytes
@@ -150,7 +152,8 @@ def test_stages_may_return_to_a_slot(policy):
     alone, made = predict(graph, plan(graph, 1)), plan(graph, 2, policy)
     found = predict(graph, made)
     assert sorted(slot.device for slot in found.slots) == ["d0", "d1"]
-    assert sum(slot.busy for slot in found.slots) == pytest.approx(alone.step_time)
+    beside = sum(slot.busy for slot in found.slots) - alone.step_time
+    assert 0 <= beside < 50 * COMPUTING, "messages, and what workers need beside supertasks"
     assert found.step_time >= max(slot.busy for slot in found.slots)
     assert found.latency > alone.latency
     stored = sum(slot.memory.parameters for slot in found.slots)
@@ -187,12 +190,10 @@ def test_a_rank_shares_its_nodes_among_its_own_slots():
 def test_ranks_of_one_host_are_linked_inside_it_whatever_their_slots():
     cluster = Cluster((("d0", "d1", "d2"), ("d3",)))
     links = RankLinks.of(cluster, [("d0",), ("d1", "d2"), ("d2", "d3"), ("d3",)])
-    inside, between = (
-        link.send.latency + 1e6 / link.send.bandwidth for link in (cluster.inside, cluster.between)
-    )
+    inside, between = cluster.inside.send, cluster.between.send
     assert inside != between
-    assert links.seconds(0, 1, 1, 1e6) == links.seconds(2, 2, 1, 1e6) == inside
-    assert links.seconds(1, 2, 1, 1e6) == links.seconds(0, 3, 1, 1e6) == between
+    assert links.between(0, 1) == links.between(2, 2) == inside
+    assert links.between(1, 2) == links.between(0, 3) == between
 
 
 def test_a_training_step_of_unequal_ranks():

@@ -16,8 +16,9 @@ from shardwright.layout import Cluster, Link, Links
 from shardwright.layout.device import CPU_CORE, DEVICES
 from shardwright.pipeline import Pipeline
 from shardwright.planning import plan
-from shardwright.planning.simulation.simulate import OVERHEAD, simulate
+from shardwright.planning.simulation.simulate import simulate
 from shardwright.planning.simulation.simulated import StepSimulation, Wait, added_up
+from shardwright.planning.worker_time import COMPUTING
 from shardwright.profiling.cost import Analytic
 from shardwright.profiling.memory import peak_bytes
 from shardwright.profiling.tasks import TaskTime, TaskTimes
@@ -69,7 +70,7 @@ def test_as_long_as_the_schedule_itself_where_only_its_work_counts(
     )
     backwards = [0.0] + [backward] * (schedule.stages - 1)
     expected = simulate_schedule(schedule, forward=forward, backward=backwards, weight=weight)
-    done = OVERHEAD * (len(found.events) + 20)
+    done = COMPUTING * (len(found.events) + 20)
     assert expected.step_time <= found.seconds <= expected.step_time + done
     ahead = simulate(
         pipeline, times(pipeline, F=forward, B=backward, W=weight), machines(pipeline), lookahead=1
