@@ -24,6 +24,7 @@ from shardwright.layout import Cluster
 from shardwright.planning.automatic.candidates import Asked, Candidate, Found
 from shardwright.planning.automatic.cutting import Line, cuts, first_readers
 from shardwright.planning.automatic.exhaustive import fastest_partitions, is_small
+from shardwright.planning.automatic.nearest import nearest_text
 from shardwright.planning.automatic.shapes import Shape, shapes, variants
 from shardwright.planning.automatic.spreads import SEVERAL, Spreads
 from shardwright.planning.mesh import DATA
@@ -447,19 +448,7 @@ class Search:
         if not found:
             return f"no plan for {self.spreads.graph.name!r}: {self._not_possible()}"
         nearest = min(found, key=lambda one: one.too_much)
-        if nearest.peak <= nearest.memory:
-            return self._keeps_too_much(nearest)
-        fullest = max(range(len(nearest.estimate.memory)), key=self._total(nearest).__getitem__)
-        held = nearest.estimate.memory[fullest]
-        device = nearest.estimate.slots[fullest][0]
-        slots = -(-len(self.cluster.devices) * nearest.peak // nearest.memory)
-        return (
-            f"no plan for {self.spreads.graph.name!r} fits: the nearest ({nearest.candidate}, "
-            f"recompute {nearest.options.recompute}) holds {held} on slot {device!r}, "
-            f"{held.total - nearest.memory} bytes more than its {nearest.memory}; it would fit in "
-            f"slots of {nearest.peak} bytes; give those, about {slots} slots instead of "
-            f"{len(self.cluster.devices)}, or capture a smaller batch and take more microbatches"
-        )
+        return nearest_text(self.spreads.graph.name, nearest, len(self.cluster.devices))
 
     def _not_possible(self) -> str:
         """Why no candidate can be looked at."""
@@ -467,22 +456,6 @@ class Search:
         for candidate in sorted(self.too_many, key=lambda one: one.stages)[:1]:
             reasons[self.too_many[candidate]] = None
         return "; ".join(reasons) or "no mesh has its options"
-
-    def _keeps_too_much(self, nearest: Found) -> str:
-        """Which slot keeps more activations than memory= has room for."""
-        ranks = nearest.estimate.memory
-        fullest = max(range(len(ranks)), key=lambda rank: ranks[rank].activations)
-        return (
-            f"no plan for {self.spreads.graph.name!r} keeps its activations within "
-            f"memory={nearest.options.memory}: the nearest ({nearest.candidate}) keeps "
-            f"{nearest.kept} bytes on slot {nearest.estimate.slots[fullest][0]!r} even if all that "
-            "can be is computed again; give memory= as much, or capture a smaller batch and take "
-            "more microbatches"
-        )
-
-    @staticmethod
-    def _total(found: Found) -> list[int]:
-        return [held.total for held in found.estimate.memory]
 
 
 def _too_many(candidate: Candidate, nodes: int) -> str:
