@@ -15,10 +15,10 @@ def nearest_text(name: str, nearest: Found, slots: int) -> str:
     needed = -(-slots * nearest.peak // nearest.memory)
     return (
         f"no plan for {name!r} fits: the nearest ({nearest.candidate}, recompute "
-        f"{nearest.options.recompute}) holds {held} on slot {slot!r}, {held.total - nearest.memory} "
-        f"bytes more than its {nearest.memory}; it would fit in slots of {nearest.peak} bytes; give "
-        f"those, about {needed} slots instead of {slots}, or capture a smaller batch and take more "
-        "microbatches"
+        f"{nearest.options.recompute}) holds {held} on slot {slot!r}, "
+        f"{held.total - nearest.memory} bytes more than its {nearest.memory}; it would fit in "
+        f"slots of {nearest.peak} bytes; give those, about {needed} slots instead of {slots}, or "
+        "capture a smaller batch and take more microbatches"
     )
 
 
