@@ -115,7 +115,8 @@ def test_other_links_are_told() -> None:
 
 @pytest.mark.parametrize("field", Plan.__struct_fields__)
 def test_a_field_alone_makes_plans_differ(field: str) -> None:
-    made = plan(language_step(), 2, "auto", microbatches=2)
+    made = plan(language_step(layers=4, width=128, batch=8), 2, "auto", microbatches=2)
+    assert len(made.assignments) == 2
     found = getattr(made, field)
     others: dict[str, object] = {
         "assignments": (*found, found[0]) if field == "assignments" else None,

@@ -130,7 +130,7 @@ def test_dampening_acts_on_every_gradient_that_enters_the_momentum() -> None:
 
 @settings(deadline=None)
 @given(
-    sizes=st.lists(st.integers(0, 70), min_size=1, max_size=6),
+    sizes=st.lists(st.integers(1, 70), min_size=1, max_size=6),
     steps=st.lists(st.integers(1, 2000), min_size=6, max_size=6),
     decoupled=st.booleans(),
     amsgrad=st.booleans(),
@@ -161,7 +161,7 @@ def test_one_step_is_the_fused_kernels(
     parameters, gradients, averages = tensors(), tensors(), tensors()
     squares = [t.square() for t in tensors()]
     largest = [t.square() for t in tensors()] if amsgrad else [None] * len(sizes)
-    if bad is not None and sizes[0]:
+    if bad is not None:
         gradients[0][0] = bad
     counters = [torch.tensor(float(steps[i])) for i in range(len(sizes))]
     lr = torch.tensor(0.02, dtype=dtype)
@@ -186,13 +186,14 @@ def test_one_step_is_the_fused_kernels(
         eps=1e-8,
         **attrs,
     )
-    if bad is not None and largest[0] is not None and sizes[0]:
+    if bad is not None and largest[0] is not None:
         largest[0][0] = bad  # torch's vectors keep a NaN, its last elements by themselves lose it
     for found, expected in zip(made, [*parameters, *averages, *squares, *largest], strict=True):
         if found is not None and expected is not None:
             finite = expected.isfinite()
             torch.testing.assert_close(found[~finite], expected[~finite], equal_nan=True)
-            close([found[finite]], [expected[finite]], 2 * torch.finfo(dtype).eps)
+            if finite.any():
+                close([found[finite]], [expected[finite]], 2 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
@@ -201,7 +202,7 @@ def test_threads_cut_large_tensors_and_change_nothing(kind: str) -> None:
     made = []
     for threads in (1, 2, 3):
         torch.manual_seed(0)
-        parameters = [torch.randn(n) for n in (50_001, 3, 17, 0, 40_000, 5)]
+        parameters = [torch.randn(n) for n in (50_001, 3, 17, 40_000, 5)]
         gradients = [torch.randn_like(p) for p in parameters]
         optimizer = (Sgd if kind == "sgd" else Adam)(kind, parameters, 0.1, attrs)
         optimizer.step(gradients, threads)
