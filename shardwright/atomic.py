@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,11 +17,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Who may read it is what the umask says, whatever the writer makes of it. Raises OSError, which
     names ``path``.
     """
-    temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")
-    try:
-        temporary.touch()
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
+    temporary = _beside(path)
     mode = temporary.stat().st_mode
     try:
         yield temporary
@@ -28,3 +25,20 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Raise OSError, which names ``path``, where `replacing` could put no file: before any work."""
+    _beside(path).unlink()
+
+
+def _beside(path: Path) -> Path:
+    """An empty file beside ``path``. Raises OSError, which names ``path``."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")
+    try:
+        temporary.touch()
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    return temporary

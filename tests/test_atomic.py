@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardwright.atomic import replacing
+from shardwright.atomic import check_writable, replacing
 from shardwright.pipeline.paramfiles import write_paramfile
 
 
@@ -52,3 +52,26 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, failure: type[BaseExcep
         write()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"), [("folder", "Is a directory"), ("absent/a", "No such file or directory")]
+)
+def test_where_no_file_can_be_the_error_names_it_and_nothing_is_left(
+    tmp_path: Path, place: str, reason: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    path = tmp_path / place
+    with pytest.raises(OSError, match=reason) as found, replacing(path):
+        pytest.fail("there is something to write to")
+    assert (found.value.filename, found.value.filename2) == (str(path), None)
+    with pytest.raises(OSError, match=reason):
+        check_writable(path)
+    assert list(tmp_path.iterdir()) == [tmp_path / "folder"]
+
+
+def test_looking_whether_a_file_can_be_written_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "old").write_text("old")
+    for name in ("old", "new"):
+        check_writable(tmp_path / name)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]

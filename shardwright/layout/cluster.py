@@ -64,10 +64,13 @@ class Cluster(msgspec.Struct, frozen=True):
     def load(cls, path: str | Path) -> Cluster:
         """Read a cluster file, as `cluster_file` describes it.
 
-        Raises PlanError, which names line and key, and OSError.
+        Raises PlanError, which names the file, or its line and key.
         """
         try:
             text = Path(path).read_text("utf-8")
+        except OSError as error:
+            reason = error.strerror or error
+            raise PlanError(f"no cluster can be read from {path}: {reason}") from None
         except UnicodeDecodeError as error:
             raise PlanError(f"{path} is no text in UTF-8: {error}") from None
         hosts, device, inside, between = read_machines(text, str(path))

@@ -17,6 +17,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from shardwright.atomic import replacing
+
 EventKind = Literal["compute", "send", "recv", "collective", "wait"]
 COMMUNICATION: tuple[EventKind, ...] = ("send", "recv", "collective")
 
@@ -83,9 +85,11 @@ class Timeline:
     def save_chrome_trace(self, path: str | Path) -> None:
         """Write the events as Chrome's trace format: a process a slot, computing and communication.
 
-        Times count in microseconds from the first event.
+        Times count in microseconds from the first event. Raises OSError as writing does.
         """
-        Path(path).write_bytes(msgspec.json.encode({"traceEvents": self._trace_events()}))
+        content = msgspec.json.encode({"traceEvents": self._trace_events()})
+        with replacing(Path(path)) as temporary:
+            temporary.write_bytes(content)
 
     def _trace_events(self) -> list[dict[str, Any]]:
         start = self.events[0].start if self.events else 0.0

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from shardwright.schedule.timeline import Event, SlotSummary, Timeline
 
 EVENTS = [
@@ -46,4 +48,23 @@ def test_chrome_trace(tmp_path: Path) -> None:
     send = next(event for event in spans if event["cat"] == "send")
     assert (send["name"], send["ts"], send["dur"]) == ("send.x", 1e6, 1e6)
     assert send["args"] == {"call": 0, "bytes": 100}
+    assert [p.name for p in tmp_path.iterdir()] == ["trace.json"]
+
+
+def test_a_trace_that_cannot_be_written_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "trace.json"
+    Timeline.of(EVENTS).save_chrome_trace(path)
+    before = path.read_text()
+
+    def fill_the_disk(self: Path, content: bytes) -> None:
+        with self.open("wb") as file:
+            file.write(content[:10])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", fill_the_disk)
+    with pytest.raises(OSError, match="No space left"):
+        Timeline.of(EVENTS[:1]).save_chrome_trace(path)
+    assert path.read_text() == before
     assert [p.name for p in tmp_path.iterdir()] == ["trace.json"]
