@@ -30,6 +30,14 @@ def check_devices(devices: object) -> None:
         )
 
 
+def check_cluster(cluster: object) -> None:
+    """Raise PlanError for what is no cluster, or None."""
+    if cluster is not None and not isinstance(cluster, Cluster):
+        raise PlanError(
+            f"cluster must be a Cluster, found {cluster!r}; Cluster.of(2) has two slots"
+        )
+
+
 def check_memory(memory: object) -> None:
     """Raise PlanError for what is no number of bytes of a slot, or None."""
     if memory is not None and not (isinstance(memory, int | float) and memory > 0):

@@ -13,11 +13,13 @@ from shardwright.planning import (
     pipedream_partition,
     plan,
     predict,
+    refine_partition,
 )
 from tests.graphs import language_model
 
 GRAPH = language_model(layers=1)
 MODEL = nn.Linear(2, 2)
+STAGES = [0, *[1] * (len(GRAPH.nodes) - 1)]
 NO_GRAPH = "a graph is planned, found a Linear; capture it first"
 SLIPS = [
     (lambda: plan(MODEL, 2), NO_GRAPH),
@@ -27,8 +29,15 @@ SLIPS = [
         (lambda make=make: make(MODEL, 2), NO_GRAPH)
         for make in (
             *(metis_partition, partition_by_memory, exact_partition),
-            *(pipedream_partition, mixed_partition),
+            *(pipedream_partition, mixed_partition, refine_partition),
         )
+    ),
+    *(
+        (
+            lambda make=make, given=given: make(GRAPH, given, cluster=3),
+            "a Cluster, found 3; Cluster",
+        )
+        for make, given in ((exact_partition, 2), (refine_partition, STAGES))
     ),
     (lambda: plan(GRAPH, "a"), "devices must be a number .* found 'a'; or give a Cluster"),
     (lambda: plan(GRAPH, mesh="tensor=2"), "mesh gives sizes by axis, .* found 'tensor=2'"),

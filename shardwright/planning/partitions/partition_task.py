@@ -17,7 +17,7 @@ from shardwright.ir import IRGraph
 from shardwright.ir.steps import is_step
 from shardwright.layout import Cluster, Links
 from shardwright.planning.forward import forward_view
-from shardwright.planning.given import check_count, check_graph, check_memory
+from shardwright.planning.given import check_cluster, check_count, check_graph, check_memory
 from shardwright.planning.partitions.memory_limit import MemoryLimit, lacking
 from shardwright.planning.partitions.partition import Partition, make_partition
 from shardwright.planning.partitions.refine import most_seconds
@@ -197,6 +197,7 @@ def task_of(
     check_graph(graph)
     check_count("microbatches", microbatches)
     check_memory(memory)
+    check_cluster(cluster)
     view = forward_view(graph)
     check_stages(len(view.nodes), stages, graph.name)
     cluster = cluster or Cluster.of(stages)

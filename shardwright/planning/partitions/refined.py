@@ -7,7 +7,7 @@ ranks and the ranks their replicas, and what was moved is a note.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from operator import truediv
 
@@ -16,7 +16,7 @@ import msgspec
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.layout import Cluster
-from shardwright.planning.given import check_graph
+from shardwright.planning.given import check_cluster, check_graph
 from shardwright.planning.partitions.ordering import moved_note
 from shardwright.planning.partitions.partition import Partition
 from shardwright.planning.partitions.partition_task import task_of
@@ -46,6 +46,7 @@ def refine_partition(
     the partition is of another graph or its stages need one another, and where none fits.
     """
     check_graph(graph)
+    check_cluster(cluster)
     given = partition if isinstance(partition, Partition) else _by_hand(graph, partition)
     task = task_of(
         graph,
@@ -68,13 +69,19 @@ def refine_partition(
     return msgspec.structs.replace(made, notes=tuple(dict.fromkeys(made.notes)))
 
 
-def _by_hand(graph: IRGraph, stages: Sequence[int]) -> Partition:
+def _by_hand(graph: IRGraph, stages: object) -> Partition:
     """The partition of a person's stages, each on a rank of its own."""
-    found = tuple(stages)
-    if not found or any(type(stage) is not int for stage in found):
+    found = tuple(stages) if isinstance(stages, Iterable) else ()
+    wrong = [stage for stage in found if type(stage) is not int or stage < 0]
+    if wrong or not found:
         raise PlanError(
             f"a partition of {graph.name!r} is what a partitioner gave, or the number of each "
-            f"node's stage, found {stages!r}"
+            f"node's stage, from 0 up, found {wrong[0] if wrong else stages!r}"
+        )
+    if max(found) >= len(found):
+        raise PlanError(
+            f"stage {max(found)} is among those of {len(found)} nodes; number stages from 0 up, "
+            "each with a node"
         )
     ranks = tuple(range(max(found) + 1))
     return Partition(graph.name, BY_HAND, found, ranks, (1,) * len(ranks), ())

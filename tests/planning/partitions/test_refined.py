@@ -83,8 +83,12 @@ def test_what_is_no_partition_is_refused():
         (sw.metis_partition(other, 2), "has stages of .* nodes, the graph has"),
         (backwards, "in stage 0 reads what .* in stage 1 makes; number stages so that"),
         ([0, 2] * (len(made.stages) // 2), "stage 1 of 3 has no node, or is none"),
-        ("ab", "or the number of each node's stage, found 'ab'"),
-        ([], "or the number of each node's stage, found"),
+        ("ab", "or the number of each node's stage, from 0 up, found 'a'"),
+        ([], r"or the number of each node's stage, from 0 up, found \[\]"),
+        (3, "stage, from 0 up, found 3"),
+        (None, "stage, from 0 up, found None"),
+        ([-1] * len(made.stages), "stage, from 0 up, found -1"),
+        ([0] * (len(made.stages) - 1) + [10**9], "stage 1000000000 is among those of"),
         (msgspec.structs.replace(made, stages=made.stages[1:]), "has stages of .* nodes"),
     ):
         with pytest.raises(PlanError, match=message):
