@@ -21,6 +21,8 @@ from shardwright.errors import PlanError
 PLAN_VERSION = 1
 """Of the format; a file of a later version is refused."""
 
+MAKE = "make one with Plan.save or shardwright plan -o"
+
 P = TypeVar("P", bound=msgspec.Struct)
 
 
@@ -53,10 +55,9 @@ def _fields(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise PlanError(f"no plan can be read from {path}: {error.strerror or error}") from None
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise PlanError(
-            f"{path} is no plan, or was cut short: {error}; make it with Plan.save or "
-            "shardwright plan -o"
-        ) from None
+        raise PlanError(f"{path} is no plan, or was cut short: {error}; {MAKE}") from None
+    if isinstance(found, dict) and "supertasks" in found and "assignments" not in found:
+        raise PlanError(f"{path} is a pipeline file, no plan: it is run, not planned with; {MAKE}")
     if not isinstance(found, dict):
         raise PlanError(f"{path} is no plan: it holds a {type(found).__name__}, not an object")
     return found
@@ -70,8 +71,7 @@ def _check_version(path: Path, version: Any) -> None:
         )
     if type(version) is not int or version < 1:
         raise PlanError(
-            f"{path} is no plan: its version is {version!r}, expected {PLAN_VERSION}; a pipeline "
-            "file is run, not planned with"
+            f"{path} is no plan: its version is {version!r}, expected {PLAN_VERSION}; {MAKE}"
         )
 
 

@@ -111,6 +111,10 @@ def test_a_file_that_is_not_right_is_refused(
         (b"\xff\xfe", "is no plan, or was cut short"),
         (b"[1]", "is no plan: it holds a list"),
         (b'{"version": 1}', "Object missing required field `graph`"),
+        (
+            b'{"version": 1, "name": "x", "supertasks": {}}',
+            "is a pipeline file, no plan: it is run",
+        ),
     ],
 )
 def test_what_is_no_plan_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
