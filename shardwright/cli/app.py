@@ -29,6 +29,7 @@ from shardwright.cli.options import (
     SlotKind,
     Target,
     TraceFile,
+    writable,
 )
 from shardwright.cli.plan import plan as plan_command
 from shardwright.cli.profile import profile as profile_command
@@ -189,15 +190,17 @@ def show(
     ] = False,
 ) -> None:
     """Show what a pipeline file holds: device slots, supertasks, bytes, communication."""
+    if schedule and (task is not None or memory):
+        raise InputError("--schedule shows the whole file; leave --task and --memory out")
+    if memory and task is None:
+        raise InputError("--memory shows one supertask's; name a lowered one with --task")
     pipeline = Pipeline.load(file)
     if schedule:
         typer.echo(schedule_text(pipeline, Console().width))
-    elif memory:
-        typer.echo(task_plan(pipeline, task or ""))
     elif task is None:
         Console().print(overview(pipeline))
     else:
-        typer.echo(graph_text(pipeline, task))
+        typer.echo(task_plan(pipeline, task) if memory else graph_text(pipeline, task))
 
 
 def schedule_text(pipeline: Pipeline, width: int) -> str:
@@ -228,7 +231,8 @@ def run(
     ] = None,
     random: Annotated[bool, typer.Option("--random", help="Draw the inputs at random.")] = False,
     output: Annotated[
-        Path | None, typer.Option(help="Write the outputs to this safetensors file.")
+        Path | None,
+        typer.Option(callback=writable, help="Write the outputs to this safetensors file."),
     ] = None,
     in_process: InProcess = False,
     timeout: Annotated[float, typer.Option(help="Seconds that one operation may wait.")] = 60.0,

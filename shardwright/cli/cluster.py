@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from shardwright.cli.options import writable
 from shardwright.cli.steps import Steps
 from shardwright.errors import PlanError
 from shardwright.layout import Cluster
@@ -36,7 +37,8 @@ def cluster(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the cluster file here.")
+        Path | None,
+        typer.Option("--output", "-o", callback=writable, help="Write the cluster file here."),
     ] = None,
 ) -> None:
     """Measure this machine (rates, memory, links) and print it as a cluster file."""

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from shardwright.cli.options import writable
 from shardwright.cli.splitting import (
     ClusterFile,
     Devices,
@@ -42,7 +43,10 @@ def codegen(
             "step, whose forward is written; or a pipeline file.",
         ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The Python file to write.")],
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", callback=writable, help="The Python file to write."),
+    ],
     devices: Devices = None,
     cluster: ClusterFile = None,
     policy: PolicyName = None,

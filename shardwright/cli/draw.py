@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from shardwright.cli.options import Target
+from shardwright.cli.options import Target, writable
 from shardwright.cli.splitting import (
     ClusterFile,
     Devices,
@@ -36,7 +36,10 @@ from shardwright.report import draw as draw_graph
 def draw(
     target: Target,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The .svg, .png, .pdf or .dot to write.")
+        Path,
+        typer.Option(
+            "--output", "-o", callback=writable, help="The .svg, .png, .pdf or .dot to write."
+        ),
     ],
     devices: Devices = None,
     cluster: ClusterFile = None,

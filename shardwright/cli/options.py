@@ -5,12 +5,32 @@ Those that say how a graph is split stand in `shardwright.cli.splitting`.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from shardwright.atomic import check_writable
+from shardwright.errors import InputError
 from shardwright.pipeline.schema import DeviceKind
+
+
+def writable(path: Path | None) -> Path | None:
+    """The path of a file to write, known to be writable before any work is done for it.
+
+    Of torchrun's ranks the first writes, maybe on another host. Raises InputError.
+    """
+    if path is not None and os.environ.get("RANK", "0") == "0":
+        try:
+            check_writable(path)
+        except OSError as error:
+            raise InputError(
+                f"{path} cannot be written: {error.strerror}; give the path of a file in a "
+                "directory that there is"
+            ) from None
+    return path
+
 
 Target = Annotated[
     str,
@@ -21,7 +41,10 @@ Target = Annotated[
     ),
 ]
 PipelineFile = Annotated[Path, typer.Argument(metavar="FILE", help="A pipeline file.")]
-PipelineOutput = Annotated[Path, typer.Option("--output", "-o", help="The pipeline file to write.")]
+PipelineOutput = Annotated[
+    Path,
+    typer.Option("--output", "-o", callback=writable, help="The pipeline file to write."),
+]
 Modules = Annotated[
     list[str] | None,
     typer.Option("--import", help="A module that registers operators; may be repeated."),
@@ -29,6 +52,7 @@ Modules = Annotated[
 SlotKind = Annotated[DeviceKind, typer.Option("--device-kind", help="What every slot is.")]
 InProcess = Annotated[bool, typer.Option("--in-process", help="Run all slots in this process.")]
 TraceFile = Annotated[
-    Path | None, typer.Option("--trace", help="Write the timeline as a Chrome trace.")
+    Path | None,
+    typer.Option("--trace", callback=writable, help="Write the timeline as a Chrome trace."),
 ]
 DrawsTimeline = Annotated[bool, typer.Option("--timeline", help="Draw the timeline.")]

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from shardwright.cli.options import writable
 from shardwright.cli.splitting import (
     Chunks,
     ClusterFile,
@@ -51,7 +52,8 @@ def plan(
     memory: Memory = None,
     zero: Zero = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the plan to this file.")
+        Path | None,
+        typer.Option("--output", "-o", callback=writable, help="Write the plan to this file."),
     ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Say why, of a plan that was searched for.")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from shardwright.cli.options import Target
+from shardwright.cli.options import Target, writable
 from shardwright.cli.splitting import Microbatches, graph_of
 from shardwright.cli.steps import Steps
 from shardwright.cli.userfiles import UserFiles
@@ -47,10 +47,12 @@ def profile(
         bool, typer.Option("--no-cache", help="Measure everything again, and keep nothing.")
     ] = False,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the profile, as JSON.")
+        Path | None,
+        typer.Option("--output", "-o", callback=writable, help="Write the profile, as JSON."),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Draw a bar chart to this .svg, .png or .pdf.")
+        Path | None,
+        typer.Option(callback=writable, help="Draw a bar chart to this .svg, .png or .pdf."),
     ] = None,
 ) -> None:
     """Measure each layer of a model, or of a training step's forward, and print a table."""

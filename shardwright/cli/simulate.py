@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from shardwright.cli.options import DrawsTimeline, Modules, PipelineFile, TraceFile
+from shardwright.cli.options import DrawsTimeline, Modules, PipelineFile, TraceFile, writable
 from shardwright.cli.splitting import ClusterFile
 from shardwright.cli.steps import Steps
 from shardwright.errors import ProfileError
@@ -44,7 +44,8 @@ def simulate(
         Path | None, typer.Option(help="Take the times that --save-times wrote.")
     ] = None,
     save_times: Annotated[
-        Path | None, typer.Option(help="Write the times that --measure finds, as JSON.")
+        Path | None,
+        typer.Option(callback=writable, help="Write the times that --measure finds, as JSON."),
     ] = None,
     modules: Modules = None,
     trace: TraceFile = None,

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from shardwright.cli.options import InProcess, Modules, SlotKind, TraceFile
+from shardwright.cli.options import InProcess, Modules, SlotKind, TraceFile, writable
 from shardwright.cli.splitting import (
     POLICY,
     Chunks,
@@ -97,7 +97,8 @@ def train(
     ] = None,
     trace: TraceFile = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write the model, as safetensors.")
+        Path | None,
+        typer.Option("--output", "-o", callback=writable, help="Write the model, as safetensors."),
     ] = None,
     in_process: InProcess = False,
     timeout: Annotated[float, typer.Option(help="Seconds that one supertask may take.")] = 60.0,

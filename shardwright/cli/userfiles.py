@@ -72,7 +72,7 @@ class UserFiles:
         if (example := _model_of(made)) is not None:
             return example
         program = _program_of(made)
-        if program is not None and not isinstance(program.step_fn, torch.nn.Module):
+        if program is not None:
             return program
         raise CaptureError(
             f"{target} must return (model, args, kwargs), or (step_fn, data) for a training step; "
@@ -149,7 +149,9 @@ def _program_of(made: Any) -> TrainingProgram | None:
         given = made if made.keys() <= set(names) else {}
     else:
         given = {name: getattr(made, name) for name in names if hasattr(made, name)}
-    if callable(given.get("step_fn")) and given.get("data") is not None:
+    step_fn = given.get("step_fn")
+    is_function = callable(step_fn) and not isinstance(step_fn, torch.nn.Module)
+    if is_function and given.get("data") is not None:
         return TrainingProgram(**given)
     return None
 

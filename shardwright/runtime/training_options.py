@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardwright.atomic import check_writable
 from shardwright.errors import InputError
 from shardwright.runtime.loading import Data
 from shardwright.runtime.torchrun import is_torchrun
@@ -34,6 +36,11 @@ class Options:
     write_back: bool
     seed: int
 
+    @property
+    def leads(self) -> bool:
+        """Whether this process tells how the run goes: torchrun's rank 0, or who calls `train`."""
+        return self.in_process or os.environ.get("RANK", "0") == "0"
+
     def check(self, data: Data, *, evaluate: bool, eval_data: bool) -> None:
         """Raise InputError for what contradicts itself; which of the last two there are."""
         if self.epochs is None and self.steps is None:
@@ -48,6 +55,18 @@ class Options:
             raise InputError("an evaluation needs both evaluate= and eval_data=")
         if self.restarts:
             self._check_restarts(data)
+        if self.trace is not None and self.leads:
+            self._check_trace(Path(self.trace))
+
+    def _check_trace(self, path: Path) -> None:
+        """Whether it can be written, which it is when all is done."""
+        try:
+            check_writable(path)
+        except OSError as error:
+            raise InputError(
+                f"trace= cannot be written to {path}: {error.strerror}; give the path of a file "
+                "in a directory that there is"
+            ) from None
 
     def _check_restarts(self, data: Data) -> None:
         if is_torchrun() and not self.in_process:

@@ -10,7 +10,6 @@ alone, not from when a run was interrupted; a run that fails leaves its last che
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -79,7 +78,7 @@ class TrainingRun:
         self._saver: Saver | None = None
         if options.checkpoint is not None:
             self._saver = Saver(options.checkpoint, program, result.pipeline)
-        self._leads = options.in_process or os.environ.get("RANK", "0") == "0"
+        self._leads = options.leads
         self._display = self._make_display()
         self._logs = Logs([self._display])
         self._finished_at = 0.0

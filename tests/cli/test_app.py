@@ -168,7 +168,7 @@ def test_version_and_help() -> None:
         (("build", "cli_model.py:other", "-o", "x.json"), "CaptureError: .*defines no function"),
         (("run", "{built}"), "InputError: give either --inputs FILE or --random"),
         (("run", "{built}", "--inputs", "none"), "InputError: inputs cannot be read from none"),
-        (("build", "cli_model.py:make", "-o", "none/x.json"), "PipelineError: .*none does not"),
+        (("show", "{built}", "--schedule", "--task", "d0.0"), "InputError: --schedule shows the"),
         (("build", "cli_model.py:make", "--devices", 0, "-o", "x.json"), "PlanError: "),
         (("build", "cli_model.py:make", "--policy", "odd", "-o", "x.json"), "PlanError: .*odd"),
         (("build", "cli_model.py:make", "--policy", "a.py:b", "-o", "x.json"), "PlanError: .*a.py"),
@@ -184,6 +184,31 @@ def test_an_error_is_one_line_and_exit_status_1(
     (line,) = [line for line in result.stderr.splitlines() if "Error" in line]
     assert re.match(message, line)
     assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(
+            (command, "absent.py:make", "--output")
+            for command in ("build", "codegen", "draw", "plan", "profile", "train")
+        ),
+        ("profile", "absent.py:make", "--plot"),
+        ("train", "absent.py:make", "--trace"),
+        *((command, "absent.json", "--trace") for command in ("run", "simulate")),
+        *((command, "absent.json", "--output") for command in ("lower", "run")),
+        ("simulate", "absent.json", "--measure", "--save-times"),
+        ("cluster", "--output"),
+    ],
+    ids=" ".join,
+)
+def test_a_place_where_nothing_can_be_written_is_refused_before_any_work(
+    folder: Path, arguments: tuple[str, ...]
+) -> None:
+    for place, reason in (("none/x.svg", "No such file or directory"), (".", "Is a directory")):
+        result = invoke(*arguments, place)
+        assert result.exit_code == 1
+        assert f"InputError: {place} cannot be written: {reason}; give" in result.stderr
 
 
 def test_a_damaged_file_is_named(built: Path) -> None:

@@ -81,7 +81,7 @@ def test_what_does_not_fit_is_refused() -> None:
     assert "--import is for pipeline files" in refused(*program, "--import", "os")
     assert "there is no Python file no.py" in refused("codegen", "no.py:make", "-o", "stages.py")
     missing = refused("codegen", "user_program.py:make", "-o", "nowhere/stages.py")
-    assert "No such file or directory: 'nowhere/stages.py'" in missing
+    assert "nowhere/stages.py cannot be written: No such file or directory" in missing
     assert not Path("stages.py").exists()
 
 

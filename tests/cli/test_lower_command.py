@@ -49,7 +49,9 @@ def test_show_prints_where_the_values_of_a_task_lie(lowered: Path) -> None:
     assert "gemm(%v0 @v0, %v1 @v1, %v2 @v2, -)" in text
     said = invoke("show", lowered, "--task", "input", "--memory").output
     assert "'input' is no lowered supertask" in said
-    assert "lower the pipeline first" in invoke("show", "a.pipeline.json", "--memory").output
+    unlowered = invoke("show", "a.pipeline.json", "--task", "d0.0", "--memory").output
+    assert "lower the pipeline first" in unlowered
+    assert "name a lowered one with --task" in invoke("show", lowered, "--memory").output
 
 
 def test_run_runs_it(lowered: Path) -> None:

@@ -197,4 +197,4 @@ def test_a_plan_is_not_run_as_a_pipeline() -> None:
 def test_a_missing_folder_is_named_as_it_was_written() -> None:
     options = ("--devices", 2, "-o", "nowhere/plan.json")
     message = refused("plan", "user_program.py:make", *options)
-    assert "No such file or directory: 'nowhere/plan.json'" in message
+    assert "nowhere/plan.json cannot be written: No such file or directory" in message

@@ -91,6 +91,7 @@ def test_a_file_that_cannot_be_run_is_named(tmp_path: Path) -> None:
 
 
 TRAINING = """
+import torch
 import types
 
 def step_fn(x):
@@ -112,6 +113,9 @@ def swapped():
 
 def misspelt():
     return {"step": step_fn, "data": data}
+
+def model():
+    return torch.nn.Linear(2, 2), (torch.ones(1, 2),), {}
 """
 
 
@@ -134,7 +138,11 @@ def test_a_training_program_comes_in_three_forms(training: Path) -> None:
 
 @pytest.mark.parametrize(
     ("function", "message"),
-    [("swapped", r"it returned \(list, function\)"), ("misspelt", "a dict with step, data")],
+    [
+        ("swapped", r"it returned \(list, function\)"),
+        ("misspelt", "a dict with step, data"),
+        ("model", r"must return \(step_fn, data\).* it returned \(Linear, tuple, dict\)"),
+    ],
 )
 def test_what_is_no_training_program(training: Path, function: str, message: str) -> None:
     with pytest.raises(CaptureError, match=message):

@@ -238,8 +238,9 @@ def test_more_than_a_loss() -> None:
         ({"steps": 1, "eval_every": 2}, "needs both evaluate= and eval_data="),
         ({"steps": 1, "eval_data": []}, "needs both evaluate= and eval_data="),
         ({"steps": 1, "microbatches": 3}, "a batch of 8 cannot be cut in 3"),
+        ({"steps": 1, "trace": "."}, "trace= cannot be written to .: Is a directory"),
     ],
-    ids=["endless", "nothing", "nowhere", "no evaluation", "half of one", "uneven"],
+    ids=["endless", "nothing", "nowhere", "no evaluation", "half of one", "uneven", "a directory"],
 )
 def test_what_contradicts_itself(options, message: str) -> None:
     with pytest.raises(InputError, match=message):
