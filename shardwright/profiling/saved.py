@@ -24,6 +24,9 @@ from shardwright.profiling.views import moves_nothing
 Reads = tuple[str, ...]
 """What each input's gradient reads; the last entry stands for all inputs that follow."""
 
+EACH_OF_ITS_OWN = frozenset(("aten.broadcast_tensors.default",))
+"""Each output is a view of the input at its place."""
+
 NOTHING: Reads = ("",)
 FACTORS: Reads = ("1", "0")
 INPUT: Reads = ("0",)
@@ -41,7 +44,8 @@ _ROWS: tuple[tuple[Reads, str], ...] = (
         "triu.default sum.default sum.dim_IntList mean.default mean.dim cumsum.default "
         "pixel_shuffle.default movedim.int numpy_T.default narrow.default expand_as.default "
         "select_scatter.default slice_scatter.default upsample_nearest2d.vec "
-        "upsample_bilinear2d.vec upsample_bicubic2d.vec im2col.default fill.Scalar",
+        "upsample_bilinear2d.vec upsample_bicubic2d.vec im2col.default fill.Scalar "
+        "broadcast_tensors.default l1_loss.default",
     ),
     (
         FACTORS,
@@ -123,7 +127,10 @@ def view_bases(graph: IRGraph) -> dict[int, int]:
     """For each view, what it is a view of in the end."""
     bases: dict[int, int] = {}
     for node in graph.nodes:
-        if node.op in FREE and moves_nothing(graph, node):
+        if node.op in EACH_OF_ITS_OWN:
+            pairs = zip(node.outputs, node.inputs, strict=True)
+            bases |= {made: bases.get(seen, seen) for made, seen in pairs}
+        elif node.op in FREE and moves_nothing(graph, node):
             base = bases.get(node.inputs[0], node.inputs[0])
             bases |= dict.fromkeys(node.outputs, base)
     return bases
@@ -195,6 +202,11 @@ def _cross_entropy(node: IRNode, inputs: Sequence[IRValue], outputs: Sequence[IR
     return inputs[0].nbytes + itemsize(inputs[0].dtype)
 
 
+def _difference(node: IRNode, inputs: Sequence[IRValue], outputs: Sequence[IRValue]) -> int:
+    """How far apart its inputs are."""
+    return max(value.nbytes for value in inputs)
+
+
 def _places(node: IRNode, inputs: Sequence[IRValue], outputs: Sequence[IRValue]) -> int:
     """Where each largest element was."""
     return 8 * outputs[0].numel
@@ -207,6 +219,7 @@ BESIDE: Mapping[str, Measure] = {
     "aten.batch_norm.default": _batch_norm,
     "aten.scaled_dot_product_attention.default": _attention,
     "aten.cross_entropy_loss.default": _cross_entropy,
+    "aten.l1_loss.default": _difference,
     "aten.max_pool1d.default": _places,
     "aten.max_pool2d.default": _places,
 }

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.ir import IRGraph, IRNode
-from shardwright.profiling.operations import FREE
+from shardwright.profiling.saved import view_bases
 from shardwright.transform.live import given_by
 from shardwright.transform.slots import Border, Communication, Localized, Place, SlotGraph
 
@@ -41,8 +41,8 @@ class Stage:
     """A stage's forward on one slot.
 
     ``outside`` is what its backward reads that its nodes do not make; ``bases`` has, for each view
-    in the slot's graph, the value that it is a view of. ``brought`` are the bytes that slots of the
-    stage bring each other in its forward, as they come to this one.
+    in the slot's graph, the value that it is a view of in the end. ``brought`` are the bytes that
+    slots of the stage bring each other in its forward, as they come to this one.
     """
 
     device: str
@@ -59,13 +59,8 @@ class Stage:
         Views of one tensor count once.
         """
         kept = self.outside.union(*(found.kept for found in demands))
-        values = (self.graph.values[base] for base in set(map(self._base, kept)))
+        values = (self.graph.values[v] for v in {self.bases.get(v, v) for v in kept})
         return sum(value.nbytes for value in values if not value.is_stored)
-
-    def _base(self, value_id: int) -> int:
-        while value_id in self.bases:
-            value_id = self.bases[value_id]
-        return value_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +75,7 @@ def stages_of(localized: Localized) -> Iterator[Stage]:
     """The stages of all slots whose backward reads anything."""
     for slot in localized.slots.values():
         stages = {p.stage for p in slot.places if p.phase == "forward" and p.stage is not None}
-        nodes = slot.builder.graph.nodes
-        bases = {v: node.inputs[0] for node in nodes if node.op in FREE for v in node.outputs}
+        bases = view_bases(slot.builder.graph)
         renewed = _renewed(localized, slot)
         for stage in sorted(stages):
             yield _stage(slot, stage, renewed, bases)

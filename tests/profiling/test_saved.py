@@ -51,6 +51,7 @@ ROWS = [
     ("softmax.int", X, -1),
     ("log_softmax.int", X, -1),
     ("cat.default", [X, real(2, 4)], 0),
+    ("broadcast_tensors.default", [X, Y]),
     ("stack.default", [X, real(3, 4)], 0),
     ("constant_pad_nd.default", X, [1, 1]),
     ("repeat.default", X, [2, 1]),
@@ -88,6 +89,7 @@ ROWS = [
     ("batch_norm.default", IMAGE, real(4), real(4), None, None, True, 0.1, 1e-5, False),
     ("cross_entropy_loss.default", X, whole(3, below=4)),
     ("mse_loss.default", X, real(3, 4)),
+    ("l1_loss.default", X, real(3, 4)),
     ("scaled_dot_product_attention.default", HEADS, real(2, 4, 5, 8), real(2, 4, 5, 8)),
     (
         "scaled_dot_product_attention.default",
@@ -180,6 +182,15 @@ def test_a_reshape_that_copies_is_no_view():
     assert view_bases(builder.graph) == {spread.id: x.id}
     builder.call("aten.gelu.default", copied)
     assert saved_for_backward(builder.graph, builder.graph.nodes[-1]) == (copied.id,)
+
+
+def test_tensors_that_are_broadcast_together_are_views_of_one_each():
+    builder = Builder("broadcast")
+    x, y = builder.input("x", (3, 4), "f32"), builder.input("y", (4,), "f32")
+    a, b = builder.call("aten.broadcast_tensors.default", [x, y])
+    builder.call("aten.mse_loss.default", a, b)
+    assert view_bases(builder.graph) == {a.id: x.id, b.id: y.id}
+    assert saved_for_backward(builder.graph, builder.graph.nodes[-1]) == (x.id, y.id)
 
 
 def test_dropout_draws_its_mask_again_and_keeps_none():

@@ -24,15 +24,14 @@ from shardwright.planning.parameters import parameters_of
 from shardwright.planning.plan import Split, Terms
 from shardwright.planning.prediction.segments import Segment, segments
 from shardwright.profiling.gradients import needing_gradients, trained_parameters
-from shardwright.profiling.operations import FREE
 from shardwright.profiling.saved import saved_beside, saved_for_backward, view_bases
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Splits = tuple[Split | Terms | None, ...]
 
-WHOLE, MOST, FIRST = 0, 1, 2
-"""Columns of a table of parts: always 1; the most of any input or output; the first input's.
+MOST, FIRST = 0, 1
+"""Columns of a table of parts: the most of any input or output; the first input's.
 
 Those of the other inputs and of the outputs follow the last.
 """
@@ -253,15 +252,19 @@ class _Holding:
 
     def _place(self, position: int, value_id: int) -> tuple[int, int]:
         """Where it shows in how many parts a value is at a node: it may read a view of it."""
-        node = self.source.view.nodes[position]
+        source = self.source
+        node = source.view.nodes[position]
         if value_id in node.inputs:
             return position, FIRST + node.inputs.index(value_id)
         if value_id in node.outputs:
             return self._as_made(position, value_id)
-        producer = self.source.view.values[value_id].producer
-        if producer is None or producer not in self.source.position:
-            return position, WHOLE
-        return self._as_made(self.source.position[producer], value_id)
+        producer = source.view.values[value_id].producer
+        if producer is not None and producer in source.position:
+            return self._as_made(source.position[producer], value_id)
+        seen = next(v for v in node.inputs if source.bases.get(v) == value_id)
+        maker = source.view.values[seen].producer
+        assert maker is not None, "a view is made"
+        return self._place(source.position[maker], value_id)
 
     def _as_made(self, position: int, value_id: int) -> tuple[int, int]:
         node = self.source.view.nodes[position]
@@ -387,7 +390,7 @@ class Rereading:
         if position in self._again:
             return True
         value_id = self._source.bases.get(value_id, value_id)
-        if self._source.view.nodes[position].op in FREE:
+        if not self._source.bases.keys().isdisjoint(self._source.view.nodes[position].outputs):
             return (value_id, self._block[position]) in self._of_blocks
         return (value_id, position) in self._saved
 

@@ -201,7 +201,7 @@ def _parts(
 
 
 def _parts_at(source: Forward, axes: Mapping[str, int], splits: Splits, position: int) -> list[int]:
-    """1, the most of any value, and the parts of each input and of each output."""
+    """The most of any value, and the parts of each input and of each output."""
     node = source.view.nodes[position]
     inputs, outputs = [1] * len(node.inputs), [1] * len(node.outputs)
     for split, size in zip(splits, axes.values(), strict=True):
@@ -212,7 +212,7 @@ def _parts_at(source: Forward, axes: Mapping[str, int], splits: Splits, position
             for counts, carries in ((inputs, flow.inputs), (outputs, flow.outputs)):
                 for i, carry in enumerate(carries):
                     counts[i] *= size if carry.kind == "shard" else 1
-    return [1, max((*inputs, *outputs), default=1), *inputs, *outputs]
+    return [max((*inputs, *outputs), default=1), *inputs, *outputs]
 
 
 # --- what nodes hold ------------------------------------------------------------------------------

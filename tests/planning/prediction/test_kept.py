@@ -1,0 +1,83 @@
+"""What stages are predicted to keep of a microbatch, against what building keeps."""
+
+from bisect import bisect_right
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from shardwright.layout import Cluster
+from shardwright.planning import plan, step_of
+from shardwright.planning.forward import forward_view
+from shardwright.planning.prediction.spreading import spread_of_plan
+from shardwright.planning.prediction.sums import sums_of
+from shardwright.planning.training import with_prepared
+from shardwright.profiling.cost import Analytic
+from shardwright.tracing import compile_ir
+from shardwright.transform.activations import demand, stages_of
+from shardwright.transform.step import localize_step
+
+LOSSES = [
+    functional.mse_loss,
+    functional.l1_loss,
+    functional.smooth_l1_loss,
+    lambda made, wanted: ((made - wanted) ** 2).mean(),
+    lambda made, wanted: functional.cross_entropy(made, wanted.argmax(-1)),
+]
+MESHES = [{"pipeline": 1}, {"data": 2}, {"tensor": 2}, {"pipeline": 2, "data": 2}]
+
+
+def regression(loss, layers=2, width=32):
+    model = nn.Sequential(
+        *(layer for _ in range(layers) for layer in (nn.Linear(width, width), nn.Tanh()))
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x, y):
+        optimizer.zero_grad()
+        made = loss(model(x), y)
+        made.backward()
+        optimizer.step()
+        return made
+
+    rows = torch.ones(8, width)
+    return compile_ir(step, rows, rows.clone())
+
+
+def cuts(graph, made):
+    """The plan of two stages, with its cut behind each node in turn."""
+    forward = forward_view(step_of(graph, made).graph)
+    count = len(forward.nodes) - len(step_of(graph, made).prepare)
+    for cut in range(1, count):
+        stages = with_prepared(forward, [bisect_right((cut,), i) for i in range(count)])
+        training = msgspec.structs.replace(made.training, stages=tuple(stages))
+        yield msgspec.structs.replace(made, nodes=tuple(stages), training=training)
+
+
+def check(graph, made):
+    """All that is kept is as predicted, and what must be is no more than that."""
+    cluster = Cluster((made.devices,))
+    found = spread_of_plan(graph, made, cluster, Analytic(cluster.device))
+    sums = sums_of(found.spread, found.staged.stages, len(found.staged.placement))
+    for stage in stages_of(localize_step(step_of(graph, made), made)):
+        kept = stage.kept_bytes(demand(block, block.needed) for block in stage.blocks)
+        least = stage.kept_bytes(demand(block, ()) for block in stage.blocks)
+        assert sums.saved[stage.stage] == pytest.approx(kept, rel=0.01, abs=16)
+        predicted = min(sums.crossing[stage.stage], sums.saved[stage.stage])
+        assert predicted >= 0.99 * min(least, kept) - 16
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_of_any_loss(loss, mesh):
+    graph = regression(loss)
+    check(graph, plan(graph, mesh=mesh, microbatches=2))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_wherever_stages_are_cut(loss):
+    graph = regression(loss)
+    for made in cuts(graph, plan(graph, 2, microbatches=2)):
+        check(graph, made)
