@@ -3,7 +3,8 @@
 Comes in: a node's call, which of its inputs want gradients and which of its outputs have one. Goes
 out: a `Vjp` (vector-Jacobian product): graphs of the operators that torch runs for it below
 autograd (``mm``, ``native_layer_norm_backward``, …), divided into what the node does and what its
-backward does. They are recorded once for all calls of the same kind, from fake tensors.
+backward does. They are recorded once for all calls of the same kind, from fake tensors; of
+operators that every process has, once a process, since that is most of what a build takes.
 
 What the backward reads of the forward is as little as torch's own reads:
 
@@ -24,7 +25,7 @@ import torch
 
 from shardwright.errors import GraphError
 from shardwright.ir import IRGraph, IRNode, IRValue
-from shardwright.ir.operators import join_call, resolve
+from shardwright.ir.operators import is_built_in, join_call, resolve
 from shardwright.ir.torch_internals import FakeTensorMode
 from shardwright.transform.divide import divide
 from shardwright.transform.record import Kind, record
@@ -89,6 +90,14 @@ class Call(NamedTuple):
         return cls(node.op, node.attrs, inputs, tuple(wants), gets, kinds)
 
 
+_MOST_KEPT = 4096
+_kept: dict[object, Vjp] = {}
+"""What was recorded last in this process, by device, settings of torch and call, the oldest first.
+
+Users' own operators are left out: they can be registered anew with another backward.
+"""
+
+
 class Vjps:
     """Recorded backwards, each once, for devices of one kind (``cpu``, ``cuda``).
 
@@ -115,8 +124,18 @@ class Vjps:
         """
         key = call._replace(attrs=repr(call.attrs))  # type: ignore[arg-type]
         if key not in self._known:
-            self._known[key] = self._record(call)
+            self._known[key] = self._kept(call, key) if is_built_in(call.op) else self._record(call)
         return self._known[key]
+
+    def _kept(self, call: Call, key: Call) -> Vjp:
+        """The backward of a call from what this process keeps, or for it."""
+        whole = (self._device, _settings(), key)
+        found = _kept.get(whole)
+        if found is None:
+            found = _kept[whole] = self._record(call)
+            while len(_kept) > _MOST_KEPT:
+                _kept.pop(next(iter(_kept)), None)
+        return found
 
     def _record(self, call: Call) -> Vjp:
         count = len(call.inputs)
@@ -145,6 +164,21 @@ def _let_views_copy(graph: IRGraph) -> None:
     for node in graph.nodes:
         if node.op == "aten.view.default":
             node.op, node.attrs = "aten.reshape.default", {"shape": node.attrs["size"]}
+
+
+def _settings() -> tuple[object, ...]:
+    """What, beside a call, torch chooses kernels by: above all those of attention."""
+    cuda = torch.backends.cuda
+    return (
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.mkldnn.enabled,
+        torch.backends.cudnn.enabled,
+        cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.math_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(),
+    )
 
 
 def _is_here(device_kind: str) -> bool:

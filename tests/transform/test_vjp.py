@@ -7,11 +7,15 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from shardwright.dimops import register_op
 from shardwright.ir import Builder, IRGraph, resolve
 from shardwright.ir.dtypes import dtype_name
 from shardwright.ir.execute import compile_graph
 from shardwright.ir.operators import split_call
+from shardwright.tracing import capture
+from shardwright.transform import vjp as module
 from shardwright.transform.vjp import Call, Vjps
 from tests.transform.derivatives import distance, run, with_gradients, wrong_kinds
 
@@ -513,3 +517,54 @@ def test_a_kind_of_call_is_recorded_once():
     assert vjps.of(Call.of(graph, node, [0], {0: gradient})) is first
     assert vjps.of(Call.of(graph, node, [1], {0: gradient})) is not first
     assert vjps.recorded == 2
+
+
+def call_of(op: str, *args: Any, **kwargs: Any) -> Call:
+    """A call of an operator, whose first input wants a gradient."""
+    graph, _ = one_call(Row(op, args, kwargs))
+    (node,) = graph.nodes
+    return Call.of(graph, node, [0], {0: graph.values[node.outputs[0]]})
+
+
+def test_a_process_records_a_kind_of_call_once() -> None:
+    call = call_of("aten.mul.Tensor", real(5, 7), real(7))
+    assert Vjps().of(call) is Vjps().of(call)
+
+
+def test_settings_of_torch_are_no_part_of_a_call_but_of_what_is_kept() -> None:
+    heads = real(1, 2, 3, 4)
+    call = call_of("aten.scaled_dot_product_attention.default", heads, heads, heads)
+    fused = Vjps().of(call)
+    with sdpa_kernel(SDPBackend.MATH):
+        written_out = Vjps().of(call)
+    assert len(written_out.backward.nodes) > len(fused.backward.nodes)
+    assert Vjps().of(call) is fused
+
+
+@register_op("n^ -> n^", name="cubed_of_users")
+def cubed_of_users(x: torch.Tensor) -> torch.Tensor:
+    return x**3
+
+
+class Cubed(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return cubed_of_users(x)
+
+
+def test_users_own_operators_are_recorded_by_each() -> None:
+    """They can be registered anew, with another backward."""
+    graph = capture(Cubed(), (real(3),))
+    (node,) = graph.nodes
+    call = Call.of(graph, node, [0], {0: graph.values[node.outputs[0]]})
+    assert Vjps().of(call) is not Vjps().of(call)
+
+
+def test_what_is_kept_of_records_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_kept", {})
+    monkeypatch.setattr(module, "_MOST_KEPT", 2)
+    calls = [call_of("aten.mul.Tensor", real(1, length), real(1)) for length in (2, 3, 4)]
+    first, second, third = (Vjps().of(call) for call in calls)
+    assert len(module._kept) == 2
+    assert Vjps().of(calls[1]) is second
+    assert Vjps().of(calls[2]) is third
+    assert Vjps().of(calls[0]) is not first
