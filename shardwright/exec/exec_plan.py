@@ -4,7 +4,8 @@ Comes in: a `LoweredGraph`, and what the caller gives away or promises. Goes out
 What always holds of one: every value has a home, a place in a buffer; buffer 0 is the arena, each
 other one external memory (an input, a stored value, an output that the caller owns). After all
 calls have run, the home of each output holds it, and each stored value's memory its new contents.
-No two values that are needed at once overlap, unless one is a view of the other.
+No two values that are needed at once overlap, unless one is a view of the other. Calls stand in an
+order in which what is read was made before.
 
 Memory is shared as `inplace` decides: views lie in what they view, outputs in inputs that are read
 no more, updates in what they update. Where an update cannot be made in place, a copy stands at the
@@ -19,37 +20,15 @@ from functools import cached_property
 from typing import Literal
 
 from shardwright.errors import ExecError
-from shardwright.exec.arena import Arena, Interval, make_arena
-from shardwright.exec.inplace import Sharer, Sharing
+from shardwright.exec.inplace import Sharer
 from shardwright.exec.keeping import copy_back, keep_results
+from shardwright.exec.layouts import meet_layouts
 from shardwright.exec.lowered import ABSENT, LoweredGraph, LoweredOp
+from shardwright.exec.order import Order, find_uses, hinted_order, lighter_order
+from shardwright.exec.placement import ARENA as ARENA
+from shardwright.exec.placement import Buffer, Home, Placement
 from shardwright.exec.plan_text import format_plan
-from shardwright.exec.spots import VIEW, Spot, find_spots, nbytes
-from shardwright.ir.dtypes import itemsize
-
-ARENA = 0
-"""The arena's number among the buffers."""
-
-BufferKind = Literal["arena", "input", "stored", "output"]
-
-
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """Memory with an address of its own; ``vid`` is the value that it is, ABSENT for the arena."""
-
-    kind: BufferKind
-    vid: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Home:
-    """Where a value lies: bytes from its buffer's begin, strides in elements."""
-
-    buffer: int
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+from shardwright.exec.spots import Spot, find_spots, saved
 
 
 @dataclass(frozen=True)
@@ -68,6 +47,9 @@ class ExecPlan:
         External values whose contents the caller promises not to change between runs.
     peak_bytes
         What the values in the arena take at once, at most, each in whole lines.
+    order
+        What is called, in turn, by number among the graph's calls: all but views, which cost
+        nothing, and what makes nothing.
     """
 
     lowered: LoweredGraph
@@ -77,6 +59,7 @@ class ExecPlan:
     renewed: frozenset[int]
     static: frozenset[int]
     peak_bytes: int
+    order: tuple[int, ...]
 
     @property
     def arena_bytes(self) -> int:
@@ -85,15 +68,18 @@ class ExecPlan:
 
     @cached_property
     def calls(self) -> tuple[LoweredOp, ...]:
-        """What is called, in order: all but views, which cost nothing, and what makes nothing."""
-        return tuple(
-            op
-            for op in self.lowered.ops
-            if op.kind_id != VIEW.id and any(self._has_elements(vid) for vid in op.out_vids)
-        )
+        """What is called, in order."""
+        return tuple(self.lowered.ops[number] for number in self.order)
 
-    def _has_elements(self, vid: int) -> bool:
-        return vid != ABSENT and 0 not in self.lowered.values[vid].shape
+    @property
+    def moved(self) -> frozenset[int]:
+        """The numbers of calls that are made later than the graph has them."""
+        found, last = set(), -1
+        for number in self.order:
+            if number < last:
+                found.add(number)
+            last = max(last, number)
+        return frozenset(found)
 
     def __str__(self) -> str:
         return format_plan(self)
@@ -116,22 +102,14 @@ def make_exec_plan(
     targets = _targets(lowered, donated or {})
     _check_static(lowered, static, targets)
     spots = find_spots(lowered.values, lowered.ops)
-    graph, targets = keep_results(lowered, targets, spots)
+    graph = meet_layouts(lowered, spots)
     if graph is not lowered:
         spots = find_spots(graph.values, graph.ops)
-    sharer = Sharer(graph.values, graph.ops, spots, [*graph.outputs, *targets.values()])
-    sharing = sharer.share(targets)
-    graph = copy_back(graph, targets, sharing, spots)
-    placement = _Placement(graph, spots, sharer, sharing, outputs)
-    return ExecPlan(
-        graph,
-        placement.homes(),
-        placement.buffers,
-        sharing.alias,
-        frozenset(targets),
-        frozenset(static),
-        placement.arena.peak,
-    )
+    kept, targets = keep_results(graph, targets, spots)
+    if kept is not graph:
+        spots = find_spots(kept.values, kept.ops)
+    planner = _Planner(kept, spots, targets, frozenset(static), outputs)
+    return planner.plan()
 
 
 # --- what the caller says --------------------------------------------------------------------
@@ -161,77 +139,56 @@ def _check_static(
             )
 
 
-# --- homes -----------------------------------------------------------------------------------
+# --- deciding -------------------------------------------------------------------------------------
 
 
-class _Placement:
-    """Buffers, and the place of each root's memory."""
+class _Planner:
+    """What is the same whatever the order."""
 
     def __init__(
         self,
         graph: LoweredGraph,
         spots: Mapping[int, Spot],
-        sharer: Sharer,
-        sharing: Sharing,
+        targets: Mapping[int, int],
+        static: frozenset[int],
         outputs: Literal["arena", "caller"],
     ) -> None:
         self._graph = graph
         self._spots = spots
-        self._owner = sharing.owner
-        external = [*graph.inputs, *self._stored(sharer)]
-        owned = self._owned(outputs, sharer) if outputs == "caller" else []
-        in_arena = self._lives(sharer, {*external, *owned})
-        self.arena: Arena = make_arena(list(in_arena.values()))
-        self.buffers = (
-            Buffer("arena", ABSENT, self.arena.size),
-            *(self._buffer("input", vid) for vid in graph.inputs),
-            *(self._buffer("stored", vid) for vid in external[len(graph.inputs) :]),
-            *(self._buffer("output", vid) for vid in owned),
+        self._targets = targets
+        self._static = static
+        self._outputs: Literal["arena", "caller"] = outputs
+
+    def plan(self) -> ExecPlan:
+        """The plan in the graph's order, or in one whose arena is smaller."""
+        uses = find_uses(self._graph, self._spots, self._targets)
+        order = hinted_order(uses)
+        plan, lighter = self._in_order(order), lighter_order(uses, order)
+        if lighter == order:
+            return plan
+        return min(plan, self._in_order(lighter), key=lambda found: found.arena_bytes)
+
+    def _in_order(self, order: Order) -> ExecPlan:
+        graph, spots, targets = self._graph, dict(self._spots), self._targets
+        ops = [graph.ops[number] for number in order]
+        kept = [*graph.outputs, *targets.values(), *saved(ops)]
+        sharer = Sharer(graph.values, ops, spots, kept)
+        sharing = sharer.share(targets)
+        copied = copy_back(graph, targets, sharing, spots)
+        order = (*order, *range(len(graph.ops), len(copied.ops)))
+        placement = Placement(copied, spots, sharer, sharing, self._outputs)
+        return ExecPlan(
+            copied,
+            placement.homes(),
+            placement.buffers,
+            sharing.alias,
+            frozenset(targets),
+            self._static,
+            placement.arena.peak,
+            tuple(number for number in order if _makes_something(copied, number)),
         )
-        self._places: dict[int, tuple[int, int]] = {
-            buffer.vid: (k, 0) for k, buffer in enumerate(self.buffers) if k != ARENA
-        }
-        for root, offset in zip(in_arena, self.arena.offsets, strict=True):
-            self._places[root] = (ARENA, offset)
 
-    def homes(self) -> dict[int, Home]:
-        """The home of every value that lies somewhere."""
-        found = {}
-        for vid, spot in self._spots.items():
-            place = self._places.get(self._owner[spot.root])
-            if place is not None:
-                size = itemsize(self._graph.values[vid].dtype)
-                found[vid] = Home(place[0], place[1] + spot.offset * size, spot.shape, spot.strides)
-        return found
 
-    def _stored(self, sharer: Sharer) -> list[int]:
-        """Stored values that are read, returned or written."""
-        inputs = set(self._graph.inputs)
-        return [
-            vid
-            for vid in self._graph.values
-            if vid not in sharer.first
-            and vid not in inputs
-            and vid in self._owner
-            and (vid in sharer.last or vid in self._graph.updates)
-        ]
-
-    def _owned(self, outputs: str, sharer: Sharer) -> list[int]:
-        """The roots of outputs that are no external values."""
-        owners = (self._owner[self._spots[vid].root] for vid in self._graph.outputs)
-        return list(dict.fromkeys(owner for owner in owners if owner in sharer.first))
-
-    def _lives(self, sharer: Sharer, external: Collection[int]) -> dict[int, Interval]:
-        """From when to when each owner in the arena is needed."""
-        ends: dict[int, int] = {}
-        for root in sharer.first:
-            owner = self._owner[root]
-            if owner not in external:
-                ends[owner] = max(ends.get(owner, 0), sharer.last[root])
-        return {
-            owner: Interval(sharer.first[owner], end, nbytes(self._graph.values[owner]))
-            for owner, end in ends.items()
-        }
-
-    def _buffer(self, kind: BufferKind, vid: int) -> Buffer:
-        return Buffer(kind, vid, nbytes(self._graph.values[vid]))
+def _makes_something(graph: LoweredGraph, number: int) -> bool:
+    made = (vid for vid in graph.ops[number].out_vids if vid != ABSENT)
+    return any(0 not in graph.values[vid].shape for vid in made)

@@ -10,6 +10,7 @@
 Values are numbered as they come to be: the inputs, then what each call makes; -1 is an operand that
 is not there. A blob is the call's packed attributes in base64, left out where the schema has none.
 A text has no names, so that equal layers give equal text; stored values are inputs of a supertask.
+What a call asks of the planner stands where there is any: ``constraints``, ``hints``, ``saved``.
 
 What always holds: ``encode(decode(text)) == text``, and ``decode(encode(graph))`` is the graph with
 its values so numbered. What is decoded is a valid graph: kinds, schemas and blobs that are known,
@@ -30,6 +31,7 @@ import msgspec
 from msgspec import Struct
 
 from shardwright.errors import ExecError, GraphError
+from shardwright.exec.constraints import check_wishes
 from shardwright.exec.kinds import BY_NAME, Kind, kind_of
 from shardwright.exec.lowered import ABSENT, LoweredGraph, LoweredOp, ValueSpec
 from shardwright.exec.spots import extent, find_spots, is_inside
@@ -57,6 +59,9 @@ class _Call(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     blob: str = ""
+    constraints: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
+    saved: tuple[int, ...] = ()
 
 
 class _Text(Struct, frozen=True, forbid_unknown_fields=True):
@@ -104,6 +109,9 @@ def _call(op: LoweredOp, numbers: Mapping[int, int]) -> _Call:
         tuple(numbers[vid] for vid in op.in_vids),
         tuple(numbers[vid] for vid in op.out_vids),
         base64.b64encode(op.attr_blob).decode(),
+        op.constraints,
+        op.hints,
+        tuple(numbers[vid] for vid in op.saved),
     )
 
 
@@ -172,7 +180,18 @@ def _op(number: int, call: _Call) -> LoweredOp:
     except (binascii.Error, ValueError, ExecError, GraphError) as error:
         raise ExecError(f"{where}: {error}") from None
     _check_counts(kind, call, where)
-    return LoweredOp(call.kind, call.schema, blob, call.inputs, call.outputs, where)
+    check_wishes(kind, call.constraints, call.hints, where)
+    return LoweredOp(
+        call.kind,
+        call.schema,
+        blob,
+        call.inputs,
+        call.outputs,
+        where,
+        call.constraints,
+        call.hints,
+        call.saved,
+    )
 
 
 def _check_operator(op: str) -> None:
@@ -202,6 +221,8 @@ def _check_order(parsed: _Text, ops: Sequence[LoweredOp]) -> None:
         if made != [next(fresh) for _ in made]:
             raise ExecError(f"call {k} makes the values {made}; the next number is {known}")
         known += len(made)
+        if any(not 0 <= vid < known for vid in op.saved):
+            raise ExecError(f"call {k} saves {op.saved}; when it is done there are {known} values")
     if known != len(parsed.values):
         raise ExecError(f"there are {len(parsed.values)} values, but only {known} are made")
     if any(not 0 <= vid < known for vid in parsed.outputs):

@@ -195,6 +195,8 @@ class Sharer:
 
 def _pairs(op: LoweredOp) -> Iterator[tuple[int, int, int]]:
     """Outputs and inputs that may share memory by their kind: (out vid, in vid, input's place)."""
+    if op.must("no_alias"):
+        return
     kind = kind_of(op.kind_id)
     for o, k in _places(kind, len(op.in_vids), len(op.out_vids)):
         if k < len(op.in_vids) and ABSENT not in (op.out_vids[o], op.in_vids[k]):

@@ -14,7 +14,7 @@ from dataclasses import replace
 from shardwright.exec.inplace import Sharing
 from shardwright.exec.kinds import BY_NAME
 from shardwright.exec.lowered import LoweredGraph, LoweredOp, ValueSpec
-from shardwright.exec.spots import Spot, extent, results
+from shardwright.exec.spots import Spot, extent, results, saved
 
 _COPY = BY_NAME["copy"].id
 
@@ -26,7 +26,7 @@ def keep_results(
 
     Each is copied as soon as it is there; where there is none, the graph is given as it is.
     """
-    wanted = dict.fromkeys([*results(graph), *targets.values()])
+    wanted = dict.fromkeys([*results(graph), *saved(graph.ops), *targets.values()])
     kept = [vid for vid in wanted if spots[vid].root in targets]
     if not kept:
         return graph, dict(targets)
@@ -36,10 +36,10 @@ def keep_results(
         copies[vid] = fresh + k
         values[fresh + k] = _dense(graph.values[vid], fresh + k, "kept")
     made = {vid for op in graph.ops for vid in op.out_vids}
-    ops = [_copy(vid, copies[vid], values) for vid in kept if vid not in made]
+    ops = [copy_call(vid, copies[vid], values) for vid in kept if vid not in made]
     for op in graph.ops:
-        ops.append(op)
-        ops += [_copy(vid, copies[vid], values) for vid in op.out_vids if vid in copies]
+        ops.append(_saving(op, copies))
+        ops += [copy_call(vid, copies[vid], values) for vid in op.out_vids if vid in copies]
     changed = replace(
         graph,
         values=values,
@@ -70,7 +70,7 @@ def copy_back(
         values[fresh] = replace(
             values[target], vid=fresh, name=f"{values[target].name}.new", role="tmp", names=()
         )
-        ops.append(_copy(result, fresh, values))
+        ops.append(copy_call(result, fresh, values))
         sharing.owner[fresh] = target
         spots[fresh] = spots[target]._replace(root=fresh)
         if target in updates:
@@ -81,7 +81,15 @@ def copy_back(
     return replace(graph, values=values, ops=tuple(ops), updates=updates, outputs=tuple(outputs))
 
 
-def _copy(source: int, target: int, values: Mapping[int, ValueSpec]) -> LoweredOp:
+def _saving(op: LoweredOp, copies: Mapping[int, int]) -> LoweredOp:
+    """The call, with copies of what it saves in its place."""
+    if copies.keys().isdisjoint(op.saved):
+        return op
+    return replace(op, saved=tuple(copies.get(vid, vid) for vid in op.saved))
+
+
+def copy_call(source: int, target: int, values: Mapping[int, ValueSpec]) -> LoweredOp:
+    """A call that copies one value to another."""
     return LoweredOp(_COPY, 0, b"", (source,), (target,), f"copy of %{values[source].name}")
 
 

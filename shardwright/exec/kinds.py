@@ -46,6 +46,8 @@ class Kind:
         Which output may lie in which input's memory, where ``aliasing`` is ``listed``.
     free
         Whether it costs nothing at run time (a view).
+    constrains
+        What holds of every call of it (`constraints.CONSTRAINTS`).
     """
 
     id: int
@@ -58,6 +60,7 @@ class Kind:
     written: tuple[int, ...] = ()
     pairs: tuple[tuple[int, int], ...] = ()
     free: bool = False
+    constrains: tuple[str, ...] = ()
 
     def takes(self, n_in: int, n_out: int) -> bool:
         """Whether a call may have so many operands, absent ones counted."""
@@ -148,8 +151,9 @@ _CONV = {
 }
 
 KINDS: tuple[Kind, ...] = (
-    # What everything else is done by: any operator, called by its name; args as a file's node.
-    Kind(0, "generic", "x… → y…", _schema(op="s", call="s")),
+    # What everything else is done by: any operator, called by its name; args as a file's node. It
+    # may draw random numbers, so calls keep their order.
+    Kind(0, "generic", "x… → y…", _schema(op="s", call="s"), constrains=("ordered",)),
     # Strides, shapes and dtypes are the operands'; x broadcasts to y.
     Kind(1, "copy", "x → y", aliasing="elementwise"),
     Kind(2, "fill", "→ y", _schema(value="d"), {"value": 0.0}),
@@ -275,7 +279,8 @@ KINDS: tuple[Kind, ...] = (
         "x [b, c, h, w] → y",
         _schema(kernel="q*", stride="q*", padding="q*", mean="B", count_padding="B"),
     ),
-    # All parameters at once; lr is one element, a step counter one element a parameter.
+    # All parameters at once; lr is one element, a step counter one element a parameter. Kernels go
+    # through a parameter and what belongs to it in the order of memory.
     Kind(
         40,
         "sgd",
@@ -285,6 +290,7 @@ KINDS: tuple[Kind, ...] = (
         "listed",
         lists=3,
         written=(0, 2),
+        constrains=("alike",),
     ),
     Kind(
         41,
@@ -296,6 +302,7 @@ KINDS: tuple[Kind, ...] = (
         "listed",
         lists=6,
         written=(0, 2, 3, 4),
+        constrains=("alike",),
     ),
     Kind(
         42,
@@ -306,6 +313,7 @@ KINDS: tuple[Kind, ...] = (
         "listed",
         lists=6,
         written=(0, 2, 3, 4),
+        constrains=("alike",),
     ),
     Kind(43, "step_inc", "steps… → steps…", _schema(by="d"), {"by": 1.0}, "listed", 1, (0,)),
 )

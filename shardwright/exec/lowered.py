@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from shardwright.exec.kinds import kind_of
 from shardwright.exec.lowered_text import format_call, format_lowered
 from shardwright.ir.values import Role
 
@@ -37,7 +38,12 @@ class ValueSpec:
 class LoweredOp:
     """One call: a kind, its packed attributes, and the values it reads and makes.
 
-    ``where`` is the node it came from, for messages and traces.
+    where
+        The node it came from, for messages and traces.
+    constraints, hints
+        For the planner, in the words of `constraints`.
+    saved
+        Values that lie in their homes when a run has ended, whether or not anyone reads them.
     """
 
     kind_id: int
@@ -46,6 +52,13 @@ class LoweredOp:
     in_vids: tuple[int, ...]
     out_vids: tuple[int, ...]
     where: str = field(default="", compare=False)
+    constraints: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
+    saved: tuple[int, ...] = ()
+
+    def must(self, constraint: str) -> bool:
+        """Whether it is under a constraint, its own or its kind's."""
+        return constraint in self.constraints or constraint in kind_of(self.kind_id).constrains
 
     def __str__(self) -> str:
         return format_call(self)

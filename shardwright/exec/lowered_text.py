@@ -4,8 +4,9 @@
       0 gemm(%x, %w, -, -) -> %linear  transpose_b=1
       1 relu(%linear) -> %relu
 
-A call alone has its values' numbers in the place of names. What always holds: attributes that have
-their kind's defaults are left out; a call that its kind cannot read is shown by its bytes.
+A call alone has its values' numbers in the place of names. Behind the attributes stand the call's
+own constraints and hints, and what it saves. What always holds: attributes that have their kind's
+defaults are left out; a call that its kind cannot read is shown by its bytes.
 """
 
 from __future__ import annotations
@@ -48,6 +49,16 @@ def shown_attributes(op: LoweredOp) -> list[str]:
     return shown
 
 
+def shown_wishes(op: LoweredOp, name: Callable[[int], str]) -> list[str]:
+    """What the call asks of the planner; ``name`` gives a value's."""
+    wishes = {
+        "constraints": op.constraints,
+        "hints": op.hints,
+        "saved": [f"%{name(vid)}" for vid in op.saved],
+    }
+    return [f"{wish}={', '.join(words)}" for wish, words in wishes.items() if words]
+
+
 def _call(op: LoweredOp, name: Callable[[int], str]) -> str:
     def listed(vids: Sequence[int]) -> str:
         return ", ".join("-" if vid < 0 else f"%{name(vid)}" for vid in vids)
@@ -56,5 +67,5 @@ def _call(op: LoweredOp, name: Callable[[int], str]) -> str:
         kind, attrs = kind_of(op.kind_id).name, shown_attributes(op)
     except ExecError:
         kind, attrs = f"kind {op.kind_id}", [f"schema={op.attr_schema} blob={op.attr_blob.hex()}"]
-    text = "".join(f"  {item}" for item in attrs)
+    text = "".join(f"  {item}" for item in (*attrs, *shown_wishes(op, name)))
     return f"{kind}({listed(op.in_vids)}) -> {listed(op.out_vids)}{text}"

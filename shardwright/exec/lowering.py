@@ -7,10 +7,11 @@ kind's schema cannot read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import count
 
 from shardwright.errors import ExecError
+from shardwright.exec.constraints import check_wishes
 from shardwright.exec.kinds import kind_of
 from shardwright.exec.lowered import ABSENT, LoweredGraph, LoweredOp, ValueSpec
 from shardwright.ir import IRGraph, IRNode, IRValue
@@ -52,6 +53,7 @@ def _lower(
     if node.emitted is None:
         raise ExecError(f"{describe_node(node)} was not emitted; call emit_graph first")
     ids = [*node.inputs, *node.outputs]
+    there = set(range(len(node.inputs)))
     for emitted in node.emitted:
         kind_id, schema, blob = _filled(node, emitted)
         if (kind_id, schema, blob) not in checked:
@@ -61,6 +63,10 @@ def _lower(
             vid = next(fresh)
             values[vid] = ValueSpec(vid, f"{node.op.split('.')[1]}.{vid}", *temp, "tmp")
             ids.append(vid)
+        there.update(emitted.outputs)
+        if emitted.constraints or emitted.hints:
+            check_wishes(kind_of(kind_id), emitted.constraints, emitted.hints, describe_node(node))
+        _check_saved(node, emitted, there)
         yield LoweredOp(
             kind_id,
             schema,
@@ -68,7 +74,20 @@ def _lower(
             tuple(ABSENT if place == ABSENT else ids[place] for place in emitted.inputs),
             tuple(ABSENT if place == ABSENT else ids[place] for place in emitted.outputs),
             describe_node(node),
+            emitted.constraints,
+            emitted.hints,
+            tuple(ids[place] for place in emitted.saved),
         )
+
+
+def _check_saved(node: IRNode, emitted: Emitted, there: Collection[int]) -> None:
+    """Raise ExecError where a call saves what is not ``there``: inputs, and what calls made."""
+    for place in emitted.saved:
+        if place < 0 or place not in there:
+            raise ExecError(
+                f"{describe_node(node)}: the emitter saves operand {place}, which no call has made "
+                "then; operands count from 0, the node's inputs first"
+            )
 
 
 def _filled(node: IRNode, emitted: Emitted) -> tuple[int, int, bytes]:

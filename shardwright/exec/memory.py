@@ -14,8 +14,9 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from shardwright.errors import ExecError
-from shardwright.exec.exec_plan import ARENA, ExecPlan, Home
+from shardwright.exec.exec_plan import ExecPlan
 from shardwright.exec.native.library import addresses
+from shardwright.exec.placement import ARENA, Home
 from shardwright.ir.dtypes import itemsize, torch_dtype
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from shardwright.exec.exec_plan import ExecPlan
 from shardwright.exec.kinds import BY_NAME
 from shardwright.exec.lowered import ABSENT, LoweredOp
+from shardwright.exec.spots import results, saved
 
 _COPY = BY_NAME["copy"].id
 _GENERIC = BY_NAME["generic"].id
@@ -18,16 +19,21 @@ _GENERIC = BY_NAME["generic"].id
 
 def optimize_plan(plan: ExecPlan) -> ExecPlan:
     """The plan without copies onto themselves, and without calls whose results nobody reads."""
-    read = {*plan.lowered.outputs, *plan.lowered.updates.values()}
-    kept: list[LoweredOp] = []
-    for op in reversed(plan.lowered.ops):
+    read = {*results(plan.lowered), *saved(plan.lowered.ops)}
+    kept: list[int] = []
+    for number, op in reversed(list(enumerate(plan.lowered.ops))):
         if _is_needed(op, read):
             read.update(op.in_vids)
             if not _copies_itself(plan, op):
-                kept.append(op)
+                kept.append(number)
     if len(kept) == len(plan.lowered.ops):
         return plan
-    return replace(plan, lowered=replace(plan.lowered, ops=tuple(reversed(kept))))
+    numbers = {old: new for new, old in enumerate(reversed(kept))}
+    return replace(
+        plan,
+        lowered=replace(plan.lowered, ops=tuple(plan.lowered.ops[old] for old in numbers)),
+        order=tuple(numbers[old] for old in plan.order if old in numbers),
+    )
 
 
 def _is_needed(op: LoweredOp, read: set[int]) -> bool:

@@ -4,8 +4,8 @@
       0 gemm(%x @input, %w @stored, -, -) -> %linear @0 f32[64, 128]  transpose_b=1
       1 relu(%linear @0) -> %relu @0 f32[64, 128] in %linear
 
-A number after @ is an offset in the arena; a name is that of external memory. What always holds:
-equal plans have equal texts.
+A number after @ is an offset in the arena; a name is that of external memory; ``later`` marks a
+call that is made later than the graph has it. What always holds: equal plans have equal texts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.exec.kinds import kind_of
 from shardwright.exec.lowered import ABSENT
-from shardwright.exec.lowered_text import shown_attributes
+from shardwright.exec.lowered_text import shown_attributes, shown_wishes
 
 if TYPE_CHECKING:
     from shardwright.exec.exec_plan import ExecPlan
@@ -31,11 +31,17 @@ def _lines(plan: ExecPlan) -> Iterator[str]:
     kinds = Counter(buffer.kind for buffer in plan.buffers[1:])
     external = "".join(f", {count} {kind}" for kind, count in kinds.items())
     arena = f"arena {format_bytes(plan.arena_bytes)} (peak {format_bytes(plan.peak_bytes)})"
-    yield f"plan {plan.lowered.name}: {len(plan.calls)} calls, {arena}{external}"
-    for index, op in enumerate(plan.calls):
+    moved = plan.moved
+    later = f", {len(moved)} later" if moved else ""
+    yield f"plan {plan.lowered.name}: {len(plan.calls)} calls{later}, {arena}{external}"
+    for index, (number, op) in enumerate(zip(plan.order, plan.calls, strict=True)):
         ins = ", ".join(_operand(plan, vid) for vid in op.in_vids)
         outs = ", ".join(_made(plan, vid) for vid in op.out_vids)
-        attrs = "".join(f"  {item}" for item in shown_attributes(op))
+        wishes = shown_wishes(
+            op, lambda vid: f"{plan.lowered.values[vid].name} @{_place(plan, vid)}"
+        )
+        wishes += ["later"] * (number in moved)
+        attrs = "".join(f"  {item}" for item in (*shown_attributes(op), *wishes))
         yield f"  {index} {kind_of(op.kind_id).name}({ins}) -> {outs}{attrs}"
     returned = ", ".join(_operand(plan, vid) for vid in plan.lowered.outputs)
     yield f"  return {returned or 'nothing'}"

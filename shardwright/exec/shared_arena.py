@@ -7,8 +7,8 @@ import weakref
 import torch
 from torch import Tensor
 
-from shardwright.exec.exec_plan import ARENA
 from shardwright.exec.memory import Memory
+from shardwright.exec.placement import ARENA
 
 
 class SharedArena:

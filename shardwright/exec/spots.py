@@ -110,3 +110,8 @@ def same_order(shape: Sequence[int], a: Sequence[int], b: Sequence[int]) -> bool
 def results(graph: LoweredGraph) -> list[int]:
     """What a run leaves: outputs, and new contents of stored values."""
     return [*graph.outputs, *graph.updates.values()]
+
+
+def saved(ops: Iterable[LoweredOp]) -> list[int]:
+    """What calls save: it lies where it lies until a run has ended."""
+    return [vid for op in ops for vid in op.saved]

@@ -161,9 +161,11 @@ class Emitted:
     temps
         The tensors between the node's calls that this call makes.
     constraints, hints
-        For the planner: what must hold of the operands, and what is good to know.
+        Words for the planner (`shardwright.exec.constraints`): what must hold of the call, and what
+        is good to know.
     saved
-        Places that a backward reads.
+        Places whose values stay where they lie until the run has ended, for a backward that is not
+        part of the graph: nothing is written over them.
     """
 
     kind_id: int | None = None
