@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardwright.errors import LaunchError
+from shardwright.errors import LaunchError, RunError
 from shardwright.pipeline import Pipeline, check
 from shardwright.runtime.backend import Backend
 from shardwright.runtime.in_process import InProcess
@@ -66,7 +66,8 @@ class Start:
     def __call__(
         self, pipeline: Pipeline, *, timeout: float, threads: int, options: Options
     ) -> Backend:
-        """Start all slots. Raises DeviceError or LaunchError; no process is left then."""
+        """Start all slots. Raises RunError and its kinds; no process is left then."""
+        _check_numbers(timeout, threads)
         if self.is_rank:
             return Rank(pipeline, timeout=timeout, threads=threads, options=options)
         _check_devices(pipeline)
@@ -79,6 +80,14 @@ class Start:
             options=options,
             modules=modules_for_workers(pipeline, self.modules),
         )
+
+
+def _check_numbers(timeout: float, threads: int) -> None:
+    """Raise RunError where workers could do nothing in so much time, or with so many threads."""
+    if not timeout > 0:
+        raise RunError(f"timeout={timeout}; workers wait for each other for seconds above 0")
+    if threads < 1:
+        raise RunError(f"threads={threads}; a worker computes with at least one thread")
 
 
 def _check_devices(pipeline: Pipeline) -> None:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import traceback
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwright.errors import RunError
 from shardwright.pipeline import Pipeline
 from shardwright.runtime import Runner
 from tests.runtime import operators
@@ -147,6 +149,18 @@ def test_the_number_of_threads_is_the_callers_again() -> None:
     with Runner(chain(2), in_process=True, threads=before + 1) as runner:
         runner(torch.zeros(3, 4))
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+@pytest.mark.parametrize(
+    "numbers",
+    [{"timeout": 0}, {"timeout": -1.0}, {"timeout": float("nan")}, {"threads": 0}],
+    ids=str,
+)
+def test_numbers_with_which_nothing_can_run(numbers: dict[str, Any], in_process: bool) -> None:
+    (name,) = numbers
+    with pytest.raises(RunError, match=rf"^{name}={numbers[name]}; "):
+        Runner(chain(2), in_process=in_process, **numbers)
 
 
 def test_events() -> None:
