@@ -1,0 +1,89 @@
+"""Training steps that are predicted and run: models, and one on two processes beside the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import shardwright as sw
+from benchmarks.experiments.models import SIDE, ResNet
+from benchmarks.models import loss_of, minilm, training_gpt
+from shardwright.ir import IRGraph
+from shardwright.layout import Cluster
+from shardwright.planning.simulation.simulated import StepSimulation
+from shardwright.runtime.task_times import times_on
+
+STEPS = 3
+"""Steps that follow one another, of which a mean is taken."""
+RATE = torch.tensor(1e-3, dtype=torch.float64)
+
+
+class Program(NamedTuple):
+    """A model, a batch, and the loss of a part of it."""
+
+    model: nn.Module
+    batch: tuple[Tensor, ...]
+    loss: Callable[..., Tensor]
+
+
+def gpt(layers: int = 4) -> Program:
+    """Hidden size 512, vocabulary 8192, 16 sequences of 64."""
+    model, ids, labels = training_gpt(layers)
+    return Program(model, (ids, labels), lambda ids, labels: loss_of(model(ids), labels))
+
+
+def sentences() -> Program:
+    """MiniLM: 6 layers, hidden size 384, 16 sentences of 64; means are drawn to given places."""
+    model, kwargs = minilm(batch=16, length=64)
+    places = torch.randn(16, 384)
+
+    def loss(ids: Tensor, mask: Tensor, places: Tensor) -> Tensor:
+        found = model(input_ids=ids, attention_mask=mask).last_hidden_state
+        return F.mse_loss(found.mean(1), places)
+
+    return Program(model, (kwargs["input_ids"], kwargs["attention_mask"], places), loss)
+
+
+def resnet() -> Program:
+    """Seven convolutions of 64 to 256 channels, 128 images."""
+    torch.manual_seed(0)
+    model = ResNet(64)
+    batch = torch.randn(128, 1, SIDE, SIDE), torch.randint(10, (128,))
+    return Program(model, batch, lambda images, labels: F.cross_entropy(model(images), labels))
+
+
+MODELS: Mapping[str, Callable[[], Program]] = {"GPT": gpt, "MiniLM": sentences, "ResNet": resnet}
+
+
+def step_graph(program: Program, microbatches: int) -> IRGraph:
+    """The step of a microbatch."""
+    optimizer = torch.optim.AdamW(program.model.parameters(), lr=1e-3)
+
+    def step(*batch: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = program.loss(*batch)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    rows = len(program.batch[0]) // microbatches
+    return sw.compile_ir(step, *(tensor[:rows] for tensor in program.batch))
+
+
+def take_steps(session: sw.Session, batch: Sequence[Tensor]) -> float:
+    """Run steps one behind the other; seconds of each."""
+    start = time.perf_counter()
+    calls = [session.submit(*batch, lr=RATE) for _ in range(STEPS)]
+    for call in calls:
+        call.result()
+    return (time.perf_counter() - start) / STEPS
+
+
+def simulated_steps(session: sw.Session, pipeline: sw.Pipeline, cluster: Cluster) -> StepSimulation:
+    """The same steps in simulated time, by what supertasks take alone at this moment."""
+    return sw.simulate(pipeline, times_on(session, n_iter=STEPS), cluster, calls=STEPS)
