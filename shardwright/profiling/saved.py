@@ -45,13 +45,14 @@ _ROWS: tuple[tuple[Reads, str], ...] = (
         "pixel_shuffle.default movedim.int numpy_T.default narrow.default expand_as.default "
         "select_scatter.default slice_scatter.default upsample_nearest2d.vec "
         "upsample_bilinear2d.vec upsample_bicubic2d.vec im2col.default fill.Scalar "
-        "broadcast_tensors.default l1_loss.default",
+        "broadcast_tensors.default l1_loss.default zeros_like.default",
     ),
     (
         FACTORS,
         "mul.Tensor mm.default bmm.default mv.default dot.default outer.default matmul.default",
     ),
     (("1", "0", ""), "linear.default"),
+    (("1 2", "0 2", "0 1"), "einsum.default"),
     (("", "2", "1"), "addmm.default baddbmm.default addcmul.default"),
     (("1", "0 1"), "div.Tensor"),
     (("", "0", "0"), "where.self where.ScalarOther"),
@@ -83,6 +84,7 @@ _ROWS: tuple[tuple[Reads, str], ...] = (
     ),
     (("0 1 2",), "layer_norm.default"),
     (("0 1 3 4",), "batch_norm.default"),
+    (("0 1 =1 =2", "0 =1 =2", ""), "_native_batch_norm_legit_functional.default"),
     (("0 1",), "group_norm.default"),
     (("0 1", ""), "rms_norm.default"),
     (("1", ""), "cross_entropy_loss.default"),

@@ -18,6 +18,7 @@ from shardwright.profiling.cost import Analytic
 from shardwright.tracing import compile_ir
 from shardwright.transform.activations import demand, stages_of
 from shardwright.transform.step import localize_step
+from tests.steps import image_step
 
 LOSSES = [
     functional.mse_loss,
@@ -74,6 +75,13 @@ def check(graph, made):
 def test_of_any_loss(loss, mesh):
     graph = regression(loss)
     check(graph, plan(graph, mesh=mesh, microbatches=2))
+
+
+def test_of_a_batch_norm():
+    graph = image_step()
+    check(graph, plan(graph, 2, microbatches=2))
+    for made in cuts(graph, plan(graph, 2, microbatches=2)):
+        check(graph, made)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
