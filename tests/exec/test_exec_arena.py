@@ -1,5 +1,7 @@
 """Offsets: what lives at once lies apart, and the arena is hardly larger than it must be."""
 
+import random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,6 +42,24 @@ def test_a_forward_and_its_backward_fit_exactly(depth):
     brief = [Interval(k, k + 1, (k % 3 + 1) * 640) for k in range(2 * depth)]
     arena = make_arena([*kept, *brief])
     assert arena.size <= 1.05 * arena.peak
+
+
+def training_step(seed, depth=20):
+    """Activations that live until their gradients, gradients until the update, and brief ones."""
+    draws, end, found = random.Random(seed), 4 * depth, []
+    for k in range(depth):
+        for _ in range(draws.randint(1, 3)):
+            found.append(Interval(2 * k, end - 2 * k, 64 * draws.randint(1, 60)))
+        found.append(Interval(2 * k, 2 * k + 1, 64 * draws.randint(1, 80)))
+        found.append(Interval(end - 2 * k - 1, end - 2 * k, 64 * draws.randint(1, 80)))
+        found.append(Interval(end - 2 * k, end + 1, 64 * draws.randint(1, 30)))
+    return found
+
+
+def test_uneven_steps_fit_nearly_exactly():
+    arenas = [make_arena(training_step(seed)) for seed in range(10)]
+    assert max(arena.size / arena.peak for arena in arenas) <= 1.01
+    assert sum(arena.size / arena.peak for arena in arenas) / len(arenas) <= 1.002
 
 
 def test_holes_are_used_again_and_joined():
