@@ -1,13 +1,12 @@
 """The zoo by execution plans: what eager gives, in an arena hardly larger than what lives."""
 
 from functools import cache
-from itertools import accumulate
 
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from shardwright.exec.passes.pipeline import prepare
+from tests.exec.allocated import peak_of
 from tests.exec.running import assert_close, planned, run_nodes, run_plan
 from tests.zoo.captures import single
 from zoo.models import BY_NAME
@@ -16,18 +15,6 @@ pytestmark = [
     pytest.mark.zoo,
     pytest.mark.filterwarnings("ignore::Warning:transformers"),
 ]
-
-
-def eager_peak(model, kwargs):
-    """The bytes that a forward of torch holds at once, at most, as its allocator tells."""
-    with torch.no_grad():
-        model(**kwargs)
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-            result = model(**kwargs)
-    events = profiled.profiler.kineto_results.events()
-    memory = sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns())
-    assert result is not None
-    return max(accumulate(event.nbytes() for event in memory))
 
 
 @cache
@@ -63,5 +50,7 @@ def test_prepared_graphs_by_native_calls(name):
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_an_arena_is_no_larger_than_eagers_peak(name):
-    peak = eager_peak(single(name).model, single(name).kwargs)
+    model, kwargs = single(name).model, single(name).kwargs
+    with torch.no_grad():
+        peak = peak_of(lambda: model(**kwargs))
     assert 0 < plan_of(name).arena_bytes <= peak

@@ -13,7 +13,7 @@ dimension is a literal. A chain has at most `LONGEST` instructions and `WIDEST` 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,9 @@ from shardwright.exec.operators import CHAIN
 from shardwright.exec.passes.elementwise import Writer
 from shardwright.exec.passes.families import CAST, family, instructions, length
 from shardwright.exec.passes.grouping import Fuses, groups
+from shardwright.exec.passes.holding import Holding
 from shardwright.exec.passes.order import units
+from shardwright.exec.passes.recompute import Done, Recomputing
 from shardwright.exec.passes.rewriter import Rewriter
 from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.values import Input
@@ -44,18 +46,21 @@ def fuse_elementwise(graph: IRGraph) -> IRGraph:
         return graph
     rewriter = Rewriter(graph)
     for unit in units(graph, [written.nodes for written in found.values()]):
-        if (written := found.get(unit[0].id)) is not None:
-            _emit(rewriter, written)
-        else:
+        if (written := found.get(unit[0].id)) is None:
             rewriter.keep(unit[0])
+        elif written.outputs:
+            _emit(rewriter, written)
     return rewriter.finish(prune=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A chain, and the nodes that it stands for; inputs are value ids."""
+    """A chain, and the nodes that it stands for; inputs are value ids, in the chain's order.
 
-    nodes: list[IRNode]
+    Without outputs it is left out: whoever needs what it makes does that again.
+    """
+
+    nodes: Sequence[IRNode]
     inputs: list[int]
     outputs: list[IRValue]
     chain: Chain
@@ -68,23 +73,30 @@ class _Fuser:
         self._graph = graph
         self._kept = {*graph.outputs, *graph.updates.values()}
         self._families = {n.id: f for n in graph.nodes if (f := family(graph, n)) is not None}
+        self._holding = Holding(graph)
 
     def found(self) -> dict[int, Written]:
         """Chains by the id of the first node in each."""
         every = [
-            written
+            written.nodes
             for group in groups(self._graph, self._graph.nodes, self._fuses, self._kept)
             if group[0].id in self._families
             for written in self._chains(group, self._fuses_alike)
         ]
-        return {written.nodes[0].id: written for written in every}
+        chains = Recomputing(self._graph, every, self._families, self._kept, self._read, self._can)
+        found = {}
+        for done in chains.chains:
+            written = self._written(done, chains.dropped)
+            assert written is not None
+            found[done.nodes[0].id] = written
+        return found
 
     def _chains(self, group: list[IRNode], otherwise: Fuses | None) -> Iterator[Written]:
         """The chains of a group; where it is none, of what in it fuses ``otherwise``."""
         for part in self._parts(group):
             if not _is_worth_it(part):
                 continue
-            if (written := self._written(part)) is not None:
+            if (written := self._written(Done(part))) is not None:
                 yield written
             elif otherwise is not None and len(part) > 1:
                 for smaller in groups(self._graph, part, otherwise, self._kept):
@@ -104,18 +116,27 @@ class _Fuser:
         return self._fuses(value_id, user) and _sized_strides(made) == _sized_strides(read)
 
     def _parts(self, group: list[IRNode]) -> list[list[IRNode]]:
-        """A group, or pieces of it one after another that are not too long or wide."""
+        """A group, or pieces of it one after another that are not too long or wide or late."""
         pieces: list[list[IRNode]] = [[]]
         for node in group:
             if pieces[-1] and not self._fits([*pieces[-1], node]):
                 pieces.append([])
             pieces[-1].append(node)
-        return pieces
+        return [part for piece in pieces for part in self._holding.pieces(piece)]
 
     def _fits(self, nodes: Sequence[IRNode]) -> bool:
-        if sum(length(node) or 0 for node in nodes) > LONGEST:
+        made = self._made(nodes)
+        return self._is_small(nodes, len(self._read(nodes)) + len(made))
+
+    def _is_small(self, nodes: Sequence[IRNode], operands: int) -> bool:
+        return operands <= WIDEST and sum(length(node) or 0 for node in nodes) <= LONGEST
+
+    def _can(self, done: Done, dropped: Collection[int]) -> bool:
+        """Whether a chain can do so much, where nobody stores some values."""
+        written = self._written(done, dropped)
+        if written is None:
             return False
-        return len(self._read(nodes)) + len(self._made(nodes)) <= WIDEST
+        return self._is_small(done.every, len(written.inputs) + len(written.outputs))
 
     def _read(self, nodes: Sequence[IRNode]) -> list[int]:
         """The values that nodes read of others, without those that are literals."""
@@ -132,11 +153,14 @@ class _Fuser:
             v for v in every if v in self._kept or not users[v] or not inside.issuperset(users[v])
         ]
 
-    def _written(self, nodes: list[IRNode]) -> Written | None:
+    def _written(self, done: Done, dropped: Collection[int] = ()) -> Written | None:
         """The chain of a group, None where its results would lie in another way, or round so."""
         values = self._graph.values
-        outputs = [values[value_id] for value_id in self._made(nodes)]
+        outputs = [values[v] for v in self._made(done.nodes) if v not in dropped]
+        nodes = _needed(done.every, outputs)
         read = self._read(nodes)
+        if not outputs:
+            return Written(done.nodes, [], [], Chain((), ()))
         order = _order([values[value_id] for value_id in read], outputs)
         if order is None or not self._says_what_is_wide(nodes, read, outputs):
             return None
@@ -151,7 +175,7 @@ class _Fuser:
         numbers = [_number(writer, operands[value.id]) for value in outputs]
         chain = Chain(tuple(writer.instructions), tuple(numbers))
         check_chain(chain)
-        return Written(nodes, inputs, outputs, chain)
+        return Written(done.nodes, inputs, outputs, chain)
 
     def _result(self, writer: Writer, operands: Mapping[int, Operand], node: IRNode) -> Operand:
         """What a node computes; a cast to another float is what it casts."""
@@ -178,6 +202,17 @@ def _is_worth_it(group: Sequence[IRNode]) -> bool:
     if others or first.op not in _ALONE:
         return True
     return first.op == "aten.add.Tensor" and len(first.inputs) == 1
+
+
+def _needed(nodes: Sequence[IRNode], outputs: Iterable[IRValue]) -> list[IRNode]:
+    """Those of the nodes that the outputs need, in order."""
+    needed = {value.id for value in outputs}
+    found = []
+    for node in reversed(nodes):
+        if node.outputs[0] in needed:
+            needed.update(node.inputs)
+            found.append(node)
+    return found[::-1]
 
 
 def literal(graph: IRGraph, value_id: int) -> float | None:
