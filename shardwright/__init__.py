@@ -6,12 +6,11 @@ it, `plan` cuts it, `build` makes a `Pipeline`, `check` proves the file's rules,
 run it, `train` trains with it, `verify` holds it against the model. `compile` makes one plan of
 native calls of a model or a step, `lower` of each task of a pipeline. `draw` makes a picture.
 
-What they need is imported when they are first asked for (`lazy`).
+What they need, torch first of all, is imported when they are first asked for (`lazy`).
 """
 
 from typing import TYPE_CHECKING
 
-from shardwright.exec import operators as _operators  # noqa: F401  registers what graphs may hold
 from shardwright.lazy import import_lazily
 from shardwright.version import __version__
 

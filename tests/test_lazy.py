@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -35,6 +36,54 @@ def test_what_a_worker_does_not_import() -> None:
         [sys.executable, "-c", LOADED], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert HEAVY & {*json.loads(done.stdout)} == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["--help"], 0, "Commands"),
+        (["--version"], 0, shardwright.__version__),
+        (["plan", "--help"], 0, "--policy"),
+        (["train", "--help"], 0, "zb-v"),
+        (["plam"], 2, "No such command 'plam'"),
+        (["build", "model.py:make"], 2, "Missing option '--output'"),
+        (["run", "a.json", "--repeat", "0"], 2, "'--repeat'"),
+        (["plan"], 1, "name a program"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_command_says_how_it_is_called_without_torch(
+    arguments: list[str], status: int, said: str
+) -> None:
+    """It comes in a third of a second where importing torch takes more than one."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "shardwright", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "200", "NO_COLOR": "1"},
+        check=False,
+    )
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert done.returncode == status, done.stderr[-2000:]
+    assert said in done.stdout + done.stderr
+    assert "shardwright.cli.app" in imported
+    assert imported & {"torch", "numpy", "msgspec", "scipy", "shardwright.ir"} == set()
+
+
+def test_operators_of_this_package_are_there_when_asked_for() -> None:
+    """Whoever reads a file of kernel calls has imported nothing of `shardwright.exec`."""
+    code = (
+        "from shardwright.ir.operators import is_built_in, resolve\n"
+        "assert is_built_in('shardwright.gemm.default')\n"
+        "assert not is_built_in('shardwright.nothing.default')\n"
+        "print(resolve('shardwright.chain.default'))\n"
+    )
+    for lines in (code, "".join(code.splitlines(keepends=True)[::3])):
+        done = subprocess.run(
+            [sys.executable, "-c", lines], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        assert done.stdout == "shardwright.chain.default\n"
 
 
 @pytest.fixture

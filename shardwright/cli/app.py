@@ -3,12 +3,15 @@
 A result goes to standard output, what is being done to the error stream. A `ShardwrightError`, or
 a file that cannot be read or written, ends a command with one line and exit status 1; ``--debug``
 before the command shows the traceback instead.
+
+A command imports what it needs when it runs: ``--help``, and what is wrong with options, come
+without torch, which takes longer to import than many a command takes.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,7 +20,6 @@ from typer.core import TyperGroup
 from shardwright.atomic import replacing
 from shardwright.cli.cluster import cluster as cluster_command
 from shardwright.cli.codegen import codegen as codegen_command
-from shardwright.cli.demo import run_demo
 from shardwright.cli.draw import draw as draw_command
 from shardwright.cli.lower import lower as lower_command
 from shardwright.cli.options import (
@@ -33,7 +35,6 @@ from shardwright.cli.options import (
 )
 from shardwright.cli.plan import plan as plan_command
 from shardwright.cli.profile import profile as profile_command
-from shardwright.cli.run import RunOptions, run_file
 from shardwright.cli.simulate import simulate as simulate_command
 from shardwright.cli.splitting import (
     Chunks,
@@ -51,19 +52,12 @@ from shardwright.cli.splitting import (
     Zero,
     planned,
 )
-from shardwright.cli.steps import Steps
 from shardwright.cli.train import train
-from shardwright.cli.userfiles import UserFiles
 from shardwright.errors import InputError, ShardwrightError
-from shardwright.exec.files import decode as decode_lowered
-from shardwright.pipeline import Pipeline, Training, json_schema_text
-from shardwright.pipeline.fxtext import decode
-from shardwright.pipeline.rules import COMPUTE_KINDS
-from shardwright.report import device_table, headline, overview
-from shardwright.runtime.compiling import task_plan
-from shardwright.schedule import check_schedule, format_schedule, schedule_of
-from shardwright.transform import build as build_pipeline
 from shardwright.version import __version__
+
+if TYPE_CHECKING:
+    from shardwright.pipeline import Pipeline
 
 
 class Commands(TyperGroup):
@@ -129,6 +123,11 @@ def build(
     device_kind: SlotKind = "cpu",
 ) -> None:
     """Capture a model or a training step, split it, and write a pipeline file."""
+    from shardwright.cli.steps import Steps
+    from shardwright.cli.userfiles import UserFiles
+    from shardwright.report import device_table, headline
+    from shardwright.transform import build as build_pipeline
+
     steps, files = Steps(Console(stderr=True)), UserFiles()
     told = Told(
         devices=devices,
@@ -170,6 +169,11 @@ def check(
     ] = False,
 ) -> None:
     """Check a pipeline file against every rule of the format."""
+    from shardwright.cli.steps import Steps
+    from shardwright.pipeline import Pipeline
+    from shardwright.report import headline
+    from shardwright.schedule import check_schedule
+
     with Steps(Console(stderr=True)).step("check"):
         pipeline = Pipeline.load(file)
         check_schedule(pipeline)
@@ -190,6 +194,10 @@ def show(
     ] = False,
 ) -> None:
     """Show what a pipeline file holds: device slots, supertasks, bytes, communication."""
+    from shardwright.pipeline import Pipeline
+    from shardwright.report import overview
+    from shardwright.runtime.compiling import task_plan
+
     if schedule and (task is not None or memory):
         raise InputError("--schedule shows the whole file; leave --task and --memory out")
     if memory and task is None:
@@ -205,6 +213,9 @@ def show(
 
 def schedule_text(pipeline: Pipeline, width: int) -> str:
     """The table of a training pipeline's schedule. Raises ScheduleError where it has none."""
+    from shardwright.pipeline import Training
+    from shardwright.schedule import format_schedule, schedule_of
+
     training = pipeline.training or Training()
     schedule = schedule_of(training)
     slots = training.schedule.slots if training.schedule else ()
@@ -213,6 +224,10 @@ def schedule_text(pipeline: Pipeline, width: int) -> str:
 
 def graph_text(pipeline: Pipeline, task: str) -> str:
     """The graph of a compute supertask, one node or kernel call a line. Raises InputError."""
+    from shardwright.exec.files import decode as decode_lowered
+    from shardwright.pipeline.fxtext import decode
+    from shardwright.pipeline.rules import COMPUTE_KINDS
+
     tasks = pipeline.supertasks
     computing = [name for name, known in tasks.items() if known.kind in COMPUTE_KINDS]
     if task not in computing:
@@ -242,6 +257,8 @@ def run(
     repeat: Annotated[int, typer.Option(min=1, help="How many calls to stream.")] = 1,
 ) -> None:
     """Run a pipeline file on local processes, or as one rank of torchrun."""
+    from shardwright.cli.run import RunOptions, run_file
+
     run_file(
         file,
         RunOptions(
@@ -267,6 +284,8 @@ def schema(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it here.")] = None,
 ) -> None:
     """Print the JSON Schema of a pipeline file."""
+    from shardwright.pipeline import json_schema_text
+
     if output is None:
         typer.echo(json_schema_text(), nl=False)
     else:
@@ -281,4 +300,6 @@ def demo(
     ] = None,
 ) -> None:
     """Cut all-MiniLM-L6-v2 in two, run it on two processes, and compare."""
+    from shardwright.cli.demo import run_demo
+
     run_demo(directory, Console())

@@ -9,10 +9,7 @@ import typer
 from rich.console import Console
 
 from shardwright.cli.options import writable
-from shardwright.cli.steps import Steps
 from shardwright.errors import PlanError
-from shardwright.layout import Cluster
-from shardwright.profiling import profile_cluster
 
 
 def cluster(
@@ -44,11 +41,16 @@ def cluster(
     """Measure this machine (rates, memory, links) and print it as a cluster file."""
     asked = {"--devices": devices, "--device": device, "--threads": threads, "--n-iter": samples}
     given = [name for name, value in asked.items() if value is not None]
+    if file is not None and given:
+        raise PlanError(
+            f"give either a cluster file or {', '.join(given)}, to measure this machine by"
+        )
+
+    from shardwright.cli.steps import Steps
+    from shardwright.layout import Cluster
+    from shardwright.profiling import profile_cluster
+
     if file is not None:
-        if given:
-            raise PlanError(
-                f"give either a cluster file or {', '.join(given)}, to measure this machine by"
-            )
         found = Cluster.load(file)
     else:
         with Steps(Console(stderr=True)).step("measure"):

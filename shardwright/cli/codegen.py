@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -22,14 +22,13 @@ from shardwright.cli.splitting import (
     Told,
     planned,
 )
-from shardwright.cli.steps import Steps
-from shardwright.cli.userfiles import UserFiles
-from shardwright.codegenerate import codegen as generate
 from shardwright.errors import PlanError
-from shardwright.ir import IRGraph
-from shardwright.pipeline import Pipeline
-from shardwright.planning import Plan
-from shardwright.runtime.operators import load_operators
+
+if TYPE_CHECKING:
+    from shardwright.cli.steps import Steps
+    from shardwright.ir import IRGraph
+    from shardwright.pipeline import Pipeline
+    from shardwright.planning import Plan
 
 STAGE = re.compile(r"^class (Stage\d+\w*)\(", re.MULTILINE)
 
@@ -65,6 +64,9 @@ def codegen(
     ] = None,
 ) -> None:
     """Write each partition of a model as readable Python that imports torch only."""
+    from shardwright.cli.steps import Steps
+    from shardwright.codegenerate import codegen as generate
+
     steps = Steps(Console(stderr=True))
     told = Told(
         devices=devices,
@@ -88,6 +90,9 @@ def codegen(
 
 def _loaded(file: str, told: Told, modules: Sequence[str], steps: Steps) -> Pipeline:
     """A pipeline file. Raises PlanError where it is asked to be split in another way."""
+    from shardwright.pipeline import Pipeline
+    from shardwright.runtime.operators import load_operators
+
     given = [f"--{name}" for name in told.given()] + ["--plan"] * (told.plan is not None)
     if given:
         raise PlanError(
@@ -101,6 +106,8 @@ def _loaded(file: str, told: Told, modules: Sequence[str], steps: Steps) -> Pipe
 
 
 def _planned(target: str, told: Told, modules: Sequence[str], steps: Steps) -> tuple[Plan, IRGraph]:
+    from shardwright.cli.userfiles import UserFiles
+
     if modules:
         raise PlanError("--import is for pipeline files; a program imports what it needs itself")
     files = UserFiles()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from shardwright.cli.options import Target, writable
 from shardwright.cli.splitting import (
+    AUTO,
+    PARTITIONERS,
     ClusterFile,
     Devices,
     MeshText,
@@ -21,16 +23,10 @@ from shardwright.cli.splitting import (
     graph_of,
     planned,
 )
-from shardwright.cli.steps import Steps
-from shardwright.cli.userfiles import UserFiles
-from shardwright.ir.drawing import check_format
-from shardwright.layout import CPU_CORE
-from shardwright.planning import Plan
-from shardwright.planning.automatic.auto import AUTO
-from shardwright.planning.partitions.partitioners import PARTITIONERS
-from shardwright.planning.plan import cluster_of
-from shardwright.profiling import Analytic, Costs, Profile
-from shardwright.report import draw as draw_graph
+
+if TYPE_CHECKING:
+    from shardwright.planning import Plan
+    from shardwright.profiling import Costs, Profile
 
 
 def draw(
@@ -65,6 +61,11 @@ def draw(
     Times are a profile's, or estimated from shapes; --policy auto and those that put nodes in
     stages, metis and its like, plan by the profile too. Without options of a plan nothing is cut.
     """
+    from shardwright.cli.steps import Steps
+    from shardwright.cli.userfiles import UserFiles
+    from shardwright.ir.drawing import check_format
+    from shardwright.report import draw as draw_graph
+
     check_format(output)
     steps, files = Steps(Console(stderr=True)), UserFiles()
     told = Told(
@@ -99,6 +100,10 @@ def draw(
 
 def _costs(profile: Path | None, plan: Plan | None) -> tuple[Profile | Costs, str]:
     """What nodes cost, and in words where that is from."""
+    from shardwright.layout import CPU_CORE
+    from shardwright.planning.plan import cluster_of
+    from shardwright.profiling import Analytic, Profile
+
     if profile is not None:
         found = Profile.load(profile)
         return found, f"times measured on {found.device}, or estimated where nothing was measured"

@@ -5,11 +5,6 @@ from __future__ import annotations
 from rich.console import Console
 
 from shardwright.cli.options import Modules, PipelineFile, PipelineOutput
-from shardwright.cli.steps import Steps
-from shardwright.exec import lower as lower_pipeline
-from shardwright.pipeline import Pipeline
-from shardwright.report import device_table, headline
-from shardwright.runtime.operators import load_operators
 
 
 def lower(
@@ -18,6 +13,12 @@ def lower(
     modules: Modules = None,
 ) -> None:
     """Lower the supertasks of a pipeline file from operators to kernel calls."""
+    from shardwright.cli.steps import Steps
+    from shardwright.exec import lower as lower_pipeline
+    from shardwright.pipeline import Pipeline
+    from shardwright.report import device_table, headline
+    from shardwright.runtime.operators import load_operators
+
     steps = Steps(Console(stderr=True))
     with steps.step("load"):
         pipeline = Pipeline.load(file)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from shardwright.atomic import check_writable
 from shardwright.errors import InputError
-from shardwright.pipeline.schema import DeviceKind
 
 
 def writable(path: Path | None) -> Path | None:
@@ -49,6 +48,8 @@ Modules = Annotated[
     list[str] | None,
     typer.Option("--import", help="A module that registers operators; may be repeated."),
 ]
+# What a file may say of a device, told without importing it; a test holds them equal.
+DeviceKind = Literal["cpu", "npu", "cuda"]
 SlotKind = Annotated[DeviceKind, typer.Option("--device-kind", help="What every slot is.")]
 InProcess = Annotated[bool, typer.Option("--in-process", help="Run all slots in this process.")]
 TraceFile = Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -24,11 +24,10 @@ from shardwright.cli.splitting import (
     Zero,
     planned,
 )
-from shardwright.cli.steps import Steps
-from shardwright.cli.userfiles import UserFiles
 from shardwright.errors import PlanError
-from shardwright.planning import Plan, difference
-from shardwright.runtime.choosing import check_alone
+
+if TYPE_CHECKING:
+    from shardwright.planning import Plan
 
 
 def plan(
@@ -82,6 +81,10 @@ def plan(
         return
     if target is None:
         raise PlanError("name a program, FILE.py:FUNCTION, or two plans with --diff")
+
+    from shardwright.planning import Plan
+    from shardwright.runtime.choosing import check_alone
+
     if target.endswith(".json"):
         check_alone({f"--{name}": value for name, value in told.given().items()})
         made = Plan.load(target)
@@ -93,6 +96,9 @@ def plan(
 
 
 def _made(target: str, told: Told) -> Plan:
+    from shardwright.cli.steps import Steps
+    from shardwright.cli.userfiles import UserFiles
+
     steps, files = Steps(Console(stderr=True)), UserFiles()
     with steps.step("make the program"):
         program = files.either(target)
@@ -102,5 +108,8 @@ def _made(target: str, told: Told) -> Plan:
 def _compare(paths: tuple[Path, Path], others: list[object]) -> None:
     if any(other is not None for other in others):
         raise PlanError("--diff compares two plan files; leave the other options out")
+
+    from shardwright.planning import Plan, difference
+
     first, second = map(Plan.load, paths)
     typer.echo(str(difference(first, second)))

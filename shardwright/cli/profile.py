@@ -10,11 +10,7 @@ from rich.console import Console
 
 from shardwright.cli.options import Target, writable
 from shardwright.cli.splitting import Microbatches, graph_of
-from shardwright.cli.steps import Steps
-from shardwright.cli.userfiles import UserFiles
 from shardwright.errors import ProfileError
-from shardwright.profiling import profile as profile_graph
-from shardwright.profiling.profile_chart import chart_format
 
 
 def profile(
@@ -58,6 +54,12 @@ def profile(
     """Measure each layer of a model, or of a training step's forward, and print a table."""
     if no_cache and cache is not None:
         raise ProfileError("--cache keeps what --no-cache does not; leave one of them out")
+
+    from shardwright.cli.steps import Steps
+    from shardwright.cli.userfiles import UserFiles
+    from shardwright.profiling import profile as profile_graph
+    from shardwright.profiling.profile_chart import chart_format
+
     if plot is not None:
         chart_format(plot)
     steps, files = Steps(Console(stderr=True)), UserFiles()

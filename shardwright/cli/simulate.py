@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from shardwright.cli.options import DrawsTimeline, Modules, PipelineFile, TraceFile, writable
 from shardwright.cli.splitting import ClusterFile
-from shardwright.cli.steps import Steps
 from shardwright.errors import ProfileError
-from shardwright.layout import Cluster
-from shardwright.pipeline import Pipeline
-from shardwright.planning.simulation.simulate import simulate as simulate_pipeline
-from shardwright.planning.simulation.simulated import StepSimulation
-from shardwright.profiling import Analytic, Costs, TaskTimes
-from shardwright.report import (
-    TimelineChart,
-    seconds_text,
-    simulated_memory_table,
-    simulation_table,
-)
-from shardwright.runtime import profile_tasks
-from shardwright.schedule.agenda import is_training
+
+if TYPE_CHECKING:
+    from shardwright.planning.simulation.simulated import StepSimulation
+    from shardwright.profiling import Costs, TaskTimes
 
 
 def simulate(
@@ -53,6 +43,15 @@ def simulate(
 ) -> None:
     """Simulate a pipeline file: its time, who waits for whom, and what each slot holds."""
     _check_together(measure, times, save_times)
+
+    from shardwright.cli.steps import Steps
+    from shardwright.layout import Cluster
+    from shardwright.pipeline import Pipeline
+    from shardwright.planning.simulation.simulate import simulate as simulate_pipeline
+    from shardwright.profiling import Analytic, TaskTimes
+    from shardwright.runtime import profile_tasks
+    from shardwright.schedule.agenda import is_training
+
     steps = Steps(Console(stderr=True))
     with steps.step("load"):
         pipeline = Pipeline.load(file)
@@ -81,6 +80,13 @@ def _check_together(measure: bool, times: Path | None, save_times: Path | None) 
 
 
 def _report(found: StepSimulation, noun: str, *, timeline: bool) -> None:
+    from shardwright.report import (
+        TimelineChart,
+        seconds_text,
+        simulated_memory_table,
+        simulation_table,
+    )
+
     console = Console()
     text = f"a {noun} takes {seconds_text(found.step_time)}"
     if found.calls > 1:

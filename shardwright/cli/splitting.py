@@ -9,31 +9,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shardwright.cli.steps import Steps
-from shardwright.cli.userfiles import Example, TrainingProgram, UserFiles
 from shardwright.errors import PlanError
-from shardwright.ir import IRGraph
-from shardwright.layout import Cluster
-from shardwright.planning import Plan, plan
-from shardwright.planning.automatic.auto import AUTO
-from shardwright.planning.make import POLICIES
-from shardwright.planning.partitions.partitioners import PARTITIONERS
-from shardwright.planning.plan import check_belongs
-from shardwright.planning.training import RECOMPUTE
-from shardwright.profiling import Profile
-from shardwright.runtime.choosing import check_alone, program_with
-from shardwright.runtime.loading import Loading
-from shardwright.runtime.program import Program
-from shardwright.schedule import KINDS
-from shardwright.tracing import capture
+
+if TYPE_CHECKING:
+    from shardwright.cli.steps import Steps
+    from shardwright.cli.userfiles import Example, TrainingProgram, UserFiles
+    from shardwright.ir import IRGraph
+    from shardwright.planning import Plan
 
 DEVICES = 2
 """Slots, where no option says how many."""
 POLICY = "pipeline"
+
+# What the planner and the schedules have, told without importing them; a test holds them equal.
+AUTO = "auto"
+PARTITIONERS = ("metis", "memory", "pipedream", "exact", "mixed")
+POLICIES = ("pipeline", "data", "tensor", "sequence", *PARTITIONERS, AUTO)
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
+RECOMPUTE = ("none", "full", "auto")
 
 Devices = Annotated[
     int | None, typer.Option(help=f"How many device slots; {DEVICES} where nothing says.")
@@ -69,7 +66,7 @@ Microbatches = Annotated[
     int | None, typer.Option(min=1, help="In how many microbatches a training step's batch is cut.")
 ]
 ScheduleName = Annotated[
-    str | None, typer.Option(help=f"Of a training step: {', '.join(KINDS)}; 1f1b by default.")
+    str | None, typer.Option(help=f"Of a training step: {', '.join(SCHEDULES)}; 1f1b by default.")
 ]
 Chunks = Annotated[int | None, typer.Option(min=1, help="Virtual stages of each pipeline rank.")]
 Recompute = Annotated[
@@ -116,6 +113,9 @@ class Told:
 
     def asked(self, files: UserFiles) -> dict[str, Any]:
         """The arguments of `plan` that the options give. Raises PlanError."""
+        from shardwright.layout import Cluster
+        from shardwright.profiling import Profile
+
         if self.mesh is not None and self.policy not in (None, *PARTITIONERS):
             raise PlanError(
                 "give either --policy or --mesh, whose axes are policies; beside a mesh stand "
@@ -139,6 +139,11 @@ class Told:
 
 def graph_of(program: Example | TrainingProgram, microbatches: int) -> IRGraph:
     """The graph of a model, or of a training step on one of its microbatches."""
+    from shardwright.cli.userfiles import Example
+    from shardwright.runtime.loading import Loading
+    from shardwright.runtime.program import Program
+    from shardwright.tracing import capture
+
     if isinstance(program, Example):
         return capture(*program)
     batch = Loading(program.data, seed=0).first()
@@ -152,6 +157,12 @@ def planned(
 
     Raises CaptureError, PlanError, InputError.
     """
+    from shardwright.cli.userfiles import Example
+    from shardwright.planning import Plan
+    from shardwright.runtime.choosing import check_alone, program_with
+    from shardwright.runtime.loading import Loading
+    from shardwright.tracing import capture
+
     chosen = None
     if told.plan is not None:
         check_alone({f"--{name}": value for name, value in told.given().items()})
@@ -169,6 +180,9 @@ def planned(
 
 
 def _for_model(graph: IRGraph, chosen: Plan | None, asked: dict[str, Any]) -> Plan:
+    from shardwright.planning import plan
+    from shardwright.planning.plan import check_belongs
+
     if chosen is None:
         return plan(graph, **asked)
     check_belongs(chosen, graph)

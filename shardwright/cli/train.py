@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import statistics
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -17,6 +17,7 @@ from rich.table import Table
 
 from shardwright.cli.options import InProcess, Modules, SlotKind, TraceFile, writable
 from shardwright.cli.splitting import (
+    POLICIES,
     POLICY,
     Chunks,
     ClusterFile,
@@ -30,16 +31,10 @@ from shardwright.cli.splitting import (
     Zero,
     parse_mesh,
 )
-from shardwright.cli.userfiles import UserFiles
 from shardwright.errors import PlanError
-from shardwright.layout import Cluster
-from shardwright.pipeline import write_paramfile
-from shardwright.planning import Plan
-from shardwright.planning.make import POLICIES
-from shardwright.profiling import Profile
-from shardwright.report import new_table, seconds_text
-from shardwright.runtime import TrainResult
-from shardwright.runtime import train as run_training
+
+if TYPE_CHECKING:
+    from shardwright.runtime import TrainResult
 
 Target = Annotated[
     str,
@@ -110,6 +105,14 @@ def train(
     """Train with a step written for one device, on local processes or as a rank of torchrun."""
     if cluster is not None and devices is not None:
         raise PlanError("give either --devices or --cluster, which says how many there are")
+
+    from shardwright.cli.userfiles import UserFiles
+    from shardwright.layout import Cluster
+    from shardwright.pipeline import write_paramfile
+    from shardwright.planning import Plan
+    from shardwright.profiling import Profile
+    from shardwright.runtime import train as run_training
+
     program = UserFiles().training(target)
     result = run_training(
         program.step_fn,
@@ -156,6 +159,8 @@ def train(
 
 def summary(result: TrainResult) -> Table:
     """How a run went: its steps, losses, times and last evaluation."""
+    from shardwright.report import new_table, seconds_text
+
     table = new_table("Training", ("", ""))
     table.show_header = False
     table.add_row("steps", str(result.steps))

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from typing import Any, TypeVar
 
 import torch
@@ -28,6 +29,8 @@ _built_in_namespaces = ("aten",)
 _built_in_operators: set[str] = set()
 _allowed_namespaces = {*_built_in_namespaces, "shardwright"}
 _allowed_operators: set[str] = set()
+_OWN = "shardwright.exec.operators"
+"""The module that defines this package's operators, imported when one may be asked for."""
 
 
 def bring_operator(op: str) -> None:
@@ -37,7 +40,10 @@ def bring_operator(op: str) -> None:
 
 def is_built_in(op: str) -> bool:
     """Whether every process has the operator; others are users' own, registered by a module."""
-    return op.partition(".")[0] in _built_in_namespaces or op in _built_in_operators
+    namespace = op.partition(".")[0]
+    if namespace == "shardwright":
+        import_module(_OWN)
+    return namespace in _built_in_namespaces or op in _built_in_operators
 
 
 def allow_namespace(namespace: str) -> None:
@@ -76,6 +82,8 @@ def resolve(op: str) -> OpOverload:
             f"{', '.join(sorted(_allowed_namespaces))}); register the operator first, or import "
             "the module that does"
         )
+    if namespace == "shardwright":
+        import_module(_OWN)
     try:
         found = getattr(getattr(getattr(torch.ops, namespace), name), overload)
     except (AttributeError, RuntimeError, ValueError):

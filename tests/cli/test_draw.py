@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from shardwright.cli import splitting
+from shardwright import planning as planning_package
 from shardwright.ir import IRGraph
 from shardwright.planning import Plan, plan
 from tests.cli.commands import refused, succeed
@@ -73,7 +73,7 @@ def test_a_policy_that_goes_by_times_has_the_profile(
         seen.append(asked.get("profile"))
         return plan(graph, **asked)
 
-    monkeypatch.setattr(splitting, "plan", planning)
+    monkeypatch.setattr(planning_package, "plan", planning)
     drawn("make", "--profile", "profile.json", *options)
     assert [found is not None for found in seen] == [planned_by]
 

@@ -6,12 +6,19 @@ import pytest
 import torch
 from rich.console import Console
 
+from shardwright.cli import options, splitting
 from shardwright.cli.splitting import Told, parse_mesh, planned
 from shardwright.cli.steps import Steps
 from shardwright.cli.userfiles import Example, TrainingProgram, UserFiles
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
+from shardwright.pipeline.schema import DeviceKind
 from shardwright.planning import Plan
+from shardwright.planning.automatic.auto import AUTO
+from shardwright.planning.make import POLICIES
+from shardwright.planning.partitions.partitioners import PARTITIONERS
+from shardwright.planning.training import RECOMPUTE
+from shardwright.schedule import KINDS
 
 
 def model(width: int = 8) -> Example:
@@ -117,3 +124,9 @@ def test_what_cannot_be_asked_for(options: dict[str, object], message: str) -> N
 def test_a_mesh_that_does_not_read_is_refused(text: str) -> None:
     with pytest.raises(PlanError, match=r"the mesh '.*' is wrong at .*pipeline=2,tensor=2"):
         parse_mesh(text)
+
+
+def test_help_names_what_there_is() -> None:
+    assert (AUTO, tuple(POLICIES)) == (splitting.AUTO, splitting.POLICIES)
+    assert (tuple(PARTITIONERS), tuple(RECOMPUTE)) == (splitting.PARTITIONERS, splitting.RECOMPUTE)
+    assert (splitting.SCHEDULES, options.DeviceKind) == (tuple(KINDS), DeviceKind)
