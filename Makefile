@@ -7,11 +7,11 @@ INSTALLED := .venv/.installed
 test test-all test-fast test-gpu docs: export OMP_NUM_THREADS ?= 1
 # Every process of a test imports the package; it is compiled once.
 test test-all test-fast test-gpu docs: export PYTHONDONTWRITEBYTECODE :=
-# Tests that start processes wait for one another by the clock, so those run one by one.
+# Tests that watch processes by the clock run one by one.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-fast test-gpu lint types format zoo bench experiments docs clean
+.PHONY: help setup demo test test-all test-fast test-gpu lint types types-of-torch format zoo bench experiments docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -31,7 +31,8 @@ $(INSTALLED): pyproject.toml .ci/install-torch
 demo: setup ## a real model, cut in two, run on two processes, compared with the whole
 	$(BIN)/shardwright demo
 
-test: lint types ## lint, types and the tests that need no GPU
+test: setup ## lint, types and the tests that need no GPU
+	@$(MAKE) --no-print-directory --jobs=2 lint types types-of-torch
 	$(BIN)/pytest $(PARALLEL) -m 'not gpu and not processes and not exhaustive'
 	$(BIN)/pytest -m 'processes and not gpu and not exhaustive'
 
@@ -39,7 +40,7 @@ test-all: test ## those, and the tests that try everything there is
 	$(BIN)/pytest $(PARALLEL) -m 'exhaustive and not gpu'
 
 test-fast: setup ## the tests that need nothing but torch
-	$(BIN)/pytest $(PARALLEL) -m 'not gpu and not processes and not zoo and not exhaustive'
+	$(BIN)/pytest $(PARALLEL) -m 'not gpu and not processes and not workers and not zoo and not exhaustive'
 
 test-gpu: setup ## the tests that need a GPU
 	$(BIN)/pytest -m gpu
@@ -50,6 +51,10 @@ lint: setup ## ruff: format and rules
 
 types: setup ## mypy --strict over shardwright/
 	$(BIN)/mypy
+
+# Tests hold generated files to mypy, which is told about torch here, beside `types`.
+types-of-torch: setup
+	$(BIN)/mypy --strict --config-file= --cache-dir=.mypy_cache/generated -c 'import torch'
 
 format: setup ## rewrite the sources as `make lint` wants them
 	$(BIN)/ruff format .

@@ -33,7 +33,7 @@ def joined(slots: list[dict[str, Any]], key: str) -> dict[str, torch.Tensor]:
     return join_state_dicts([state for slot in slots for state in slot[key]])
 
 
-@pytest.mark.processes
+@pytest.mark.workers
 @pytest.mark.timeout(115)
 @pytest.mark.parametrize(
     ("name", "plan"),
@@ -52,7 +52,7 @@ def test_slots_train_as_the_model_does(name: str, plan: str, tmp_path: Path) -> 
     check(name, plan, tmp_path)
 
 
-@pytest.mark.processes
+@pytest.mark.workers
 @pytest.mark.zoo
 @pytest.mark.timeout(115)
 @pytest.mark.parametrize("plan", PLANS)

@@ -110,7 +110,7 @@ def assert_close(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch
         assert error <= TOLERANCE * max(whole.abs().max().item(), 1e-3), (key, error)
 
 
-@pytest.mark.processes
+@pytest.mark.workers
 @pytest.mark.timeout(110)
 @pytest.mark.parametrize(
     ("name", "plan"),

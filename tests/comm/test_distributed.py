@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 RANKS = 4
 
 
-@pytest.mark.processes
+@pytest.mark.workers
 @pytest.mark.timeout(180)
 def test_four_ranks_run_the_table() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

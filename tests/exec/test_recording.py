@@ -199,7 +199,7 @@ def test_a_pipeline_that_is_recorded_trains(kind: str, monkeypatch: pytest.Monke
 
 @pytest.mark.gpu
 @needs_gpu
-@pytest.mark.parametrize("in_process", [True, pytest.param(False, marks=pytest.mark.processes)])
+@pytest.mark.parametrize("in_process", [True, pytest.param(False, marks=pytest.mark.workers)])
 @pytest.mark.parametrize("kind", ["1f1b", "zb-h1"])
 def test_a_pipeline_with_a_slot_on_cuda_trains(kind: str, in_process: bool) -> None:
     pipeline = sw.lower(linear_step(kind, microbatches=4))

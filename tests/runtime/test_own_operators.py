@@ -41,7 +41,7 @@ def test_it_runs_split_in_one_process(pipeline, model):
     assert sw.verify(pipeline, model, (X,), tolerance=1e-12).equal
 
 
-@pytest.mark.processes
+@pytest.mark.workers
 def test_workers_import_the_module_that_registered_it(pipeline, model):
     assert modules_for_workers(pipeline, ()) == ("tests.runtime.custom_matmul",)
     assert sw.verify(pipeline, model, (X,), in_process=False, tolerance=1e-12).equal

@@ -58,7 +58,7 @@ def test_a_split_run_drops_what_a_whole_one_does(case, how) -> None:
     assert torch.equal(made == 0, expected == 0)
 
 
-@pytest.mark.processes
+@pytest.mark.workers
 def test_every_worker_has_the_operator(case) -> None:
     graph, x, expected = case
     pipeline = sw.build(graph, sw.plan(graph, devices=2))

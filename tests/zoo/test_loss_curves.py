@@ -119,7 +119,7 @@ def test_fifty_steps_have_the_losses_of_one_device(name, run):
     check(name, mesh, dtype, in_process=True)
 
 
-@pytest.mark.processes
+@pytest.mark.workers
 @pytest.mark.parametrize(("name", "mesh"), SAMPLE)
 def test_worker_processes_have_the_losses_of_one_device(name, mesh):
     check(name, mesh, torch.float64)

@@ -83,7 +83,7 @@ def test_a_split_in_single_precision_is_equal_up_to_rounding(name, policy):
     check(single(name), lambda g: sw.plan(g, 2, policy=policy), tolerance=1e-5)
 
 
-@pytest.mark.processes
+@pytest.mark.workers
 @pytest.mark.parametrize(
     ("name", "policy", "tolerance"),
     [
@@ -100,7 +100,7 @@ def test_worker_processes_give_the_same(name, policy, tolerance):
     )
 
 
-@pytest.mark.processes
+@pytest.mark.workers
 @pytest.mark.parametrize(("name", "mesh"), ON_PROCESSES, ids=str)
 def test_worker_processes_give_the_same_on_other_meshes(name, mesh):
     tolerance = 0.0 if set(mesh) == {"pipeline"} else 1e-5
