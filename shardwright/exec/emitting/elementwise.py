@@ -91,7 +91,8 @@ def _equal_shapes(call: NodeCall, kind: str, names: Sequence[str]) -> Emission:
     """Mean squares, where the two tensors do not broadcast."""
     inputs = [call.arguments[name] for name in names]
     a, b = call.of(inputs[-2]), call.of(inputs[-1])
-    if a.shape != b.shape or a.dtype != b.dtype or not a.is_float:
+    dtypes = {call.of(place).dtype for place in inputs}
+    if a.shape != b.shape or len(dtypes) != 1 or not a.is_float:
         return None
     return [call.emit(kind, inputs, reduction=call.arguments["reduction"])]
 

@@ -78,7 +78,8 @@ def _sgd(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
 
 def _count(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
     (made,), bring = _renewed([ins], outs)
-    counters, by = present(made), attrs["by"]
+    counters = present(made)
+    by = attrs["by"] if counters[0].is_floating_point() else int(attrs["by"])
 
     def run() -> None:
         bring()
