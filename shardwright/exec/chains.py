@@ -262,7 +262,7 @@ def evaluate(
             return loaded[operand.index]
         if isinstance(operand, Result):
             return results[operand.index]
-        return torch.full((), operand, dtype=dtype, device=device)
+        return torch.tensor(operand, dtype=torch.float64, device=device).to(dtype)
 
     for instruction in chain.instructions:
         first, *others = instruction.operands

@@ -114,6 +114,12 @@ def test_truth_and_nan() -> None:
     assert evaluate(parse_chain("max x0 0.0 -> %0"), [nan], [torch.float32])[0][0].isnan()
 
 
+def test_a_number_beyond_the_dtype_is_infinite() -> None:
+    for op in ("add", "max"):
+        (made,) = evaluate(parse_chain(f"{op} x0 1e+300 -> %0"), [torch.ones(2)], [torch.float32])
+        assert made.tolist() == [math.inf, math.inf], op
+
+
 def test_a_call_with_the_wrong_number_of_operands_is_refused() -> None:
     with pytest.raises(ExecError, match="reads 2 and gives 1"):
         evaluate(parse_chain("add x0 x1 -> %0"), [torch.ones(2)], [torch.float32])
