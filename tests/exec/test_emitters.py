@@ -179,6 +179,14 @@ CASES = {
         lambda: case(A + "addmm.default", draw(5), draw(3, 4), draw(4, 5), beta=2.0),
     ),
     "linear": (["gemm"], lambda: case(A + "linear.default", draw(2, 3, 4), draw(5, 4), draw(5))),
+    "linear with a bias for all": (
+        ["generic"],
+        lambda: case(A + "linear.default", draw(2, 4), draw(5, 4), draw(1)),
+    ),
+    "linear with a bias for each": (
+        ["generic"],
+        lambda: case(A + "linear.default", draw(2, 4), draw(5, 4), draw(2, 5)),
+    ),
     "linear of a row": (["generic"], lambda: case(A + "linear.default", draw(4), draw(5, 4))),
     "linear of rows apart": (
         ["gemm"],

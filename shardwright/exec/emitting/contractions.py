@@ -34,6 +34,8 @@ def _linear(call: NodeCall) -> Emission:
     x, w, bias = (call.arguments[name] for name in ("input", "weight", "bias"))
     if len(call.of(x).shape) < 2 or len(call.of(w).shape) != 2 or not _are_floats(call, x, w, bias):
         return None
+    if bias is not None and call.of(bias).shape != call.of(w).shape[:1]:
+        return None  # one that broadcasts
     return [call.emit("gemm", [x, w, bias, None], transpose_b=1)]
 
 
