@@ -101,6 +101,7 @@ def _attention(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
     q, k, v = needed(q), needed(k), needed(v)
     causal, scale = bool(attrs["causal"]), attrs["scale"]
     if q.device.type == "cpu":
+        mask = _in_four(mask)
         call = _aten._scaled_dot_product_flash_attention_for_cpu.default
         return lambda: store(call(q, k, v, 0.0, causal, attn_mask=mask, scale=scale), outs)
     return lambda: store(attend(q, k, v, mask, causal, scale), outs)
@@ -111,11 +112,17 @@ def _attention_backward(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
     dy, q, k, v, y, lse = (needed(tensor) for tensor in (dy, q, k, v, y, lse))
     causal, scale = bool(attrs["causal"]), attrs["scale"]
     if q.device.type == "cpu":
+        mask = _in_four(mask)
         call = _aten._scaled_dot_product_flash_attention_for_cpu_backward.default
         return lambda: store(
             call(dy, q, k, v, y, lse, 0.0, causal, attn_mask=mask, scale=scale), outs
         )
     return lambda: store(attend_backward(dy, q, k, v, y, lse, mask, causal, scale), outs)
+
+
+def _in_four(mask: torch.Tensor | None) -> torch.Tensor | None:
+    """A mask in four dimensions: the CPU's operator takes two or four."""
+    return None if mask is None else mask[(None,) * (4 - mask.dim())]
 
 
 def _scores(
