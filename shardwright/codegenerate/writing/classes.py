@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from shardwright.codegenerate.writing.body import INDENT, Body
+from shardwright.codegenerate.writing.body import Body
 from shardwright.codegenerate.writing.constants import pattern
 from shardwright.codegenerate.writing.names import ClassNames
 from shardwright.codegenerate.writing.source_text import SourceText
+from shardwright.codegenerate.writing.statements import INDENT
 
 MODULE = "nn.Module"
 DICTIONARY = "nn.ModuleDict"

@@ -116,7 +116,6 @@ class Variables:
 
     def __init__(self, reserved: Iterable[str] = ()) -> None:
         self._held = set(reserved)
-        self.seen: set[str] = set(reserved)
 
     def take(self, wanted: str) -> str:
         """``wanted``, or the first ``wanted_1``, ``wanted_2``, … that nothing uses now."""
@@ -124,7 +123,6 @@ class Variables:
         while name in self._held:
             name, number = f"{wanted}_{number}", number + 1
         self._held.add(name)
-        self.seen.add(name)
         return name
 
     def free(self, name: str) -> None:
