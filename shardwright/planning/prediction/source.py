@@ -8,7 +8,7 @@ is worked out once.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -35,6 +35,10 @@ MOST, FIRST = 0, 1
 
 Those of the other inputs and of the outputs follow the last.
 """
+
+
+Row = tuple[int, int, float, int, int]
+"""A row of `Places`: number, node, nbytes, at, column."""
 
 
 class Pairs(NamedTuple):
@@ -72,8 +76,8 @@ class Places(NamedTuple):
     column: Integers
 
     @classmethod
-    def of(cls, rows: Iterable[tuple[int, int, float, int, int]]) -> Places:
-        """From (number, node, nbytes, at, column)."""
+    def of(cls, rows: Iterable[Row]) -> Places:
+        """From rows of these."""
         number, node, nbytes, at, column = _columns(rows, 5)
         return cls(
             np.array(number, dtype=np.int64),
@@ -90,6 +94,28 @@ class Places(NamedTuple):
     def parts(self, parts: Integers) -> Integers:
         """In how many parts each is."""
         return np.asarray(parts[self.at, self.column], dtype=np.int64)
+
+
+class Ways(NamedTuple):
+    """How nodes come to what they keep: a reading for each view on the way, the nearest first.
+
+    ``row`` is that of what is kept, ``readings`` the values as they are read, ``made`` as they were
+    made.
+    """
+
+    row: Integers
+    readings: Places
+    made: Places
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[int, Row, Row]]) -> Ways:
+        """From rows, each with the value as it is read, and as it was made."""
+        found = [*rows]
+        return cls(
+            np.array([row for row, _, _ in found], dtype=np.int64),
+            Places.of([read for _, read, _ in found]),
+            Places.of([made for _, _, made in found]),
+        )
 
 
 def _columns(rows: Iterable[tuple[float, ...]], count: int) -> Iterable[tuple[float, ...]]:
@@ -191,6 +217,8 @@ class Holds:
     saved
         What nodes' backwards read that is not stored, and what an operator keeps beside its
         tensors.
+    ways
+        By which views they come to it.
     crossing
         What a block keeps if all else in it is computed again: what it is given of other blocks,
         of outside the forward, or of stored values that the forward replaces.
@@ -206,6 +234,7 @@ class Holds:
 
     block: Integers
     saved: Places
+    ways: Ways
     crossing: Places
     stored: Places
     gradient: Floats
@@ -228,7 +257,7 @@ class _Holding:
     def run(self) -> Holds:
         source = self.source
         block = _blocks(source)
-        saved = self._saved()
+        saved, ways = self._saved()
         again = _again(source, saved, block)
         rereading = Rereading(source, saved, again, block)
         made, passed, answered = self._passed()
@@ -237,6 +266,7 @@ class _Holding:
         return Holds(
             block=block,
             saved=saved,
+            ways=ways,
             crossing=self._crossing(rereading),
             stored=stored,
             gradient=gradient,
@@ -251,41 +281,48 @@ class _Holding:
         )
 
     def _place(self, position: int, value_id: int) -> tuple[int, int]:
-        """Where it shows in how many parts a value is at a node: it may read a view of it."""
-        source = self.source
-        node = source.view.nodes[position]
-        if value_id in node.inputs:
-            return position, FIRST + node.inputs.index(value_id)
-        if value_id in node.outputs:
-            return self._as_made(position, value_id)
-        producer = source.view.values[value_id].producer
-        if producer is not None and producer in source.position:
-            return self._as_made(source.position[producer], value_id)
-        seen = next(v for v in node.inputs if source.bases.get(v) == value_id)
-        maker = source.view.values[seen].producer
-        assert maker is not None, "a view is made"
-        return self._place(source.position[maker], value_id)
+        """Where it shows in how many parts a value is that a node reads or makes."""
+        inputs = self.source.view.nodes[position].inputs
+        if value_id in inputs:
+            return position, FIRST + inputs.index(value_id)
+        return self._as_made(position, value_id)
 
     def _as_made(self, position: int, value_id: int) -> tuple[int, int]:
         node = self.source.view.nodes[position]
         return position, FIRST + len(node.inputs) + node.outputs.index(value_id)
 
-    def _saved(self) -> Places:
-        source, rows = self.source, []
+    def _saved(self) -> tuple[Places, Ways]:
+        source, rows, ways = self.source, list[Row](), list[tuple[int, Row, Row]]()
         if not source.training:
-            return Places.of(())
+            return Places.of(()), Ways.of(())
         view = source.view
         beyond = max(view.values, default=0) + 1
         for i, node in enumerate(view.nodes):
             if i in source.prepare:
                 continue
-            for value_id in saved_for_backward(view, node, source.needing, source.bases):
-                value = view.values[value_id]
-                if not value.is_stored:
-                    rows.append((value_id, i, value.nbytes, *self._place(i, value_id)))
+            for read in saved_for_backward(view, node, source.needing, {}):
+                base = view.values[source.bases.get(read, read)]
+                if not base.is_stored:
+                    way = [*self._way(i, read)]
+                    ways += [(len(rows), *reading) for reading in way]
+                    rows.append((base.id, i, *way[-1][1][2:]))
             if beside := saved_beside(view, node, source.needing):
                 rows.append((beyond + i, i, beside, i, MOST))
-        return Places.of(rows)
+        return Places.of(rows), Ways.of(ways)
+
+    def _way(self, position: int, value_id: int) -> Iterator[tuple[Row, Row]]:
+        """What a node reads, what that is a view of, and so on: as it is read, and as made."""
+        source = self.source
+        value = source.view.values[value_id]
+        read = value_id, position, value.nbytes, *self._place(position, value_id)
+        if value.producer is None:
+            yield read, read
+            return
+        maker = source.position[value.producer]
+        yield read, (*read[:3], *self._as_made(maker, value_id))
+        if (base := source.bases.get(value_id)) is not None:
+            inputs = source.view.nodes[maker].inputs
+            yield from self._way(maker, next(v for v in inputs if source.bases.get(v, v) == base))
 
     def _crossing(self, rereading: Rereading) -> Places:
         source, rows = self.source, []

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from shardwright.ir import IRGraph
 from shardwright.ir.operators import is_marker
 from shardwright.planning.plan import Split
+from shardwright.planning.prediction.brought import with_brought
 from shardwright.planning.prediction.source import (
     FIRST,
     Floats,
@@ -124,7 +125,7 @@ def spread(
         backward=np.where(prepare, 0.0, costs[:, 1]),
         weight=np.where(prepare, 0.0, costs[:, 2]),
         once=once + np.where(prepare, costs[:, 0], 0.0),
-        saved=holds.saved.pairs(parts),
+        saved=with_brought(holds.saved.pairs(parts), holds.ways, parts, fetched),
         crossing=_crossing(source, holds.crossing.pairs(parts), fetched),
         stored=holds.stored.pairs(parts),
         gradient=holds.gradient / count,

@@ -27,13 +27,11 @@ LOSSES = [
     lambda made, wanted: ((made - wanted) ** 2).mean(),
     lambda made, wanted: functional.cross_entropy(made, wanted.argmax(-1)),
 ]
-MESHES = [{"pipeline": 1}, {"data": 2}, {"tensor": 2}, {"pipeline": 2, "data": 2}]
+MESHES = [{"pipeline": 1}, {"data": 2}, {"tensor": 2}, {"sequence": 2}, {"pipeline": 2, "data": 2}]
 
 
-def regression(loss, layers=2, width=32):
-    model = nn.Sequential(
-        *(layer for _ in range(layers) for layer in (nn.Linear(width, width), nn.Tanh()))
-    )
+def regression(loss, model=None, shape=(8, 32)):
+    model = model or nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(x, y):
@@ -43,7 +41,7 @@ def regression(loss, layers=2, width=32):
         optimizer.step()
         return made
 
-    rows = torch.ones(8, width)
+    rows = torch.ones(shape)
     return compile_ir(step, rows, rows.clone())
 
 
@@ -75,6 +73,15 @@ def check(graph, made):
 def test_of_any_loss(loss, mesh):
     graph = regression(loss)
     check(graph, plan(graph, mesh=mesh, microbatches=2))
+
+
+@pytest.mark.parametrize("inner", ["data", "tensor", "sequence"])
+def test_of_attention_that_brings_values_in_several_layouts(inner):
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+    graph = regression(functional.mse_loss, model, (4, 6, 32))
+    check(graph, plan(graph, mesh={inner: 2}, microbatches=2))
+    check(graph, plan(graph, mesh={"pipeline": 2, inner: 2}, microbatches=2))
 
 
 def test_of_a_batch_norm():
