@@ -29,6 +29,7 @@ from shardwright.exec.placement import ARENA as ARENA
 from shardwright.exec.placement import Buffer, Home, Placement
 from shardwright.exec.plan_text import format_plan
 from shardwright.exec.spots import Spot, find_spots, saved
+from shardwright.exec.streams import find_streams
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,10 @@ class ExecPlan:
     order
         What is called, in turn, by number among the graph's calls: all but views, which cost
         nothing, and what makes nothing.
+    streams
+        For each call in turn its stream: 0, unless it runs beside others.
+    waits
+        For each call in turn the places of calls on other streams that it waits for.
     """
 
     lowered: LoweredGraph
@@ -60,6 +65,8 @@ class ExecPlan:
     static: frozenset[int]
     peak_bytes: int
     order: tuple[int, ...]
+    streams: tuple[int, ...]
+    waits: tuple[tuple[int, ...], ...]
 
     @property
     def arena_bytes(self) -> int:
@@ -91,12 +98,14 @@ def make_exec_plan(
     donated: Mapping[int, int] | None = None,
     static: Collection[int] = (),
     outputs: Literal["arena", "caller"] = "arena",
+    streams: int = 1,
 ) -> ExecPlan:
     """The plan of a lowered graph.
 
     ``donated`` maps inputs whose memory is given away to the outputs that are to lie there.
     ``static`` are inputs and stored values whose contents never change. With ``outputs="caller"``
-    each output that is no external value has a buffer of its own.
+    each output that is no external value has a buffer of its own. ``streams`` is on how many
+    streams calls may run, where they need not wait for one another.
     Raises ExecError where a promise does not fit the graph.
     """
     targets = _targets(lowered, donated or {})
@@ -108,7 +117,7 @@ def make_exec_plan(
     kept, targets = keep_results(graph, targets, spots)
     if kept is not graph:
         spots = find_spots(kept.values, kept.ops)
-    planner = _Planner(kept, spots, targets, frozenset(static), outputs)
+    planner = _Planner(kept, spots, targets, frozenset(static), outputs, streams)
     return planner.plan()
 
 
@@ -152,18 +161,21 @@ class _Planner:
         targets: Mapping[int, int],
         static: frozenset[int],
         outputs: Literal["arena", "caller"],
+        streams: int,
     ) -> None:
         self._graph = graph
         self._spots = spots
         self._targets = targets
         self._static = static
         self._outputs: Literal["arena", "caller"] = outputs
+        self._uses = find_uses(graph, spots, targets)
+        empty = any(not _makes_something(graph, number) for number in self._uses.reads)
+        self._streams = 1 if empty else streams
 
     def plan(self) -> ExecPlan:
         """The plan in the graph's order, or in one whose arena is smaller."""
-        uses = find_uses(self._graph, self._spots, self._targets)
-        order = hinted_order(uses)
-        plan, lighter = self._in_order(order), lighter_order(uses, order)
+        order = hinted_order(self._uses)
+        plan, lighter = self._in_order(order), lighter_order(self._uses, order)
         if lighter == order:
             return plan
         return min(plan, self._in_order(lighter), key=lambda found: found.arena_bytes)
@@ -172,10 +184,13 @@ class _Planner:
         graph, spots, targets = self._graph, dict(self._spots), self._targets
         ops = [graph.ops[number] for number in order]
         kept = [*graph.outputs, *targets.values(), *saved(ops)]
-        sharer = Sharer(graph.values, ops, spots, kept)
+        streams = find_streams(self._uses, order, self._streams)
+        sharer = Sharer(graph.values, ops, spots, kept, streams.spans)
         sharing = sharer.share(targets)
         copied = copy_back(graph, targets, sharing, spots)
+        streams = streams.ended_by(len(copied.ops) - len(graph.ops))
         order = (*order, *range(len(graph.ops), len(copied.ops)))
+        called = [k for k, number in enumerate(order) if _makes_something(copied, number)]
         placement = Placement(copied, spots, sharer, sharing, self._outputs)
         return ExecPlan(
             copied,
@@ -185,7 +200,9 @@ class _Planner:
             frozenset(targets),
             self._static,
             placement.arena.peak,
-            tuple(number for number in order if _makes_something(copied, number)),
+            tuple(order[k] for k in called),
+            tuple(streams.of[k] for k in called),
+            tuple(streams.waits[k] for k in called),
         )
 
 

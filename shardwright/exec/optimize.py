@@ -18,7 +18,12 @@ _GENERIC = BY_NAME["generic"].id
 
 
 def optimize_plan(plan: ExecPlan) -> ExecPlan:
-    """The plan without copies onto themselves, and without calls whose results nobody reads."""
+    """The plan without copies onto themselves, and without calls whose results nobody reads.
+
+    A plan with several streams stays as it is: others wait for its calls.
+    """
+    if any(plan.streams):
+        return plan
     read = {*results(plan.lowered), *saved(plan.lowered.ops)}
     kept: list[int] = []
     for number, op in reversed(list(enumerate(plan.lowered.ops))):
@@ -29,10 +34,13 @@ def optimize_plan(plan: ExecPlan) -> ExecPlan:
     if len(kept) == len(plan.lowered.ops):
         return plan
     numbers = {old: new for new, old in enumerate(reversed(kept))}
+    order = tuple(numbers[old] for old in plan.order if old in numbers)
     return replace(
         plan,
         lowered=replace(plan.lowered, ops=tuple(plan.lowered.ops[old] for old in numbers)),
-        order=tuple(numbers[old] for old in plan.order if old in numbers),
+        order=order,
+        streams=plan.streams[: len(order)],
+        waits=plan.waits[: len(order)],
     )
 
 
