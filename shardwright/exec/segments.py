@@ -8,7 +8,7 @@ its number and kind from when it is bound, and a run that is given a log writes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from time import perf_counter
@@ -21,6 +21,7 @@ from shardwright.exec.exec_plan import ExecPlan
 from shardwright.exec.kernels.kernel import Closure
 from shardwright.exec.kernels.table import bind_torch
 from shardwright.exec.kinds import Kind, kind_of
+from shardwright.exec.lanes import Lanes, cuda_lanes
 from shardwright.exec.lowered import ABSENT, LoweredOp
 from shardwright.exec.memory import Memory
 from shardwright.exec.native.library import Bound, Library, Operand, Program
@@ -59,21 +60,24 @@ class TorchSegment:
         self._calls: list[TorchCall | None] = [None] * len(ops)
         self._versions: list[tuple[int, ...]] = [()] * len(ops)
         self._seen = -1
+        places = slice(first, first + len(ops))
+        self._streams, self._waits = plan.streams[places], plan.waits[places]
+        self._lanes: Lanes | None = None
 
     def touches(self) -> set[int]:
         """The buffers that its calls read or write."""
         return {buffer for buffers in self._buffers for buffer in buffers}
 
     def run(self, memory: Memory, threads: int, log: CallLog | None = None) -> None:
-        """All its calls in turn."""
+        """All its calls in turn; on a GPU on their streams."""
         calls = self._bound(memory)
-        if log is None:
-            for call in calls:
-                call()
+        made = calls if log is None else [_logged(call, memory.device, log) for call in calls]
+        if memory.device.type == "cuda" and any(self._streams):
+            self._lanes = self._lanes or cuda_lanes(memory.device, 1 + max(self._streams))
+            self._lanes.run(made, self._streams, self._waits)
         else:
-            for call in calls:
-                seconds = _timed(call, memory.device)
-                log.append(Logged(call.number, call.kind_id, False, seconds))
+            for call in made:
+                call()
 
     def _bound(self, memory: Memory) -> list[TorchCall]:
         """Its calls, on the memory's present addresses."""
@@ -196,6 +200,16 @@ class TorchCall:
         except Exception as error:
             error.add_note(f"in {self._where}")
             raise
+
+
+def _logged(call: TorchCall, device: torch.device, log: CallLog) -> Callable[[], None]:
+    """The call, which writes down that it was made."""
+
+    def make() -> None:
+        seconds = _timed(call, device)
+        log.append(Logged(call.number, call.kind_id, False, seconds))
+
+    return make
 
 
 def _timed(call: TorchCall, device: torch.device) -> float:

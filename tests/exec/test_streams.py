@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwright.exec import segments
 from shardwright.exec.cuda import GraphMemory
 from shardwright.exec.emitters import emit_graph
 from shardwright.exec.exec_plan import ExecPlan, make_exec_plan
@@ -212,6 +213,33 @@ def test_ordered_calls_are_on_one_stream() -> None:
 def test_nothing_is_left_out_of_a_plan_that_waits() -> None:
     plan = planned(heads(), streams=2)
     assert optimize_plan(plan) is plan
+
+
+@pytest.mark.parametrize("logged", [False, True])
+def test_an_executor_on_a_gpu_puts_calls_on_their_streams(
+    monkeypatch: pytest.MonkeyPatch, logged: bool
+) -> None:
+    plan, seen = planned(heads(), streams=2), list[Any]()
+
+    class Seen(Lanes):
+        def run(self, calls: Any, streams: Any, waits: Any) -> None:
+            seen.append((len(calls), streams, waits))
+            for call in calls:
+                call()
+
+    def lanes(device: torch.device, count: int) -> Lanes:
+        return Seen([], lambda: Queue(Device(count)), Device(count).on)
+
+    monkeypatch.setattr(segments, "cuda_lanes", lanes)
+    monkeypatch.setattr(segments, "_timed", lambda call, device: call() or 0.0)
+    executor = Executor(plan, native=False)
+    feed = feed_of(plan, heads(), [torch.randn(16, 16)], contents(heads()))
+    executor.bind_and_alloc_slots(feed)
+    executor.memory.device = torch.device("cuda")
+    with executor.logging() if logged else nullcontext([]) as log:
+        executor.run_bound()
+    assert seen == [(7, plan.streams, plan.waits)]
+    assert [entry.number for entry in log] == list(range(7)) * logged
 
 
 def test_a_run_that_fails_waits_for_what_was_begun() -> None:
