@@ -11,6 +11,8 @@ from shardwright.exec.emitting.call import Emission, Emitter, NodeCall, Table, i
 
 def _add(call: NodeCall) -> Emission:
     a, b, alpha = (call.arguments[name] for name in ("self", "other", "alpha"))
+    if _is_counter(call, a) and isinstance(b, int) and isinstance(alpha, int):
+        return [call.emit("step_inc", [a], by=float(b * alpha))]
     if not is_tensor(a, b) or not is_number(alpha):
         return None
     left, right, made = call.of(a), call.of(b), call.of(call.made[0])
@@ -19,6 +21,15 @@ def _add(call: NodeCall) -> Emission:
     if is_bias and alike and alpha == 1 and made.shape == left.shape:
         return [call.emit("bias_add", [a, b])]
     return [call.emit("add", [a, b], alpha=float(alpha))]
+
+
+def _is_counter(call: NodeCall, place: Any) -> bool:
+    """Whether an addition counts: a whole number, as a batch norm has of its batches."""
+    if not is_tensor(place):
+        return False
+    found, made = call.of(place), call.of(call.made[0])
+    whole = found.dtype in ("i64", "i32") and found.dtype == made.dtype
+    return whole and found.shape in ((), (1,))
 
 
 def _relu(call: NodeCall) -> Emission:
