@@ -19,7 +19,7 @@ from shardwright.errors import InputError
 from shardwright.exec.exec_plan import ExecPlan
 from shardwright.exec.lowered import ValueSpec
 from shardwright.exec.memory import Memory
-from shardwright.exec.spots import extent
+from shardwright.exec.spots import extent, overlaps
 from shardwright.ir.dtypes import describe_dtype, torch_dtype
 
 
@@ -147,7 +147,15 @@ class Feeds:
 
     def _copy(self, buffer: int, tensor: torch.Tensor) -> None:
         """Let the buffer be memory of its own, with the tensor's contents."""
-        own = self._copied[buffer] = self._memory.own(buffer)
+        own = self._memory.own(buffer)
+        if overlaps(own.shape, own.stride()):
+            spec = self._plan.lowered.values[self._plan.buffers[buffer].vid]
+            raise InputError(
+                f"{spec.role} {spec.name!r} has strides {tensor.stride()}, but the plan reads it "
+                f"with strides {own.stride()}, by which elements lie on one another, so that it "
+                "cannot be copied; give a tensor that lies so"
+            )
+        self._copied[buffer] = own
         own.copy_(tensor.detach())
         self._hold(buffer, own)
 

@@ -14,8 +14,9 @@ What a call asks of the planner stands where there is any: ``constraints``, ``hi
 
 What always holds: ``encode(decode(text)) == text``, and ``decode(encode(graph))`` is the graph with
 its values so numbered. What is decoded is a valid graph: kinds, schemas and blobs that are known,
-operands as many as the kind has and made before they are read, views inside what they view, and
-operators that write to nothing and open no file.
+operands as many as the kind has and made before they are read, values that are what their calls
+make (`legality`), views inside what they view, and operators that write to nothing and open no
+file.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from shardwright.errors import ExecError, GraphError
+from shardwright.errors import ExecError
 from shardwright.exec.constraints import check_wishes
-from shardwright.exec.kinds import BY_NAME, Kind, kind_of
+from shardwright.exec.kinds import Kind, kind_of
+from shardwright.exec.legality.check import check_calls
 from shardwright.exec.lowered import ABSENT, LoweredGraph, LoweredOp, ValueSpec
-from shardwright.exec.spots import extent, find_spots, is_inside
-from shardwright.ir import resolve
+from shardwright.exec.spots import extent
 from shardwright.ir.dtypes import DTYPES, itemsize
 from shardwright.ir.values import Role
 
@@ -134,7 +135,7 @@ def decode(text: str, name: str = "graph") -> LoweredGraph:
     ops = tuple(_op(k, call) for k, call in enumerate(parsed.calls))
     _check_order(parsed, ops)
     graph = LoweredGraph(name, values, ops, tuple(range(parsed.inputs)), parsed.outputs)
-    _check_views(graph)
+    check_calls(graph)
     return graph
 
 
@@ -174,10 +175,8 @@ def _op(number: int, call: _Call) -> LoweredOp:
     try:
         blob = base64.b64decode(call.blob, validate=True)
         kind = kind_of(call.kind)
-        attrs = kind.unpack(call.schema, blob)
-        if kind.name == "generic":
-            _check_operator(attrs["op"])
-    except (binascii.Error, ValueError, ExecError, GraphError) as error:
+        kind.unpack(call.schema, blob)
+    except (binascii.Error, ValueError, ExecError) as error:
         raise ExecError(f"{where}: {error}") from None
     _check_counts(kind, call, where)
     check_wishes(kind, call.constraints, call.hints, where)
@@ -192,12 +191,6 @@ def _op(number: int, call: _Call) -> LoweredOp:
         call.hints,
         call.saved,
     )
-
-
-def _check_operator(op: str) -> None:
-    schema = resolve(op)._schema
-    if schema.is_mutable or any(argument.name == "filename" for argument in schema.arguments):
-        raise ExecError(f"{op} writes to its arguments or opens a file; it cannot stand in a file")
 
 
 def _check_counts(kind: Kind, call: _Call, where: str) -> None:
@@ -227,21 +220,3 @@ def _check_order(parsed: _Text, ops: Sequence[LoweredOp]) -> None:
         raise ExecError(f"there are {len(parsed.values)} values, but only {known} are made")
     if any(not 0 <= vid < known for vid in parsed.outputs):
         raise ExecError(f"the outputs are {parsed.outputs}; there are {known} values")
-
-
-def _check_views(graph: LoweredGraph) -> None:
-    """Views lie inside what they view, and are the values that they say."""
-    spots = find_spots(graph.values, graph.ops)
-    for k, op in enumerate(graph.ops):
-        if op.kind_id != BY_NAME["view"].id:
-            continue
-        source, made = graph.values[op.in_vids[0]], graph.values[op.out_vids[0]]
-        spot = spots[made.vid]
-        if (spot.shape, source.dtype) != (made.shape, made.dtype) or not is_inside(
-            spot, graph.values[spot.root]
-        ):
-            raise ExecError(
-                f"call {k}: a view of shape {list(spot.shape)} and strides {list(spot.strides)} "
-                f"from element {spot.offset} does not lie in value {spot.root}, "
-                f"{graph.values[spot.root].dtype}{list(graph.values[spot.root].shape)}"
-            )

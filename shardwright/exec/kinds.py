@@ -65,10 +65,10 @@ class Kind:
     def takes(self, n_in: int, n_out: int) -> bool:
         """Whether a call may have so many operands, absent ones counted."""
         if self.lists:
-            single = 1 if len(self._named(0)) > self.lists else 0
+            single = 1 if len(self.names(0)) > self.lists else 0
             count, left = divmod(n_in - single, self.lists)
             return count > 0 and left == 0 and n_out == count * len(self.written)
-        counts = zip((n_in, n_out), map(self._named, (0, 1)), strict=True)
+        counts = zip((n_in, n_out), map(self.names, (0, 1)), strict=True)
         return all(len(names) == n or names[:1] in (["x…"], ["y…"]) for n, names in counts)
 
     def lacks(self, inputs: Sequence[int], outputs: Sequence[int]) -> str:
@@ -78,14 +78,14 @@ class Kind:
         """
         if self.lists:
             return ""
-        for names, vids in zip(map(self._named, (0, 1)), (inputs, outputs), strict=True):
+        for names, vids in zip(map(self.names, (0, 1)), (inputs, outputs), strict=True):
             for k, vid in enumerate(vids):
                 name = names[min(k, len(names) - 1)]
                 if vid < 0 and name[-1] not in "?…":
                     return name
         return ""
 
-    def _named(self, side: int) -> list[str]:
+    def names(self, side: int) -> list[str]:
         """The inputs (0) or outputs (1) by their names in `operands`."""
         return _names(BY_NAME["adam"].operands if self.name == "adamw" else self.operands)[side]
 

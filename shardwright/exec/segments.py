@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 
 from shardwright.errors import ExecError
 from shardwright.exec.call_log import CallLog, Logged
 from shardwright.exec.exec_plan import ExecPlan
-from shardwright.exec.kernels.kernel import Closure
+from shardwright.exec.kernels.kernel import Closure, present
 from shardwright.exec.kernels.table import bind_torch
 from shardwright.exec.kinds import Kind, kind_of
 from shardwright.exec.lanes import Lanes, cuda_lanes
@@ -181,25 +182,58 @@ def _bind(op: LoweredOp, number: int, memory: Memory) -> TorchCall:
     )
     closure = bind_torch(kind.name, kind.unpack(op.attr_schema, op.attr_blob), ins, outs)
     where = f"{kind.name}, {op.where}" if op.where else kind.name
-    return TorchCall(closure, number, op.kind_id, where)
+    return TorchCall(closure, present(outs), number, op.kind_id, where)
 
 
 class TorchCall:
-    """A bound call of torch, which knows which one it is; its exceptions say where it came from."""
+    """A bound call of torch, which knows which one it is; its exceptions say where it came from.
 
-    __slots__ = ("_call", "_where", "kind_id", "number")
+    At its first run it is seen whether its outputs stay where they are, and as large.
+    """
 
-    def __init__(self, call: Closure, number: int, kind_id: int, where: str) -> None:
-        self._call, self._where = call, where
+    __slots__ = ("_call", "_homes", "_outs", "_where", "kind_id", "number")
+
+    def __init__(
+        self, call: Closure, outs: Sequence[torch.Tensor], number: int, kind_id: int, where: str
+    ) -> None:
+        self._call, self._outs, self._where = call, outs, where
+        self._homes: list[_Home] | None = [_home(out) for out in outs]
         self.number, self.kind_id = number, kind_id
 
     def __call__(self) -> None:
-        """Make the call."""
+        """Make the call. Raises ExecError where it moves what it is to write to."""
         try:
             self._call()
+            if self._homes is not None:
+                self._check_homes(self._homes)
         except Exception as error:
             error.add_note(f"in {self._where}")
             raise
+
+    def _check_homes(self, homes: Sequence[_Home]) -> None:
+        for out, home in zip(self._outs, homes, strict=True):
+            if (found := _home(out)) != home:
+                raise ExecError(
+                    f"call {self.number}, {self._where}, moved what it was to write to: {home} "
+                    f"became {found}; its values are not as its operands ask for. Lower the "
+                    "pipeline again, or report the operator"
+                )
+        self._homes = None
+
+
+class _Home(NamedTuple):
+    """How and where a slot lies."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{list(self.shape)} with strides {list(self.strides)} at {self.address:#x}"
+
+
+def _home(tensor: torch.Tensor) -> _Home:
+    return _Home(tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
 
 
 def _logged(call: TorchCall, device: torch.device, log: CallLog) -> Callable[[], None]:

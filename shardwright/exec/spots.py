@@ -95,6 +95,17 @@ def is_inside(spot: Spot, spec: ValueSpec) -> bool:
     return math.prod(spot.shape) == 0 or (forward and end <= extent(spec.shape, strides))
 
 
+def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether elements lie on one another: a stride does not step over what smaller ones reach."""
+    reach = 0
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += (size - 1) * stride
+    return False
+
+
 def alike(a: Spot, b: Spot) -> bool:
     """Whether two spots order as many elements alike, whatever their roots."""
     return a.shape == b.shape and same_order(a.shape, a.strides, b.strides)

@@ -10,14 +10,17 @@ import torch
 from shardwright.exec.emitters import emit_graph
 from shardwright.exec.exec_plan import ExecPlan, make_exec_plan
 from shardwright.exec.executor import Executor
+from shardwright.exec.legality.check import check_calls
 from shardwright.exec.lowering import lower_graph
 from shardwright.ir import IRGraph, compile_graph
 from shardwright.ir.dtypes import torch_dtype
 
 
 def planned(graph: IRGraph, **options: Any) -> ExecPlan:
-    """The plan of a graph as it stands, without passes."""
-    return make_exec_plan(lower_graph(emit_graph(graph)), **options)
+    """The plan of a graph as it stands, without passes, when its calls were found legal."""
+    lowered = lower_graph(emit_graph(graph))
+    check_calls(lowered)
+    return make_exec_plan(lowered, **options)
 
 
 def contents(graph: IRGraph) -> dict[int, torch.Tensor]:

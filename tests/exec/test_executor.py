@@ -236,6 +236,20 @@ def test_attributes_that_a_kind_cannot_read_are_refused(native, op, change, said
         Executor(plan, native=native).run({"x": f64(2, 3)})
 
 
+@pytest.mark.parametrize("op", ["aten.softmax.int", "aten.sin.default"])
+def test_a_call_that_moves_what_it_writes_to_is_found_out(op):
+    """Torch resizes an output that a plan has another shape for; files are refused before."""
+    builder = Builder()
+    more = {"dim": 1} if op == "aten.softmax.int" else {}
+    graph = builder.finish(builder.call(op, builder.input("x", (2, 3), "f64"), **more))
+    lowered = lower_graph(emit_graph(graph))
+    (made,) = lowered.outputs
+    values = {**lowered.values, made: replace(lowered.values[made], shape=(3, 2))}
+    executor = Executor(make_exec_plan(replace(lowered, values=values)), native=False)
+    with pytest.raises(ExecError, match=r"call 0, .*moved.*\[3, 2\].*became \[2, 3\]"):
+        executor.run({"x": f64(2, 3)})
+
+
 # --- feeds -----------------------------------------------------------------------------------
 
 
@@ -316,6 +330,17 @@ def test_stored_tensors_that_share_written_memory_are_refused():
         Executor(planned(graph)).run({"a": own[:4], "b": own[2:6]})
     with pytest.raises(InputError, match="strides"):
         Executor(planned(graph)).run({"a": own[::2], "b": f64(4)})
+
+
+def test_an_input_that_lies_on_itself_is_fed_as_it_is_or_refused():
+    builder = Builder()
+    x = builder.input("x", (2, 3), "f64", strides=(0, 1))
+    plan = planned(builder.finish(builder.call("aten.sin.default", x)))
+    row = f64(1, 3)
+    (found,) = Executor(plan).run({"x": row.expand(2, 3)})
+    assert torch.equal(found, row.sin().expand(2, 3))
+    with pytest.raises(InputError, match=r"'x' has strides \(3, 1\).*\(0, 1\).*one another"):
+        Executor(plan).run({"x": row.expand(2, 3).contiguous()})
 
 
 def test_a_refused_feed_binds_nothing():

@@ -217,6 +217,13 @@ def generic(op: str) -> dict[str, Any]:
     return {"kind": 0, "schema": schema, "blob": base64.b64encode(blob).decode()}
 
 
+def with_batch(data: dict[str, Any], size: int) -> None:
+    """Let every value of eight rows have so many."""
+    for value in data["values"]:
+        if value["shape"][0] == 8:
+            value["shape"][0] = size
+
+
 REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "no text": (lambda d: [1], r"'d0\.0'.*not the text of a lowered graph.*\[rule graph\]"),
     "another version": (lambda d: d.update(version=2), r"'d0\.0'.*\[rule graph\]"),
@@ -240,8 +247,12 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
         r"mine\.op\.default.*\[rule requires\]",
     ),
     "another shape of an input": (
-        lambda d: d["values"][0].update(shape=[4, 16]),
+        lambda d: with_batch(d, 4),
         r"tensor 'input'.*takes f32\[4, 16\].*\[rule graph-tensors\]",
+    ),
+    "a shape that no call makes": (
+        lambda d: d["values"][0].update(shape=[4, 16]),
+        r"'d0\.0': call 0, gemm: y is f32.* makes f32\[4, 16\].*\[rule graph\]",
     ),
     "one output more": (
         lambda d: d["outputs"].append(0),

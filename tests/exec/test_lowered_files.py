@@ -106,6 +106,9 @@ def blob(kind, **attrs):
     return base64.b64encode(BY_NAME[kind].layout(1).pack(attrs)).decode()
 
 
+GEMM = {"transpose_a": 0, "transpose_b": 1, "activation": 0, "alpha": 1.0}
+
+
 def generic(op):
     return {"kind": 0, "schema": 1, "blob": blob("generic", op=op, call="")}
 
@@ -159,6 +162,34 @@ BROKEN = {
     "a stride that 64 bits do not hold": (
         lambda t: t["values"][4].update(strides=[1, 2**63]),
         "value 4 is f32.* below",
+    ),
+    "an activation that is none": (
+        lambda t: t["calls"][0].update(blob=blob("gemm", **GEMM | {"activation": 200})),
+        "call 0, gemm: activation=200; expected one of 0 none, 1 relu",
+    ),
+    "a flag that is none": (
+        lambda t: t["calls"][0].update(blob=blob("gemm", **GEMM | {"transpose_b": 7})),
+        "call 0, gemm: transpose_b=7; expected a number from 0 to 1",
+    ),
+    "a matrix the other way round": (
+        lambda t: t["calls"][0].update(blob=blob("gemm", **GEMM | {"transpose_b": 0})),
+        r"call 0, gemm: a is f32\[4, 8\] and b is f32\[16, 8\]; expected as many",
+    ),
+    "a shape that is not what the call makes": (
+        lambda t: t["values"][2].update(shape=[2, 16]),
+        r"call 0, gemm: y is f32\[2, 16\], but the call makes f32\[4, 16\]; lower",
+    ),
+    "a dtype that is not what the call makes": (
+        lambda t: t["values"][3].update(dtype="f64"),
+        r"call 1, relu: y is f64\[4, 16\], but the call makes f32\[4, 16\]; lower",
+    ),
+    "a view of another dtype": (
+        lambda t: t["values"][4].update(dtype="i32"),
+        r"call 2: a view .* of f32, as i32\[16, 4\], does not lie in value 3",
+    ),
+    "elements on one another": (
+        lambda t: t["values"][2].update(strides=[0, 1]),
+        r"call 0, gemm: y is f32\[4, 16\] with strides \[0, 1\].* lie on one another",
     ),
     "an operator that writes": (
         lambda t: t["calls"][1].update(generic("aten.relu_.default")),

@@ -8,7 +8,7 @@ given; these, and operators without one, are called as they are, and their resul
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -25,26 +25,26 @@ _RESIZING = {"aten.mse_loss.default"}
 
 
 def _generic(attrs: Mapping[str, Any], ins: Tensors, outs: Tensors) -> Closure:
-    overload, text = resolve(attrs["op"]), _arguments(attrs["call"], attrs["op"])
+    overload, (given, named) = resolve(attrs["op"]), call_arguments(attrs)
     device = next((tensor.device for tensor in present((*ins, *outs))), torch.device("cpu"))
-    args = [_filled(item, ins, device) for item in text["args"]]
-    kwargs = {key: _filled(item, ins, device) for key, item in text["kwargs"].items()}
+    args = [_filled(item, ins, device) for item in given]
+    kwargs = {key: _filled(item, ins, device) for key, item in named.items()}
     writer = out_overload(overload)
     if writer is None or None in outs or len(outs) != len(writer[1]):
         return lambda: _store_flat(overload(*args, **kwargs), outs)
     form, names = writer
-    return _Checked(form, args, kwargs | dict(zip(names, outs, strict=True)), present(outs))
+    kwargs |= dict(zip(names, outs, strict=True))
+    return lambda: form(*args, **kwargs)
 
 
-def _arguments(call: str, op: str) -> dict[str, Any]:
+def call_arguments(attrs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments and keywords of a generic call, `Input` for tensors. Raises ExecError."""
     try:
-        text = json.loads(call)
-        return {
-            "args": [from_json(item) for item in text["args"]],
-            "kwargs": {key: from_json(item) for key, item in text["kwargs"].items()},
-        }
-    except (ValueError, KeyError, TypeError, AttributeError, GraphError) as error:
-        raise ExecError(f"the arguments of {op} cannot be read: {error!r}") from None
+        text = json.loads(attrs["call"])
+        kwargs = {key: from_json(item) for key, item in text["kwargs"].items()}
+        return [from_json(item) for item in text["args"]], kwargs
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, GraphError) as error:
+        raise ExecError(f"the arguments of {attrs['op']} cannot be read: {error!r}") from None
 
 
 def _filled(argument: Any, ins: Tensors, device: torch.device) -> Any:
@@ -56,37 +56,6 @@ def _store_flat(made: Any, outs: Tensors) -> None:
     for tensor, out in zip(flatten_results(made), outs, strict=True):
         if out is not None:
             out.copy_(tensor)
-
-
-class _Checked:
-    """A call that writes to its outputs; at its first run it is seen whether it does."""
-
-    def __init__(
-        self,
-        form: OpOverload,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        outs: Sequence[torch.Tensor],
-    ) -> None:
-        self._form, self._args, self._kwargs, self._outs = form, args, kwargs, outs
-        self._homes: list[Home] | None = [_home(out) for out in outs]
-
-    def __call__(self) -> None:
-        self._form(*self._args, **self._kwargs)
-        if self._homes is not None:
-            if [_home(out) for out in self._outs] != self._homes:
-                raise ExecError(
-                    f"{self._form} moved what it was to write to; report this operator, and "
-                    "meanwhile run the graph without an execution plan"
-                )
-            self._homes = None
-
-
-Home = tuple[int, tuple[int, ...], tuple[int, ...]]
-
-
-def _home(tensor: torch.Tensor) -> Home:
-    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
 
 
 @cache

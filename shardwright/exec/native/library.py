@@ -28,6 +28,7 @@ from shardwright.exec.call_log import CallLog, Logged
 from shardwright.exec.kinds import BY_ID
 from shardwright.exec.lowered import ABSENT
 from shardwright.exec.native.build import built_library
+from shardwright.exec.spots import overlaps
 from shardwright.ir.dtypes import DTYPES
 
 MAX_DIMS = 8
@@ -169,7 +170,7 @@ class Library:
             return misfit
         if any(len(operand.shape) > MAX_DIMS for operand in operands if operand):
             return f"an operand has more than {MAX_DIMS} dimensions"
-        if any(_overlaps(operand) for operand in operands[n_in:] if operand):
+        if any(overlaps(operand.shape, operand.strides) for operand in operands[n_in:] if operand):
             return "elements of an output lie on one another"
         table = (_Operand * len(operands))(*map(_pack, operands))
         spec = _CallSpec(kind, schema, n_in, len(operands) - n_in, table, blob, len(blob))
@@ -249,17 +250,6 @@ def _misfit(kind: int, operands: Sequence[Operand | None], n_in: int) -> str:
     if any(0 in operand.shape for operand in operands if operand):
         return "an operand is empty"
     return ""
-
-
-def _overlaps(operand: Operand) -> bool:
-    """Whether a stride is too short to step over what the smaller ones reach."""
-    reach = 0
-    for stride, size in sorted(zip(operand.strides, operand.shape, strict=True)):
-        if size > 1:
-            if stride <= reach:
-                return True
-            reach += (size - 1) * stride
-    return False
 
 
 def _declare(dll: Any) -> None:
