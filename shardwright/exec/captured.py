@@ -89,7 +89,7 @@ class Capture:
         for given, (shape, dtype, device) in zip(args, self._expected, strict=True):
             if not isinstance(given, Tensor) or given.shape != shape:
                 return False
-            if given.dtype != dtype or given.device != device:
+            if given.dtype != dtype or given.device != device or given.layout != torch.strided:
                 return False
         return True
 

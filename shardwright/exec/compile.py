@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from shardwright.errors import DeviceError, ExecError, InputError
 from shardwright.exec.bind import Binder
 from shardwright.exec.program import CompiledProgram
-from shardwright.exec.replay import Replaying
+from shardwright.exec.replay import Replaying, check_count
 from shardwright.exec.sources import Source, source_of
 from shardwright.ir import IRGraph
 
@@ -53,9 +53,11 @@ def compile(
     """
     source = source_of(program, seed)
     chosen = _device(source, device, (*example_args, *example_kwargs.values()))
+    if not isinstance(replay, Replaying | None):
+        raise ExecError(f"replay={replay!r}; give a sw.Replaying, such as sw.Replaying(bound=2)")
     replaying = (replay or Replaying()).of_mode(source.mode)
-    if threads is not None and threads < 1:
-        raise ExecError(f"threads={threads}; a program computes with at least one thread")
+    if threads is not None:
+        check_count("threads", threads, 1)
     made = CompiledProgram(source, Binder(chosen, threads), chosen, replaying)
     if example_args or example_kwargs or _takes_nothing(source):
         made.capture(*example_args, **example_kwargs)

@@ -68,9 +68,9 @@ class Replaying:
     def __post_init__(self) -> None:
         if self.mode not in (None, *MODES):
             raise ExecError(f"replay mode {self.mode!r}; it is one of {', '.join(MODES)}")
-        _check_count("bound", self.bound, 1)
+        check_count("bound", self.bound, 1)
         if self.warm_up is not None:
-            _check_count("warm_up", self.warm_up, 0)
+            check_count("warm_up", self.warm_up, 0)
         for name in ("static_roles", "copy_roles"):
             object.__setattr__(self, name, _roles(name, getattr(self, name)))
         if "input" not in self.copy_roles:
@@ -96,7 +96,7 @@ class Replaying:
         return self.static_roles - self.copy_roles
 
 
-def _check_count(name: str, count: object, least: int) -> None:
+def check_count(name: str, count: object, least: int) -> None:
     """Raise ExecError where an option is no whole number from ``least`` up."""
     if not isinstance(count, int) or isinstance(count, bool) or count < least:
         raise ExecError(f"{name}={count!r}; it is a whole number from {least} up")
@@ -232,7 +232,12 @@ def _fitting(name: str, tensor: Tensor, value: Known, device: torch.device) -> T
 
 
 def check_device(name: str, tensor: Tensor, device: torch.device) -> None:
-    """Raise InputError where a tensor of a feed is not where the program runs."""
+    """Raise InputError where a tensor of a feed is not dense, or not where the program runs."""
+    if tensor.layout != torch.strided:
+        raise InputError(
+            f"input {name!r} is {tensor.layout}, but a program takes dense tensors; give "
+            f"{name}.to_dense()"
+        )
     if tensor.device.type != device.type or device.index not in (None, tensor.device.index):
         raise InputError(
             f"input {name!r} is on {tensor.device}, but the program runs on {device}; move it there"

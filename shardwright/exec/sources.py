@@ -284,9 +284,10 @@ def source_of(program: nn.Module | IRGraph | Callable[..., Any], seed: int = 0) 
         return ModuleSource(program)
     if isinstance(program, IRGraph):
         return GraphSource(program, "train" if program.updates else "inference")
-    if callable(program):
+    if callable(program) and not isinstance(program, type):
         return StepSource(program, seed)
+    found = program if isinstance(program, type) else type(program)
     raise InputError(
-        f"compile takes an nn.Module, an IRGraph, or a function that runs a step of training; "
-        f"found {program!r}"
+        "compile takes an nn.Module, an IRGraph, or a function that runs a step of training; "
+        f"found {found!r}. Tasks of a pipeline are lowered by sw.lower"
     )

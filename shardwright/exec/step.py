@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from shardwright.errors import PlanError
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
 from shardwright.ir.collection import without_collection
 from shardwright.ir.dropout import DROPOUT
@@ -30,6 +31,11 @@ def whole_step(captured: CapturedStep, device_kind: str = "cpu") -> IRGraph:
     gradient.
     """
     planned = plan(captured.graph, devices=1)
+    if planned.training is None:
+        raise PlanError(
+            f"the step {captured.graph.name!r} calls no backward; a step computes a loss, calls "
+            "its backward() and lets an optimizer step. A forward is compiled as a module"
+        )
     step = step_of(captured.graph, planned)
     localized = localize_step(step, planned, device_kind)
     return _Whole(captured.graph, step, localized).written()

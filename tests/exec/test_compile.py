@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 import shardwright as sw
-from shardwright.errors import CaptureError, DeviceError, ExecError, InputError, WeightError
+from shardwright.errors import (
+    CaptureError,
+    DeviceError,
+    ExecError,
+    InputError,
+    PlanError,
+    WeightError,
+)
 from tests.exec.steps import OPTIMIZERS, Program, Tied, assert_close, batches, network, program
 from tests.trainable import TASKS
 from tests.turns import rotated
@@ -378,3 +385,42 @@ def test_a_rate_that_follows_the_loss() -> None:
 
     with pytest.raises((InputError, CaptureError)):
         sw.compile(step, *batches(1)[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"threads": "2"}, "threads='2'; it is a whole number from 1 up"),
+        ({"threads": 1.5}, r"threads=1\.5; it is a whole number from 1 up"),
+        ({"threads": 0}, "threads=0; it is a whole number from 1 up"),
+        ({"replay": "inference"}, "replay='inference'; give a sw.Replaying"),
+    ],
+)
+def test_options_of_another_type_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ExecError, match=message):
+        sw.compile(nn.Linear(2, 2), torch.ones(1, 2), **options)
+
+
+def test_what_is_no_program_is_named_by_its_type() -> None:
+    with pytest.raises(InputError, match=r"found <class 'torch.nn.modules.linear.Linear'>"):
+        sw.compile(nn.Linear, torch.ones(1, 2))  # type: ignore[arg-type]
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    graph = sw.capture(model, (torch.ones(1, 2),))
+    with pytest.raises(
+        InputError, match=r"Pipeline'>\. Tasks of a pipeline are lowered by sw.lower"
+    ):
+        sw.compile(sw.build(graph, sw.plan(graph, devices=2)))  # type: ignore[arg-type]
+
+
+def test_a_function_without_a_backward_is_no_step() -> None:
+    model = nn.Linear(2, 2)
+    with pytest.raises(PlanError, match=r"calls no backward.*compiled as a module"):
+        sw.compile(lambda x: model(x).sum(), torch.ones(1, 2))
+
+
+def test_a_sparse_input_is_refused_by_name() -> None:
+    run = sw.compile(nn.Linear(2, 2), torch.ones(1, 2))
+    with pytest.raises(InputError, match=r"'input' is torch.sparse_coo.*input.to_dense\(\)"):
+        run(torch.ones(1, 2).to_sparse())
+    with pytest.raises(InputError, match=r"'input' is torch.sparse_coo"):
+        run.run({"input": torch.ones(1, 2).to_sparse()})
