@@ -2,6 +2,7 @@
 
 Good files come from the training steps (forward, backward, update) of a decoder and of a network of
 images. One shape, dtype, stride, operand, or byte of attributes becomes another.
+``MUTANTS`` in the environment says how many are tried.
 """
 
 import base64
