@@ -27,8 +27,12 @@ def merged(spreads: Sequence[Spread], which: Sequence[int]) -> Spread:
 
     def of_pairs(name: str) -> Pairs:
         pairs: Pairs = getattr(first, name)
-        sizes = np.stack([getattr(spread, name).size for spread in spreads])
-        return pairs._replace(size=sizes[at[pairs.node], np.arange(len(pairs.node))])
+        rows = at[pairs.node], np.arange(len(pairs.node))
+        numbers, sizes = (
+            np.stack([getattr(getattr(spread, name), column) for spread in spreads])
+            for column in ("number", "size")
+        )
+        return pairs._replace(number=numbers[rows], size=sizes[rows])
 
     return replace(
         first,

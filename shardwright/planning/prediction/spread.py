@@ -60,7 +60,8 @@ class Spread:
     working
         Bytes that a node has in hand besides what is kept.
     fetched
-        Values that communication inside the mesh brings, and the nodes that read them.
+        Values that communication inside the mesh brings, and the nodes in whose stage it does: of
+        terms of a sum the node that makes them, for sums are sent, else the one that reads them.
     """
 
     source: Forward
@@ -137,7 +138,7 @@ def spread(
         fixed=holds.fixed,
         again=np.where(holds.again, costs[:, 0], 0.0),
         working=_working(source, parts, groups),
-        fetched=Pairs.of(fetched),
+        fetched=Pairs.of(_brought_at(source, parts, row) for row in fetched),
         block=holds.block,
         reasons=[*reasons],
     )
@@ -226,6 +227,19 @@ def _crossing(source: Forward, given: Pairs, fetched: Sequence[tuple[int, int, f
     rereading = source.holds.rereading
     sent = Pairs.of([row for row in fetched if rereading(row[0], row[1])])
     return Pairs(*(np.concatenate(columns) for columns in zip(sent, given, strict=True)))
+
+
+def _brought_at(
+    source: Forward, parts: Integers, row: tuple[int, int, float]
+) -> tuple[int, int, float]:
+    """A row of what is fetched, with the node in whose stage that is."""
+    value_id, reader, nbytes = row
+    value = source.view.values[value_id]
+    assert value.producer is not None, "what is stored or given is loaded as it is read"
+    maker = source.position[value.producer]
+    node = source.view.nodes[maker]
+    count = parts[maker, FIRST + len(node.inputs) + node.outputs.index(value_id)]
+    return value_id, maker if nbytes <= value.nbytes / count else reader, nbytes
 
 
 def _working(source: Forward, parts: Integers, groups: Alike) -> Floats:

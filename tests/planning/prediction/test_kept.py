@@ -15,9 +15,11 @@ from shardwright.planning.prediction.spreading import spread_of_plan
 from shardwright.planning.prediction.sums import sums_of
 from shardwright.planning.training import with_prepared
 from shardwright.profiling.cost import Analytic
+from shardwright.schedule.held import waits_inside
 from shardwright.tracing import compile_ir
 from shardwright.transform.activations import demand, stages_of
 from shardwright.transform.step import localize_step
+from tests.planning.automatic.test_auto import random_step
 from tests.steps import image_step
 
 LOSSES = [
@@ -56,7 +58,7 @@ def cuts(graph, made):
 
 
 def check(graph, made):
-    """All that is kept is as predicted, and what must be is no more than that."""
+    """All that is kept is as predicted, what must be is no more; and whether slots wait inside."""
     cluster = Cluster((made.devices,))
     found = spread_of_plan(graph, made, cluster, Analytic(cluster.device))
     sums = sums_of(found.spread, found.staged.stages, len(found.staged.placement))
@@ -66,6 +68,8 @@ def check(graph, made):
         assert sums.saved[stage.stage] == pytest.approx(kept, rel=0.01, abs=16)
         predicted = min(sums.crossing[stage.stage], sums.saved[stage.stage])
         assert predicted >= 0.99 * min(least, kept) - 16
+        waits = waits_inside(sums.fetched[stage.stage], sums.saved[stage.stage])
+        assert waits == waits_inside(stage.brought, kept)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -73,6 +77,12 @@ def check(graph, made):
 def test_of_any_loss(loss, mesh):
     graph = regression(loss)
     check(graph, plan(graph, mesh=mesh, microbatches=2))
+
+
+@pytest.mark.parametrize("seed", [0, 2, 3, 4])
+def test_of_sums_that_are_sent_to_another_stage(seed):
+    graph = random_step(seed, 8)
+    check(graph, plan(graph, mesh={"pipeline": 2, "tensor": 2}, microbatches=2))
 
 
 @pytest.mark.parametrize("inner", ["data", "tensor", "sequence"])
