@@ -1,7 +1,7 @@
 """What a node costs: seconds of its forward, and of its backward.
 
 `Costs` is what planners ask; `Analytic` answers it from shapes alone, by the roofline of a device.
-What always holds: no cost is negative, a view costs nothing, and more parts never cost more.
+What always holds: no cost is negative, a view costs nothing, and a smaller part never costs more.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from shardwright.ir import IRGraph, IRNode
 from shardwright.layout import DeviceModel
 from shardwright.profiling.gradients import needing_gradients, trained_parameters
+from shardwright.profiling.part import WHOLE, Part
 from shardwright.profiling.roofline import NodeWork, node_work, seconds
 
 
@@ -39,8 +40,8 @@ class NodeCost(NamedTuple):
 class Costs(Protocol):
     """Says what nodes cost."""
 
-    def node(self, graph: IRGraph, node: IRNode, parts: int = 1) -> NodeCost:
-        """The seconds of one of ``parts`` equal parts that a node's work is dealt in."""
+    def node(self, graph: IRGraph, node: IRNode, part: Part = WHOLE) -> NodeCost:
+        """The seconds of a node, or of a part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +57,13 @@ class Analytic(Costs):
     _memory: list[_Known] = field(default_factory=list, compare=False, repr=False)
     """What is known of the graph that was asked for last."""
 
-    def node(self, graph: IRGraph, node: IRNode, parts: int = 1) -> NodeCost:
-        """The seconds of one of ``parts`` equal parts that a node's work is dealt in."""
+    def node(self, graph: IRGraph, node: IRNode, part: Part = WHOLE) -> NodeCost:
+        """The seconds of a node, or of a part of it."""
         known = self._known(graph)
-        if node.id not in known.work:
-            known.work[node.id] = node_work(graph, node, known.needing)
-        return NodeCost(*(seconds(self.device, piece, parts) for piece in known.work[node.id]))
+        key = node.id, part
+        if key not in known.work:
+            known.work[key] = node_work(graph, node, known.needing, part)
+        return NodeCost(*(seconds(self.device, piece) for piece in known.work[key]))
 
     def _known(self, graph: IRGraph) -> _Known:
         memory = self._memory
@@ -74,9 +76,9 @@ class Analytic(Costs):
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A graph when it had so many nodes: which values want gradients, and work by node."""
+    """A graph when it had so many nodes: which values want gradients, and work by node and part."""
 
     graph: IRGraph
     nodes: int
     needing: frozenset[int]
-    work: dict[int, NodeWork] = field(default_factory=dict)
+    work: dict[tuple[int, Part], NodeWork] = field(default_factory=dict)

@@ -21,6 +21,7 @@ from shardwright.ir.steps import forward_nodes
 from shardwright.profiling.cost import Costs, NodeCost
 from shardwright.profiling.gradients import needing_gradients, trained_parameters
 from shardwright.profiling.keys import call_key, forward_key
+from shardwright.profiling.part import WHOLE, Part
 from shardwright.profiling.timing import Measurement
 
 GRAPHS = 8
@@ -55,17 +56,17 @@ class Measured(Costs):
             runs.sort(key=lambda found: -len(found.calls))
         self._known: dict[int, _Priced] = {}
 
-    def node(self, graph: IRGraph, node: IRNode, parts: int = 1) -> NodeCost:
-        """The seconds of one of ``parts`` equal parts that a node's work is dealt in."""
+    def node(self, graph: IRGraph, node: IRNode, part: Part = WHOLE) -> NodeCost:
+        """The seconds of a node, or of a part of it."""
         priced = self._priced(graph)
         whole = priced.costs.get(node.id)
         if whole is None:
-            part = self.fallback.node(graph, node, parts)
-            return _times(part, priced.factors.get(node.op, priced.others))
-        if parts == 1:
+            estimate = self.fallback.node(graph, node, part)
+            return _times(estimate, priced.factors.get(node.op, priced.others))
+        if part == WHOLE:
             return whole
-        estimate, part = (self.fallback.node(graph, node, n) for n in (1, parts))
-        return _times(whole, _over(part, estimate, NodeCost(*(1 / parts for _ in whole))))
+        all_of_it, of_part = (self.fallback.node(graph, node, one) for one in (WHOLE, part))
+        return _times(whole, _over(of_part, all_of_it, NodeCost(*(1 / part.work for _ in whole))))
 
     def _priced(self, graph: IRGraph) -> _Priced:
         """The costs in a graph; those of the last few are kept, and so are these graphs."""

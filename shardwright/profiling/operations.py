@@ -119,6 +119,7 @@ FREE = frozenset(
 
 LOOKUP = "aten.embedding.default"
 """Rows of a table: it reads the rows that it writes, and its gradient is as large as the table."""
+LOOKUP_BACKWARD = "aten.embedding_dense_backward.default"
 LOOKUPS = frozenset(
     f"aten.{name}.default" for name in ("embedding", "gather", "index_select", "take_along_dim")
 ) | {"aten.index.Tensor"}
@@ -135,8 +136,10 @@ PASSES_ON = frozenset(
     f"aten.{name}" for name in ("add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar")
 )
 """The gradient of their inputs is the output's (a difference's sign left out)."""
-JOINS = frozenset(("aten.cat.default", "aten.stack.default"))
-"""The gradients of their inputs are views of the output's."""
+JOINS = frozenset(
+    f"aten.{name}" for name in ("cat.default", "stack.default", "sum.default", "sum.dim_IntList")
+)
+"""The gradients of their inputs are views of the output's: parts of it, or each element often."""
 NORMS = frozenset(
     f"aten.{name}"
     for name in (
@@ -167,6 +170,8 @@ EFFICIENCY: Mapping[str, float] = {
 """What share of the rate of large products others reach; from times of a CPU core."""
 TABLE_PASSES = 7
 """How often the backward of a lookup moves the table's: zeros, rows added, all added to before."""
+ADD_PASSES = 3
+"""How often an addition of two tensors of a size moves the bytes of one."""
 UPDATE_PASSES = 7
 """How often an update moves a parameter's bytes: it, its gradient and two states, three written."""
 

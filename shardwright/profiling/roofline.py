@@ -1,28 +1,33 @@
 """The work of a node, and how long a device takes for work.
 
-Comes in: a node, and which values want gradients. Goes out: `Work`, the operations and bytes of its
-forward, of the gradients of what nodes made, and of those of stored values. A device takes the
-longest of three times for it, and the time to start its operators: of products, of memory traffic,
-and, on a CPU, of functions of single elements (the roofline; Williams, Waterman and Patterson,
-2009). A CPU takes time for large new tensors beside that, since the system hands it empty pages.
+Comes in: a node, or a `Part` of it, and which values want gradients. Goes out: `Work`, the
+operations and bytes of its forward, of the gradients of what nodes made, and of those of stored
+values; bytes are those of the tensors that a slot has. A device takes the longest of three times
+for it, and the time to start its operators: of products, of memory traffic, and, on a CPU, of
+functions of single elements (the roofline; Williams, Waterman and Patterson, 2009). A CPU takes
+time for large new tensors beside that, since the system hands it empty pages.
 
 What always holds: no time is negative, more work never takes less, and a view takes none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from shardwright.ir import IRGraph, IRNode, IRValue
+from shardwright.ir.dtypes import itemsize
 from shardwright.ir.operators import is_marker
 from shardwright.layout import DeviceModel
 from shardwright.profiling.operations import (
+    ADD_PASSES,
     EFFICIENCY,
     ELEMENTS,
     FILLS,
     JOINS,
     LOOKUP,
+    LOOKUP_BACKWARD,
     LOOKUPS,
     NORMS,
     PASSES_ON,
@@ -31,6 +36,7 @@ from shardwright.profiling.operations import (
     arithmetic,
     element_operations,
 )
+from shardwright.profiling.part import WHOLE, Part
 from shardwright.profiling.saved import saved_for_backward
 from shardwright.profiling.views import moves_nothing
 
@@ -77,8 +83,8 @@ class NodeWork(NamedTuple):
     weight: Work = NONE
 
 
-def seconds(device: DeviceModel, work: Work, parts: int = 1) -> float:
-    """How long a device takes for one of ``parts`` equal parts of some work."""
+def seconds(device: DeviceModel, work: Work) -> float:
+    """How long a device takes for some work."""
     flops = (work.half and device.half_flops) or device.flops
     on_cpu = device.kind == "cpu"
     busy = max(
@@ -86,85 +92,95 @@ def seconds(device: DeviceModel, work: Work, parts: int = 1) -> float:
         work.elements / device.flops if on_cpu else 0.0,
         work.nbytes / device.bandwidth,
     )
-    if on_cpu and work.largest >= LARGE * parts:
+    if on_cpu and work.largest >= LARGE:
         busy += work.largest / PAGING
-    return busy / parts + work.calls * device.overhead
+    return busy + work.calls * device.overhead
 
 
-def node_work(graph: IRGraph, node: IRNode, needing: Collection[int]) -> NodeWork:
-    """The work of a node where the values ``needing`` want gradients.
+def node_work(
+    graph: IRGraph, node: IRNode, needing: Collection[int], part: Part = WHOLE
+) -> NodeWork:
+    """The work of a part of a node where the values ``needing`` want gradients.
 
     A marker's forward is its step: an optimizer's moves what it reads and makes; a ``Backward``
     does nothing that its nodes' backwards do not.
     """
-    call = _Call(graph, node, needing)
+    call = _Call(graph, node, needing, part)
     if is_marker(node.op):
         return NodeWork(Work() if node.op in ("Backward", "zero_grad") else call.moving())
-    if moves_nothing(graph, node):
+    if moves_nothing(graph, node, part.shapes_of(graph, node)):
         return NodeWork(NONE, call.view_backward())
     operations = arithmetic(graph, node)
     if operations is not None:
-        return call.product(operations / EFFICIENCY.get(node.op, 1.0))
+        return call.product(operations / part.work / EFFICIENCY.get(node.op, 1.0))
     return call.lookup() if node.op == LOOKUP else call.function()
 
 
 class _Call:
     """A node's inputs and outputs, and which of the inputs want gradients."""
 
-    def __init__(self, graph: IRGraph, node: IRNode, needing: Collection[int]) -> None:
-        self._graph, self._node = graph, node
+    def __init__(self, graph: IRGraph, node: IRNode, needing: Collection[int], part: Part) -> None:
+        self._graph, self._node, self._work = graph, node, part.work
         values = graph.values
+        shapes = part.shapes_of(graph, node)
+        self._nbytes = {
+            v: math.prod(shape) * itemsize(values[v].dtype) for v, shape in shapes.items()
+        }
         self._inputs = [values[v] for v in dict.fromkeys(node.inputs)]
-        self._outputs = [values[v] for v in node.outputs]
+        self._outputs = _read(graph, [values[v] for v in node.outputs])
         reached = any(v in needing for v in node.outputs)
         wanted = [value for value in self._inputs if reached and value.id in needing]
         self._made = [value for value in wanted if not value.is_stored]
         self._stored = [value for value in wanted if value.is_stored]
-        self._moved = _bytes(self._inputs) + _bytes(self._outputs)
+        self._moved = self._bytes(self._inputs) + self._bytes(self._outputs)
 
     def moving(self) -> Work:
         """What is given and what is made, each moved once."""
-        return Work(nbytes=self._moved, largest=_largest(self._outputs), calls=1)
+        return Work(nbytes=self._moved, largest=self._largest(self._outputs), calls=1)
 
     def view_backward(self) -> Work:
         """Gradients of parts are put together, those of copies added up; others are views too."""
         if not self._made or self._node.op not in VIEW_PASSES:
             return NONE
         of_input, of_output = VIEW_PASSES[self._node.op]
-        moved = of_input * self._made[0].nbytes + of_output * _bytes(self._outputs)
-        return Work(nbytes=moved, largest=self._made[0].nbytes, calls=1)
+        moved = of_input * self._bytes(self._made[:1]) + of_output * self._bytes(self._outputs)
+        return Work(nbytes=moved, largest=self._largest(self._made[:1]), calls=1)
 
     def product(self, operations: float) -> NodeWork:
         """Each factor's gradient is a product as large as the forward; that of a bias is a sum."""
         half = bool(self._outputs) and self._outputs[0].dtype in HALF
         forward = Work(
-            operations, nbytes=self._moved, largest=_largest(self._outputs), calls=1, half=half
+            operations, nbytes=self._moved, largest=self._largest(self._outputs), calls=1, half=half
         )
 
         def gradients(wanted: Sequence[IRValue], added_to: int) -> Work:
             """Of some inputs; what they are added to is read as well."""
             factors = [value for value in wanted if len(value.shape) > 1]
-            others = _bytes(self._outputs) * (len(wanted) - len(factors))
-            moved = (self._moved * len(factors)) + others + added_to * _bytes(wanted)
-            return Work(operations * len(factors), 0.0, moved, _largest(wanted), len(wanted), half)
+            others = self._bytes(self._outputs) * (len(wanted) - len(factors))
+            moved = (self._moved * len(factors)) + others + added_to * self._bytes(wanted)
+            return Work(
+                operations * len(factors), 0.0, moved, self._largest(wanted), len(wanted), half
+            )
 
         return NodeWork(forward, gradients(self._made, 0), gradients(self._stored, 1))
 
     def lookup(self) -> NodeWork:
         """The rows are read and written; the gradient is as large as the table."""
-        rows = Work(nbytes=2 * _bytes(self._outputs), largest=_largest(self._outputs), calls=1)
+        rows = Work(
+            nbytes=2 * self._bytes(self._outputs), largest=self._largest(self._outputs), calls=1
+        )
         tables = Work(
-            nbytes=TABLE_PASSES * _bytes(self._stored),
-            largest=_largest(self._stored),
+            nbytes=TABLE_PASSES * self._bytes(self._stored),
+            largest=self._largest(self._stored),
             calls=len(self._stored),
         )
         return NodeWork(rows, NONE, tables)
 
     def function(self) -> NodeWork:
         """All other operators take the time of their bytes, or of their function's operations."""
-        once = element_operations(self._graph, self._node)
+        once = element_operations(self._graph, self._node) / self._work
         both = ELEMENTS.get(self._node.op)
-        rest = both * self._inputs[0].numel - once if both else 0
+        rest = both * self._inputs[0].numel / self._work - once if both else 0.0
         forward = self.moving()._replace(elements=once, nbytes=self._forward_bytes())
         if self._node.op in JOINS:
             return NodeWork(forward)
@@ -172,39 +188,57 @@ class _Call:
             return NodeWork(forward, NONE, self._gradients(self._stored, rest))
         backward = self._gradients(self._made, rest)
         if self._stored and self._node.op in NORMS:
-            one_pass_more = _bytes(self._outputs) + _bytes(self._stored)
+            one_pass_more = self._bytes(self._outputs) + self._bytes(self._stored)
             return NodeWork(forward, backward, Work(nbytes=one_pass_more))
         return NodeWork(forward, backward, self._gradients(self._stored, 0.0))
 
     def _forward_bytes(self) -> int:
         if self._node.op in FILLS:
-            return _bytes(self._outputs)
-        return 2 * _bytes(self._outputs) if self._node.op in LOOKUPS else self._moved
+            return self._bytes(self._outputs)
+        if self._node.op == LOOKUP_BACKWARD:
+            return (TABLE_PASSES - ADD_PASSES) * self._bytes(self._outputs)
+        return 2 * self._bytes(self._outputs) if self._node.op in LOOKUPS else self._moved
 
     def _gradients(self, wanted: Sequence[IRValue], elements: float) -> Work:
         """Each reads the output's and what is saved, and is written; a repeated one is added up."""
-        given = _bytes(self._outputs)
+        given = self._bytes(self._outputs)
+        if self._node.op in NORMS and wanted:
+            return self._in_one_pass(wanted, elements)
         moved, calls, largest = 0, 0, 0
         for value in wanted:
             read = saved_for_backward(self._graph, self._node, (value.id,), {})
             is_repeated = self._is_repeated(value)
             if not read and not is_repeated and self._node.op in PASSES_ON:
                 continue  # the gradient is the output's itself
-            saved = sum(self._graph.values[v].nbytes for v in read)
+            saved = sum(self._nbytes[v] for v in read)
             again = 2 * given if is_repeated and read else 0  # the product, before it is added up
-            moved += given + saved + again + value.nbytes
+            moved += given + saved + again + self._nbytes[value.id]
             calls += 2 if again else 1
-            largest = max(largest, value.nbytes, given if again else 0)
+            largest = max(largest, self._nbytes[value.id], given if again else 0)
         return Work(0.0, elements, moved, largest, calls) if calls else NONE
+
+    def _in_one_pass(self, wanted: Sequence[IRValue], elements: float) -> Work:
+        """The output's gradient and what is saved are read once for all."""
+        numbers = [value.id for value in wanted]
+        saved = saved_for_backward(self._graph, self._node, numbers, {})
+        moved = self._bytes((*self._outputs, *wanted)) + sum(self._nbytes[v] for v in saved)
+        return Work(0.0, elements, moved, self._largest(wanted), 1)
 
     def _is_repeated(self, value: IRValue) -> bool:
         """Whether each element of an input is used for several of the output."""
         return bool(self._outputs) and value.numel < self._outputs[0].numel
 
+    def _bytes(self, values: Iterable[IRValue]) -> int:
+        """What the part has of some values."""
+        return sum(self._nbytes[value.id] for value in values)
 
-def _bytes(values: Sequence[IRValue]) -> int:
-    return sum(value.nbytes for value in values)
+    def _largest(self, values: Iterable[IRValue]) -> int:
+        return max((self._nbytes[value.id] for value in values), default=0)
 
 
-def _largest(values: Sequence[IRValue]) -> int:
-    return max((value.nbytes for value in values), default=0)
+def _read(graph: IRGraph, outputs: list[IRValue]) -> list[IRValue]:
+    """Those of several that anything reads: an optimizer gives its gradients back unchanged."""
+    if len(outputs) < 2 or all(value.users for value in outputs):
+        return outputs
+    given = {*graph.outputs, *graph.updates.values()}
+    return [value for value in outputs if value.users or value.id in given] or outputs

@@ -7,6 +7,7 @@ lie. What always holds: a call that moves nothing takes no time.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 
 import torch
@@ -34,13 +35,19 @@ SAME = frozenset(
 """They return their first input itself where that is as it should be."""
 
 
-def moves_nothing(graph: IRGraph, node: IRNode) -> bool:
-    """Whether what a node makes lies in the memory of its first input."""
+def moves_nothing(
+    graph: IRGraph, node: IRNode, shapes: Mapping[int, tuple[int, ...]] | None = None
+) -> bool:
+    """Whether what a node makes lies in the memory of its first input.
+
+    ``shapes`` are those of values where a slot has a part of them.
+    """
     if not node.inputs or not node.outputs or is_marker(node.op):
         return False
     source, made = graph.values[node.inputs[0]], graph.values[node.outputs[0]]
     if node.op in RESHAPES:
-        return _can_be_seen_as(source.shape, _strides(source), made.shape)
+        shape, target = (shapes[v.id] if shapes else v.shape for v in (source, made))
+        return _can_be_seen_as(shape, _strides(source, shape), target)
     if node.op in SAME:
         return _returns_itself(source, made, node)
     return node.op in FREE or _declares_a_view(node.op)
@@ -52,8 +59,16 @@ def _returns_itself(source: IRValue, made: IRValue, node: IRNode) -> bool:
     return (source.shape, source.dtype, source.strides) == (made.shape, made.dtype, made.strides)
 
 
-def _strides(value: IRValue) -> tuple[int, ...]:
-    return value.strides or contiguous_strides(value.shape)
+def _strides(value: IRValue, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Those of a value; where it is a part, of this shape, it is dense and lies as the whole."""
+    whole = value.strides or contiguous_strides(value.shape)
+    if shape == value.shape:
+        return whole
+    found, step = [0] * len(shape), 1
+    for dim in sorted(range(len(shape)), key=lambda dim: (whole[dim], -dim)):
+        if whole[dim]:
+            found[dim], step = step, step * shape[dim]
+    return tuple(found)
 
 
 @lru_cache(maxsize=4096)

@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 from shardwright.ir import Builder
 from shardwright.layout import CPU_CORE, DEVICES, DeviceModel
 from shardwright.profiling import Analytic
+from shardwright.profiling.operations import UPDATE_PASSES
+from shardwright.profiling.part import Part
 from tests.steps import language_step
 
 ROUND = DeviceModel("round", "cuda", 10**9, flops=1e9, bandwidth=1e6, overhead=1e-3)
@@ -177,6 +179,68 @@ def test_costs_of_a_device_are_equal():
     assert len({Analytic(ROUND), Analytic(ROUND)}) == 1
 
 
+def rows_of(graph, parts):
+    """Of the product of `linear` one of so many equal parts of the rows."""
+    x, *stored, out = (graph.values[v].shape for v in (*graph.nodes[-1].inputs, *graph.outputs))
+    least = max(1, -(-x[0] // parts))
+    return Part(x[0] / least, ((least, *x[1:]), *stored, (least, *out[1:])))
+
+
+def test_each_of_two_slots_reads_all_of_a_weight_and_adds_to_all_of_its_gradient():
+    """What a split leaves whole is not shared: the rows are, the weight and the bias are not."""
+    graph = linear()
+    cost = Analytic(ROUND).node(graph, graph.nodes[-1], rows_of(graph, 2))
+    rows, stored = 4 * (4 * 16 + 4 * 4), 4 * (4 * 16 + 4)
+    assert cost.forward == pytest.approx((rows + stored) / 1e6 + 1e-3)
+    assert cost.backward == pytest.approx((rows + stored) / 1e6 + 1e-3)
+    read_and_added_to = 4 * (4 * 4) + stored
+    assert cost.weight == pytest.approx((rows + stored + read_and_added_to) / 1e6 + 2e-3)
+
+
+def test_a_reshape_that_copies_all_may_copy_nothing_of_a_part():
+    builder = Builder("reshape")
+    x = builder.input("x", (2, 4, 8), "f32")
+    turned = builder.call("aten.transpose.int", x, 0, 1)
+    graph = builder.finish(builder.call("aten.reshape.default", turned, [4, 16]))
+    costs, node = Analytic(ROUND), graph.nodes[-1]
+    assert costs.node(graph, node).forward > 0
+    assert costs.node(graph, node, Part(2, ((4, 1, 8), (4, 8)))).forward == 0
+    assert costs.node(graph, node, Part(2, ((2, 2, 8), (2, 16)))).forward > 0
+
+
+def test_the_gradients_of_a_norm_s_scale_and_shift_are_made_in_one_pass():
+    builder = Builder("norm")
+    factor = builder.param("factor", torch.empty(()))
+    x, scale, shift = (
+        builder.call("aten.mul.Tensor", builder.input(name, shape, "f32"), factor)
+        for name, shape in (("x", (10, 8)), ("scale", (8,)), ("shift", (8,)))
+    )
+    graph = builder.finish(builder.call("aten.layer_norm.default", x, [8], scale, shift))
+    read, written = 2 * 80 + 2 * 8, 80 + 2 * 8
+    cost = Analytic(ROUND).node(graph, graph.nodes[-1])
+    assert cost.backward == pytest.approx(4 * (read + written) / 1e6 + 1e-3)
+
+
+@pytest.mark.parametrize("dims", [{}, {"dim": [0]}])
+def test_a_sum_s_gradient_is_seen_in_another_shape(dims):
+    op = "aten.sum.dim_IntList" if dims else "aten.sum.default"
+    assert call(op, (10, 10), **dims).backward == 0
+
+
+def test_an_optimizer_does_not_write_the_gradients_that_it_gives_back():
+    builder = Builder("update")
+    kinds = [builder.input(name, (1000,), "f32") for name in ("p", "g", "m", "v")]
+    step, rate = builder.input("step", (), "f32"), builder.input("rate", (), "f64")
+    made = builder.call(
+        "aten._fused_adamw.tensor_lr",
+        *([value] for value in kinds), [], [step],
+        lr=rate, beta1=0.9, beta2=0.999, weight_decay=0.0, eps=1e-8, amsgrad=False, maximize=False,
+    )  # fmt: skip
+    graph = builder.finish([made[0], made[2], made[3]])
+    cost = Analytic(ROUND).node(graph, graph.nodes[-1]).forward
+    assert cost == pytest.approx(UPDATE_PASSES * 4e3 / 1e6 + 1e-3, rel=0.01)
+
+
 @settings(max_examples=40)
 @given(SIZES, SIZES, SIZES, st.sampled_from(sorted(DEVICES)))
 def test_more_rows_never_cost_less_and_more_parts_never_more(rows, inner, columns, device):
@@ -184,6 +248,6 @@ def test_more_rows_never_cost_less_and_more_parts_never_more(rows, inner, column
     graph, larger = linear(rows, inner, columns), linear(rows + 1, inner, columns)
     once = costs.node(graph, graph.nodes[-1])
     more = costs.node(larger, larger.nodes[-1])
-    part = costs.node(graph, graph.nodes[-1], parts=2)
+    part = costs.node(graph, graph.nodes[-1], rows_of(graph, 2))
     assert all(0 < a <= b for a, b in zip(once, more, strict=True))
     assert all(0.49 * a <= b <= a for a, b in zip(once, part, strict=True))

@@ -19,7 +19,8 @@ from shardwright.planning.prediction.exchange import Exchange, RankLinks
 from shardwright.planning.prediction.source import Floats, Forward, Integers
 from shardwright.planning.prediction.spread import Spread
 from shardwright.planning.prediction.timing import Order, StageTimes, lay_out
-from shardwright.profiling.operations import UPDATE_PASSES
+from shardwright.planning.prediction.update import update_seconds
+from shardwright.planning.worker_time import worker_seconds
 
 FEW_NODES = 12
 MOST = 200_000
@@ -128,14 +129,17 @@ def _ends(spread: Spread, rows: Rows, order: Order, cluster: Cluster, zero: int)
     schedule = order.schedule
     shards = spread.axes.get("data", 1) if zero else 1
     ranks = np.array(schedule.placement)[rows]
-    found = _by_stage(spread.once, ranks, schedule.ranks)
-    stored = spread.stored
+    beside = worker_seconds(cluster.device)
+    found = _by_stage(spread.once + beside * spread.gathered, ranks, schedule.ranks)
+    stored, seconds = spread.stored, update_seconds(spread.gradient, shards, cluster.device)
+    trains = np.zeros((schedule.ranks, len(rows)), dtype=bool)
     for number in np.unique(stored.number):
         at = np.flatnonzero(stored.number == number)
-        seconds = UPDATE_PASSES * spread.gradient[at[0]] / shards / cluster.device.bandwidth
         for rank in range(schedule.ranks):
-            found[rank] = found[rank] + seconds * (ranks[:, stored.node[at]] == rank).any(axis=1)
-    return found
+            reads = (ranks[:, stored.node[at]] == rank).any(axis=1)
+            found[rank] = found[rank] + seconds[at[0]] * reads
+            trains[rank] |= reads & (spread.gradient[at[0]] > 0)
+    return [taken + beside * own for taken, own in zip(found, trains, strict=True)]
 
 
 def _exchange(spread: Spread, rows: Rows, order: Order, links: RankLinks) -> Exchange:
@@ -197,7 +201,6 @@ def _of_calls(spread: Spread, rows: Rows, exchange: Exchange) -> Floats:
     stages = len(placement)
     assert sorted(placement) == [*range(stages)], "a model's ranks have a stage each"
     seconds = _by_stage(spread.forward + spread.once, rows, stages)
-    none = [np.zeros(len(rows))] * stages
-    busy = exchange.with_workers(StageTimes(seconds, none, none)).forward
+    busy = exchange.of_calls(seconds)
     lines = [passes.line for passes in exchange.traffic().forward.values()]
     return np.asarray(np.max([*busy, *lines], axis=0))

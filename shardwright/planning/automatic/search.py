@@ -34,8 +34,9 @@ from shardwright.planning.prediction.source import Floats, Integers
 from shardwright.planning.prediction.spread import Spread
 from shardwright.planning.prediction.sums import sums_of
 from shardwright.planning.prediction.timing import order_of
+from shardwright.planning.prediction.update import update_seconds
 from shardwright.planning.training import Options
-from shardwright.profiling.operations import UPDATE_PASSES
+from shardwright.planning.worker_time import worker_seconds
 
 ENOUGH = 1.01
 BUBBLE = 0.4
@@ -273,9 +274,10 @@ class Search:
         key = id(spread), candidate.zero
         if key not in self._updates:
             shards = candidate.shape.shards if candidate.zero else 1
-            updated = first_readers(spread.stored._replace(size=spread.gradient), len(spread.once))
-            seconds = UPDATE_PASSES * updated / self.cluster.device.bandwidth / shards
-            self._updates[key] = spread.once + seconds
+            seconds = update_seconds(spread.gradient, shards, self.cluster.device)
+            updates = first_readers(spread.stored._replace(size=seconds), len(spread.once))
+            beside = worker_seconds(self.cluster.device) * spread.gathered
+            self._updates[key] = spread.once + updates + beside
         return self._updates[key]
 
     # --- a candidate looked at in full --------------------------------------------------------

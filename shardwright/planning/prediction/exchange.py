@@ -106,7 +106,15 @@ class Exchange:
             self._with_workers(times.forward, forward, self.forward),
             self._with_workers(times.backward, backward, self.backward),
             self._with_workers(times.weight, self.blocks, {}),
+            self._taking(self.forward),
+            self._taking(self.backward),
         )
+
+    def of_calls(self, seconds: Sequence[Number]) -> list[Number]:
+        """Seconds of a model's stages with all that workers need beside them."""
+        none = [0 * one for one in seconds]
+        worked = self.with_workers(StageTimes(seconds, none, none))
+        return [a + b for a, b in zip(worked.forward, worked.taking, strict=True)]
 
     def _lines(self, messages: Messages) -> dict[tuple[int, int], Passing]:
         found = {}
@@ -120,13 +128,21 @@ class Exchange:
     def _with_workers(
         self, seconds: Sequence[Number], supertasks: Sequence[Number], messages: Messages
     ) -> list[Number]:
-        """Seconds of each stage with those for its supertasks and messages."""
+        """Seconds of each stage with those for its supertasks and what it sends."""
         each = worker_seconds(self.links.cluster.device)
         found = [there + each * count for there, count in zip(seconds, supertasks, strict=True)]
         for (giver, taker), (count, nbytes) in messages.items():
             here, there = self.placement[giver], self.placement[taker]
             if here != there:
-                found[taker] = found[taker] + count * each
                 moving = nbytes / self.links.between(here, there).bandwidth
                 found[giver] = found[giver] + count * each + moving * self.links.copied
+        return found
+
+    def _taking(self, messages: Messages) -> list[Number]:
+        """Seconds of each stage for what is sent to it."""
+        each = worker_seconds(self.links.cluster.device)
+        found = [0.0 * count for count in self.blocks]
+        for (giver, taker), (count, _) in messages.items():
+            if self.placement[giver] != self.placement[taker]:
+                found[taker] = found[taker] + count * each
         return found

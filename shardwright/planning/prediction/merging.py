@@ -41,6 +41,7 @@ def merged(spreads: Sequence[Spread], which: Sequence[int]) -> Spread:
         backward=of_nodes("backward"),
         weight=of_nodes("weight"),
         once=of_nodes("once"),
+        gathered=of_nodes("gathered"),
         saved=of_pairs("saved"),
         crossing=_brought(spreads, at, "crossing"),
         stored=of_pairs("stored"),

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from shardwright.ir import IRGraph
-from shardwright.layout import Cluster
+from shardwright.layout import Cluster, DeviceModel
 from shardwright.planning.given import check_graph
 from shardwright.planning.mesh import DATA
 from shardwright.planning.plan import Plan, cluster_of
@@ -29,7 +29,7 @@ from shardwright.planning.prediction.source import Integers
 from shardwright.planning.prediction.sources import Sources
 from shardwright.planning.prediction.spread import Spread
 from shardwright.planning.prediction.spreading import SpreadPlan, spread_of_plan
-from shardwright.planning.prediction.sums import Sums, sums_of
+from shardwright.planning.prediction.sums import Sums, added, sums_of
 from shardwright.planning.prediction.timing import (
     Laid,
     Order,
@@ -38,9 +38,9 @@ from shardwright.planning.prediction.timing import (
     lay_out,
     order_of,
 )
+from shardwright.planning.prediction.update import rank_updates
 from shardwright.planning.training import Options
 from shardwright.profiling.cost import Analytic, Costs
-from shardwright.profiling.operations import UPDATE_PASSES
 
 
 def predict(
@@ -136,7 +136,8 @@ def estimate(
     laid = lay_out(
         order, exchange.with_workers(times), exchange.traffic(), early=sends_early(options)
     )
-    ends = once_a_step(sums, placement, held, cluster)
+    dealt_out = _dealt_out(len(slots), options, shards or [spread.axes.get(DATA, 1)])
+    ends = once_a_step(sums, placement, dealt_out, cluster.device)
     return _of_step(laid, ends, held, slots, options)
 
 
@@ -154,6 +155,13 @@ def _memory(
         )
         for one, count in zip(held, parts, strict=True)
     ], again
+
+
+def _dealt_out(ranks: int, options: Options, shards: Sequence[int]) -> Sequence[int]:
+    """Over how many slots of each rank states are dealt out."""
+    if not options.zero:
+        return [1] * ranks
+    return shards if len(shards) == ranks else [shards[0]] * ranks
 
 
 def sends_early(options: Options) -> bool:
@@ -213,18 +221,17 @@ def _of_call(
     exchange: Exchange, sums: Sums
 ) -> tuple[Sequence[float], Mapping[tuple[int, int], Passing]]:
     """Seconds of each stage in a call of a model, and what passes."""
-    none = np.zeros(sums.count).tolist()
-    times = StageTimes((sums.forward + sums.once).tolist(), none, none)
-    return exchange.with_workers(times).forward, exchange.traffic().forward
+    return exchange.of_calls((sums.forward + sums.once).tolist()), exchange.traffic().forward
 
 
 def once_a_step(
-    sums: Sums, placement: Sequence[int], memory: Sequence[SlotMemory], cluster: Cluster
+    sums: Sums, placement: Sequence[int], shards: Sequence[int], device: DeviceModel
 ) -> list[float]:
-    """Seconds of each rank behind its last backward: gradients put together, and the update."""
-    found = [0.0] * len(memory)
-    for stage, rank in enumerate(placement):
-        found[rank] += float(sums.once[stage])
-    for rank, held in enumerate(memory):
-        found[rank] += UPDATE_PASSES * held.updated / cluster.device.bandwidth
-    return found
+    """Seconds of each rank behind its last backward: gradients put together, and the update.
+
+    ``shards`` is over how many slots of each rank states are dealt out.
+    """
+    ranks = np.asarray(placement, dtype=np.int64)
+    once = added(ranks, sums.once, len(shards))
+    found = once + rank_updates(sums.spread, ranks[sums.stages], shards, device)
+    return [float(seconds) for seconds in found]

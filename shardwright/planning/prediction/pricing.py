@@ -20,13 +20,24 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwright.ir.dtypes import torch_dtype
-from shardwright.layout import Cluster, Layout, Mesh, Partial, Replicate, Shard, convert
+from shardwright.layout import (
+    Cluster,
+    DeviceModel,
+    Layout,
+    Mesh,
+    Partial,
+    Replicate,
+    Shard,
+    convert,
+)
 from shardwright.planning.plan import Terms
 from shardwright.planning.prediction.segments import Place, Segment
 from shardwright.planning.prediction.source import Floats, Forward, Splits
 from shardwright.planning.prediction.spread import Alike, compute_costs
+from shardwright.planning.prediction.sums import added
 from shardwright.planning.splitting.axes import Axis, wanted
-from shardwright.profiling.cost import Costs, NodeCost
+from shardwright.profiling.cost import Costs
+from shardwright.profiling.operations import ADD_PASSES
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +46,15 @@ class Priced:
 
     nodes
         A row for each node: forward, backward, weight.
+    gathered
+        Of each node, how many communications put gradients of stored values together, once a step.
     fetched
         The values that communication brought: value, the node that reads it, its bytes.
     """
 
     nodes: Floats
     once: Floats
+    gathered: Floats
     fetched: list[tuple[int, int, float]]
 
 
@@ -50,17 +64,26 @@ def price(
     splits: Sequence[Splits],
     cluster: Cluster,
     costs: Costs,
+    groups: Alike,
 ) -> Priced:
     """The cost of a forward's nodes on a slot of a mesh under these splits."""
     axes = dict(zip(mesh.axes, mesh.sizes, strict=True))
-    groups = Alike.of(source, splits)
     nodes = compute_costs(source, splits, axes, costs, groups)
+    if source.training:
+        nodes[:, 1] += _additions(source, groups, cluster.device)
     if not mesh.devices[1:]:
-        return Priced(nodes, np.zeros(len(nodes)), [])
+        return Priced(nodes, np.zeros(len(nodes)), np.zeros(len(nodes)), [])
     pricing = _Pricing(source, mesh, cluster, splits, groups)
     pricing.run()
     nodes[:, :2] += pricing.moved[:, :2]
-    return Priced(nodes, pricing.moved[:, 2], pricing.fetched)
+    return Priced(nodes, pricing.moved[:, 2], pricing.moved[:, 3], pricing.fetched)
+
+
+def _additions(source: Forward, groups: Alike, device: DeviceModel) -> Floats:
+    """Seconds in which gradients are added that come back to a node's outputs from several."""
+    met = source.holds.met.pairs(groups.parts[groups.number])
+    seconds = ADD_PASSES * met.size / device.bandwidth + device.overhead
+    return added(met.node, seconds, len(source.view.nodes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +119,8 @@ class _Pricing:
     splits: Sequence[Splits]
     groups: Alike
     moved: Floats = field(init=False)
-    """A row for each node: seconds of the forward, of the backward, once a step."""
+    """A row for each node: seconds of the forward, of the backward, once a step; and how many
+    communications there are once a step."""
     tensors: dict[Hashable, _Tensors] = field(default_factory=dict)
     seconds: dict[Hashable, float] = field(default_factory=dict)
     held: dict[int, list[Layout]] = field(default_factory=dict)
@@ -107,7 +131,7 @@ class _Pricing:
     walked: dict[Hashable, _Walked] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.moved = np.zeros((len(self.splits), 3))
+        self.moved = np.zeros((len(self.splits), 4))
 
     def run(self) -> None:
         """Go through the nodes; through equal segments once."""
@@ -153,11 +177,11 @@ class _Pricing:
                 self.held[value_id] = list(state.held)
             self.given[value_id] = list(state.given)
 
-    def _node(self, position: int) -> NodeCost:
-        """Seconds of communication: of the forward, the backward, and once a step."""
+    def _node(self, position: int) -> tuple[float, float, float, int]:
+        """Of communication the row of a node."""
         node = self.source.view.nodes[position]
         lie = self._lie(position, self._settled(position, self.splits[position]))
-        forward = backward = once = 0.0
+        forward, backward, once, gathered = 0.0, 0.0, 0.0, 0
         for index, value_id in enumerate(node.inputs):
             layout = lie.inputs[index]
             if layout is None:
@@ -170,10 +194,11 @@ class _Pricing:
                 seconds = self._answer(value_id, lie.gradients[index])
                 if value_id in self.source.trained:
                     once += seconds
+                    gathered += seconds > 0
                 else:
                     backward += seconds
         self.held.update((v, [made]) for v, made in zip(node.outputs, lie.outputs, strict=True))
-        return NodeCost(forward, backward, once)
+        return forward, backward, once, gathered
 
     def _settled(self, position: int, splits: Splits) -> Splits:
         """The splits, without terms of a sum along axes that have none to go on with."""

@@ -226,6 +226,8 @@ class Holds:
         Stored values at their readers, and the whole bytes of their gradients and states.
     made, passed, answered, reread, fixed
         As in `Spread`.
+    met
+        Values of which several gradients come back, as often as these are added.
     again
         Which nodes are done again where only what crosses blocks is kept.
     rereading
@@ -244,6 +246,7 @@ class Holds:
     answered: NDArray[np.bool_]
     reread: NDArray[np.bool_]
     fixed: NDArray[np.bool_]
+    met: Places
     again: NDArray[np.bool_]
     rereading: Rereading
 
@@ -276,6 +279,7 @@ class _Holding:
             answered=answered,
             reread=np.array([rereading(*row) for row in rows], dtype=bool),
             fixed=np.array([rereading.fixed(*row) for row in rows], dtype=bool),
+            met=self._met(),
             again=again,
             rereading=rereading,
         )
@@ -361,6 +365,21 @@ class _Holding:
                     made.append(i)
                     answered.append(value_id in source.needing and source.training)
         return np.array(made, dtype=np.int64), Places.of(rows), np.array(answered, dtype=bool)
+
+    def _met(self) -> Places:
+        """Values of which several gradients come back, at what makes them, once an addition."""
+        source, rows, view = self.source, [], self.source.view
+        for i, node in enumerate(view.nodes if source.training else ()):
+            for value_id in source.needing.intersection(node.outputs):
+                value = view.values[value_id]
+                readers = (view.nodes[source.position[user]] for user in dict.fromkeys(value.users))
+                count = sum(
+                    reader.inputs.count(value_id)
+                    for reader in readers
+                    if not source.needing.isdisjoint(reader.outputs)
+                )
+                rows += [(value_id, i, value.nbytes, *self._as_made(i, value_id))] * (count - 1)
+        return Places.of(rows)
 
 
 def _blocks(source: Forward) -> Integers:

@@ -11,7 +11,7 @@ for once.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +31,7 @@ from shardwright.planning.prediction.source import (
 )
 from shardwright.profiling.cost import Costs, NodeCost
 from shardwright.profiling.operations import FREE
+from shardwright.profiling.part import WHOLE, Part
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,8 @@ class Spread:
         What the inner axes split of each node.
     forward, backward, weight
         Seconds for a microbatch, communication inside the mesh included.
-    once
-        Seconds once a step.
+    once, gathered
+        Seconds once a step; and how many communications put gradients together then.
     saved
         What nodes' backwards read: values and the nodes that read them.
     crossing
@@ -71,6 +72,7 @@ class Spread:
     backward: Floats
     weight: Floats
     once: Floats
+    gathered: Floats
     saved: Pairs
     crossing: Pairs
     stored: Pairs
@@ -105,6 +107,8 @@ def spread(
     splits: Sequence[Splits],
     nodes: Floats,
     once: Floats,
+    gathered: Floats,
+    groups: Alike,
     fetched: Sequence[tuple[int, int, float]] = (),
     reasons: Sequence[str] = (),
 ) -> Spread:
@@ -115,8 +119,8 @@ def spread(
     prepare = np.zeros(len(nodes), dtype=bool)
     prepare[list(source.prepare)] = True
     costs = nodes if source.training else nodes * (1.0, 0.0, 0.0)
-    holds, groups = source.holds, Alike.of(source, splits)
-    parts = _parts(source, axes, splits, groups)
+    holds = source.holds
+    parts = groups.parts[groups.number]
     count = holds.stored.parts(parts)
     return Spread(
         source=source,
@@ -126,6 +130,7 @@ def spread(
         backward=np.where(prepare, 0.0, costs[:, 1]),
         weight=np.where(prepare, 0.0, costs[:, 2]),
         once=once + np.where(prepare, costs[:, 0], 0.0),
+        gathered=gathered,
         saved=with_brought(holds.saved.pairs(parts), holds.ways, parts, fetched),
         crossing=_crossing(source, holds.crossing.pairs(parts), fetched),
         stored=holds.stored.pairs(parts),
@@ -137,7 +142,7 @@ def spread(
         reread=holds.reread,
         fixed=holds.fixed,
         again=np.where(holds.again, costs[:, 0], 0.0),
-        working=_working(source, parts, groups),
+        working=_working(source, groups),
         fetched=Pairs.of(_brought_at(source, parts, row) for row in fetched),
         block=holds.block,
         reasons=[*reasons],
@@ -146,19 +151,28 @@ def spread(
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """Groups of nodes of one kind that are split alike: each node's, and the first node of each."""
+    """Groups of nodes of one kind that are split alike.
+
+    ``number`` is the group of each node, ``first`` the first node of each group, and ``parts`` a
+    row for each: in how many parts a slot has its values, in the columns of `source`.
+    """
 
     number: Integers
     first: list[int]
+    parts: Integers
 
     @classmethod
-    def of(cls, source: Forward, splits: Sequence[Splits]) -> Alike:
+    def of(cls, source: Forward, axes: Mapping[str, int], splits: Sequence[Splits]) -> Alike:
         """The groups of a forward's nodes under these splits."""
         known: dict[tuple[int, Splits], int] = {}
         keys = zip(source.kinds, splits, strict=True)
         number = np.array([known.setdefault(key, len(known)) for key in keys], dtype=np.int64)
         _, first = np.unique(number, return_index=True)
-        return cls(number, first.tolist())
+        rows = [_parts_at(source, axes, splits[i], i) for i in first.tolist()]
+        parts = np.ones((len(rows), max(map(len, rows), default=FIRST)), dtype=np.int64)
+        for row, found in zip(parts, rows, strict=True):
+            row[: len(found)] = found
+        return cls(number, first.tolist(), parts)
 
 
 def compute_costs(
@@ -172,48 +186,53 @@ def compute_costs(
 
     A row for each node: forward, backward, weight.
     """
-    known: dict[tuple[int, int], NodeCost] = {}
+    known: dict[tuple[int, Part], NodeCost] = {}
     found = []
     for i in groups.first:
-        key = source.kinds[i], number_of_parts(splits[i], axes)
+        key = source.kinds[i], part_of(source, splits[i], axes, i)
         if key not in known:
             known[key] = costs.node(source.whole, source.view.nodes[i], key[1])
         found.append(known[key])
     return np.array(found, dtype=np.float64).reshape(-1, 3)[groups.number]
 
 
-def number_of_parts(splits: Splits, axes: Mapping[str, int]) -> int:
-    """In how many parts a node is split."""
-    pairs = zip(splits, axes.values(), strict=True)
-    return math.prod(size for split, size in pairs if isinstance(split, Split))
+def part_of(source: Forward, splits: Splits, axes: Mapping[str, int], position: int) -> Part:
+    """What the slot with the most of a node has of it."""
+    cuts = [*_cuts(splits, axes)]
+    bound = source.bound(position) if cuts else None
+    if bound is None:
+        return WHOLE
+    node, work, left = source.view.nodes[position], 1.0, dict[str, int]()
+    shapes = [[*source.view.values[v].shape] for v in (*node.inputs, *node.outputs)]
+    for split, size in cuts:
+        flow, name = bound.flow(split.identifier), split.identifier
+        before = left.get(name, bound.length(name) // split.unit)
+        left[name] = math.ceil(before / size)
+        work *= before / left[name]
+        for shape, carry in zip(shapes, (*flow.inputs, *flow.outputs), strict=True):
+            if carry.kind == "shard" and carry.dim is not None:
+                shape[carry.dim] = left[name] * split.unit * carry.unit
+    return Part(work, tuple(map(tuple, shapes)))
 
 
-# --- how many parts values are in -----------------------------------------------------------------
-
-
-def _parts(
-    source: Forward, axes: Mapping[str, int], splits: Sequence[Splits], groups: Alike
-) -> Integers:
-    """In how many parts each node's values are on a slot, in the columns of `source`."""
-    rows = [_parts_at(source, axes, splits[i], i) for i in groups.first]
-    table = np.ones((len(rows), max(map(len, rows), default=FIRST)), dtype=np.int64)
-    for row, found in zip(table, rows, strict=True):
-        row[: len(found)] = found
-    return np.asarray(table[groups.number], dtype=np.int64)
+def _cuts(splits: Splits, axes: Mapping[str, int]) -> Iterator[tuple[Split, int]]:
+    """What is cut, and in how many parts."""
+    for split, size in zip(splits, axes.values(), strict=True):
+        if isinstance(split, Split) and size > 1:
+            yield split, size
 
 
 def _parts_at(source: Forward, axes: Mapping[str, int], splits: Splits, position: int) -> list[int]:
     """The most of any value, and the parts of each input and of each output."""
     node = source.view.nodes[position]
     inputs, outputs = [1] * len(node.inputs), [1] * len(node.outputs)
-    for split, size in zip(splits, axes.values(), strict=True):
-        if isinstance(split, Split) and size > 1:
-            bound = source.bound(position)
-            assert bound is not None
-            flow = bound.flow(split.identifier)
-            for counts, carries in ((inputs, flow.inputs), (outputs, flow.outputs)):
-                for i, carry in enumerate(carries):
-                    counts[i] *= size if carry.kind == "shard" else 1
+    for split, size in _cuts(splits, axes):
+        bound = source.bound(position)
+        assert bound is not None
+        flow = bound.flow(split.identifier)
+        for counts, carries in ((inputs, flow.inputs), (outputs, flow.outputs)):
+            for i, carry in enumerate(carries):
+                counts[i] *= size if carry.kind == "shard" else 1
     return [max((*inputs, *outputs), default=1), *inputs, *outputs]
 
 
@@ -242,9 +261,10 @@ def _brought_at(
     return value_id, maker if nbytes <= value.nbytes / count else reader, nbytes
 
 
-def _working(source: Forward, parts: Integers, groups: Alike) -> Floats:
+def _working(source: Forward, groups: Alike) -> Floats:
     """What nodes have in hand: what they make; in a backward gradients of that and of inputs."""
-    found = [_in_hand(source, parts[i].tolist(), i) for i in groups.first]
+    rows = zip(groups.first, groups.parts.tolist(), strict=True)
+    found = [_in_hand(source, parts, i) for i, parts in rows]
     return np.array(found, dtype=np.float64)[groups.number]
 
 

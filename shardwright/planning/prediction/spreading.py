@@ -19,7 +19,7 @@ from shardwright.planning.prediction.merging import merged
 from shardwright.planning.prediction.pricing import price
 from shardwright.planning.prediction.source import Forward, Splits
 from shardwright.planning.prediction.sources import Sources
-from shardwright.planning.prediction.spread import Spread, spread
+from shardwright.planning.prediction.spread import Alike, Spread, spread
 from shardwright.planning.training import Options
 from shardwright.profiling.cost import Costs
 
@@ -109,9 +109,11 @@ def spread_over(
     reasons: Sequence[str] = (),
 ) -> Spread:
     """A forward over the mesh of a stage, under these splits."""
-    priced = price(source, mesh, splits, cluster, costs)
     axes = dict(zip(mesh.axes, mesh.sizes, strict=True))
-    return spread(source, axes, splits, priced.nodes, priced.once, priced.fetched, reasons)
+    groups = Alike.of(source, axes, splits)
+    priced = price(source, mesh, splits, cluster, costs, groups)
+    nodes, once, gathered = priced.nodes, priced.once, priced.gathered
+    return spread(source, axes, splits, nodes, once, gathered, groups, priced.fetched, reasons)
 
 
 def forward_of(graph: IRGraph, plan: Plan, sources: Sources | None = None) -> Forward:

@@ -31,11 +31,15 @@ class StageTimes(NamedTuple):
     """Seconds of each virtual stage for a microbatch.
 
     ``backward`` gives the gradients of what other stages made, ``weight`` those of stored values.
+    ``taking`` and ``taking_back`` are what a rank does for messages to a forward and to a backward
+    before they come: it does not wait for them to begin with that.
     """
 
     forward: Sequence[Number]
     backward: Sequence[Number]
     weight: Sequence[Number]
+    taking: Sequence[Number] = ()
+    taking_back: Sequence[Number] = ()
 
 
 class Passing(NamedTuple):
@@ -123,6 +127,8 @@ class _Clock:
         self.later = _later(times)
         self.placement, self.splits = schedule.placement, schedule.splits_backward
         zero = _zero(times)
+        none = [zero] * schedule.stages
+        self.taking, self.taking_back = times.taking or none, times.taking_back or none
         self.free = [zero] * schedule.ranks
         self.busy = [zero] * schedule.ranks
         self.forward_sends = _sends(schedule, traffic.forward)
@@ -137,10 +143,12 @@ class _Clock:
         return Laid(self.free, self.busy)
 
     def _forward(self, stage: int, microbatch: int) -> None:
+        self._take(stage, self.taking)
         end = self._work("F", stage, microbatch, self.times.forward[stage])
         self._send("F", self.forward_sends[stage], stage, microbatch, end)
 
     def _backward(self, stage: int, microbatch: int) -> None:
+        self._take(stage, self.taking_back)
         sent = end = self._work("B", stage, microbatch, self.times.backward[stage])
         if not self.splits:
             end = self._work("W", stage, microbatch, self.times.weight[stage])
@@ -148,6 +156,12 @@ class _Clock:
 
     def _weight(self, stage: int, microbatch: int) -> None:
         self._work("W", stage, microbatch, self.times.weight[stage])
+
+    def _take(self, stage: int, seconds: Sequence[Number]) -> None:
+        """Let a stage's rank make ready for what is sent to it."""
+        rank = self.placement[stage]
+        self.free[rank] = self.free[rank] + seconds[stage]
+        self.busy[rank] = self.busy[rank] + seconds[stage]
 
     def _work(self, kind: str, stage: int, microbatch: int, seconds: Number) -> Number:
         """Let a stage's rank work; when that is done."""

@@ -16,11 +16,11 @@ from shardwright.dimops.catalog import why_whole
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.layout import Cluster, Mesh
-from shardwright.planning.splitting.domains import cost_of_part
 from shardwright.planning.splitting.outline import Outline, outline_of
 from shardwright.planning.splitting.strategies import Choices
 from shardwright.planning.splitting.walk import Walk, walk
 from shardwright.profiling.cost import Costs, NodeCost
+from shardwright.profiling.part import Part
 
 
 class Chosen(msgspec.Struct, frozen=True):
@@ -103,15 +103,15 @@ def price_splits(
 def _seconds(found: Walk, costs: Costs) -> tuple[list[NodeCost], list[float]]:
     """Seconds of a microbatch, and once a step, for each node."""
     view = found.outline.view
-    known: dict[tuple[int, float], NodeCost] = {}
+    known: dict[tuple[int, Part], NodeCost] = {}
     spent = {phase: [0.0] * len(view.nodes) for phase in ("forward", "backward", "once")}
     for move in found.moves:
         spent[move.phase][move.position] += move.step.seconds
     nodes = []
     for i, (node, chosen) in enumerate(zip(view.nodes, found.strategies, strict=True)):
-        key = (found.outline.kinds[i], chosen.parts)
+        key = (found.outline.kinds[i], chosen.part)
         if key not in known:
-            known[key] = cost_of_part(costs, view, node, chosen.parts)
+            known[key] = costs.node(view, node, chosen.part)
         forward, backward, weight = known[key]
         if not found.training:
             backward = weight = 0.0

@@ -13,7 +13,6 @@ of a sum, and only those of parameters are put together (`transform.gradients`).
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.errors import PlanError
-from shardwright.ir import IRGraph, IRNode
+from shardwright.ir import IRNode
 from shardwright.ir.execute import describe_node
 from shardwright.layout import Partial
 from shardwright.layout.cuts import largest_shape
@@ -29,7 +28,7 @@ from shardwright.layout.ranges import volume, whole
 from shardwright.planning.plan import Terms
 from shardwright.planning.splitting.outline import Outline
 from shardwright.planning.splitting.strategies import Choice, Shapes, Strategy, choices, strategy
-from shardwright.profiling.cost import Costs, NodeCost
+from shardwright.profiling.cost import Costs
 
 HEAD = 6
 """Values with a gradient that may come before a node whose gradients may stay terms."""
@@ -131,9 +130,11 @@ class Domains:
         options = [self._options(position, axis, terms[axis]) for axis in self._axes]
         made = {
             _lies(found): found
-            for found in sorted(self._variants(position, options, is_head), key=lambda s: s.parts)
+            for found in sorted(
+                self._variants(position, options, is_head), key=lambda s: s.part.work
+            )
         }
-        strategies = tuple(sorted(made.values(), key=lambda s: (-s.parts, str(s.splits))))
+        strategies = tuple(sorted(made.values(), key=lambda s: (-s.part.work, str(s.splits))))
         if not strategies:
             raise PlanError(
                 f"{describe_node(node)} cannot be done with the splits that are fixed for it; "
@@ -212,27 +213,13 @@ class Domains:
 
     def _seconds(self, node: IRNode, found: Strategy) -> float:
         """What a strategy takes to compute, forward and, in training, backward."""
-        cost = cost_of_part(self.costs, self.outline.view, node, found.parts)
+        cost = self.costs.node(self.outline.view, node, found.part)
         values = self.outline.view.values
         made = sum(
             volume(whole(largest_shape(placements, self.sizes, values[v].shape)))
             for v, placements in zip(node.outputs, found.makes, strict=True)
         )
         return (cost.total if self.training else cost.forward) + TIE * made
-
-
-def cost_of_part(costs: Costs, view: IRGraph, node: IRNode, parts: float) -> NodeCost:
-    """What the largest part of a node costs, which goes ``parts`` times into all of it.
-
-    Between whole numbers of parts it grows with the part.
-    """
-    fewer = math.floor(parts)
-    smaller = costs.node(view, node, fewer)
-    if parts == fewer:
-        return smaller
-    more = costs.node(view, node, fewer + 1)
-    weight = (1 / parts - 1 / (fewer + 1)) * fewer * (fewer + 1)
-    return NodeCost(*(weight * a + (1 - weight) * b for a, b in zip(smaller, more, strict=True)))
 
 
 _WHOLE_NOWHERE: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())

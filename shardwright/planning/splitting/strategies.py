@@ -19,11 +19,12 @@ from typing import NamedTuple
 from shardwright.dimops.bound import BoundDimop
 from shardwright.errors import PlanError
 from shardwright.layout import Layout, Partial, Replicate, Shard
-from shardwright.layout.cuts import cuts, normal_form
+from shardwright.layout.cuts import cuts, largest_shape, normal_form
 from shardwright.layout.placement import Placements
 from shardwright.layout.ranges import Shape
 from shardwright.planning.plan import Split, Terms
 from shardwright.planning.splitting.axes import Axis, wanted
+from shardwright.profiling.part import WHOLE, Part
 
 Choice = Split | Terms | None
 """What one axis of a mesh does with a node."""
@@ -49,8 +50,8 @@ class Strategy(NamedTuple):
         How each input is read, and how its gradient is made; None where only the dtype is read.
     makes
         How each output is made.
-    parts
-        How many times the largest part of the node's work goes into all of it.
+    part
+        The largest part of the node's work, with what its slot has of the node's tensors.
     whole, kept
         Axes along which the node, and all before it that has a gradient, is done whole, and those
         of them along which its gradients stay terms of a sum.
@@ -60,7 +61,7 @@ class Strategy(NamedTuple):
     reads: tuple[Placements | None, ...]
     makes: tuple[Placements, ...]
     returns: tuple[Placements | None, ...]
-    parts: float = 1.0
+    part: Part = WHOLE
     whole: frozenset[int] = NONE
     kept: frozenset[int] = NONE
 
@@ -102,7 +103,7 @@ def _strategy(
     whole: frozenset[int],
     kept: frozenset[int],
 ) -> Strategy:
-    parts = _parts(bound, sizes, splits)
+    work = _parts(bound, sizes, splits)
     axes = [Axis(None, None, "sum") if bound is None else Axis.of(bound, s) for s in splits]
     reads: list[Placements | None] = []
     returns: list[Placements | None] = []
@@ -118,7 +119,16 @@ def _strategy(
         normal(tuple(axis.output(index) for axis in axes), sizes, shape)
         for index, shape in enumerate(shapes.outputs)
     ]
-    return Strategy(splits, tuple(reads), tuple(makes), tuple(returns), parts, whole, kept)
+    tensors = zip((*reads, *makes), (*shapes.inputs, *shapes.outputs), strict=True)
+    held = (shape if layout is None else _held(layout, sizes, shape) for layout, shape in tensors)
+    part = Part(work, tuple(held)) if work > 1 else WHOLE
+    return Strategy(splits, tuple(reads), tuple(makes), tuple(returns), part, whole, kept)
+
+
+@lru_cache(maxsize=1 << 16)
+def _held(placements: Placements, sizes: Sizes, shape: Shape) -> Shape:
+    """The shape of the most that a slot holds of a tensor."""
+    return largest_shape(placements, sizes, shape)
 
 
 @lru_cache(maxsize=1 << 16)

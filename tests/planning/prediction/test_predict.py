@@ -9,6 +9,7 @@ from shardwright.layout import GLOO, Cluster
 from shardwright.planning import plan, step_of
 from shardwright.planning.prediction.exchange import RankLinks
 from shardwright.planning.prediction.predict import estimate, predict
+from shardwright.planning.prediction.spread import part_of
 from shardwright.planning.prediction.spreading import spread_of_plan
 from shardwright.planning.prediction.sums import sums_of
 from shardwright.planning.worker_time import COMPUTING
@@ -181,9 +182,10 @@ def test_a_rank_shares_its_nodes_among_its_own_slots():
     costs = Analytic(cluster.device)
     found = spread_of_plan(graph, made, cluster, costs)
     for position, index in enumerate(made.nodes):
-        (slots,) = made.assignments[index].mesh.sizes
-        (split,) = made.assignments[index].splits
-        expected = costs.node(graph, graph.nodes[position], slots if split else 1).forward
+        mesh, splits = made.assignments[index].mesh, made.assignments[index].splits
+        axes = dict(zip(mesh.axes, mesh.sizes, strict=True))
+        part = part_of(found.spread.source, splits, axes, position)
+        expected = costs.node(graph, graph.nodes[position], part).forward
         assert found.spread.forward[position] == pytest.approx(expected)
 
 
@@ -207,7 +209,9 @@ def test_a_training_step_of_unequal_ranks():
         mesh, splits = made.assignments[index].mesh, made.assignments[index].splits
         if position not in spread.source.prepare and any(splits):
             node = spread.source.view.nodes[position]
-            expected = costs.node(spread.source.whole, node, *mesh.sizes).forward
+            axes = dict(zip(mesh.axes, mesh.sizes, strict=True))
+            part = part_of(spread.source, splits, axes, position)
+            expected = costs.node(spread.source.whole, node, part).forward
             assert spread.forward[position] == pytest.approx(expected)
 
 

@@ -81,6 +81,14 @@ def test_a_line_sends_one_message_after_another():
     assert got.done[1] == 1 + 3 * 10 + 1
 
 
+def test_a_rank_makes_ready_for_a_message_while_it_is_under_way():
+    order = order_of("gpipe", 2, 1)
+    times = StageTimes([1.0, 1.0], [0.0, 0.0], [0.0, 0.0], [0.0, 4.0])
+    for line, done in ((10.0, 1 + 10 + 1), (0.0, 4 + 1)):
+        got = lay_out(order, times, Traffic({(0, 1): Passing(line, 0.0)}, {}))
+        assert (got.done[1], got.busy[1]) == (done, 5.0)
+
+
 def test_stages_that_read_nothing_of_each_other_do_not_wait():
     order = order_of("1f1b", 2, 1)
     times = StageTimes([3.0, 3.0], [1.0, 1.0], [1.0, 1.0])

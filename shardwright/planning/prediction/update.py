@@ -1,0 +1,43 @@
+"""What the update of parameters takes once a step.
+
+Comes in: the bytes of gradients on a slot, and over how many slots optimizer's states are dealt
+out. Goes out: seconds. A parameter whose states are dealt out is put together again afterwards: a
+collective more than its gradient takes, and a copy to where the parameter stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shardwright.layout import DeviceModel
+from shardwright.planning.prediction.source import Floats, Integers
+from shardwright.planning.prediction.spread import Spread
+from shardwright.planning.prediction.sums import added, distinct
+from shardwright.planning.worker_time import worker_seconds
+from shardwright.profiling.operations import UPDATE_PASSES
+
+COPY_PASSES = 2
+
+
+def update_seconds(gradients: Floats, shards: int | Integers, device: DeviceModel) -> Floats:
+    """Of parameters whose whole gradients have these bytes, states dealt out over ``shards``."""
+    over = np.asarray(shards)
+    dealt_out = (over > 1) & (gradients > 0)
+    moved = (UPDATE_PASSES / over + COPY_PASSES * dealt_out) * gradients
+    return np.asarray(moved / device.bandwidth + worker_seconds(device) * dealt_out)
+
+
+def rank_updates(
+    spread: Spread, ranks: Integers, shards: Sequence[int], device: DeviceModel
+) -> Floats:
+    """Of each rank, with what workers need beside it and for the communication of gradients.
+
+    ``ranks`` is that of each node.
+    """
+    held = distinct(spread.stored._replace(size=spread.gradient), ranks)
+    each = update_seconds(held.size, np.asarray(shards)[held.node], device)
+    count = len(shards)
+    supertasks = (added(held.node, held.size, count) > 0) + added(ranks, spread.gathered, count)
+    return added(held.node, each, count) + worker_seconds(device) * supertasks
