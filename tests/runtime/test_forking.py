@@ -219,6 +219,7 @@ sys.exit(max(os.waitpid(pid, 0)[1] for pid in pids) != 0)
 """
 
 
+@pytest.mark.timeout(300)
 def test_odd_drivers(tmp_path: Path) -> None:
     """Each is a fork of one Python that has started no worker yet."""
     done = subprocess.run(
@@ -226,7 +227,7 @@ def test_odd_drivers(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=280,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
