@@ -18,6 +18,7 @@ from shardwright.errors import GraphError, InputError, WeightError
 from shardwright.ir.donation import NOTHING, Donation, InPlace, donate
 from shardwright.ir.dtypes import describe_dtype, torch_dtype
 from shardwright.ir.operators import flatten_results, join_call, resolve, signature
+from shardwright.ir.strided import callable_of
 from shardwright.ir.structure import flatten_call, leaves, rebuild
 from shardwright.ir.torch_internals import OpOverload
 from shardwright.ir.values import IRNode, IRValue
@@ -183,7 +184,7 @@ def _call(
 ) -> str:
     """``f7(v1, v2, k7_0)``, its function and constants filed in ``namespace``."""
     args, kwargs = join_call(overload, inputs, attrs, device)
-    namespace[f"f{node_id}"] = overload
+    namespace[f"f{node_id}"] = callable_of(overload)
     constants = _Constants(namespace, f"k{node_id}_")
     parts = [constants.expression(value) for value in args]
     parts += [f"{name}={constants.expression(value)}" for name, value in kwargs.items()]

@@ -25,7 +25,8 @@ import torch
 import torch.fx
 
 from shardwright.errors import GraphError
-from shardwright.ir.operators import allow_namespace, split_call
+from shardwright.ir.operators import allow_namespace, operator_name, split_call
+from shardwright.ir.strided import BY_STRIDES
 from shardwright.ir.torch_internals import HigherOrderOperator, OpOverload
 from shardwright.ir.values import SLOT, Input, with_absent
 from shardwright.tracing.casts import Casts
@@ -161,8 +162,8 @@ class Translator:
     ) -> Any:
         """Emit the operator as it is; a result that shares memory with an input is its view."""
         present = tuple(spec for spec in specs if spec is not None)
-        if overload._opname == "as_strided":  # counts in the memory, whatever view it is called on
-            places = [place.root for place in places]
+        if operator_name(overload) in BY_STRIDES:
+            places, attrs = _from_first_element(overload, places, attrs)
         values = [self.memory.read(place) for place in places]
         if self._note.autocast:
             values = self._casts.of(overload, places, values, attrs, self._note.autocast)
@@ -222,6 +223,18 @@ _SETTINGS = frozenset(
 _DROPPED = frozenset(
     {torch.ops.aten._assert_tensor_metadata.default, torch.ops.aten._assert_scalar.default}
 )
+
+
+def _from_first_element(
+    overload: OpOverload, places: list[Place], attrs: dict[str, Any]
+) -> tuple[list[Place], dict[str, Any]]:
+    """A call that counts in memory: of the whole memory where it reads, and from its beginning."""
+    first, *others = places
+    offset = attrs["storage_offset"]
+    offset = first.spec.storage_offset() if offset is None else offset
+    if overload._opname != "as_strided_scatter":  # its result is as the view that it writes to
+        first = first.root
+    return [first, *others], {**attrs, "storage_offset": offset - first.spec.storage_offset()}
 
 
 def _keeps_layout(attrs: dict[str, Any]) -> bool:

@@ -167,7 +167,8 @@ def _diagonal(call: ViewCall) -> View:
 
 
 def _as_strided(call: ViewCall) -> View:
-    args = (list(call.part.shape), list(call.part.stride()), call.part.storage_offset())
+    offset = call.part.storage_offset() - call.whole.storage_offset()
+    args = (list(call.part.shape), list(call.part.stride()), offset)
     return View(
         Call("aten.as_strided.default", args),
         Call("aten.as_strided_scatter.default", args),

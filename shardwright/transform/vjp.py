@@ -29,6 +29,7 @@ from shardwright.ir.operators import is_built_in, join_call, resolve
 from shardwright.ir.torch_internals import FakeTensorMode
 from shardwright.transform.divide import divide
 from shardwright.transform.record import Kind, record
+from shardwright.transform.scattered import Scattered
 from shardwright.transform.simplify import simplify
 
 
@@ -209,6 +210,9 @@ def _pull(
 
 def _apply(call: Call, inputs: list[torch.Tensor], device: str) -> list[torch.Tensor]:
     """Run the call, or one that makes the same and that autograd knows; the tensors it makes."""
+    if call.op == "aten.as_strided_scatter.default":
+        where = (call.attrs[name] for name in ("size", "stride", "storage_offset"))
+        return [Scattered.apply(*inputs, *where)]  # type: ignore[no-untyped-call]
     op, attrs, inputs = _SIBLINGS.get(call.op, _itself)(call.op, dict(call.attrs), inputs)
     args, kwargs = join_call(resolve(op), inputs, attrs, torch.device(device))
     made = resolve(op)(*args, **kwargs)

@@ -18,6 +18,7 @@ from shardwright.errors import ExecError, GraphError
 from shardwright.exec.kernels.kernel import Closure, Kernel, Tensors, present
 from shardwright.ir.attributes import from_json
 from shardwright.ir.operators import flatten_results, resolve, substitute
+from shardwright.ir.strided import callable_of
 from shardwright.ir.torch_internals import OpOverload
 
 _RESIZING = {"aten.mse_loss.default"}
@@ -31,7 +32,8 @@ def _generic(attrs: Mapping[str, Any], ins: Tensors, outs: Tensors) -> Closure:
     kwargs = {key: _filled(item, ins, device) for key, item in named.items()}
     writer = out_overload(overload)
     if writer is None or None in outs or len(outs) != len(writer[1]):
-        return lambda: _store_flat(overload(*args, **kwargs), outs)
+        function = callable_of(overload)
+        return lambda: _store_flat(function(*args, **kwargs), outs)
     form, names = writer
     kwargs |= dict(zip(names, outs, strict=True))
     return lambda: form(*args, **kwargs)

@@ -21,6 +21,7 @@ from shardwright.errors import GraphError
 from shardwright.exec.passes.rewriter import Rewriter, same_layout, strides_of
 from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.operators import is_marker, resolve
+from shardwright.ir.strided import BY_STRIDES
 from shardwright.ir.values import contiguous_strides
 
 CONVOLUTIONS = frozenset(
@@ -253,7 +254,7 @@ class _Pass:
     def _taken(self, value_id: int, node: IRNode) -> int:
         """The source's value as any operator takes it: contiguous, or as it was."""
         now = self._here(value_id)
-        contiguous = self._value(now).strides is None and node.op != "aten.as_strided.default"
+        contiguous = self._value(now).strides is None and node.op not in BY_STRIDES
         if contiguous or same_layout(self.graph.values[value_id], self._value(now)):
             return now
         return self._moved_back(value_id, node)

@@ -19,6 +19,7 @@ from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.aliasing import may_return_an_argument
 from shardwright.ir.dtypes import dtype_name
 from shardwright.ir.operators import flatten_results, join_call, resolve
+from shardwright.ir.strided import callable_of
 from shardwright.ir.torch_internals import without_autocast
 from shardwright.ir.values import strides_or_none
 
@@ -102,7 +103,7 @@ class _Folder:
         inputs = [self._known[value_id] for value_id in node.inputs]
         args, kwargs = join_call(overload, inputs, node.attrs, self._device)
         try:
-            made = flatten_results(overload(*args, **kwargs))
+            made = flatten_results(callable_of(overload)(*args, **kwargs))
         except RuntimeError:  # tensors of two devices, or too little memory: it runs in its place
             return None
         values = [self._graph.values[value_id] for value_id in node.outputs]

@@ -1,0 +1,36 @@
+"""Operators that read and write memory by strides, wherever the memory begins.
+
+torch counts the ``storage_offset`` of ``as_strided`` and its kin from the beginning of the memory
+that a tensor shares. In a graph it counts from the tensor's own first element: what stands before
+it is another's, where a tensor is the rows of a microbatch or a slot of an arena.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from shardwright.ir.operators import operator_name
+from shardwright.ir.torch_internals import OpOverload
+
+BY_STRIDES = frozenset(
+    f"aten.{name}.default" for name in ("as_strided", "as_strided_copy", "as_strided_scatter")
+)
+"""Operators, by name, that read their first input's memory rather than its elements."""
+
+
+@cache
+def callable_of(overload: OpOverload) -> Callable[..., Any]:
+    """What runs an operator as graphs mean it: the overload itself, but for those `BY_STRIDES`."""
+    if operator_name(overload) not in BY_STRIDES:
+        return overload
+
+    def from_first_element(x: torch.Tensor, *rest: Any) -> Any:
+        *others, offset = rest
+        counted = None if offset is None else offset + x.storage_offset()
+        return overload(x, *others, counted)
+
+    return from_first_element
