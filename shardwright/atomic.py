@@ -36,6 +36,8 @@ def _beside(path: Path) -> Path:
     """An empty file beside ``path``. Raises OSError, which names ``path``."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():  # a file in its place would be no device any more
+        raise FileExistsError(errno.EEXIST, "A device or pipe stands there, no file", str(path))
     temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")
     try:
         temporary.touch()

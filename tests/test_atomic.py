@@ -75,3 +75,13 @@ def test_looking_whether_a_file_can_be_written_changes_nothing(tmp_path: Path) -
     for name in ("old", "new"):
         check_writable(tmp_path / name)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_a_device_or_pipe_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(FileExistsError, match="device or pipe") as refused, replacing(path):
+        pass
+    assert refused.value.filename == str(path)
+    assert path.is_fifo()
+    assert list(tmp_path.iterdir()) == [path]

@@ -227,5 +227,8 @@ def _axes(devices: int | None, policy: str, mesh: Mapping[str, int] | None) -> M
         check_count(f"the size of mesh axis {axis!r}", size)
     if devices is not None and devices != math.prod(mesh.values()):
         sizes = " × ".join(map(str, mesh.values()))
-        raise PlanError(f"the mesh has {sizes} slots, but devices is {devices}; leave it out")
+        raise PlanError(
+            f"the mesh has {sizes} slots, but there are {devices} devices; leave them out, or name "
+            "as many"
+        )
     return mesh
