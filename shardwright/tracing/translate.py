@@ -230,11 +230,13 @@ def _from_first_element(
 ) -> tuple[list[Place], dict[str, Any]]:
     """A call that counts in memory: of the whole memory where it reads, and from its beginning."""
     first, *others = places
-    offset = attrs["storage_offset"]
-    offset = first.spec.storage_offset() if offset is None else offset
+    given = attrs["storage_offset"]
+    offset = first.spec.storage_offset() if given is None else given
     if overload._opname != "as_strided_scatter":  # its result is as the view that it writes to
         first = first.root
-    return [first, *others], {**attrs, "storage_offset": offset - first.spec.storage_offset()}
+    counted = offset - first.spec.storage_offset()
+    said = given if given is None and counted == 0 else counted
+    return [first, *others], {**attrs, "storage_offset": said}
 
 
 def _keeps_layout(attrs: dict[str, Any]) -> bool:
