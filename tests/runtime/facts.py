@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy
 
 if "FACTS" in os.environ:
-    print(f"facts of {os.getpid()}")
+    print(f"facts of {os.getpid()}\n", end="")
     Path(os.environ["FACTS"], f"{os.getpid()}.json").write_text(
         json.dumps(
             {
