@@ -45,8 +45,19 @@ def build(
     Raises PlanError where the plan is for another graph, WeightError, PipelineError, and
     GraphError where an operator of a training step has no gradient.
     """
+    pipeline = written(graph, plan, WeightSource(graph, weights, rename), device_kind)
+    check(pipeline)
+    return pipeline
+
+
+def written(
+    graph: IRGraph,
+    plan: Plan,
+    source: WeightSource,
+    device_kind: Literal["cpu", "cuda", "npu"] = "cpu",
+) -> pl.Pipeline:
+    """The pipeline whose weights a source finds, not checked yet."""
     check_belongs(plan, graph)
-    source = WeightSource(graph, weights, rename)
     originals, localized = _on_slots(graph, plan, device_kind)
     assembly = Assembly(originals, localized, source, _first_stages(plan.training))
     found = tasks(localized, weights_apart=_splits_backward(plan.training))
@@ -61,7 +72,6 @@ def build(
     pipeline = _finish(graph.name, assembly, slots, _training(assembly, plan))
     pipeline.weights = source.carried
     pipeline.origin = pl.Origin(graph, plan)
-    check(pipeline)
     return pipeline
 
 

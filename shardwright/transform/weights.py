@@ -121,6 +121,12 @@ class WeightSource:
         if tensor is None or tensor.is_meta:
             raise WeightError(self._missing(value))
         self.carried.put(CARRIED, value.names[0], tensor)
+        return self._beside(value, name_in_graph, placements)
+
+    def _beside(
+        self, value: IRValue, name_in_graph: str, placements: tuple[tuple[int, int], ...]
+    ) -> ParamValue:
+        """The reference to what is carried along."""
         return ParamValue(
             path=CARRIED,
             format="safetensors",
@@ -143,6 +149,18 @@ class WeightSource:
             "uses other names, pass rename= (a dict or a function from the model's names to the "
             "file's)"
         )
+
+
+class NoContents(WeightSource):
+    """For a file that nobody runs: what stored values hold is not looked at, nor carried."""
+
+    def __init__(self, graph: IRGraph) -> None:
+        super().__init__(graph, None, None)
+
+    def _carry(
+        self, value: IRValue, name_in_graph: str, placements: tuple[tuple[int, int], ...]
+    ) -> ParamValue:
+        return self._beside(value, name_in_graph, placements)
 
 
 def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -3,7 +3,8 @@
 Comes in: a model or training step, a `Cluster`, what nodes cost, and what is already decided. Goes
 out: a `Plan` with its prediction and with what else was looked at: the fastest of what `search`
 finds, which is written down here, and of what partitioners make (`rivals`). So none of these plans
-is predicted to be faster.
+is predicted to be faster; or, where a `judge` is asked about those that are predicted to be close,
+none of those is by the simulator's measure.
 
 A training step is captured with the shapes of one microbatch, and a plan of n microbatches makes a
 step of n of them: plans with different n are compared by what one microbatch's samples take.
@@ -11,12 +12,14 @@ step of n of them: plans with different n are compared by what one microbatch's 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from shardwright.errors import PlanError
+from shardwright.errors import PlanError, ShardwrightError
 from shardwright.ir import IRGraph
 from shardwright.ir.collection import without_collection
 from shardwright.layout import Cluster, Mesh
@@ -24,7 +27,7 @@ from shardwright.planning.assemble import make_plan
 from shardwright.planning.automatic.candidates import Asked, Found
 from shardwright.planning.automatic.contender import Contender
 from shardwright.planning.automatic.explain import alternatives, done_whole, split_reasons
-from shardwright.planning.automatic.rivals import Rival, Rivals
+from shardwright.planning.automatic.rivals import FEW_NODES, Rival, Rivals
 from shardwright.planning.automatic.search import Search
 from shardwright.planning.automatic.spreads import SEVERAL, Spreads
 from shardwright.planning.batch import batch_rows
@@ -37,34 +40,48 @@ from shardwright.planning.plan import (
     assignments,
 )
 from shardwright.planning.prediction.predict import predict
-from shardwright.planning.prediction.source import Forward
 from shardwright.planning.prediction.timing import order_of
 from shardwright.planning.step import check_one_backward
 from shardwright.planning.training import measure_work, training_plan
 from shardwright.profiling.cost import Analytic, Costs
 
+if TYPE_CHECKING:
+    from shardwright.planning.automatic.judge import Judge
+
 AUTO = "auto"
 FASTER = 1 - 1e-9
 """A partitioner's plan is taken where it takes less than this times what the search found."""
+CLOSE = 1.12
+"""The judge is asked about plans that are predicted to take up to this times the least."""
+JUDGED = 12
+"""So many of them at most, the fastest first."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Chosen:
-    """A plan, what it is compared by, and what it is explained from."""
+class _Option:
+    """What may be chosen: what the search found, or a partitioner's plan."""
 
-    plan: Plan
+    made: Found | Rival
     contender: Contender
-    source: Forward
-    reasons: Sequence[str] = ()
+
+    @property
+    def preference(self) -> float:
+        """Smaller is better: of equals, what the search found."""
+        return self.contender.seconds / (FASTER if isinstance(self.made, Rival) else 1.0)
 
 
 @without_collection()
 def auto_plan(
-    graph: IRGraph, cluster: Cluster, costs: Costs | None = None, asked: Asked | None = None
+    graph: IRGraph,
+    cluster: Cluster,
+    costs: Costs | None = None,
+    asked: Asked | None = None,
+    judge: Judge | None = None,
 ) -> Plan:
     """The plan for a graph that is predicted to be fastest on a cluster.
 
-    Raises PlanError where no plan fits, with what lacks in the nearest.
+    For a small graph the ``judge`` says which of the plans is that are predicted to be close to
+    the fastest. Raises PlanError where no plan fits, with what lacks in the nearest.
     """
     asked = asked or Asked()
     asked.check()
@@ -72,24 +89,73 @@ def auto_plan(
     if spreads.training:
         check_one_backward(graph)
     search = Search(spreads, cluster, asked)
+    found: list[Found] = []
+    nothing: PlanError | None = None
     try:
         found = search.run()
-    except PlanError:
-        rivals = Rivals(spreads, cluster, asked, asked.options().microbatches).run()
-        fastest = rivals.fastest()
-        if fastest is None:
-            raise
-        return _explained(search, _of_rival(fastest), [], rivals)
-    rivals = Rivals(spreads, cluster, asked, found[0].candidate.microbatches).run()
-    priced = {id(one): _priced(search, one, exact=bool(rivals.best)) for one in found}
-    found.sort(key=lambda one: priced[id(one)].seconds)
-    contender, *others = (priced[id(one)] for one in found)
-    fastest = rivals.fastest()
-    if fastest is not None and fastest.contender.seconds < FASTER * contender.seconds:
-        return _explained(search, _of_rival(fastest), [contender, *others], rivals)
-    plan, spread = write_plan(spreads, cluster, found[0]), found[0].spread
-    chosen = _Chosen(plan, contender, spread.source, spread.reasons)
-    return _explained(search, chosen, others, rivals)
+    except PlanError as error:
+        nothing = error
+    count = found[0].candidate.microbatches if found else asked.options().microbatches
+    rivals = Rivals(spreads, cluster, asked, count).run()
+    if nothing is not None and not rivals.best:
+        raise nothing
+    options = [_Option(one, _priced(search, one, exact=bool(rivals.best))) for one in found]
+    options += [_Option(rival, rival.contender) for rival in rivals.best.values()]
+    options.sort(key=lambda option: option.preference)
+    refused = {**{str(shape): why for shape, why in search.refused.items()}, **rivals.refused}
+    if judge is not None and len(graph.nodes) <= FEW_NODES:
+        judging = _Judging(search, judge)
+        beside = [one for one in rivals.made if one is not rivals.best[one.policy]]
+        options = judging.order(options, [_Option(one, one.contender) for one in beside])
+        refused |= judging.unbuilt
+    refused = {name: why for name, why in refused.items() if name not in rivals.best}
+    left_out = (rivals.left_out,) if rivals.left_out else ()
+    return _explained(search, options, refused, left_out)
+
+
+@dataclass(slots=True)
+class _Judging:
+    """Plans that are predicted to be close, told apart by a judge."""
+
+    search: Search
+    judge: Judge
+    seconds: dict[Plan, float] = field(default_factory=dict)
+    unbuilt: dict[str, str] = field(default_factory=dict)
+    """Plans that cannot be built, and why."""
+
+    def order(self, options: Sequence[_Option], more: Sequence[_Option]) -> list[_Option]:
+        """The options, but first of all the fastest by the judge, which may be one of ``more``.
+
+        Asked about are those of both that are close to what is predicted to be the fastest.
+        """
+        every = sorted([*options, *more], key=lambda option: option.preference)
+        limit = CLOSE * every[0].contender.seconds
+        close = [option for option in every if option.contender.seconds <= limit][:JUDGED]
+        if not close[1:]:
+            return list(options)
+        judged = {id(option): self._judged(option) for option in close}
+        first = min(judged.values(), key=lambda option: option.contender.simulated)
+        others = (judged.get(id(option), option) for option in options)
+        return [first, *(option for option in others if option is not first)]
+
+    def _judged(self, option: _Option) -> _Option:
+        """The option with what the judge says; what cannot be built takes for ever."""
+        spreads, cluster = self.search.spreads, self.search.cluster
+        made = msgspec.structs.replace(_plan_of(self.search, option.made), cluster=cluster)
+        plan = msgspec.structs.replace(made, policy=AUTO, notes=())
+        if plan not in self.seconds:
+            try:
+                self.seconds[plan] = self.judge(spreads.graph, plan, spreads.costs, cluster)
+            except ShardwrightError as error:
+                self.unbuilt[str(option.contender)] = f"it cannot be built: {error}"
+                self.seconds[plan] = math.inf
+        return replace(option, contender=replace(option.contender, simulated=self.seconds[plan]))
+
+
+def _plan_of(search: Search, made: Found | Rival) -> Plan:
+    return (
+        made.plan if isinstance(made, Rival) else write_plan(search.spreads, search.cluster, made)
+    )
 
 
 def _priced(search: Search, found: Found, *, exact: bool) -> Contender:
@@ -105,33 +171,27 @@ def _priced(search: Search, found: Found, *, exact: bool) -> Contender:
     return Contender(contender.plan, again, contender.recompute)
 
 
-def _of_rival(rival: Rival) -> _Chosen:
-    plan = msgspec.structs.replace(rival.plan, policy=AUTO)
-    return _Chosen(plan, rival.contender, rival.found.spread.source)
-
-
 def _explained(
-    search: Search, chosen: _Chosen, others: Sequence[Contender], rivals: Rivals
+    search: Search, options: Sequence[_Option], refused: Mapping[str, str], notes: Sequence[str]
 ) -> Plan:
-    """The plan with its prediction, and with what it is compared with."""
-    made = [rival.contender for rival in rivals.best.values()]
-    assigned = list(assignments(chosen.plan, len(chosen.source.view.nodes)))
-    refused = {**{str(shape): why for shape, why in search.refused.items()}, **rivals.refused}
+    """The plan of the first option with its prediction, and with what it is compared with."""
+    made, contender = options[0].made, options[0].contender
+    chosen = msgspec.structs.replace(_plan_of(search, made), policy=AUTO)
+    spread = made.found.spread if isinstance(made, Rival) else made.spread
+    reasons = () if isinstance(made, Rival) else spread.reasons
+    assigned = list(assignments(chosen, len(spread.source.view.nodes)))
     explanation = Explanation(
-        plan=str(chosen.contender),
+        plan=str(contender),
         rows=batch_rows(search.spreads.graph),
-        others=alternatives(
-            chosen.contender, [*others, *(one for one in made if one != chosen.contender)]
-        ),
-        refused=tuple(f"{name}: {why}" for name, why in refused.items() if name not in rivals.best),
-        splits=split_reasons(chosen.source, assigned, chosen.reasons),
-        whole=done_whole(chosen.source, assigned),
+        others=alternatives(contender, [option.contender for option in options[1:]]),
+        refused=tuple(f"{name}: {why}" for name, why in refused.items()),
+        splits=split_reasons(spread.source, assigned, reasons),
+        whole=done_whole(spread.source, assigned),
     )
-    left_out = (rivals.left_out,) if rivals.left_out else ()
     return msgspec.structs.replace(
-        chosen.plan,
-        notes=(*chosen.plan.notes, *left_out),
-        prediction=chosen.contender.prediction,
+        chosen,
+        notes=(*chosen.notes, *notes),
+        prediction=contender.prediction,
         explanation=explanation,
     )
 

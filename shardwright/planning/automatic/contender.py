@@ -16,11 +16,15 @@ _AGAIN = {
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A plan in a line, what it will take, and how much of it is computed again."""
+    """A plan in a line, what it will take, and how much of it is computed again.
+
+    ``simulated`` is what its built file takes for a captured batch, 0 where nobody looked.
+    """
 
     plan: str
     prediction: Prediction
     recompute: str
+    simulated: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.plan}{_AGAIN[self.recompute]}"

@@ -23,6 +23,11 @@ def _why(best: Contender, other: Contender) -> str:
     """What another plan takes longer for, on its slowest slot and for a captured batch."""
     if other.recompute != "none" and best.recompute == "none":
         return "it must compute activations again to fit"
+    if best.simulated < other.simulated and other.seconds <= best.seconds:
+        return (
+            f"built and simulated it takes {1e3 * other.simulated:.3f} ms, the chosen one "
+            f"{1e3 * best.simulated:.3f} ms"
+        )
     work = other.work - best.work
     waits = (other.seconds - other.work) - (best.seconds - best.work)
     if max(work, waits) <= 0:

@@ -99,6 +99,8 @@ class Rivals:
     microbatches: int
     best: dict[str, Rival] = field(default_factory=dict)
     """Of each partitioner the fastest plan that fits."""
+    made: list[Rival] = field(default_factory=list)
+    """All plans that fit."""
     refused: dict[str, str] = field(default_factory=dict)
     """Partitioners of which no plan fits, and why."""
     left_out: str = ""
@@ -118,10 +120,6 @@ class Rivals:
             for group in self._groups(policy):
                 self._add(policy, group)
         return self
-
-    def fastest(self) -> Rival | None:
-        """The fastest of all that fit."""
-        return min(self.best.values(), key=lambda one: one.contender.seconds, default=None)
 
     def _policies(self) -> Sequence[str]:
         slots, nodes = len(self.cluster.devices), len(self.spreads.graph.nodes)
@@ -176,7 +174,9 @@ class Rivals:
         for rival in found:
             if rival.too_much:
                 self.refused.setdefault(policy, _too_full(rival))
-            elif policy not in self.best or _faster(rival, self.best[policy]):
+                continue
+            self.made.append(rival)
+            if policy not in self.best or _faster(rival, self.best[policy]):
                 self.best[policy] = rival
 
     def _roomy(self) -> bool:

@@ -18,7 +18,13 @@ from shardwright.profiling.cost import Analytic
 from shardwright.schedule import KINDS
 from shardwright.transform import build
 from tests.graphs import language_model, tokens
-from tests.planning.automatic.test_auto import EXHAUSTIVE, FAST, cluster, random_step
+from tests.planning.automatic.test_auto import (
+    EXHAUSTIVE,
+    FAST,
+    by_prediction,
+    cluster,
+    random_step,
+)
 from tests.planning.projections import transformer
 from tests.steps import language_step, trained
 from tests.transform.small_models import MODELS
@@ -41,7 +47,7 @@ def by_policy(graph, machines, policy, **options):
 
 
 def check_none_is_faster(graph, machines, **options):
-    made = plan(graph, machines, "auto", **options)
+    made = by_prediction(graph, machines, **options)
     best = predict(graph, made, machines)
     assert made.prediction.step_time == pytest.approx(best.step_time, rel=1e-9)
     training = made.training

@@ -1,9 +1,4 @@
-"""By the simulator's measure, too, no plan of METIS or PipeDream is faster than that of `auto`.
-
-Where supertasks are not short the planner goes by the same times as the simulator, but for the
-order: `predict` has slots begin actions in that of the schedule, while those of the simulator go on
-with whatever is ready. Among plans as close as that `auto` may miss the better one.
-"""
+"""By the simulator's measure, too, no plan of METIS or PipeDream is faster than that of `auto`."""
 
 import pytest
 
@@ -17,15 +12,11 @@ from tests.planning.automatic.test_auto import EXHAUSTIVE, FAST, cluster, random
 from tests.planning.projections import transformer
 from tests.steps import image_step, language_step, trained
 
-TOLERANCE = 1.02
-"""How much the order of actions makes of a step of the graphs below."""
-WITH_WORKERS = 1.05
-"""The same where workers take as long beside their supertasks as for them, which slots overlap."""
 USUAL = cluster(2).device
 SLOW = DeviceModel("slow", "cpu", 10**9, flops=1e6, bandwidth=1e6, overhead=1e-3)
 MIDDLE = DeviceModel("middle", "cpu", 10**9, flops=1e8, bandwidth=1e8, overhead=1e-5)
 """Of small steps, workers take about as long as their supertasks."""
-DEVICES = {"slow": (SLOW, TOLERANCE), "middle": (MIDDLE, WITH_WORKERS), "usual": (USUAL, TOLERANCE)}
+DEVICES = {"slow": SLOW, "middle": MIDDLE, "usual": USUAL}
 GRAPHS = {
     "language": lambda: language_step(layers=4, width=16, vocabulary=40),
     "tied": lambda: language_step(layers=2, tied=True),
@@ -39,8 +30,7 @@ def seconds(graph, made, machines):
 
 
 def check_neither_is_faster(graph, device, schedule):
-    device, tolerance = DEVICES[device]
-    machines = Cluster.of(2, device=device, inside=FAST)
+    machines = Cluster.of(2, device=DEVICES[device], inside=FAST)
     asked = {"microbatches": 4, "schedule": schedule}
     best = seconds(graph, plan(graph, machines, "auto", **asked), machines)
     for policy in ("metis", "pipedream"):
@@ -48,7 +38,7 @@ def check_neither_is_faster(graph, device, schedule):
             other = plan(graph, machines, policy, **asked)
         except PlanError:
             continue
-        assert best <= tolerance * seconds(graph, other, machines), policy
+        assert best <= seconds(graph, other, machines) * (1 + 1e-9), policy
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])

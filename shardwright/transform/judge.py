@@ -1,0 +1,22 @@
+"""What a plan takes as its built file says: so `planning.automatic` tells close plans apart."""
+
+from __future__ import annotations
+
+from shardwright.ir import IRGraph
+from shardwright.layout import Cluster
+from shardwright.planning.plan import Plan
+from shardwright.planning.simulation.simulate import simulate
+from shardwright.profiling.cost import Costs
+from shardwright.transform.build import written
+from shardwright.transform.weights import NoContents
+
+CALLS = 16
+"""So many calls of a model follow one another: how long one takes alone says little."""
+
+
+def simulated_seconds(graph: IRGraph, plan: Plan, costs: Costs, cluster: Cluster) -> float:
+    """Seconds of the built plan for each batch of the captured size."""
+    pipeline = written(graph, plan, NoContents(graph))
+    if plan.training is None:
+        return simulate(pipeline, costs, cluster, calls=CALLS).step_time
+    return simulate(pipeline, costs, cluster).step_time / plan.training.microbatches
