@@ -16,7 +16,14 @@ from torch import Tensor, nn
 
 import shardwright as sw
 from benchmarks.simulator.report import milliseconds
-from benchmarks.simulator.steps import MODELS, Program, simulated_steps, step_graph, take_steps
+from benchmarks.simulator.steps import (
+    MODELS,
+    Program,
+    in_turn,
+    simulated_steps,
+    step_graph,
+    take_steps,
+)
 from shardwright.layout import Cluster
 from shardwright.planning.simulation.simulated import StepSimulation
 from shardwright.runtime.memory import COUNT_TENSORS, MEMORY, TENSORS
@@ -36,7 +43,7 @@ class Found(NamedTuple):
     pairs
         Seconds of a step, predicted and measured, one pair a round.
     simulation
-        That of the last round.
+        Another, for its memory.
     tensors, processes
         Bytes of live tensors, and of processes, by slot.
     """
@@ -89,10 +96,8 @@ def found_of(
     """Predict and run steps in turn, on two processes of one thread."""
     with sw.Session(pipeline, threads=1) as session:
         take_steps(session, batch)
-        pairs = []
-        for _ in range(rounds):
-            simulation = simulated_steps(session, pipeline, cluster)
-            pairs.append((simulation.step_time, take_steps(session, batch)))
+        pairs = [*in_turn(session, pipeline, cluster, batch, rounds)]
+        simulation = simulated_steps(session, pipeline, cluster)
         processes = session.call_workers(MEMORY)
         session.call_workers(COUNT_TENSORS)
         take_steps(session, batch)

@@ -17,7 +17,7 @@ from scipy.stats import rankdata, spearmanr
 
 import shardwright as sw
 from benchmarks.simulator.report import milliseconds
-from benchmarks.simulator.steps import gpt, simulated_steps, step_graph, take_steps
+from benchmarks.simulator.steps import gpt, in_turn, step_graph, take_steps
 from shardwright.ir import IRGraph
 from shardwright.layout import Cluster
 from shardwright.planning import Plan, predict, step_of
@@ -55,8 +55,7 @@ def cuts(
             pipeline = sw.build(graph, cut_behind(graph, plan, cut.place))
             with sw.Session(pipeline, threads=1) as session:
                 take_steps(session, program.batch)
-                predicted = simulated_steps(session, pipeline, cluster).step_time
-                cut.pairs.append((predicted, take_steps(session, program.batch)))
+                cut.pairs += in_turn(session, pipeline, cluster, program.batch, 1)
             shown = ", measured ".join(map(milliseconds, cut.pairs[-1]))
             say(f"round {number + 1} of {rounds}, cut behind node {cut.place}: {shown}")
     return found

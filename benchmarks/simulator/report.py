@@ -13,9 +13,9 @@ from rich.table import Table
 
 WORDS = """\
 Made by `python -m benchmarks.simulator{arguments}` in {minutes} on {machine}, torch {torch}: two
-processes of one thread each. Medians of {rounds} rounds, in each of which supertasks are measured
-alone, steps are predicted from that by `sw.simulate`, and steps are run. *Off* is how far the
-prediction is from the measurement."""
+processes of one thread each. Medians of {rounds} rounds. Before the steps of each round and behind
+them supertasks are measured alone, and steps are predicted from that by `sw.simulate`: the mean of
+both is the prediction. *Off* is how far it is from the measurement."""
 
 
 class Part(NamedTuple):

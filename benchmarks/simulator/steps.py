@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -87,3 +87,23 @@ def take_steps(session: sw.Session, batch: Sequence[Tensor]) -> float:
 def simulated_steps(session: sw.Session, pipeline: sw.Pipeline, cluster: Cluster) -> StepSimulation:
     """The same steps in simulated time, by what supertasks take alone at this moment."""
     return sw.simulate(pipeline, times_on(session, n_iter=STEPS), cluster, calls=STEPS)
+
+
+def in_turn(
+    session: sw.Session,
+    pipeline: sw.Pipeline,
+    cluster: Cluster,
+    batch: Sequence[Tensor],
+    rounds: int,
+) -> Iterator[tuple[float, float]]:
+    """Seconds of a step, predicted and measured, a pair a round.
+
+    A prediction is the mean of one right before the steps and one right behind them: what the
+    machine can do drifts meanwhile.
+    """
+    before = simulated_steps(session, pipeline, cluster).step_time
+    for _ in range(rounds):
+        measured = take_steps(session, batch)
+        behind = simulated_steps(session, pipeline, cluster).step_time
+        yield (before + behind) / 2, measured
+        before = behind
