@@ -1,6 +1,12 @@
 """What holds for all tests."""
 
 import gc
+import os
+
+# On some processors MKL rounds a product by where in memory its arrays lie, which is another place
+# at every call; told so, it does not. It reads this once, so it is said before anything imports
+# torch; processes that tests start inherit it.
+os.environ.setdefault("MKL_CBWR", "AUTO")
 
 
 def pytest_collection_finish() -> None:

@@ -23,6 +23,7 @@ from shardwright.ir import IRGraph
 from shardwright.ir.structure import describe_result, leaves
 from shardwright.pipeline import Pipeline
 from shardwright.profiling.clock import computing_threads
+from shardwright.runtime.rounding import remedy, rounding
 from shardwright.runtime.runner import Runner
 
 
@@ -34,6 +35,13 @@ class Difference:
     largest: float
     scale: float
     equal: bool
+
+    @property
+    def relative(self) -> float:
+        """The largest difference as a part of the largest value; infinite where that is 0."""
+        if not self.largest:
+            return 0.0
+        return self.largest / self.scale if self.scale else float("inf")
 
     def __str__(self) -> str:
         verdict = "equal" if self.equal and not self.largest else f"differs by {self.largest:.3g}"
@@ -50,6 +58,11 @@ class Report:
     def equal(self) -> bool:
         """Whether every output is within bounds."""
         return all(difference.equal for difference in self.outputs)
+
+    @property
+    def relative(self) -> float:
+        """The largest difference, as a part of its output's largest value."""
+        return max((difference.relative for difference in self.outputs), default=0.0)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.outputs))
@@ -71,7 +84,8 @@ def verify(
 
     With ``tolerance`` 0 every output must be equal bit for bit (NaN equals NaN); else
     ``max|a - b| <= tolerance * max|b|`` for each, ``b`` being the model's. Raises VerifyError where
-    an output differs more or is another in shape, dtype or place, and what `Runner` raises.
+    an output differs more or is another in shape, dtype or place, and what `Runner` raises. The
+    error says what to do where it is this machine's products that round (`rounding`).
     """
     kwargs = kwargs or {}
     expected = _reference(model, args, kwargs, threads)
@@ -94,8 +108,10 @@ def verify(
         )
     )
     if not report.equal:
+        advice = remedy(report.relative, rounding()) if tolerance == 0 else ""
         raise VerifyError(
             f"the pipeline's outputs are not the model's (tolerance {tolerance:g}):\n{report}"
+            f"{advice}"
         )
     return report
 

@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,16 @@ from shardwright.cli.app import app
 from shardwright.cli.demo import SENTENCES, compare, embeddings, similarity_table
 from shardwright.errors import VerifyError
 from shardwright.pipeline import Pipeline
+
+COMMAND = """
+import os, sys, types
+demo = types.ModuleType("shardwright.cli.demo")
+demo.run_demo = lambda *_: print(os.environ["MKL_CBWR"], "torch" in sys.modules)
+sys.modules[demo.__name__] = demo
+from shardwright.cli.app import app
+app(["demo"])
+"""
+"""The command, with another demo that says what it is started with."""
 
 
 @pytest.mark.processes
@@ -21,6 +34,20 @@ def test_the_demo_cuts_a_real_model_and_finds_it_equal(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["minilm.pipeline.json"]
     formats = {i.value.path for i in Pipeline.load(*tmp_path.iterdir()).tensors.values() if i.value}
     assert any(path.endswith("model.safetensors") for path in formats)
+
+
+@pytest.mark.parametrize(("given", "found"), [({}, "AUTO"), ({"MKL_CBWR": "AVX2"}, "AVX2")])
+def test_products_round_alike_before_torch_is_imported(given: dict[str, str], found: str) -> None:
+    others = {name: value for name, value in os.environ.items() if name != "MKL_CBWR"}
+    done = subprocess.run(
+        [sys.executable, "-c", COMMAND],
+        cwd=Path(__file__).parents[2],
+        env=others | given,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"{found} False\n"
 
 
 def test_outputs_that_differ_are_reported() -> None:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 from shardwright.errors import VerifyError
+from shardwright.runtime.rounding import Rounding
 from shardwright.runtime.verify import compare, verify
 from tests.runtime.sketch import chain, chain_result, chain_weight
 
@@ -25,6 +28,25 @@ def test_different() -> None:
     assert verify(
         chain(2), lambda x: chain_result(x, 2) * (1 + 1e-5), kwargs={"x": X}, tolerance=1e-4
     ).equal
+
+
+@pytest.mark.parametrize(
+    ("alignment", "factor", "tolerance", "said"),
+    [
+        (True, 1 + 2**-21, 0.0, True),
+        (False, 1 + 2**-21, 0.0, False),
+        (True, 1 + 1e-4, 0.0, False),  # more than rounding
+        (True, 1 + 2**-21, 1e-8, False),  # the caller knows of tolerances
+    ],
+)
+def test_what_to_do_about_rounding_is_said(
+    alignment: bool, factor: float, tolerance: float, said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = Rounding(by_alignment=alignment, by_layout=False)
+    monkeypatch.setattr(sys.modules[verify.__module__], "rounding", lambda: found)
+    with pytest.raises(VerifyError, match="differs by") as caught:
+        verify(chain(2), lambda x: chain_result(x, 2) * factor, (X,), tolerance=tolerance)
+    assert ("set MKL_CBWR=AUTO before Python starts" in str(caught.value)) == said
 
 
 def test_another_structure() -> None:
