@@ -45,6 +45,8 @@ class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     rows
         Of the captured batch; 0 where it has none.
+    simulated
+        Seconds of the built plan for a captured batch; 0 where others are not close to it.
     refused
         Meshes that cannot be, with the reason.
     whole
@@ -57,6 +59,7 @@ class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     refused: tuple[str, ...] = ()
     splits: tuple[SplitReason, ...] = ()
     whole: tuple[str, ...] = ()
+    simulated: float = 0.0
 
     def text(self, prediction: Prediction) -> str:
         """All of it, with what the plan is predicted to take."""
@@ -74,6 +77,8 @@ class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         yield f"chosen: {self.plan}"
         yield f"  {prediction.summary()}"
         yield f"  {_batch(prediction.per_microbatch, self.rows)}; plans are compared by this"
+        if self.simulated:
+            yield f"  built and simulated it takes {1e3 * self.simulated:.3f} ms a captured batch"
         yield "others:"
         for other in self.others:
             seconds = _compared(other.seconds, prediction.per_microbatch)

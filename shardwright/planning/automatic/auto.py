@@ -188,6 +188,7 @@ def _explained(
         refused=tuple(f"{name}: {why}" for name, why in refused.items()),
         splits=split_reasons(spread.source, assigned, reasons),
         whole=done_whole(spread.source, assigned),
+        simulated=contender.simulated if math.isfinite(contender.simulated) else 0.0,
     )
     return msgspec.structs.replace(
         chosen,

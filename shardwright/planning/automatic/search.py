@@ -28,8 +28,8 @@ from shardwright.planning.automatic.nearest import nearest_text
 from shardwright.planning.automatic.shapes import Shape, shapes, variants
 from shardwright.planning.automatic.spreads import SEVERAL, Spreads
 from shardwright.planning.mesh import DATA
-from shardwright.planning.prediction.memory import rank_memory
-from shardwright.planning.prediction.predict import estimate
+from shardwright.planning.prediction.memory import left_for_activations
+from shardwright.planning.prediction.predict import estimate, lends
 from shardwright.planning.prediction.source import Floats, Integers
 from shardwright.planning.prediction.spread import Spread
 from shardwright.planning.prediction.sums import sums_of
@@ -393,9 +393,8 @@ class Search:
         )
         sums = sums_of(spread, stages, candidate.stages)
         least = replace(options, memory=0)
-        ranks, _ = rank_memory(sums, order, least, candidate.shape.shards)
-        left = min(self.cluster.device.memory - (held.total - held.activations) for held in ranks)
-        return left if left >= max(1, *(held.activations for held in ranks)) else None
+        memory, shards = self.cluster.device.memory, candidate.shape.shards
+        return left_for_activations(sums, order, least, shards, memory, lends=lends(self.cluster))
 
     def _cut(self, spread: Spread, candidate: Candidate, *, again: bool) -> list[Integers]:
         """Cuts to try; those of one stage a rank do not depend on the schedule while all fits."""

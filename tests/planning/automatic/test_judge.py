@@ -3,7 +3,7 @@
 import pytest
 
 from shardwright.errors import GraphError
-from shardwright.planning import plan
+from shardwright.planning import Plan, plan
 from shardwright.planning.automatic import judge
 from shardwright.planning.automatic.auto import CLOSE, auto_plan
 from shardwright.planning.automatic.candidates import Asked
@@ -46,6 +46,7 @@ def test_what_the_judge_finds_fastest_is_chosen():
     first = made.explanation.others[0]
     assert first.plan == usual.explanation.plan
     assert first.why == "built and simulated it takes 2000.000 ms, the chosen one 1000.000 ms"
+    assert "built and simulated it takes 1000.000 ms a captured batch" in made.explain()
 
 
 def test_of_equals_it_is_what_is_predicted_to_be_faster():
@@ -66,6 +67,17 @@ def test_what_cannot_be_built_is_not_chosen_and_is_named():
     made = auto_plan(graph, machines, asked=ASKED, judge=refuse)
     assert (made.nodes, made.training) != (usual.nodes, usual.training)
     assert f"{usual.explanation.plan}: it cannot be built: too odd" in made.explanation.refused
+
+
+def test_where_none_can_be_built_it_is_what_is_predicted_to_be_fastest(tmp_path):
+    def refuse(graph, made, costs, machines):
+        raise GraphError("too odd")
+
+    graph, machines = language_step(layers=2), cluster(2)
+    made = auto_plan(graph, machines, asked=ASKED, judge=refuse)
+    assert made.nodes == by_prediction(graph, machines, microbatches=4).nodes
+    made.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == made
 
 
 def test_plans_of_large_graphs_are_not_built():
