@@ -19,11 +19,13 @@ from shardwright.schedule import KINDS
 from shardwright.schedule import check as check_file
 from shardwright.tracing import capture
 from shardwright.transform import build
+from tests.rounding import BITS
 from tests.runtime.programs import GPT, gpt, tokens
 from tests.turns import rotated
 
 STAGED = ("pipeline", *PARTITIONERS)
-"""Policies that only cut between nodes, so that results are equal bit for bit."""
+"""Policies that only cut between nodes, so that results are equal bit for bit. Replicas of a stage,
+of `pipedream`, share rows: a product of fewer rows may round otherwise."""
 
 
 class Branches(nn.Module):
@@ -77,7 +79,8 @@ def test_a_model(kind: str, policy: str, devices: int, tmp_path: Path) -> None:
     pipeline = build(graph, made)
     pipeline.save(tmp_path / "model.json")
     check_file(Pipeline.load(tmp_path / "model.json"))
-    tolerance = 0.0 if policy in STAGED else 1e-5
+    staged = BITS if policy == "pipedream" else 0.0
+    tolerance = staged if policy in STAGED else 1e-5
     verify(pipeline, model, args, tolerance=tolerance, in_process=True)
 
 

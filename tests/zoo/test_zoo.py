@@ -9,6 +9,7 @@ they are held to float32's rounding.
 import pytest
 
 import shardwright as sw
+from tests.rounding import BITS
 from tests.turns import rotated
 from tests.zoo.captures import SHALLOW, single, widest
 from zoo.models import BY_NAME
@@ -21,6 +22,9 @@ pytestmark = [
 NAMES = list(BY_NAME)
 POLICIES = ("data", "tensor", "sequence")
 SPLITS = [(policy, slots) for policy in POLICIES for slots in (2, 3, 4)]
+SLICES_CROSS = {"mamba"}
+"""Models of which half of a tensor goes to the next stage: there its rows stand close together, in
+eager they are twice as far apart, which a product may round otherwise."""
 ON_PROCESSES = [
     ("gpt2", {"pipeline": 3}),
     ("t5", {"pipeline": 4}),
@@ -48,9 +52,14 @@ def check(found, plan_of, *, tolerance, in_process=True):
     return pipeline
 
 
+def bits(name):
+    """The tolerance of a model that is cut in stages."""
+    return BITS if name in SLICES_CROSS else 0.0
+
+
 @pytest.mark.parametrize(("name", "stages"), rotated(NAMES, (2, 3, 4)))
 def test_a_cut_in_stages_is_equal_to_the_last_bit(name, stages):
-    pipeline = check(single(name), lambda g: sw.plan(g, stages), tolerance=0.0)
+    pipeline = check(single(name), lambda g: sw.plan(g, stages), tolerance=bits(name))
     stored = {info.value.name for info in pipeline.tensors.values() if info.value is not None}
     aliases = {}
     for path, parameter in single(name).model.named_parameters(remove_duplicate=False):

@@ -8,6 +8,8 @@ from tests.tracing.equality import assert_equal_trees
 
 pytest.importorskip("transformers")
 
+from tests.exec.running import assert_close
+from tests.rounding import BITS
 from tests.zoo.captures import single
 from zoo.models import BY_NAME, MODELS
 
@@ -47,6 +49,9 @@ def test_models_without_weights_give_the_same_graph(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "mixtral"])
 def test_gradients_equal_eager(name: str) -> None:
+    # Captured, mixtral's attention has a mask and repeated keys, and eager's is causal with keys in
+    # groups: in the backward the kernel's products have other layouts.
+    tolerance = BITS if name == "mixtral" else 0.0
     model, args, kwargs = BY_NAME[name].make()
     graph = capture(model, args, kwargs)
     gradients = []
@@ -57,4 +62,5 @@ def test_gradients_equal_eager(name: str) -> None:
     assert gradients[0].keys() == gradients[1].keys()
     for found, expected in zip(*(item.values() for item in gradients), strict=True):
         assert (found is None) == (expected is None)
-        assert expected is None or torch.equal(found, expected)
+        if expected is not None:
+            assert_close(found, expected, tolerance)

@@ -10,6 +10,7 @@ from tests.transform.derivatives import distance, run, with_gradients
 
 pytest.importorskip("transformers")
 
+from tests.rounding import BITS
 from tests.zoo.captures import SHALLOW
 from zoo.models import BY_NAME
 from zoo.training import trained
@@ -37,6 +38,8 @@ class Loss(nn.Module):
 @pytest.mark.parametrize("name", BY_NAME)
 def test_gradients_are_those_of_eager(name: str) -> None:
     dtype = torch.float32 if BY_NAME[name].single_only else torch.float64
+    # In float32 there is only room for calls that round alike.
+    tolerance = 1e-12 if dtype == torch.float64 else max(BITS, 1e-12)
     entry = trained(name, dtype, layers=SHALLOW)
     (batch,) = entry.microbatches(1)
     model = Loss(entry.model)
@@ -54,6 +57,6 @@ def test_gradients_are_those_of_eager(name: str) -> None:
     result, *rest = run(found.graph, [*tensors, seed])
     present = [key for key, there in zip(wants, found.present, strict=True) if there]
     assert set(present) == set(expected)
-    assert distance(result, loss.detach()) <= 1e-12
+    assert distance(result, loss.detach()) <= tolerance
     for key, gradient in zip(present, rest[: len(present)], strict=True):
-        assert distance(gradient, expected[key]) <= 1e-12, key
+        assert distance(gradient, expected[key]) <= tolerance, key

@@ -6,7 +6,7 @@ import shardwright as sw
 from shardwright.planning.partitions.partitioners import PARTITIONERS
 from tests.turns import rotated
 from tests.zoo.captures import single
-from tests.zoo.test_zoo import NAMES, check
+from tests.zoo.test_zoo import NAMES, bits, check
 
 pytestmark = [
     pytest.mark.zoo,
@@ -18,4 +18,4 @@ pytestmark = [
     ("name", "policy"), rotated(NAMES, sorted(PARTITIONERS.keys() - {"pipedream"}))
 )
 def test_stages_of_any_nodes_are_equal_to_the_last_bit(name, policy):
-    check(single(name), lambda g: sw.plan(g, 3, policy), tolerance=0.0)
+    check(single(name), lambda g: sw.plan(g, 3, policy), tolerance=bits(name))
