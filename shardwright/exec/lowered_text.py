@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from shardwright.errors import ExecError
 from shardwright.exec.kinds import kind_of
+from shardwright.ir.quantities import count_text
 
 if TYPE_CHECKING:
     from shardwright.exec.lowered import LoweredGraph, LoweredOp
@@ -26,7 +27,7 @@ _SHOWN = 80
 
 def format_lowered(graph: LoweredGraph) -> str:
     """A lowered graph's text."""
-    lines = [f"lowered {graph.name}: {len(graph.ops)} calls"]
+    lines = [f"lowered {graph.name}: {count_text(len(graph.ops), 'call')}"]
     for index, op in enumerate(graph.ops):
         lines.append(f"  {index} {_call(op, lambda vid: graph.values[vid].name)}")
     return "\n".join(lines)

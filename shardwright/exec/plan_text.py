@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from shardwright.exec.kinds import kind_of
 from shardwright.exec.lowered import ABSENT
 from shardwright.exec.lowered_text import shown_attributes, shown_wishes
+from shardwright.ir.quantities import count_text
 
 if TYPE_CHECKING:
     from shardwright.exec.exec_plan import ExecPlan
@@ -33,7 +34,7 @@ def _lines(plan: ExecPlan) -> Iterator[str]:
     external = "".join(f", {count} {kind}" for kind, count in kinds.items())
     arena = f"arena {format_bytes(plan.arena_bytes)} (peak {format_bytes(plan.peak_bytes)})"
     moved = plan.moved
-    calls = f"{len(plan.calls)} calls on {_streams(plan)}"
+    calls = f"{count_text(len(plan.calls), 'call')} on {_streams(plan)}"
     later = f", {len(moved)} later" if moved else ""
     yield f"plan {plan.lowered.name}: {calls}{later}, {arena}{external}"
     for index, (number, op) in enumerate(zip(plan.order, plan.calls, strict=True)):
@@ -51,7 +52,7 @@ def _lines(plan: ExecPlan) -> Iterator[str]:
 
 def _streams(plan: ExecPlan) -> str:
     count = len({0, *plan.streams})
-    return f"{count} stream{'s' if count > 1 else ''}"
+    return count_text(count, "stream")
 
 
 def _beside(plan: ExecPlan, place: int) -> list[str]:

@@ -20,6 +20,7 @@ from shardwright.exec.exec_plan import ExecPlan
 from shardwright.exec.executor import Executor
 from shardwright.exec.kinds import kind_of
 from shardwright.exec.lowered import LoweredOp
+from shardwright.ir.quantities import count_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class Trace:
         return sum(call.seconds for call in self.calls)
 
     def __str__(self) -> str:
-        lines = [f"{len(self.calls)} calls, {self.seconds * 1e6:.1f} µs"]
+        lines = [f"{count_text(len(self.calls), 'call')}, {self.seconds * 1e6:.1f} µs"]
         for call in self.calls:
             who = "native" if call.native else "torch"
             time = f"{call.seconds * 1e6:.1f} µs"

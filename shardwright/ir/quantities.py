@@ -1,4 +1,4 @@
-"""Bytes, seconds and types of tensors as people read them."""
+"""Counts, bytes, seconds and types of tensors as people read them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,12 @@ from collections.abc import Sequence
 MILLISECOND = 1e-3
 """Seconds."""
 _SECONDS = ((1.0, "s"), (MILLISECOND, "ms"), (1e-6, "µs"))
+
+
+def count_text(number: int, noun: str) -> str:
+    """A number and its noun: ``1 tensor``, ``2 tensors``, ``2 batches``."""
+    ending = "" if number == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{number} {noun}{ending}"
 
 
 def format_bytes(count: int) -> str:

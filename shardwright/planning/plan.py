@@ -22,6 +22,7 @@ import msgspec
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.dropout import DROPOUT
+from shardwright.ir.quantities import count_text
 from shardwright.ir.repeats import fingerprint
 from shardwright.layout import Cluster, Mesh
 from shardwright.planning.copies import Copy
@@ -109,12 +110,14 @@ class TrainingPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __str__(self) -> str:
         total = sum(self.work) or 1
         lines = [
-            f"{self.microbatches} microbatches, {self.schedule}, {len(self.slots)} pipeline ranks "
-            f"of {self.chunks} stages, bubble {100 * self.bubble():.1f}%, "
+            f"{count_text(self.microbatches, 'microbatch')}, {self.schedule}, "
+            f"{count_text(len(self.slots), 'pipeline rank')} of {count_text(self.chunks, 'stage')}, "
+            f"bubble {100 * self.bubble():.1f}%, "
             f"recompute {self.recompute}, zero {self.zero}"
         ]
         lines += [
-            f"stage {stage} on {' '.join(self.slots[rank])}: {self.stages.count(stage)} nodes, "
+            f"stage {stage} on {' '.join(self.slots[rank])}: "
+            f"{count_text(self.stages.count(stage), 'node')}, "
             f"{100 * self.work[stage] / total:.1f}% of the work"
             for stage, rank in enumerate(self.placement)
         ]
@@ -169,10 +172,10 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __str__(self) -> str:
         work = sum(load.work for load in self.loads) or 1
         stored = sum(load.stored_bytes for load in self.loads) or 1
-        lines = [f"plan for {self.graph}: {self.policy}, {len(self.devices)} slots"]
+        lines = [f"plan for {self.graph}: {self.policy}, {count_text(len(self.devices), 'slot')}"]
         for load in self.loads:
             lines.append(
-                f"  {load.device}: {load.nodes} nodes, "
+                f"  {load.device}: {count_text(load.nodes, 'node')}, "
                 f"{100 * load.work / work:.1f}% of the work, "
                 f"{load.stored_bytes / 1e6:.2f} MB stored "
                 f"({100 * load.stored_bytes / stored:.1f}%), "

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from shardwright.ir.quantities import count_text
+
 ITEMS = ("parameters", "gradients", "optimizer", "activations", "temporaries", "messages")
 """What a slot's memory holds."""
 
@@ -82,7 +84,8 @@ class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def summary(self) -> str:
         """The time and the fullest slot in a line."""
         return (
-            f"{1e3 * self.step_time:.3f} ms a step of {self.microbatches} captured batches, "
+            f"{1e3 * self.step_time:.3f} ms a step of "
+            f"{count_text(self.microbatches, 'captured batch')}, "
             f"{self.peak_memory / 1e6:.2f} MB on the fullest slot"
         )
 

@@ -13,11 +13,11 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from shardwright.ir.quantities import format_bytes
+from shardwright.ir.quantities import count_text, format_bytes
 from shardwright.pipeline.connections import connect
 from shardwright.pipeline.schema import Document, SuperTask
 from shardwright.pipeline.text import training_lines
-from shardwright.report.quantities import count_text, device_text, slots_text, type_of
+from shardwright.report.quantities import device_text, slots_text, type_of
 from shardwright.report.tables import new_table
 from shardwright.report.totals import (
     communication_groups,

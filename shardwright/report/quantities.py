@@ -1,4 +1,4 @@
-"""Counts, types, devices and slots as people read them."""
+"""Types, devices and slots as people read them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,6 @@ def type_of(document: Document, name: str) -> str:
     """The type of a document's tensor."""
     info = document.tensors[name]
     return tensor_text(info.dtype, info.shape)
-
-
-def count_text(number: int, noun: str) -> str:
-    """A number and its noun: ``1 tensor``, ``2 tensors``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def device_text(device: Device) -> str:

@@ -13,11 +13,11 @@ from typing import NamedTuple
 from rich.text import Text
 from rich.tree import Tree
 
-from shardwright.ir.quantities import format_bytes
+from shardwright.ir.quantities import count_text, format_bytes
 from shardwright.pipeline.rules import FAMILY_OF
 from shardwright.pipeline.schema import Document, SuperTask
 from shardwright.pipeline.text import format_slice
-from shardwright.report.quantities import count_text, device_text, slots_text, type_of
+from shardwright.report.quantities import device_text, slots_text, type_of
 from shardwright.report.totals import (
     communication_groups,
     constants_of,

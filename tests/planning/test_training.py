@@ -25,7 +25,7 @@ def test_a_plan_of_a_step_reads_at_a_glance(step):
     lines = str(made).splitlines()
     assert lines[0] == "plan for train_step: pipeline 2, 2 slots"
     assert lines[3] == (
-        "  4 microbatches, zb-h1, 2 pipeline ranks of 1 stages, bubble 8.5%, recompute none, zero 0"
+        "  4 microbatches, zb-h1, 2 pipeline ranks of 1 stage, bubble 8.5%, recompute none, zero 0"
     )
     assert [line.split(":")[0] for line in lines[4:]] == ["  stage 0 on d0", "  stage 1 on d1"]
 

@@ -1,10 +1,12 @@
 import pytest
 
-from shardwright.report.quantities import count_text, slots_text
+from shardwright.ir.quantities import count_text
+from shardwright.report.quantities import slots_text
 
 
 def test_count() -> None:
     assert (count_text(1, "tensor"), count_text(2, "tensor")) == ("1 tensor", "2 tensors")
+    assert (count_text(1, "batch"), count_text(0, "batch")) == ("1 batch", "0 batches")
 
 
 @pytest.mark.parametrize(

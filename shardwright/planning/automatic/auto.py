@@ -22,6 +22,7 @@ import msgspec
 from shardwright.errors import PlanError, ShardwrightError
 from shardwright.ir import IRGraph
 from shardwright.ir.collection import without_collection
+from shardwright.ir.quantities import count_text
 from shardwright.layout import Cluster, Mesh
 from shardwright.planning.assemble import make_plan
 from shardwright.planning.automatic.candidates import Asked, Found
@@ -212,8 +213,12 @@ def write_plan(spreads: Spreads, cluster: Cluster, found: Found) -> Plan:
         made = make_plan(apart, AUTO, devices, assigned, notes, fingerprint=fingerprint)
         made = msgspec.structs.replace(made, stages=tuple(found.stages.tolist()))
     idle = len(cluster.devices) - len(devices)
-    said = (*made.notes, f"{idle} slots have nothing to do") if idle else made.notes
+    said = (*made.notes, _idle_text(idle)) if idle else made.notes
     return msgspec.structs.replace(made, unfused=unfused, notes=said)
+
+
+def _idle_text(count: int) -> str:
+    return f"{count_text(count, 'slot')} {'has' if count == 1 else 'have'} nothing to do"
 
 
 def _assigned(found: Found, meshes: Sequence[Mesh]) -> list[Assignment]:

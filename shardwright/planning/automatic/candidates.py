@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shardwright.errors import PlanError
+from shardwright.ir.quantities import count_text
 from shardwright.planning.automatic.shapes import Shape
 from shardwright.planning.mesh import DATA
 from shardwright.planning.prediction.predict import Estimate
@@ -92,7 +93,7 @@ class Candidate:
         chunks = f" of {self.chunks} stages a rank" if self.chunks > 1 else ""
         schedule = f", {self.schedule}{chunks}" if pipelined else ""
         zero = ", optimizer state dealt out" if self.zero else ""
-        return f"{self.shape}{schedule}, {self.microbatches} microbatches{zero}"
+        return f"{self.shape}{schedule}, {count_text(self.microbatches, 'microbatch')}{zero}"
 
 
 @dataclass(frozen=True)

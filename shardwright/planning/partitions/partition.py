@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from shardwright.ir.quantities import count_text
 from shardwright.planning.copies import Copy
 from shardwright.planning.partitions.shares import Shares
 from shardwright.planning.partitions.workload import Workload
@@ -57,7 +58,7 @@ class Partition(msgspec.Struct, frozen=True):
             f"{self.crossing / 1e6:.3f} MB between them"
         ]
         lines += [
-            f"  stage {stage}{self._where(stage)}: {share.nodes} nodes, "
+            f"  stage {stage}{self._where(stage)}: {count_text(share.nodes, 'node')}, "
             f"{1e3 * share.seconds:.3f} ms, {share.stored_bytes / 1e6:.2f} MB stored"
             for stage, share in enumerate(self.shares)
         ]

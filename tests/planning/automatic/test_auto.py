@@ -198,7 +198,7 @@ def test_slow_links_leave_slots_idle(step):
     slow = Links.of(Link(1.0, 1e3), Link(1.0, 1e3), 1.0)
     made = plan(step, cluster(2, links=slow), "auto", microbatches=2)
     assert made.devices == ("d0",)
-    assert "1 slots have nothing to do" in made.notes
+    assert "1 slot has nothing to do" in made.notes
 
 
 def test_what_is_given_is_kept(step):

@@ -80,8 +80,8 @@ def test_a_partition_of_replicas_says_so():
     found = make_partition(workload, "g", "p", [0, 1], replicas=[1, 3], notes=["as it is"])
     assert str(found).splitlines() == [
         "partition of g: p, 2 stages, 0.000 MB between them",
-        "  stage 0: 1 nodes, 1000.000 ms, 0.00 MB stored",
-        "  stage 1 on 3 slots: 1 nodes, 2000.000 ms, 0.00 MB stored",
+        "  stage 0: 1 node, 1000.000 ms, 0.00 MB stored",
+        "  stage 1 on 3 slots: 1 node, 2000.000 ms, 0.00 MB stored",
         "  note: as it is",
     ]
 
