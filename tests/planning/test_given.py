@@ -39,6 +39,13 @@ SLIPS = [
         )
         for make, given in ((exact_partition, 2), (refine_partition, STAGES))
     ),
+    *(
+        (
+            lambda make=make, given=given: make(GRAPH, given, cluster=Cluster.of(1)),
+            "the stages need 2 slots, but the cluster has 1; take fewer stages, or a larger",
+        )
+        for make, given in ((exact_partition, 2), (refine_partition, STAGES))
+    ),
     (lambda: plan(GRAPH, "a"), "devices must be a number .* found 'a'; or give a Cluster"),
     (lambda: plan(GRAPH, mesh="tensor=2"), "mesh gives sizes by axis, .* found 'tensor=2'"),
     (lambda: metis_partition(GRAPH, "a"), "a partition has 1 stage or more, found 'a'"),

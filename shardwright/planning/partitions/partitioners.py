@@ -28,7 +28,7 @@ from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.layout import Cluster
 from shardwright.planning.batch import batch_rows
-from shardwright.planning.given import check_count, check_devices
+from shardwright.planning.given import check_count, check_devices, check_slots
 from shardwright.planning.partitions.exact import acyclic, contiguous, recut, stages_between
 from shardwright.planning.partitions.layered import (
     LayerEdgeWeight,
@@ -300,18 +300,19 @@ def exact_partition(
 ) -> Partition:
     """The best of all acyclic partitions, or where those are too many of all contiguous cuts.
 
-    ``memory`` is in bytes a slot. Raises PlanError where none fits, and for more parts than nodes.
+    ``memory`` is in bytes a slot. Raises PlanError where none fits, and for more parts than nodes
+    or slots.
     """
-    return by_exact(
-        task_of(
-            graph,
-            num_partitions,
-            cluster=cluster,
-            costs=costs,
-            microbatches=microbatches,
-            memory=memory,
-        )
+    task = task_of(
+        graph,
+        num_partitions,
+        cluster=cluster,
+        costs=costs,
+        microbatches=microbatches,
+        memory=memory,
     )
+    check_slots(cluster, num_partitions)
+    return by_exact(task)
 
 
 def mixed_partition(

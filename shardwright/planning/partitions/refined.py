@@ -16,7 +16,7 @@ import msgspec
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.layout import Cluster
-from shardwright.planning.given import check_cluster, check_graph
+from shardwright.planning.given import check_cluster, check_graph, check_slots
 from shardwright.planning.partitions.ordering import moved_note
 from shardwright.planning.partitions.partition import Partition
 from shardwright.planning.partitions.partition_task import task_of
@@ -48,6 +48,7 @@ def refine_partition(
     check_graph(graph)
     check_cluster(cluster)
     given = partition if isinstance(partition, Partition) else _by_hand(graph, partition)
+    check_slots(cluster, sum(given.replicas))
     task = task_of(
         graph,
         len(given.ranks),
