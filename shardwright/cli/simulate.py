@@ -29,7 +29,10 @@ def simulate(
             "--measure", help="Measure the supertasks on this machine; else estimate by shapes."
         ),
     ] = False,
-    threads: Annotated[int, typer.Option(min=1, help="Of each worker that measures.")] = 1,
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of each worker that measures.", show_default="1"),
+    ] = None,
     times: Annotated[
         Path | None, typer.Option(help="Take the times that --save-times wrote.")
     ] = None,
@@ -42,7 +45,7 @@ def simulate(
     timeline: DrawsTimeline = False,
 ) -> None:
     """Simulate a pipeline file: its time, who waits for whom, and what each slot holds."""
-    _check_together(measure, times, save_times)
+    _check_together(measure, times, save_times, threads)
 
     from shardwright.cli.steps import Steps
     from shardwright.layout import Cluster
@@ -59,7 +62,7 @@ def simulate(
     costs: Costs | TaskTimes = Analytic(machines.device)
     if measure:
         with steps.step("measure"):
-            costs = profile_tasks(file, threads, modules=tuple(modules or ()))
+            costs = profile_tasks(file, threads or 1, modules=tuple(modules or ()))
         if save_times is not None:
             costs.save(save_times)
     elif times is not None:
@@ -71,12 +74,16 @@ def simulate(
     _report(found, "step" if is_training(pipeline) else "call", timeline=timeline)
 
 
-def _check_together(measure: bool, times: Path | None, save_times: Path | None) -> None:
+def _check_together(
+    measure: bool, times: Path | None, save_times: Path | None, threads: int | None
+) -> None:
     """Raise ProfileError where options say two things about where times come from."""
     if measure and times is not None:
         raise ProfileError("--times takes the place of --measure; leave one of them out")
     if save_times is not None and not measure:
         raise ProfileError("--save-times writes what --measure finds; give that too")
+    if threads is not None and not measure:
+        raise ProfileError("--threads are those that measure; give --measure too, or leave it out")
 
 
 def _report(found: StepSimulation, noun: str, *, timeline: bool) -> None:

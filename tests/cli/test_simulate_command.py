@@ -70,6 +70,8 @@ def test_times_that_were_kept(folder: Path) -> None:
     [
         (("--measure", "--times", "a.json"), "leave one of them out"),
         (("--save-times", "a.json"), "give that too"),
+        (("--threads", "2"), "give --measure too"),
+        (("--times", "a.json", "--threads", "2"), "give --measure too"),
     ],
 )
 def test_times_come_from_one_place(folder: Path, options: tuple[str, ...], message: str) -> None:
