@@ -60,9 +60,10 @@ def remedy(largest: float, found: Rounding) -> str:
     causes += ["how their arrays are laid out"] if found.by_layout else []
     steps = ["set MKL_CBWR=AUTO before Python starts"] if found.by_alignment else []
     steps += [f"give tolerance={tolerance:g}"]
+    between = ", and where that is not enough, " if found.by_layout else ", or "
     return (
         "\nThis is of the size of rounding, and here matrix products round by "
-        f"{' and by '.join(causes)}: {', or '.join(steps)}"
+        f"{' and by '.join(causes)}: {between.join(steps)}"
     )
 
 

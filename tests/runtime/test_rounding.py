@@ -48,7 +48,7 @@ def test_products_of_equal_calls_are_equal_and_of_other_numbers_are_not() -> Non
         (5e-7, Rounding(True, False), "lie: set MKL_CBWR=AUTO before Python starts, or give toler"),
         (5e-7, Rounding(False, True), "round by how their arrays are laid out: give tolerance=1e-"),
         (5e-7, Rounding(True, True), "lie and by how their arrays are laid out: set MKL_CBWR=AUTO"),
-        (5e-7, Rounding(True, True), "or give tolerance=1e-06"),
+        (5e-7, Rounding(True, True), "starts, and where that is not enough, give tolerance=1e-06"),
         (5e-6, Rounding(False, True), "give tolerance=1e-05"),
     ],
 )
