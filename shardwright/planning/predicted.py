@@ -20,9 +20,11 @@ class SlotMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     activations
         What forwards keep for their backwards, of all microbatches under way.
     temporaries
-        What the largest operator has in hand, and what a block computes again.
+        What the largest operator has in hand, what a block computes again, and what of it waits
+        for gradients of weights.
     messages
-        What other slots have sent and is not yet read.
+        What other slots have sent and is not yet read; where slots share memory for messages, what
+        this one has sent and others still hold, too; gradients that were put together.
     updated
         Of the parameters, those that this slot updates.
     """

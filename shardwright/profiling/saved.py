@@ -94,6 +94,16 @@ READS: Mapping[str, Reads] = {
     f"aten.{name}": reads for reads, names in _ROWS for name in names.split()
 } | {DROPOUT: NOTHING}
 
+IN_ONE_PASS = frozenset(
+    (
+        "aten.layer_norm.default",
+        "aten.rms_norm.default",
+        "aten.group_norm.default",
+        "aten.batch_norm.default",
+        "aten._native_batch_norm_legit_functional.default",
+    )
+)
+"""All their gradients come out of one pass over the same tensors."""
 
 Measure = Callable[[IRNode, Sequence[IRValue], Sequence[IRValue]], int]
 """Bytes, from a node, its inputs and its outputs."""
@@ -115,6 +125,19 @@ def saved_for_backward(
     bases = view_bases(graph) if bases is None else bases
     read = (v for i in _wanting(graph, node, needing) for v in _read(graph, node, i))
     return tuple(dict.fromkeys(bases.get(value_id, value_id) for value_id in read))
+
+
+def saved_for_stored(
+    graph: IRGraph, node: IRNode, trained: Collection[int], bases: Mapping[int, int]
+) -> tuple[int, ...] | None:
+    """What the gradients of a node's parameters read, where they are made apart from others.
+
+    None where there are none, or where they come out of one pass with others, as those of norms do.
+    """
+    wanting = [i for i, v in enumerate(node.inputs) if bases.get(v, v) in trained]
+    if not wanting or node.op in FREE or node.op in IN_ONE_PASS:
+        return None
+    return tuple(dict.fromkeys(v for i in wanting for v in _read(graph, node, i)))
 
 
 def saved_beside(graph: IRGraph, node: IRNode, needing: Collection[int] | None = None) -> int:

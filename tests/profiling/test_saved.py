@@ -6,7 +6,13 @@ import torch
 from shardwright.ir import Builder, resolve
 from shardwright.ir.dtypes import dtype_name
 from shardwright.ir.operators import split_call
-from shardwright.profiling.saved import READS, saved_beside, saved_for_backward, view_bases
+from shardwright.profiling.saved import (
+    READS,
+    saved_beside,
+    saved_for_backward,
+    saved_for_stored,
+    view_bases,
+)
 from shardwright.transform.vjp import Call, Vjps
 
 VJPS = Vjps()
@@ -201,3 +207,18 @@ def test_dropout_draws_its_mask_again_and_keeps_none():
     builder.call("shardwright.dropout.default", x, 0.1, 7, step, 0, [0, 0], [2, 6])
     graph = builder.graph
     assert saved_for_backward(graph, graph.nodes[0], needing={x.id}) == ()
+
+
+def test_gradients_of_parameters_that_are_made_apart_read_the_other_factor():
+    """A norm's come out of one pass with that of what it is given, so nothing waits for them."""
+    builder = Builder("model")
+    x = builder.input("x", (2, 4))
+    weight, scale = builder.param("weight", torch.ones(3, 4)), builder.param("scale", torch.ones(4))
+    normal = builder.call("aten.layer_norm.default", x, [4], scale)
+    builder.finish([builder.call("aten.linear.default", normal, weight)])
+    graph = builder.graph
+    norm, linear = graph.nodes
+    trained = {weight.id, scale.id}
+    assert saved_for_stored(graph, linear, trained, {}) == (normal.id,)
+    assert saved_for_stored(graph, norm, trained, {}) is None
+    assert saved_for_stored(graph, linear, {scale.id}, {}) is None

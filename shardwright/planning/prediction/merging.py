@@ -43,6 +43,7 @@ def merged(spreads: Sequence[Spread], which: Sequence[int]) -> Spread:
         once=of_nodes("once"),
         gathered=of_nodes("gathered"),
         saved=of_pairs("saved"),
+        waiting=of_pairs("waiting"),
         crossing=_brought(spreads, at, "crossing"),
         stored=of_pairs("stored"),
         gradient=_taken(spreads, "gradient", at, first.stored.node),

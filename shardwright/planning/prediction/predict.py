@@ -124,7 +124,8 @@ def estimate(
         return _of_model(spread, stages, placement or range(len(slots)), links, slots)
     order = order_of(options.schedule, len(slots), options.microbatches, options.chunks)
     sums = sums_of(spread, stages, order.schedule.stages)
-    held, again = _memory(sums, order, options, shards or [spread.axes.get(DATA, 1)])
+    dealt = shards or [spread.axes.get(DATA, 1)]
+    held, again = _memory(sums, order, options, dealt, lends=lends(cluster))
     if max(found.total for found in held) > memory:
         count = options.microbatches
         return Estimate(math.inf, math.inf, count, slots, [math.inf] * len(held), held)
@@ -136,18 +137,23 @@ def estimate(
     laid = lay_out(
         order, exchange.with_workers(times), exchange.traffic(), early=sends_early(options)
     )
-    dealt_out = _dealt_out(len(slots), options, shards or [spread.axes.get(DATA, 1)])
+    dealt_out = _dealt_out(len(slots), options, dealt)
     ends = once_a_step(sums, placement, dealt_out, cluster.device)
     return _of_step(laid, ends, held, slots, options)
 
 
+def lends(cluster: Cluster) -> bool:
+    """Whether messages stand in memory that slots share."""
+    return cluster.device.kind == "cpu"
+
+
 def _memory(
-    sums: Sums, order: Order, options: Options, shards: Sequence[int]
+    sums: Sums, order: Order, options: Options, shards: Sequence[int], *, lends: bool
 ) -> tuple[list[SlotMemory], list[float]]:
     """What `rank_memory` says, where ranks may deal out states among other numbers of slots."""
     if len(set(shards)) == 1:
-        return rank_memory(sums, order, options, shards[0])
-    held, again = rank_memory(sums, order, options, 1)
+        return rank_memory(sums, order, options, shards[0], lends=lends)
+    held, again = rank_memory(sums, order, options, 1, lends=lends)
     parts = shards if options.zero else [1] * len(held)
     return [
         msgspec.structs.replace(

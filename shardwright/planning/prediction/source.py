@@ -22,6 +22,7 @@ from shardwright.ir import IRGraph
 from shardwright.ir.repeats import Repeat, crossing_bytes, fingerprint, repeats
 from shardwright.planning.parameters import parameters_of
 from shardwright.planning.plan import Split, Terms
+from shardwright.planning.prediction.apart import read_apart
 from shardwright.planning.prediction.segments import Segment, segments
 from shardwright.profiling.gradients import needing_gradients, trained_parameters
 from shardwright.profiling.saved import saved_beside, saved_for_backward, view_bases
@@ -60,6 +61,10 @@ class Pairs(NamedTuple):
             np.array(node, dtype=np.int64),
             np.array(size, dtype=np.float64),
         )
+
+    def where(self, which: NDArray[np.bool_]) -> Pairs:
+        """Some of the rows."""
+        return Pairs(self.number[which], self.node[which], self.size[which])
 
 
 class Places(NamedTuple):
@@ -219,6 +224,9 @@ class Holds:
         tensors.
     ways
         By which views they come to it.
+    waiting
+        What gradients of parameters are made of that can be made apart from others: what nodes
+        read, and gradients of what they make.
     crossing
         What a block keeps if all else in it is computed again: what it is given of other blocks,
         of outside the forward, or of stored values that the forward replaces.
@@ -237,6 +245,7 @@ class Holds:
     block: Integers
     saved: Places
     ways: Ways
+    waiting: Places
     crossing: Places
     stored: Places
     gradient: Floats
@@ -270,6 +279,7 @@ class _Holding:
             block=block,
             saved=saved,
             ways=ways,
+            waiting=self._waiting(),
             crossing=self._crossing(rereading),
             stored=stored,
             gradient=gradient,
@@ -327,6 +337,17 @@ class _Holding:
         if (base := source.bases.get(value_id)) is not None:
             inputs = source.view.nodes[maker].inputs
             yield from self._way(maker, next(v for v in inputs if source.bases.get(v, v) == base))
+
+    def _waiting(self) -> Places:
+        source = self.source
+        if not source.training:
+            return Places.of(())
+        found = read_apart(source.view, source.trained, source.needing, source.bases)
+        return Places.of(
+            (number, i, nbytes, *self._place(i, value_id))
+            for number, i, value_id, nbytes in found
+            if i not in source.prepare
+        )
 
     def _crossing(self, rereading: Rereading) -> Places:
         source, rows = self.source, []

@@ -46,6 +46,8 @@ class Spread:
         Seconds once a step; and how many communications put gradients together then.
     saved
         What nodes' backwards read: values and the nodes that read them.
+    waiting
+        What gradients of parameters are made of that are made apart from others.
     crossing
         The values of which a block keeps a copy if all else in it is computed again.
     stored
@@ -59,7 +61,8 @@ class Spread:
     again
         Seconds that a node takes again in the backward if only what crosses blocks is kept.
     working
-        Bytes that a node has in hand besides what is kept.
+        Bytes that a node has in hand besides what is kept, and in the backward those of gradients
+        that are on their way past it.
     fetched
         Values that communication inside the mesh brings, and the nodes in whose stage it does: of
         terms of a sum the node that makes them, for sums are sent, else the one that reads them.
@@ -74,6 +77,7 @@ class Spread:
     once: Floats
     gathered: Floats
     saved: Pairs
+    waiting: Pairs
     crossing: Pairs
     stored: Pairs
     gradient: Floats
@@ -122,6 +126,7 @@ def spread(
     holds = source.holds
     parts = groups.parts[groups.number]
     count = holds.stored.parts(parts)
+    passed = holds.passed.pairs(parts)
     return Spread(
         source=source,
         axes=axes,
@@ -132,17 +137,18 @@ def spread(
         once=once + np.where(prepare, costs[:, 0], 0.0),
         gathered=gathered,
         saved=with_brought(holds.saved.pairs(parts), holds.ways, parts, fetched),
+        waiting=holds.waiting.pairs(parts),
         crossing=_crossing(source, holds.crossing.pairs(parts), fetched),
         stored=holds.stored.pairs(parts),
         gradient=holds.gradient / count,
         state=holds.state / count,
         made=holds.made,
-        passed=holds.passed.pairs(parts),
+        passed=passed,
         answered=holds.answered,
         reread=holds.reread,
         fixed=holds.fixed,
         again=np.where(holds.again, costs[:, 0], 0.0),
-        working=_working(source, groups),
+        working=_working(source, groups) + _passing(holds.made, passed, holds.answered, len(parts)),
         fetched=Pairs.of(_brought_at(source, parts, row) for row in fetched),
         block=holds.block,
         reasons=[*reasons],
@@ -268,21 +274,38 @@ def _working(source: Forward, groups: Alike) -> Floats:
     return np.array(found, dtype=np.float64)[groups.number]
 
 
+def _passing(made: Integers, passed: Pairs, answered: NDArray[np.bool_], count: int) -> Floats:
+    """Bytes of gradients that are there while a node's backward runs, of what it does not touch.
+
+    A gradient is there from the backward of the last node that reads a value to that of its maker.
+    """
+    rows = np.flatnonzero(answered)
+    numbers, inverse = np.unique(passed.number[rows], return_inverse=True)
+    last = np.zeros(len(numbers), dtype=np.int64)
+    np.maximum.at(last, inverse, passed.node[rows])
+    first, size = np.empty_like(last), np.zeros(len(numbers))
+    first[inverse], size[inverse] = made[rows], passed.size[rows]
+    begins = np.bincount(first + 1, weights=size, minlength=count + 1)
+    ends = np.bincount(last, weights=size, minlength=count + 1)
+    return np.asarray(np.cumsum(begins - ends)[:count], dtype=np.float64)
+
+
 def _in_hand(source: Forward, parts: Sequence[int], position: int) -> float:
     view = source.view
     node = view.nodes[position]
-    if node.op in FREE:
-        return 0.0
     last = FIRST + len(node.inputs)
     made = _bytes(view, node.outputs, parts[last : last + len(node.outputs)])
     if not source.training or is_marker(node.op):
-        return made
+        return 0.0 if node.op in FREE else made
     wanting = [
         (v, count)
         for v, count in zip(node.inputs, parts[FIRST:last], strict=True)
         if v in source.needing
     ]
-    return made + _bytes(view, [v for v, _ in wanting], [count for _, count in wanting])
+    given = _bytes(view, [v for v, _ in wanting], [count for _, count in wanting])
+    if node.op in FREE:  # a part's gradient is put in zeros and added to those of other parts
+        return 2 * given if made < given else 0.0
+    return made + given
 
 
 def _bytes(view: IRGraph, value_ids: Sequence[int], parts: Sequence[int]) -> float:

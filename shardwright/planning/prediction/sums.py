@@ -14,6 +14,7 @@ import numpy as np
 
 from shardwright.planning.prediction.source import Floats, Integers, Pairs
 from shardwright.planning.prediction.spread import Spread
+from shardwright.schedule.held import ENOUGH_TO_WAIT
 
 
 class Sent(NamedTuple):
@@ -33,9 +34,13 @@ class Sums:
 
     Seconds for a microbatch are ``forward``, ``backward``, ``weight`` and ``again``, what is
     computed again where all is; ``once`` is for a step. Bytes for a microbatch are ``saved``,
-    ``crossing`` (what is kept where all else is computed again), ``block`` (the most that one block
-    keeps besides), ``working``, ``received``, and of what communication inside the mesh brings all
+    ``crossing`` (what is kept where all else is computed again), ``waiting`` (what is left for
+    gradients of weights that are made apart), and of what communication inside the mesh brings all
     (``fetched``) and one value of each size (``sizes``).
+
+    Bytes that a backward has in hand at the most, besides: ``working`` where all is saved (it lets
+    go of that on its way), ``redoing`` where a block is computed again, ``leaving`` besides what
+    then waits for gradients of weights, and ``ending`` with gradients that were put together.
     """
 
     spread: Spread
@@ -48,9 +53,11 @@ class Sums:
     again: Floats
     saved: Floats
     crossing: Floats
-    block: Floats
+    waiting: Floats
     working: Floats
-    received: Floats
+    redoing: Floats
+    leaving: Floats
+    ending: Floats
     fetched: Floats
     sizes: Floats
     traffic: Sequence[Sent]
@@ -68,13 +75,9 @@ def sums_of(spread: Spread, stages: Sequence[int] | Integers, count: int) -> Sum
         return added(at, numbers, count)
 
     saved = distinct(spread.saved, at)
-    traffic = _traffic(spread, at)
-    received = np.zeros(count)
-    for sent in traffic:
-        received[sent.taker] += sent.bytes
-        received[sent.giver] += sent.answer_bytes
-    working = np.zeros(count)
-    np.maximum.at(working, at, spread.working)
+    crossing = distinct(_kept(spread, at), at)
+    waiting = distinct(spread.waiting, at)
+    hand = _in_hand(spread, at, count, crossing)
     return Sums(
         spread=spread,
         stages=at,
@@ -85,13 +88,15 @@ def sums_of(spread: Spread, stages: Sequence[int] | Integers, count: int) -> Sum
         once=total(spread.once),
         again=total(spread.again),
         saved=_by_group(saved, count),
-        crossing=_by_group(distinct(_kept(spread, at), at), count),
-        block=_fullest_block(spread, at, count),
-        working=working,
-        received=received,
+        crossing=_by_group(crossing, count),
+        waiting=_by_group(waiting, count),
+        working=hand.working,
+        redoing=hand.redoing,
+        leaving=hand.leaving,
+        ending=hand.ending,
         fetched=added(at[spread.fetched.node], spread.fetched.size, count),
         sizes=_one_of_each_size(spread.fetched, at, count),
-        traffic=traffic,
+        traffic=_traffic(spread, at),
         blocks=_blocks(spread, at, count),
         brought=np.bincount(at[spread.fetched.node], minlength=count),
     )
@@ -144,12 +149,84 @@ def _blocks(spread: Spread, stages: Integers, count: int) -> Integers:
     return np.bincount(found // blocks, minlength=count)
 
 
-def _fullest_block(spread: Spread, stages: Integers, count: int) -> Floats:
-    """The most bytes that one block of a stage keeps for its backward."""
+class _Hand(NamedTuple):
+    """What backwards have in hand at the most, by stage: as in `Sums`."""
+
+    working: Floats
+    redoing: Floats
+    leaving: Floats
+    ending: Floats
+
+
+def _in_hand(spread: Spread, stages: Integers, count: int, crossing: Pairs) -> _Hand:
+    """A backward goes from the last block to the first, each a supertask.
+
+    What is saved is let go behind a block; with its last reader what is computed again in one, and
+    where communication cuts blocks in many supertasks.
+    """
     blocks = int(spread.block.max(initial=0)) + 1
     groups = stages * blocks + spread.block
-    found = _by_group(distinct(spread.saved, groups), count * blocks)
-    return np.asarray(found.reshape(count, blocks).max(axis=1))
+    total = count * blocks
+
+    def by_block(numbers: Floats) -> Floats:
+        return numbers.reshape(count, blocks)
+
+    def most(at: Floats) -> Floats:
+        found = np.zeros(total)
+        np.maximum.at(found, groups, at)
+        return by_block(found)
+
+    new = _first_read(spread.saved, stages)
+    held = np.cumsum(by_block(added(groups, new, total)), axis=1)
+    working = (held + most(spread.working)).max(axis=1) - held[:, -1]
+    if len(spread.fetched.node):
+        brought = added(stages[spread.fetched.node], spread.fetched.size, count)
+        cut = most(_on_the_way(new, stages, count) + spread.working).max(axis=1) - held[:, -1]
+        often = brought > ENOUGH_TO_WAIT * held[:, -1]
+        working = np.where(often, np.maximum(cut, 0.0), working)
+    others = _without(spread.saved, stages, crossing)
+    redoing = most(_on_the_way(_first_read(others, groups), groups, total) + spread.working)
+    waiting = by_block(_by_group(distinct(spread.waiting, groups), total))
+    gathered = by_block(_by_group(distinct(gathered_gradients(spread), groups), total))
+    later = np.cumsum(gathered[:, ::-1], axis=1)[:, ::-1] - gathered
+    return _Hand(
+        working,
+        redoing.max(axis=1),
+        np.maximum(redoing - waiting, 0.0).max(axis=1),
+        (later + np.maximum(redoing, gathered)).max(axis=1),
+    )
+
+
+def gathered_gradients(spread: Spread) -> Pairs:
+    """The gradients of stored values that communication puts together, once a step."""
+    stored = spread.stored._replace(size=spread.gradient)
+    which = (spread.gathered[stored.node] > 0) & (stored.size > 0)
+    return stored.where(which)
+
+
+def _first_read(saved: Pairs, groups: Integers) -> Floats:
+    """Bytes of what is saved in each group of nodes, at the first of them that reads it."""
+    _, first = np.unique(_key(groups[saved.node], saved.number), return_index=True)
+    return added(saved.node[first], saved.size[first], len(groups))
+
+
+def _on_the_way(new: Floats, groups: Integers, count: int) -> Floats:
+    """Of numbers at nodes the sum of those of a node's group up to the node."""
+    order = np.argsort(groups, kind="stable")
+    sums = np.cumsum(new[order])
+    starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
+    before = np.zeros(count)
+    before[groups[order[starts]]] = sums[starts] - new[order[starts]]
+    found = np.empty(len(groups))
+    found[order] = sums
+    return found - before[groups]
+
+
+def _without(saved: Pairs, stages: Integers, kept: Pairs) -> Pairs:
+    """Rows of what is saved that a stage does not keep where all else is computed again."""
+    most = int(max(saved.number.max(initial=0), kept.number.max(initial=0))) + 1
+    here, there = stages[saved.node] * most + saved.number, kept.node * most + kept.number
+    return saved.where(~np.isin(here, there))
 
 
 def _traffic(spread: Spread, stages: Integers) -> list[Sent]:

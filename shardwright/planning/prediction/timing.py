@@ -18,9 +18,10 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.schedule import Schedule, make_schedule
-from shardwright.schedule.held import Rows, held_at_once
+from shardwright.schedule.held import AHEAD, Rows, held_apart, held_at_once
 from shardwright.schedule.prove import execution_order
 
 Number = Any
@@ -68,6 +69,21 @@ class Laid:
     busy: list[Number]
 
 
+class HeldApart(NamedTuple):
+    """The rows of `Apart` of a rank; and where each backward waits."""
+
+    usual: tuple[NDArray[np.int64], NDArray[np.int64]]
+    waiting: tuple[NDArray[np.int64], NDArray[np.int64]]
+
+    def most(self, each: NDArray[np.float64], *, ahead: bool) -> tuple[float, float]:
+        """The most that is held before backwards and behind them, of so much in each column."""
+        before, behind = (float((rows @ each).max()) for rows in self.usual)
+        if ahead:
+            before += AHEAD * (float((self.waiting[0] @ each).max()) - before)
+            behind += AHEAD * (float((self.waiting[1] @ each).max()) - behind)
+        return before, behind
+
+
 @dataclass(frozen=True)
 class Order:
     """A schedule, and what follows from it alone."""
@@ -98,6 +114,48 @@ class Order:
             for stage, count in zip(stages, map(max, zip(*counts, strict=True)), strict=True):
                 most[stage] = float(count)
         return tuple(most)
+
+    @cached_property
+    def apart(self) -> tuple[HeldApart, ...]:
+        """Of each rank, what it holds where weight gradients are actions of their own."""
+        return tuple(
+            HeldApart(self._apart(rank, inside=False), self._apart(rank, inside=True))
+            for rank in range(self.schedule.ranks)
+        )
+
+    def under_way(self, giver: int, taker: int, kind: str) -> int:
+        """The most microbatches of which one stage has sent another something that it still holds.
+
+        They are sent by the forward or the backward, and held until the taker is done with all of
+        the microbatch.
+        """
+        key = giver, taker, kind
+        if key not in self._under_way:
+            sent, done = self._ends[kind, giver], self._ends[self.schedule.works[-1], taker]
+            left = np.arange(1, len(sent) + 1) - np.searchsorted(done, sent, side="right")
+            self._under_way[key] = int(left.max(initial=0))
+        return self._under_way[key]
+
+    @cached_property
+    def _under_way(self) -> dict[tuple[int, int, str], int]:
+        return {}
+
+    @cached_property
+    def _ends(self) -> dict[tuple[str, int], list[int]]:
+        """When a stage is done with its actions of a kind, if each takes one unit of time."""
+        place = self.schedule.placement
+        free, done = [0] * self.schedule.ranks, dict[tuple[str, int, int], int]()
+        found: dict[tuple[str, int], list[int]] = {}
+        for kind, stage, microbatch in self.actions:
+            before = (kind, stage + (1 if kind == "B" else -1), microbatch)
+            end = 1 + max(free[place[stage]], done.get(before, 0))
+            free[place[stage]] = done[kind, stage, microbatch] = end
+            found.setdefault((kind, stage), []).append(end)
+        return found
+
+    def _apart(self, rank: int, *, inside: bool) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        before, behind = held_apart(self.schedule, rank, inside=inside)
+        return np.array(before), np.array(behind)
 
     def _held(self, *, inside: bool) -> tuple[Rows, ...]:
         ranks = range(self.schedule.ranks)

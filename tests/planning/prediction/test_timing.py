@@ -130,3 +130,12 @@ def test_what_is_held_is_what_a_replay_holds(kind, microbatches):
             most = max(row[place] for row in rows)
             assert order.most_held[stage] == most
             assert most - now.max() in (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "forward", "backward"), [("gpipe", 4, 1), ("1f1b", 2, 1), ("zb-h1", 2, 1)]
+)
+def test_what_was_sent_stays_until_the_taker_is_done_with_the_microbatch(kind, forward, backward):
+    order = order_of(kind, 2, 4)
+    assert order.under_way(0, 1, "F") == forward
+    assert order.under_way(1, 0, "B") == backward
