@@ -7,6 +7,8 @@ INSTALLED := .venv/.installed
 test test-all test-fast test-gpu docs: export OMP_NUM_THREADS ?= 1
 # Every process of a test imports the package; it is compiled once.
 test test-all test-fast test-gpu docs: export PYTHONDONTWRITEBYTECODE :=
+# The zoo is compared to the last bit: MKL shall not round by where in memory arrays lie.
+zoo: export MKL_CBWR ?= AUTO
 # Tests that watch processes by the clock run one by one.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
