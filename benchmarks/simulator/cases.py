@@ -16,14 +16,7 @@ from torch import Tensor, nn
 
 import shardwright as sw
 from benchmarks.simulator.report import milliseconds
-from benchmarks.simulator.steps import (
-    MODELS,
-    Program,
-    in_turn,
-    simulated_steps,
-    step_graph,
-    take_steps,
-)
+from benchmarks.simulator.steps import MODELS, Program, in_turn, step_graph, take_steps
 from shardwright.layout import Cluster
 from shardwright.planning.simulation.simulated import StepSimulation
 from shardwright.runtime.memory import COUNT_TENSORS, MEMORY, TENSORS
@@ -43,7 +36,7 @@ class Found(NamedTuple):
     pairs
         Seconds of a step, predicted and measured, one pair a round.
     simulation
-        Another, for its memory.
+        That of the last prediction.
     tensors, processes
         Bytes of live tensors, and of processes, by slot.
     """
@@ -96,12 +89,11 @@ def found_of(
     """Predict and run steps in turn, on two processes of one thread."""
     with sw.Session(pipeline, threads=1) as session:
         take_steps(session, batch)
-        pairs = [*in_turn(session, pipeline, cluster, batch, rounds)]
-        simulation = simulated_steps(session, pipeline, cluster)
+        found = in_turn(session, pipeline, cluster, batch, rounds)
         processes = session.call_workers(MEMORY)
         session.call_workers(COUNT_TENSORS)
         take_steps(session, batch)
-        return Found(pairs, simulation, session.call_workers(TENSORS), processes)
+        return Found(*found, session.call_workers(TENSORS), processes)
 
 
 def tiny() -> sw.Pipeline:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,7 +16,7 @@ from benchmarks.models import loss_of, minilm, training_gpt
 from shardwright.ir import IRGraph
 from shardwright.layout import Cluster
 from shardwright.planning.simulation.simulated import StepSimulation
-from shardwright.runtime.task_times import times_on
+from shardwright.runtime.task_times import times_of_rounds
 
 STEPS = 3
 """Steps that follow one another, of which a mean is taken."""
@@ -84,9 +84,25 @@ def take_steps(session: sw.Session, batch: Sequence[Tensor]) -> float:
     return (time.perf_counter() - start) / STEPS
 
 
-def simulated_steps(session: sw.Session, pipeline: sw.Pipeline, cluster: Cluster) -> StepSimulation:
-    """The same steps in simulated time, by what supertasks take alone at this moment."""
-    return sw.simulate(pipeline, times_on(session, n_iter=STEPS), cluster, calls=STEPS)
+class Clock:
+    """Predicts the steps of a session by what its supertasks take alone at the moment."""
+
+    def __init__(self, session: sw.Session, pipeline: sw.Pipeline, cluster: Cluster) -> None:
+        self._session, self._pipeline, self._cluster = session, pipeline, cluster
+        _, self._longest = times_of_rounds(session, 1)
+
+    def steps(self) -> StepSimulation:
+        """As many steps as are run, in simulated time."""
+        seconds = STEPS * self._longest
+        times, self._longest = times_of_rounds(self._session, STEPS, seconds)
+        return sw.simulate(self._pipeline, times, self._cluster, calls=STEPS)
+
+
+class Rounds(NamedTuple):
+    """Seconds of a step, predicted and measured, a pair a round; the last prediction as it is."""
+
+    pairs: Sequence[tuple[float, float]]
+    simulation: StepSimulation
 
 
 def in_turn(
@@ -95,15 +111,16 @@ def in_turn(
     cluster: Cluster,
     batch: Sequence[Tensor],
     rounds: int,
-) -> Iterator[tuple[float, float]]:
-    """Seconds of a step, predicted and measured, a pair a round.
+) -> Rounds:
+    """Predict and run steps in turn.
 
     A prediction is the mean of one right before the steps and one right behind them: what the
     machine can do drifts meanwhile.
     """
-    before = simulated_steps(session, pipeline, cluster).step_time
+    clock, pairs = Clock(session, pipeline, cluster), []
+    simulation = clock.steps()
     for _ in range(rounds):
-        measured = take_steps(session, batch)
-        behind = simulated_steps(session, pipeline, cluster).step_time
-        yield (before + behind) / 2, measured
-        before = behind
+        before, measured = simulation.step_time, take_steps(session, batch)
+        simulation = clock.steps()
+        pairs.append(((before + simulation.step_time) / 2, measured))
+    return Rounds(pairs, simulation)

@@ -89,19 +89,24 @@ def times_on(driver: Driver, n_iter: int = 10, *, together: bool = True) -> Task
 
     Where slots run ``together``, each goes on as long as the slowest needs.
     """
-    text = driver.pipeline.to_json()
-    rounds = driver.call_workers(MEASURE, msgspec.to_builtins(Order(text, 1)))
-    longest = max(found["round"] for found in rounds.values()) if together else 0.0
-    order = Order(text, n_iter, longest * n_iter)
+    longest = times_of_rounds(driver, 1)[1] if together else 0.0
+    return times_of_rounds(driver, n_iter, longest * n_iter)[0]
+
+
+def times_of_rounds(driver: Driver, rounds: int, seconds: float = 0.0) -> tuple[TaskTimes, float]:
+    """Times by so many rounds on each slot, or by as many as take so many seconds.
+
+    Beside them are the seconds of a round of the slowest slot.
+    """
+    order = Order(driver.pipeline.to_json(), rounds, seconds)
     found = driver.call_workers(MEASURE, msgspec.to_builtins(order))
-    return TaskTimes(
-        {
-            task: TaskTime(*numbers)
-            for slot in driver.pipeline.devices
-            for task, numbers in found[slot]["tasks"].items()
-        },
-        fingerprint_tasks(driver.pipeline),
-    )
+    tasks = {
+        task: TaskTime(*numbers)
+        for slot in driver.pipeline.devices
+        for task, numbers in found[slot]["tasks"].items()
+    }
+    longest = max(of_slot["round"] for of_slot in found.values())
+    return TaskTimes(tasks, fingerprint_tasks(driver.pipeline)), longest
 
 
 def measure_slot(slot: Slot, arguments: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
