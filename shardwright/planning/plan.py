@@ -111,8 +111,8 @@ class TrainingPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         total = sum(self.work) or 1
         lines = [
             f"{count_text(self.microbatches, 'microbatch')}, {self.schedule}, "
-            f"{count_text(len(self.slots), 'pipeline rank')} of {count_text(self.chunks, 'stage')}, "
-            f"bubble {100 * self.bubble():.1f}%, "
+            f"{count_text(len(self.slots), 'pipeline rank')} of "
+            f"{count_text(self.chunks, 'stage')}, bubble {100 * self.bubble():.1f}%, "
             f"recompute {self.recompute}, zero {self.zero}"
         ]
         lines += [
