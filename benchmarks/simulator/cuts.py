@@ -55,7 +55,7 @@ def cuts(
             pipeline = sw.build(graph, cut_behind(graph, plan, cut.place))
             with sw.Session(pipeline, threads=1) as session:
                 take_steps(session, program.batch)
-                cut.pairs += in_turn(session, pipeline, cluster, program.batch, 1).pairs
+                cut.pairs.extend(in_turn(session, pipeline, cluster, program.batch, 1).pairs)
             shown = ", measured ".join(map(milliseconds, cut.pairs[-1]))
             say(f"round {number + 1} of {rounds}, cut behind node {cut.place}: {shown}")
     return found
