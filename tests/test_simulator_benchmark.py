@@ -1,10 +1,14 @@
 """The benchmark of the simulator: which cuts it takes, and what it writes."""
 
+import pytest
+
 import shardwright as sw
 from benchmarks.models import loss_of, training_gpt
-from benchmarks.simulator.cuts import Cut, apart, every_cut, rows, summary
+from benchmarks.simulator import cuts as cutting
+from benchmarks.simulator.cuts import Cut, apart, cuts, every_cut, rows, summary
 from benchmarks.simulator.report import Part, markdown
 from benchmarks.simulator.steps import Program, step_graph
+from shardwright.layout import Cluster
 from shardwright.planning import predict
 
 
@@ -15,9 +19,24 @@ def test_cuts_lie_as_far_from_one_another_as_can_be():
     assert apart(times, 1) == [2]
 
 
-def test_cuts_of_a_gpt_differ():
+def small_gpt():
     model, ids, labels = training_gpt(1, batch=4, length=8, vocabulary=64, width=32)
-    program = Program(model, (ids, labels), lambda ids, labels: loss_of(model(ids), labels))
+    return Program(model, (ids, labels), lambda ids, labels: loss_of(model(ids), labels))
+
+
+@pytest.mark.workers
+def test_cuts_are_predicted_and_run_round_after_round(monkeypatch):
+    monkeypatch.setattr(cutting, "gpt", small_gpt)
+    said = []
+    found = cuts(3, 2, Cluster.of(2), said.append, microbatches=2)
+    assert [len(cut.pairs) for cut in found] == [2, 2, 2]
+    assert all(predicted > 0 and measured > 0 for cut in found for predicted, measured in cut.pairs)
+    assert len(said) == 6
+    assert said[0].startswith("round 1 of 2, cut behind node ")
+
+
+def test_cuts_of_a_gpt_differ():
+    program = small_gpt()
     graph = step_graph(program, 2)
     made = every_cut(graph, sw.plan(graph, mesh={"pipeline": 2}, microbatches=2))
     assert len({one.nodes for one in made}) == len(made)
