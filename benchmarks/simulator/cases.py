@@ -86,14 +86,22 @@ def cases(
 def found_of(
     pipeline: sw.Pipeline, batch: Sequence[Tensor], cluster: Cluster, rounds: int
 ) -> Found:
-    """Predict and run steps in turn, on two processes of one thread."""
-    with sw.Session(pipeline, threads=1) as session:
-        take_steps(session, batch)
-        found = in_turn(session, pipeline, cluster, batch, rounds)
-        processes = session.call_workers(MEMORY)
-        session.call_workers(COUNT_TENSORS)
-        take_steps(session, batch)
-        return Found(*found, session.call_workers(TENSORS), processes)
+    """Predict and run steps in turn, on two processes of one thread that are new in each round.
+
+    How well caches serve a process may depend on where its memory lies, which stays as it is.
+    """
+    pairs: list[tuple[float, float]] = []
+    for number in range(rounds):
+        with sw.Session(pipeline, threads=1) as session:
+            take_steps(session, batch)
+            found = in_turn(session, pipeline, cluster, batch, 1)
+            pairs += found.pairs
+            if number == rounds - 1:
+                processes = session.call_workers(MEMORY)
+                session.call_workers(COUNT_TENSORS)
+                take_steps(session, batch)
+                tensors = session.call_workers(TENSORS)
+    return Found(pairs, found.simulation, tensors, processes)
 
 
 def tiny() -> sw.Pipeline:
