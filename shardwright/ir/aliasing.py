@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from shardwright.ir.operators import is_marker, resolve
-from shardwright.ir.torch_internals import is_composite
+from shardwright.ir.torch_internals import is_composite, schema_of
 
 if TYPE_CHECKING:
     from shardwright.ir.graph import IRGraph
@@ -44,6 +44,6 @@ def may_return_an_argument(op: str) -> bool:
     overload = resolve(op)
     return (
         op in _UNDECLARED
-        or any(item.alias_info is not None for item in overload._schema.returns)
+        or any(item.alias_info is not None for item in schema_of(overload).returns)
         or is_composite(overload)
     )

@@ -23,7 +23,7 @@ import torch
 
 from shardwright.ir.aliasing import memory_roots
 from shardwright.ir.operators import is_marker, join_call, resolve, signature
-from shardwright.ir.torch_internals import OpOverload
+from shardwright.ir.torch_internals import OpOverload, operator_of, overload_of, schema_of
 from shardwright.ir.values import IRNode
 
 if TYPE_CHECKING:
@@ -155,14 +155,14 @@ def in_place_sibling(op: str) -> tuple[OpOverload, tuple[str, ...]] | None:
     sibling with the same parameters.
     """
     overload = resolve(op)
-    packet = getattr(getattr(torch.ops, overload.namespace), f"{overload._opname}_", None)
-    sibling = getattr(packet, overload._overloadname, None)
+    packet = getattr(getattr(torch.ops, overload.namespace), f"{operator_of(overload)}_", None)
+    sibling = getattr(packet, overload_of(overload), None)
     if not isinstance(sibling, OpOverload):
         return None
-    ours, theirs = overload._schema.arguments, sibling._schema.arguments
+    ours, theirs = schema_of(overload).arguments, schema_of(sibling).arguments
     written = [a for a in theirs if a.alias_info is not None and a.alias_info.is_write]
     same = [(a.name, str(a.type)) for a in ours] == [(a.name, str(a.type)) for a in theirs]
-    returns = [str(item.type) for item in overload._schema.returns]
+    returns = [str(item.type) for item in schema_of(overload).returns]
     if not same or returns != [str(a.type) for a in written]:
         return None
     return sibling, tuple(argument.name for argument in written)

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 
 from shardwright.errors import GraphError
-from shardwright.ir.torch_internals import OpOverload
+from shardwright.ir.torch_internals import OpOverload, operator_of, overload_of, schema_of
 from shardwright.ir.values import SLOT, Input
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ def is_marker(op: str) -> bool:
 
 def operator_name(overload: OpOverload) -> str:
     """``torch.ops.aten.add.Tensor`` is ``aten.add.Tensor``."""
-    return f"{overload.namespace}.{overload._opname}.{overload._overloadname}"
+    return f"{overload.namespace}.{operator_of(overload)}.{overload_of(overload)}"
 
 
 @cache
@@ -130,7 +130,7 @@ _TENSOR_TYPES = ("Tensor", "Optional[Tensor]", "number", "Optional[number]")
 @cache
 def signature(overload: OpOverload) -> Signature:
     """The signature of an overload."""
-    schema = overload._schema
+    schema = schema_of(overload)
     parameters = tuple(
         Parameter(
             argument.name,
@@ -191,7 +191,7 @@ def _bind(overload: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> 
     if len(args) > len(positional) or wrong or missing:
         raise GraphError(
             f"a call of {operator_name(overload)} with {len(args)} positional arguments and "
-            f"keywords {sorted(kwargs)} does not fit its schema {overload._schema}"
+            f"keywords {sorted(kwargs)} does not fit its schema {schema_of(overload)}"
         )
     return {p.name: given.get(p.name, p.default) for p in parameters}
 
@@ -247,7 +247,7 @@ def named_arguments(
     if attrs.keys() - values.keys() or expected != len(inputs):
         raise GraphError(
             f"{operator_name(overload)} with {len(inputs)} inputs and attributes "
-            f"{', '.join(attrs) or 'none'} does not fit its schema {overload._schema}"
+            f"{', '.join(attrs) or 'none'} does not fit its schema {schema_of(overload)}"
         )
     return values
 

@@ -8,26 +8,38 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.fx
 from torch._library.custom_ops import OPDEFS
 from torch._library.simple_registry import singleton
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 __all__ = [
     "FakeTensorMode",
     "HigherOrderOperator",
     "OpOverload",
+    "TorchDispatchMode",
     "end_pool",
+    "has_kernel_for",
     "is_composite",
+    "keeps_graph",
     "log_level",
+    "operator_of",
+    "overload_of",
     "registering_module",
+    "schema_of",
     "storage_key",
     "without_autocast",
+    "without_dispatch_modes",
+    "without_stack_traces",
 ]
 
 
@@ -39,16 +51,67 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def operator_of(overload: OpOverload) -> str:
+    """``aten.add.Tensor`` is of the operator ``add``."""
+    return str(overload._opname)
+
+
+def overload_of(overload: OpOverload) -> str:
+    """``aten.add.Tensor`` is the overload ``Tensor``."""
+    return str(overload._overloadname)
+
+
+def schema_of(overload: OpOverload) -> torch.FunctionSchema:
+    """Arguments and results of an operator, with their types, defaults and aliases."""
+    return overload._schema
+
+
 def is_composite(overload: OpOverload) -> bool:
     """Whether torch runs the operator as others, whatever the device."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     return bool(overload.has_kernel_for_dispatch_key(key))
 
 
+def has_kernel_for(overload: OpOverload, key: str) -> bool:
+    """Whether an operator has a kernel of its own for a dispatch key, like ``AutocastCPU``."""
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key))
+
+
+def without_dispatch_modes() -> AbstractContextManager[object]:
+    """Lets operators run as if no `TorchDispatchMode` were active, fake tensors' included."""
+    modes: AbstractContextManager[object] = _disable_current_modes()
+    return modes
+
+
+def keeps_graph() -> bool:
+    """Whether the backward that runs was given ``retain_graph=True``.
+
+    torch has no public word for it; its own compiled functions ask in the same way.
+    """
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
+
+
 def without_autocast() -> AbstractContextManager[None]:
     """Lets operators compute as if `torch.autocast` were off, on whatever device they are."""
     guard: AbstractContextManager[None] = torch._C._DisableAutocast()
     return guard
+
+
+@contextmanager
+def without_stack_traces() -> Iterator[None]:
+    """Lets tracers note no stack of a call, which takes longer than the call (torch from 2.11)."""
+    config: Any = torch.fx.config
+    before = getattr(config, _STACK_TRACES, None)
+    if before is not None:
+        setattr(config, _STACK_TRACES, True)
+    try:
+        yield
+    finally:
+        if before is not None:
+            setattr(config, _STACK_TRACES, before)
+
+
+_STACK_TRACES = "do_not_emit_stack_traces"
 
 
 def end_pool(device: int, pool: tuple[int, int]) -> None:
@@ -81,8 +144,7 @@ def registering_module(name: str) -> str:
     definition = OPDEFS.get(name)
     if definition is not None:
         return str(definition._init_fn.__module__)
-    entry = singleton.get(name)
-    kernel = entry.fake_impl.kernel if entry is not None else None
+    kernel = singleton.find(name).fake_impl.kernel
     return "" if kernel is None else _module_of_file(kernel.source.rpartition(":")[0])
 
 

@@ -9,6 +9,7 @@ from shardwright.ir.attributes import is_attribute
 from shardwright.ir.dtypes import DTYPES, dtype_name
 from shardwright.ir.operators import Signature, is_marker, listed_inputs, resolve, signature
 from shardwright.ir.structure import leaves
+from shardwright.ir.torch_internals import schema_of
 from shardwright.ir.values import IRNode, IRValue
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def _check_attributes(node: IRNode) -> None:
 def _check_call(node: IRNode) -> None:
     """A call fills its operator's schema, and the operator writes to nothing."""
     overload = resolve(node.op)
-    schema = overload._schema
+    schema = schema_of(overload)
     if schema.is_mutable:
         raise GraphError(f"{_place(node)} writes to its input; graphs are functional")
     if not _fits(node, signature(overload)):

@@ -14,6 +14,7 @@ import torch
 
 from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.operators import is_marker, resolve
+from shardwright.ir.torch_internals import schema_of
 from shardwright.ir.values import contiguous_strides
 from shardwright.profiling.operations import FREE
 
@@ -86,5 +87,5 @@ def _can_be_seen_as(
 @lru_cache(maxsize=1024)
 def _declares_a_view(op: str) -> bool:
     """Whether the schema says that all that is returned lies in an input's memory."""
-    returns = resolve(op)._schema.returns
+    returns = schema_of(resolve(op)).returns
     return bool(returns) and all(item.alias_info is not None for item in returns)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from shardwright.errors import RunError
+from shardwright.ir.torch_internals import keeps_graph
 from shardwright.runtime.gpipe import Backward, Call, Forward, Recording
 from shardwright.runtime.sweeps import StageThreads, ThreadState, sweep_in_order
 
@@ -92,7 +93,7 @@ class _Stages(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         """Gradients of the model's inputs and of the parameters."""
-        recording, keep = _still_there(ctx.recording), _keeps_graph()
+        recording, keep = _still_there(ctx.recording), keeps_graph()
         found = iter(gradients)
         arrived = [
             {name: next(found) for name in recording.call.wanted}
@@ -135,11 +136,3 @@ def _still_there(recording: Recording | None) -> Recording:
             "retain_graph=True to the first backward, or call the pipeline again"
         )
     return recording
-
-
-def _keeps_graph() -> bool:
-    """Whether the backward that runs was given ``retain_graph=True``.
-
-    torch has no public word for it; its own compiled functions ask in the same way.
-    """
-    return bool(torch._C._autograd._get_current_graph_task_keep_graph())

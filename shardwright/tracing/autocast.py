@@ -24,7 +24,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.errors import CaptureError
 from shardwright.ir.operators import join_call, operator_name
-from shardwright.ir.torch_internals import FakeTensorMode, OpOverload, is_composite, storage_key
+from shardwright.ir.torch_internals import (
+    FakeTensorMode,
+    OpOverload,
+    has_kernel_for,
+    is_composite,
+    storage_key,
+)
 
 Casts = tuple[torch.dtype | None, ...]
 """For each tensor input the dtype it is cast to."""
@@ -84,8 +90,7 @@ def _discover(
 
 def has_autocast_rule(overload: OpOverload, device_type: str) -> bool:
     """Whether autocast treats this operator itself, rather than operators it is made of."""
-    key = f"Autocast{device_type.upper()}"
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key))
+    return has_kernel_for(overload, f"Autocast{device_type.upper()}")
 
 
 class _Recorder(TorchDispatchMode):

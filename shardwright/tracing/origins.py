@@ -25,6 +25,7 @@ from torch.autograd import Function
 from torch.fx.experimental.proxy_tensor import _ModuleStackTracer
 
 from shardwright.errors import CaptureError
+from shardwright.ir.torch_internals import without_stack_traces
 from shardwright.ir.values import Scope, Source
 from shardwright.tracing.failures import is_of_program, line_before
 from shardwright.tracing.flat import PREFIX, FlatModel
@@ -81,7 +82,6 @@ class Notes:
 def takes_notes() -> Iterator[Notes]:
     """Note the origin of the nodes that torch.export makes inside, in place of its own way."""
     notes = Notes()
-    config = torch.fx.config.do_not_emit_stack_traces
     create_node, apply = _ModuleStackTracer.create_node, Function.__dict__["apply"]
 
     def create_node_with_note(self: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
@@ -95,13 +95,12 @@ def takes_notes() -> Iterator[Notes]:
 
     _ModuleStackTracer.create_node = create_node_with_note  # type: ignore[method-assign]
     Function.apply = classmethod(noted_apply)  # type: ignore[method-assign,assignment]
-    torch.fx.config.do_not_emit_stack_traces = True
     try:
-        yield notes
+        with without_stack_traces():
+            yield notes
     finally:
         _ModuleStackTracer.create_node = create_node  # type: ignore[method-assign]
         Function.apply = apply  # type: ignore[method-assign]
-        torch.fx.config.do_not_emit_stack_traces = config
 
 
 def line_of_program(frame: FrameType | None) -> Source | None:

@@ -15,6 +15,7 @@ import torch
 
 from shardwright.ir import Builder, IRGraph, IRNode
 from shardwright.ir.operators import resolve
+from shardwright.ir.torch_internals import operator_of, schema_of
 
 
 class Parts(NamedTuple):
@@ -83,8 +84,8 @@ def _costs_nothing(node: IRNode) -> bool:
     overload = resolve(node.op)
     if torch.Tag.nondeterministic_seeded in overload.tags:
         return False
-    views = any(item.alias_info is not None for item in overload._schema.returns)
-    return views or overload._opname in ("_unsafe_view", "clone") or not node.inputs
+    views = any(item.alias_info is not None for item in schema_of(overload).returns)
+    return views or operator_of(overload) in ("_unsafe_view", "clone") or not node.inputs
 
 
 def _part(

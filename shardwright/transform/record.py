@@ -15,12 +15,18 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.fx
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from shardwright.errors import GraphError
 from shardwright.ir import Builder
 from shardwright.ir.dtypes import dtype_name, torch_dtype
-from shardwright.ir.torch_internals import FakeTensorMode, OpOverload, without_autocast
+from shardwright.ir.torch_internals import (
+    FakeTensorMode,
+    OpOverload,
+    TorchDispatchMode,
+    operator_of,
+    without_autocast,
+    without_dispatch_modes,
+)
 from shardwright.ir.values import IRValue, contiguous_strides
 from shardwright.tracing.emitter import Emitter
 from shardwright.tracing.memory import Place
@@ -147,7 +153,7 @@ class _Recorder(TorchDispatchMode):
     ) -> torch.fx.Node:
         given = tuple(map(self._argument, args))
         named = {key: self._argument(item) for key, item in kwargs.items()}
-        return self.graph.create_node("call_function", func, given, named, name=func._opname)
+        return self.graph.create_node("call_function", func, given, named, name=operator_of(func))
 
     def _argument(self, item: Any) -> Any:
         if isinstance(item, torch.Tensor):
@@ -173,7 +179,7 @@ class _Recorder(TorchDispatchMode):
                 f"a backward reads a tensor {list(tensor.shape)} that is none of its operator's "
                 "arguments; give it to the operator as an argument"
             )
-        with _disable_current_modes():
+        with without_dispatch_modes():
             number = tensor.item()
         options: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
         call = (list(tensor.shape), number)

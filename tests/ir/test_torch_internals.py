@@ -8,11 +8,18 @@ from shardwright.ir.torch_internals import (
     FakeTensorMode,
     OpOverload,
     end_pool,
+    has_kernel_for,
     is_composite,
+    keeps_graph,
     log_level,
+    operator_of,
+    overload_of,
     registering_module,
+    schema_of,
     storage_key,
     without_autocast,
+    without_dispatch_modes,
+    without_stack_traces,
 )
 
 
@@ -97,3 +104,47 @@ def test_the_level_of_torchs_messages_is_known_and_can_be_set():
     level.value = 2
     assert log_level().value == 2
     level.value = before
+
+
+def test_operators_know_their_names_and_their_schema():
+    overload = torch.ops.aten.add.Tensor
+    assert (operator_of(overload), overload_of(overload)) == ("add", "Tensor")
+    assert [argument.name for argument in schema_of(overload).arguments] == [
+        *("self", "other", "alpha"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("op", "expected"), [("aten.linear.default", True), ("aten.neg.default", False)]
+)
+def test_operators_know_whether_autocast_treats_them(op, expected):
+    assert has_kernel_for(resolve(op), "AutocastCPU") is expected
+
+
+def test_fake_tensors_are_left_behind_without_dispatch_modes():
+    with FakeTensorMode(), without_dispatch_modes():
+        assert type(torch.ones(2)) is torch.Tensor
+
+
+@pytest.mark.parametrize("retain", [True, False])
+def test_a_backward_knows_whether_its_graph_stays(retain):
+    class Asking(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            asked.append(keeps_graph())
+            return gradient
+
+    asked = []
+    Asking.apply(torch.ones(2, requires_grad=True)).sum().backward(retain_graph=retain)
+    assert asked == [retain]
+
+
+def test_tracers_note_stacks_again_afterwards():
+    flag = getattr(torch.fx.config, "do_not_emit_stack_traces", None)  # torch 2.9 has none
+    with without_stack_traces():
+        assert getattr(torch.fx.config, "do_not_emit_stack_traces", True) is True
+    assert getattr(torch.fx.config, "do_not_emit_stack_traces", None) is flag

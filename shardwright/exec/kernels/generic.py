@@ -19,7 +19,7 @@ from shardwright.exec.kernels.kernel import Closure, Kernel, Tensors, present
 from shardwright.ir.attributes import from_json
 from shardwright.ir.operators import flatten_results, resolve, substitute
 from shardwright.ir.strided import callable_of
-from shardwright.ir.torch_internals import OpOverload
+from shardwright.ir.torch_internals import OpOverload, operator_of, overload_of, schema_of
 
 _RESIZING = {"aten.mse_loss.default"}
 """Operators whose ``out=`` takes other memory than it is given."""
@@ -66,18 +66,18 @@ def out_overload(overload: OpOverload) -> tuple[OpOverload, tuple[str, ...]] | N
 
     Wrappers that torch generated around the functional form do not count.
     """
-    ours = [(a.name, str(a.type)) for a in overload._schema.arguments]
-    packet = getattr(getattr(torch.ops, overload.namespace), overload._opname)
-    name = f"{overload.namespace}.{overload._opname}.{overload._overloadname}"
-    if name in _RESIZING or any("List" in str(item.type) for item in overload._schema.returns):
+    ours = [(a.name, str(a.type)) for a in schema_of(overload).arguments]
+    packet = getattr(getattr(torch.ops, overload.namespace), operator_of(overload))
+    name = f"{overload.namespace}.{operator_of(overload)}.{overload_of(overload)}"
+    if name in _RESIZING or any("List" in str(item.type) for item in schema_of(overload).returns):
         return None
     for other in packet.overloads():
         form = getattr(packet, other)
         if torch.Tag.generated in form.tags:
             continue
-        written = [a for a in form._schema.arguments if a.is_out]
-        theirs = [(a.name, str(a.type)) for a in form._schema.arguments if not a.is_out]
-        if written and theirs == ours and len(written) == len(overload._schema.returns):
+        written = [a for a in schema_of(form).arguments if a.is_out]
+        theirs = [(a.name, str(a.type)) for a in schema_of(form).arguments if not a.is_out]
+        if written and theirs == ours and len(written) == len(schema_of(overload).returns):
             return form, tuple(a.name for a in written)
     return None
 

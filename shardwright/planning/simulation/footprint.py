@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.ir import IRGraph, IRValue, compile_graph
 from shardwright.ir.dtypes import torch_dtype
-from shardwright.ir.torch_internals import FakeTensorMode, storage_key
+from shardwright.ir.torch_internals import FakeTensorMode, TorchDispatchMode, storage_key
 from shardwright.ir.values import contiguous_strides
 
 
