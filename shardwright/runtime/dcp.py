@@ -15,8 +15,10 @@ All that is relied on of torch stands here, and `tests/runtime/test_dcp.py` says
 
 from __future__ import annotations
 
+import math
 import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,6 +98,7 @@ def write_pieces(directory: Path, writer: int, pieces: Mapping[Piece, Tensor]) -
     if not pieces:
         return []
     by_index = {_index_of(piece): piece for piece in pieces}
+    assert len(by_index) == len(pieces), "pieces that are written begin at different places"
     items = [_write_item(piece) for piece in pieces]
     storage = FileSystemWriter(directory)
     storage.set_up_storage_writer(is_coordinator=False)
@@ -134,19 +137,20 @@ def write_index(
 def read_pieces(directory: Path, wanted: Mapping[Piece, Tensor]) -> None:
     """Fill tensors with their pieces, put together from however they were sliced when written.
 
-    Raises WeightError where the checkpoint lacks one, or holds it in another shape or dtype.
+    Pieces of one whole may overlap, or begin at the same place. Raises WeightError where the
+    checkpoint lacks one, holds it in another shape or dtype, or only a part of it.
     """
     index = _read_index(directory)
     requests: list[ReadItem] = []
-    targets: dict[MetadataIndex, Tensor] = {}
-    for piece, tensor in wanted.items():
+    for number, piece in enumerate(wanted):
         stored = _checked(directory, index, piece)
         items = create_read_items_for_chunk_list(piece.name, stored, [_chunk(piece)])
-        requests.extend(items)
-        targets[_index_of(piece)] = tensor
+        _check_covered(directory, piece, items)
+        # An index of torch's is a name and where the piece begins, which two may have in common.
+        requests += [replace(i, dest_index=replace(i.dest_index, index=number)) for i in items]
     reader = FileSystemReader(directory)
     reader.set_up_storage_reader(index, is_coordinator=True)
-    reader.read_data(LoadPlan(requests), _Taking(targets)).wait()
+    reader.read_data(LoadPlan(requests), _Taking(list(wanted.values()))).wait()
 
 
 def stored_in(directory: Path) -> dict[str, Stored]:
@@ -218,6 +222,16 @@ def _checked(directory: Path, index: Metadata, piece: Piece) -> TensorStorageMet
     return stored
 
 
+def _check_covered(directory: Path, piece: Piece, items: Sequence[ReadItem]) -> None:
+    """Raise WeightError where what is stored, whose parts do not overlap, is less than a piece."""
+    found, size = sum(math.prod(item.lengths) for item in items), math.prod(piece.sizes)
+    if found != size:
+        raise WeightError(
+            f"the checkpoint {directory} holds {found} of the {size} elements of {piece.name!r} "
+            "that are needed; it is damaged, or was not written whole: resume from another"
+        )
+
+
 class _Giving(DefaultSavePlanner):
     """Hands tensors to torch's writer."""
 
@@ -235,12 +249,14 @@ class _Giving(DefaultSavePlanner):
 class _Taking(DefaultLoadPlanner):
     """Hands torch's reader the places to write to."""
 
-    def __init__(self, targets: Mapping[MetadataIndex, Tensor]) -> None:
+    def __init__(self, targets: Sequence[Tensor]) -> None:
         super().__init__()
         self._targets = targets
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
-        target = self._targets[read_item.dest_index]
+        number = read_item.dest_index.index
+        assert number is not None, "each request has the number of its tensor"
+        target = self._targets[number]
         for dim, start in enumerate(read_item.dest_offsets):
             target = target.narrow(dim, start, read_item.lengths[dim])
         return target

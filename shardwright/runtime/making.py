@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -95,11 +96,11 @@ def _matched(
 ) -> dict[str, str]:
     """One slot's constants by those of the other document, by name and placements."""
     ours, theirs = wholes
-    places = {(whole.name, whole.placements): name for name, whole in theirs.items()}
+    known_parts = {_part_key(trained, name, whole): name for name, whole in theirs.items()}
     found = {}
     for name, whole in ours.items():
-        other = places.get((whole.name, whole.placements))
-        if other is not None and _alike(document, name, trained, other):
+        other = known_parts.get(_part_key(document, name, whole))
+        if other is not None:
             found[name] = other
         elif whole.name in known:
             raise RunError(
@@ -109,9 +110,10 @@ def _matched(
     return found
 
 
-def _alike(document: Document, name: str, trained: Document, other: str) -> bool:
-    ours, theirs = document.tensors[name], trained.tensors[other]
-    return (ours.shape, ours.dtype, ours.strides) == (theirs.shape, theirs.dtype, theirs.strides)
+def _part_key(document: Document, name: str, whole: StateOrigin) -> tuple[Any, ...]:
+    """What two documents' constants have in common where one can be used as the other."""
+    info = document.tensors[name]
+    return whole.name, whole.placements, info.dtype, info.strides
 
 
 def _ranges(whole: StateOrigin) -> str:

@@ -77,6 +77,9 @@ def _volume(placements: Placements) -> int:
 
 
 def _overlap(one: StateOrigin, other: StateOrigin) -> bool:
+    """Whether two parts share an element, or begin alike, as an empty part and another may."""
+    if all(a == c for (a, _), (c, _) in zip(one.placements, other.placements, strict=True)):
+        return True
     return all(
         max(a, c) < min(b, d)
         for (a, b), (c, d) in zip(one.placements, other.placements, strict=True)

@@ -116,6 +116,26 @@ def test_any_slicing_reads_any_other(tmp_path_factory: pytest.TempPathFactory, d
     assert torch.equal(found, cut(tensor, piece))
 
 
+def test_parts_that_begin_at_the_same_place_are_told_apart(tmp_path: Path) -> None:
+    tensor = torch.randn(6, 4)
+    write_index(tmp_path, save(tmp_path, tensor, rows("w", tensor, 3)))
+    pieces = [
+        part("w", tensor, *ranges)
+        for ranges in (((0, 6), (0, 2)), ((0, 3), (0, 4)), ((0, 6), (0, 4)), ((2, 5), (0, 1)))
+    ]
+    found = {piece: torch.full(piece.sizes, torch.nan) for piece in pieces}
+    read_pieces(tmp_path, found)
+    assert all(torch.equal(content, cut(tensor, piece)) for piece, content in found.items())
+
+
+def test_a_checkpoint_that_holds_a_part_of_what_is_needed_is_refused(tmp_path: Path) -> None:
+    tensor = torch.randn(6, 4)
+    write_index(tmp_path, save(tmp_path, tensor, rows("w", tensor, 4)[:1]))
+    read_pieces(tmp_path, {part("w", tensor, (1, 4), (0, 4)): torch.zeros(3, 4)})
+    with pytest.raises(WeightError, match="holds 8 of the 12 elements of 'w'"):
+        read_pieces(tmp_path, {part("w", tensor, (2, 5), (0, 4)): torch.zeros(3, 4)})
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.bool])
 def test_dtypes_and_no_dimensions(tmp_path: Path, dtype: torch.dtype) -> None:
     tensor = torch.ones((), dtype=dtype)

@@ -69,8 +69,9 @@ def slot_of(found: Document, name: str, **contents: torch.Tensor) -> Slot:
         ([{"a": ("w", TOP), "b": ("w", BOTTOM)}, {"c": ("w", TOP)}], [["a", "b"], []]),
         ([{"a": ("w", ALL), "s": ("optimizer.w.exp_avg", TOP)},
           {"b": ("w", ALL), "t": ("optimizer.w.exp_avg", BOTTOM)}], [["a", "s"], ["t"]]),
+        ([{"a": ("w", ((0, 0), (0, 6)))}, {"b": ("w", ALL)}], [[], ["b"]]),
     ],
-    ids=["copies", "halves", "half and whole", "cut two ways", "parts", "split state"],
+    ids=["copies", "halves", "half and whole", "cut two ways", "parts", "split state", "nothing"],
 )  # fmt: skip
 def test_each_element_is_written_once(slots, expected) -> None:
     assert list(owned(document(*slots)).values()) == expected
