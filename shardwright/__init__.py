@@ -12,7 +12,6 @@ What they need, torch first of all, is imported when they are first asked for (`
 from typing import TYPE_CHECKING
 
 from shardwright.lazy import import_lazily
-from shardwright.planning.automatic.judge import appoint
 from shardwright.version import __version__
 
 if TYPE_CHECKING:
@@ -197,4 +196,3 @@ __all__ = [
 ]
 
 import_lazily(__name__)
-appoint("shardwright.transform.judge", "simulated_seconds")

@@ -1,7 +1,11 @@
-"""Packages whose names are imported when they are first asked for.
+"""Packages whose names are imported when they are first asked for, and what folders supply so.
 
 A package says what it gives as any other does, but under ``if TYPE_CHECKING``, and then calls
 `import_lazily`. So whoever imports one module of it, as a worker does, pays for no other one.
+
+`SUPPLIED` lists what an earlier folder takes from a later one. It is a table of names, not of
+objects that a module files when it is imported: then what a process can do would depend on what it
+happens to have imported.
 
 What always holds: a name is the object that it would be had it been imported at once, also where a
 submodule is called the same; submodules are attributes without being imported before.
@@ -17,6 +21,19 @@ from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
+
+SUPPLIED: dict[str, tuple[str, str]] = {
+    "operators": ("shardwright.exec.operators", "OPERATORS"),
+    "reader of dfg": ("shardwright.exec.task_texts", "read_task"),
+    "judge": ("shardwright.transform.judge", "simulated_seconds"),
+}
+"""What earlier folders take from later ones: the module that has it, and its name there."""
+
+
+def supplied(what: str) -> Any:
+    """What a later folder supplies, a key of `SUPPLIED`; its module is imported here."""
+    module, name = SUPPLIED[what]
+    return getattr(import_module(module), name)
 
 
 class LazyPackage(ModuleType):

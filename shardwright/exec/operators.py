@@ -20,8 +20,8 @@ from shardwright.errors import ExecError
 from shardwright.exec.chains import evaluate, parse_chain
 from shardwright.exec.elementwise import result_strides
 from shardwright.exec.kinds import ACTIVATIONS
+from shardwright.ir.dropout import DROPOUT
 from shardwright.ir.dtypes import torch_dtype
-from shardwright.ir.operators import bring_operator
 
 GEMM = "shardwright.gemm.default"
 CHAIN = "shardwright.chain.default"
@@ -225,5 +225,5 @@ def _conv(
 
 conv.register_fake(_conv)
 
-for _name in (GEMM, CHAIN, CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD, CONV):
-    bring_operator(_name)
+OPERATORS = frozenset((GEMM, CHAIN, CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD, CONV, DROPOUT))
+"""What this package defines in the namespace ``shardwright``, and every process has."""

@@ -18,7 +18,7 @@ from shardwright.errors import ExecError, GraphError
 from shardwright.exec.files import decode
 from shardwright.exec.kinds import BY_NAME, kind_of
 from shardwright.pipeline.fxtext import Made
-from shardwright.pipeline.task_texts import TaskText, bring_texts
+from shardwright.pipeline.task_texts import TaskText
 
 
 class _Call(Struct, frozen=True):
@@ -76,6 +76,3 @@ def _build(data: str) -> None:
         decode(data)
     except ExecError as error:
         raise GraphError(str(error)) from None
-
-
-bring_texts("dfg", read_task)

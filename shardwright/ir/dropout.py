@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from shardwright.errors import InputError
-from shardwright.ir.operators import bring_operator
 from shardwright.ir.philox import words_below
 
 DROPOUT = "shardwright.dropout.default"
@@ -89,4 +88,3 @@ def _backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ..
 
 
 dropout.register_autograd(_backward, setup_context=_keep)
-bring_operator(DROPOUT)

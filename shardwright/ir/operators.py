@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from typing import Any, TypeVar
 
 import torch
@@ -22,28 +21,21 @@ import torch
 from shardwright.errors import GraphError
 from shardwright.ir.torch_internals import OpOverload, operator_of, overload_of, schema_of
 from shardwright.ir.values import SLOT, Input
+from shardwright.lazy import supplied
 
 T = TypeVar("T")
 
 _built_in_namespaces = ("aten",)
-_built_in_operators: set[str] = set()
 _allowed_namespaces = {*_built_in_namespaces, "shardwright"}
 _allowed_operators: set[str] = set()
-_OWN = "shardwright.exec.operators"
-"""The module that defines this package's operators, imported when one may be asked for."""
-
-
-def bring_operator(op: str) -> None:
-    """Say that every process has the operator with this full name, as this package defines it."""
-    _built_in_operators.add(op)
 
 
 def is_built_in(op: str) -> bool:
     """Whether every process has the operator; others are users' own, registered by a module."""
     namespace = op.partition(".")[0]
     if namespace == "shardwright":
-        import_module(_OWN)
-    return namespace in _built_in_namespaces or op in _built_in_operators
+        return op in supplied("operators")
+    return namespace in _built_in_namespaces
 
 
 def allow_namespace(namespace: str) -> None:
@@ -83,7 +75,7 @@ def resolve(op: str) -> OpOverload:
             "the module that does"
         )
     if namespace == "shardwright":
-        import_module(_OWN)
+        supplied("operators")  # Registers them.
     try:
         found = getattr(getattr(getattr(torch.ops, namespace), name), overload)
     except (AttributeError, RuntimeError, ValueError):

@@ -1,7 +1,7 @@
 """What the rules need to know of a compute supertask's data, whatever its kind.
 
 Comes in: the data of a supertask, and its kind. Goes out: a `TaskText`. ``FX`` text is read here;
-whoever brings another kind files its reader with `bring_texts`, as the lowered ``dfg`` does.
+the reader of the lowered ``dfg`` is what `exec` supplies (`lazy.SUPPLIED`), in every process.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from shardwright.errors import GraphError
+from shardwright.lazy import supplied
 from shardwright.pipeline.fxtext import Made, decode, parse
 from shardwright.pipeline.schema import TensorInfo
 
@@ -49,19 +49,7 @@ def _read_fx(data: str) -> TaskText:
     )
 
 
-_READERS: dict[str, Reader] = {"FX": _read_fx}
-
-
-def bring_texts(kind: str, reader: Reader) -> None:
-    """File the reader of a kind of supertask."""
-    _READERS[kind] = reader
-
-
 def read_text(kind: str, data: str) -> TaskText:
-    """The data of a supertask of this kind. Raises GraphError."""
-    if kind not in _READERS:
-        raise GraphError(
-            f"nothing here reads the data of {kind!r} supertasks; import shardwright, not a part "
-            "of it"
-        )
-    return _READERS[kind](data)
+    """The data of a compute supertask of this kind. Raises GraphError."""
+    reader: Reader = _read_fx if kind == "FX" else supplied("reader of dfg")
+    return reader(data)

@@ -14,7 +14,7 @@ from shardwright.layout import Cluster
 from shardwright.planning.assemble import make_plan, step_of
 from shardwright.planning.automatic.auto import AUTO, auto_plan
 from shardwright.planning.automatic.candidates import Asked
-from shardwright.planning.automatic.judge import appointed
+from shardwright.planning.automatic.judge import judge
 from shardwright.planning.fitting import check_fits
 from shardwright.planning.forward import forward_view
 from shardwright.planning.given import check_count, check_devices, check_graph
@@ -117,7 +117,7 @@ def _made(
             "capture a step with compile_ir, or leave it out"
         )
     if policy == AUTO:
-        return auto_plan(graph, _cluster(devices, mesh), _costs(profile), asked, appointed())
+        return auto_plan(graph, _cluster(devices, mesh), _costs(profile), asked, judge())
     if profile is not None and policy not in PARTITIONERS:
         raise PlanError(
             f"a profile is for policy='auto' and for {', '.join(PARTITIONERS)}; {policy!r} counts "
