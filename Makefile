@@ -1,8 +1,11 @@
 # `make demo` and `make test` are all a newcomer needs; both begin with `make setup`.
 
 PYTHON ?= python3
-BIN := .venv/bin
-INSTALLED := .venv/.installed
+# The version of torch that CI runs; `make test-torch` tries another one.
+TORCH ?= 2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
 # One thread an operator: the processes of a test share the machine, and sums stay in one order.
 test test-all test-fast test-gpu docs: export OMP_NUM_THREADS ?= 1
 # Every process of a test imports the package; it is compiled once.
@@ -13,7 +16,7 @@ zoo: export MKL_CBWR ?= AUTO
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-fast test-gpu lint types types-of-torch format zoo bench experiments docs clean
+.PHONY: help setup demo test test-all test-fast test-gpu lint types types-of-torch format test-torch zoo bench experiments docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -23,8 +26,8 @@ setup: $(INSTALLED) ## make .venv and install what everything needs; skipped whi
 $(INSTALLED): pyproject.toml .ci/install-torch
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "shardwright needs Python 3.11 or later; name one: make setup PYTHON=python3.12"; exit 1; }
-	$(PYTHON) -m venv .venv
-	.ci/install-torch $(BIN)/python
+	$(PYTHON) -m venv $(VENV)
+	.ci/install-torch $(BIN)/python $(TORCH)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@# Native kernels are built here, where there is a compiler; without one a warning says so.
 	$(BIN)/python -c 'from shardwright.exec.native.library import load; load()'
@@ -43,6 +46,9 @@ test-all: test ## those, and the tests that try everything there is
 
 test-fast: setup ## the tests that need nothing but torch
 	$(BIN)/pytest $(PARALLEL) -m 'not gpu and not processes and not workers and not zoo and not exhaustive'
+
+test-torch: ## the fast tests and the demo on another torch, in .venv-torch-VERSION: make test-torch TORCH=2.14.1
+	TORCH_ANY_BUILD=1 $(MAKE) VENV=.venv-torch-$(TORCH) TORCH=$(TORCH) demo test-fast
 
 test-gpu: setup ## the tests that need a GPU
 	$(BIN)/pytest -m gpu
@@ -84,4 +90,4 @@ docs: setup ## run every example of README.md and docs/
 	$(BIN)/pytest tests/test_docs.py
 
 clean: ## remove the virtual environment and caches
-	rm -rf .venv .hypothesis .mypy_cache .pytest_cache .ruff_cache *.egg-info
+	rm -rf .venv .venv-torch-* .hypothesis .mypy_cache .pytest_cache .ruff_cache *.egg-info
