@@ -82,9 +82,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 WITH_PRIVATE_NAMES_OF_TORCH = {
     "comm.distributed",
     "comm.meeting",
-    "exec.kernels.optimizers",
     "ir.torch_internals",
-    "profiling.memory",
     "runtime.fork_server",
     "runtime.process",
     "runtime.processes",

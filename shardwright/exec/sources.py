@@ -23,6 +23,7 @@ from shardwright.ir import IRGraph, IRValue
 from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.execute import check_input
 from shardwright.ir.structure import Arguments, describe_arguments, flatten_call, leaves
+from shardwright.ir.torch_internals import note_step
 from shardwright.ir.values import contiguous_strides
 from shardwright.tracing import CapturedStep, capture, capture_step
 from shardwright.tracing.closures import find_closure
@@ -265,8 +266,7 @@ class _Belongings:
                 if held.get(key) is not tensor:
                     _take_contents(tensor, held.get(key))
                     held[key] = tensor
-            # What torch's schedulers ask, to warn where a rate changes before the first step.
-            optimizer._opt_called = True  # type: ignore[attr-defined]
+            note_step(optimizer)
 
 
 @torch.no_grad()

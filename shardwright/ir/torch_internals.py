@@ -27,11 +27,16 @@ __all__ = [
     "HigherOrderOperator",
     "OpOverload",
     "TorchDispatchMode",
+    "add_to_all",
+    "begin_memory_reports",
+    "copy_all",
+    "end_memory_reports",
     "end_pool",
     "has_kernel_for",
     "is_composite",
     "keeps_graph",
     "log_level",
+    "note_step",
     "operator_of",
     "overload_of",
     "registering_module",
@@ -120,6 +125,44 @@ def end_pool(device: int, pool: tuple[int, int]) -> None:
     RuntimeError where it takes none.
     """
     torch._C._cuda_endAllocateToPool(device, pool)
+
+
+def begin_memory_reports() -> None:
+    """Have the CPU's allocator report to this thread until `end_memory_reports`."""
+    config = _autograd.ProfilerConfig(
+        _autograd.ProfilerState.CPU,
+        False,  # report_input_shapes
+        True,  # profile_memory
+        False,  # with_stack
+        False,  # with_flops
+        False,  # with_modules
+        torch._C._profiler._ExperimentalConfig(),
+    )
+    _autograd._enable_profiler_legacy(config)
+
+
+def end_memory_reports() -> list[int]:
+    """The bytes that were allocated (above 0) and given back (below 0), in order."""
+    records = (record for thread in _autograd._disable_profiler_legacy() for record in thread)
+    return [r.cpu_memory_usage() for r in records if r.kind() == "memory_alloc"]
+
+
+_autograd: Any = torch.autograd  # what it declares is not all that it has
+
+
+def copy_all(to: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copy each source to its target, in one call."""
+    torch._foreach_copy_(to, sources)
+
+
+def add_to_all(tensors: list[torch.Tensor], number: float) -> None:
+    """Add a number to each tensor in place, in one call."""
+    torch._foreach_add_(tensors, number)
+
+
+def note_step(optimizer: torch.optim.Optimizer) -> None:
+    """Let schedulers know that a step was made: they warn where a rate changes before the first."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
 @cache

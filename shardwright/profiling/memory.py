@@ -2,8 +2,8 @@
 
 On CUDA the allocator says it. On a CPU the allocator reports each storage that it gives and takes
 back, those that operators make for themselves among them, and the reports are added up. torch hands
-them out through the oldest of its profilers alone, which is cheap; it is wrapped here and nowhere
-else. Its warnings of memory from before that is given back, which does not count, are kept quiet.
+them out through the oldest of its profilers alone, which is cheap. Its warnings of memory from
+before that is given back, which does not count, are kept quiet.
 
 What always holds: memory that was there before is not counted, even where results lie in it.
 """
@@ -13,13 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import accumulate
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from shardwright.ir.torch_internals import log_level
+from shardwright.ir.torch_internals import begin_memory_reports, end_memory_reports, log_level
 
-_autograd: Any = torch.autograd  # what it declares is not all that it has
 ERROR = 2
 """The level of torch's messages above warnings."""
 
@@ -61,29 +60,15 @@ def _cpu_peak(call: Callable[[], object]) -> Peak:
 
 def begin_counting() -> None:
     """Have the CPU's allocator report to this thread until `end_counting`."""
-    _autograd._enable_profiler_legacy(_reports_of_memory())
+    begin_memory_reports()
     _QUIET.begin()
 
 
 def end_counting() -> Peak:
     """What was needed since `begin_counting`, beyond what was there then."""
-    threads = _autograd._disable_profiler_legacy()
+    changes = end_memory_reports()
     _QUIET.end()
-    records = (record for thread in threads for record in thread)
-    changes = [r.cpu_memory_usage() for r in records if r.kind() == "memory_alloc"]
     return Peak(max(accumulate(changes, initial=0)), sum(changes))
-
-
-def _reports_of_memory() -> Any:
-    return _autograd.ProfilerConfig(
-        _autograd.ProfilerState.CPU,
-        False,  # report_input_shapes
-        True,  # profile_memory
-        False,  # with_stack
-        False,  # with_flops
-        False,  # with_modules
-        torch._C._profiler._ExperimentalConfig(),
-    )
 
 
 class _Quiet:

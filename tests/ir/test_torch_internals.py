@@ -7,11 +7,16 @@ from shardwright.ir import resolve
 from shardwright.ir.torch_internals import (
     FakeTensorMode,
     OpOverload,
+    add_to_all,
+    begin_memory_reports,
+    copy_all,
+    end_memory_reports,
     end_pool,
     has_kernel_for,
     is_composite,
     keeps_graph,
     log_level,
+    note_step,
     operator_of,
     overload_of,
     registering_module,
@@ -148,3 +153,24 @@ def test_tracers_note_stacks_again_afterwards():
     with without_stack_traces():
         assert getattr(torch.fx.config, "do_not_emit_stack_traces", True) is True
     assert getattr(torch.fx.config, "do_not_emit_stack_traces", None) is flag
+
+
+def test_the_allocator_reports_what_is_taken_and_given_back():
+    begin_memory_reports()
+    made = torch.empty(1000, dtype=torch.float64)
+    del made
+    assert [change for change in end_memory_reports() if abs(change) >= 8000] == [8000, -8000]
+
+
+def test_lists_of_tensors_are_copied_and_added_to():
+    tensors = [torch.zeros(2), torch.zeros(3)]
+    copy_all(tensors, [torch.ones(2), torch.full((3,), 2.0)])
+    add_to_all(tensors, 1)
+    assert [tensor.tolist() for tensor in tensors] == [[2.0, 2.0], [3.0, 3.0, 3.0]]
+
+
+def test_schedulers_do_not_warn_of_an_optimizer_whose_step_was_noted():
+    optimizer = torch.optim.SGD([torch.zeros(1)], 0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    note_step(optimizer)
+    scheduler.step()  # warnings are errors here

@@ -12,6 +12,7 @@ import torch
 
 from shardwright.exec.kernels.kernel import Closure, Kernel, Tensors, needed, present
 from shardwright.exec.kinds import BY_NAME
+from shardwright.ir.torch_internals import add_to_all, copy_all
 
 _aten = torch.ops.aten
 Attrs = Mapping[str, Any]
@@ -36,8 +37,8 @@ def _renewed(ins: Sequence[Tensors], outs: Tensors) -> tuple[list[Tensors], Clos
     ]
     if not apart:
         return list(made), lambda: None
-    news, olds = zip(*apart, strict=True)
-    return list(made), lambda: torch._foreach_copy_(news, olds)
+    news, olds = ([*tensors] for tensors in zip(*apart, strict=True))
+    return list(made), lambda: copy_all(news, olds)
 
 
 def _adam(kind: str) -> Kernel:
@@ -83,7 +84,7 @@ def _count(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
 
     def run() -> None:
         bring()
-        torch._foreach_add_(counters, by)
+        add_to_all(counters, by)
 
     return run
 
