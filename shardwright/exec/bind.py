@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from shardwright.exec.call_log import CallLog
 from shardwright.exec.captured import Bound
@@ -21,6 +22,7 @@ from shardwright.exec.cuda import GraphMemory, RecordedGraph
 from shardwright.exec.emitters import emit_graph
 from shardwright.exec.exec_plan import ExecPlan, make_exec_plan
 from shardwright.exec.executor import Executor
+from shardwright.exec.guards import is_counted
 from shardwright.exec.lowering import lower_graph
 from shardwright.exec.optimize import optimize_plan
 from shardwright.exec.passes.pipeline import prepare
@@ -71,7 +73,10 @@ class Binder:
         plan = plan_graph(graph, fixed=_fixed(graph, replaying))
         executor = Executor(plan, device=self.device, threads=self.threads)
         self._arena.lend(executor.memory, plan.arena_bytes)
-        return BoundPlan(executor, self._copies.contents(graph, replaying), self._copies)
+        folds = any(value.id not in prepared.graph.tensors for value in graph.stored())
+        copies = any(value.role in replaying.copy_roles for value in graph.stored())
+        stored = self._copies.contents(graph, replaying)
+        return BoundPlan(executor, stored, self._copies, rereads=not folds and not copies)
 
 
 def plan_graph(graph: IRGraph, fixed: Sequence[IRValue] = ()) -> ExecPlan:
@@ -84,7 +89,7 @@ def plan_graph(graph: IRGraph, fixed: Sequence[IRValue] = ()) -> ExecPlan:
 
 def _optimized(graph: IRGraph, replaying: Replaying, device: torch.device) -> IRGraph:
     """The graph after all passes, which are shown only the contents that are there to stay."""
-    shown = {v.id: graph.tensors[v.id] for v in graph.stored() if v.role in replaying.fixed}
+    shown = {v.id: graph.tensors[v.id] for v in graph.stored() if _is_fixed(graph, v, replaying)}
     inference = replaying.mode == "inference"
     made = prepare(replace(graph, tensors=shown), inference=inference, device=device)
     contents = graph.tensors | made.tensors
@@ -96,7 +101,14 @@ def _fixed(graph: IRGraph, replaying: Replaying) -> list[IRValue]:
     """The stored values whose contents are there to stay: in training everything may change."""
     if replaying.mode == "train":
         return []
-    return [v for v in graph.stored() if v.role in replaying.fixed and v.id not in graph.updates]
+    return [
+        v for v in graph.stored() if _is_fixed(graph, v, replaying) and v.id not in graph.updates
+    ]
+
+
+def _is_fixed(graph: IRGraph, value: IRValue, replaying: Replaying) -> bool:
+    """Whether a value's contents may become part of a plan: a change of them is noticed then."""
+    return value.role in replaying.fixed and is_counted(graph.tensors[value.id])
 
 
 class Copies:
@@ -155,10 +167,22 @@ def _strided(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...]]:
 
 
 class BoundPlan:
-    """A plan on memory of its own, and on the program's tensors."""
+    """A plan on memory of its own, and on the program's tensors.
 
-    def __init__(self, executor: Executor, stored: Mapping[str, Tensor], copies: Copies) -> None:
+    ``rereads`` says that all contents which it has taken are packed by kernels, from where they
+    lie: no constant was folded of them, and none was copied for feeds.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        stored: Mapping[str, Tensor],
+        copies: Copies,
+        *,
+        rereads: bool = False,
+    ) -> None:
         self.executor = executor
+        self._rereads = rereads
         self._copies = copies
         plan, memory = executor.plan, executor.memory
         values = plan.lowered.values
@@ -175,6 +199,7 @@ class BoundPlan:
         ]
         self._fresh = [k for k in free if plan.buffers[k].kind == "output" and _is_large(plan, k)]
         self._new = first_of_each(plan, self._fresh)
+        self._counted = [tensor for tensor in self.written if is_counted(tensor)]
 
     @property
     def plan(self) -> ExecPlan:
@@ -191,23 +216,31 @@ class BoundPlan:
     def run(self) -> list[Tensor]:
         """Run on the buffers; gives the slots of the outputs."""
         self.executor.run_bound()
+        if self._counted:
+            increment_version(self._counted)
         return self.executor.outputs(copy=False)
+
+    def take_contents(self) -> bool:
+        """Let kernels pack anew, and copy anew what lies otherwise, if that is all there is."""
+        if self._rereads:
+            self.executor.bind_and_alloc_slots(self._stored)
+            self.executor.refresh()
+        return self._rereads
 
     def __call__(self, inputs: Sequence[Tensor], *, slots: bool = False) -> list[Tensor]:
         """Run on these inputs."""
-        with torch.no_grad():
-            for k, given in enumerate(inputs):
-                if self._movable[k]:
-                    self.executor.feeds.bind({self._names[k]: given})
-                else:
-                    self.inputs[k].copy_(given)
-            memory = self.executor.memory
-            for buffer in self._fresh:
-                memory.renew(buffer)
-            found = self.run()
-            if slots:
-                return found
-            return [slot if k in self._new else slot.clone() for k, slot in enumerate(found)]
+        for k, given in enumerate(inputs):
+            if self._movable[k]:
+                self.executor.feeds.bind({self._names[k]: given})
+            else:
+                self.inputs[k].copy_(given.detach() if given.requires_grad else given)
+        memory = self.executor.memory
+        for buffer in self._fresh:
+            memory.renew(buffer)
+        found = self.run()
+        if slots:
+            return found
+        return [slot if k in self._new else slot.clone() for k, slot in enumerate(found)]
 
     def logging(self) -> AbstractContextManager[CallLog]:
         """What the runs inside of it call, in order."""
@@ -265,3 +298,7 @@ class BoundGraph:
     def feed(self, stored: Mapping[str, Tensor]) -> None:
         """Give stored values other contents."""
         self._bound.feed(stored)
+
+    def take_contents(self) -> bool:
+        """What was recorded reads stored values where they lie."""
+        return self._bound.take_contents()

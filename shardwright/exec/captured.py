@@ -6,8 +6,8 @@ tensors. What always holds: where preparing or binding anew fails, the capture i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from shardwright.exec.call_log import CallLog
 from shardwright.exec.exec_plan import ExecPlan
+from shardwright.exec.guards import Facts, Guard, Parts, is_placed
 from shardwright.exec.replay import Known, Replaying
 from shardwright.exec.sources import Prepared
-from shardwright.ir import IRValue
+from shardwright.ir import IRGraph, IRValue
 from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.structure import rebuild
 
@@ -42,6 +43,10 @@ class Bound(Protocol):
         """Give stored values, by their first names, other contents."""
         ...
 
+    def take_contents(self) -> bool:
+        """Read stored values anew, whose contents have changed; False where it must be bound."""
+        ...
+
 
 Bind = Callable[[Prepared, Replaying], Bound]
 
@@ -52,11 +57,13 @@ class Capture:
     def __init__(
         self,
         prepare: Callable[[], Prepared],
+        parts: Callable[[], Parts],
         replaying: Replaying,
         bind: Bind,
         device: torch.device,
     ) -> None:
         self._prepare = prepare
+        self._parts = parts
         self._replaying = replaying
         self._bind = bind
         self._device = device
@@ -66,16 +73,27 @@ class Capture:
 
     def _make(self) -> None:
         """Prepare and bind; what fails leaves everything as it was."""
-        with torch.autocast(self._device.type, enabled=False):
+        facts = Facts(self._parts())
+        with self._plainly():
             prepared = self._prepare()
+            parts = self._parts()
+            guard = Guard(parts, facts, read(prepared.graph, self._replaying, parts))
             bound = self._bind(prepared, self._replaying)
-        self.prepared, self.bound = prepared, bound
-        graph = prepared.graph
-        given = graph.inputs[len(prepared.names) :]
+        self.prepared, self.bound, self.guard = prepared, bound, guard
+        graph, given = prepared.graph, prepared.rate_inputs
+        ordered = [*prepared.call_inputs, *given]
+        places = [ordered.index(value_id) for value_id in graph.inputs]
+        self._places = None if places == sorted(places) else places
         self.rates = tuple(graph.values[value_id].name for value_id in given)
         self._rate_tensors = [_empty(graph.values[value_id], self._device) for value_id in given]
         self._rate_values: dict[str, float] = {}
         self.known = _known(self.prepared)
+
+    @contextmanager
+    def _plainly(self) -> Iterator[None]:
+        """Outside of the modes that a caller may be in, which would be those of later calls."""
+        with torch.autocast(self._device.type, enabled=False), torch.inference_mode(False):
+            yield
 
     def expect(self, args: Sequence[Any], tensors: Sequence[Tensor], *, plain: bool) -> None:
         """From now on calls like this one are known at a glance, if it is ``plain``."""
@@ -104,6 +122,8 @@ class Capture:
         self.prepared.begin()
         if self.rates:
             tensors = [*tensors, *self._rates_of_step(rates or {})]
+        if self._places is not None:
+            tensors = [tensors[place] for place in self._places]
         if torch.is_autocast_enabled(self._device.type):
             with torch.autocast(self._device.type, enabled=False):
                 results = self.bound(tensors, slots=slots)
@@ -117,6 +137,17 @@ class Capture:
         """The graph's outputs as the program's own result."""
         assert self.prepared.graph.out_structure is not None
         return rebuild(self.prepared.graph.out_structure, results)
+
+    def follow(self) -> None:
+        """Be of the program as it is now: packed, folded or prepared anew where it has changed."""
+        if not self.guard.has_same_objects():
+            self._make()
+        elif not self.guard.has_same_contents():
+            versions = self.guard.versions()
+            if not self.bound.take_contents():
+                with self._plainly():
+                    self.bound = self._bind(self.prepared, self._replaying)
+            self.guard.took(versions)
 
     def refresh(self) -> None:
         """Prepare and bind anew: tensors may be others, and what was made of them with them."""
@@ -134,15 +165,30 @@ class Capture:
         return [given.get(name, tensor) for name, tensor in pairs] if given else self._rate_tensors
 
 
+def read(graph: IRGraph, replaying: Replaying, parts: Parts) -> list[Tensor]:
+    """The tensors whose contents binding takes: what the program itself changes are none.
+
+    In training these are the constants, which are folded. In inference all tensors of the modules
+    count: a batch norm writes to its statistics unseen, but counts its batches.
+    """
+    stored = [value for value in graph.stored() if value.id not in graph.updates]
+    if replaying.mode == "train":
+        return [graph.tensors[value.id] for value in stored if value.role == "constant"]
+    written = {graph.tensors[value_id].data_ptr() for value_id in graph.updates}
+    held = (t for m in parts.modules for t in (*m.parameters(), *m.buffers()))
+    others = [t for t in held if is_placed(t) and t.data_ptr() not in written]
+    return [*(graph.tensors[value.id] for value in stored), *others]
+
+
 def _known(prepared: Prepared) -> dict[str, Known]:
     """What a feed may name: the call's tensors, the rates, and stored values."""
     graph = prepared.graph
-    values = [graph.values[value_id] for value_id in graph.inputs]
-    rates = values[len(prepared.names) :]
+    values = [graph.values[value_id] for value_id in prepared.call_inputs]
+    rates = [graph.values[value_id] for value_id in prepared.rate_inputs]
     names = [*prepared.names, *(value.name for value in rates)]
     inputs = {
         name: Known("input", value.shape, value.dtype)
-        for name, value in zip(names, values, strict=True)
+        for name, value in zip(names, (*values, *rates), strict=True)
     }
     stored = {
         name: Known(value.role, value.shape, value.dtype)

@@ -45,8 +45,11 @@ def compile(
         Of the dropout of a step.
 
     Parameters, buffers and optimizer state are bound where they lie: a step trains the program's
-    own. Weights of a module may be packed or folded ahead, so that a change in place is seen after
-    ``refresh()``.
+    own. What has changed in the program since it was captured is noticed at the next call: weights
+    in place or replaced, ``train`` and ``eval``, plain attributes of modules, hyper-parameters.
+    Writes through ``.data`` or NumPy, and other changes in Python, are seen after ``refresh()``.
+
+    Calls from several threads are right, but wait for one another.
 
     Raises CaptureError where the program cannot be a graph, DeviceError, WeightError, and PlanError
     or GraphError where a step cannot be differentiated.

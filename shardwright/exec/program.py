@@ -9,11 +9,15 @@ gives. A call of the shapes of the one before costs no more than looking at them
 capture of their own (`replay`).
 
 What always holds: a result is memory of its own, unless the slots are asked for; weights are the
-program's own tensors, and what a step trains is there when the call returns.
+program's own tensors, and what a step trains is there when the call returns. Calls from several
+threads wait for one another. A call computes with the program as it is then: what has changed since
+it was captured (`guards`) is prepared anew.
 """
 
 from __future__ import annotations
 
+import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,11 +27,15 @@ from torch import Tensor
 from shardwright.errors import InputError
 from shardwright.exec.captured import Bind, Capture
 from shardwright.exec.exec_plan import ExecPlan
+from shardwright.exec.guards import Facts
 from shardwright.exec.replay import Captures, Key, Replaying, check_device, taken
 from shardwright.exec.sources import Prepared, Source
 from shardwright.exec.trace import Trace, check_trace, trace_of
 from shardwright.ir import IRGraph
 from shardwright.ir.structure import leaves, rebuild_call
+
+OFTEN = 8
+"""How many states of its modules and optimizers a program is captured for before that is said."""
 
 
 class CompiledProgram:
@@ -48,16 +56,19 @@ class CompiledProgram:
         self._captures = captures if captures is not None else Captures(replaying.bound)
         self._latest: Capture | None = None
         self._token = object()
+        self._lock = threading.RLock()
+        self._modes: set[str] = set()
 
     # --- calls ------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run a call of the original. Raises InputError, CaptureError for what has no graph."""
-        latest = self._latest
-        if latest is not None and latest.knows(args, kwargs):
-            return latest.fold(latest.run(args))
-        capture, tensors = self._found(args, kwargs)
-        return capture.fold(capture.run(tensors))
+        with self._lock:
+            latest = self._latest
+            if latest is not None and latest.knows(args, kwargs) and latest.guard.holds():
+                return latest.fold(latest.run(args))
+            capture, tensors = self._found(args, kwargs)
+            return capture.fold(capture.run(tensors))
 
     def run(self, feed: Mapping[str, Tensor], *, slots: bool = False) -> dict[str, Tensor]:
         """Run on tensors by name; gives the outputs by name.
@@ -68,11 +79,16 @@ class CompiledProgram:
 
         Raises InputError for an unknown name, a missing input, another dtype or device.
         """
+        with self._lock:
+            return self._run(feed, slots=slots)
+
+    def _run(self, feed: Mapping[str, Tensor], *, slots: bool) -> dict[str, Tensor]:
         latest = self._some()
         known, names = latest.known, latest.prepared.names
         found = taken(feed, known, self.replaying, self.device, optional=latest.rates)
         tensors: Sequence[Tensor] = [found[name] for name in names]
-        if any(found[name].shape != known[name].shape for name in names):
+        others = any(found[name].shape != known[name].shape for name in names)
+        if others or not latest.guard.holds():
             call = rebuild_call(latest.prepared.arguments, tensors)
             latest, tensors = self._found(call.args, call.kwargs)
         if stored := {name: t for name, t in found.items() if known[name].role != "input"}:
@@ -87,25 +103,28 @@ class CompiledProgram:
         A CUDA graph's calls are those that were made when it was recorded.
         Raises ExecError where they are not the plan's, in number or order.
         """
-        capture, tensors = self._found(args, kwargs)
-        with capture.bound.logging() as log:
-            capture.run(tensors)
+        with self._lock:
+            capture, tensors = self._found(args, kwargs)
+            with capture.bound.logging() as log:
+                capture.run(tensors)
         found = trace_of(capture.bound.plan, log)
         check_trace(capture.bound.plan, found)
         return found
 
     def capture(self, *args: Any, **kwargs: Any) -> None:
         """Make ready for calls like this one, without running."""
-        self._found(args, kwargs)
+        with self._lock:
+            self._found(args, kwargs)
 
     def refresh(self) -> None:
-        """Capture anew: weights, and what was made of them (packed, folded), as they are now.
+        """Capture anew: the program, and what was made of its weights (packed, folded), as now.
 
-        Needed after weights of a module were changed in place, and after parameters were replaced
-        by others; for a step also after an optimizer's hyper-parameters were changed.
+        Needed after changes that a call does not notice: of weights through ``.data`` or NumPy, of
+        attributes that are no plain values, and of variables that a step reads.
         """
-        for capture in self._own():
-            capture.refresh()
+        with self._lock:
+            for capture in self._own():
+                capture.refresh()
 
     # --- what it is -------------------------------------------------------------------------
 
@@ -141,7 +160,9 @@ class CompiledProgram:
         arguments, tensors = self._source.describe(args, kwargs)
         feed = {leaf.name: t for leaf, t in zip(leaves(arguments), tensors, strict=True)}
         self._check(feed)
-        key = Key.of(self.replaying, (self._token, repr(arguments)), feed)  # 1, 1.0, True differ
+        facts = self._facts()
+        # As text 1, 1.0 and True differ.
+        key = Key.of(self.replaying, (self._token, repr(arguments), facts), feed)
         like = [(t.shape, t.dtype) for t in tensors]
 
         def prepare() -> Prepared:
@@ -152,12 +173,30 @@ class CompiledProgram:
             return self._source.prepare(call.args, call.kwargs, self.device)
 
         def make() -> Capture:
-            return Capture(prepare, self.replaying, self._bind, self.device)
+            return Capture(prepare, self._source.parts, self.replaying, self._bind, self.device)
 
         self._latest = self._captures.get(key, make)
+        self._latest.follow()
         plain = not kwargs and len(args) == len(tensors) and all(map(_is_tensor, args))
         self._latest.expect(args, tensors, plain=plain)
         return self._latest, tensors
+
+    def _facts(self) -> str:
+        """What a capture depends on beside the arguments, as the program is now."""
+        latest = self._latest
+        if latest is not None and latest.guard.facts.hold() and latest.guard.has_same_objects():
+            return latest.guard.facts.key
+        facts = Facts(self._source.parts()).key
+        self._modes.add(facts)
+        if len(self._modes) == OFTEN:
+            warnings.warn(
+                f"a compiled program was captured for the {OFTEN}th time because attributes of its "
+                "modules, or an optimizer's hyper-parameters, had changed; each takes as long as "
+                "the first. What changes from call to call is better an input",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        return facts
 
     def _check(self, feed: Mapping[str, Tensor]) -> None:
         """Raise InputError where a call's tensors are of another dtype or device."""

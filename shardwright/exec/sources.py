@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from shardwright.errors import DeviceError, ExecError, InputError, WeightError
+from shardwright.exec.guards import Parts
 from shardwright.exec.replay import Mode
 from shardwright.exec.step import whole_step
 from shardwright.ir import IRGraph, IRValue
@@ -42,8 +43,8 @@ class Prepared:
     """A call of a program as a graph.
 
     graph
-        Its first inputs are the call's tensors, the others the learning rates; ``tensors`` has
-        every stored value's.
+        Its inputs are the call's tensors and the learning rates; ``tensors`` has every stored
+        value's.
     arguments
         How the call folds into these tensors.
     rates
@@ -61,6 +62,18 @@ class Prepared:
     def names(self) -> list[str]:
         """The names of the call's tensors."""
         return [leaf.name for leaf in leaves(self.arguments)]
+
+    @property
+    def rate_inputs(self) -> list[int]:
+        """The inputs that are learning rates: they stand before what ``**kwargs`` take."""
+        rates = set() if self.rates is None else self.rates.values.keys()
+        return [v for v in self.graph.inputs if self.graph.values[v].name in rates]
+
+    @property
+    def call_inputs(self) -> list[int]:
+        """The inputs that are the call's tensors, in its order."""
+        rates = set(self.rate_inputs)
+        return [value_id for value_id in self.graph.inputs if value_id not in rates]
 
 
 class Source(Protocol):
@@ -83,6 +96,10 @@ class Source(Protocol):
 
     def tensors(self) -> Sequence[Tensor]:
         """Tensors of the program: where they lie, it runs."""
+        ...
+
+    def parts(self) -> Parts:
+        """What of the program a capture depends on beside its arguments."""
         ...
 
 
@@ -110,6 +127,10 @@ class ModuleSource:
     def tensors(self) -> Sequence[Tensor]:
         """Parameters and buffers."""
         return [*self.model.parameters(), *self.model.buffers()]
+
+    def parts(self) -> Parts:
+        """The module."""
+        return Parts([self.model])
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +166,10 @@ class GraphSource:
     def tensors(self) -> Sequence[Tensor]:
         """The stored values that have contents."""
         return list(self.graph.tensors.values())
+
+    def parts(self) -> Parts:
+        """A graph depends on nothing else."""
+        return Parts()
 
 
 @dataclass(slots=True)
@@ -183,6 +208,12 @@ class StepSource:
         closure = find_closure(self.step_fn)
         parameters = (p for module in closure.modules.values() for p in module.parameters())
         return [*parameters, *closure.tensors.values()]
+
+    def parts(self) -> Parts:
+        """The modules and optimizers that the step closes over."""
+        closure = find_closure(self.step_fn)
+        modules, optimizers = closure.modules.values(), closure.optimizers.values()
+        return Parts([*modules], [*optimizers], closure.functions, trains=True)
 
     def _tensor(self, value: IRValue, own: Tensor | None, device: torch.device) -> Tensor:
         """Where a stored value lies."""

@@ -196,14 +196,13 @@ def test_results_are_memory_of_their_own_unless_slots_are_asked_for() -> None:
     assert torch.equal(slots, again)
 
 
-def test_a_change_of_a_weight_in_place_is_seen_after_refresh() -> None:
+def test_a_change_that_torch_does_not_count_is_seen_after_refresh() -> None:
     model = network().eval()
     x = torch.randn(8, 6)
     run = sw.compile(model, x)
     run(x)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.5)
+    for parameter in model.parameters():
+        parameter.data.mul_(1.5)
     run.refresh()
     assert torch.allclose(run(x), model(x), rtol=1e-5, atol=1e-6)
 
@@ -228,11 +227,11 @@ def test_weights_that_are_fed_reach_all_captures_and_stay() -> None:
     run.run({"input": x, "weight": weight})
     model.weight.detach().zero_()
     model.bias.detach().add_(1)
-    expected = nn.functional.linear(other, weight, model.bias - 1).detach()
+    expected = nn.functional.linear(other, weight, model.bias).detach()
     assert_close(run(other), expected, 1e-5)
     run(torch.randn(4, 6))
     run.refresh()
-    assert_close(run(other), expected + 1, 1e-5)
+    assert_close(run(other), expected, 1e-5)
     assert run.captures == 3
 
 
@@ -252,30 +251,17 @@ def test_scalars_of_other_types_have_captures_of_their_own() -> None:
     assert run.captures == len(scalars)
 
 
-@pytest.mark.parametrize("load", [False, True], ids=["set", "loaded"])
-def test_a_parameter_in_place_of_another_is_seen_after_refresh(load: bool) -> None:
+def test_a_capture_that_fails_leaves_the_one_before() -> None:
     model, x = network().eval(), torch.randn(8, 6)
     run = sw.compile(model, x)
-    if load:
-        model.load_state_dict({k: t + 1 for k, t in model.state_dict().items()}, assign=True)
-    else:
-        model[0].weight = nn.Parameter(torch.randn(16, 6))
-    run.refresh()
-    with torch.no_grad():
-        assert_close(run(x), model(x), 1e-5)
-
-
-def test_a_refresh_that_fails_leaves_the_capture() -> None:
-    model, x = network().eval(), torch.randn(8, 6)
-    run = sw.compile(model, x)
-    expected, weight = run(x), model[0].weight
+    expected, weight, plan = run(x), model[0].weight, run.plan
     model[0].weight = nn.Parameter(torch.empty(16, 6, device="meta"))
-    with pytest.raises(WeightError):
-        run.refresh()
-    assert torch.equal(run(x), expected)
+    for ask in (run.refresh, lambda: run(x)):
+        with pytest.raises(WeightError):
+            ask()
     model[0].weight = weight
-    run.refresh()
     assert torch.equal(run(x), expected)
+    assert run.plan is plan
 
 
 def test_a_refresh_that_cannot_be_bound_leaves_the_capture() -> None:
