@@ -41,6 +41,8 @@ def random_inputs(document: Document, seed: int = 0) -> dict[str, torch.Tensor]:
 def _random(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     if dtype is torch.bool:
         return torch.ones(shape, dtype=dtype)
+    if dtype.is_complex:
+        return torch.randn(shape, generator=generator, dtype=dtype)
     if dtype.is_floating_point:
         return torch.randn(shape, generator=generator).to(dtype)
     return torch.randint(0, 2, shape, dtype=dtype, generator=generator)

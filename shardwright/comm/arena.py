@@ -42,6 +42,11 @@ _NUMPY_TYPES: dict[torch.dtype, Any] = {
     torch.int16: np.int16,
     torch.int8: np.int8,
     torch.uint8: np.uint8,
+    torch.uint16: np.uint16,
+    torch.uint32: np.uint32,
+    torch.uint64: np.uint64,
+    torch.complex64: np.complex64,
+    torch.complex128: np.complex128,
     torch.bool: np.bool_,
 }
 """Dtypes of which numpy makes a tensor in one step; others are made of bytes."""

@@ -2,7 +2,8 @@
 
 `NativeTransport` enqueues each operation on the device and goes on at once; the device's streams do
 the waiting. Kinds that only move data move bytes; reductions use the library's own, so the order of
-additions is the library's; what it has no type for is reduced in a wider one (bool, f8, i16).
+additions is the library's; what it has no type for is reduced in another one (bool, f8, i16,
+u16 to u64).
 
 What always holds: operations of a rank are enqueued in one order, the file's, one call after the
 other (``in_order``), which `pipeline.check` has shown to be free of deadlock. Process groups are
@@ -19,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardwright.comm.collectives import concatenate, piece_shape, pieces
+from shardwright.comm.collectives import concatenate, narrow, piece_shape, pieces, widen
 from shardwright.comm.operation import Membership, Operation
 from shardwright.comm.spec import TensorSpec
 from shardwright.comm.transport import Interval, Pending, Transport
@@ -31,6 +32,9 @@ WIDER: dict[torch.dtype, torch.dtype] = {
     torch.bool: torch.uint8,
     torch.float8_e4m3fn: torch.float32,
     torch.int16: torch.int32,
+    torch.uint16: torch.int32,
+    torch.uint32: torch.int64,
+    torch.uint64: torch.int64,
 }
 """The dtype a reduction is done in, where the library lacks the tensors' own."""
 
@@ -144,8 +148,13 @@ class _Collective:
     def reduction(self) -> dist.ReduceOp.RedOpType:
         """The library's name of the reduction; the sum of bools is their maximum."""
         is_bool = self.operation.given(self.member).dtype == torch.bool
-        name = self.operation.reduce_op or "sum"
+        name = self.reduce_op
         return _REDUCTIONS["max" if is_bool and name == "sum" else name]
+
+    @property
+    def reduce_op(self) -> str:
+        """The format's name of the reduction."""
+        return self.operation.reduce_op or "sum"
 
     def by_rank(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """One entry a member, put in the order of the group's ranks, which are sorted."""
@@ -170,26 +179,26 @@ def _broadcast(collective: _Collective, tensor: Tensor | None) -> Tensor:
 
 
 def _reduce(collective: _Collective, tensor: Tensor | None) -> Tensor:
-    total = _widened(tensor)
+    total = _widened(collective, tensor)
     operation = collective.reduction
     _wait(dist.reduce(total, collective.root_rank, operation, collective.group, async_op=True))
-    return _narrowed(total, tensor)
+    return _narrowed(collective, total, tensor)
 
 
 def _all_reduce(collective: _Collective, tensor: Tensor | None) -> Tensor:
-    total = _widened(tensor)
+    total = _widened(collective, tensor)
     _wait(dist.all_reduce(total, collective.reduction, collective.group, async_op=True))
-    return _narrowed(total, tensor)
+    return _narrowed(collective, total, tensor)
 
 
 def _reduce_scatter(collective: _Collective, tensor: Tensor | None) -> Tensor:
-    parts = [part.contiguous() for part in _cut(collective, _widened(tensor))]
+    parts = [part.contiguous() for part in _cut(collective, _widened(collective, tensor))]
     total = torch.empty_like(parts[collective.member])
     by_rank = collective.by_rank(parts)
     _wait(
         dist.reduce_scatter(total, by_rank, collective.reduction, collective.group, async_op=True)
     )
-    return _narrowed(total, tensor)
+    return _narrowed(collective, total, tensor)
 
 
 def _all_gather(collective: _Collective, tensor: Tensor | None) -> Tensor:
@@ -232,16 +241,15 @@ def _cut(collective: _Collective, tensor: Tensor) -> list[Tensor]:
     return pieces(collective.operation, collective.member, tensor)
 
 
-def _widened(tensor: Tensor | None) -> Tensor:
+def _widened(collective: _Collective, tensor: Tensor | None) -> Tensor:
     """A copy to reduce in place, in a dtype that the library has."""
     assert tensor is not None, "every member of a reduction gives a tensor"
-    dtype = WIDER.get(tensor.dtype, tensor.dtype)
-    return tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
+    return widen(tensor, WIDER.get(tensor.dtype, tensor.dtype), collective.reduce_op)
 
 
-def _narrowed(total: Tensor, like: Tensor | None) -> Tensor:
+def _narrowed(collective: _Collective, total: Tensor, like: Tensor | None) -> Tensor:
     assert like is not None, "every member of a reduction gives a tensor"
-    return total.to(like.dtype)
+    return narrow(total, like.dtype, collective.reduce_op)
 
 
 def _wait(work: dist.Work | None) -> None:

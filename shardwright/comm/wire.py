@@ -20,7 +20,12 @@ from shardwright.comm.spec import TensorSpec
 
 
 def conform(tensor: Tensor, spec: TensorSpec) -> Tensor:
-    """``tensor`` with the strides of ``spec``; itself where it has them."""
+    """``tensor`` with the strides of ``spec``; itself where it has them.
+
+    Conjugates and negatives that torch has yet to compute are computed: bytes do not tell.
+    """
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
     if _same_layout(tensor, spec.steps):
         return tensor
     if spec.strides is None:
@@ -86,5 +91,14 @@ def _same_layout(tensor: Tensor, strides: tuple[int, ...]) -> bool:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """f8 as integers of its size, since it has no indexed assignment."""
-    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
+    """As signed integers of its size what has no indexed assignment."""
+    same = _ASSIGNED.get(tensor.dtype)
+    return tensor if same is None else tensor.view(same)
+
+
+_ASSIGNED = {
+    torch.float8_e4m3fn: torch.int8,
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+}

@@ -1,7 +1,7 @@
 """The one table of element types: the short name that texts and files use, and torch's dtype.
 
-The ten names of the pipeline format are `FILE_DTYPES`; a graph may hold the others too, and
-`build` refuses them where a tensor of such a type would have to stand in a file.
+The specification of the pipeline format names ten of them, `SPECIFIED`; the others extend it.
+Native kernels know a dtype by its place in the table, so new ones come last.
 """
 
 from __future__ import annotations
@@ -24,8 +24,13 @@ DTYPES: dict[str, torch.dtype] = {
     "u8": torch.uint8,
     "c64": torch.complex64,
     "c128": torch.complex128,
+    "u16": torch.uint16,
+    "u32": torch.uint32,
+    "u64": torch.uint64,
 }
-FILE_DTYPES = tuple(DTYPES)[:10]
+SPECIFIED = tuple(DTYPES)[:10]
+INTEGERS = frozenset(name for name in DTYPES if name[0] in "iu")
+COMPLEX = frozenset(name for name in DTYPES if name[0] == "c")
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _ITEMSIZES = {name: dtype.itemsize for name, dtype in DTYPES.items()}

@@ -36,7 +36,10 @@ DTYPES = {
     11: "c128",
     12: "bool",
     13: "bf16",
+    28: "u16",
     29: "f8",
+    34: "u32",
+    35: "u64",
 }
 """torch.export's numbers of dtypes."""
 STRIDED = 7

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shardwright.errors import PipelineError
 from shardwright.pipeline.connections import Connections
-from shardwright.pipeline.rules import INTEGERS, MICROBATCH_PHASES, broken
+from shardwright.pipeline.rules import MICROBATCH_PHASES, UNDEFINED, broken
 from shardwright.pipeline.schema import Document, SuperTask, TensorInfo
 
 Shape = tuple[int, ...]
@@ -162,10 +162,11 @@ def _check_dtypes(group: Group) -> None:
                     task=group.tasks[i],
                     tensor=name,
                 )
-    metadata = group.members[0].metadata or {}
-    if metadata.get("reduce_op") == "avg" and dtype in (*INTEGERS, "bool"):
+    operator = str((group.members[0].metadata or {}).get("reduce_op"))
+    if dtype in UNDEFINED.get(operator, ()):
         raise group.broken(
-            "group-dtype", f"avg of {dtype} is not defined; use sum, or convert to a float first"
+            "group-dtype",
+            f"{operator} of {dtype} is not defined; use sum, or convert to a float first",
         )
 
 

@@ -162,8 +162,17 @@ SAFETENSORS_DTYPES = {
     "I16": "i16",
     "I8": "i8",
     "U8": "u8",
+    "U16": "u16",
+    "U32": "u32",
+    "U64": "u64",
     "C64": "c64",
 }
+
+
+def format_for(tensor: torch.Tensor) -> ParamfileFormat:
+    """The format in which a tensor is written: safetensors where it has the dtype."""
+    known = dtype_name(tensor.dtype) in SAFETENSORS_DTYPES.values()
+    return "safetensors" if known else "torch.save"
 
 
 class ArchiveFile(Paramfile):

@@ -25,9 +25,9 @@ from shardwright.pipeline import serialize
 from shardwright.pipeline.check import check, check_rules
 from shardwright.pipeline.check_compute import data_of
 from shardwright.pipeline.connections import Connections, connect
-from shardwright.pipeline.paramfiles import write_paramfile
+from shardwright.pipeline.paramfiles import format_for, write_paramfile
 from shardwright.pipeline.rules import broken
-from shardwright.pipeline.schema import Document, ParamValue, TensorInfo
+from shardwright.pipeline.schema import Document, ParamfileFormat, ParamValue, TensorInfo
 from shardwright.pipeline.text import format_pipeline
 from shardwright.pipeline.weights import Weights
 
@@ -103,8 +103,8 @@ class Pipeline(Document, dict=True):
             temporary.write_bytes(
                 serialize.write(msgspec.structs.replace(self, tensors=stored.tensors))
             )
-            if stored.contents:
-                write_paramfile(stored.file, stored.contents)
+            for format, contents in stored.contents.items():
+                write_paramfile(stored.files[format], contents, format)
         self.tensors = stored.tensors
         self.weights = Weights(path.parent)
 
@@ -132,20 +132,20 @@ class _Stored:
 
     tensors
         The pipeline's, with paths from the new file.
-    file, contents
-        The parameter file to write, and its tensors by name.
+    files, contents
+        The parameter file to write of each format, and its tensors by name.
     """
 
     def __init__(self, pipeline: Pipeline, path: Path) -> None:
         self.weights = pipeline.weights
         self.directory = path.parent.resolve()
-        self.contents: dict[str, torch.Tensor] = {}
+        self.contents: dict[ParamfileFormat, dict[str, torch.Tensor]] = {}
         self.names: dict[tuple[str, str], str] = {}
-        self.file = self._free_file(pipeline, path)
+        self.files = self._free_files(pipeline, path)
         self.tensors = {name: self._stored(info) for name, info in pipeline.tensors.items()}
 
-    def _free_file(self, pipeline: Pipeline, path: Path) -> Path:
-        """A file that no constant is still to be read from."""
+    def _free_files(self, pipeline: Pipeline, path: Path) -> dict[ParamfileFormat, Path]:
+        """Files that no constant is still to be read from."""
         values = [info.value for info in pipeline.tensors.values() if info.value is not None]
         needed = {
             self.weights.locate(value.path).resolve()
@@ -153,10 +153,13 @@ class _Stored:
             if self.weights.held(value) is None
         }
         stem = path.name.removesuffix(".json").removesuffix(".pipeline")
-        file, k = self.directory / f"{stem}.weights.safetensors", 0
-        while file in needed:
-            file, k = self.directory / f"{stem}.weights.{k + 1}.safetensors", k + 1
-        return file
+        name, k = f"{stem}.weights", 0
+        while True:
+            ends = _SUFFIXES.items()
+            files = {format: self.directory / f"{name}{end}" for format, end in ends}
+            if needed.isdisjoint(files.values()):
+                return files
+            name, k = f"{stem}.weights.{k + 1}", k + 1
 
     def _stored(self, info: TensorInfo) -> TensorInfo:
         if info.value is None:
@@ -173,10 +176,15 @@ class _Stored:
 
     def _written(self, value: ParamValue, tensor: torch.Tensor) -> dict[str, Any]:
         key = (value.path, value.name)
+        format = format_for(tensor)
         if key not in self.names:
+            contents = self.contents.setdefault(format, {})
             name, k = value.name, 1
-            while name in self.contents:
+            while name in contents:
                 name, k = f"{value.name}__{k}", k + 1
             self.names[key] = name
-            self.contents[name] = tensor
-        return {"path": self.file.name, "format": "safetensors", "name": self.names[key]}
+            contents[name] = tensor
+        return {"path": self.files[format].name, "format": format, "name": self.names[key]}
+
+
+_SUFFIXES: dict[ParamfileFormat, str] = {"safetensors": ".safetensors", "torch.save": ".pt"}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardwright.errors import PipelineError
+from shardwright.ir.dtypes import COMPLEX, INTEGERS
 from shardwright.pipeline.schema import DeviceKind, Phase
 
 RULES: dict[str, str] = {
@@ -154,7 +155,12 @@ ONE_KIND: dict[str, DeviceKind] = {
 """Operators that one kind of device has, as they appear where a step is differentiated for it."""
 
 REDUCE_OPS = ("sum", "avg", "max", "min")
-INTEGERS = ("i64", "i32", "i16", "i8")
+UNDEFINED: dict[str, frozenset[str]] = {
+    "avg": INTEGERS | {"bool"},
+    "max": COMPLEX,
+    "min": COMPLEX,
+}
+"""The dtypes of which a reduce_op is not defined."""
 
 MetadataType = Literal["reduce_op", "device", "dim"]
 

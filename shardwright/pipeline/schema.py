@@ -26,8 +26,25 @@ from shardwright.ir.structure import Arguments, Tree
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """uint64 in the specification; bounded by what a signed tensor size can be."""
 
-DType = Literal["f64", "f32", "f16", "bf16", "f8", "bool", "i64", "i32", "i16", "i8"]
-"""``f8`` is torch.float8_e4m3fn."""
+DType = Literal[
+    "f64",
+    "f32",
+    "f16",
+    "bf16",
+    "f8",
+    "bool",
+    "i64",
+    "i32",
+    "i16",
+    "i8",
+    "u8",
+    "c64",
+    "c128",
+    "u16",
+    "u32",
+    "u64",
+]
+"""``f8`` is torch.float8_e4m3fn. What comes after ``i8`` extends the specification."""
 
 ParamfileFormat = Literal["safetensors", "torch.save", "torch.export"]
 

@@ -123,8 +123,9 @@ def compare(name: str, found: Tensor, expected: Tensor, tolerance: float) -> Dif
             f"output {name!r} is {found.dtype}{list(found.shape)}, the model's is "
             f"{expected.dtype}{list(expected.shape)}"
         )
-    a, b = (tensor.detach().cpu().to(torch.float64) for tensor in (found, expected))
-    same = _equal(found.detach().cpu(), expected.detach().cpu())
+    own = [_real(tensor.detach().cpu()) for tensor in (found, expected)]
+    a, b = (tensor.to(torch.float64) for tensor in own)
+    same = _equal(*own)
     gap = torch.where(same, 0.0, (a - b).abs())
     gap = torch.where(gap.isnan(), torch.inf, gap)
     largest = float(gap.max()) if gap.numel() else 0.0
@@ -132,6 +133,11 @@ def compare(name: str, found: Tensor, expected: Tensor, tolerance: float) -> Dif
     scale = float(finite.abs().max()) if finite.numel() else 0.0
     within = bool(same.all()) if tolerance == 0 else largest <= tolerance * scale
     return Difference(name, largest, scale, within)
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """Complex numbers as two real ones each."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _equal(a: Tensor, b: Tensor) -> Tensor:

@@ -16,9 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import shardwright.pipeline as pl
-from shardwright.errors import PipelineError, PlanError
+from shardwright.errors import PlanError
 from shardwright.ir import Builder, IRValue
-from shardwright.ir.dtypes import FILE_DTYPES
 from shardwright.ir.operators import is_built_in
 from shardwright.ir.values import contiguous_strides
 from shardwright.pipeline.fxtext import encode, encode_part
@@ -79,12 +78,6 @@ class Assembly:
 
         Without a placeholder it is a produced one, whatever the value is.
         """
-        if value.dtype not in FILE_DTYPES:
-            raise PipelineError(
-                f"dtype {value.dtype} is none of the format's ({', '.join(FILE_DTYPES)}); "
-                "cast it in the model, or on the way in",
-                tensor=value.name,
-            )
         name = wanted if wanted not in self.tensors else f"{wanted}@{device}"
         while name in self.tensors:
             name += "'"

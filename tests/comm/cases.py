@@ -15,13 +15,13 @@ from torch import Tensor
 from shardwright.comm.operation import Operation
 from shardwright.comm.spec import TensorSpec
 from shardwright.comm.wire import flat_bytes
-from shardwright.ir.dtypes import FILE_DTYPES, torch_dtype
+from shardwright.ir.dtypes import DTYPES, torch_dtype
+from shardwright.pipeline.rules import UNDEFINED
 
 Shape = tuple[int, ...]
 
 REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter")
 KINDS = ("send", "broadcast", "all_gather", "all_to_all", *REDUCTIONS)
-INTEGERS = ("bool", "i64", "i32", "i16", "i8")
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,12 @@ def given(case: Case, seed: int = 0) -> list[Tensor | None]:
         if case.kind in ("send", "broadcast") and member != source:
             tensors.append(None)
             continue
-        low = 0 if case.dtype == "bool" else -3
+        dtype = torch_dtype(case.dtype)
+        low = -3 if dtype.is_signed else 0
         whole = torch.randint(low, 2 if case.dtype == "bool" else 4, shape, generator=generator)
-        tensors.append(laid_out(whole.to(torch_dtype(case.dtype)), case.strides))
+        if dtype.is_complex:
+            whole = torch.complex(whole.double(), whole.flip(-1).double())
+        tensors.append(laid_out(whole.to(dtype), case.strides))
     return tensors
 
 
@@ -97,6 +100,8 @@ def wanted(case: Case, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
 
 def reduced(tensors: Sequence[Tensor], reduce_op: str) -> Tensor:
     dtype = tensors[0].dtype
+    if dtype.is_complex:
+        return torch.view_as_complex(reduced([torch.view_as_real(t) for t in tensors], reduce_op))
     wide = torch.stack([tensor.to(torch.float64) for tensor in tensors])
     if reduce_op == "avg":
         return wide.mean(0).to(torch.float32 if dtype.itemsize < 4 else dtype).to(dtype)
@@ -163,15 +168,15 @@ def table() -> list[Case]:
     cases = [
         _case(kind, dtype, ranks[:2] if kind == "send" else ranks, uneven=uneven)
         for kind in KINDS
-        for dtype in FILE_DTYPES
+        for dtype in DTYPES
         for ranks, uneven in (((0, 1), False), ((2, 0, 1), True), ((0, 1, 2, 3), True))
     ]
     cases += [
         _case(kind, dtype, (3, 1, 0), uneven=True, reduce_op=reduce_op, root=2)
         for kind in REDUCTIONS
-        for dtype in FILE_DTYPES
+        for dtype in DTYPES
         for reduce_op in ("avg", "max", "min")
-        if reduce_op != "avg" or dtype not in INTEGERS
+        if dtype not in UNDEFINED.get(reduce_op, ())
     ]
     cases += [
         Case("broadcast", shape=(), ranks=(1, 3, 2), root=1),

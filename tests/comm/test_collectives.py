@@ -6,8 +6,9 @@ from hypothesis import given as draw
 from hypothesis import strategies as st
 
 from shardwright.comm.collectives import combine, even_sizes
-from shardwright.ir.dtypes import FILE_DTYPES
-from tests.comm.cases import INTEGERS, KINDS, Case, given, operation, same, table, wanted
+from shardwright.ir.dtypes import DTYPES, torch_dtype
+from shardwright.pipeline.rules import UNDEFINED
+from tests.comm.cases import KINDS, Case, given, operation, same, table, wanted
 
 
 @pytest.mark.parametrize("case", table(), ids=lambda case: f"{case.kind}-{case.dtype}")
@@ -26,14 +27,14 @@ sizes = st.integers(2, 4).flatmap(
 
 @draw(
     kind=st.sampled_from(KINDS),
-    dtype=st.sampled_from(FILE_DTYPES),
+    dtype=st.sampled_from(list(DTYPES)),
     sizes=sizes,
     reduce_op=st.sampled_from(["sum", "avg", "max", "min"]),
     dims=st.permutations([0, 1, 2]),
     seed=st.integers(0, 1000),
 )
 def test_any_sizes(kind, dtype, sizes, reduce_op, dims, seed) -> None:
-    if reduce_op == "avg" and dtype in INTEGERS:
+    if dtype in UNDEFINED.get(reduce_op, ()):
         reduce_op = "sum"
     count = 2 if kind == "send" else len(sizes[0])
     shape = [2, 3, 2]
@@ -83,3 +84,19 @@ def test_maximum_keeps_nan() -> None:
 def test_even_sizes_put_larger_pieces_first() -> None:
     assert even_sizes(10, 4) == [3, 3, 2, 2]
     assert even_sizes(2, 3) == [1, 1, 0]
+
+
+@pytest.mark.parametrize("dtype", ["u8", "u16", "u32", "u64"])
+@pytest.mark.parametrize(
+    ("reduce_op", "expected"), [("sum", [0, 3, 0]), ("max", [-1, 2, -1]), ("min", [1, 1, 1])]
+)
+def test_unsigned_integers_wrap_around_and_keep_their_order(
+    dtype: str, reduce_op: str, expected: list[int]
+) -> None:
+    """-1 is the largest number there is."""
+    kind = torch_dtype(dtype)
+    inputs = [torch.tensor(row).to(kind) for row in ([-1, 1, 1], [1, 2, -1])]
+    case = Case("all_reduce", dtype, (3,), (0, 1), reduce_op)
+    for found in combine(operation(case), inputs):
+        assert found is not None
+        assert torch.equal(found, torch.tensor(expected).to(kind))

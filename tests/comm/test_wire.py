@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from shardwright.comm.spec import TensorSpec
 from shardwright.comm.wire import conform, memory_of, pack, unpack
-from shardwright.ir.dtypes import FILE_DTYPES, torch_dtype
+from shardwright.ir.dtypes import DTYPES, torch_dtype
 from tests.comm.cases import same
 
 
@@ -28,7 +28,7 @@ def round_trip(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 
 @draw(
     shape=st.lists(st.integers(0, 4), max_size=4).map(tuple),
-    dtype=st.sampled_from(FILE_DTYPES),
+    dtype=st.sampled_from(list(DTYPES)),
     data=st.data(),
 )
 def test_any_strides_come_back(shape, dtype, data) -> None:

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import WeightError
-from shardwright.ir.dtypes import FILE_DTYPES, dtype_name
+from shardwright.ir.dtypes import dtype_name
 from shardwright.pipeline import find_weights, open_paramfile, write_paramfile
 from shardwright.pipeline.paramfiles import Paramfile
-from tests.pipeline.parameters import FORMATS, SUFFIXES, same, sample, samples
+from tests.pipeline.parameters import FORMATS, SUFFIXES, holds, same, sample, samples
 
 
 @pytest.fixture(scope="module")
@@ -27,15 +27,15 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Paramfile]:
     """The samples in each format."""
     folder = tmp_path_factory.mktemp("paramfiles")
     for format in FORMATS:
-        write_paramfile(folder / f"all{SUFFIXES[format]}", samples(), format)
+        write_paramfile(folder / f"all{SUFFIXES[format]}", samples(format), format)
     return {f: open_paramfile(folder / f"all{SUFFIXES[f]}", f) for f in FORMATS}
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_every_tensor_comes_back(files: dict[str, Paramfile], format: str) -> None:
     file = files[format]
-    assert set(file.names()) == samples().keys()
-    for name, tensor in samples().items():
+    assert set(file.names()) == samples(format).keys()
+    for name, tensor in samples(format).items():
         assert file.shape(name) == tuple(tensor.shape)
         assert file.dtype(name) == dtype_name(tensor.dtype)
         found = file.read(name)
@@ -45,8 +45,10 @@ def test_every_tensor_comes_back(files: dict[str, Paramfile], format: str) -> No
         assert type(found) is torch.Tensor
 
 
-@pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("dtype", FILE_DTYPES)
+@pytest.mark.parametrize(
+    ("format", "dtype"),
+    [(format, dtype) for format in FORMATS for dtype in holds(format)],
+)
 @pytest.mark.parametrize(
     "part",
     [((0, 5), (0, 6)), ((1, 3), (2, 6)), ((4, 5), (5, 6)), ((2, 2), (0, 6)), ((0, 5), (3, 3))],
@@ -75,7 +77,7 @@ def test_slices_of_every_dtype(
 def test_slices_of_odd_tensors(
     files: dict[str, Paramfile], format: str, name: str, part: tuple[tuple[int, int], ...]
 ) -> None:
-    expected = samples()[name].detach()[tuple(slice(*ends) for ends in part)]
+    expected = samples(format)[name].detach()[tuple(slice(*ends) for ends in part)]
     assert same(files[format].read(name, part), expected)
 
 
@@ -104,7 +106,7 @@ def test_parts_that_are_not_there(
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_tensor_that_is_not_there(files: dict[str, Paramfile], format: str) -> None:
     for ask in (files[format].shape, files[format].dtype, files[format].read):
-        with pytest.raises(WeightError, match=r"there is no tensor 'q'; the file has 18: .*, …"):
+        with pytest.raises(WeightError, match=r"there is no tensor 'q'; the file has 2[34]: .*, …"):
             ask("q")
 
 
@@ -199,7 +201,7 @@ def test_garbage(tmp_path: Path, format: str, content: bytes) -> None:
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_a_file_cut_short(tmp_path: Path, format: str, share: float) -> None:
     path = tmp_path / f"w{SUFFIXES[format]}"
-    write_paramfile(path, samples(), format)
+    write_paramfile(path, samples(format), format)
     data = path.read_bytes()
     path.write_bytes(data[: int(len(data) * share)])
     with pytest.raises(WeightError, match=r"cannot be read as|is no archive of"):
@@ -267,8 +269,8 @@ def test_torch_save_in_its_old_form(tmp_path: Path) -> None:
 
 
 def test_dtypes_that_a_pipeline_does_not_have(tmp_path: Path) -> None:
-    write_paramfile(tmp_path / "w", {"w": torch.ones(2, dtype=torch.uint16)})
-    assert open_paramfile(tmp_path / "w", "safetensors").dtype("w") == "U16"
+    write_paramfile(tmp_path / "w", {"w": torch.ones(2).to(torch.float8_e5m2)})
+    assert open_paramfile(tmp_path / "w", "safetensors").dtype("w") == "F8_E5M2"
 
 
 # --- checkpoints -------------------------------------------------------------------------------

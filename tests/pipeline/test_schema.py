@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 import shardwright.pipeline.schema as schema
-from shardwright.ir.dtypes import FILE_DTYPES
+from shardwright.ir.dtypes import DTYPES
 from shardwright.pipeline import SuperTask, TensorInfo, json_schema, json_schema_text
 
 
@@ -33,11 +33,11 @@ def test_the_json_schema_names_every_type_of_the_specification() -> None:
         "MetadataTensorSlice",
     } < definitions.keys()
     assert definitions["SuperTask"]["required"] == ["kind", "inputs", "outputs"]
-    assert definitions["TensorInfo"]["properties"]["dtype"]["enum"] == sorted(FILE_DTYPES)
+    assert definitions["TensorInfo"]["properties"]["dtype"]["enum"] == sorted(DTYPES)
 
 
-def test_the_ten_dtypes() -> None:
-    assert set(schema.DType.__args__) == set(FILE_DTYPES)  # type: ignore[attr-defined]
+def test_the_dtypes() -> None:
+    assert set(schema.DType.__args__) == set(DTYPES)  # type: ignore[attr-defined]
 
 
 def test_fx_is_read_as_FX() -> None:

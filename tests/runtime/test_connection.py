@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.ir.dtypes import FILE_DTYPES, torch_dtype
+from shardwright.ir.dtypes import DTYPES, torch_dtype
 from shardwright.runtime.connection import Begin, Connection, Done, Failed, Start, Stop
 from shardwright.schedule.timeline import Event
 from tests.comm.cases import same
@@ -41,7 +41,7 @@ def test_messages_come_as_they_went(ends: Ends, message) -> None:
 
 
 @given(
-    dtype=st.sampled_from(FILE_DTYPES),
+    dtype=st.sampled_from(list(DTYPES)),
     shape=st.lists(st.integers(0, 3), max_size=4).map(tuple),
     data=st.data(),
 )

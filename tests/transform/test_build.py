@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shardwright.errors import PipelineError, PlanError
+from shardwright.errors import PlanError
 from shardwright.ir import Builder
 from shardwright.pipeline import Pipeline, check
 from shardwright.planning import plan
@@ -104,14 +104,6 @@ def test_buffers_changed_in_place_are_replaced():
     new_of = {old: new for new, old in pipeline.training.replaces.items()}
     assert new_of.keys() == {"count", "last"}
     assert pipeline.supertasks[f"identity.{new_of['last']}"].inputs == ("x",)
-
-
-def test_a_dtype_that_the_format_lacks_is_refused():
-    builder = Builder("bytes")
-    x = builder.input("x", (2,), "u8")
-    graph = builder.finish(builder.call("aten.to.dtype", x, torch.float32))
-    with pytest.raises(PipelineError, match="dtype u8 is none of the format's"):
-        built(graph, 1)
 
 
 def test_a_plan_of_another_graph_is_refused():

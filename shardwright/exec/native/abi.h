@@ -18,7 +18,9 @@ namespace shardwright {
 constexpr int MAX_DIMS = 8;
 
 // The order of `DTYPES` in shardwright/ir/dtypes.py.
-enum Dtype : int32_t { F64, F32, F16, BF16, F8, BOOL, I64, I32, I16, I8, U8, C64, C128 };
+enum Dtype : int32_t {
+    F64, F32, F16, BF16, F8, BOOL, I64, I32, I16, I8, U8, C64, C128, U16, U32, U64
+};
 
 enum Flags : int32_t {
     STATIC = 1,  // contents never change between runs: a weight in inference. May be packed once.

@@ -35,7 +35,7 @@ template <class F> bool with_type(int32_t dtype, F f) {
 
 // Bytes of an element of any dtype.
 inline int64_t element_size(int32_t dtype) {
-    constexpr int64_t SIZES[] = {8, 4, 2, 2, 1, 1, 8, 4, 2, 1, 1, 8, 16};
+    constexpr int64_t SIZES[] = {8, 4, 2, 2, 1, 1, 8, 4, 2, 1, 1, 8, 16, 2, 4, 8};
     return SIZES[dtype];
 }
 
