@@ -7,9 +7,13 @@ came about.
 
 A block is a header of one byte a rank, and content. A rank's byte is 0 as long as it holds the
 block. A holder reads the content where it is, as a tensor, and lets go when nothing uses that
-tensor's memory any more. What always holds: the owner lends a block again only when all have let
-go; blocks of about one size take turns, so an arena takes the memory that a program has under way
-at its busiest.
+tensor's memory any more.
+
+What always holds: blocks lie side by side and fill the file from its beginning; the owner lends one
+again only when all have let go. Blocks of about one size take turns. Where a size has none left,
+neighbours that are free are merged and the smallest that will do is split (best fit); the file
+grows only where none will, and what is free in it then goes back to the system. So an arena takes
+about the memory that a program has under way at its busiest.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +34,8 @@ from shardwright.errors import RunError
 
 _LINE = 64
 """Bytes of a cache line; headers and contents begin at multiples of it."""
+_SLACK = 1 << 20
+"""Bytes up to which an arena just grows: no memory that matters, and small messages stay fast."""
 _ADDRESSES = 1 << 46
 """Bytes of addresses that a process can spare for the windows on all ranks, on 64-bit machines."""
 
@@ -67,6 +73,14 @@ class Window:
             return unpack(torch.frombuffer(held, dtype=spec.dtype), spec)
         return torch.from_numpy(self._held(spec.shape, numpy_type, offset, rank))
 
+    def give_back(self, start: int, end: int) -> bool:
+        """Give whole pages to the system that lie there; says whether there were any."""
+        start, end = _rounded(start, mmap.PAGESIZE), end // mmap.PAGESIZE * mmap.PAGESIZE
+        if start >= end:
+            return False
+        self._memory.madvise(mmap.MADV_REMOVE, start, end - start)
+        return True
+
     def content(self, offset: int, spec: TensorSpec) -> Tensor:
         """The content of a block at ``offset`` as a tensor for its owner to write."""
         count = spec.nbytes // spec.dtype.itemsize
@@ -91,12 +105,33 @@ class _Held(np.ndarray[Any, Any]):
 
 
 class Block:
-    """A piece of an arena; ``offset`` is where its content begins."""
+    """A piece of an arena, from ``start`` to ``end``; ``offset`` is where its content begins.
 
-    __slots__ = ("_free", "_header", "_spec", "_target", "_window", "offset")
+    ``size`` is what it was cut for; 0 where it is what was left. ``is_hollow`` says that pages of
+    it were given back.
+    """
 
-    def __init__(self, window: Window, start: int, offset: int) -> None:
+    __slots__ = (
+        "_free",
+        "_header",
+        "_spec",
+        "_target",
+        "_window",
+        "end",
+        "is_hollow",
+        "offset",
+        "size",
+        "start",
+    )
+
+    def __init__(
+        self, window: Window, start: int, offset: int, end: int, size: int = 0, hollow: bool = False
+    ) -> None:
+        self.start = start
         self.offset = offset
+        self.end = end
+        self.size = size
+        self.is_hollow = hollow
         self._window = window
         self._header = window.bytes[start:offset]
         self._header[:] = self._free = b"\1" * (offset - start)
@@ -112,6 +147,11 @@ class Block:
         for rank in holders:
             self._header[_mark(0, rank)] = 0
 
+    def give_back(self) -> None:
+        """Give the memory of its content to the system, until it is cut again."""
+        if not self.is_hollow:
+            self.is_hollow = self._window.give_back(self.offset, self.end)
+
     def write(self, tensor: Tensor, spec: TensorSpec) -> None:
         """Copy a tensor into it, laid out as ``spec`` says."""
         if self._target is None or self._spec is not spec:
@@ -125,7 +165,8 @@ class Arena:
     def __init__(self, ranks: int) -> None:
         self._header = _rounded(ranks, _LINE)
         self._end = 0
-        self._blocks: defaultdict[int, list[Block]] = defaultdict(list)
+        self._blocks: list[Block] = []
+        self._of_size: defaultdict[int, list[Block]] = defaultdict(list)
         self._length = min(_physical_memory(), _ADDRESSES // ranks)
         self._file = os.fdopen(os.memfd_create("shardwright"), "rb")
         try:
@@ -142,8 +183,8 @@ class Arena:
 
     def lend(self, size: int, holders: Collection[int]) -> Block:
         """A block for ``size`` bytes, which ``holders`` hold from now on."""
-        capacity = _rounded(size, max(_LINE, 1 << size.bit_length() >> 4))
-        block = self._free_block(capacity) or self._carve(capacity)
+        size = _rounded(size, max(_LINE, 1 << size.bit_length() >> 7))
+        block = self._of_its_size(size) or self._cut(size)
         block.lend(holders)
         return block
 
@@ -151,26 +192,80 @@ class Arena:
         """Give the descriptor back; windows and what they show stay as long as they are used."""
         self._file.close()
 
-    def _free_block(self, capacity: int) -> Block | None:
-        for block in self._blocks[capacity]:
+    def _of_its_size(self, size: int) -> Block | None:
+        for block in self._of_size[size]:
             if block.is_free():
                 return block
         return None
 
-    def _carve(self, capacity: int) -> Block:
-        """A new block, of memory that is sure to be there when it is written."""
-        start, offset = self._end, self._end + self._header
-        end = offset + capacity
+    def _cut(self, size: int) -> Block:
+        """A block of that size, of memory that is sure to be there when it is written."""
+        length = self._header + _rounded(size, _LINE)
+        free = self._merge() if self._end + length > _SLACK else []
+        fitting = [block for block in free if block.end - block.start >= length]
+        if not fitting:
+            return self._grow(size, length, free)
+        old = min(fitting, key=lambda block: block.end - block.start)
+        if old.is_hollow:
+            self._allocate(old.start, old.start + length)
+        rest = old.end - old.start - length
+        end = old.end if rest < self._header + _LINE else old.start + length
+        parts = [self._block(old.start, end, size)]
+        if end < old.end:
+            parts.append(self._block(end, old.end, hollow=old.is_hollow))
+        place = self._blocks.index(old)
+        self._blocks[place : place + 1] = parts
+        self._of_size[size].append(parts[0])
+        return parts[0]
+
+    def _grow(self, size: int, length: int, free: Sequence[Block]) -> Block:
+        """A block at the end of the file, with what is free there; other free memory goes back."""
+        last = free[-1] if free and free[-1].end == self._end else None
+        start = self._end if last is None else last.start
+        for block in free:
+            if block is not last:
+                block.give_back()
+        self._allocate(start, start + length)
+        if last is not None:
+            self._blocks.pop()
+        self._end = start + length
+        block = self._block(start, self._end, size)
+        self._blocks.append(block)
+        self._of_size[size].append(block)
+        return block
+
+    def _merge(self) -> list[Block]:
+        """Make one block of free neighbours; gives those that are free, by their addresses."""
+        blocks: list[Block] = []
+        free: list[Block] = []
+        for block in self._blocks:
+            is_free = block.is_free()
+            if is_free and free and blocks[-1] is free[-1]:
+                before = free.pop()
+                hollow = before.is_hollow or block.is_hollow
+                block = self._block(before.start, block.end, hollow=hollow)
+                blocks.pop()
+            blocks.append(block)
+            if is_free:
+                free.append(block)
+        self._blocks = blocks
+        self._of_size.clear()
+        for block in blocks:
+            if block.size:
+                self._of_size[block.size].append(block)
+        return free
+
+    def _block(self, start: int, end: int, size: int = 0, *, hollow: bool = False) -> Block:
+        return Block(self.window, start, start + self._header, end, size, hollow)
+
+    def _allocate(self, start: int, end: int) -> None:
+        """Have the system keep memory for a part of the file. Raises RunError."""
         if end > self._length:
             raise _no_memory(end, f"it has {self._length / 2**20:,.0f} MiB for them in all")
         try:
             os.posix_fallocate(self.descriptor, start, end - start)
         except OSError as error:
             raise _no_memory(end, str(error)) from None
-        self._end = end
-        block = Block(self.window, start, offset)
-        self._blocks[capacity].append(block)
-        return block
 
 
 def _mark(offset: int, rank: int) -> int:
