@@ -138,6 +138,8 @@ class WorkerError(RunError):
 
     ``rank`` is the index of the device slot, ``task`` and ``tensor`` the supertask and tensor at
     hand, ``stage`` and ``microbatch`` those of a training step; None where the worker was in none.
+    ``lost`` says that the worker is gone or stands still, so that a new one may do what it did not;
+    else what it ran has raised an exception, as it would again.
     """
 
     def __init__(
@@ -149,6 +151,7 @@ class WorkerError(RunError):
         tensor: str | None = None,
         stage: int | None = None,
         microbatch: int | None = None,
+        lost: bool = False,
     ) -> None:
         labels = {
             "rank": rank,
@@ -164,3 +167,4 @@ class WorkerError(RunError):
         self.tensor = tensor
         self.stage = stage
         self.microbatch = microbatch
+        self.lost = lost

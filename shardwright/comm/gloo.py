@@ -120,7 +120,7 @@ class GlooPost(Post):
         except RuntimeError as error:
             reason = _first_line(error)
         with self._lock:
-            self._lost[source] = WorkerError(f"rank {source} is gone: {reason}")
+            self._lost[source] = WorkerError(f"rank {source} is gone: {reason}", lost=True)
         self._notify()
 
     def _receive_one(self, source: int) -> bool:
@@ -187,7 +187,7 @@ class _Outbox:
             self._notify()
 
     def _gone(self, error: RuntimeError) -> WorkerError:
-        return WorkerError(f"rank {self._destination} is gone: {_first_line(error)}")
+        return WorkerError(f"rank {self._destination} is gone: {_first_line(error)}", lost=True)
 
 
 def _host_bytes(parcel: Parcel) -> Tensor:

@@ -122,5 +122,5 @@ class Link:
     def _lose(self, reason: str) -> WorkerError:
         """Note that the other end is gone; the first reason stands."""
         if self.lost is None:
-            self.lost = WorkerError(f"rank {self.rank} is gone: {reason}")
+            self.lost = WorkerError(f"rank {self.rank} is gone: {reason}", lost=True)
         return self.lost

@@ -47,6 +47,7 @@ def _stuck(host: Host, patience: float | None) -> WorkerError:
         f"nothing came for {patience:g} s (call {call}); is another rank hung? Raise timeout= if "
         "the others take longer",
         rank=host.slot.rank,
+        lost=True,
         task=entry.task,
         tensor=entry.tensor,
         stage=entry.stage,

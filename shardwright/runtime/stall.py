@@ -74,5 +74,6 @@ def describe_stall(
         f"nothing has moved for {patience:g} s{held}, {blamed.doing}; raise timeout= if a "
         f"supertask may take longer. All ranks: {everyone}",
         rank=suspects[0],
+        lost=True,
         **blamed.labels(),
     )

@@ -99,11 +99,14 @@ class TrainingRun:
         return self._result
 
     def _attempt(self, path: Path | None, *, last: bool) -> bool:
-        """Train in one session; says whether it came to its end, and raises if it was the last."""
+        """Train in one session; says whether it came to its end.
+
+        Raises if it was the last, and what other workers would meet as well.
+        """
         try:
             self._train_from(path)
         except (WorkerError, LaunchError) as error:
-            if last:
+            if last or not (isinstance(error, LaunchError) or error.lost):
                 raise
             self._display.note(f"{type(error).__name__}: {error}\nthe workers are replaced")
             return False
