@@ -1,12 +1,13 @@
 """What drives slots: the part that `Runner` and `Session` share.
 
 A driver numbers what it asks of a `Backend`, in one order for all slots, and holds the backend from
-start to close. It may be used by several threads.
+start to close. It may be used by several threads of the process that made it.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import weakref
 from collections import deque
@@ -21,6 +22,7 @@ from shardwright.errors import RunError
 from shardwright.pipeline import Pipeline
 from shardwright.runtime.backend import Backend
 from shardwright.runtime.host import Reply
+from shardwright.runtime.in_process import InProcess
 from shardwright.schedule.timeline import Timeline
 
 
@@ -36,9 +38,11 @@ class Driver:
         self._in_flight = in_flight
         self._under_way: deque[Future[Any]] = deque()
         self._numbers = itertools.count()
+        self._beginning = threading.Lock()
         self._lock = threading.Lock()
         self._closed = False
-        self._finalizer = weakref.finalize(self, backend.close, abort=True)
+        self._process = None if isinstance(backend, InProcess) else os.getpid()
+        self._finalizer = weakref.finalize(self, _close, self._process, backend)
 
     @property
     def timeline(self) -> Timeline:
@@ -83,28 +87,52 @@ class Driver:
 
     def _ask(self, ask: Callable[[int], Future[Any]]) -> Future[Any]:
         """Ask something of the backend, under the next number."""
+        self._check_process()
         with self._lock:
             if self._closed:
                 raise RunError(f"the {type(self).__name__.lower()} is closed; make a new one")
             return ask(next(self._numbers))
 
     def _begin(self, begin: Callable[[int], Future[Any]]) -> Future[Any]:
-        """Begin a call; waits while ``in_flight`` calls are under way."""
-        with self._lock:
-            while self._under_way and self._under_way[0].done():
+        """Begin a call; waits while ``in_flight`` calls are under way.
+
+        One thread at a time begins: whoever else wants to would have to wait as well.
+        """
+        self._check_process()
+        with self._beginning:
+            while len(self._under_way) >= self._in_flight:
+                self._under_way[0].exception()
                 self._under_way.popleft()
-            oldest = self._under_way[0] if len(self._under_way) >= self._in_flight else None
-        if oldest is not None:
-            oldest.exception()
-        future = self._ask(begin)
-        self._under_way.append(future)
+            future = self._ask(begin)
+            self._under_way.append(future)
         return future
+
+    def _check_process(self) -> None:
+        """Raise RunError in a forked copy of the process that has the threads and connections."""
+        if not _is_here(self._process):
+            name = type(self).__name__
+            raise RunError(
+                f"this {name} belongs to process {self._process}, of which this one ({os.getpid()})"
+                f" is a fork: its workers answer there; make a {name} in this process, or fork "
+                "before you make one"
+            )
 
     def _close(self, *, abort: bool) -> None:
         self._closed = True
-        if self._finalizer.detach() is not None:
+        if self._finalizer.detach() is not None and _is_here(self._process):
             try:
                 self._backend.close(abort=abort)
             except BaseException:
                 self._backend.close(abort=True)
                 raise
+
+
+def _is_here(process: int | None) -> bool:
+    """Whether this is the process of that number; None is every process."""
+    return process is None or process == os.getpid()
+
+
+def _close(process: int | None, backend: Backend) -> None:
+    """Close what nobody has closed, where it is."""
+    if _is_here(process):
+        backend.close(abort=True)

@@ -7,6 +7,7 @@ raises comes out with its own traceback and a note that says where it was.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -18,7 +19,7 @@ from shardwright.pipeline import Pipeline
 from shardwright.profiling.clock import computing_threads
 from shardwright.runtime.backend import Backend, Finish, settle
 from shardwright.runtime.generator import Slices
-from shardwright.runtime.host import Answer, Call, Host, Load, Reply, Request
+from shardwright.runtime.host import Answer, Call, Host, Item, Load, Reply, Request
 from shardwright.runtime.making import Options, make_worker
 from shardwright.runtime.slot import Slot, torch_device
 from shardwright.runtime.worker import Finished, Worker
@@ -32,6 +33,7 @@ class InProcess(Backend):
     def __init__(self, pipeline: Pipeline, *, threads: int, options: Options) -> None:
         self._threads = threads
         self._options = options
+        self._lock = threading.RLock()
         board = Switchboard()
         self._switchboards = [board]
         self._hosts = [Host(self._worker(pipeline, name, {}, board)) for name in pipeline.devices]
@@ -40,16 +42,13 @@ class InProcess(Backend):
 
     def begin(self, call: int, inputs: Slices, finish: Finish, *, pipeline: int = 0) -> Future[Any]:
         """Queue a call; it runs when a result is asked for."""
-        self._calls[call] = _Call(self, call, finish, len(self._hosts))
-        for host in self._hosts:
-            host.take(Call(call, inputs[host.slot.name], pipeline))
-        return self._calls[call]
+        items = [Call(call, inputs[host.slot.name], pipeline) for host in self._hosts]
+        return self._take(call, finish, items)
 
     def load(
         self, call: int, number: int, pipeline: Pipeline, shared: Mapping[str, str]
     ) -> Future[Any]:
         """Queue the making of another pipeline's workers."""
-        self._calls[call] = _Call(self, call, None, len(self._hosts))
         board = Switchboard()
         self._switchboards.append(board)
 
@@ -58,18 +57,17 @@ class InProcess(Backend):
             mine = {name: slot.constants[shared[name]] for name in names if name in shared}
             return self._worker(pipeline, slot.name, mine, board)
 
-        for host in self._hosts:
-            host.take(Load(call, number, make))
-        return self._calls[call]
+        return self._take(call, None, [Load(call, number, make)] * len(self._hosts))
 
     def ask(
         self, call: int, function: str, arguments: Any, tensors: Slices
     ) -> Future[dict[str, Reply]]:
         """Queue a request to every slot; they do it one after another."""
-        self._calls[call] = _Call(self, call, None, len(self._hosts))
-        for host in self._hosts:
-            host.take(Request(call, function, arguments, tensors.get(host.slot.name, {})))
-        return self._calls[call]
+        items = [
+            Request(call, function, arguments, tensors.get(host.slot.name, {}))
+            for host in self._hosts
+        ]
+        return self._take(call, None, items)
 
     def events(self) -> Sequence[Event]:
         """The events of finished calls."""
@@ -77,16 +75,25 @@ class InProcess(Backend):
 
     def close(self, *, abort: bool) -> None:
         """Finish calls under way, unless ``abort``."""
-        while self._calls and not abort:
-            self.drive(next(iter(self._calls.values())))
-        self._forget()
+        with self._lock:
+            while self._calls and not abort:
+                self.drive(next(iter(self._calls.values())))
+            self._forget()
 
     def drive(self, wanted: Future[Any]) -> None:
-        """Let the slots take turns until a call is over."""
-        with computing_threads(self._threads):
+        """Let the slots take turns until a call is over; one thread at a time does."""
+        with self._lock, computing_threads(self._threads):
             while not wanted.done():
                 moved = [self._advance(host) for host in self._hosts]
                 assert any(moved) or wanted.done(), "a checked pipeline does not deadlock"
+
+    def _take(self, call: int, finish: Finish | None, items: Sequence[Item]) -> Future[Any]:
+        """Hand a call or request to every host."""
+        with self._lock:
+            future = self._calls[call] = _Call(self, call, finish, len(self._hosts))
+            for host, item in zip(self._hosts, items, strict=True):
+                host.take(item)
+        return future
 
     def _worker(
         self, pipeline: Pipeline, name: str, shared: Mapping[str, Tensor], board: Switchboard

@@ -14,6 +14,9 @@ from typing import NamedTuple
 
 from shardwright.runtime.host import Item
 
+_RINGS = 1 << 12
+"""How many rings are forgotten at once, a byte each."""
+
 
 class End(NamedTuple):
     """Nothing more will be asked."""
@@ -27,7 +30,6 @@ class Inbox:
         self._bell, self._rope = socket.socketpair()
         self._bell.setblocking(False)
         self._rope.setblocking(False)
-        self._rung = False
 
     @property
     def bell(self) -> int:
@@ -41,7 +43,6 @@ class Inbox:
 
     def ring(self) -> None:
         """Wake whoever waits for the bell."""
-        self._rung = True
         with suppress(BlockingIOError):  # It has rung often enough.
             self._rope.send(b"\0")
 
@@ -50,14 +51,10 @@ class Inbox:
         return None if self._items.empty() else self._items.get()
 
     def quiet(self) -> None:
-        """Forget that the bell has rung."""
-        if not self._rung:
-            return
-        self._rung = False
-        try:
-            self._bell.recv(1 << 12)
-        except BlockingIOError:
-            self._rung = True  # Whoever has pulled the rope was not heard yet.
+        """Forget that the bell has rung, however often; a ring from now on is another one."""
+        with suppress(BlockingIOError):
+            while True:
+                self._bell.recv(_RINGS)
 
     def __del__(self) -> None:
         self._bell.close()

@@ -40,3 +40,14 @@ def test_another_thread_wakes_who_waits() -> None:
     threading.Timer(0.1, inbox.put, [End()]).start()
     assert rings(inbox, 20)
     assert inbox.take() == End()
+
+
+def test_a_ring_in_the_middle_of_quieting_is_not_left_for_ever() -> None:
+    """As threads see it that run at once: the note of a ring and the ring itself are two."""
+    inbox = Inbox()
+    inbox.ring()
+    inbox.quiet()
+    inbox._rope.send(b"\0")
+    assert rings(inbox)
+    inbox.quiet()
+    assert not rings(inbox)
