@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from rich.table import Table
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed import PrefixStore, Store
 
 import shardwright as sw
 from benchmarks.measure import alternate, console, print_machine
@@ -37,6 +37,7 @@ from shardwright.comm import (
     adopt_group,
     connect,
     join_group,
+    make_store,
     open_store,
 )
 from shardwright.runtime.inbox import Inbox
@@ -226,22 +227,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9, help="rounds of the comparison")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--store", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank is not None:
-        table = measure(options.rank, open_store(options.port), options.rounds)
+        table = measure(options.rank, open_store(options.store), options.rounds)
         if options.rank == 0:
             print_machine()
             console.print(table)
         dist.barrier()
         os._exit(0)
-    store = open_store(host=True)
     command = [sys.executable, "-m", "benchmarks.comm", "--rounds", str(options.rounds)]
-    ranks = [
-        subprocess.Popen([*command, "--rank", str(rank), "--port", str(store.port)])
-        for rank in range(2)
-    ]
-    failed = max(process.wait() for process in ranks)
+    with make_store() as file:
+        command += ["--store", str(file.fileno())]
+        ranks = [
+            subprocess.Popen([*command, "--rank", str(rank)], pass_fds=[file.fileno()])
+            for rank in range(2)
+        ]
+        failed = max(process.wait() for process in ranks)
     if failed:
         sys.exit(failed)
     torch.set_num_threads(1)

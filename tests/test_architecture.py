@@ -80,12 +80,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # Names that torch does not promise to keep are in `ir/torch_internals.py`, with a test of each.
 # These modules have some of their own; adding one is a promise to test what it relies on.
 WITH_PRIVATE_NAMES_OF_TORCH = {
-    "comm.distributed",
-    "comm.meeting",
     "ir.torch_internals",
     "runtime.fork_server",
-    "runtime.process",
-    "runtime.processes",
     "tracing.empty_weights",
     "tracing.export",
     "tracing.step_parameters",

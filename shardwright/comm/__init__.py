@@ -6,10 +6,11 @@ memory (`shared`) or over sockets (`gloo`), or by a device's own library (`nativ
 """
 
 from shardwright.comm.collectives import combine
-from shardwright.comm.distributed import adopt_group, connect, join_group, open_store
+from shardwright.comm.distributed import adopt_group, connect, gather_bytes, join_group
 from shardwright.comm.local import LocalTransport, Switchboard
 from shardwright.comm.operation import Membership, Operation, memberships, operations
 from shardwright.comm.spec import TensorSpec
+from shardwright.comm.store import make_store, open_store
 from shardwright.comm.transport import Interval, Pending, Transport
 
 __all__ = [
@@ -24,7 +25,9 @@ __all__ = [
     "adopt_group",
     "combine",
     "connect",
+    "gather_bytes",
     "join_group",
+    "make_store",
     "memberships",
     "open_store",
     "operations",

@@ -18,7 +18,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import Store, TCPStore
+from torch.distributed.distributed_c10d import Store
 
 from shardwright.comm.arena import Arena
 from shardwright.comm.gloo import GlooPost
@@ -29,7 +29,7 @@ from shardwright.comm.operation import Membership, Operation
 from shardwright.comm.post import Post
 from shardwright.comm.shared import SharedPost
 from shardwright.comm.transport import Notify, Pending, Transport
-from shardwright.errors import LaunchError
+from shardwright.errors import RunError
 
 _FOREVER = timedelta(days=365)
 """A resident worker may idle for long; who waits too long for what is for the worker to say."""
@@ -38,11 +38,6 @@ _SPIN = 1e-4
 
 TRANSPORT_VARIABLE = "SHARDWRIGHT_TRANSPORT"
 """The environment variable that chooses: ``auto``, or ``gloo`` to share no memory."""
-
-
-def open_store(port: int = 0, *, host: bool = False) -> TCPStore:
-    """Where the ranks of this machine meet: served on a free port by whoever is ``host``."""
-    return TCPStore("127.0.0.1", port, is_master=host, wait_for_workers=False)
 
 
 def join_group(
@@ -62,6 +57,21 @@ def adopt_group() -> dist.ProcessGroup:
     return group
 
 
+def gather_bytes(content: bytes, group: dist.ProcessGroup) -> list[bytes]:
+    """What every rank of a group gives, in their order.
+
+    Raises RuntimeError where a rank is gone.
+    """
+    size = torch.tensor([len(content)])
+    sizes = [torch.empty_like(size) for _ in range(group.size())]
+    dist.all_gather(sizes, size, group=group)
+    given = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+    given[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    found = [torch.empty_like(given) for _ in sizes]
+    dist.all_gather(found, given, group=group)
+    return [each[: int(size)].numpy().tobytes() for each, size in zip(found, sizes, strict=True)]
+
+
 def connect(
     store: Store,
     rank: int,
@@ -76,7 +86,7 @@ def connect(
 
     Each rank computes with ``threads`` threads. ``make_group`` makes the group of all ranks that
     carries host memory, where one is needed: on all ranks or on none. Raises LaunchError, and
-    RunError where there is no memory to share.
+    RunError where there is no memory to share or the environment asks for what there is not.
     """
     meeting = Meeting(store, rank, len(devices), sharing=_shares_memory())
     try:
@@ -136,7 +146,7 @@ class DistributedTransport(Transport):
 def _shares_memory() -> bool:
     choice = os.environ.get(TRANSPORT_VARIABLE, "auto")
     if choice not in ("auto", "gloo"):
-        raise LaunchError(f"{TRANSPORT_VARIABLE} is {choice!r}; it may be auto or gloo")
+        raise RunError(f"{TRANSPORT_VARIABLE} is {choice!r}; it may be auto or gloo")
     return choice == "auto"
 
 

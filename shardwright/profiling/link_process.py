@@ -104,7 +104,7 @@ class Member:
     """A rank's part in operations."""
 
     def __init__(
-        self, rank: int, size: int, port: int, kind: str, operations: Sequence[Operation]
+        self, rank: int, size: int, store: int, kind: str, operations: Sequence[Operation]
     ) -> None:
         self.rank = rank
         self._device = _device(kind, rank)
@@ -112,15 +112,15 @@ class Member:
         self._bell, self._rope = socket.socketpair()
         for end in (self._bell, self._rope):
             end.setblocking(False)
-        self._store = store = open_store(port)
+        self._store = opened = open_store(store)
         self._transport: Transport = connect(
-            store,
+            opened,
             rank,
             [_device(kind, i) for i in range(size)],
             operations,
             threads=1,
             notify=self._ring,
-            make_group=lambda: join_group(store, rank, size, [kind]),
+            make_group=lambda: join_group(opened, rank, size, [kind]),
         )
 
     def tensor(self, operation: Operation) -> Tensor | None:
@@ -200,7 +200,7 @@ def _end_with_parent() -> None:
 
 def main(arguments: Sequence[str]) -> None:
     """Measure, and let the first rank write what was found."""
-    rank, size, port, samples = (int(arguments[i]) for i in (0, 1, 2, 4))
+    rank, size, store, samples = (int(arguments[i]) for i in (0, 1, 2, 4))
     kind, sizes = arguments[3], [int(text) for text in arguments[5:]]
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
@@ -208,7 +208,7 @@ def main(arguments: Sequence[str]) -> None:
         torch.cuda.set_device(rank)
     together = operation("all_reduce", range(size), 4 * size, TOGETHER)
     every = [o for _, operations in measured(size, sizes) for o in operations]
-    member = Member(rank, size, port, kind, [together, *every])
+    member = Member(rank, size, store, kind, [together, *every])
     found = list(times(member, size, sizes, samples))
     if rank == 0:
         sys.stdout.buffer.write(msgspec.json.encode(found))

@@ -20,7 +20,7 @@ from typing import IO
 
 import msgspec
 
-from shardwright.comm import open_store
+from shardwright.comm import make_store
 from shardwright.errors import ProfileError
 from shardwright.layout import Links
 from shardwright.profiling.fit import LinkTime, fit_links
@@ -57,12 +57,11 @@ def measure_links(
 ) -> list[LinkTime]:
     """The times that `profile_links` fits. Raises ProfileError."""
     _check(devices, sizes, samples)
-    store = open_store(host=True)
-    options = tuple(map(str, (device, samples, *sizes)))
     with ExitStack() as stack:
+        store = stack.enter_context(make_store()).fileno()
+        options = tuple(map(str, (devices, store, device, samples, *sizes)))
         running = [
-            stack.enter_context(_process((str(rank), str(devices), str(store.port), *options)))
-            for rank in range(devices)
+            stack.enter_context(_process((str(rank), *options), store)) for rank in range(devices)
         ]
         _wait(running, time.monotonic() + timeout, timeout)
         return msgspec.json.decode(running[0].printed(), type=list[LinkTime])
@@ -101,14 +100,15 @@ class _Process:
 
 
 @contextmanager
-def _process(arguments: Sequence[str]) -> Iterator[_Process]:
-    """A process that measures; it is gone at the end."""
+def _process(arguments: Sequence[str], store: int) -> Iterator[_Process]:
+    """A process that measures, and has the store's descriptor; it is gone at the end."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", _MODULE, *arguments],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=errors,
+            pass_fds=(store,),
             env=_environment(),
         )
         try:

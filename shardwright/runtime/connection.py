@@ -10,8 +10,9 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from io import BytesIO
 from typing import Any
 
 import msgspec
@@ -29,15 +30,13 @@ _LENGTH = struct.Struct("=Q")
 class Start(msgspec.Struct, tag=True):
     """To a worker: what it is to be. The tensors are constants that are in no file.
 
-    ``document`` is the pipeline as JSON, ``directory`` where paths of parameter files begin,
-    ``port`` the rendezvous of the ranks on this host, None where they need none; ``lookahead`` is
-    for training steps, see `step_worker`.
+    ``document`` is the pipeline as JSON, ``directory`` where paths of parameter files begin;
+    ``lookahead`` is for training steps, see `step_worker`.
     """
 
     rank: int
     document: bytes
     directory: str | None
-    port: int | None
     threads: int
     trace: bool
     modules: tuple[str, ...]
@@ -134,6 +133,9 @@ class _Header(msgspec.Struct):
 _decoder = msgspec.msgpack.Decoder(_Header)
 
 
+Memory = bytearray | memoryview
+
+
 class Connection:
     """One end of a socket. Any thread may send; one thread at a time may receive."""
 
@@ -143,19 +145,14 @@ class Connection:
 
     def send(self, message: Message, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Send a message and tensors by name; they come from any device. Raises OSError."""
-        contents = {name: tensor.detach().cpu() for name, tensor in (tensors or {}).items()}
-        described = tuple(_describe(name, tensor) for name, tensor in contents.items())
-        header = msgspec.msgpack.encode(_Header(message, described))
+        parts = _written(message, tensors or {})
         with self._sending:
-            self._socket.sendall(_LENGTH.pack(len(header)) + header)
-            for item, tensor in zip(described, contents.values(), strict=True):
-                self._socket.sendall(memory_of(pack(tensor, item.spec())))
+            for part in parts:
+                self._socket.sendall(part)
 
     def receive(self) -> tuple[Message, dict[str, Tensor]]:
         """The next message and its tensors. Raises EOFError where the other end is gone."""
-        (length,) = _LENGTH.unpack(self._read(bytearray(_LENGTH.size)))
-        header = _decoder.decode(self._read(bytearray(length)))
-        return header.message, {item.name: self._tensor(item) for item in header.tensors}
+        return _read(self._fill)
 
     def close(self) -> None:
         """End the connection; whoever reads or writes at either end notices."""
@@ -163,14 +160,8 @@ class Connection:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def _tensor(self, described: _Described) -> Tensor:
-        spec = described.spec()
-        content = torch.empty(spec.nbytes, dtype=torch.uint8)
-        self._read(memory_of(content))
-        return unpack(content, spec)
-
-    def _read(self, buffer: bytearray | memoryview) -> bytearray | memoryview:
-        view = memoryview(buffer)
+    def _fill(self, memory: Memory) -> None:
+        view = memoryview(memory)
         while view:
             try:
                 count = self._socket.recv_into(view, 0, socket.MSG_WAITALL)
@@ -179,7 +170,48 @@ class Connection:
             if not count:
                 raise EOFError("the other end is closed")
             view = view[count:]
-        return buffer
+
+
+def to_bytes(message: Message, tensors: Mapping[str, Tensor]) -> bytes:
+    """A message and its tensors as they go over a socket."""
+    return b"".join(_written(message, tensors))
+
+
+def from_bytes(content: bytes) -> tuple[Message, dict[str, Tensor]]:
+    """What `to_bytes` has written. Raises EOFError, or msgspec's errors, for anything else."""
+    stream = BytesIO(content)
+
+    def fill(memory: Memory) -> None:
+        if stream.readinto(memory) < len(memory):
+            raise EOFError(f"a message ends after {len(content)} bytes")
+
+    return _read(fill)
+
+
+def _written(message: Message, tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """The length of the header, the header, and the content of each tensor."""
+    contents = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+    described = tuple(_describe(name, tensor) for name, tensor in contents.items())
+    header = msgspec.msgpack.encode(_Header(message, described))
+    yield _LENGTH.pack(len(header)) + header
+    for item, tensor in zip(described, contents.values(), strict=True):
+        yield memory_of(pack(tensor, item.spec()))
+
+
+def _read(fill: Callable[[Memory], None]) -> tuple[Message, dict[str, Tensor]]:
+    """A message, from what fills the memory it is given with what comes next."""
+    head = bytearray(_LENGTH.size)
+    fill(head)
+    text = bytearray(_LENGTH.unpack(head)[0])
+    fill(text)
+    header = _decoder.decode(text)
+    tensors = {}
+    for item in header.tensors:
+        spec = item.spec()
+        content = torch.empty(spec.nbytes, dtype=torch.uint8)
+        fill(memory_of(content))
+        tensors[item.name] = unpack(content, spec)
+    return header.message, tensors
 
 
 def _describe(name: str, tensor: Tensor) -> _Described:

@@ -4,13 +4,14 @@ Importing torch takes seconds, a fork takes milliseconds: the first workers of a
 fast as one process of Python, all later ones at once, and what they have imported lies in memory
 once. The driver's side is `forking`.
 
-It is ``python -m shardwright.runtime.fork_server SOCKET``. Each `Fork` comes with five
-descriptors: the worker's end of its connection, the notice board, standard output and error, and a
-pipe. The answer is the worker's process id; how it ended is written to the pipe.
+It is ``python -m shardwright.runtime.fork_server SOCKET DRIVER``, where the second is a descriptor
+of the driver's process. Each `Fork` comes with six descriptors: the worker's end of its connection,
+the notice board, the store, standard output and error, and a pipe. The answer is the worker's
+process id; how it ended is written to the pipe.
 
 What always holds: torch does no work here, so that a fork copies no thread's work half done (what
 NumPy's libraries start, they stop for a fork); of another worker's descriptors a worker has none;
-when the driver is gone this process ends, and so do the workers, who have connections of their own.
+when the driver is gone this process ends, and so do the workers, who watch it by themselves.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
@@ -36,12 +38,14 @@ from shardwright.runtime.forking import DESCRIPTORS, LENGTH, PID, STATUS, Fork
 
 
 class ForkServer:
-    """Forks what comes from a connection to the driver."""
+    """Forks what comes from a connection to the driver; ``process`` is a descriptor of that."""
 
-    def __init__(self, driver: socket.socket) -> None:
+    def __init__(self, driver: socket.socket, process: int) -> None:
         self._driver = driver
+        self._process = process
         self._poll = select.poll()
         self._poll.register(driver, select.POLLIN)
+        self._poll.register(process, select.POLLIN)
         self._workers: dict[int, tuple[int, int]] = {}
         """By the descriptor that tells of its end: a worker's process id, and its pipe."""
 
@@ -52,7 +56,7 @@ class ForkServer:
                 for descriptor, _ in self._poll.poll():
                     if descriptor in self._workers:
                         self._bury(descriptor)
-                    elif not self._take():
+                    elif descriptor == self._process or not self._take():
                         return
 
     def _take(self) -> bool:
@@ -68,7 +72,7 @@ class ForkServer:
         pid = os.fork()
         if pid == 0:
             self._forget_others()
-            _become(request, descriptors)
+            _become(request, descriptors, self._process)
         *others, pipe = descriptors
         for descriptor in others:
             os.close(descriptor)
@@ -96,11 +100,11 @@ class ForkServer:
             os.close(pipe)
 
 
-def _become(request: Fork, descriptors: Sequence[int]) -> None:
-    """Be a worker. Never returns."""
+def _become(request: Fork, descriptors: Sequence[int], driver: int) -> None:
+    """Be a worker, as long as the driver's process is there. Never returns."""
     code = 1
     try:
-        connection, board, output, errors, pipe = descriptors
+        *shared, output, errors, pipe = descriptors
         os.close(pipe)
         for given, standard in ((output, 1), (errors, 2)):
             os.dup2(given, standard)
@@ -114,7 +118,8 @@ def _become(request: Fork, descriptors: Sequence[int]) -> None:
         sys.path[:] = map(os.fsdecode, request.path)
         random.seed()
         numpy.random.seed()
-        process.main([str(n) for n in (connection, board, request.rank, request.size)])
+        threading.Thread(target=process.end_with, args=(driver,), daemon=True).start()
+        process.main([str(number) for number in (*shared, request.rank, request.size)])
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -124,14 +129,16 @@ def _become(request: Fork, descriptors: Sequence[int]) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve the driver at the other end of a descriptor."""
+    """Serve the driver at the other end of a descriptor; end with it, and at once."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # A driver that ignores it passes that on.
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # What comes later must not be taken for standard output.
     os.close(number)
     gc.collect()
     gc.freeze()  # Else the first collection in a worker would copy all that was imported.
-    ForkServer(socket.socket(fileno=int(arguments[0]))).serve()
+    connection, driver = map(int, arguments)
+    ForkServer(socket.socket(fileno=connection), driver).serve()
+    os._exit(0)  # What torch has imported takes seconds to be taken apart.
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ _READ_AT_LOAD = (
     *("PYTORCH", "TORCH"),
 )
 """How names of variables begin that are read once, when torch is loaded."""
+_IN_SERVER = {"OMP_NUM_THREADS": "1"}
+"""A server computes nothing; its workers say by themselves with how many threads they do."""
 _PATIENCE = 2.0
 """Seconds that a server gets to end when its connection has ended."""
 _LOST = 255
@@ -42,7 +44,7 @@ _LOST = 255
 LENGTH = struct.Struct("=Q")
 PID = struct.Struct("=q")
 STATUS = struct.Struct("=i")
-DESCRIPTORS = 5
+DESCRIPTORS = 6
 """Those that come with a `Fork`; see `fork_server`."""
 
 
@@ -131,11 +133,12 @@ class _Server:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._connection, theirs = map(_no_standard, socket.socketpair())
+        driver = os.pidfd_open(os.getpid())
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", _MODULE, str(theirs.fileno())],
+                [sys.executable, "-P", "-m", _MODULE, str(theirs.fileno()), str(driver)],
                 stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), driver),
                 env=environment,
                 process_group=0,  # The terminal's Ctrl-C is for the driver.
             )
@@ -144,13 +147,14 @@ class _Server:
             raise
         finally:
             theirs.close()
+            os.close(driver)
 
     @property
     def is_there(self) -> bool:
         """Whether the server runs."""
         return self._process.poll() is None
 
-    def fork(self, request: Fork, connection: int, board: int) -> Forked:
+    def fork(self, request: Fork, descriptors: tuple[int, ...]) -> Forked:
         """Start a worker with these descriptors. Raises LaunchError where the server has ended."""
         text = msgspec.msgpack.encode(request)
         ours, theirs = os.pipe()
@@ -160,7 +164,7 @@ class _Server:
             stack.callback(os.close, theirs)
             output, errors = (stack.enter_context(_standard(number)) for number in (1, 2))
             try:
-                given = [connection, board, output, errors, theirs]
+                given = [*descriptors, output, errors, theirs]
                 socket.send_fds(self._connection, [LENGTH.pack(len(text))], given)
                 self._connection.sendall(text)
                 answer = self._connection.recv(PID.size, socket.MSG_WAITALL)
@@ -219,9 +223,9 @@ _lock = threading.Lock()
 
 
 def fork_worker(
-    rank: int, size: int, connection: int, board: int, environment: Mapping[str, str]
+    rank: int, size: int, descriptors: tuple[int, ...], environment: Mapping[str, str]
 ) -> Forked:
-    """Start the worker of a rank, with its ends of a connection and of the notice board.
+    """Start the worker of a rank with its end of a connection, the notice board and the store.
 
     Raises LaunchError, or OSError where there is no server and none can be started.
     """
@@ -233,11 +237,12 @@ def fork_worker(
         os.getcwdb(),
     )
     with _lock:
-        return _server(environment).fork(request, connection, board)
+        return _server(environment).fork(request, descriptors)
 
 
 def _server(environment: Mapping[str, str]) -> _Server:
-    """The server for an environment."""
+    """The server for an environment, whatever number of threads that asks for."""
+    environment = {**environment, **_IN_SERVER}
     read = {name: text for name, text in environment.items() if name.startswith(_READ_AT_LOAD)}
     read.pop("PYTHONPATH", None)
     key = frozenset(read.items())

@@ -1,8 +1,9 @@
 """Starting worker processes, and ending them.
 
 A worker is forked from a process that has imported what it needs (`forking`), or where that cannot
-be it is ``python -m shardwright.runtime.process``. It has two descriptors: its end of a pair of
-sockets and the notice board. So there is no port, no path and no secret by which anybody else could
+be it is ``python -m shardwright.runtime.process``. It has three descriptors: its end of a pair of
+sockets, the notice board, and the store by which the workers find each other. All of them are
+handed over by inheritance; so there is no port, no path and no secret by which anybody else could
 reach it, scripts and notebooks need no ``__main__`` guard, and the kernel tells the driver at once
 when it dies.
 """
@@ -66,12 +67,15 @@ class Child:
         return stat.rpartition(")")[2].split()[0] in ("T", "t")
 
 
-def launch(size: int, threads: int, board: int) -> list[Child]:
-    """Start ``size`` workers that compute with ``threads`` threads each. Raises LaunchError."""
+def launch(size: int, threads: int, board: int, store: int) -> list[Child]:
+    """Start ``size`` workers that compute with ``threads`` threads each. Raises LaunchError.
+
+    ``board`` and ``store`` are the descriptors of what they share.
+    """
     children: list[Child] = []
     try:
         for rank in range(size):
-            children.append(_launch_one(rank, size, threads, board))
+            children.append(_launch_one(rank, size, threads, (board, store)))
     except BaseException as error:
         end(children, patience=0)
         if not isinstance(error, OSError):
@@ -95,11 +99,11 @@ def end(children: Sequence[Child], *, patience: float) -> None:
             child.connection.close()
 
 
-def _launch_one(rank: int, size: int, threads: int, board: int) -> Child:
+def _launch_one(rank: int, size: int, threads: int, shared: tuple[int, int]) -> Child:
     ours, theirs = socket.socketpair()
     start = fork_worker if can_fork() else _start_python
     try:
-        process = start(rank, size, theirs.fileno(), board, _environment(threads))
+        process = start(rank, size, (theirs.fileno(), *shared), _environment(threads))
     except BaseException:
         ours.close()
         raise
@@ -109,13 +113,13 @@ def _launch_one(rank: int, size: int, threads: int, board: int) -> Child:
 
 
 def _start_python(
-    rank: int, size: int, connection: int, board: int, environment: Mapping[str, str]
+    rank: int, size: int, descriptors: tuple[int, ...], environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     """A worker as a Python of its own."""
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", _MODULE, *map(str, (connection, board, rank, size))],
+        [sys.executable, "-P", "-m", _MODULE, *map(str, (*descriptors, rank, size))],
         stdin=subprocess.DEVNULL,
-        pass_fds=(connection, board),
+        pass_fds=descriptors,
         env=environment,
         process_group=0,  # The terminal's Ctrl-C is for the driver, which ends its workers.
     )

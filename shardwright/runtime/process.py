@@ -1,14 +1,16 @@
-"""A worker process: ``python -m shardwright.runtime.process SOCKET BOARD RANK SIZE``.
+"""A worker process: ``python -m shardwright.runtime.process SOCKET BOARD STORE RANK SIZE``.
 
-`launch` starts it with the descriptors of its end of a socket and of the notice board. It gets its
-slot by a `Start` message, answers `Ready`, then does what it is asked until `Stop`. If it fails it
-says so in a `Failed` message; if the driver is gone it ends at once, whatever it is doing.
+`launch` starts it with the descriptors of its end of a socket, of the notice board and of the store
+by which the ranks meet. It gets its slot by a `Start` message, answers `Ready`, then does what it
+is asked until `Stop`. If it fails it says so in a `Failed` message; if the driver is gone it ends
+at once, whatever it is doing.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import select
 import socket
 import sys
 import threading
@@ -20,8 +22,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import TCPStore
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from shardwright.comm import (
     LocalTransport,
@@ -64,13 +65,14 @@ Outbox = SimpleQueue[Finished | Answer | None]
 class WorkerProcess:
     """One worker and its threads: one listens to the driver, one answers, this one computes."""
 
-    def __init__(self, connection: Connection, board: Board) -> None:
+    def __init__(self, connection: Connection, board: Board, store: int) -> None:
         self._connection = connection
         self._board = board
+        self._store_file = store
         self._inbox = Inbox()
         self._outbox: Outbox = SimpleQueue()
         self._host: Host | None = None
-        self._store: TCPStore | None = None
+        self._store: Store | None = None
         self._meetings = itertools.count()
 
     def run(self) -> None:
@@ -117,8 +119,7 @@ class WorkerProcess:
         found = operations(document)
         if not found:
             return LocalTransport(Switchboard())
-        assert start.port is not None, "ranks that communicate have somewhere to meet"
-        store = self._store = self._store or open_store(start.port)
+        store = self._store = self._store or open_store(self._store_file)
         kinds = [device.kind for device in document.devices.values()]
 
         def make_group() -> dist.ProcessGroup:
@@ -223,11 +224,23 @@ def _load(
     return Weights(directory).load(stored) | constants
 
 
+def end_with(driver: int) -> None:
+    """Sleep until the process of a descriptor has ended, then end this one, whatever it is doing.
+
+    A connection says so too, but only when every process has closed it that the driver has forked,
+    such as those of a DataLoader.
+    """
+    watched = select.poll()
+    watched.register(driver, select.POLLIN)
+    watched.poll()
+    os._exit(1)
+
+
 def main(arguments: list[str]) -> None:
     """Run the worker that the arguments describe, and leave without looking back."""
-    descriptor, board, rank, size = map(int, arguments)
+    descriptor, board, store, rank, size = map(int, arguments)
     connection = Connection(socket.socket(fileno=descriptor))
-    WorkerProcess(connection, Board.attach(board, rank, size)).run()
+    WorkerProcess(connection, Board.attach(board, rank, size), store).run()
     connection.close()
     sys.stdout.flush()
     sys.stderr.flush()

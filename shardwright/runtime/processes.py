@@ -12,13 +12,13 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
-from torch._C._distributed_c10d import TCPStore
 
-from shardwright.comm import open_store, operations
+from shardwright.comm import make_store
 from shardwright.errors import (
     DeviceError,
     GraphError,
@@ -56,6 +56,9 @@ _END_PATIENCE = 10.0
 
 _GRACE = 0.5
 """Seconds in which the death of a worker is heard of after others have lost it."""
+
+_OF_OTHERS = (WorkerError.__name__, LaunchError.__name__)
+"""Errors that a worker meets where another one is gone."""
 
 _PASSED_ON: dict[str, type[ShardwrightError]] = {
     kind.__name__: kind for kind in (DeviceError, GraphError, LaunchError, RunError, WeightError)
@@ -113,7 +116,7 @@ class Processes(Backend):
         self._ended = threading.Event()
         self._error: ShardwrightError | None = None
         self._board_file, self._board = make_board(len(self._slots))
-        self._store = _rendezvous(pipeline)
+        self._store_file = make_store()
         self._children: list[Child] = []
         self._start(threads, options, tuple(modules))
 
@@ -148,9 +151,10 @@ class Processes(Backend):
         """Send a message to every worker, each with its tensors; the future is of all of them."""
         future = running_future()
         with self._lock:
-            if self._error is not None or self._ended.is_set():
-                reason = self._error or "the runner was closed"
-                raise RunError(f"the workers have ended: {reason}") from self._error
+            if self._error is not None:
+                raise copy(self._error)  # What ended the workers, to whoever asks them now.
+            if self._ended.is_set():
+                raise RunError("the workers have ended: the runner was closed")
             ranks = set(range(len(self._slots)))
             self._calls[call] = _Call(document or self._pipeline, future, finish, ranks)
         try:
@@ -193,16 +197,15 @@ class Processes(Backend):
     def _start(self, threads: int, options: Options, modules: tuple[str, ...]) -> None:
         """Start the workers, tell them what to be and wait until all are ready, or end them."""
         try:
-            self._children = launch(len(self._slots), threads, self._board_file.fileno())
+            shared = self._board_file.fileno(), self._store_file.fileno()
+            self._children = launch(len(self._slots), threads, *shared)
             document = self._pipeline.to_json()
             where = _directory(self._pipeline)
-            port = self._store.port if self._store is not None else None
             for child, slot in zip(self._children, self._slots, strict=True):
                 start = Start(
                     child.rank,
                     document,
                     where,
-                    port,
                     threads,
                     options.trace,
                     modules,
@@ -244,6 +247,8 @@ class Processes(Backend):
                 self._fail(self._failure(rank, message))
 
     def _collect(self, rank: int, done: Done | Answered, tensors: dict[str, Tensor]) -> None:
+        failed = done.error if isinstance(done, Answered) else None
+        error = self._failure(rank, failed) if failed is not None else None
         with self._lock:
             self._answers += 1
             call = self._calls.get(done.call)
@@ -253,8 +258,8 @@ class Processes(Backend):
                 return
             if isinstance(done, Done):
                 call.outputs.update(tensors)
-            elif done.error is not None:
-                call.error = call.error or self._failure(rank, done.error)
+            elif error is not None:
+                call.error = call.error or error
             else:
                 call.replies[self._slots[rank]] = Reply(done.value, tensors)
             call.waiting.discard(rank)
@@ -279,7 +284,7 @@ class Processes(Backend):
 
     def _failure(self, rank: int, failed: Failed) -> ShardwrightError:
         """The error that a worker reports; its own kind where it is about the user's input."""
-        if failed.error == "WorkerError":
+        if failed.error in _OF_OTHERS:
             time.sleep(_GRACE)
             for child in self._children:
                 if child.rank != rank and child.process.poll() is not None:
@@ -294,6 +299,7 @@ class Processes(Backend):
             tensor=failed.tensor,
             stage=failed.stage,
             microbatch=failed.microbatch,
+            lost=failed.error == WorkerError.__name__,
         )
 
     def _death(self, child: Child) -> ShardwrightError:
@@ -306,6 +312,7 @@ class Processes(Backend):
         return WorkerError(
             f"the worker is gone: {child.ending()}, {place.doing}",
             rank=child.rank,
+            lost=True,
             **place.labels(),
         )
 
@@ -364,7 +371,7 @@ class Processes(Backend):
     def _bury(self, patience: float) -> None:
         end(self._children, patience=patience)
         self._board_file.close()
-        self._store = None
+        self._store_file.close()
 
 
 def _directory(pipeline: Pipeline) -> str | None:
@@ -381,15 +388,3 @@ def _held_constants(pipeline: Pipeline, slot: str, shared: Collection[str]) -> d
         for name, info in constants_of(pipeline, slot).items()
         if name not in shared and info.value is not None and weights.held(info.value) is not None
     }
-
-
-def _rendezvous(pipeline: Pipeline) -> TCPStore | None:
-    """Where the ranks find each other, on a port that is free; None where none communicates."""
-    if not operations(pipeline):
-        return None
-    try:
-        return open_store(host=True)
-    except RuntimeError as error:
-        raise LaunchError(
-            f"no port of this machine can be opened for the workers: {error}"
-        ) from None

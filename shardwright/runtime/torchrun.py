@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from copy import copy
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -30,12 +31,14 @@ from shardwright.comm import (
     Transport,
     adopt_group,
     connect,
+    gather_bytes,
     join_group,
     operations,
 )
-from shardwright.errors import LaunchError, RunError, WorkerError
+from shardwright.errors import LaunchError, RunError, ShardwrightError, WorkerError
 from shardwright.pipeline import Pipeline, SuperTask
 from shardwright.runtime.backend import START_PATIENCE, Backend, Finish, running_future, settle
+from shardwright.runtime.connection import Answered, from_bytes, to_bytes
 from shardwright.runtime.generator import Slices
 from shardwright.runtime.host import Answer, Call, Host, Item, Load, Reply, Request
 from shardwright.runtime.inbox import End, Inbox
@@ -72,7 +75,8 @@ class Rank(Backend):
                 f"{size} ranks were started for the {len(pipeline.devices)} device slots of the "
                 f"pipeline; start it with --nproc-per-node {len(pipeline.devices)} in all"
             )
-        name = list(pipeline.devices)[self._rank]
+        self._slots = list(pipeline.devices)
+        name = self._slots[self._rank]
         device = torch_device(name, pipeline.devices[name])
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -120,18 +124,25 @@ class Rank(Backend):
         if self._store is None:
             return replies
         self._gathering = self._gathering or self._make_group()
-        found: list[Any] = [None] * dist.get_world_size()
+        (reply,) = replies.values()
         try:
-            dist.all_gather_object(found, replies, group=self._gathering)
-        except RuntimeError as error:
-            raise WorkerError(f"a rank is gone: {error}") from None
-        return {slot: reply for each in found for slot, reply in each.items()}
+            given = to_bytes(Answered(0, reply.value), reply.tensors)
+            found = [from_bytes(each) for each in gather_bytes(given, self._gathering)]
+        except (RuntimeError, EOFError, msgspec.MsgspecError) as error:
+            raise WorkerError(f"a rank is gone, or answers what no rank does: {error}") from None
+        return {
+            slot: Reply(message.value, tensors)
+            for slot, (message, tensors) in zip(self._slots, found, strict=True)
+            if isinstance(message, Answered)
+        }
 
     def _put(self, item: Item, finish: Finish | None) -> Future[Any]:
         """Queue something; ``finish`` makes a call's result, a request has none."""
         future = running_future()
         with self._lock:
             if self._error is not None:
+                if isinstance(self._error, ShardwrightError):
+                    raise copy(self._error)
                 raise RunError(f"the worker has ended: {self._error}") from self._error
             self._calls[item.number] = (future, finish)
         self._inbox.put(item)

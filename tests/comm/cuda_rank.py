@@ -1,6 +1,6 @@
 """One rank on a CUDA device: runs the table through `connect`, prints what is wrong.
 
-Run as ``python -m tests.comm.cuda_rank RANK SIZE PORT``.
+Run as ``python -m tests.comm.cuda_rank RANK SIZE STORE``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from shardwright.comm import Membership, connect, join_group, open_store
 from tests.comm.cases import given, operation, same, table, wanted
 
 
-def main(rank: int, size: int, port: int) -> None:
+def main(rank: int, size: int, descriptor: int) -> None:
     torch.cuda.set_device(rank)
     devices = [torch.device("cuda", i) for i in range(size)]
-    store = open_store(port)
+    store = open_store(descriptor)
     cases = [case for case in table() if max(case.ranks) < size]
     operations = [operation(case, tag) for tag, case in enumerate(cases)]
     transport = connect(

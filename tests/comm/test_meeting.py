@@ -3,15 +3,18 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 
+import msgspec
 import pytest
 import torch.distributed as dist
 
-from shardwright.comm import meeting as meeting_module
 from shardwright.comm.arena import Arena
-from shardwright.comm.meeting import Meeting, this_host
+from shardwright.comm.meeting import _HELLO, _KEY, Meeting, _address, _Place, this_host
 from shardwright.comm.post import Address
 from shardwright.comm.shared import SharedPost
 from shardwright.errors import LaunchError
@@ -100,27 +103,157 @@ def test_only_linked_pairs_have_sockets() -> None:
     assert together(3, meet) == [[1], [0, 2], [1]]
 
 
-def test_other_users_get_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+# --- who is no rank ---------------------------------------------------------------------------
 
-    def stranger_first(connection: socket.socket) -> int:
-        asked.append(connection)
-        return os.geteuid() + (len(asked) == 1)
 
-    monkeypatch.setattr(meeting_module, "_user_of", stranger_first)
+def call_first(says: bytes | None) -> tuple[list, list]:
+    """What two ranks meet as, and what a stranger hears who calls rank 0 before rank 1 does."""
     store = dist.HashStore()
+    heard: list = []
+    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    stranger.settimeout(30)
 
     def meet(rank: int) -> object:
         arena = Arena(2)
         meeting = Meeting(store, rank, 2, sharing=True)
         if rank == 1:
-            with pytest.raises(LaunchError, match="rank 1 cannot reach the ranks of its own host"):
-                meeting.links([0], arena)
+            stranger.connect(_address(meeting._places[0].name))
+            if says is not None:
+                stranger.send(says)
         (link,) = meeting.links([1 - rank], arena)
         meeting.close()
         arena.close()
         link.close()
         return link.rank
 
+    met = together(2, meet)
+    with stranger:
+        try:
+            heard += socket.recv_fds(stranger, 100, 4)[:2]
+        except ConnectionResetError:
+            heard += [b"", []]
+    return met, heard
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        None,
+        b"half",
+        _HELLO.pack(1, bytes(16)),
+        _HELLO.pack(1, bytes(16)) + b"more",
+        os.urandom(9000),
+    ],
+    ids=["nothing", "half a greeting", "no secret", "too much", "garbage"],
+)
+def test_a_stranger_gets_nothing_and_holds_nobody_up(says: bytes | None) -> None:
+    before = descriptors()
+    start = time.monotonic()
+    met, heard = call_first(says)
+    assert met == [1, 0]
+    assert heard == [b"", []]
+    assert time.monotonic() - start < 20
+    gc.collect()
+    assert descriptors() == before
+
+
+CALLER = """
+import os, socket, sys
+os.setgid(65534); os.setuid(65534)
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
+    caller.connect(b"\\0" + sys.argv[1].encode())
+    print("connected", flush=True)
+    try:
+        caller.send(bytes.fromhex(sys.argv[2]))
+        print(*socket.recv_fds(caller, 100, 4)[:2], flush=True)
+    except OSError:
+        print(b"", [], flush=True)
+"""
+
+LISTENER = """
+import os, socket, sys
+os.setgid(65534); os.setuid(65534)
+with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+    listener.bind(b"\\0" + sys.argv[1].encode())
+    listener.listen()
+    print("listens", flush=True)
+    caller = listener.accept()[0]
+    print(*socket.recv_fds(caller, 100, 4)[:2], flush=True)
+"""
+
+as_another_user = pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+
+
+@as_another_user
+def test_a_caller_of_another_user_is_hung_up_on_though_it_knows_the_secret() -> None:
+    store = dist.HashStore()
+    said: list[str] = []
+
+    def meet(rank: int) -> object:
+        arena = Arena(2)
+        meeting = Meeting(store, rank, 2, sharing=True)
+        if rank == 1:
+            name = _address(meeting._places[0].name).decode().removeprefix("\0")
+            hello = meeting._hello_to(0).hex()
+            command = [sys.executable, "-c", CALLER, name, hello]
+            caller = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            said.append(caller.stdout.readline() if caller.stdout is not None else "")
+        (link,) = meeting.links([1 - rank], arena)
+        if rank == 1:
+            said.append(caller.communicate(timeout=60)[0])
+        meeting.close()
+        arena.close()
+        link.close()
+        return link.rank
+
     assert together(2, meet) == [1, 0]
-    assert asked[0].fileno() == -1
+    assert said == ["connected\n", "b'' []\n"]
+
+
+@as_another_user
+def test_nothing_is_said_to_a_listener_of_another_user() -> None:
+    """The store under torchrun is open to others: they may put another name there."""
+    store = dist.HashStore()
+    name = f"shardwright-{os.getpid()}"
+    command = [sys.executable, "-c", LISTENER, name]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as listener:
+        assert listener.stdout is not None
+        try:
+            assert listener.stdout.readline() == "listens\n"
+            place = _Place(this_host(), name.removeprefix("shardwright-"), bytes(16))
+            store.set(_KEY.format(0), msgspec.json.encode(place).decode())
+            arena = Arena(2)
+            meeting = Meeting(store, 1, 2, sharing=True)
+            with pytest.raises(LaunchError, match="another user listens in place of rank 0"):
+                meeting.links([0], arena)
+            meeting.close()
+            arena.close()
+            assert listener.stdout.readline() == "b'' []\n"
+        finally:
+            listener.kill()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "garbage", '{"host": "", "name": "", "secret": ""}', '{"host": 1}', "\x80\x04K\x01."],
+)
+def test_what_no_rank_has_written_in_the_store_is_one_clear_error(text: str) -> None:
+    store = dist.HashStore()
+    store.set(_KEY.format(1), text)
+    before = descriptors()
+    with pytest.raises(LaunchError, match="rank 1"):
+        Meeting(store, 0, 2, sharing=True)
+    gc.collect()
+    assert descriptors() == before
+
+
+def test_a_name_where_nobody_listens_is_one_clear_error() -> None:
+    store = dist.HashStore()
+    place = _Place(this_host(), "nobody", bytes(16))
+    store.set(_KEY.format(0), msgspec.json.encode(place).decode())
+    arena = Arena(2)
+    meeting = Meeting(store, 1, 2, sharing=True)
+    with pytest.raises(LaunchError, match="rank 1 cannot reach the ranks of its own host"):
+        meeting.links([0], arena)
+    meeting.close()
+    arena.close()

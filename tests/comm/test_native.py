@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardwright.comm import open_store
+from shardwright.comm import make_store
 
 ROOT = Path(__file__).parents[2]
 DEVICES = torch.cuda.device_count()
@@ -22,12 +22,13 @@ DEVICES = torch.cuda.device_count()
 @pytest.mark.skipif(DEVICES < 2, reason=f"NCCL needs a device a rank; there are {DEVICES} here")
 def test_nccl_runs_the_table() -> None:
     size = min(DEVICES, 4)
-    store = open_store(host=True)
+    store = make_store()
     command = [sys.executable, "-m", "tests.comm.cuda_rank"]
     ranks = [
         subprocess.Popen(
-            [*command, str(rank), str(size), str(store.port)],
+            [*command, str(rank), str(size), str(store.fileno())],
             stdout=subprocess.PIPE,
+            pass_fds=[store.fileno()],
             text=True,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
@@ -40,3 +41,4 @@ def test_nccl_runs_the_table() -> None:
         for process in ranks:
             process.kill()
             process.communicate()
+        store.close()

@@ -15,7 +15,7 @@ from hypothesis import given as draw
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from shardwright.comm import LocalTransport, Membership, Switchboard, open_store, rooms
+from shardwright.comm import LocalTransport, Membership, Switchboard, make_store, open_store, rooms
 from shardwright.comm.arena import Arena
 from shardwright.comm.exchange import Parcel
 from shardwright.comm.meeting import Meeting
@@ -258,14 +258,15 @@ for turn in range(100000):
 @pytest.mark.processes
 def test_a_process_that_is_killed_in_the_middle_of_sending() -> None:
     files = os.listdir("/dev/shm")
-    store = open_store(host=True)
+    file = make_store()
     victim = subprocess.Popen(
-        [sys.executable, "-c", VICTIM, str(store.port)],
+        [sys.executable, "-c", VICTIM, str(file.fileno())],
+        pass_fds=[file.fileno()],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         cwd=Path(__file__).parents[2],
     )
     arena = Arena(2)
-    meeting = Meeting(store, 1, 2, sharing=True)
+    meeting = Meeting(open_store(file.fileno()), 1, 2, sharing=True)
     post = SharedPost(1, arena, meeting.links([0], arena), 1e-4)
     meeting.close()
 
@@ -289,3 +290,4 @@ def test_a_process_that_is_killed_in_the_middle_of_sending() -> None:
         victim.kill()
         victim.wait()
         post.abort()
+        file.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 
 import torch
@@ -33,5 +34,18 @@ def nap(x: Tensor) -> Tensor:
 
 
 @nap.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("runtime_tests::threads", mutates_args=())
+def threads(x: Tensor) -> Tensor:
+    """The least number of threads that torch, OpenMP or MKL would compute with, in x's shape."""
+    said = torch.__config__.parallel_info()
+    counts = [int(found) for found in re.findall(r"_max_threads\(\) : (\d+)", said)]
+    return torch.full_like(x, min([torch.get_num_threads(), *counts]))
+
+
+@threads.register_fake
 def _(x: Tensor) -> Tensor:
     return torch.empty_like(x)

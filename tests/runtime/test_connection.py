@@ -28,7 +28,7 @@ def ends() -> Iterator[Ends]:
 @pytest.mark.parametrize(
     "message",
     [
-        Start(1, b"{}", None, 1234, 1, True, ("a.b",), 1),
+        Start(1, b"{}", None, 1, True, ("a.b",), 1),
         Begin(7),
         Stop(),
         Done(7, [Event("d0", 0, 7, "t", "compute", 0.5, 1.5)]),

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,6 +86,11 @@ def test_another_server_where_libraries_would_read_something_else(
 ) -> None:
     with Runner(chain(1)):
         before = len(forking._servers)
+    for threads in (2, 3):
+        counting = chain(1, op="runtime_tests.threads.default")
+        with Runner(counting, threads=threads, modules=["tests.runtime.operators"]) as runner:
+            assert (runner(X) == threads).all()
+            assert len(forking._servers) == before
     monkeypatch.setenv("SOMETHING", "else")
     with Runner(chain(1)):
         assert len(forking._servers) == before
@@ -127,6 +133,13 @@ def _is_zombie(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
 
+def _is_gone(pid: int) -> bool:
+    try:
+        return _is_zombie(pid)
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 # --- what a worker is ------------------------------------------------------------------------
 
 
@@ -153,26 +166,47 @@ def test_a_worker_begins_with_what_the_driver_has_now(
 
 
 DRIVER = """
-import os, signal
+import os, signal, time
 from tests.runtime.own_workers import fork_servers, workers
 from tests.runtime.sketch import chain
 from shardwright.runtime import Runner
 
 runner = Runner(chain(2))
 print(*fork_servers(), *workers().values(), flush=True)
+if {forks} and not os.fork():
+    os.close(1)
+    os.close(2)
+    time.sleep(60)  # As a process of a DataLoader, it has a copy of every descriptor.
+    os._exit(0)
 if {killed}:
+    print(time.monotonic(), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 runner.close()
 """
 
 
 def test_nothing_outlives_a_driver() -> None:
-    programs = [DRIVER.format(killed=killed) for killed in (False, True)]
+    cases = [(False, False), (True, False), (True, True)]
+    programs = [DRIVER.format(killed=killed, forks=forks) for killed, forks in cases]
     for driver in run_at_once(programs, "-W", "error"):
         assert driver.stderr == ""
-        pids = [int(pid) for pid in driver.stdout.split()]
+        pids = [int(pid) for pid in driver.stdout.split()[:3]]
         assert len(pids) == 3
         wait_until(lambda pids=pids: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+def test_processes_end_at_once_with_a_killed_driver() -> None:
+    """Also where a process that it has forked goes on, with a copy of every connection."""
+    program = DRIVER.format(killed=True, forks=True)
+    driver = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    with driver:
+        assert driver.stdout is not None
+        pids = [int(pid) for pid in driver.stdout.readline().split()]
+        killed_at = float(driver.stdout.readline())
+        wait_until(lambda: all(_is_gone(pid) for pid in pids))
+        assert time.monotonic() - killed_at < 2
 
 
 COUNTING = """

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardwright.comm import open_store
 from shardwright.errors import (
     InputError,
     LaunchError,
@@ -44,8 +43,7 @@ SLEEPER = [operators.__name__]
 
 @pytest.fixture(scope="module", autouse=True)
 def descriptors_that_are_kept() -> None:
-    """The first store that a process opens leaves it a pipe, the first worker a fork server."""
-    open_store(host=True)
+    """The first worker leaves a process a fork server."""
     Runner(chain(1)).close()
 
 
@@ -157,8 +155,10 @@ def test_an_exception_on_a_worker() -> None:
         assert (caught.value.rank, caught.value.task) == (0, "d0.0")
         assert "in refuse_nan\n    raise ArithmeticError" in str(caught.value)
         assert own_workers.workers() == {}
-        with pytest.raises(RunError, match=r"the workers have ended: rank 0, supertask d0\.0"):
+        with pytest.raises(WorkerError, match="ArithmeticError: there is a NaN") as again:
             runner(X)
+        assert (again.value.rank, again.value.task) == (0, "d0.0")
+        assert not again.value.lost, "new workers would raise it too"
 
 
 def test_a_worker_is_killed_in_the_middle_of_a_call() -> None:
@@ -189,7 +189,12 @@ def test_a_worker_dies_between_calls() -> None:
     with Runner(chain(2)) as runner:
         runner(X)
         os.kill(workers(runner)[1], signal.SIGTERM)
-        with pytest.raises(RunError, match=r"rank 1.*: the worker is gone: .*SIGTERM"):
+        wait_until(lambda: runner._backend._ended.is_set())
+        for _ in range(2):
+            with pytest.raises(WorkerError, match=r"rank 1.*: the worker is gone: .*SIGTERM") as e:
+                runner(X)
+            assert (e.value.rank, e.value.task, e.value.lost) == (1, None, True)
+        with pytest.raises(WorkerError, match=r"rank 1.*SIGTERM"):
             list(runner.map([X] * 100))
 
 

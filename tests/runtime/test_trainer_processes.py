@@ -11,9 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from shardwright.errors import WorkerError
-from shardwright.runtime import state_dict, train
+from shardwright.runtime import launch, processes, state_dict, train
 from tests.runtime.own_workers import workers
 from tests.runtime.programs import perceptron, rows
 
@@ -47,6 +48,13 @@ class Disturbed:
 
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
+
+
+def kill_while_idle(pid: int) -> None:
+    """While the workers have nothing to do: the data takes its time."""
+    time.sleep(PAUSE)
+    kill(pid)
+    time.sleep(PAUSE)
 
 
 def kill_in_its_stage(pid: int) -> None:
@@ -100,8 +108,11 @@ def test_a_killed_worker_is_named() -> None:
     assert workers() == {}
 
 
-def test_a_killed_worker_is_replaced(expected: list[float], tmp_path: Path) -> None:
-    data = Disturbed(kill, at=5)
+@pytest.mark.parametrize("act", [kill, kill_while_idle])
+def test_a_killed_worker_is_replaced(
+    act: Callable[[int], None], expected: list[float], tmp_path: Path
+) -> None:
+    data = Disturbed(act, at=5)
     result = train(
         perceptron(0.3).step,
         data,
@@ -130,6 +141,33 @@ def test_a_worker_that_is_lost_before_any_checkpoint(expected: list[float], tmp_
         **OPTIONS,
     )
     assert result.losses == expected
+
+
+def test_a_mistake_of_the_program_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = []
+
+    def counted(*arguments: int) -> list[launch.Child]:
+        starts.append(arguments)
+        return launch.launch(*arguments)
+
+    monkeypatch.setattr(processes, "launch", counted)
+    weight = torch.nn.Parameter(torch.eye(4))
+    optimizer = torch.optim.SGD([weight], 0.1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = torch.linalg.cholesky(x @ weight).square().sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    data = [torch.eye(4), -torch.eye(4)]
+    with pytest.raises(WorkerError, match="cholesky") as caught:
+        train(step, data, epochs=1, devices=1, checkpoint=tmp_path, restarts=3, quiet=True)
+    assert not caught.value.lost
+    assert len(starts) == 1
 
 
 def test_a_stopped_worker_is_noticed() -> None:
