@@ -13,7 +13,10 @@ from tests.dimops.calls import CASES
 from tests.dimops.splitting import check, gradients, join, run_graph_of_parts, run_whole, sliced
 
 UNDEFINED = ("empty_like.default", "empty.memory_format", "new_empty.default")
-DEFINED = [case for case in CASES if not case.op.endswith(UNDEFINED)]
+# torch 2.9 has no derivative of these.
+NEWLY_DIFFERENTIABLE = ("nextafter.default", "aminmax.default")
+LEFT_OUT = UNDEFINED if torch.__version__ >= "2.13" else UNDEFINED + NEWLY_DIFFERENTIABLE
+DEFINED = [case for case in CASES if not case.op.endswith(LEFT_OUT)]
 
 
 def name_of(case):
