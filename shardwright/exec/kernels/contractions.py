@@ -103,7 +103,12 @@ def _attention(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
     if q.device.type == "cpu":
         mask = _in_four(mask)
         call = _aten._scaled_dot_product_flash_attention_for_cpu.default
-        return lambda: store(call(q, k, v, 0.0, causal, attn_mask=mask, scale=scale), outs)
+
+        def run() -> None:
+            *given, added = map(_by_rows, (q, k, v, mask))
+            store(call(*given, 0.0, causal, attn_mask=added, scale=scale), outs)
+
+        return run
     return lambda: store(attend(q, k, v, mask, causal, scale), outs)
 
 
@@ -114,10 +119,18 @@ def _attention_backward(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
     if q.device.type == "cpu":
         mask = _in_four(mask)
         call = _aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-        return lambda: store(
-            call(dy, q, k, v, y, lse, 0.0, causal, attn_mask=mask, scale=scale), outs
-        )
+
+        def run() -> None:
+            *given, added = map(_by_rows, (dy, q, k, v, y, lse, mask))
+            store(call(*given, 0.0, causal, attn_mask=added, scale=scale), outs)
+
+        return run
     return lambda: store(attend_backward(dy, q, k, v, y, lse, mask, causal, scale), outs)
+
+
+def _by_rows(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """The tensor with its rows one after another, which the CPU's operator takes for granted."""
+    return tensor if tensor is None or tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _in_four(mask: torch.Tensor | None) -> torch.Tensor | None:

@@ -1,8 +1,9 @@
 """The generic kind: any operator of torch, by its name.
 
 An operator whose overload with ``out=`` is its own kernel writes straight to the outputs. Many such
-overloads are generated wrappers that compute functionally and copy, and some resize what they are
-given; these, and operators without one, are called as they are, and their results copied.
+overloads are generated wrappers that compute functionally and copy, some resize what they are
+given, and some write to strided outputs as if they were contiguous; these, and operators without
+one, are called as they are, and their results copied.
 """
 
 from __future__ import annotations
@@ -25,18 +26,40 @@ _RESIZING = {"aten.mse_loss.default"}
 """Operators whose ``out=`` takes other memory than it is given."""
 
 
+_OF_IMAGES = {
+    "avg_pool2d",
+    "max_pool2d_with_indices",
+    "upsample_nearest2d",
+    "upsample_bilinear2d",
+}
+"""Operators whose ``out=`` knows channels last; other strides it takes for contiguous ones."""
+
+
 def _generic(attrs: Mapping[str, Any], ins: Tensors, outs: Tensors) -> Closure:
     overload, (given, named) = resolve(attrs["op"]), call_arguments(attrs)
     device = next((tensor.device for tensor in present((*ins, *outs))), torch.device("cpu"))
     args = [_filled(item, ins, device) for item in given]
     kwargs = {key: _filled(item, ins, device) for key, item in named.items()}
     writer = out_overload(overload)
-    if writer is None or None in outs or len(outs) != len(writer[1]):
+    if writer is None or None in outs or len(outs) != len(writer[1]) or not _fit(overload, outs):
         function = callable_of(overload)
         return lambda: _store_flat(function(*args, **kwargs), outs)
     form, names = writer
     kwargs |= dict(zip(names, outs, strict=True))
     return lambda: form(*args, **kwargs)
+
+
+def _fit(overload: OpOverload, outs: Tensors) -> bool:
+    """Whether the overload with ``out=`` honours the strides of these outputs."""
+    if torch.Tag.pointwise in overload.tags:
+        return True
+    images = operator_of(overload) in _OF_IMAGES
+    return all(out.is_contiguous() or (images and _is_last(out)) for out in present(outs))
+
+
+def _is_last(tensor: torch.Tensor) -> bool:
+    """Whether the tensor lies channels last."""
+    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
 
 
 def call_arguments(attrs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:

@@ -23,12 +23,18 @@ Attrs = Mapping[str, Any]
 
 def _softmax(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
     (x, y), dim = present((*ins, *outs)), attrs["dim"]
+    if not y.is_contiguous():  # which torch's forms with out= take for granted
+        made = _aten._log_softmax.default if attrs["log"] else _aten._softmax.default
+        return lambda: y.copy_(made(x, dim, False))
     call = _aten._log_softmax.out if attrs["log"] else _aten._softmax.out
     return lambda: call(x, dim, False, out=y)
 
 
 def _softmax_backward(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
     (dy, y, dx), dim = present((*ins, *outs)), attrs["dim"]
+    if not dx.is_contiguous():
+        packet = _aten._log_softmax_backward_data if attrs["log"] else _aten._softmax_backward_data
+        return lambda: dx.copy_(packet.default(dy, y, dim, y.dtype))
     if attrs["log"]:
         log = _aten._log_softmax_backward_data.out
         return lambda: log(dy, y, dim, y.dtype, out=dx)
@@ -52,9 +58,15 @@ def _layer_norm_backward(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
     x = needed(x)
     leading = x.shape[: x.dim() - attrs["dims"]]
     shape, mask = list(x.shape[len(leading) :]), [out is not None for out in outs]
-    statistics = [needed(item).reshape(*leading, *[1] * attrs["dims"]) for item in (mean, rstd)]
+    narrow = (*leading, *[1] * attrs["dims"])
+    given = needed(mean), needed(rstd)
     call = _aten.native_layer_norm_backward.default
-    return lambda: store(call(dy, x, shape, *statistics, w, b, mask), outs)
+
+    def run() -> None:
+        statistics = (item.contiguous().view(narrow) for item in given)
+        store(call(dy, x, shape, *statistics, w, b, mask), outs)
+
+    return run
 
 
 def _batch_norm(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
@@ -83,10 +95,11 @@ def _batch_norm_backward(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
 def _cross_entropy(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
     x, target, weight = ins
     (loss, total, log_probs), reduction = present(outs), attrs["reduction"]
-    ignore, probs, nll = attrs["ignore"], _aten._log_softmax.out, _aten.nll_loss_forward.output
+    ignore, nll = attrs["ignore"], _aten.nll_loss_forward.output
+    probs = _softmax({"dim": 1, "log": 1}, [x], [log_probs])
 
     def run() -> None:
-        probs(x, 1, False, out=log_probs)
+        probs()
         nll(log_probs, target, weight, reduction, ignore, output=loss, total_weight=total)
 
     return run
@@ -96,11 +109,11 @@ def _cross_entropy_backward(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closur
     dloss, log_probs, target, total, weight = ins
     (dx,), log_probs = present(outs), needed(log_probs)
     reduction, ignore = attrs["reduction"], attrs["ignore"]
-    nll, softmax = _aten.nll_loss_backward.default, _aten._log_softmax_backward_data.out
+    nll = _aten.nll_loss_backward.default
 
     def run() -> None:
         inner = nll(dloss, log_probs, target, weight, reduction, ignore, total)
-        softmax(inner, log_probs, 1, log_probs.dtype, out=dx)
+        _softmax_backward({"dim": 1, "log": 1}, [inner, log_probs], [dx])()
 
     return run
 
