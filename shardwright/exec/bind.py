@@ -24,6 +24,7 @@ from shardwright.exec.exec_plan import ExecPlan, make_exec_plan
 from shardwright.exec.executor import Executor
 from shardwright.exec.guards import is_counted
 from shardwright.exec.lowering import lower_graph
+from shardwright.exec.native.library import load
 from shardwright.exec.optimize import optimize_plan
 from shardwright.exec.passes.pipeline import prepare
 from shardwright.exec.replay import Replaying, warm_up
@@ -91,7 +92,9 @@ def _optimized(graph: IRGraph, replaying: Replaying, device: torch.device) -> IR
     """The graph after all passes, which are shown only the contents that are there to stay."""
     shown = {v.id: graph.tensors[v.id] for v in graph.stored() if _is_fixed(graph, v, replaying)}
     inference = replaying.mode == "inference"
-    made = prepare(replace(graph, tensors=shown), inference=inference, device=device)
+    chains = device.type == "cpu" and load() is not None
+    shown_graph = replace(graph, tensors=shown)
+    made = prepare(shown_graph, inference=inference, device=device, chains=chains)
     contents = graph.tensors | made.tensors
     made.tensors = {v.id: contents[v.id] for v in made.stored() if v.id in contents}
     return made

@@ -32,7 +32,7 @@ from shardwright.ir.values import (
 )
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class IRGraph:
     """Values and nodes in execution order.
 

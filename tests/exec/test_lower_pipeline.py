@@ -270,3 +270,32 @@ def test_a_bad_text_is_refused_with_its_rule_and_place(case: str) -> None:
     change, message = REFUSED[case]
     with pytest.raises(PipelineError, match=message):
         sw.check(changed(change))
+
+
+class Attends(nn.Module):
+    """Attention, and elementwise operators."""
+
+    def forward(self, q: Tensor) -> Tensor:
+        made = nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+        return torch.sigmoid(made) * made + q * 0.5
+
+
+def test_what_is_lowered_depends_on_the_kind_of_the_slot_alone() -> None:
+    """On a GPU attention is one call, which chooses there, and no chain is: it has no kernel."""
+    graph = sw.capture(Attends(), (torch.randn(2, 4, 16, 8, dtype=torch.bfloat16),))
+    pipeline = sw.build(graph, sw.plan(graph, devices=1))
+    found = {}
+    for kind in ("cpu", "cuda"):
+        devices = {
+            name: msgspec.structs.replace(device, kind=kind)
+            for name, device in pipeline.devices.items()
+        }
+        lowered = sw.lower(msgspec.structs.replace(pipeline, devices=devices))
+        (task,) = [name for name, task in lowered.supertasks.items() if task.kind == "dfg"]
+        calls = json.loads(lowered.data_of(task))["calls"]
+        numbers = {kind.id: kind.name for kind in BY_NAME.values()}
+        found[kind] = [numbers[call["kind"]] for call in calls]
+    assert found["cpu"] == ["attention", "chain"]
+    assert found["cuda"][0] == "generic"
+    assert "chain" not in found["cuda"]
+    assert "bmm" not in found["cuda"]

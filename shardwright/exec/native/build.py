@@ -19,6 +19,7 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -78,10 +79,21 @@ def built_library() -> Path:
             library.parent.mkdir(parents=True, exist_ok=True)
             with _alone(library.parent / "lock"):
                 if not library.exists():
+                    _say(compiler, library)
                     _build(compiler, base, library)
         return library
     except OSError as error:
         raise ExecError(f"the native kernels cannot be built: {error}") from error
+
+
+def _say(compiler: tuple[str, ...], library: Path) -> None:
+    """What takes so long, and that it does so once."""
+    print(
+        f"shardwright: compiling native kernels with {Path(compiler[0]).name}, once on this "
+        f"machine, which takes a minute or two; kept in {library.parent.parent}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _build(compiler: tuple[str, ...], base: list[str], library: Path) -> None:

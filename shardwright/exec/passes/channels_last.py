@@ -86,6 +86,9 @@ GOING_ON = frozenset(f"aten.{name}" for name in (*_NORMS_AND_POOLS, *_VIEWS, *_O
 _STRICT_VIEW = "aten.view.default"
 """Of these the one that refuses memory in which it would have to copy."""
 
+_DENSE = frozenset(f"aten.{name}.default" for name in ("group_norm", "native_group_norm"))
+"""Of these those whose kernels refuse what is neither contiguous nor lies channels last."""
+
 FEW_CHANNELS = 8
 """Below these, a convolution reads channels that lie first as well as it would read a copy."""
 
@@ -172,6 +175,9 @@ class _Pass:
         going = node.op in GOING_ON
         if not going and (going := _is_elementwise(node.op)):
             inputs = self._alike(inputs, node)
+        if node.op in _DENSE:
+            first = self._value(inputs[0])
+            going = first.strides is None or _is_last(first)
         if going and (node.op != _STRICT_VIEW or self._has_view(node, inputs)):
             return self._emit(node, inputs)
         inputs = [self._taken(value_id, node) for value_id in node.inputs]

@@ -21,7 +21,10 @@ from shardwright.transform.record import Kind, record
 from shardwright.transform.simplify import simplify
 
 _CHOOSING = ("aten.scaled_dot_product_attention.default",)
-"""Operators that are no kernels, but choose one by device and operands, and prepare its mask."""
+"""Operators that are no kernels, but choose one by device and operands, and prepare its mask.
+
+What they choose on a GPU only the machine that runs it knows: there they stay one call.
+"""
 
 LARGEST = 64
 """Nodes: an operator that comes apart into more (an LSTM, step by step) stays one call."""
@@ -35,16 +38,22 @@ class Template(NamedTuple):
 
 
 class Composites:
-    """Recorded templates, each once; ``device_kind`` is whose kernels are asked for."""
+    """Recorded templates, each once; ``device_kind`` is whose kernels are asked for.
+
+    Those of another kind than the CPU are asked of torch's ``meta`` device: what a graph comes
+    apart into depends on the kind, and not on the machine where that is done.
+    """
 
     def __init__(self, device_kind: str = "cpu") -> None:
-        self._device = device_kind
+        self._device = device_kind if device_kind == "cpu" else "meta"
         self._mode = FakeTensorMode()
         self._known: dict[object, Template | None] = {}
 
     def of(self, op: str, inputs: Sequence[IRValue], attrs: Mapping[str, Any]) -> Template | None:
         """What a call comes apart into."""
         if not is_composed(op) or attrs.get("dropout_p"):
+            return None
+        if op in _CHOOSING and self._device != "cpu":
             return None
         kinds = tuple(Kind.of(value) for value in inputs)
         key = (op, kinds, repr(attrs))

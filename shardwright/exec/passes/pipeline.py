@@ -8,7 +8,7 @@
     losses          cross entropy in one piece, as a mean where it is one
     concatenations  in the order in which they are read
     products        with what follows them
-    chains          of elementwise operators
+    chains          of elementwise operators, where there are kernels for them
     dead code       what nothing needs any more
 
 What always holds: each of them takes a valid graph and gives one that computes the same.
@@ -43,6 +43,7 @@ def prepare(
     inference: bool,
     constants: bool = True,
     device: str | torch.device = "cpu",
+    chains: bool | None = None,
 ) -> IRGraph:
     """The graph as it is lowered: same inputs, stored values, outputs and updates.
 
@@ -52,7 +53,12 @@ def prepare(
         Whether new stored values may come to be; not where a file already says which there are.
     device
         Where it is to run; composed operators become what torch's kernels there are.
+    chains
+        Whether elementwise operators become chains, for which there are native kernels alone: one
+        that torch interprets is slower than the operators. Where not said, on the CPU.
     """
+    if chains is None:
+        chains = torch.device(device).type == "cpu"
     known = Inference()
     composites = Composites(torch.device(device).type)
     if inference and constants:
@@ -64,4 +70,5 @@ def prepare(
         graph = fold_constants(graph, inference=inference, device=device)
     graph = mean_losses(fuse_losses(graph))
     graph = order_concatenations(graph, known)
-    return remove_dead_code(fuse_elementwise(fuse_gemm(graph)))
+    graph = fuse_gemm(graph)
+    return remove_dead_code(fuse_elementwise(graph) if chains else graph)

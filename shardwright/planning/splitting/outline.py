@@ -7,7 +7,9 @@ through. What always holds: nodes of one kind have equal operators, attributes, 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import weakref
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from shardwright.dimops.bound import BoundDimop
 from shardwright.dimops.catalog import dimop_of
@@ -52,19 +54,27 @@ class Outline:
         return self.bounds[self.kinds[position]]
 
 
-_outlines: dict[int, tuple[int, Outline]] = {}
-"""By the graph's id in memory: how many nodes it had, and its outline, which keeps it alive."""
+class _Known(NamedTuple):
+    """A graph whose outline was made, and how many nodes it had then."""
+
+    graph: weakref.ref[IRGraph]
+    nodes: int
+    outline: Outline
+
+
+_outlines: dict[int, _Known] = {}
+"""By the graph's id in memory. None keeps the graph alive, or the tensors of its stored values."""
 
 
 def outline_of(view: IRGraph) -> Outline:
     """The outline of a graph that is complete."""
     known = _outlines.get(id(view))
-    if known is not None and known[0] == len(view.nodes):
-        return known[1]
+    if known is not None and known.graph() is view and known.nodes == len(view.nodes):
+        return known.outline
     made = _outline(view)
     while len(_outlines) >= KEPT:
         del _outlines[next(iter(_outlines))]
-    _outlines[id(view)] = (len(view.nodes), made)
+    _outlines[id(view)] = _Known(weakref.ref(view), len(view.nodes), made)
     return made
 
 
@@ -85,7 +95,7 @@ def _outline(view: IRGraph) -> Outline:
             readers.setdefault(value_id, []).append((position, index))
         makers |= dict.fromkeys(node.outputs, position)
     return Outline(
-        view,
+        replace(view, tensors={}),
         tuple(kinds),
         tuple(bounds),
         readers,

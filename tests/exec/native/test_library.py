@@ -1,6 +1,7 @@
 """The library of native kernels: building it, binding calls, running programs."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -38,13 +39,19 @@ def runtime_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @needs_compiler
 def test_a_build_lies_in_the_cache_and_is_found_again(
-    runtime_alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runtime_alone: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     path = build.built_library()
     assert path.is_relative_to(tmp_path / "cache")
+    said = capfd.readouterr().err
+    assert re.fullmatch(r"shardwright: compiling native kernels with .*once.*cache/native\n", said)
     assert isinstance(library.Library(path).bind(0, 0, b"", [], 0), str)
     monkeypatch.setattr(build, "_build", None)  # another build would fail
     assert build.built_library() == path
+    assert not capfd.readouterr().err
 
 
 @needs_compiler

@@ -260,3 +260,52 @@ def test_steps_of_training_stay() -> None:
 
     graph = sw.compile_ir(step, images(2, 3, 6, 6))
     assert channels_last(graph) is graph
+
+
+class Behind(nn.Module):
+    """A convolution, and what reads it otherwise than as images."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self.conv, self.norm = nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(4, 16)
+        self.one = nn.Conv1d(16, 8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.conv(x)
+        match self.name:
+            case "flattened":
+                return self.norm(x.flatten(2))
+            case "flattened, convolved":
+                return self.one(nn.functional.silu(self.norm(x.flatten(2))))
+            case "attention block":
+                rows = self.norm(x.flatten(2)).transpose(1, 2)
+                mixed = nn.functional.scaled_dot_product_attention(rows, rows, rows)
+                return mixed.transpose(1, 2).reshape(x.shape) + x
+            case "transposed":
+                return self.norm(x.transpose(2, 3))
+            case "sliced":
+                return self.norm(x[:, :, ::2])
+            case "some channels":
+                return nn.functional.group_norm(x[:, :8], 4)
+            case "five dimensions":
+                return self.norm(x.unsqueeze(2))
+            case _:
+                return self.norm(x)
+
+
+BEHIND = [
+    *("flattened", "flattened, convolved", "attention block", "transposed", "sliced"),
+    *("some channels", "five dimensions", "as it is"),
+]
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_a_group_norm_reads_what_its_kernel_takes(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = Behind(name).eval(), images(2, 3, 8, 8)
+    with torch.no_grad():
+        expected = model(x)
+    found = sw.compile(model, x)(x)
+    assert found.stride() == expected.stride()
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()

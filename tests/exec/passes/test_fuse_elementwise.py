@@ -9,8 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 from torch.nn import functional as F
 
+import shardwright as sw
 from shardwright.exec.operators import CHAIN
 from shardwright.exec.passes.decompose import decompose
 from shardwright.exec.passes.elementwise import ROWS
@@ -258,3 +260,21 @@ def test_any_graph_computes_the_same(drawn: tuple[IRGraph, list[torch.Tensor]]) 
 def test_every_row_names_an_operator_of_torch() -> None:
     for name in ROWS:
         resolve(name)
+
+
+def test_there_is_no_chain_without_a_kernel_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch would interpret it, cast by cast."""
+
+    class Gated(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.sigmoid(x) * x + y * 0.5
+
+    model, (x, y) = Gated(), torch.randn(2, 8, 8).bfloat16()
+    assert "chain" in sw.compile(model, x, y).trace(x, y).counts
+    for module in ("bind", "executor"):
+        monkeypatch.setattr(f"shardwright.exec.{module}.load", lambda: None)
+    program = sw.compile(model, x, y)
+    counts = program.trace(x, y).counts
+    assert "chain" not in counts
+    assert sum(counts.values()) == 4, "as many as the model calls"
+    assert torch.equal(program(x, y), model(x, y))
