@@ -6,8 +6,8 @@ stored value that the step has is read as the step holds it, as far as annotatio
 
 A node that does in both graphs the same, at the same place of the model and with the same stored
 values, is split alike. Where lengths differ (a batch of another size) it is split by the same, in
-units that fit. Where the step has no such node (a batch norm that no longer counts) a split is
-followed on from what the node reads.
+units that fit, or not at all where a batch has fewer rows than there are slots. Where the step has
+no such node (a batch norm that no longer counts) a split is followed on from what the node reads.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from dataclasses import dataclass, field
 
 from shardwright.dimops.bound import BoundDimop, Carry
 from shardwright.dimops.catalog import dimop_of
-from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.layout import Mesh
 from shardwright.planning.follow import Annotations, Following
 from shardwright.planning.mesh import compatible
-from shardwright.planning.plan import Assignment, Plan, Split, Terms, input_texts
+from shardwright.planning.plan import Assignment, Plan, Split, Terms
 
 Part = tuple[str, tuple[tuple[int, int], ...] | None]
 """A stored value by its name, and which part of it, where a fused one is taken apart."""
@@ -40,15 +39,13 @@ def splits_beside(
 ) -> list[tuple[Split | Terms | None, ...]]:
     """What each axis of a node's mesh splits of it, for each node of ``graph``.
 
-    ``step`` is the graph whose leading nodes ``plan`` assigns. Raises PlanError.
+    ``step`` is the graph whose leading nodes ``plan`` assigns.
     """
     assigned = [plan.assignments[index] for index in plan.nodes]
     axes = dict.fromkeys(axis for mesh in meshes for axis in mesh.axes)
     copies = {copy.node + i + 1 for i, copy in enumerate(sorted(plan.copies))}
     columns = {axis: _Along(graph, meshes, step, assigned, copies, axis) for axis in axes}
     found = {axis: column.run() for axis, column in columns.items()}
-    for axis, column in found.items():
-        _check_split(graph, axis, max(_size(mesh, axis) for mesh in meshes), column)
     splits = []
     for i, (node, mesh) in enumerate(zip(graph.nodes, meshes, strict=True)):
         made = tuple(found[axis][i] for axis in mesh.axes)
@@ -57,19 +54,8 @@ def splits_beside(
     return splits
 
 
-def _check_split(
-    graph: IRGraph, axis: str, size: int, splits: Sequence[Split | Terms | None]
-) -> None:
-    """Raise PlanError where an axis splits nothing, so that slots would have nothing to do."""
-    if size > 1 and not any(splits):
-        raise PlanError(
-            f"nothing in the graph {graph.name!r} with the inputs "
-            f"{', '.join(input_texts(graph))} can be split in {size} along the mesh axis "
-            f"{axis!r}, as the training step is; give batches of {size} samples or more"
-        )
-
-
-def _keys(graph: IRGraph, nodes: Iterable[IRNode]) -> list[Key]:
+def node_keys(graph: IRGraph, nodes: Iterable[IRNode]) -> list[Key]:
+    """By what each node is known in another graph of the same model."""
     seen: Counter[tuple[str, str, tuple[Part, ...]]] = Counter()
     keys = []
     for node in nodes:
@@ -114,7 +100,7 @@ class _Along:
         self.following = Following(self.graph, 1, Annotations(self.graph))
         pairs = zip(self.step.nodes, self.assigned, strict=False)
         once = [pair for i, pair in enumerate(pairs) if i not in self.copies]
-        keys = _keys(self.step, [node for node, _ in once])
+        keys = node_keys(self.step, [node for node, _ in once])
         for key, (node, assignment) in zip(keys, once, strict=True):
             if self.axis in assignment.mesh.axes:
                 split = assignment.splits[assignment.mesh.axes.index(self.axis)]
@@ -136,7 +122,7 @@ class _Along:
     def run(self) -> list[Split | Terms | None]:
         """The split of each node of the graph."""
         for node, key, mesh in zip(
-            self.graph.nodes, _keys(self.graph, self.graph.nodes), self.meshes, strict=True
+            self.graph.nodes, node_keys(self.graph, self.graph.nodes), self.meshes, strict=True
         ):
             self.following.size = _size(mesh, self.axis)
             if self.following.size == 1:

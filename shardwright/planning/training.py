@@ -146,15 +146,15 @@ def training_plan(
         placement=schedule.placement,
         slots=tuple(mesh.devices for mesh in ranks),
         stages=tuple(stages),
-        work=_stage_work(work, stages, schedule.stages),
+        work=stage_work(work, stages, schedule.stages),
         recompute=options.recompute,
         memory=options.memory,
         zero=options.zero,
     )
 
 
-def _stage_work(work: Sequence[int], stages: Sequence[int], count: int) -> tuple[int, ...]:
-    """The work of each stage."""
+def stage_work(work: Sequence[int], stages: Sequence[int], count: int) -> tuple[int, ...]:
+    """The work of each stage, from that of each node."""
     found = [0] * count
     for stage, amount in zip(stages, work, strict=True):
         found[stage] += amount

@@ -22,6 +22,7 @@ from shardwright.planning import Plan, plan_beside
 from shardwright.runtime.loading import Batch, Data, Loading
 from shardwright.runtime.measures import means
 from shardwright.runtime.session import Session
+from shardwright.runtime.shared_names import share_names
 from shardwright.tracing import compile_ir
 from shardwright.tracing.closures import Closure, find_closure
 from shardwright.tracing.unchanged import unchanged
@@ -51,6 +52,15 @@ class Evaluation:
         self._lower = lower
         self._pipelines: dict[object, Pipeline] = {}
 
+    def prepare(self) -> None:
+        """Make the pipelines of all shapes that the data tells of.
+
+        Raises CaptureError, PlanError and InputError, before anything is trained.
+        """
+        first = self._loading.first()
+        for batch in (first, *self._loading.other_shapes(first, None)):
+            self._pipeline(batch)
+
     def run(self, session: Session, *, leads: bool) -> dict[str, float]:
         """The means over all batches, on the rank that ``leads``; nothing elsewhere.
 
@@ -68,7 +78,7 @@ class Evaluation:
     def _pipeline(self, batch: Batch) -> Pipeline:
         key = batch.shapes
         if key not in self._pipelines:
-            graph = capture_evaluation(self._evaluate, batch)
+            graph = share_names(capture_evaluation(self._evaluate, batch), self._step)
             plan = plan_beside(graph, self._step, self._plan)
             pipeline = build(graph, plan, device_kind=self._device_kind)
             self._pipelines[key] = lowered(pipeline) if self._lower else pipeline

@@ -11,12 +11,13 @@ so the caller's generators are where they were, and a run that is taken up sees 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from shardwright.errors import InputError
 from shardwright.runtime.draws import Draws
@@ -76,6 +77,23 @@ class Loading:
             raise InputError(self._nothing(0))
         self._begun = itertools.chain([batch], items)
         return batch
+
+    def other_shapes(self, first: Batch, steps: int | None) -> list[Batch]:
+        """Batches of other shapes than the first that ``steps`` steps meet, where the data tells.
+
+        Of a list all shapes are known, of a DataLoader how many rows its last batch has. Nothing is
+        read: of a batch that is yet to come the first one's rows stand in.
+        """
+        if isinstance(self._data, list | tuple):
+            batches = [as_batch(item, 0, number) for number, item in enumerate(self._data[:steps])]
+            shapes = {batch.shapes: batch for batch in reversed(batches)}
+            return [batch for batch in shapes.values() if batch.shapes != first.shapes]
+        rows = _remainder(self._data)
+        if not rows or (steps is not None and steps < len(cast(DataLoader[Any], self._data))):
+            return []
+        number = len(cast(DataLoader[Any], self._data)) - 1
+        args, kwargs = _first_rows((first.args, first.kwargs), first.size, rows)
+        return [Batch(tuple(args), kwargs, 0, number)]
 
     def read_rows(self, rows: Sequence[int], size: int) -> None:
         """From the next pass on read only some rows of each batch of ``size``, where that can be.
@@ -143,6 +161,25 @@ def _tensors(item: Any) -> Iterator[Tensor]:
     elif isinstance(item, tuple | list):
         for one in item:
             yield from _tensors(one)
+
+
+def _remainder(data: Data) -> int:
+    """How many rows the last batch of a DataLoader has, where those are fewer; else 0."""
+    if not isinstance(data, DataLoader) or data.drop_last or not data.batch_size:
+        return 0
+    count = len(data.sampler) if isinstance(data.sampler, Sized) else 0
+    return count % data.batch_size if count > data.batch_size else 0
+
+
+def _first_rows(item: Any, size: int, rows: int) -> Any:
+    """Nested tuples, lists and dicts with the first rows of the tensors that have ``size``."""
+    if isinstance(item, Tensor):
+        return item[:rows] if item.dim() and len(item) == size else item
+    if isinstance(item, Mapping):
+        return {key: _first_rows(one, size, rows) for key, one in item.items()}
+    if isinstance(item, tuple | list) and not hasattr(item, "_fields"):
+        return type(item)(_first_rows(one, size, rows) for one in item)
+    return item
 
 
 def as_batch(item: Any, epoch: int = 0, number: int = 0) -> Batch:

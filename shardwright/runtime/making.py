@@ -2,7 +2,8 @@
 
 In come a checked document, a slot's name, the contents of its constants and its transport; out
 comes a `CallWorker`, or a `StepWorker` where the document is of a training step. A second pipeline
-on the same slot takes the first one's constants, told by name and placements (`shared_constants`).
+on the same slot takes the first one's constants, told by name and placements (`shared_constants`);
+where it is of a training step too, it changes them in place.
 """
 
 from __future__ import annotations
@@ -87,6 +88,37 @@ def shared_constants(document: Document, trained: Document) -> dict[str, str]:
     return found
 
 
+def check_updates(document: Document, trained: Document, shared: Mapping[str, str]) -> None:
+    """Raise RunError where a step would change some copies of a state and leave others.
+
+    ``document`` is another step on the state of ``trained``; ``shared`` says which constant of that
+    each of its constants is.
+    """
+    if document.training is None:
+        return
+    replaced = wholes_of(document, document.training.replaces.values())
+    changed = {whole.name for whole in replaced.values()}
+    theirs = {
+        name: whole.name
+        for slot in trained.devices
+        for name, whole in wholes_of(trained, constants_of(trained, slot)).items()
+    }
+    expected = sorted(name for name, whole in theirs.items() if whole in changed)
+    found = sorted(shared[name] for name in replaced if name in shared)
+    if lacking := [whole.name for name, whole in replaced.items() if name not in shared]:
+        raise RunError(
+            f"the step {document.name!r} changes {lacking[0]!r}, which the one that is trained "
+            "does not have: what it does depends on the shapes of its batch; give batches of "
+            "one shape"
+        )
+    if found != expected:
+        wrong = next(iter({*expected}.symmetric_difference(found)), expected[0])
+        raise RunError(
+            f"the step {document.name!r} does not change {theirs[wrong]!r} on every slot that has "
+            "it; build it with the plan of the step that is trained"
+        )
+
+
 def _matched(
     slot: str,
     document: Document,
@@ -96,12 +128,14 @@ def _matched(
 ) -> dict[str, str]:
     """One slot's constants by those of the other document, by name and placements."""
     ours, theirs = wholes
-    known_parts = {_part_key(trained, name, whole): name for name, whole in theirs.items()}
+    copies: dict[tuple[Any, ...], list[str]] = {}
+    for name, whole in theirs.items():
+        copies.setdefault(_part_key(trained, name, whole), []).append(name)
     found = {}
     for name, whole in ours.items():
-        other = known_parts.get(_part_key(document, name, whole))
-        if other is not None:
-            found[name] = other
+        if same := copies.get(_part_key(document, name, whole)):
+            # Copies of one part, as a fused weight's count of steps has, are told apart by order.
+            found[name] = same.pop(0) if len(same) > 1 else same[0]
         elif whole.name in known:
             raise RunError(
                 f"device slot {slot!r} needs {whole.name!r} {_ranges(whole)}, which is not what it "

@@ -25,7 +25,7 @@ from shardwright.pipeline import Pipeline
 from shardwright.runtime.contents import READ, WRITE, Contents, Parts
 from shardwright.runtime.driver import Driver
 from shardwright.runtime.generator import Generator
-from shardwright.runtime.making import Options, shared_constants
+from shardwright.runtime.making import Options, check_updates, shared_constants
 from shardwright.runtime.start import Start, checked
 from shardwright.runtime.step_generator import Rows, StepGenerator
 from shardwright.schedule.agenda import default_lookahead, is_training
@@ -106,13 +106,27 @@ class Session(Driver):
         Steps run one after another. Waits while ``in_flight`` steps are under way. Raises
         InputError where the arguments are not those of the program's step.
         """
+        return self._submit(0, self._generator, args, kwargs)
+
+    def submit_to(self, pipeline: Pipeline, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Start a step of another pipeline of the same program, on the same state.
+
+        It is of the same step, for batches of another shape: its constants are this pipeline's of
+        the same names and placements. As with `evaluate` it is made ready once. Raises RunError
+        where it changes a state that this pipeline does not have, and InputError.
+        """
+        return self._submit(*self._load(pipeline, training=True), args, kwargs)
+
+    def _submit(
+        self, number: int, generator: Generator, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Future[Any]:
         if self._broken is not None:
             raise RunError(
                 f"a step has failed and left the state halfway: {self._broken}; load a state first"
             ) from self._broken
-        inputs = self._generator.cut(args, kwargs)
-        join = self._generator.join
-        future = self._begin(lambda call: self._backend.begin(call, inputs, join))
+        inputs = generator.cut(args, kwargs)
+        begin, join = self._backend.begin, generator.join
+        future = self._begin(lambda call: begin(call, inputs, join, pipeline=number))
         future.add_done_callback(self._note)
         return future
 
@@ -141,26 +155,28 @@ class Session(Driver):
 
         Raises RunError that names a constant which a slot has another part of, and InputError.
         """
-        number, generator = self._load(pipeline)
+        number, generator = self._load(pipeline, training=False)
         inputs = generator.cut(args, kwargs)
         ask = self._backend.begin
         return self._ask(lambda c: ask(c, inputs, generator.join, pipeline=number)).result()
 
-    def _load(self, pipeline: Pipeline | str | Path) -> tuple[int, Generator]:
+    def _load(self, pipeline: Pipeline | str | Path, *, training: bool) -> tuple[int, Generator]:
         """A pipeline's number, and what cuts and joins for it; loaded at its first use."""
         key = id(pipeline) if isinstance(pipeline, Pipeline) else str(pipeline)
         if key not in self._loaded:
             read = checked(pipeline, self._start.modules, weights=False)
-            if is_training(read):
+            if is_training(read) and not training:
                 raise RunError("the pipeline is of a training step; evaluate one of the model")
             prepared = self._start.arranged(read)
             shared = shared_constants(prepared, self.pipeline)
+            check_updates(prepared, self.pipeline, shared)
             others = {k: info for k, info in prepared.tensors.items() if k not in shared}
             prepared.weights.check(others)
             number = len(self._loaded) + 1
             self._ask(lambda c: self._backend.load(c, number, prepared, shared)).result()
             kept = pipeline if isinstance(pipeline, Pipeline) else prepared
-            self._loaded[key] = (kept, number, Generator(prepared))
+            made = StepGenerator(prepared, self._slot) if training else Generator(prepared)
+            self._loaded[key] = (kept, number, made)
         _, number, generator = self._loaded[key]
         return number, generator
 

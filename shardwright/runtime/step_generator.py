@@ -145,8 +145,7 @@ class StepGenerator(Generator):
             taken += f", or the {rows.count} rows of it that this rank reads"
         raise InputError(
             f"input {name!r} is {tensor.dtype}{list(tensor.shape)}, but {taken}; shapes are "
-            "static, so leave out a last batch that is shorter (drop_last=True), or build a "
-            "pipeline for it"
+            "static: train makes a program for each shape that it meets, a Session takes one"
         )
 
 

@@ -197,12 +197,14 @@ class Rank(Backend):
         infos = constants_of(pipeline, slot.name)
         mine = {name: slot.constants[shared[name]] for name in infos if name in shared}
         stored = {name: info for name, info in infos.items() if name not in shared}
+        added = relays(pipeline)
         return make_worker(
             pipeline,
             slot.name,
             {**pipeline.weights.load(stored), **mine},
-            self._connect(operations(pipeline)),
+            self._connect([*operations(pipeline), *added.values()]),
             self._options,
+            relays=relays_of(self._rank, added),
             shares=True,
         )
 

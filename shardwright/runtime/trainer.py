@@ -19,6 +19,7 @@ from shardwright.layout import Cluster
 from shardwright.pipeline.schema import DeviceKind
 from shardwright.planning import Plan
 from shardwright.profiling import Profile
+from shardwright.runtime.buckets import StepBuckets
 from shardwright.runtime.choosing import program_with
 from shardwright.runtime.evaluation import Evaluation
 from shardwright.runtime.loading import Data, Loading
@@ -65,7 +66,7 @@ def train(
     timeout: float = 60.0,
     threads: int = 1,
     modules: Sequence[str] = (),
-    drop_last: bool = True,
+    drop_last: bool = False,
     write_back: bool = True,
     seed: int = 0,
 ) -> TrainResult:
@@ -77,8 +78,11 @@ def train(
         What it returns is reported; the loss is the number called ``loss``, or the first.
     data
         The batches, each a tuple or dict of arguments or the one argument: a DataLoader, a list, or
-        a function from the number of a pass to one. Every batch has the first one's shape; a
-        shorter one is left out, or an error with ``drop_last=False``.
+        a function from the number of a pass to one. For batches of another shape than the first
+        one's, such as a shorter last one, a program of their own is made on the same state; it
+        takes their rows in equal microbatches.
+    drop_last
+        Whether batches of fewer rows than the first are left out.
     mesh, devices, policy, profile, microbatches, schedule, chunks, recompute, memory, zero
         As in `plan`, which has defaults for those that are not given; one slot, or as many as
         torchrun has ranks, where neither mesh nor devices is given. With ``policy="auto"`` the
@@ -166,14 +170,22 @@ def train(
             seed=seed,
             lower=lower,
         )
+        evaluation.prepare()
     pipeline = build(graph, plan, device_kind=device_kind)
+    pipeline = lowered(pipeline) if lower else pipeline
+    buckets = StepBuckets(
+        step_fn, program, plan, pipeline, device_kind=device_kind, seed=seed, lower=lower
+    )
+    if not drop_last:
+        buckets.prepare(loading.other_shapes(program.batch, steps))
     return TrainingRun(
         options=options,
         loading=loading,
         program=program,
+        buckets=buckets,
         rates=Rates(program.captured.rates, scheduler, program.captured.schedulers),
         evaluation=evaluation,
-        result=TrainResult(plan, lowered(pipeline) if lower else pipeline),
+        result=TrainResult(plan, pipeline),
     ).run()
 
 

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from shardwright.errors import InputError, LaunchError, RunError, WorkerError
+from shardwright.errors import LaunchError, RunError, WorkerError
+from shardwright.runtime.buckets import Bucket, StepBuckets, shape_text
 from shardwright.runtime.checkpoint import Position
 from shardwright.runtime.display import Display
 from shardwright.runtime.evaluation import Evaluation
@@ -42,6 +44,8 @@ from shardwright.tracing.rates import Rates
 
 AHEAD = 2
 """How many steps may be on their way: while one runs, the inputs of the next are there."""
+MANY_SHAPES = 8
+"""With how many programs for shapes of batches a run says that they are many: a choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,7 @@ class TrainingRun:
         options: Options,
         loading: Loading,
         program: Program,
+        buckets: StepBuckets,
         rates: Rates,
         evaluation: Evaluation | None,
         result: TrainResult,
@@ -71,6 +76,7 @@ class TrainingRun:
         self._loading = loading
         self._first = program.batch
         self._program = program
+        self._buckets = buckets
         self._rates = rates
         self._rates_before = deepcopy(rates.state_dict())
         self._evaluation = evaluation
@@ -174,56 +180,64 @@ class TrainingRun:
         under_way: deque[_Step] = deque()
         self._finished_at = time.monotonic()
         for batch, last in _marked(self._batches(position)):
-            position = self._after(position, batch)
+            bucket = self._bucket(batch)
+            position = self._after(position, batch, bucket.microbatches)
             while len(under_way) >= AHEAD:
                 self._report(self._finish(under_way.popleft()))
-            under_way.append(self._begin(session, batch, position))
+            under_way.append(self._begin(session, batch, bucket, position))
             if last or self._pauses_after(position.step):
                 while len(under_way) > 1:
                     self._report(self._finish(under_way.popleft()))
                 self._pause(session, under_way.popleft(), last=last)
 
     def _batches(self, position: Position) -> Iterator[Batch]:
-        """The batches of the steps that are left, all of one shape."""
-        batches = filter(self._fits, self._loading.batches(position.epoch, position.batch))
+        """The batches of the steps that are left."""
+        batches = self._loading.batches(position.epoch, position.batch)
+        if self._options.drop_last:
+            batches = filter(self._is_full, batches)
         if self._options.steps is None:
             return batches
         return islice(batches, max(0, self._options.steps - position.step))
 
-    def _fits(self, batch: Batch) -> bool:
-        if batch.shapes == self._first.shapes:
-            return True
-        message = (
-            f"batch {batch.number} of pass {batch.epoch} has the shapes {_text(batch.shapes)}, the "
-            f"first one {_text(self._first.shapes)}"
-        )
-        if not self._options.drop_last:
-            raise InputError(
-                f"{message}; a step is built for one shape: pad the batch, or leave it out with "
-                "drop_last=True"
-            )
-        if not self._told_of_short:
+    def _is_full(self, batch: Batch) -> bool:
+        """Whether a batch has as many rows as the first one; the first that has fewer is noted."""
+        full = batch_size(batch.tensors) >= batch_size(self._first.tensors)
+        if not full and not self._told_of_short:
             self._told_of_short = True
-            self._display.note(f"{message}; such batches are left out")
-        return False
+            self._display.note(f"{self._described(batch)}; such batches are left out")
+        return full
 
-    def _after(self, position: Position, batch: Batch) -> Position:
+    def _described(self, batch: Batch) -> str:
+        return (
+            f"batch {batch.number} of pass {batch.epoch} has the shapes {shape_text(batch)}, the "
+            f"first one {shape_text(self._first)}"
+        )
+
+    def _bucket(self, batch: Batch) -> Bucket:
+        """The program for a batch; where one is made for it, that is noted."""
+        if not self._buckets.has(batch):
+            self._display.note(f"{self._described(batch)}; a program is made for it")
+            if self._buckets.count == MANY_SHAPES:
+                self._display.note(
+                    f"there are programs for {MANY_SHAPES} shapes, each with memory of its own: "
+                    "pad batches to a few lengths"
+                )
+        return self._buckets.of(batch)
+
+    def _after(self, position: Position, batch: Batch, microbatches: int) -> Position:
         """Where the run stands when a batch is done."""
-        draws = position.draws + self._microbatches
+        draws = position.draws + microbatches
         return Position(position.step + 1, batch.epoch, batch.number + 1, draws)
 
-    @property
-    def _microbatches(self) -> int:
-        training = self._result.plan.training
-        assert training is not None, "a step has a plan for training"
-        return training.microbatches
-
-    def _begin(self, session: Session, batch: Batch, position: Position) -> _Step:
+    def _begin(self, session: Session, batch: Batch, bucket: Bucket, position: Position) -> _Step:
         given = dict(batch.kwargs)
         if self._program.draws:
-            given[DRAWS] = torch.arange(position.draws - self._microbatches, position.draws)
+            given[DRAWS] = torch.arange(position.draws - bucket.microbatches, position.draws)
         rates = self._rates.values
-        future = session.submit(*batch.args, **given, **self._rates.inputs())
+        submit = session.submit
+        if bucket is not self._buckets.first:
+            submit = partial(session.submit_to, bucket.pipeline)
+        future = submit(*batch.args, **given, **self._rates.inputs())
         self._rates.advance()
         return _Step(position, batch, rates, future)
 
@@ -303,7 +317,3 @@ def _marked(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
         following = next(batches, None)
         yield batch, following is None
         batch = following
-
-
-def _text(shapes: Sequence[Sequence[int]]) -> str:
-    return ", ".join(str(list(shape)) for shape in shapes)

@@ -110,9 +110,27 @@ def test_a_plan_of_no_training_step() -> None:
 
 
 def test_a_graph_of_which_an_axis_splits_nothing() -> None:
+    """A step is done whole by each slot; of an evaluation all but one would be idle."""
     step, _ = captured()
-    _, single = captured(batch=1)
+    single, evaluation = captured(batch=1)
+    made = plan(step, mesh={"data": 2})
+    beside = plan_beside(single, step, made)
+    assert all(not any(found.splits) for found in beside.assignments)
+    shared_constants(build(single, beside), build(step, made))
     with pytest.raises(
         PlanError, match=r"nothing in .* x i64\[1\].* in 2 along .* give batches of 2 samples"
     ):
-        plan_beside(single, step, plan(step, mesh={"data": 2}))
+        plan_beside(evaluation, step, made)
+
+
+@pytest.mark.parametrize("mesh", [{"pipeline": 2}, {"tensor": 2}, {"data": 2}], ids=str)
+def test_a_step_for_another_batch_is_where_the_step_is(mesh: dict[str, int]) -> None:
+    (step, _), (other, _) = captured(), captured(batch=6)
+    made = plan(step, mesh=mesh, microbatches=2)
+    beside = plan_beside(other, step, made, microbatches=3)
+    assert beside.training is not None
+    assert made.training is not None
+    assert beside.training.microbatches == 3
+    assert beside.training.stages == made.training.stages
+    there = where(step_of(step, made).graph, made)
+    assert where(step_of(other, beside).graph, beside) == there

@@ -108,3 +108,12 @@ def tokens(count: int, seed: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]
     draws = torch.Generator().manual_seed(seed)
     x = torch.randint(0, 20, (count, ROWS, 7), generator=draws)
     return [(one[:, :-1], one[:, 1:]) for one in x]
+
+
+def some_short(batches: list[Any]) -> list[Any]:
+    """Batches of which some have fewer rows than the first."""
+    sizes = {2: 5, 3: 6, 6: 5}
+    return [
+        tuple(tensor[: sizes.get(number)] for tensor in batch)
+        for number, batch in enumerate(batches)
+    ]

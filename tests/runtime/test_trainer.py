@@ -205,15 +205,6 @@ def test_a_directory_with_checkpoints_is_not_written_over(tmp_path: Path) -> Non
         quietly(perceptron(), rows(2), epochs=1, checkpoint=tmp_path)
 
 
-def test_a_short_batch_is_left_out_or_refused() -> None:
-    program, reference = perceptron(), perceptron()
-    data = rows(3)
-    short = [*data, tuple(tensor[:3] for tensor in data[0])]
-    assert_close(quietly(program, short, epochs=1).losses, reference.loop(data))
-    with pytest.raises(InputError, match=r"\[3, 16\], \[3\], the first one \[8, 16\], \[8\]"):
-        quietly(perceptron(), short, epochs=1, drop_last=False)
-
-
 def test_more_than_a_loss() -> None:
     base = perceptron()
 

@@ -16,7 +16,7 @@ import torch
 from shardwright.errors import WorkerError
 from shardwright.runtime import launch, processes, state_dict, train
 from tests.runtime.own_workers import workers
-from tests.runtime.programs import perceptron, rows
+from tests.runtime.programs import perceptron, rows, some_short
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
@@ -64,19 +64,28 @@ def kill_in_its_stage(pid: int) -> None:
     threading.Timer(PAUSE, kill, [pid]).start()
 
 
-@pytest.fixture(scope="module")
-def expected() -> list[float]:
+def in_process(data) -> list[float]:
     return train(
-        perceptron(0.3).step, rows(STEPS), epochs=1, in_process=True, quiet=True, **OPTIONS
+        perceptron(0.3).step, data, epochs=1, in_process=True, quiet=True, **OPTIONS
     ).losses
 
 
-def test_processes_compute_the_same(expected: list[float], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def expected() -> list[float]:
+    return in_process(rows(STEPS))
+
+
+@pytest.fixture(scope="module")
+def expected_short() -> list[float]:
+    return in_process(some_short(rows(STEPS)))
+
+
+def test_processes_compute_the_same(expected_short: list[float], tmp_path: Path) -> None:
     program = perceptron(0.3)
     log = tmp_path / "log.jsonl"
     result = train(
         program.step,
-        rows(STEPS),
+        some_short(rows(STEPS)),
         epochs=1,
         evaluate=program.evaluate,
         eval_data=rows(2, seed=1),
@@ -85,9 +94,9 @@ def test_processes_compute_the_same(expected: list[float], tmp_path: Path) -> No
         quiet=True,
         **OPTIONS,
     )
-    assert result.losses == expected
+    assert result.losses == expected_short
     lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [line["loss"] for line in lines] == expected
+    assert [line["loss"] for line in lines] == expected_short
     assert set(lines[0]["memory"]) == {"d0", "d1"}
     assert lines[-1]["evaluation"].keys() == {"loss", "accuracy"}
     assert workers() == {}
@@ -186,12 +195,12 @@ SCRIPT = """
 import os, signal, sys
 from pathlib import Path
 from shardwright.runtime import train
-from tests.runtime.programs import perceptron, rows
+from tests.runtime.programs import perceptron, rows, some_short
 
 folder = Path(sys.argv[1])
 
 def data(epoch):
-    for number, batch in enumerate(rows(8)):
+    for number, batch in enumerate(some_short(rows(8))):
         marker = folder / "killed"
         if number == 5 and os.environ["RANK"] == "1" and not marker.exists() and len(sys.argv) > 2:
             marker.touch()
@@ -223,15 +232,15 @@ def torchrun(folder: Path, *arguments: str, restarts: int = 0) -> subprocess.Com
 
 
 @pytest.mark.parametrize("fault", [False, True], ids=["undisturbed", "a rank is killed"])
-def test_under_torchrun(fault: bool, tmp_path: Path, expected: list[float]) -> None:
+def test_under_torchrun(fault: bool, tmp_path: Path, expected_short: list[float]) -> None:
     done = torchrun(tmp_path, *["fault"] * fault, restarts=2)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "killed").exists() == fault
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert [line["loss"] for line in lines] == expected
+    assert [line["loss"] for line in lines] == expected_short
     assert "evaluation" in lines[-1]
     assert (tmp_path / "losses-1").read_text() == "0", "the losses are the first rank's"
     single = perceptron(0.3)
-    train(single.step, rows(STEPS), epochs=1, in_process=True, quiet=True, **OPTIONS)
+    train(single.step, some_short(rows(STEPS)), epochs=1, in_process=True, quiet=True, **OPTIONS)
     saved = state_dict(tmp_path / "kept")
     assert all((saved[k] == tensor).all() for k, tensor in single.model.state_dict().items())
