@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
@@ -16,20 +17,30 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch import nn
+from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import TracingContext, tracing
 from torch._library.custom_ops import OPDEFS
 from torch._library.simple_registry import singleton
 from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.nn.modules.transformer import _detect_is_causal_mask
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 __all__ = [
+    "DETECTS_CAUSAL_MASK",
+    "MODULE_CALL",
+    "FakeTensor",
     "FakeTensorMode",
     "HigherOrderOperator",
     "OpOverload",
     "TorchDispatchMode",
+    "TracingContext",
     "add_to_all",
     "begin_memory_reports",
+    "compiling_here",
     "copy_all",
+    "enable_python_dispatcher",
     "end_memory_reports",
     "end_pool",
     "has_kernel_for",
@@ -42,9 +53,9 @@ __all__ = [
     "registering_module",
     "schema_of",
     "storage_key",
+    "tracing",
     "without_autocast",
     "without_dispatch_modes",
-    "without_stack_traces",
 ]
 
 
@@ -102,21 +113,53 @@ def without_autocast() -> AbstractContextManager[None]:
     return guard
 
 
+MODULE_CALL = nn.Module._call_impl.__code__
+"""The code whose frames are calls of a module: ``f_locals["self"]`` is the module."""
+
+DETECTS_CAUSAL_MASK = _detect_is_causal_mask.__code__
+"""The code by which `nn.Transformer` looks whether the mask that it is given is a causal one."""
+
+
+class _InOneThread:
+    """True in the thread that made it, until it is let go, and false in all others."""
+
+    def __init__(self) -> None:
+        self._thread: int | None = threading.get_ident()
+
+    def __bool__(self) -> bool:
+        return threading.get_ident() == self._thread
+
+    def __or__(self, other: Any) -> Any:
+        return bool(self) | other
+
+    def __and__(self, other: Any) -> Any:
+        return bool(self) & other
+
+    __ror__, __rand__ = __or__, __and__
+
+    def let_go(self) -> None:
+        """False everywhere from now on: whoever saved it may put it back later."""
+        self._thread = None
+
+
+_COMPILING = ("_is_compiling_flag", "_is_exporting_flag")
+
+
 @contextmanager
-def without_stack_traces() -> Iterator[None]:
-    """Lets tracers note no stack of a call, which takes longer than the call (torch from 2.11)."""
-    config: Any = torch.fx.config
-    before = getattr(config, _STACK_TRACES, None)
-    if before is not None:
-        setattr(config, _STACK_TRACES, True)
+def compiling_here() -> Iterator[None]:
+    """`torch.compiler.is_compiling` and `is_exporting` are true in this thread, and in it alone.
+
+    torch has one flag for all threads, and optimizers that step in another one compute otherwise
+    where it is true.
+    """
+    flag, compiler = _InOneThread(), vars(torch.compiler)
+    before = {name: compiler[name] for name in _COMPILING if not compiler.get(name, True)}
+    compiler.update(dict.fromkeys(before, flag))
     try:
         yield
     finally:
-        if before is not None:
-            setattr(config, _STACK_TRACES, before)
-
-
-_STACK_TRACES = "do_not_emit_stack_traces"
+        flag.let_go()
+        compiler.update({name: value for name, value in before.items() if compiler[name] is flag})
 
 
 def end_pool(device: int, pool: tuple[int, int]) -> None:

@@ -13,15 +13,13 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
-from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, InputSpec
 
 from shardwright.errors import CaptureError
 from shardwright.ir.dtypes import dtype_name
 from shardwright.ir.values import IRValue
 from shardwright.tracing.emitter import Emitter
+from shardwright.tracing.export import Program
 from shardwright.tracing.failures import CaptureWarning, line_before
-from shardwright.tracing.flat import PREFIX
 from shardwright.tracing.memory import Memory, Owner, Place
 
 
@@ -72,7 +70,7 @@ class Boundary:
         self,
         emitter: Emitter,
         memory: Memory,
-        program: ExportedProgram,
+        program: Program,
         contents: Mapping[str, Stored],
         constants: Mapping[int, str],
     ) -> None:
@@ -90,15 +88,36 @@ class Boundary:
 
     def roots(self, input_names: Iterable[str]) -> list[Place]:
         """A place for each placeholder of the program, in order. Raises CaptureError."""
-        names = iter(input_names)
-        placeholders = self._program.graph.find_nodes(op="placeholder")
-        specs = self._program.graph_signature.input_specs
-        return [
-            self._input(next(names), node.meta["val"])
-            if spec.kind is InputKind.USER_INPUT
-            else self._stored_value(spec, node.meta["val"])
-            for spec, node in zip(specs, placeholders, strict=True)
+        specs = (node.meta["val"] for node in self._program.graph.find_nodes(op="placeholder"))
+        stored = [
+            self._stored_value(self._contents[path], role, spec)
+            for (path, role), spec in zip(self._program.stored, specs, strict=False)
         ]
+        return stored + [
+            self._input(name, spec) for name, spec in zip(input_names, specs, strict=True)
+        ]
+
+    def constant(self, target: str) -> Place:
+        """A place for a tensor that the program merely uses. Raises CaptureError."""
+        if target not in self._program.constants:
+            raise CaptureError(
+                "the model computes with an object that a graph cannot hold, such as a "
+                "torch.Generator or a script object; use tensors, and the default generator with "
+                "torch.manual_seed"
+            )
+        name, tensor, spec = self._program.constants[target]
+        by_id = {id(stored.tensor): stored for stored in self._contents.values()}
+        if id(tensor) in by_id:
+            return self._places[id(by_id[id(tensor)])]
+        if tensor.is_meta:
+            raise CaptureError(
+                f"the model computes with {name!r}, a tensor without contents that is neither "
+                "parameter nor buffer; register it as a buffer and build the model inside "
+                "`with sw.empty_weights():`"
+            )
+        name = self._constants.get(id(tensor), name)
+        stored = self._found.setdefault(id(tensor), Stored(tensor, [name]))
+        return self._stored_value(stored, "constant", spec)
 
     @property
     def input_ids(self) -> list[int]:
@@ -122,18 +141,10 @@ class Boundary:
         self._inputs.append(place)
         return place
 
-    def _stored_value(self, entry: InputSpec, spec: torch.Tensor) -> Place:
+    def _stored_value(self, stored: Stored, role: Owner, spec: torch.Tensor) -> Place:
         """A parameter, a buffer or a constant; a tied one is the same place again."""
-        if entry.kind not in _ROLES or entry.target is None:
-            raise CaptureError(
-                "the model computes with an object that a graph cannot hold, such as a "
-                "torch.Generator or a script object; use tensors, and the default generator with "
-                "torch.manual_seed"
-            )
-        name = entry.target.removeprefix(f"{PREFIX}.")
-        stored = self._contents.get(name) or self._constant(name, entry.target)
         if id(stored) not in self._places:
-            role = stored.role or _ROLES[entry.kind]
+            role = stored.role or role
             value = self._builder.stored(
                 role,
                 stored.names[0],
@@ -150,17 +161,6 @@ class Boundary:
         """Gradients flow from ``value`` on, unless the capture itself stands under no_grad."""
         if torch.is_grad_enabled():
             self._emitter.let_flow(value)
-
-    def _constant(self, name: str, target: str) -> Stored:
-        tensor = self._program.constants[target]
-        if not isinstance(tensor, torch.Tensor) or tensor.is_meta:
-            raise CaptureError(
-                f"the model computes with {name!r}, a tensor without contents that is neither "
-                "parameter nor buffer; register it as a buffer and build the model inside "
-                "`with sw.empty_weights():`"
-            )
-        name = self._constants.get(id(tensor), name)
-        return self._found.setdefault(id(tensor), Stored(tensor, [name]))
 
     # --- what is left after the last node ---------------------------------------------------
 
@@ -201,10 +201,3 @@ class Boundary:
                     CaptureWarning,
                     stacklevel=stacklevel + 1,
                 )
-
-
-_ROLES: dict[InputKind, Owner] = {
-    InputKind.PARAMETER: "param",
-    InputKind.BUFFER: "buffer",
-    InputKind.CONSTANT_TENSOR: "constant",
-}

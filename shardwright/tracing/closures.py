@@ -13,7 +13,7 @@ import functools
 import sysconfig
 import types
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,7 @@ _LIBRARIES = tuple(
 )
 _PLAIN = {type(None), bool, int, float, complex, str, bytes}
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+_OF_TORCH = (nn.Module, torch.Tensor)
 
 
 @dataclass
@@ -78,6 +79,21 @@ def find_closure(function: Callable[..., Any]) -> Closure:
     found.modules = _outermost(found.modules)
     found.tensors = _apart_from(found.tensors, found.modules)
     return found
+
+
+def held_by(items: Iterable[Any]) -> Iterator[Any]:
+    """The containers and plain objects of the program among ``items``, and those in them."""
+    seen: dict[int, Any] = {}
+    pending = deque(items)
+    while pending:
+        item = pending.popleft()
+        if id(item) in seen or type(item) in _PLAIN or isinstance(item, _OF_TORCH):
+            continue
+        seen[id(item)] = item
+        attributes = {} if isinstance(item, _CONTAINERS) else _attributes(item)
+        if attributes or isinstance(item, _CONTAINERS):
+            yield item
+            pending.extend(inner for _, inner in _elements("", attributes or item))
 
 
 def _file(table: dict[str, Any], name: str, item: Any) -> None:

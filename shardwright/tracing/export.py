@@ -1,56 +1,82 @@
-"""torch.export, called so that the model is left as it was and nothing is printed.
+"""A program traced on fake tensors, so that the model is left as it was and nothing is printed.
 
-Comes in: a flat model and the tensors of a call. Goes out: torch's exported program, or a
-CaptureError. What always holds: modules' attributes, parameters, buffers and modes are afterwards
-what they were.
+Comes in: a flat model and the tensors of a call. Goes out: the ATen calls that it makes, and what
+they take beside the arguments, or a CaptureError. What always holds: modules' attributes,
+parameters, buffers, hooks and modes are afterwards what they were; captures wait for each other,
+since torch's tracing keeps some of its state for all threads, and nothing else waits for them.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+import torch.fx
 from torch import nn
-from torch._export.passes import replace_autocast_with_hop_pass, replace_set_grad_with_hop_pass
-from torch.export import ExportedProgram
 
 from shardwright.errors import CaptureError
-from shardwright.tracing.empty_weights import stand_ins
-from shardwright.tracing.failures import CaptureWarning, explain
-from shardwright.tracing.flat import FlatModel, fresh_inputs
-from shardwright.tracing.origins import takes_notes
+from shardwright.ir.torch_internals import FakeTensor, FakeTensorMode
+from shardwright.ir.values import Source
+from shardwright.tracing.empty_weights import check_buffers
+from shardwright.tracing.failures import CaptureWarning, explain, line_before
+from shardwright.tracing.flat import FlatModel
+from shardwright.tracing.memory import Owner
+from shardwright.tracing.origins import Notes, takes_notes
+from shardwright.tracing.tracer import Traced, trace
+from shardwright.tracing.unchanged import model_unchanged
+from shardwright.tracing.value_checks import fake_mode
 
 # What they say is in the CaptureError.
-_LOGGERS = (
-    "torch.fx.experimental.symbolic_shapes",
-    "torch._subclasses.fake_tensor",
-    "torch.export._trace",
-)
+_LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
+_ONE_AT_A_TIME = threading.RLock()
 
 
-def export_flat(
-    flat: FlatModel, tensors: list[torch.Tensor], *, stacklevel: int = 2
-) -> ExportedProgram:
-    """The exported program of ``flat`` on tensors like ``tensors``. Raises CaptureError.
+class Constant(NamedTuple):
+    """A tensor that is neither given nor stored; ``spec`` is what was traced in its place."""
+
+    name: str
+    tensor: torch.Tensor
+    spec: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Program:
+    """The calls of a flat model.
+
+    The graph's placeholders are the tensors ``stored``, by their paths in the model, then the
+    inputs; ``constants`` are what its other tensors are, by the targets of ``get_attr`` nodes.
+    ``left_out`` are lines that look at contents only to raise, or for nothing.
+    """
+
+    graph: torch.fx.Graph
+    stored: tuple[tuple[str, Owner], ...]
+    constants: dict[str, Constant]
+    left_out: tuple[Source, ...]
+
+
+def export_flat(flat: FlatModel, tensors: list[torch.Tensor], *, stacklevel: int = 2) -> Program:
+    """The program of ``flat`` on tensors like ``tensors``. Raises CaptureError.
 
     Warnings are of the line ``stacklevel`` frames up, 1 being the caller's.
     """
-    device = tensors[0].device if tensors else torch.device("cpu")
     program, failure = None, ""
     with ExitStack() as stack:
+        stack.enter_context(_ONE_AT_A_TIME)
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())
-        stack.enter_context(_unchanged(flat.model))
+        stack.enter_context(model_unchanged(flat.model))
         stack.enter_context(_quiet())
-        stack.enter_context(_without_regions())
         notes = stack.enter_context(takes_notes())
-        stack.enter_context(stand_ins(flat.model, device))
         try:
-            program = torch.export.export(flat, fresh_inputs(tensors), strict=False)
+            program = _traced(flat, tensors, notes)
         except CaptureError as error:
             failure = str(error)
         except Exception as error:
@@ -59,7 +85,109 @@ def export_flat(
         raise CaptureError(failure)
     if notes.functions and flat.model.training and torch.is_grad_enabled():
         _warn_of_functions(notes.functions, stacklevel + 2)
+    for source in program.left_out:
+        warnings.warn(
+            f"{line_before(source)}this looks at the contents of a tensor, of which a graph knows "
+            "nothing, and only checks them: the graph goes on without the check",
+            CaptureWarning,
+            stacklevel=stacklevel + 1,
+        )
     return program
+
+
+def _traced(flat: FlatModel, tensors: list[torch.Tensor], notes: Notes) -> Program:
+    check_buffers(flat.model)
+    mode, answers = fake_mode()
+    names = _attribute_names(flat.model)
+    device = tensors[0].device if tensors else torch.device("cpu")
+    stored = _let_stand_in(flat.model, mode, device)
+    arguments = [_like(mode, index, tensor) for index, tensor in enumerate(tensors)]
+    traced = trace(flat.forward, arguments, [fake for _, _, fake in stored], mode, notes)
+    constants = dict(_constants(traced, mode, names))
+    return Program(
+        traced.graph,
+        tuple((path, owner) for path, owner, _ in stored),
+        constants,
+        tuple(sorted(traced.looked | answers.left_out, key=str)),
+    )
+
+
+def _let_stand_in(
+    model: nn.Module, mode: FakeTensorMode, device: torch.device
+) -> list[tuple[str, Owner, torch.Tensor]]:
+    """Put a fake tensor in the place of each parameter and buffer; tied ones are one again.
+
+    Those on meta are traced as if they were on ``device``. Gives them by their first paths.
+    """
+    fakes: dict[int, torch.Tensor] = {}
+    found: list[tuple[str, Owner, torch.Tensor]] = []
+    owners: tuple[tuple[Owner, str], ...] = (("param", "_parameters"), ("buffer", "_buffers"))
+    for owner, holder in owners:
+        for path, module in model.named_modules():
+            held: dict[str, torch.Tensor | None] = getattr(module, holder)
+            for key, tensor in held.items():
+                if tensor is None:
+                    continue
+                if id(tensor) not in fakes:
+                    fakes[id(tensor)] = fake = _fake(mode, tensor, device)
+                    found.append((f"{path}.{key}" if path else key, owner, fake))
+                held[key] = fakes[id(tensor)]
+    return found
+
+
+def _fake(mode: FakeTensorMode, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if not tensor.is_meta:
+        fake: torch.Tensor = mode.from_tensor(tensor, static_shapes=True)
+        return fake
+    with mode:
+        empty = torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device
+        )
+        return nn.Parameter(empty, requires_grad=tensor.requires_grad)
+
+
+def _like(mode: FakeTensorMode, index: int, tensor: torch.Tensor) -> torch.Tensor:
+    """An argument: of its tensor's kind, sharing memory with none. Raises CaptureError."""
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        raise CaptureError(
+            f"input tensor number {index} has the layout {tensor.layout}; graphs hold dense "
+            "tensors only, so pass its dense parts"
+        )
+    with mode:
+        return torch.empty_strided(
+            tensor.shape,
+            tensor.stride(),
+            dtype=tensor.dtype,
+            device=tensor.device,
+            requires_grad=tensor.requires_grad,
+        )
+
+
+# --- constants -------------------------------------------------------------------------------
+
+
+def _attribute_names(model: nn.Module) -> dict[int, str]:
+    """Paths of the tensors that modules hold as plain attributes, by id."""
+    return {
+        id(item): f"{path}.{key}" if path else key
+        for path, module in model.named_modules()
+        for key, item in vars(module).items()
+        if isinstance(item, torch.Tensor)
+    }
+
+
+def _constants(
+    traced: Traced, mode: FakeTensorMode, names: dict[int, str]
+) -> Iterator[tuple[str, Constant]]:
+    numbers = itertools.count()
+    for target, tensor in traced.constants.items():
+        name = names.get(id(tensor)) or f"lifted_tensor_{next(numbers)}"
+        if isinstance(tensor, FakeTensor):
+            raise CaptureError(
+                f"a tensor of shape {list(tensor.shape)} was taken past torch's operators, as by "
+                "`x.data`: use x.detach()"
+            )
+        yield target, Constant(name, tensor, mode.from_tensor(tensor, static_shapes=True))
 
 
 def _warn_of_functions(names: set[str], stacklevel: int) -> None:
@@ -72,61 +200,19 @@ def _warn_of_functions(names: set[str], stacklevel: int) -> None:
     )
 
 
-_HOLDERS = ("_parameters", "_buffers", "_modules")
-
-
-@contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Put back every module's attributes, and its parameters, buffers and submodules."""
-    before = [
-        (module, dict(vars(module)), {key: dict(vars(module)[key]) for key in _HOLDERS})
-        for module in model.modules()
-    ]
-    try:
-        yield
-    finally:
-        for module, attributes, held in before:
-            vars(module).clear()
-            vars(module).update(attributes)
-            for key, items in held.items():
-                vars(module)[key].clear()
-                vars(module)[key].update(items)
-
-
-@contextmanager
-def _without_regions() -> Iterator[None]:
-    """Let a change of settings (``no_grad``, ``autocast``) stand as a call where it was made.
-
-    torch.export makes regions of them, which takes as long as the tracing itself; `origins` notes
-    the settings at each call, so that they are not needed.
-    """
-    before = [(module, name, getattr(module, name)) for module, name in _REGION_PASSES]
-    try:
-        for module, name, _ in before:
-            setattr(module, name, lambda program, signature: (program, signature))
-        yield
-    finally:
-        for module, name, region_pass in before:
-            setattr(module, name, region_pass)
-
-
-_REGION_PASSES = (
-    (replace_set_grad_with_hop_pass, "replace_set_grad_with_hop_pass"),
-    (replace_autocast_with_hop_pass, "replace_autocast_with_hop_pass"),
-)
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's log lines about what a CaptureError says, and a warning of its own."""
+    """Without the log lines that torch writes in this thread about what a CaptureError says."""
+    here = threading.get_ident()
+
+    def is_of_another_thread(record: logging.LogRecord) -> bool:
+        return record.thread != here
+
     loggers = [logging.getLogger(name) for name in _LOGGERS]
-    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.addFilter(is_of_another_thread)
     try:
-        for logger in loggers:
-            logger.disabled = True
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The tensor attribute")
-            yield
+        yield
     finally:
-        for logger, disabled in zip(loggers, before, strict=True):
-            logger.disabled = disabled
+        for logger in loggers:
+            logger.removeFilter(is_of_another_thread)

@@ -1,6 +1,6 @@
 """From an exported program to a finished graph.
 
-Comes in: what torch.export made of a `FlatModel`, and the tensors it holds. Goes out: an IRGraph
+Comes in: the calls of a `FlatModel`, and the tensors it holds. Goes out: an IRGraph
 under the names and the structure of the captured call. What always holds: nodes that nothing
 needs are dropped, and every stored value that the program changed is among the updates.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch.export import ExportedProgram
 
 from shardwright.ir.builder import Builder
 from shardwright.ir.graph import IRGraph
@@ -19,7 +18,9 @@ from shardwright.ir.values import IRValue
 from shardwright.tracing.boundary import Boundary, Stored
 from shardwright.tracing.dead_code import remove_dead_code
 from shardwright.tracing.emitter import Emitter
+from shardwright.tracing.export import Program
 from shardwright.tracing.flat import PREFIX, FlatModel
+from shardwright.tracing.origins import Scopes
 from shardwright.tracing.translate import Translator
 
 
@@ -35,7 +36,7 @@ class ExportedGraph:
         self,
         name: str,
         flat: FlatModel,
-        program: ExportedProgram,
+        program: Program,
         contents: Mapping[str, Stored],
         roots: tuple[str, ...] = (PREFIX,),
         constants: Mapping[int, str] | None = None,
@@ -46,7 +47,9 @@ class ExportedGraph:
         self.program = program
         self.emitter = Emitter(Builder(name))
         self.builder = self.emitter.builder
-        self.translator = Translator(self.emitter, roots, updates_parameters=updates_parameters)
+        self.translator = Translator(
+            self.emitter, Scopes(flat, roots), updates_parameters=updates_parameters
+        )
         self.memory = self.translator.memory
         self.boundary = Boundary(self.emitter, self.memory, program, contents, constants or {})
 
@@ -56,7 +59,7 @@ class ExportedGraph:
         Raises CaptureError.
         """
         roots = self.boundary.roots(leaf.name for leaf in leaves(self.flat.arguments))
-        places = self.translator.walk(self.program.graph_module, roots)
+        places = self.translator.walk(self.program.graph, roots, self.boundary.constant)
         self.emitter.records = torch.is_grad_enabled()
         values = [self.emitter.seen(self.memory.read(place)) for place in places]
         result = self.flat.outcome.result

@@ -26,8 +26,13 @@ _TORCH = str(Path(torch.__file__).parent) + "/"
 _OURS = str(Path(__file__).parent.parent) + "/"
 _GENERATED = ("<string>", "<frozen ", "<eval_with_key>")
 
+CONTROL_FLOW = (
+    "this runs a function under control of a tensor, and a graph has one path: compute every side "
+    "and choose with torch.where, or write the loop out"
+)
 # What is found in the exception's type or text, and what to do about it; the first that fits.
 _ADVICE: tuple[tuple[str, str], ...] = (
+    ("higher order operator", CONTROL_FLOW),
     (
         "DataDependent",
         "the program branches on the contents of a tensor, and a graph has one path: compute both "

@@ -124,27 +124,3 @@ def _describe(result: Any) -> tuple[Tree, list[torch.Tensor]]:
             message += " (to leave a cache out, call the model with use_cache=False)"
         raise CaptureError(message) from None
     return tree, outputs
-
-
-def fresh_inputs(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Tensors of the same shape, strides, dtype and device that share nothing.
-
-    ``torch.export`` merges a tensor that is passed twice, silently, and then a graph is wrong for
-    two different ones. Contents do not matter to it. Raises CaptureError.
-    """
-    return tuple(_fresh(index, tensor) for index, tensor in enumerate(tensors))
-
-
-def _fresh(index: int, tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
-        raise CaptureError(
-            f"input tensor number {index} has the layout {tensor.layout}; graphs hold dense "
-            "tensors only, so pass its dense parts"
-        )
-    return torch.empty_strided(
-        tensor.shape,
-        tensor.stride(),
-        dtype=tensor.dtype,
-        device=tensor.device,
-        requires_grad=tensor.requires_grad,
-    )

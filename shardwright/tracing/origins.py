@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.fx
+from torch import nn
 from torch.autograd import Function
-from torch.fx.experimental.proxy_tensor import _ModuleStackTracer
 
 from shardwright.errors import CaptureError
-from shardwright.ir.torch_internals import without_stack_traces
+from shardwright.ir.torch_internals import MODULE_CALL as _CALL
 from shardwright.ir.values import Scope, Source
 from shardwright.tracing.failures import is_of_program, line_before
 from shardwright.tracing.flat import PREFIX, FlatModel
@@ -36,11 +36,15 @@ _FLAT_FORWARD = FlatModel.forward.__code__
 
 
 class Note(NamedTuple):
-    """The line of a call, whether gradients were recorded, and autocast's dtype by device type."""
+    """The line of a call, whether gradients were recorded, and autocast's dtype by device type.
+
+    ``modules`` are those that were being called, outermost first.
+    """
 
     source: Source | None = None
     records: bool = True
     autocast: tuple[tuple[str, torch.dtype], ...] = ()
+    modules: tuple[nn.Module, ...] = ()
 
 
 _OPERATORS_WITH_BACKWARD = "torch._library.autograd"
@@ -57,10 +61,11 @@ class Notes:
         self.functions: set[str] = set()
         self._applied: list[bool] = []
 
-    def note(self, frame: FrameType) -> Note:
-        """The note for a call, made by the program further up from ``frame``."""
+    def take(self, node: torch.fx.Node, frame: FrameType) -> None:
+        """Note a call on its node; the program made it further up from ``frame``."""
         records = self._applied[0] if self._applied else torch.is_grad_enabled()
-        return Note(line_of_program(frame), records, _autocast())
+        source, modules = _origin(frame)
+        node.meta[_KEY] = Note(source, records, _autocast(), modules)
 
     @contextmanager
     def applying(self, function: type[Function]) -> Iterator[None]:
@@ -80,27 +85,33 @@ class Notes:
 
 @contextmanager
 def takes_notes() -> Iterator[Notes]:
-    """Note the origin of the nodes that torch.export makes inside, in place of its own way."""
+    """Notes of what a tracer sees inside."""
     notes = Notes()
-    create_node, apply = _ModuleStackTracer.create_node, Function.__dict__["apply"]
-
-    def create_node_with_note(self: Any, *args: Any, **kwargs: Any) -> torch.fx.Node:
-        node = create_node(self, *args, **kwargs)
-        node.meta[_KEY] = notes.note(sys._getframe(1))
-        return node
+    apply = Function.__dict__["apply"]
 
     def noted_apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
         with notes.applying(cls):
             return apply.__func__(cls, *args, **kwargs)
 
-    _ModuleStackTracer.create_node = create_node_with_note  # type: ignore[method-assign]
     Function.apply = classmethod(noted_apply)  # type: ignore[method-assign,assignment]
     try:
-        with without_stack_traces():
-            yield notes
+        yield notes
     finally:
-        _ModuleStackTracer.create_node = create_node  # type: ignore[method-assign]
         Function.apply = apply  # type: ignore[method-assign]
+
+
+def _origin(frame: FrameType | None) -> tuple[Source | None, tuple[nn.Module, ...]]:
+    """The line of the program that is running, and the modules around it, outermost first."""
+    source = None
+    modules = []
+    while frame is not None and frame.f_code is not _FLAT_FORWARD:
+        code = frame.f_code
+        if code is _CALL:
+            modules.append(frame.f_locals["self"])
+        elif source is None and is_of_program(code.co_filename):
+            source = Source(code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    return source, tuple(reversed(modules))
 
 
 def line_of_program(frame: FrameType | None) -> Source | None:
@@ -132,24 +143,33 @@ def note_of(node: torch.fx.Node) -> Note | None:
 
 
 class Scopes:
-    """Reads the modules around nodes, each distinct chain once.
+    """Names the modules around nodes, each distinct chain once.
 
-    ``roots`` are the paths that stand before the names of modules.
+    ``model`` holds the modules, and ``roots`` are the paths in it that stand before their names. A
+    module that stands at several paths has the one that goes on from the module that called it.
     """
 
-    def __init__(self, roots: tuple[str, ...] = (PREFIX,)) -> None:
+    def __init__(self, model: nn.Module, roots: tuple[str, ...] = (PREFIX,)) -> None:
         self._roots = tuple(f"{root}." for root in roots)
-        self._known: dict[tuple[str, ...], tuple[Scope, ...]] = {}
+        self._paths: dict[nn.Module, list[str]] = {}
+        for path, module in model.named_modules(remove_duplicate=False):
+            self._paths.setdefault(module, []).append(path)
+        self._known: dict[tuple[nn.Module, ...], tuple[Scope, ...]] = {}
 
-    def of(self, node: torch.fx.Node) -> tuple[Scope, ...]:
-        """The modules around a node, outermost first, the model itself left out."""
-        stack = node.meta.get("nn_module_stack") or {}
-        key = tuple(stack)
-        if key not in self._known:
-            self._known[key] = tuple(
-                Scope(path.removeprefix(root).split("@")[0], cls)
-                for path, cls in stack.values()
-                for root in self._roots
-                if path.startswith(root)
-            )
-        return self._known[key]
+    def of(self, note: Note) -> tuple[Scope, ...]:
+        """The modules around a call, outermost first, the model itself left out."""
+        if note.modules not in self._known:
+            self._known[note.modules] = tuple(self._named(note.modules))
+        return self._known[note.modules]
+
+    def _named(self, modules: tuple[nn.Module, ...]) -> Iterator[Scope]:
+        around = ""
+        for module in modules:
+            paths = self._paths.get(module)
+            if paths is None:
+                continue
+            around = next((path for path in paths if path.startswith(f"{around}.")), paths[0])
+            name = f"{type(module).__module__}.{type(module).__qualname__}"
+            for root in self._roots:
+                if around.startswith(root):
+                    yield Scope(around.removeprefix(root), name)

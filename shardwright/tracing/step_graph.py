@@ -1,6 +1,6 @@
 """From an exported step to a graph: marks become markers, rates inputs, gradients state.
 
-Comes in: what torch.export made of a step function, and the records of its marks. Goes out: the
+Comes in: the calls of a step function, and the records of its marks. Goes out: the
 step's graph. What always holds: a gradient that exists before the step is state only if something
 that the step leaves behind depends on it, and then it has an update.
 """
@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch.export import ExportedProgram
-
 from shardwright.errors import CaptureError
 from shardwright.ir.structure import Arguments, leaves, with_keyword
 from shardwright.ir.values import IRValue
 from shardwright.tracing.dead_code import live_values
+from shardwright.tracing.export import Program
 from shardwright.tracing.exported import ExportedGraph
 from shardwright.tracing.flat import FlatModel
 from shardwright.tracing.markers import Markers
@@ -25,9 +24,7 @@ from shardwright.tracing.step_model import ROOTS
 class StepGraph(ExportedGraph):
     """One exported step on its way to a graph."""
 
-    def __init__(
-        self, name: str, flat: FlatModel, program: ExportedProgram, recorder: Recorder
-    ) -> None:
+    def __init__(self, name: str, flat: FlatModel, program: Program, recorder: Recorder) -> None:
         model, parameters = recorder.model, recorder.parameters
         super().__init__(
             name, flat, program, model.contents, ROOTS, model.constants, updates_parameters=True

@@ -1,6 +1,6 @@
 """From an exported program to an IRGraph, in one pass over its nodes.
 
-Comes in: what torch.export made of a flat model: a graph of ATen calls that may write in place,
+Comes in: the calls of a flat model: a graph of ATen calls that may write in place,
 and what `origins` noted of each call. Goes out: nodes in a `Builder`. What always holds: what was
 emitted is functional and flat, with casts where the program ran under autocast. Each node of the
 program is handled by one rule:
@@ -8,7 +8,6 @@ program is handled by one rule:
     getitem                      picks a result
     a mark                       becomes a marker, where the program is a step (`markers`)
     a change of settings         is left out; what it changes is noted on each call
-    a region                     is refused: a graph has one path
     an operator that writes      becomes its functional form, and a write in `memory` (`writes`)
     one that writes in secret    likewise, by name: the running statistics of norms (`norms`)
     one that does nothing        stands for its input (`_DOES_NOTHING`)
@@ -27,11 +26,10 @@ import torch.fx
 from shardwright.errors import GraphError
 from shardwright.ir.operators import allow_namespace, operator_name, split_call
 from shardwright.ir.strided import BY_STRIDES
-from shardwright.ir.torch_internals import HigherOrderOperator, OpOverload
+from shardwright.ir.torch_internals import OpOverload
 from shardwright.ir.values import SLOT, Input, with_absent
 from shardwright.tracing.casts import Casts
 from shardwright.tracing.emitter import Emitter
-from shardwright.tracing.flat import PREFIX
 from shardwright.tracing.held import Held, is_node, listed
 from shardwright.tracing.marks import MARK
 from shardwright.tracing.memory import Memory, Place
@@ -47,14 +45,14 @@ Translated = Callable[[int, list[Place], Sequence[torch.Tensor]], list[Place]]
 class Translator:
     """Walks a program and emits its nodes.
 
-    ``roots`` are the paths that stand before those of the program's modules. Where the program is
-    a step of training it ``updates_parameters``, and ``marked`` translates its marks.
+    ``scopes`` names the program's modules. Where the program is a step of training it
+    ``updates_parameters``, and ``marked`` translates its marks.
     """
 
     def __init__(
         self,
         emitter: Emitter,
-        roots: tuple[str, ...] = (PREFIX,),
+        scopes: Scopes | None = None,
         *,
         updates_parameters: bool = False,
     ) -> None:
@@ -64,27 +62,34 @@ class Translator:
         self._held = Held(self.memory)
         self._writes = Writes(emitter, self.memory, self._held)
         self._casts = Casts(emitter)
-        self._scopes = Scopes(roots)
+        self._scopes = scopes
         self._note = Note()
 
-    def walk(self, body: torch.fx.GraphModule, arguments: Sequence[Any]) -> Any:
-        """Translate ``body`` on what ``arguments`` stand for; returns what its output stands for.
+    def walk(
+        self,
+        graph: torch.fx.Graph,
+        arguments: Sequence[Place],
+        constant: Callable[[str], Place] | None = None,
+    ) -> Any:
+        """Translate ``graph`` on what ``arguments`` stand for; returns what its output stands for.
 
-        Raises CaptureError.
+        ``constant`` gives what its other tensors stand for. Raises CaptureError.
         """
         given = iter(arguments)
-        for node in body.graph.nodes:
+        for node in graph.nodes:
             if node.op == "placeholder":
                 self._held[node] = next(given)
+            elif node.op == "get_attr" and constant is not None:
+                self._held[node] = constant(str(node.target))
             elif node.op == "call_function":
                 self._enter(node)
                 self._held[node] = self._call(node)
-        return self._held.standing_for(body.graph.output_node().args[0])
+        return self._held.standing_for(graph.output_node().args[0])
 
     def _enter(self, node: torch.fx.Node) -> None:
         """Let what is emitted next belong to ``node``."""
         self._note = note_of(node) or self._note
-        self._emitter.scopes = self._scopes.of(node)
+        self._emitter.scopes = self._scopes.of(self._note) if self._scopes else ()
         self._emitter.source = self._note.source
         self._emitter.records = self._note.records
         if not self._note.autocast:
@@ -97,11 +102,6 @@ class Translator:
             return self._held.standing_for(source)[index]
         if target in _SETTINGS:
             return None
-        if isinstance(target, HigherOrderOperator):
-            raise self._emitter.refuse(
-                f"torch.{target.name()} runs a function under control of a tensor, and a graph has "
-                "one path: compute every side and choose with torch.where, or write the loop out"
-            )
         if not isinstance(target, OpOverload):
             raise self._emitter.refuse(_advice_for_function(target))
         try:
@@ -110,10 +110,10 @@ class Translator:
             raise self._emitter.refuse(f"{target.name()} cannot be in a graph: {error}") from error
 
     def _operator(self, overload: OpOverload, node: torch.fx.Node) -> Any:
-        specs = self._specs(node)
-        tensors = [spec for spec in specs if spec is not None]
         if overload in _DROPPED or overload.namespace == "profiler":
             return None
+        specs = self._specs(node)
+        tensors = [spec for spec in specs if spec is not None]
         if overload is MARK and self.marked is not None:
             number, reads, _ = self._held.standing_for(node.args)
             return self.marked(number, reads, tensors)

@@ -18,9 +18,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
-from shardwright.tracing.closures import Closure, used_names
+from shardwright.tracing.closures import Closure, held_by, used_names
 
 
 @contextmanager
@@ -31,6 +32,26 @@ def unchanged(closure: Closure) -> Iterator[None]:
         for restore in (*_random_numbers(), *_objects(closure)):
             stack.callback(restore)
         yield
+
+
+@contextmanager
+def model_unchanged(model: nn.Module) -> Iterator[None]:
+    """Put back modules' attributes, tensors, submodules, hooks, and what objects in them hold."""
+    restorers = [*_model(model)]
+    try:
+        yield
+    finally:
+        for restore in restorers:
+            restore()
+
+
+def _model(model: nn.Module) -> Iterator[Callable[[], None]]:
+    pending: deque[Any] = deque()
+    for module in model.modules():
+        yield from _contents(vars(module))
+        pending.extend(vars(module).values())
+    for item in held_by(pending):
+        yield from _contents(item)
 
 
 def _random_numbers() -> Iterator[Callable[[], Any]]:

@@ -74,8 +74,7 @@ def record(function: Function, kinds: Sequence[Kind], mode: FakeTensorMode, devi
     builder = Builder("record")
     translator = Translator(Emitter(builder))
     roots = [_root(builder, translator, tensor) for tensor in tensors]
-    module = torch.fx.GraphModule(torch.nn.Module(), recorder.graph)
-    places: list[Place] = translator.walk(module, roots)
+    places: list[Place] = translator.walk(recorder.graph, roots)
     made = iter([translator.memory.read(place).id for place in places])
     return Record(builder, [None if item is None else next(made) for item in results])
 

@@ -1,14 +1,20 @@
 """What is relied on of torch under names that it does not promise to keep."""
 
+import sys
+import threading
+
 import pytest
 import torch
 
 from shardwright.ir import resolve
 from shardwright.ir.torch_internals import (
+    DETECTS_CAUSAL_MASK,
+    MODULE_CALL,
     FakeTensorMode,
     OpOverload,
     add_to_all,
     begin_memory_reports,
+    compiling_here,
     copy_all,
     end_memory_reports,
     end_pool,
@@ -24,7 +30,6 @@ from shardwright.ir.torch_internals import (
     storage_key,
     without_autocast,
     without_dispatch_modes,
-    without_stack_traces,
 )
 
 
@@ -148,13 +153,6 @@ def test_a_backward_knows_whether_its_graph_stays(retain):
     assert asked == [retain]
 
 
-def test_tracers_note_stacks_again_afterwards():
-    flag = getattr(torch.fx.config, "do_not_emit_stack_traces", None)  # torch 2.9 has none
-    with without_stack_traces():
-        assert getattr(torch.fx.config, "do_not_emit_stack_traces", True) is True
-    assert getattr(torch.fx.config, "do_not_emit_stack_traces", None) is flag
-
-
 def test_the_allocator_reports_what_is_taken_and_given_back():
     begin_memory_reports()
     made = torch.empty(1000, dtype=torch.float64)
@@ -174,3 +172,50 @@ def test_schedulers_do_not_warn_of_an_optimizer_whose_step_was_noted():
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     note_step(optimizer)
     scheduler.step()  # warnings are errors here
+
+
+def test_a_frame_of_a_modules_call_tells_the_module():
+    found = []
+
+    class Looks(torch.nn.Module):
+        def forward(self):
+            frame = sys._getframe()
+            while frame.f_code is not MODULE_CALL:
+                frame = frame.f_back
+            found.append(frame.f_locals["self"])
+
+    module = Looks()
+    module()
+    assert found == [module]
+
+
+def test_torch_is_compiling_in_the_thread_that_says_so():
+    asked = (torch.compiler.is_compiling, torch.compiler.is_exporting)
+    seen = []
+    with compiling_here():
+        other = threading.Thread(target=lambda: seen.extend(map(bool, (ask() for ask in asked))))
+        other.start()
+        other.join()
+        assert all(ask() for ask in asked)
+        assert asked[0]() | False
+        assert not asked[0]() & False
+    assert seen == [False, False]
+    assert [ask() for ask in asked] == [False, False]
+
+
+def test_a_flag_that_is_put_back_too_late_says_nothing():
+    with compiling_here():
+        saved = torch.compiler._is_compiling_flag
+    assert not saved
+
+
+def test_a_transformer_looks_whether_its_mask_is_causal_where_it_is_told():
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(3)
+    codes = []
+    sys.setprofile(lambda frame, *_: codes.append(frame.f_code))
+    try:
+        layer = torch.nn.TransformerEncoderLayer(4, 2, 4, batch_first=True)
+        torch.nn.TransformerEncoder(layer, 1)(torch.ones(1, 3, 4), mask=mask)
+    finally:
+        sys.setprofile(None)
+    assert DETECTS_CAUSAL_MASK in codes

@@ -29,11 +29,6 @@ def loop(m: Any, x: Any) -> Any:
     return x
 
 
-def assertion(m: Any, x: Any) -> Any:
-    assert (x > 0).all()
-    return x
-
-
 def number(m: Any, x: Any) -> Any:
     return x * x.sum().item()
 
@@ -69,7 +64,6 @@ def wrong_shape(m: Any, x: Any) -> Any:
     [
         (branch, "if x.sum() > 0:", "torch.where"),
         (loop, "while x.max() > 1:", "torch.where"),
-        (assertion, "assert (x > 0).all()", "torch.where"),
         (number, "return x * x.sum().item()", "keep it a tensor"),
         (listed, "return x * x[0].tolist()[0]", "keep it a tensor"),
         (selection, "return x[x > 0]", "use masks"),

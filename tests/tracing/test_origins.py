@@ -1,13 +1,11 @@
-"""Lines of the program, noted while torch.export traces."""
+"""Lines of the program, noted while a model is traced."""
 
 from typing import Any
 
 import torch
-from torch.fx.experimental.proxy_tensor import _ModuleStackTracer
 
 from shardwright.ir import Source
 from shardwright.tracing import capture
-from shardwright.tracing.origins import takes_notes
 from tests.tracing.equality import captured
 
 
@@ -33,9 +31,20 @@ def test_modules_of_torch_alone_have_no_line() -> None:
     assert graph.nodes[0].source is None
 
 
-def test_torch_is_as_before() -> None:
-    create_node = _ModuleStackTracer.create_node
-    with takes_notes():
-        assert _ModuleStackTracer.create_node is not create_node
-    assert _ModuleStackTracer.create_node is create_node
-    assert not torch.fx.config.do_not_emit_stack_traces
+class Twice(torch.nn.Module):
+    """Holds one module in two others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared = torch.nn.Linear(4, 4)
+        self.first = torch.nn.Sequential(shared)
+        self.second = torch.nn.Sequential(shared)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.second(self.first(x))
+
+
+def test_a_module_in_two_others_is_named_by_the_one_that_calls_it() -> None:
+    graph = capture(Twice(), (torch.ones(2, 4),))
+    paths = [tuple(scope.path for scope in node.scopes) for node in graph.nodes]
+    assert paths == [("first", "first.0"), ("second", "second.0")]
