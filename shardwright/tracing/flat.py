@@ -1,11 +1,10 @@
-"""A program as a module of flat tensors, which is all that torch.export has to understand.
+"""A program as a module of flat tensors, which is all that a tracer has to understand.
 
 Comes in: a model and the structure of a call of it (`ir.structure`). Goes out: a module whose
 ``forward`` takes the call's tensors in leaf order and returns the result's, followed by the new
-contents of buffers that the model assigned (``self.steps = self.steps + 1``, which export itself
-loses in submodules). What always holds: the result's structure and the names of those buffers
-are known once ``forward`` has run, and an exception of the model leaves ``forward`` as a
-CaptureError that names the model's line.
+contents of buffers that the model assigned (``self.steps = self.steps + 1``). What always holds:
+the result's structure and the names of those buffers are known once ``forward`` has run, and an
+exception of the model leaves ``forward`` as a CaptureError that names the model's line.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class FlatModel(nn.Module):
         super().__init__()
         self.model = model
         self.arguments = arguments
-        self.outcome = Outcome()  # export puts attributes back, but not what is inside this one
+        self.outcome = Outcome()
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The tensors of the result, then those of the buffers it assigned, then the rest."""

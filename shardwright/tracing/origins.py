@@ -1,14 +1,14 @@
-"""Where a node of an exported graph came from: its modules, its line, the settings it ran under.
+"""Where a node of a traced graph came from: its modules, its line, the settings it ran under.
 
-Comes in: torch.export at work. Goes out: for each node a `Note` and its `Scope`s. What always
+Comes in: a tracer at work. Goes out: for each node a `Note` and its `Scope`s. What always
 holds: the flat module around the model is in no scope; a line is the deepest one of the model's
 forward that is neither torch's nor ours; settings are those in force when the program called the
 operator.
 
 torch.export notes a line by formatting the whole stack of every call, and keeps frames of
 functions named ``forward`` only; it notes settings as regions, and loses a ``no_grad`` inside an
-autocast. `takes_notes` walks the stack up to the line itself and asks torch for the settings:
-that is faster, and right.
+autocast. Here the stack is walked up to the line and the modules themselves, and torch is asked
+for the settings: that is faster, and right.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _OPERATORS_WITH_BACKWARD = "torch._library.autograd"
 
 
 class Notes:
-    """Takes notes of the calls that torch.export sees; ``functions`` are the custom ones.
+    """Takes notes of the calls that a tracer sees; ``functions`` are the custom ones.
 
     A ``torch.autograd.Function`` runs its forward without gradient, since it has a backward of its
     own; for notes its calls record gradients where the function was applied with them.

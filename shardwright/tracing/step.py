@@ -7,7 +7,7 @@ nothing is computed, and the caller's parameters, gradients, optimizers, schedul
 random numbers and Python objects are afterwards what they were, on every path.
 
     find        models, optimizers and tensors the step closes over     closures, step_model
-    trace       torch.export runs the step, which leaves marks          export, recorder, marks
+    trace       the step runs on fake tensors and leaves marks          export, recorder, marks
     translate   its program becomes nodes, marks become markers         step_graph, markers
     dropout     becomes a function of place and a counter               dropout
 """

@@ -1,4 +1,4 @@
-"""What a step function closes over, as one module that torch.export can trace.
+"""What a step function closes over, as one module that can be traced.
 
 Comes in: a `Closure`. Goes out: a `StepModel` that holds its models, its loose parameters and
 the gradients that exist, and for each of these tensors the names it has in a graph. What always
@@ -93,7 +93,7 @@ class StepModel(nn.Module):
     # --- while it is traced -----------------------------------------------------------------
 
     def stand_ins(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What torch.export traces in place of each parameter, by name; a tied one once.
+        """What is traced in place of each parameter, by name; a tied one once.
 
         Sets the stand-ins' gradients to those of the gradients that exist.
         """

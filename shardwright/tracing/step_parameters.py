@@ -1,6 +1,6 @@
 """A step's parameters while it is traced, and what becomes of their gradients.
 
-Comes in: the program's parameters, and what torch.export traces in their place. Goes out: names
+Comes in: the program's parameters, and what is traced in their place. Goes out: names
 for either, and gradients, which are noted on the stand-ins alone. What always holds: the gradients
 before the step and after it fit together, so that the graph is right for every step and not for
 the first alone; a step for which they cannot is refused.
@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from shardwright.errors import CaptureError
+from shardwright.ir.torch_internals import without_torch_function
 from shardwright.tracing.origins import refuse_here
 from shardwright.tracing.step_model import StepModel
 
@@ -38,7 +39,7 @@ class StepParameters:
         self._first: dict[str, First] = {}
 
     def begin(self) -> None:
-        """Take up the stand-ins, which torch.export has made by now."""
+        """Take up the stand-ins, which are in place by now."""
         self._stand_ins = dict(self._model.stand_ins())
         self._names |= {id(tensor): name for name, tensor in self._stand_ins.items()}
 
@@ -154,7 +155,7 @@ _ANOTHER_PATH = (
 
 def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
     """``tensor.grad``, without asking for it in the program's name."""
-    with torch._C.DisableTorchFunction():
+    with without_torch_function():
         return tensor.grad
 
 

@@ -26,7 +26,7 @@ import torch.fx
 from shardwright.errors import GraphError
 from shardwright.ir.operators import allow_namespace, operator_name, split_call
 from shardwright.ir.strided import BY_STRIDES
-from shardwright.ir.torch_internals import OpOverload
+from shardwright.ir.torch_internals import SET_GRAD_ENABLED, OpOverload
 from shardwright.ir.values import SLOT, Input, with_absent
 from shardwright.tracing.casts import Casts
 from shardwright.tracing.emitter import Emitter
@@ -214,7 +214,7 @@ _DEPENDS_ON_CONTENTS = (
 )
 _SETTINGS = frozenset(
     {
-        torch._C._set_grad_enabled,
+        SET_GRAD_ENABLED,
         torch.amp.autocast_mode._enter_autocast,
         torch.amp.autocast_mode._exit_autocast,
     }

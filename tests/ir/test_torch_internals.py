@@ -5,11 +5,13 @@ import threading
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 from shardwright.ir import resolve
 from shardwright.ir.torch_internals import (
     DETECTS_CAUSAL_MASK,
     MODULE_CALL,
+    SET_GRAD_ENABLED,
     FakeTensorMode,
     OpOverload,
     add_to_all,
@@ -30,6 +32,7 @@ from shardwright.ir.torch_internals import (
     storage_key,
     without_autocast,
     without_dispatch_modes,
+    without_torch_function,
 )
 
 
@@ -219,3 +222,26 @@ def test_a_transformer_looks_whether_its_mask_is_causal_where_it_is_told():
     finally:
         sys.setprofile(None)
     assert DETECTS_CAUSAL_MASK in codes
+
+
+class Seen(TorchFunctionMode):
+    """Notes the functions of torch that are called."""
+
+    def __init__(self):
+        super().__init__()
+        self.functions = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.functions.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_function_modes_see_settings_and_are_passed_on_request():
+    x = torch.ones(2)
+    with Seen() as mode:
+        with torch.no_grad():
+            pass
+        assert mode.functions == [SET_GRAD_ENABLED, SET_GRAD_ENABLED]
+        with without_torch_function():
+            x.grad  # noqa: B018
+        assert len(mode.functions) == 2
