@@ -24,9 +24,10 @@ from shardwright.dimops import (
 )
 from shardwright.dimops.bound import BoundDimop, bind
 from shardwright.dimops.call import Call, Row
+from shardwright.dimops.catalog_backward import with_backward
 from shardwright.dimops.infer import infer_rule
 from shardwright.dimops.register import bind_registered, registered
-from shardwright.ir import IRGraph, IRNode
+from shardwright.ir import WITH_BACKWARD, IRGraph, IRNode
 from shardwright.ir.operators import is_marker
 
 ROWS: Mapping[str, Row] = {
@@ -88,6 +89,8 @@ def _find(graph: IRGraph, node: IRNode) -> BoundDimop | str:
 def _look_up(call: Call) -> BoundDimop | str:
     if (operator := registered(call.op)) is not None:
         return bind_registered(operator, call)
+    if call.op == WITH_BACKWARD:
+        return bind(call, with_backward(call, dimop_of))
     if (row := ROWS.get(call.op)) is not None:
         rule = row(call)
         return bind(call, rule) if rule else f"{call.op}: {NOT_ALIKE}"

@@ -10,10 +10,12 @@ from shardwright.ir.parse import parse_graph
 from shardwright.ir.text import format_graph
 from shardwright.ir.validate import validate
 from shardwright.ir.values import SLOT, Input, IRNode, IRValue, Scope, Source
+from shardwright.ir.with_backward import WITH_BACKWARD
 
 __all__ = [
     "DROPOUT",
     "SLOT",
+    "WITH_BACKWARD",
     "Builder",
     "IRGraph",
     "IRNode",

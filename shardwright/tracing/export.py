@@ -27,8 +27,8 @@ from shardwright.ir.values import Source
 from shardwright.tracing.empty_weights import check_buffers
 from shardwright.tracing.failures import CaptureWarning, explain, line_before
 from shardwright.tracing.flat import FlatModel
+from shardwright.tracing.functions import traces_functions
 from shardwright.tracing.memory import Owner
-from shardwright.tracing.origins import Notes, takes_notes
 from shardwright.tracing.tracer import Traced, trace
 from shardwright.tracing.unchanged import model_unchanged
 from shardwright.tracing.value_checks import fake_mode
@@ -74,17 +74,15 @@ def export_flat(flat: FlatModel, tensors: list[torch.Tensor], *, stacklevel: int
             stack.enter_context(torch.no_grad())
         stack.enter_context(model_unchanged(flat.model))
         stack.enter_context(_quiet())
-        notes = stack.enter_context(takes_notes())
+        stack.enter_context(traces_functions())
         try:
-            program = _traced(flat, tensors, notes)
+            program = _traced(flat, tensors)
         except CaptureError as error:
             failure = str(error)
         except Exception as error:
             failure = str(explain(error))
     if program is None:  # raised here: a traceback through torch keeps the tracer's tensors alive
         raise CaptureError(failure)
-    if notes.functions and flat.model.training and torch.is_grad_enabled():
-        _warn_of_functions(notes.functions, stacklevel + 2)
     for source in program.left_out:
         warnings.warn(
             f"{line_before(source)}this looks at the contents of a tensor, of which a graph knows "
@@ -95,14 +93,14 @@ def export_flat(flat: FlatModel, tensors: list[torch.Tensor], *, stacklevel: int
     return program
 
 
-def _traced(flat: FlatModel, tensors: list[torch.Tensor], notes: Notes) -> Program:
+def _traced(flat: FlatModel, tensors: list[torch.Tensor]) -> Program:
     check_buffers(flat.model)
     mode, answers = fake_mode()
     names = _attribute_names(flat.model)
     device = tensors[0].device if tensors else torch.device("cpu")
     stored = _let_stand_in(flat.model, mode, device)
     arguments = [_like(mode, index, tensor) for index, tensor in enumerate(tensors)]
-    traced = trace(flat.forward, arguments, [fake for _, _, fake in stored], mode, notes)
+    traced = trace(flat.forward, arguments, [fake for _, _, fake in stored], mode)
     constants = dict(_constants(traced, mode, names))
     return Program(
         traced.graph,
@@ -188,16 +186,6 @@ def _constants(
                 "`x.data`: use x.detach()"
             )
         yield target, Constant(name, tensor, mode.from_tensor(tensor, static_shapes=True))
-
-
-def _warn_of_functions(names: set[str], stacklevel: int) -> None:
-    warnings.warn(
-        f"the graph differentiates the forward of {', '.join(sorted(names))} and does not know its "
-        "own backward; register it as an operator (torch.library.custom_op) to keep that, or "
-        "capture inside `with torch.no_grad():` where no gradient is needed",
-        CaptureWarning,
-        stacklevel=stacklevel,
-    )
 
 
 @contextmanager

@@ -70,6 +70,7 @@ class ExportedGraph:
         self.boundary.check_inputs(stacklevel + 1)
         needed = [value.id for value in outputs] + [*updates, *updates.values()]
         remove_dead_code(self.builder.graph, needed)
+        self.translator.backwards.check()
         return self.builder.finish(
             outputs, in_structure=self.arguments(), out_structure=result, updates=updates
         )

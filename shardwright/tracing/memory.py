@@ -49,7 +49,8 @@ class Place:
     """A tensor of the program: the root of a storage, or ``origin`` of its ``parent``.
 
     ``spec`` is export's fake tensor, ``value`` the contents at ``version``, ``first`` those at the
-    beginning. What is read from a ``detached`` place has no gradient.
+    beginning. What is read from a ``detached`` place has no gradient; a ``settled`` one has a value
+    of its own, though its memory is another's.
     """
 
     storage: Storage
@@ -59,6 +60,7 @@ class Place:
     parent: Place | None = None
     origin: ViewCall | None = None
     detached: bool = False
+    settled: bool = False
     first: IRValue = field(init=False)
 
     def __post_init__(self) -> None:
@@ -164,6 +166,18 @@ class Memory:
         place.storage.written = place.storage.written or self.emitter.source
         self._store(place, value)
 
+    def versions(self) -> dict[Storage, int]:
+        """How often each storage was written to."""
+        return {storage: storage.version for storage in self._storages.values()}
+
+    def settle(self, place: Place, value: IRValue) -> None:
+        """``place`` has the value ``value``, equal to its own but for its gradient.
+
+        Where its memory is another tensor's, neither may be written to from here on.
+        """
+        place.value, place.version, place.detached = value, place.storage.version, False
+        place.settled = place.parent is not None
+
     def _store(self, place: Place, value: IRValue) -> None:
         """Write to the root first, then note the new values on the way back."""
         if place.parent is None:
@@ -185,6 +199,11 @@ class Memory:
 
     def _view(self, place: Place) -> View:
         assert place.origin is not None
+        if place.settled:
+            raise self.emitter.refuse(
+                "memory is written to that a torch.autograd.Function took and returned as a view; "
+                "clone() what it returns first"
+            )
         view = describe_view(place.origin)
         if view is None:
             raise self.emitter.refuse(

@@ -15,22 +15,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.fx
 from torch import nn
-from torch.autograd import Function
 
 from shardwright.errors import CaptureError
 from shardwright.ir.torch_internals import MODULE_CALL as _CALL
 from shardwright.ir.values import Scope, Source
 from shardwright.tracing.failures import is_of_program, line_before
 from shardwright.tracing.flat import PREFIX, FlatModel
+from shardwright.tracing.functions import AUTOCAST_DEVICES, records_gradients
 
-AUTOCAST_DEVICES = ("cpu", "cuda")
 _KEY = "shardwright"
 _FLAT_FORWARD = FlatModel.forward.__code__
 
@@ -47,57 +45,10 @@ class Note(NamedTuple):
     modules: tuple[nn.Module, ...] = ()
 
 
-_OPERATORS_WITH_BACKWARD = "torch._library.autograd"
-
-
-class Notes:
-    """Takes notes of the calls that a tracer sees; ``functions`` are the custom ones.
-
-    A ``torch.autograd.Function`` runs its forward without gradient, since it has a backward of its
-    own; for notes its calls record gradients where the function was applied with them.
-    """
-
-    def __init__(self) -> None:
-        self.functions: set[str] = set()
-        self._applied: list[bool] = []
-
-    def take(self, node: torch.fx.Node, frame: FrameType) -> None:
-        """Note a call on its node; the program made it further up from ``frame``."""
-        records = self._applied[0] if self._applied else torch.is_grad_enabled()
-        source, modules = _origin(frame)
-        node.meta[_KEY] = Note(source, records, _autocast(), modules)
-
-    @contextmanager
-    def applying(self, function: type[Function]) -> Iterator[None]:
-        """Inside, ``function`` runs its forward.
-
-        The function that torch makes for an operator with a backward of its own
-        (``torch.library.register_autograd``) is no loss: the graph has the operator.
-        """
-        if function.__module__ != _OPERATORS_WITH_BACKWARD:
-            self.functions.add(function.__qualname__)
-        self._applied.append(torch.is_grad_enabled())
-        try:
-            yield
-        finally:
-            self._applied.pop()
-
-
-@contextmanager
-def takes_notes() -> Iterator[Notes]:
-    """Notes of what a tracer sees inside."""
-    notes = Notes()
-    apply = Function.__dict__["apply"]
-
-    def noted_apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
-        with notes.applying(cls):
-            return apply.__func__(cls, *args, **kwargs)
-
-    Function.apply = classmethod(noted_apply)  # type: ignore[method-assign,assignment]
-    try:
-        yield notes
-    finally:
-        Function.apply = apply  # type: ignore[method-assign]
+def take_note(node: torch.fx.Node, frame: FrameType) -> None:
+    """Note a call on its node; the program made it further up from ``frame``."""
+    source, modules = _origin(frame)
+    node.meta[_KEY] = Note(source, records_gradients(), _autocast(), modules)
 
 
 def _origin(frame: FrameType | None) -> tuple[Source | None, tuple[nn.Module, ...]]:

@@ -42,7 +42,7 @@ from shardwright.ir.torch_internals import (
 )
 from shardwright.ir.values import Source
 from shardwright.tracing.failures import CONTROL_FLOW
-from shardwright.tracing.origins import Notes, note_of, refuse_here
+from shardwright.tracing.origins import note_of, refuse_here, take_note
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,13 @@ def trace(
     arguments: Sequence[torch.Tensor],
     stored: Iterable[torch.Tensor],
     mode: FakeTensorMode,
-    notes: Notes,
 ) -> Traced:
     """The calls that ``function(*arguments)`` makes.
 
     ``arguments`` and the tensors ``stored``, which the function reaches in its own ways, are fake
     ones of ``mode``; the graph has a placeholder for each, the stored ones first.
     """
-    tracer = _Tracer(notes)
+    tracer = _Tracer()
     given = [*stored, *arguments]
     with ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
@@ -109,17 +108,16 @@ class _WithoutControlFlow(TorchFunctionMode):
 class _Tracer(PythonKeyTracer):
     """Makes the nodes of one graph, and takes a note on each."""
 
-    def __init__(self, notes: Notes) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.root = nn.Module()
         self.graph = torch.fx.Graph(tracer_cls=PythonKeyTracer)
         self.tensor_attrs: dict[Any, str] = {}
-        self._notes = notes
 
     def create_node(self, *args: Any, **kwargs: Any) -> torch.fx.Node:
         node = super().create_node(*args, **kwargs)
         if node.op == "call_function":
-            self._notes.take(node, sys._getframe(1))
+            take_note(node, sys._getframe(1))
         return node
 
 

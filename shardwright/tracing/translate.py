@@ -6,6 +6,7 @@ emitted is functional and flat, with casts where the program ran under autocast.
 program is handled by one rule:
 
     getitem                      picks a result
+    a Function's backward        becomes part of one call (`functions`)
     a mark                       becomes a marker, where the program is a step (`markers`)
     a change of settings         is left out; what it changes is noted on each call
     an operator that writes      becomes its functional form, and a write in `memory` (`writes`)
@@ -30,6 +31,7 @@ from shardwright.ir.torch_internals import SET_GRAD_ENABLED, OpOverload
 from shardwright.ir.values import SLOT, Input, with_absent
 from shardwright.tracing.casts import Casts
 from shardwright.tracing.emitter import Emitter
+from shardwright.tracing.functions import BEGIN, END, Backwards
 from shardwright.tracing.held import Held, is_node, listed
 from shardwright.tracing.marks import MARK
 from shardwright.tracing.memory import Memory, Place
@@ -61,6 +63,7 @@ class Translator:
         self._emitter = emitter
         self._held = Held(self.memory)
         self._writes = Writes(emitter, self.memory, self._held)
+        self.backwards = Backwards(emitter, self.memory)
         self._casts = Casts(emitter)
         self._scopes = scopes
         self._note = Note()
@@ -76,14 +79,16 @@ class Translator:
         ``constant`` gives what its other tensors stand for. Raises CaptureError.
         """
         given = iter(arguments)
+        self.backwards.look_ahead(graph)
         for node in graph.nodes:
             if node.op == "placeholder":
                 self._held[node] = next(given)
             elif node.op == "get_attr" and constant is not None:
                 self._held[node] = constant(str(node.target))
-            elif node.op == "call_function":
+            elif node.op == "call_function" and not self.backwards.passes_by(node):
                 self._enter(node)
-                self._held[node] = self._call(node)
+                with self.backwards.trying():
+                    self._held[node] = self._call(node)
         return self._held.standing_for(graph.output_node().args[0])
 
     def _enter(self, node: torch.fx.Node) -> None:
@@ -117,6 +122,10 @@ class Translator:
         if overload is MARK and self.marked is not None:
             number, reads, _ = self._held.standing_for(node.args)
             return self.marked(number, reads, tensors)
+        if overload is BEGIN:
+            return self.backwards.begin(node, tensors)
+        if overload is END:
+            return self.backwards.end(node, self._held.standing_for)
         if overload.namespace != "aten":
             allow_namespace(overload.namespace)
         if overload._schema.is_mutable:

@@ -18,13 +18,13 @@ Where nothing has to be saved `Vjp.forward` is None: the node stays as it is (``
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 
 from shardwright.errors import GraphError
-from shardwright.ir import IRGraph, IRNode, IRValue
+from shardwright.ir import WITH_BACKWARD, Builder, IRGraph, IRNode, IRValue
 from shardwright.ir.operators import is_built_in, join_call, resolve
 from shardwright.ir.torch_internals import FakeTensorMode
 from shardwright.transform.divide import divide
@@ -157,7 +157,15 @@ class Vjps:
         if self._device == "meta":
             _let_views_copy(graph)
         made = len(results) - len(call.wants)
-        return _vjp(graph, count, results[:made], results[made:])
+        vjp = _vjp(graph, count, results[:made], results[made:])
+        return replace(vjp, forward=_handing_on(call)) if call.op == WITH_BACKWARD else vjp
+
+
+def _handing_on(call: Call) -> IRGraph:
+    """The forward of a call whose outputs are its first inputs."""
+    builder = Builder("forward")
+    inputs = [builder.input("x", *kind[:2], strides=kind.strides) for kind in call.inputs]
+    return builder.finish(inputs[: len(call.attrs["made"])])
 
 
 def _let_views_copy(graph: IRGraph) -> None:

@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional as F
 
 from shardwright.errors import CaptureError
-from shardwright.tracing import CaptureWarning, capture
-from tests.tracing.equality import Module, assert_same, captured
+from shardwright.tracing import capture
+from tests.tracing.equality import Module, captured
 
 
 @pytest.fixture
@@ -66,25 +66,3 @@ def test_capture_gives_no_warnings(x: torch.Tensor) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         captured(lambda m, x: m.linear(x).add_(1), x)
-
-
-def test_custom_functions_keep_a_gradient_and_are_reported_in_training(x: torch.Tensor) -> None:
-    class Square(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            ctx.save_for_backward(x)
-            return x * x
-
-        @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-            (x,) = ctx.saved_tensors
-            return gradient * x + gradient * x
-
-    def function(m: Any, x: Any) -> Any:
-        return Square.apply(m.linear(x))
-
-    assert_same(Module(function).eval(), x)
-    with pytest.warns(CaptureWarning, match=r"Square.*own backward"):
-        captured(function, x)
-    with torch.no_grad():
-        captured(function, x)

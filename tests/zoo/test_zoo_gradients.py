@@ -18,7 +18,6 @@ from zoo.training import trained
 pytestmark = [
     pytest.mark.zoo,
     pytest.mark.filterwarnings("ignore::Warning:transformers"),
-    pytest.mark.filterwarnings("ignore:the graph differentiates the forward of GeLUFunction"),
 ]
 
 VJPS = Vjps()

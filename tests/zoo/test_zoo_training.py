@@ -25,7 +25,6 @@ from zoo.training import LEARNING_RATE, trained
 pytestmark = [
     pytest.mark.zoo,
     pytest.mark.filterwarnings("ignore::Warning:transformers"),
-    pytest.mark.filterwarnings("ignore:the graph differentiates the forward of GeLUFunction"),
 ]
 """bloom's GELU has a backward of its own, which is that of its forward up to rounding."""
 

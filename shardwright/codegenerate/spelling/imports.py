@@ -10,6 +10,7 @@ import re
 import sys
 
 from shardwright.dimops import registered
+from shardwright.ir import WITH_BACKWARD
 from shardwright.ir.operators import is_built_in
 from shardwright.ir.torch_internals import registering_module
 
@@ -38,6 +39,8 @@ def module_of(op: str) -> str | None:
     """
     if is_built_in(op) and not op.startswith("shardwright."):
         return None
+    if op == WITH_BACKWARD:
+        return None  # its text is pasted
     found = registered(op)
     if found is not None:
         return found.module

@@ -13,7 +13,7 @@ from importlib.resources import files
 from typing import NamedTuple
 
 PACKAGE = "shardwright.codegenerate.support"
-MODULES = ("slots", "exchanges", "slices")
+MODULES = ("functions", "slots", "exchanges", "slices")
 """In the order in which their definitions are pasted; each uses those before it."""
 
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from shardwright.codegenerate.spelling.literals import quoted
 from shardwright.codegenerate.splitting.collectives import is_collective
 from shardwright.codegenerate.stage import Program, Stage
+from shardwright.ir import WITH_BACKWARD
 from shardwright.layout.ranges import format_ranges
 
 BASE = "SplitStage"
@@ -30,10 +31,13 @@ def is_split(stage: Stage) -> bool:
 def support_names(program: Program) -> list[str]:
     """The names of `shardwright.codegenerate.support` that a program's file uses."""
     stages = [stage for partition in program.partitions for stage in partition]
+    nodes = [node for stage in stages for node in stage.graph.nodes]
+    own = ["with_backward"] if any(node.op == WITH_BACKWARD for node in nodes) else []
     if not any(map(is_split, stages)):
-        return []
-    found = {node.op for stage in stages for node in stage.graph.nodes if is_collective(node)}
+        return own
+    found = {node.op for node in nodes if is_collective(node)}
     return [
+        *own,
         *sorted(found),
         BASE,
         "Slots",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from shardwright.codegenerate.writing.body import Body
 from shardwright.codegenerate.writing.constants import pattern
-from shardwright.codegenerate.writing.names import ClassNames
+from shardwright.codegenerate.writing.names import ClassNames, identifier
 from shardwright.codegenerate.writing.source_text import SourceText
 from shardwright.codegenerate.writing.statements import INDENT
 
@@ -107,9 +107,13 @@ class Defined:
 
 @dataclass
 class Classes:
-    """The classes of one file; ``reserved`` are names that they must not take."""
+    """The classes of one file; ``reserved`` are names that they must not take.
+
+    ``backwards`` are functions that forwards name, by what they are made of (`backwards`).
+    """
 
     reserved: Sequence[str] = ()
+    backwards: dict[str, str] = field(default_factory=dict)
     _known: dict[object, Defined] = field(default_factory=dict)
     _shapes: dict[str, Hashable] = field(default_factory=dict)
     _numbers: dict[Hashable, int] = field(default_factory=dict)
@@ -138,6 +142,13 @@ class Classes:
     def shape(self, constructor: str) -> Hashable:
         """What makers of modules have in common whose modules differ in constants alone."""
         return pattern(SourceText(constructor), classes=self._shapes).shape
+
+    def backward(self, stem: str, text: str) -> str:
+        """The name of the function with a text, made of ``stem`` where it is new."""
+        if text not in self.backwards:
+            bare = identifier(stem.rpartition(".")[2])
+            self.backwards[text] = self._names.take(f"{bare}_backward")
+        return self.backwards[text]
 
     def defined(self) -> list[Defined]:
         """All of them, each after those that it uses."""

@@ -14,6 +14,7 @@ from shardwright.codegenerate.spelling.literals import described
 from shardwright.codegenerate.splitting.pasting import pasted, taken_names
 from shardwright.codegenerate.splitting.split_text import is_split, slices_table, support_names
 from shardwright.codegenerate.stage import Port, Program, Stage
+from shardwright.codegenerate.writing.backwards import backward_functions
 from shardwright.codegenerate.writing.classes import Classes
 from shardwright.codegenerate.writing.configuration import configuration, functions
 from shardwright.codegenerate.writing.merging import merged
@@ -54,6 +55,7 @@ def file_text(program: Program, *, verbose: bool = False) -> str:
         IMPORTS + "".join(f"{line}\n" for line in support.imports) + own,
         *([support.text] if support.text else []),
         *(slices_table(partition) for partition in program.partitions if is_split(partition[0])),
+        *backward_functions(classes),
         *(one.text.text(one.name) for one in merged(classes.defined(), classes.reserved)),
         *functions(program),
         configuration(program, names),

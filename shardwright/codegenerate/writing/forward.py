@@ -13,6 +13,7 @@ from shardwright.codegenerate.expression import Expression
 from shardwright.codegenerate.spelling import Mode, is_typed, spell
 from shardwright.codegenerate.splitting.collectives import is_collective, spell_collective
 from shardwright.codegenerate.stage import Program
+from shardwright.codegenerate.writing.backwards import spell_with_backward
 from shardwright.codegenerate.writing.classes import DICTIONARY, Classes
 from shardwright.codegenerate.writing.flow import Flow
 from shardwright.codegenerate.writing.hints import Act, wanted_names
@@ -22,7 +23,7 @@ from shardwright.codegenerate.writing.names import identifier, is_plain
 from shardwright.codegenerate.writing.order import Call, Item, keeps_its_place
 from shardwright.codegenerate.writing.origins import call_site
 from shardwright.codegenerate.writing.step import Loop, ModuleCall, Step, Work
-from shardwright.ir import SLOT, IRNode, resolve
+from shardwright.ir import SLOT, WITH_BACKWARD, IRNode, resolve
 from shardwright.ir.operators import is_marker, signature
 from shardwright.ir.values import Source
 
@@ -101,6 +102,8 @@ class _Forward:
     def _spell(self, node: IRNode, operands: Mapping[int, Expression]) -> Expression:
         if is_collective(node):
             return spell_collective(node, operands)
+        if node.op == WITH_BACKWARD:
+            return spell_with_backward(node, operands, self.classes)
         mode = Mode(self.program.training, device=self._device(operands))
         return spell(self.graph, node, operands, mode)
 

@@ -31,7 +31,9 @@ IMPORTED = (
 """What the names of a generated file's imports are."""
 AMBIGUOUS = ("I", "O", "l")
 """Names that look like numbers."""
-RESERVED = frozenset((*IMPORTED, *AMBIGUOUS, "self", *dir(builtins)))
+PASTED = "with_backward"
+"""The function of a file that forwards call by its name; collectives have no names like values."""
+RESERVED = frozenset((*IMPORTED, *AMBIGUOUS, PASTED, "self", *dir(builtins)))
 
 STEMS = {
     "scaled_dot_product_attention": "attention",
@@ -47,6 +49,7 @@ STEMS = {
     "to": "x",
     "clone": "x",
     "detach": "x",
+    "with_backward": "x",
     "input": "x",
     "arg0": "x",
 }

@@ -2,6 +2,7 @@
 
     linear, mm, addmm           shardwright::gemm, transposes of its operands as flags
     baddbmm                     bmm, products and a sum
+    with_backward               what it was given
     stack                       cat of unsqueezed
     sum of another dtype        a cast and a sum
     what torch composes         what torch composes it of (`composites`)
@@ -26,7 +27,7 @@ from shardwright.exec.passes.rewriter import (
     call_attributes,
     same_layout,
 )
-from shardwright.ir import IRGraph, IRNode, IRValue
+from shardwright.ir import WITH_BACKWARD, IRGraph, IRNode, IRValue
 from shardwright.ir.dtypes import dtype_name
 from shardwright.ir.inference import Inference
 from shardwright.ir.values import Input
@@ -310,6 +311,12 @@ def _sum(decomposer: Decomposer, call: Call) -> Results | None:
 
 Rule = Callable[[Decomposer, Call], Results | None]
 
+
+def _with_backward(decomposer: Decomposer, call: Call) -> Results:
+    """What it was given first: nothing is differentiated any more."""
+    return [call.inputs[item.index] for item in call.attrs["made"]]
+
+
 RULES: Mapping[str, Rule] = {
     "aten.linear.default": _linear,
     "aten.mm.default": _mm,
@@ -318,5 +325,6 @@ RULES: Mapping[str, Rule] = {
     "aten.stack.default": _stack,
     "aten.sum.default": _sum,
     "aten.sum.dim_IntList": _sum,
+    WITH_BACKWARD: _with_backward,
 }
 """By the operator's full name; a rule that gives None leaves the call as it is."""

@@ -1,0 +1,409 @@
+"""`torch.autograd.Function`s: their backward, traced where they are applied.
+
+Comes in: a Function that the program applies under torch.export. Goes out: in the exported program
+its forward, run without gradients as torch runs it, then between two calls (`BEGIN`, `END`) its
+backward on gradients that stand for any; in the graph a call of `with_backward`, which holds that
+backward as a graph. What always holds: a gradient that reaches a Function's outputs goes through
+its own backward, and where that cannot be traced, whoever differentiates gets an error.
+
+Torch offers no hook for `Function.apply`. While any thread captures it is replaced by one that asks
+whether the calling thread does, and does what it did where not.
+
+A reentrant checkpoint is a Function too. Its backward is by definition the gradient of its forward,
+so that is what the graph has.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from inspect import signature
+from typing import Any
+
+import torch
+from torch.autograd import Function
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
+
+from shardwright.errors import CaptureError
+from shardwright.ir import Builder, IRGraph, IRNode, IRValue
+from shardwright.ir.operators import resolve
+from shardwright.ir.with_backward import WITH_BACKWARD
+from shardwright.tracing.emitter import Emitter
+from shardwright.tracing.failures import line_before
+from shardwright.tracing.memory import Memory, Place, Storage
+
+AUTOCAST_DEVICES = ("cpu", "cuda")
+
+_LIBRARY = torch.library.Library("shardwright_function", "DEF")
+_LIBRARY.define("begin(Tensor[] made) -> Tensor[]")
+_LIBRARY.define(
+    "end(Tensor[] made, Tensor[] inputs, Tensor[] gradients, str name, bool fills, str failure)"
+    " -> ()"
+)
+
+
+def _begin(made: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.empty_like(tensor) for tensor in made]
+
+
+def _end(*args: Any) -> None:
+    return None
+
+
+for _name, _function in (("begin", _begin), ("end", _end)):
+    torch.library.register_fake(f"shardwright_function::{_name}", _function, lib=_LIBRARY)
+    _LIBRARY.impl(_name, torch.library.fallthrough_kernel, "Autograd")
+
+BEGIN = torch.ops.shardwright_function.begin.default
+END = torch.ops.shardwright_function.end.default
+torch.fx.node.has_side_effect(BEGIN)  # or export drops what nothing reads
+torch.fx.node.has_side_effect(END)
+
+
+# --- while the program is traced ------------------------------------------------------------------
+
+_OPERATORS_WITH_BACKWARD = "torch._library.autograd"
+"""The module of the Functions that torch makes for operators: the graph has the operator."""
+
+
+class _Thread(threading.local):
+    """Whether this thread captures, and its checkpoints: whether gradients were recorded there."""
+
+    capturing = False
+    checkpoints: tuple[bool, ...] = ()
+
+
+_thread = _Thread()
+_lock = threading.Lock()
+_apply = Function.__dict__["apply"]
+_captures = 0
+
+
+@contextmanager
+def traces_functions() -> Iterator[None]:
+    """Inside, this thread traces the backward of each Function that it applies."""
+    global _captures
+    with _lock:
+        _captures += 1
+        Function.apply = classmethod(_applied)  # type: ignore[method-assign,assignment]
+    before, _thread.capturing = _thread.capturing, True
+    try:
+        yield
+    finally:
+        _thread.capturing = before
+        with _lock:
+            _captures -= 1
+            if not _captures:
+                Function.apply = _apply  # type: ignore[method-assign]
+
+
+def records_gradients() -> bool:
+    """Whether the program records gradients here; a checkpoint's forward does as it was called."""
+    return _thread.checkpoints[0] if _thread.checkpoints else torch.is_grad_enabled()
+
+
+def _applied(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+    """What `Function.apply` is while any thread captures."""
+    if not _thread.capturing or cls.__module__ == _OPERATORS_WITH_BACKWARD:
+        return _apply.__func__(cls, *args, **kwargs)
+    if cls is CheckpointFunction:
+        before, _thread.checkpoints = (
+            _thread.checkpoints,
+            (*_thread.checkpoints, torch.is_grad_enabled()),
+        )
+        try:
+            return _apply.__func__(cls, *args, **kwargs)
+        finally:
+            _thread.checkpoints = before
+    if not torch.is_grad_enabled():
+        return _apply.__func__(cls, *args, **kwargs)
+    return _traced(cls, args, kwargs)
+
+
+def _traced(cls: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Apply a Function, and trace its backward behind it."""
+    known = type(cls.__name__, (cls,), {"__module__": cls.__module__})
+    context = type(f"{cls.__name__}Backward", (_Context, known._backward_cls), {})  # type: ignore[attr-defined]
+    known._backward_cls = context  # type: ignore[attr-defined]
+    made = _apply.__func__(known, *args, **kwargs)
+    results = made if isinstance(made, tuple) else (made,)
+    wanted = [item for item in results if isinstance(item, torch.Tensor) and item.requires_grad]
+    if not wanted:
+        return made
+    if not all(isinstance(item.grad_fn, context) for item in wanted):
+        raise CaptureError(
+            f"{cls.__qualname__} writes to a view of another tensor (ctx.mark_dirty), through "
+            "which a graph has no gradient; let it return a new tensor"
+        )
+    ctx: Any = wanted[0].grad_fn
+    given = _bound(cls, args, kwargs)
+    inputs: list[torch.Tensor] = []
+    gradients: list[torch.Tensor] = []
+    failure = ""
+    with torch.no_grad(), _no_autocast():
+        seeds = iter(BEGIN(wanted))
+        handed = [
+            next(seeds) if any(item is one for one in wanted) else _without(item, fills=ctx.fills)
+            for item in results
+        ]
+        try:
+            with _Backward():
+                found = ctx.apply(*handed)
+                fitting = list(_pairs(ctx, given, found))
+            inputs, gradients = [x for x, _ in fitting], [g for _, g in fitting]
+        except Exception as error:  # whatever a user's function raises
+            failure = " ".join(str(error).split())[:300] or type(error).__name__
+            pairs = zip(given, ctx.needs_input_grad, strict=False)
+            inputs, gradients = [x for x, needed in pairs if needed], []
+        fills = ctx.fills or len(wanted) == 1
+        END(wanted, inputs, gradients, cls.__qualname__, fills, failure)
+    ctx.kept = ()
+    return made
+
+
+class _Context:
+    """What a Function's ``ctx`` has while a capture runs: tensors come back as they were saved."""
+
+    kept: tuple[torch.Tensor | None, ...] = ()
+    fills = True
+
+    def save_for_backward(self, *tensors: torch.Tensor | None) -> None:
+        """As torch's."""
+        self.kept = tensors
+        super().save_for_backward(*tensors)  # type: ignore[misc]
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """As torch's."""
+        self.fills = value
+        super().set_materialize_grads(value)  # type: ignore[misc]
+
+    @property
+    def saved_tensors(self) -> tuple[torch.Tensor | None, ...]:
+        """The very tensors; torch's own may be others that torch.export has not seen."""
+        return self.kept
+
+    saved_variables = saved_tensors
+
+
+class _Backward(TorchFunctionMode):
+    """Refuses a backward that differentiates something itself."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward):
+            raise CaptureError(
+                "it runs torch.autograd inside; write the gradient out, or use torch.utils."
+                "checkpoint where that is what it is for"
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def _bound(cls: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments as torch numbers them: defaults are filled in beside a ``setup_context``."""
+    if cls.setup_context is Function.setup_context:
+        return args
+    found = signature(cls.forward).bind(*args, **kwargs)
+    found.apply_defaults()
+    return found.args
+
+
+def _without(item: Any, *, fills: bool) -> torch.Tensor | None:
+    """What a backward is given for an output that has no gradient."""
+    return torch.zeros_like(item) if fills and isinstance(item, torch.Tensor) else None
+
+
+def _pairs(
+    ctx: Any, given: Sequence[Any], found: Any
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Inputs and their gradients, made as autograd makes them fit. Raises ValueError."""
+    found = found if isinstance(found, tuple) else (found,)
+    count = len(ctx.needs_input_grad)
+    if len(found) < count or any(item is not None for item in found[count:]):
+        raise ValueError(f"it gives {len(found)} gradients for {count} arguments")
+    for x, gradient, needed in zip(given, found, ctx.needs_input_grad, strict=False):
+        if needed and gradient is not None:
+            if gradient.shape != x.shape:
+                gradient = gradient.sum_to_size(x.shape)
+            yield x, gradient if gradient.dtype == x.dtype else gradient.to(x.dtype)
+
+
+@contextmanager
+def _no_autocast() -> Iterator[None]:
+    """A backward runs where ``backward()`` is called, which is outside of an autocast."""
+    with ExitStack() as stack:
+        for device in AUTOCAST_DEVICES:
+            if torch.is_autocast_enabled(device):
+                torch.set_autocast_enabled(device, False)
+                stack.callback(torch.set_autocast_enabled, device, True)
+        yield
+
+
+# --- while it is translated -----------------------------------------------------------------------
+
+
+class Backwards:
+    """Turns what stands between `BEGIN` and `END` into the graph of a backward."""
+
+    def __init__(self, emitter: Emitter, memory: Memory) -> None:
+        self._emitter = emitter
+        self._memory = memory
+        self._start = 0
+        self._seeds: list[IRValue] = []
+        self._versions: dict[Storage, int] = {}
+        self._made_up: list[tuple[int, str]] = []
+        """Nodes that stand for gradients, which nothing may need in the end, and of what."""
+        self._inside = False
+        self._failure = ""
+        self._failures: dict[torch.fx.Node, str] = {}
+        """By the beginning of a backward why it failed while it was traced, where it did."""
+
+    def look_ahead(self, graph: torch.fx.Graph) -> None:
+        """Find the backwards that failed: what was traced of them may be no calls of operators."""
+        begun: torch.fx.Node | None = None
+        for node in graph.nodes:
+            if node.target is BEGIN:
+                begun = node
+            elif node.target is END and begun is not None:
+                self._failures[begun] = str(node.args[5])
+
+    @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Inside, a node of the program is translated; in a backward it may fail."""
+        try:
+            yield
+        except CaptureError as error:
+            if not self._inside:
+                raise
+            self._failure = str(error)
+
+    def passes_by(self, node: torch.fx.Node) -> bool:
+        """Whether a node belongs to a backward that has failed already."""
+        return bool(self._failure) and node.target is not END
+
+    def begin(self, node: torch.fx.Node, specs: Sequence[torch.Tensor]) -> list[Place]:
+        """Stand-ins for the gradients of what a Function made."""
+        graph = self._emitter.builder.graph
+        self._inside, self._failure = True, self._failures[node]
+        self._start = len(graph.nodes)
+        self._versions = self._memory.versions()
+        self._seeds = []
+        for spec in specs:
+            attrs = {
+                "size": list(spec.shape),
+                "dtype": spec.dtype,
+                "layout": None,
+                "device": None,
+                "pin_memory": None,
+            }
+            zeros = resolve("aten.zeros.default")
+            self._seeds += self._emitter.emit(zeros, [], attrs, outputs=[spec], name="gradient")
+        pairs = zip(specs, self._seeds, strict=True)
+        return [self._memory.root(spec, value) for spec, value in pairs]
+
+    def end(self, node: torch.fx.Node, standing_for: Callable[[Any], Any]) -> None:
+        """From here on the tensors that a Function made have the backward that was traced.
+
+        ``standing_for`` gives the places of the program's nodes.
+        """
+        emitter, graph = self._emitter, self._emitter.builder.graph
+        name, fills = node.args[3:5]
+        failure, self._failure, self._inside = self._failure, "", False
+        made, inputs = standing_for(node.args[0]), standing_for(node.args[1])
+        gradients = [] if failure else standing_for(node.args[2])
+        found = [self._memory.read(place) for place in gradients]
+        changed = self._memory.versions()
+        if any(changed[storage] != before for storage, before in self._versions.items()):
+            raise emitter.refuse(
+                f"the backward of {name} writes to a tensor that it did not make; let it return "
+                "gradients alone"
+            )
+        nodes = graph.nodes[self._start :]
+        self._made_up += [
+            (node.id, f"{line_before(emitter.source)}the backward of {name}")
+            for node in nodes[: len(self._seeds)]
+        ]
+        emitter.records = True  # as it did where the Function was applied
+        text, saved = _text(graph, nodes, [value.id for value in self._seeds], found)
+        before = [_dense(emitter, self._memory.read(place)) for place in made]
+        after = emitter.call(
+            WITH_BACKWARD,
+            before,
+            [self._memory.read(place) for place in inputs],
+            [graph.values[value_id] for value_id in saved],
+            name,
+            text,
+            fills,
+            failure,
+        )
+        if not inputs:  # nothing gets a gradient, but the program goes on as if
+            emitter.let_flow(*after)
+        for place, value in zip(made, after, strict=True):
+            self._memory.settle(place, value)
+
+    def check(self) -> None:
+        """Raise CaptureError where what is left of the graph needs a gradient as a number."""
+        left = {node.id for node in self._emitter.builder.graph.nodes}
+        for node_id, what in self._made_up:
+            if node_id in left:
+                raise CaptureError(
+                    f"{what} draws random numbers, or hands on what it computes by another way "
+                    "than its result; a graph has gradients in the backward alone"
+                )
+
+
+def _dense(emitter: Emitter, value: IRValue) -> IRValue:
+    """The value, copied where its elements lie apart or share memory."""
+    if value.strides is None:
+        return value
+    step = 1
+    for stride, size in sorted(zip(value.strides, value.shape, strict=True)):
+        if size != 1 and stride != step:
+            return emitter.one("aten.clone.default", value, memory_format=torch.contiguous_format)
+        step *= size
+    return value
+
+
+def _text(
+    graph: IRGraph, nodes: Sequence[IRNode], seeds: Sequence[int], found: Sequence[IRValue]
+) -> tuple[str, list[int]]:
+    """A backward's text, and what it reads beside gradients: values made before ``nodes``."""
+    producers = {value_id: node for node in nodes[len(seeds) :] for value_id in node.outputs}
+    needed: set[int] = set()
+    saved: dict[int, None] = {}
+    pending = [value.id for value in found]
+    while pending:
+        value_id = pending.pop()
+        node = producers.get(value_id)
+        if node is None:
+            if value_id not in seeds:
+                saved[value_id] = None
+        elif node.id not in needed:
+            needed.add(node.id)
+            pending += node.inputs
+    builder = Builder("backward")
+    kept = sorted(saved)
+    mapping: dict[int, int] = {}
+    for name, value_ids in (("g", seeds), ("s", kept)):
+        for value_id in value_ids:
+            value = graph.values[value_id]
+            made = builder.input(name, value.shape, value.dtype, strides=value.strides)
+            mapping[value_id] = made.id
+    for node in nodes:
+        if node.id in needed:
+            values = [None if v is None else graph.values[v] for v in node.results]
+            outputs = [
+                None if v is None else builder.value("v", v.shape, v.dtype, strides=v.strides)
+                for v in values
+            ]
+            builder.emit(node.op, [mapping[v] for v in node.inputs], node.attrs, outputs=outputs)
+            mapping |= {
+                old.id: new.id
+                for old, new in zip(values, outputs, strict=True)
+                if old is not None and new is not None
+            }
+    finished = builder.finish([mapping[value.id] for value in found])
+    finished.in_structure = finished.out_structure = None  # it is called by place alone
+    return str(finished), kept
