@@ -22,6 +22,7 @@ from shardwright.exec.elementwise import result_strides
 from shardwright.exec.kinds import ACTIVATIONS
 from shardwright.ir.dropout import DROPOUT
 from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.with_backward import WITH_BACKWARD
 
 GEMM = "shardwright.gemm.default"
 CHAIN = "shardwright.chain.default"
@@ -225,5 +226,7 @@ def _conv(
 
 conv.register_fake(_conv)
 
-OPERATORS = frozenset((GEMM, CHAIN, CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD, CONV, DROPOUT))
+OPERATORS = frozenset(
+    (GEMM, CHAIN, CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD, CONV, DROPOUT, WITH_BACKWARD)
+)
 """What this package defines in the namespace ``shardwright``, and every process has."""

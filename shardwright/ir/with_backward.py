@@ -27,7 +27,6 @@ import torch
 from shardwright.errors import GraphError
 from shardwright.ir.execute import compile_graph
 from shardwright.ir.graph import IRGraph
-from shardwright.ir.operators import bring_operator
 from shardwright.ir.parse import parse_graph
 
 WITH_BACKWARD = "shardwright.with_backward.default"
@@ -80,7 +79,6 @@ def _backward(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> tuple[Any, 
 
 
 with_backward.register_autograd(_backward, setup_context=_keep)
-bring_operator(WITH_BACKWARD)
 
 
 @lru_cache(256)
