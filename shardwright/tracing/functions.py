@@ -241,6 +241,18 @@ def _no_autocast() -> Iterator[None]:
         yield
 
 
+def drop_failed_backwards(graph: torch.fx.Graph) -> None:
+    """Take what was traced of backwards that failed out of a graph."""
+    failed = False
+    for node in reversed(graph.nodes):
+        if node.target is END:
+            failed = bool(node.args[5])
+        elif node.target is BEGIN:
+            failed = False
+        elif failed and not node.users:
+            graph.erase_node(node)
+
+
 # --- while it is translated -----------------------------------------------------------------------
 
 
@@ -257,17 +269,6 @@ class Backwards:
         """Nodes that stand for gradients, which nothing may need in the end, and of what."""
         self._inside = False
         self._failure = ""
-        self._failures: dict[torch.fx.Node, str] = {}
-        """By the beginning of a backward why it failed while it was traced, where it did."""
-
-    def look_ahead(self, graph: torch.fx.Graph) -> None:
-        """Find the backwards that failed: what was traced of them may be no calls of operators."""
-        begun: torch.fx.Node | None = None
-        for node in graph.nodes:
-            if node.target is BEGIN:
-                begun = node
-            elif node.target is END and begun is not None:
-                self._failures[begun] = str(node.args[5])
 
     @contextmanager
     def trying(self) -> Iterator[None]:
@@ -283,10 +284,10 @@ class Backwards:
         """Whether a node belongs to a backward that has failed already."""
         return bool(self._failure) and node.target is not END
 
-    def begin(self, node: torch.fx.Node, specs: Sequence[torch.Tensor]) -> list[Place]:
+    def begin(self, specs: Sequence[torch.Tensor]) -> list[Place]:
         """Stand-ins for the gradients of what a Function made."""
         graph = self._emitter.builder.graph
-        self._inside, self._failure = True, self._failures[node]
+        self._inside, self._failure = True, ""
         self._start = len(graph.nodes)
         self._versions = self._memory.versions()
         self._seeds = []
@@ -310,7 +311,8 @@ class Backwards:
         """
         emitter, graph = self._emitter, self._emitter.builder.graph
         name, fills = node.args[3:5]
-        failure, self._failure, self._inside = self._failure, "", False
+        failure = str(node.args[5]) or self._failure
+        self._failure, self._inside = "", False
         made, inputs = standing_for(node.args[0]), standing_for(node.args[1])
         gradients = [] if failure else standing_for(node.args[2])
         found = [self._memory.read(place) for place in gradients]

@@ -105,7 +105,7 @@ def capture_step(
     with unchanged(closure):
         recorder = Recorder(StepModel(closure), closure)
         flat = _FlatStep(step_fn, recorder, arguments)
-        program = export_flat(flat, tensors)
+        program = export_flat(flat, tensors, stacklevel=3)
     step = StepGraph(name, flat, program, recorder)
     graph = philox_dropout(step.finish(stacklevel=3), seed)
     rates = (Rate(name, group.optimizer, group.index) for name, group, _ in step.markers.rates)

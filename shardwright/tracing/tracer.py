@@ -42,6 +42,7 @@ from shardwright.ir.torch_internals import (
 )
 from shardwright.ir.values import Source
 from shardwright.tracing.failures import CONTROL_FLOW
+from shardwright.tracing.functions import drop_failed_backwards
 from shardwright.tracing.origins import note_of, refuse_here, take_note
 
 
@@ -90,6 +91,7 @@ def trace(
         made = function(*arguments)
         nodes = [get_proxy_slot(tensor, tracer, tensor, _proxy_of) for tensor in made]
         tracer.create_node("output", "output", (tracer.create_arg(nodes),), {})
+    drop_failed_backwards(tracer.graph)
     looked = frozenset(_drop_unused_numbers(tracer.graph))
     return Traced(tracer.graph, dict(_constants(tracer.root)), looked)
 

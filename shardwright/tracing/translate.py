@@ -79,7 +79,6 @@ class Translator:
         ``constant`` gives what its other tensors stand for. Raises CaptureError.
         """
         given = iter(arguments)
-        self.backwards.look_ahead(graph)
         for node in graph.nodes:
             if node.op == "placeholder":
                 self._held[node] = next(given)
@@ -123,7 +122,7 @@ class Translator:
             number, reads, _ = self._held.standing_for(node.args)
             return self.marked(number, reads, tensors)
         if overload is BEGIN:
-            return self.backwards.begin(node, tensors)
+            return self.backwards.begin(tensors)
         if overload is END:
             return self.backwards.end(node, self._held.standing_for)
         if overload.namespace != "aten":
