@@ -40,7 +40,10 @@ class Generator:
 
     def cut(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Slices:
         """What each device slot takes; every slot is a key. Raises InputError."""
-        whole = self._name(args, kwargs)
+        return self.cut_named(self.name(args, kwargs))
+
+    def cut_named(self, whole: Mapping[str, Tensor]) -> Slices:
+        """As `cut`, of a call's tensors by their names in the original."""
         for name, tensor in whole.items():
             _check(name, tensor, self._originals.inputs[name])
         cut: Slices = {slot: {} for slot in self._slots}
@@ -51,20 +54,29 @@ class Generator:
 
     def join(self, outputs: Mapping[str, Tensor]) -> Any:
         """The original model's result, from all of the pipeline's outputs by name."""
+        return self.fold(self.join_named(outputs))
+
+    def join_named(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The original model's outputs by name."""
         parts: dict[str, list[tuple[Placements, Tensor]]] = {}
         for name, piece in self._slices.outputs.items():
             parts.setdefault(piece.origin, []).append((piece.placements, outputs[name]))
         originals = self._originals.outputs
-        return self._fold({name: _whole(originals[name], parts[name]) for name in originals})
+        return {name: _whole(originals[name], parts[name]) for name in originals}
 
-    def _fold(self, wholes: Mapping[str, Tensor]) -> Any:
+    def has_shapes(self, whole: Mapping[str, Tensor]) -> bool:
+        """Whether a call's tensors have the shapes that the pipeline takes."""
+        inputs = self._originals.inputs
+        return all(tuple(tensor.shape) == inputs[name].shape for name, tensor in whole.items())
+
+    def fold(self, wholes: Mapping[str, Tensor]) -> Any:
         """The object that the original model returns, of its outputs by name."""
         whole = [wholes[name] for name in _by_place(self._originals.outputs)]
         if self._structure is not None:
             return rebuild(self._structure.outputs, whole)
         return whole[0] if len(whole) == 1 else tuple(whole)
 
-    def _name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+    def name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
         """The call's tensors by their names in the original."""
         if self._structure is None:
             return self._name_flat(args, kwargs)

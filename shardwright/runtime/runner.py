@@ -7,7 +7,8 @@
 
 It checks the pipeline, loads it onto its device slots once and keeps it there between calls. Calls
 take what the original model takes and give what it gives; several may be under way at once, and
-finish in the order they began.
+finish in the order they began. A call may have fewer rows than the pipeline was captured with where
+its operators keep rows apart (`row_padding`).
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from typing import Any
 
 from torch import Tensor
 
-from shardwright.errors import RunError
+from shardwright.errors import InputError, RunError
 from shardwright.pipeline import Pipeline
+from shardwright.runtime.backend import Finish
 from shardwright.runtime.driver import Driver
 from shardwright.runtime.generator import Generator
 from shardwright.runtime.making import Options
+from shardwright.runtime.row_padding import row_dims, short_batch
 from shardwright.runtime.start import Start, checked
 from shardwright.schedule.agenda import is_training
 
@@ -65,12 +68,14 @@ class Runner(Driver):
         in_flight: int | None = None,
     ) -> None:
         start = Start(in_process=in_process, modules=modules)
-        prepared = start.arranged(checked(pipeline, modules))
+        self._read = checked(pipeline, modules)
+        prepared = start.arranged(self._read)
         if is_training(prepared):
             raise RunError("the pipeline is of a training step, not of a model; use Session")
         backend = start(prepared, timeout=timeout, threads=threads, options=Options(trace))
         super().__init__(prepared, backend, in_flight or 2 * len(prepared.devices))
         self._generator = Generator(prepared)
+        self._row_dims: dict[frozenset[str], dict[str, int]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call and wait for its result. Raises InputError, or RunError and its kinds."""
@@ -82,9 +87,33 @@ class Runner(Driver):
         Waits while ``in_flight`` calls are under way. Raises InputError where the arguments are not
         those of the original model.
         """
-        inputs = self._generator.cut(args, kwargs)
-        join = self._generator.join
+        whole = self._generator.name(args, kwargs)
+        join: Finish = self._generator.join
+        if not self._generator.has_shapes(whole):
+            whole, join = self._padded(whole)
+        inputs = self._generator.cut_named(whole)
         return self._begin(lambda call: self._backend.begin(call, inputs, join))
+
+    def _padded(self, whole: dict[str, Tensor]) -> tuple[dict[str, Tensor], Finish]:
+        """A call of fewer rows as one of all, and what cuts its result. Raises InputError."""
+        generator, batch = self._generator, short_batch(self._read, whole)
+        if batch is None:
+            return whole, generator.join
+        if batch.inputs not in self._row_dims:
+            try:
+                self._row_dims[batch.inputs] = row_dims(self._read, batch)
+            except InputError as error:
+                raise InputError(
+                    f"the call has {batch.rows} rows, the pipeline takes {batch.size}, and cannot "
+                    f"be padded: {error}; shapes are static, so give {batch.size} rows, or build "
+                    "a pipeline for this shape"
+                ) from None
+        dims = self._row_dims[batch.inputs]
+
+        def join(outputs: dict[str, Tensor]) -> Any:
+            return generator.fold(batch.cut(generator.join_named(outputs), dims))
+
+        return batch.pad(whole), join
 
     def map(self, calls: Iterable[Any]) -> Iterator[Any]:
         """The results of many calls, in order, streamed through the slots.

@@ -70,7 +70,7 @@ class StepGenerator(Generator):
 
         Numbers may stand for inputs without dimensions, such as the learning rate.
         """
-        whole = self._name(args, {name: self._tensor(name, item) for name, item in kwargs.items()})
+        whole = self.name(args, {name: self._tensor(name, item) for name, item in kwargs.items()})
         whole = {name: self._filled(name, tensor.detach()) for name, tensor in whole.items()}
         for name, tensor in whole.items():
             self._check(name, tensor, self._originals.inputs[name])
@@ -100,7 +100,7 @@ class StepGenerator(Generator):
                 part_of(batches, ((0, self._cut.n), *piece.placements)).copy_(tensor)
             else:
                 part_of(whole, piece.placements).copy_(tensor)
-        return self._fold(wholes)
+        return self.fold(wholes)
 
     def _microbatches(self, whole: Tensor, origin: str) -> Tensor:
         """A view with the microbatch for a leading dimension."""

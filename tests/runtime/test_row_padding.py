@@ -1,0 +1,132 @@
+"""Calls with fewer rows than a pipeline was captured with."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import shardwright as sw
+from shardwright.errors import InputError
+from tests.runtime.programs import GPT
+
+ROWS = 6
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.head = nn.Linear(4 * 16, 5)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = F.max_pool2d(self.norm(self.conv(x)).relu(), 2)
+        return {"scores": self.head(y.flatten(1)).softmax(-1), "planes": y}
+
+
+class Merged(nn.Module):
+    """Rows of a batch and of a sequence as one dimension, apart again, and rows of a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.table = nn.Parameter(torch.randn(ROWS, 1, 8))
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        flat = self.layer(x.flatten(0, 1)) * scale
+        return flat, flat.view(ROWS, 4, 8) + self.table
+
+
+class Mixing(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layer, self.kind = nn.Linear(8, 8), kind
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.layer(x)
+        if self.kind == "softmax":
+            return y.softmax(0)
+        if self.kind == "mean":
+            return y.mean()
+        if self.kind == "cumsum":
+            return y.cumsum(0)
+        if self.kind == "matmul":
+            return y @ y.t()
+        return y.view(2, ROWS // 2, 8).sum(1)
+
+
+def built(model: nn.Module, *inputs: torch.Tensor, **options):
+    graph = sw.capture(model.eval(), inputs)
+    return sw.build(graph, sw.plan(graph, **options))
+
+
+def leaves(result):
+    return (
+        list(result.values())
+        if isinstance(result, dict)
+        else list(torch.utils._pytree.tree_leaves(result))
+    )
+
+
+CASES = {
+    "decoder": (lambda: GPT(0.0), lambda n: (torch.randint(0, 20, (n, 5)),)),
+    "images": (Images, lambda n: (torch.randn(n, 3, 8, 8),)),
+    "merged": (Merged, lambda n: (torch.randn(n, 4, 8), torch.ones(8))),
+}
+
+
+@pytest.mark.parametrize("saved", [False, True], ids=["built", "loaded"])
+@pytest.mark.parametrize("name", CASES)
+def test_fewer_rows_are_those_rows(name: str, saved: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    make, inputs = CASES[name]
+    model, given = make(), inputs(ROWS)
+    pipeline = built(model, *given, devices=2)
+    if saved:
+        pipeline.save(tmp_path / "model.json")
+    source = tmp_path / "model.json" if saved else pipeline
+    with sw.Runner(source, in_process=True) as runner, torch.no_grad():
+        whole = leaves(model(*given))
+        for rows in (ROWS, 4, 1):
+            short = [t[:rows] if t.dim() > 1 else t for t in given]
+            for found, expected in zip(leaves(runner(*short)), whole, strict=True):
+                part = expected[: len(expected) // ROWS * rows]
+                assert found.shape == part.shape
+                assert torch.allclose(found, part, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"mesh": {"data": 2}}, {"mesh": {"tensor": 2}}], ids=str)
+def test_a_split_model_that_was_built_here(options) -> None:
+    torch.manual_seed(0)
+    model, x = GPT(0.0), torch.randint(0, 20, (ROWS, 5))
+    found = sw.run(built(model, x, **options), x[:3], in_process=True)
+    assert torch.allclose(found, model(x[:3]), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "operator"),
+    [
+        ("softmax", "softmax mixes the rows"),
+        ("mean", "mean mixes the rows"),
+        ("cumsum", "cumsum mixes the rows"),
+        ("matmul", "matmul mixes the rows"),
+        ("view", "view mixes the rows"),
+    ],
+)
+def test_what_mixes_the_rows_is_named(kind: str, operator: str) -> None:
+    pipeline = built(Mixing(kind), torch.randn(ROWS, 8), devices=1)
+    with pytest.raises(
+        InputError, match=rf"has 4 rows, the pipeline takes 6, .*: {operator}.*give 6 rows"
+    ):
+        sw.run(pipeline, torch.randn(4, 8), in_process=True)
+
+
+def test_other_shapes_are_refused_as_before() -> None:
+    pipeline = built(Merged(), torch.randn(ROWS, 4, 8), torch.ones(8), devices=1)
+    with sw.Runner(pipeline, in_process=True) as runner:
+        for rows, columns in ((ROWS + 1, 8), (0, 8), (3, 7)):
+            with pytest.raises(InputError, match="shapes are static"):
+                runner(torch.randn(rows, 4, columns), torch.ones(8))
+        with pytest.raises(InputError, match="shapes are static"):
+            runner(torch.randn(3, 4, 8), torch.ones(3))
