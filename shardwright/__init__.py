@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from shardwright.ir.drawing import Drawing
     from shardwright.layout import Cluster, DeviceModel
     from shardwright.pipeline import Pipeline
+    from shardwright.pipeline.check import check
     from shardwright.planning import (
         METIS_partition,
         Partition,
@@ -95,7 +96,6 @@ if TYPE_CHECKING:
         train,
         verify,
     )
-    from shardwright.schedule.check import check
     from shardwright.tracing import (
         CaptureWarning,
         Model,

@@ -32,7 +32,14 @@ class ShardwrightError(Exception):
 
 
 class GraphError(ShardwrightError):
-    """An IRGraph is not valid, or a text is not the text of one."""
+    """An IRGraph is not valid, or a text is not the text of one.
+
+    ``node`` is the name of the node that is wrong in a graph's text, where it is one.
+    """
+
+    def __init__(self, message: str, *, node: str | None = None) -> None:
+        super().__init__(message)
+        self.node = node
 
 
 class DrawError(ShardwrightError):
@@ -80,8 +87,9 @@ class CodegenError(ShardwrightError):
 class PipelineError(ShardwrightError):
     """A pipeline breaks a rule of the format.
 
-    ``rule`` names the rule (``one-producer``), ``task`` the supertask and ``tensor`` the tensor
-    where it was seen; each is None where the rule has no such place.
+    ``rule`` names the rule (``one-producer``), ``task`` the supertask, ``node`` the node of its
+    graph and ``tensor`` the tensor where it was seen; None where the rule has no such place.
+    ``reason`` is the message without them.
     """
 
     def __init__(
@@ -90,6 +98,7 @@ class PipelineError(ShardwrightError):
         *,
         rule: str | None = None,
         task: str | None = None,
+        node: str | None = None,
         tensor: str | None = None,
     ) -> None:
         place = [
@@ -100,8 +109,10 @@ class PipelineError(ShardwrightError):
         where = f"{', '.join(place)}: " if place else ""
         suffix = f" [rule {rule}]" if rule else ""
         super().__init__(f"{where}{message}{suffix}")
+        self.reason = message
         self.rule = rule
         self.task = task
+        self.node = node
         self.tensor = tensor
 
 

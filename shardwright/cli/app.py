@@ -173,11 +173,9 @@ def check(
     from shardwright.cli.steps import Steps
     from shardwright.pipeline import Pipeline
     from shardwright.report import headline
-    from shardwright.schedule import check_schedule
 
     with Steps(Console(stderr=True)).step("check"):
         pipeline = Pipeline.load(file)
-        check_schedule(pipeline)
         if weights:
             pipeline.weights.check(pipeline.tensors)
     Console().print("right:", headline(pipeline))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -57,7 +58,7 @@ def read_task(data: str) -> TaskText:
         tuple(f"i{k}" for k in range(count)),
         tuple(k if k < count else values[k] for k in outline.outputs),
         operators,
-        lambda infos: _build(data),
+        lambda infos, slot: _prove(data),
         values[:count],
     )
 
@@ -71,7 +72,8 @@ def _operator(call: _Call) -> str | None:
     return found
 
 
-def _build(data: str) -> None:
+@lru_cache(maxsize=1024)
+def _prove(data: str) -> None:
     try:
         decode(data)
     except ExecError as error:

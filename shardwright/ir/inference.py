@@ -7,7 +7,8 @@ call on tensors of the same kind, so a stack of equal layers costs what one of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,14 +16,20 @@ import torch
 from shardwright.errors import GraphError
 from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.operators import flatten_results, join_call, resolve
-from shardwright.ir.torch_internals import FakeTensorMode
+from shardwright.ir.torch_internals import FakeTensorMode, without_fake_failures
 from shardwright.ir.values import IRValue, contiguous_strides
+
+_ANSWERS = 16384
+"""How many are kept: the calls of some dozen models."""
+MADE_CONTIGUOUS = frozenset({"aten.native_layer_norm_backward.default"})
+"""Operators whose kernels make contiguous tensors where fake ones take over an input's strides."""
 
 
 class Inference:
     """Answers for one graph under construction."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
+        self._device = device
         self._mode: FakeTensorMode | None = None
         self._known: dict[object, tuple[torch.Tensor | None, ...]] = {}
 
@@ -36,6 +43,8 @@ class Inference:
         kinds = tuple((value.shape, value.dtype, value.strides) for value in inputs)
         key = (op, kinds, repr(attrs))
         if key not in self._known:
+            if len(self._known) >= _ANSWERS:
+                self._known.clear()
             self._known[key] = self._run(op, inputs, attrs)
         return self._known[key]
 
@@ -45,9 +54,9 @@ class Inference:
         overload = resolve(op)
         self._mode = self._mode or FakeTensorMode()
         try:
-            with torch.no_grad(), torch.autocast("cpu", enabled=False), self._mode:
-                tensors = [_fake_tensor(value) for value in inputs]
-                args, kwargs = join_call(overload, tensors, dict(attrs), "cpu")
+            with _as_kernels_are_called(), self._mode:
+                tensors = [_fake_tensor(value, self._device) for value in inputs]
+                args, kwargs = join_call(overload, tensors, dict(attrs), self._device)
                 result = overload(*args, **kwargs)
         except GraphError:
             raise
@@ -59,16 +68,30 @@ class Inference:
                 f"{_call(op, inputs, attrs)} returns {made[0]!r}; a graph holds operators that "
                 "return tensors"
             )
-        return tuple(_on_meta(item) if isinstance(item, torch.Tensor) else None for item in made)
+        return tuple(
+            _on_meta(item, contiguous=op in MADE_CONTIGUOUS)
+            if isinstance(item, torch.Tensor)
+            else None
+            for item in made
+        )
 
 
-def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+@contextmanager
+def _as_kernels_are_called() -> Iterator[None]:
+    """No gradients, no autocast, and no word but the error where a call is wrong."""
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), without_fake_failures():
+        yield
 
 
-def _fake_tensor(value: IRValue) -> torch.Tensor:
+def _on_meta(tensor: torch.Tensor, *, contiguous: bool) -> torch.Tensor:
+    strides = contiguous_strides(tensor.shape) if contiguous else tensor.stride()
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="meta")
+
+
+def _fake_tensor(value: IRValue, device: str) -> torch.Tensor:
     strides = value.strides or contiguous_strides(value.shape)
-    return torch.empty_strided(value.shape, strides, dtype=torch_dtype(value.dtype))
+    dtype = torch_dtype(value.dtype)
+    return torch.empty_strided(value.shape, strides, dtype=dtype, device=device)
 
 
 def _call(op: str, inputs: Sequence[IRValue], attrs: Mapping[str, Any]) -> str:

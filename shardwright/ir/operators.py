@@ -97,6 +97,8 @@ class Parameter:
     required: bool
     default: Any
     is_device: bool
+    type: str
+    """The schema's word for what stands here: ``Tensor``, ``Optional[Layout]``, ``List[int]``."""
     takes_tensor: bool
     """Whether one tensor may stand here; torch takes a tensor of one element for a number."""
     length: int | None
@@ -130,6 +132,7 @@ def signature(overload: OpOverload) -> Signature:
             not argument.has_default_value(),
             argument.default_value if argument.has_default_value() else None,
             str(argument.type) in ("Device", "Optional[Device]"),
+            str(argument.real_type),
             str(argument.type) in _TENSOR_TYPES,
             argument.N,  # type: ignore[attr-defined]
         )

@@ -7,6 +7,7 @@ that a release of torch that changes one is found there and nowhere else.
 from __future__ import annotations
 
 import ctypes
+import logging
 import sys
 import threading
 from collections.abc import Iterator
@@ -57,6 +58,7 @@ __all__ = [
     "tracing",
     "without_autocast",
     "without_dispatch_modes",
+    "without_fake_failures",
     "without_torch_function",
 ]
 
@@ -154,6 +156,22 @@ class _InOneThread:
 
 
 _COMPILING = ("_is_compiling_flag", "_is_exporting_flag")
+
+
+@contextmanager
+def without_fake_failures() -> Iterator[None]:
+    """Lets torch log nothing where an operator cannot run on fake tensors; it raises as well."""
+    _thread.quiet = True
+    try:
+        yield
+    finally:
+        _thread.quiet = False
+
+
+_thread = threading.local()
+logging.getLogger("torch._subclasses.fake_tensor").addFilter(
+    lambda record: not getattr(_thread, "quiet", False)
+)
 
 
 @contextmanager

@@ -1,14 +1,16 @@
 """check: a pipeline is right, or one PipelineError says where and why it is not.
 
-It reads only the document: no weights, no devices, and it runs no operator. The rules are listed
-in `rules.RULES`; later ones may rely on earlier ones, so `CHECKS` is in order. Time is linear in
-the size of the file.
+It reads only the document: no weights, no devices. Operators run on tensors without contents, those
+of each distinct graph once (`proof`). The rules are listed in `rules.RULES`; later ones may rely on
+earlier ones, so `CHECKS` is in order; last come those of the schedule, which `schedule` supplies.
+Time is linear in the size of the file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from shardwright.lazy import supplied
 from shardwright.pipeline.check_compute import check_blobs, check_graphs
 from shardwright.pipeline.check_groups import check_groups
 from shardwright.pipeline.check_metadata import (
@@ -81,3 +83,5 @@ def check_rules(document: Document) -> None:
     connections = connect(document)
     for rule in CHECKS:
         rule(document, connections)
+    if document.training is not None and document.training.schedule is not None:
+        supplied("rules of the schedule")(document)

@@ -1,10 +1,12 @@
-"""Rules of computation: the graphs can be built, and take and give the tensors of their tasks."""
+"""Rules of computation: graphs make what they say, of and for the tensors of their tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from shardwright.errors import GraphError
+import msgspec
+
+from shardwright.errors import GraphError, PipelineError
 from shardwright.ir.operators import is_built_in, resolve
 from shardwright.ir.values import strides_or_none
 from shardwright.pipeline.connections import Connections
@@ -38,21 +40,23 @@ def check_blobs(document: Document, _: Connections) -> None:
 
 
 def check_graphs(document: Document, connections: Connections) -> None:
-    """Graphs can be built, and their inputs and outputs are their tasks'."""
+    """Graphs compute what they say, and their inputs and outputs are their tasks'."""
     texts: dict[tuple[str, str], TaskText] = {}
+    tensors = dict(document.tensors)
     for name, task in document.supertasks.items():
         if task.kind not in COMPUTE_KINDS:
             continue
         key = (task.kind, data_of(document, task))
         if key not in texts:
             texts[key] = _read(name, *key)
-            _check_counts(name, task, texts[key])
-            _build(document, name, task, texts[key])
+            _check_required(document, name, texts[key])
         text = texts[key]
         _check_counts(name, task, text)
+        _prove(document, name, task, text, tensors)
         _check_kind(document, name, task, text)
         _check_taken(document, name, task, text)
         _check_results(document, name, task, text)
+        _lay(tensors, task, text)
         _check_placeholders(document, connections, name, text)
     _check_unused_requires(document, texts.values())
 
@@ -62,23 +66,46 @@ def _read(name: str, kind: str, data: str) -> TaskText:
         return read_text(kind, data)
     except GraphError as error:
         raise broken("graph", str(error), task=name) from None
+    except PipelineError as error:
+        raise broken(error.rule or "graph", error.reason, task=name) from None
 
 
-def _build(document: Document, name: str, task: SuperTask, text: TaskText) -> None:
-    """Build the graph once, unless it calls operators that are not loaded here."""
-    foreign = _foreign(text)
-    if missing := sorted(foreign.difference(document.requires or ())):
+def _check_required(document: Document, name: str, text: TaskText) -> None:
+    """Operators that torch does not bring are listed."""
+    if missing := sorted(_foreign(text).difference(document.requires or ())):
         raise broken(
             "requires",
             f"the graph calls {missing[0]!r}, which torch does not bring; list it in requires",
             task=name,
         )
-    if not all(map(_is_loaded, foreign)):
+
+
+def _prove(
+    document: Document,
+    name: str,
+    task: SuperTask,
+    text: TaskText,
+    tensors: Mapping[str, TensorInfo],
+) -> None:
+    """Prove the graph, unless it calls operators that are not loaded here; who runs it does."""
+    if not all(map(_is_loaded, _foreign(text))):
         return
     try:
-        text.build([document.tensors[tensor] for tensor in task.inputs])
+        text.prove(
+            [tensors[tensor] for tensor in task.inputs],
+            document.devices[task.device or ""].kind,
+        )
     except GraphError as error:
-        raise broken("graph", str(error), task=name) from None
+        rule = "graph" if error.node is None else "graph-calls"
+        raise broken(rule, str(error), task=name, node=error.node) from None
+
+
+def _lay(tensors: dict[str, TensorInfo], task: SuperTask, text: TaskText) -> None:
+    """Let who reads what a task makes find it as it lies, which a tensor's entry may leave out."""
+    for tensor, result in zip(task.outputs, text.results, strict=True):
+        made = tensors[task.inputs[result]] if isinstance(result, int) else result
+        if made.strides != tensors[tensor].strides:
+            tensors[tensor] = msgspec.structs.replace(tensors[tensor], strides=made.strides)
 
 
 def _foreign(text: TaskText) -> set[str]:

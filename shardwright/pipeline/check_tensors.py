@@ -140,14 +140,24 @@ def check_constants(document: Document, _: Connections) -> None:
         if info.value.shape is not None:
             check_inside(info.value.placements, info.value.shape, info.value.name, tensor)
         path, found = info.value.path, info.value.format
-        if not path or "\0" in path:
-            raise broken("weight-file", f"{path!r} is no path of a parameter file", tensor=tensor)
+        if not path or "\0" in path or len(path.encode()) > _PATH or _longest(path) > _NAME:
+            shown = repr(path if len(path) <= 80 else f"{path[:76]} ...")
+            raise broken("weight-file", f"{shown} is no path of a parameter file", tensor=tensor)
         if formats.setdefault(path, found) != found:
             raise broken(
                 "weight-file",
                 f"the parameter file {path!r} is {found} here and {formats[path]} elsewhere",
                 tensor=tensor,
             )
+
+
+_PATH, _NAME = 4095, 255
+"""Bytes of a path, and of a name in it, that Linux takes."""
+
+
+def _longest(path: str) -> int:
+    """Bytes of the longest name in a path."""
+    return max(len(name.encode()) for name in path.split("/"))
 
 
 def check_states(document: Document, _: Connections) -> None:

@@ -12,8 +12,9 @@ argument of the operator's schema is written, defaults too; what JSON cannot say
 here: they are the tensors that a supertask binds.
 
 What always holds: ``decode(encode(graph), inputs)`` computes what ``graph`` does, and encodes to
-the same text. The text holds no code; decoding calls no operator, and gives only operators of
-allowed namespaces that write to nothing and open no file.
+the same text. The text holds no code; decoding calls no operator, and gives only operators that a
+file may call, with every argument of their schemas. Whether their results are what the text says,
+`proof` finds out.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from msgspec import Struct
 
 from shardwright.errors import GraphError
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue, resolve
+from shardwright.ir.argument_types import check_written
 from shardwright.ir.attributes import from_json, to_json
 from shardwright.ir.dtypes import DTYPES
 from shardwright.ir.operators import join_call, signature, split_call
@@ -153,8 +155,15 @@ def parse(text: str) -> Text:
     """The parts of a text, with names, references and dtypes that are right. Raises GraphError."""
     try:
         parsed = msgspec.json.decode(text, type=Text)
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        return _named(parsed)
+    except (msgspec.DecodeError, UnicodeEncodeError, ValueError) as error:
         raise GraphError(f"this is not the text of a graph: {error}") from None
+    except RecursionError:
+        raise GraphError("the text nests deeper than any graph does; it is damaged") from None
+
+
+def _named(parsed: Text) -> Text:
+    """The parts with `Reference` for references, each to what is there. Raises GraphError."""
     names = [*parsed.inputs, *(node.name for node in parsed.nodes)]
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -169,9 +178,14 @@ def parse(text: str) -> Text:
     return msgspec.structs.replace(parsed, nodes=tuple(nodes))
 
 
+def place_of(node: Node) -> str:
+    """A node in a message."""
+    return f"node {node.name!r} ({node.op})"
+
+
 def _bind(node: Node, known: set[Reference]) -> Node:
     """The node with `Reference` for references. Raises GraphError."""
-    where = f"node {node.name!r} ({node.op})"
+    where = place_of(node)
     for made in node.made.values():
         _check_made(made, where)
     args = [_bind_argument(item, known, where) for item in node.args]
@@ -240,18 +254,23 @@ def _decode_node(
     """Append the call; gives what it makes."""
     overload = resolve(node.op)
     _check_operator(overload, node)
-    tensors, attrs = split_call(
-        overload,
-        [_decode_argument(item, values) for item in node.args],
-        {key: _decode_argument(item, values) for key, item in node.kwargs.items()},
-        is_tensor=lambda item: isinstance(item, IRValue),
-    )
+    try:
+        args = [_decode_argument(item, values) for item in node.args]
+        kwargs = {key: _decode_argument(item, values) for key, item in node.kwargs.items()}
+        check_written(overload, args, kwargs, _is_tensor)
+    except GraphError as error:
+        raise GraphError(f"{place_of(node)} {error}", node=node.name) from None
+    tensors, attrs = split_call(overload, args, kwargs, is_tensor=_is_tensor)
     results = [
         None if item is None else builder.value(name, item.shape, item.dtype, strides=item.strides)
         for item in node.outputs
     ]
     builder.emit(node.op, tensors, attrs, outputs=results)
     return [value for value in results if value is not None]
+
+
+def _is_tensor(item: Any) -> bool:
+    return isinstance(item, IRValue)
 
 
 def _decode_argument(data: Any, values: Mapping[Reference, IRValue]) -> Any:
@@ -268,9 +287,13 @@ def _decode_argument(data: Any, values: Mapping[Reference, IRValue]) -> Any:
 def _check_operator(overload: OpOverload, node: Node) -> None:
     """The operator opens no file, and returns as many things as the node says."""
     schema = overload._schema
-    where = f"node {node.name!r} ({node.op})"
+    where = place_of(node)
     if any(argument.name == "filename" for argument in schema.arguments):
-        raise GraphError(f"{where}: operators that open files cannot stand in a pipeline")
+        raise GraphError(
+            f"{where}: operators that open files cannot stand in a pipeline", node=node.name
+        )
     expected = signature(overload).returned
     if expected not in (None, len(node.outputs)):
-        raise GraphError(f"{where} returns {expected} tensors, the text says {len(node.outputs)}")
+        raise GraphError(
+            f"{where} returns {expected} tensors, the text says {len(node.outputs)}", node=node.name
+        )

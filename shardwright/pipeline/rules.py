@@ -75,6 +75,7 @@ RULES: dict[str, str] = {
     # computation
     "blobs": "each data_blob is a key of blobs, and each blob is used",
     "graph": "the data of a compute supertask is the text of a graph that can be built",
+    "graph-calls": "each call has every argument of its operator's schema, and makes what it says",
     "graph-tensors": "a graph takes and gives the tensors that its supertask names",
     "device-kind": "an operator of one kind of device is called on that kind",
     "requires": "operators that torch does not bring are listed in requires, and only they",
@@ -82,11 +83,16 @@ RULES: dict[str, str] = {
 
 
 def broken(
-    rule: str, message: str, *, task: str | None = None, tensor: str | None = None
+    rule: str,
+    message: str,
+    *,
+    task: str | None = None,
+    node: str | None = None,
+    tensor: str | None = None,
 ) -> PipelineError:
     """The error for a rule of `RULES`."""
     assert rule in RULES, rule
-    return PipelineError(message, rule=rule, task=task, tensor=tensor)
+    return PipelineError(message, rule=rule, task=task, node=node, tensor=tensor)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,11 @@ def _field(key: str, item: Any) -> bytes:
 
 def read(data: bytes, kind: type[D]) -> D:
     """The document that the bytes of a file hold. Raises PipelineError."""
-    _check_json(data)
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise broken("json", f"byte {error.start} is not UTF-8; is this a pipeline file?") from None
+    check_json(text, "the file")
     return _decode(data, kind)
 
 
@@ -92,28 +96,28 @@ def _decode(data: bytes, kind: type[D]) -> D:
     except msgspec.DecodeError as error:
         raise _type_error(json.loads(data), error) from None
     except RecursionError:
-        raise broken("json", _TOO_DEEP) from None
+        raise broken("json", f"the file {_TOO_DEEP}") from None
 
 
-_TOO_DEEP = "the file nests deeper than any pipeline does; it is damaged"
+_TOO_DEEP = "nests deeper than any pipeline does; it is damaged"
 
 
-def _check_json(data: bytes) -> None:
-    """Raise PipelineError where the bytes are not JSON, or an object has a key twice."""
+def check_json(text: str, what: str = "the text") -> None:
+    """Raise PipelineError where a text is not JSON, or an object has a key twice."""
     try:
-        json.loads(data.decode(), object_pairs_hook=_unique)
-    except UnicodeDecodeError as error:
-        raise broken("json", f"byte {error.start} is not UTF-8; is this a pipeline file?") from None
+        json.loads(text, object_pairs_hook=_unique)
     except json.JSONDecodeError as error:
-        missing = error.pos >= len(error.doc.rstrip())
-        what = "the file ends too early; it was cut short" if missing else error.msg
+        missing = error.pos >= len(text.rstrip())
+        problem = f"{what} ends too early; it was cut short" if missing else error.msg
         raise broken(
             "json",
-            f"line {error.lineno}, column {error.colno} of {len(data)} bytes: {what}; "
+            f"line {error.lineno}, column {error.colno} of {len(text.encode())} bytes: {problem}; "
             "copy or build the file again",
         ) from None
+    except ValueError as error:  # A number of more digits than Python reads.
+        raise broken("json", f"{what} has a number beyond any size: {error}") from None
     except RecursionError:
-        raise broken("json", _TOO_DEEP) from None
+        raise broken("json", f"{what} {_TOO_DEEP}") from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from shardwright.lazy import supplied
-from shardwright.pipeline.fxtext import Made, decode, parse
-from shardwright.pipeline.schema import TensorInfo
+from shardwright.pipeline.fxtext import Made, parse
+from shardwright.pipeline.proof import prove
+from shardwright.pipeline.schema import DeviceKind, TensorInfo
+from shardwright.pipeline.serialize import check_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +27,9 @@ class TaskText:
         Each output as what is made, or as the position of the input that it is.
     operators
         The operators that it calls by name.
-    build
-        Puts all of it to the test, with the tensors that a supertask binds. Raises GraphError.
+    prove
+        Puts all of it to the test, with the tensors that a supertask binds, for a kind of slot.
+        Raises GraphError.
     takes
         What each input must be, where the text says it.
     """
@@ -33,7 +37,7 @@ class TaskText:
     inputs: tuple[str, ...]
     results: tuple[Made | int, ...]
     operators: frozenset[str]
-    build: Callable[[Sequence[TensorInfo]], object]
+    prove: Callable[[Sequence[TensorInfo], DeviceKind], None]
     takes: tuple[Made, ...] | None = None
 
 
@@ -44,12 +48,12 @@ Reader = Callable[[str], TaskText]
 def _read_fx(data: str) -> TaskText:
     text = parse(data)
     operators = frozenset(node.op for node in text.nodes)
-    return TaskText(
-        text.inputs, tuple(text.results()), operators, lambda infos: decode(text, infos)
-    )
+    return TaskText(text.inputs, tuple(text.results()), operators, partial(prove, data))
 
 
 def read_text(kind: str, data: str) -> TaskText:
-    """The data of a compute supertask of this kind. Raises GraphError."""
+    """The data of a compute supertask of this kind. Raises GraphError, PipelineError."""
     reader: Reader = _read_fx if kind == "FX" else supplied("reader of dfg")
-    return reader(data)
+    text = reader(data)
+    check_json(data)
+    return text

@@ -20,7 +20,6 @@ from shardwright.runtime.operators import load_operators, modules_for_workers
 from shardwright.runtime.processes import Processes
 from shardwright.runtime.slot import torch_device
 from shardwright.runtime.torchrun import Rank, is_torchrun, outputs_on_first_slot
-from shardwright.schedule import check_schedule
 from shardwright.schedule.agenda import is_training
 
 
@@ -35,10 +34,11 @@ def checked(
         check(pipeline)
     else:
         pipeline = Pipeline.load(pipeline)
-    check_schedule(pipeline)
     if weights:
         pipeline.weights.check(pipeline.tensors)
     load_operators(pipeline, modules)
+    if pipeline.requires:
+        check(pipeline)  # Graphs that call operators of these modules could not be proved before.
     return pipeline
 
 

@@ -1,6 +1,6 @@
 """The order in which pipeline ranks work on stages and microbatches: made, proved, simulated."""
 
-from shardwright.schedule.check import check, check_schedule, phases_of
+from shardwright.schedule.check import check_schedule, phases_of
 from shardwright.schedule.file import schedule_info, schedule_of
 from shardwright.schedule.make import KINDS, make_schedule
 from shardwright.schedule.prove import prove
@@ -15,7 +15,6 @@ __all__ = [
     "ScheduleKind",
     "Simulation",
     "Work",
-    "check",
     "check_schedule",
     "format_schedule",
     "make_schedule",

@@ -1,11 +1,11 @@
-"""check: every rule of the format, and that the step of a training pipeline comes to its end.
+"""The rules of a file's schedule: that the step of a training pipeline comes to its end.
 
-The rules of the file itself are `pipeline.check`'s. What is left is the order of work that follows
-from the file and its schedule together: each slot does its supertasks action by action. Shown is
-that a supertask finds what it reads made before, and that no slot waits for ever: the step is gone
-through communication by communication, where a send waits for nobody, a recv for its send, and
-every other kind for all members of its group. Where that comes to a standstill every order does,
-since what can go on stays able to.
+`pipeline.check` proves them last, behind the rules of the file itself. What is left is the order of
+work that follows from the file and its schedule together: each slot does its supertasks action by
+action. Shown is that a supertask finds what it reads made before, and that no slot waits for ever:
+the step is gone through communication by communication, where a send waits for nobody, a recv for
+its send, and every other kind for all members of its group. Where that comes to a standstill every
+order does, since what can go on stays able to.
 
 Time is linear in the communications of one step.
 """
@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import shardwright.pipeline as pl
 from shardwright.errors import PipelineError, ScheduleError
 from shardwright.pipeline.connections import Connections, connect
 from shardwright.pipeline.rules import broken
@@ -28,18 +27,11 @@ _PHASES: dict[Work, Phase] = {"F": "forward", "B": "backward", "W": "backward_we
 _KINDS: dict[str | None, Work] = {phase: kind for kind, phase in _PHASES.items()}
 
 
-def check(pipeline: Document) -> None:
-    """Raise PipelineError at the first rule that ``pipeline`` breaks, its schedule included.
-
-    The error's ``rule`` is a key of `pipeline.rules.RULES`; ``task`` and ``tensor`` say where,
-    where the rule is about one.
-    """
-    pl.check(pipeline)
-    check_schedule(pipeline)
-
-
 def check_schedule(document: Document) -> None:
-    """`check` for what the file's own rules leave open; they hold already."""
+    """Raise PipelineError where slots cannot work as the schedule says; other rules hold already.
+
+    ``rule`` is a key of `pipeline.rules.RULES`; ``task`` and ``tensor`` say where.
+    """
     if document.training is None or document.training.schedule is None:
         return
     try:

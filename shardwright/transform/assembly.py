@@ -15,13 +15,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 import shardwright.pipeline as pl
 from shardwright.errors import PlanError
 from shardwright.ir import Builder, IRValue
 from shardwright.ir.operators import is_built_in
 from shardwright.ir.values import contiguous_strides
 from shardwright.pipeline.fxtext import encode, encode_part
+from shardwright.pipeline.proof import restated
 from shardwright.pipeline.rules import MICROBATCH_PHASES
+from shardwright.pipeline.schema import DeviceKind
 from shardwright.transform.originals import Originals, slice_of
 from shardwright.transform.segments import Meeting, Segment, Task
 from shardwright.transform.slots import Localized, Part, Place
@@ -37,6 +41,8 @@ class Assembly:
     weights: WeightSource
     stages: Mapping[str, int] = field(default_factory=dict)
     """In a training step, the first stage of each slot."""
+    kind: DeviceKind = "cpu"
+    """The kind of every slot."""
     tensors: dict[str, pl.TensorInfo] = field(default_factory=dict)
     tasks: dict[str, pl.SuperTask] = field(default_factory=dict)
     names: dict[tuple[str, int], str] = field(default_factory=dict)
@@ -46,6 +52,8 @@ class Assembly:
     inputs: dict[str, pl.MetadataTensorSlice] = field(default_factory=dict)
     outputs: dict[str, pl.MetadataTensorSlice] = field(default_factory=dict)
     replaces: dict[str, str] = field(default_factory=dict)
+    strides: dict[str, tuple[int, ...] | None] = field(default_factory=dict)
+    """How a tensor lies that a segment makes, also where its entry leaves that out."""
     operators: set[str] = field(default_factory=set)
     """Those that the tasks' graphs call."""
     groups: int = 0
@@ -107,14 +115,26 @@ class Assembly:
         device = segment.device
         graph = self.localized.slots[device].builder.graph
         self.operators.update(node.op for node in segment.nodes)
+        data = encode_part(graph, segment.nodes, segment.inputs, segment.outputs)
+        inputs = tuple(self.tensor(device, v, f"i{i}") for i, v in enumerate(segment.inputs))
+        text = restated(data, [self._lying(name) for name in inputs], self.kind)
         task = pl.SuperTask(
             kind="FX",
-            inputs=tuple(self.tensor(device, v, f"i{i}") for i, v in enumerate(segment.inputs)),
+            inputs=inputs,
             outputs=tuple(self.tensor(device, v) for v in segment.outputs),
             device=device,
-            data=encode_part(graph, segment.nodes, segment.inputs, segment.outputs),
+            data=text.data,
         )
+        for name, strides in zip(task.outputs, text.strides, strict=True):
+            info = self.tensors[name]
+            info.strides = strides if is_dense(info.shape, strides) else None
+            self.strides[name] = strides
         self._add(segment.name, task, segment.place)
+
+    def _lying(self, name: str) -> pl.TensorInfo:
+        """A tensor's entry, with its strides as they are on the slot that makes it."""
+        info = self.tensors[name]
+        return msgspec.structs.replace(info, strides=self.strides.get(name, info.strides))
 
     def _add_meeting(self, meeting: Meeting) -> None:
         """A task for each member of a communication, all in one group."""
@@ -123,9 +143,14 @@ class Assembly:
         communication = meeting.communication
         message = communication.kind == "send"
         members = zip(communication.members, meeting.places, strict=True)
+        sent: pl.TensorInfo | None = None
         for index, (member, place) in enumerate(members):
             given = () if member.gives is None else (self.tensor(member.device, member.gives),)
             got = () if member.gets is None else (self.tensor(member.device, member.gets),)
+            if message:
+                lies = self.tensors[(given or got)[0]]
+                lies.strides = sent.strides if sent is not None else lies.strides
+                sent = lies
             kind = "recv" if message and index == 1 else communication.kind
             task = pl.SuperTask(
                 kind=kind,  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.planning.assemble import planned, step_of
 from shardwright.planning.plan import Plan, TrainingPlan, check_belongs
-from shardwright.schedule import Schedule, check, make_schedule, schedule_info
+from shardwright.schedule import Schedule, make_schedule, schedule_info
 from shardwright.transform.assembly import Assembly
 from shardwright.transform.localize import localize
 from shardwright.transform.originals import Originals
@@ -46,7 +46,7 @@ def build(
     GraphError where an operator of a training step has no gradient.
     """
     pipeline = written(graph, plan, WeightSource(graph, weights, rename), device_kind)
-    check(pipeline)
+    pl.check(pipeline)
     return pipeline
 
 
@@ -59,7 +59,7 @@ def written(
     """The pipeline whose weights a source finds, not checked yet."""
     check_belongs(plan, graph)
     originals, localized = _on_slots(graph, plan, device_kind)
-    assembly = Assembly(originals, localized, source, _first_stages(plan.training))
+    assembly = Assembly(originals, localized, source, _first_stages(plan.training), device_kind)
     found = tasks(localized, weights_apart=_splits_backward(plan.training))
     assembly.add_inputs(found)
     for task in found:

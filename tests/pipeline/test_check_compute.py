@@ -9,10 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from shardwright.errors import PipelineError
 from shardwright.ir import Builder
+from shardwright.ir.inference import Inference
 from shardwright.ir.operators import allow_namespace
 from shardwright.pipeline import Document, SuperTask, check
 from shardwright.pipeline.fxtext import encode
+from shardwright.pipeline.proof import _inference, _prove
 from tests.pipeline.documents import Broken, cases, prove_broken, task, tensor, two_stages, value
 
 
@@ -35,6 +38,21 @@ def node(**fields: Any) -> Callable[[Document], None]:
 def identity(document: Document) -> None:
     """d1's task gives its input."""
     text(lambda d: d.update(outputs=[{"ref": "i0"}]))(document)
+
+
+def a_key_twice(document: Document) -> None:
+    """d1's node says twice which operator it calls."""
+    data = document.supertasks["d1.0"].data or ""
+    document.supertasks["d1.0"].data = data.replace('"op":', '"op":"aten.mm.default","op":')
+
+
+def transposed(document: Document) -> None:
+    """d1's task gives the transpose of what it gave, which is not contiguous."""
+    builder = Builder()
+    h, weight = builder.input("h", (4, 8)), builder.input("weight", (2, 8))
+    made = builder.call("aten.linear.default", weight, h)
+    transpose = builder.call("aten.t.default", made)
+    document.supertasks["d1.0"].data = encode(builder.finish([transpose]))
 
 
 def attention() -> Document:
@@ -69,7 +87,26 @@ CASES = cases(
         "cut short", "graph", lambda d: task("d1.0", data=d.supertasks["d1.0"].data[:-9])(d), "d1.0"
     ),
     Broken("an unknown operator", "graph", node(op="aten.lineer.default"), "d1.0"),
-    Broken("a missing argument", "graph", node(args=[]), "d1.0"),
+    Broken("a missing argument", "graph-calls", node(args=[]), "d1.0"),
+    Broken(
+        "a default left out",
+        "graph-calls",
+        node(op="aten.add.Tensor", args=[{"ref": "i0"}, {"ref": "i0"}]),
+        "d1.0",
+    ),
+    Broken(
+        "an argument of another kind",
+        "graph-calls",
+        node(args=[{"ref": "i0"}, {"ref": "i1"}, {"dtype": "f32"}]),
+        "d1.0",
+    ),
+    Broken(
+        "a call that does not run",
+        "graph-calls",
+        node(args=[{"ref": "i1"}, {"ref": "i0"}, {"ref": "i0"}]),
+        "d1.0",
+    ),
+    Broken("a key twice", "unique-keys", a_key_twice, "d1.0"),
     Broken(
         "an operator that writes",
         "graph",
@@ -85,17 +122,21 @@ CASES = cases(
     Broken("one output too few", "graph-tensors", text(lambda d: d.update(outputs=[])), "d1.0"),
     Broken(
         "another shape",
-        "graph-tensors",
+        "graph-calls",
         node(outputs=[{"shape": [2, 4], "dtype": "f32"}]),
         "d1.0",
-        "y",
     ),
     Broken(
         "another dtype",
-        "graph-tensors",
+        "graph-calls",
         node(outputs=[{"shape": [4, 2], "dtype": "f64"}]),
         "d1.0",
-        "y",
+    ),
+    Broken(
+        "strides that it does not make",
+        "graph-calls",
+        node(outputs=[{"shape": [4, 2], "dtype": "f32", "strides": [1, 4]}]),
+        "d1.0",
     ),
     Broken("other strides", "graph-tensors", tensor("h1", strides=(1, 4)), "d0.0", "h1"),
     Broken("an input of another shape", "graph-tensors", identity, "d1.0", "y"),
@@ -122,13 +163,37 @@ def test_a_constant_is_named_as_in_its_first_users_graph() -> None:
     document.supertasks["d0.1"].inputs = ("w1", "w1")
     document.tensors["h2"].shape = document.tensors["h2@d1"].shape = (8, 8)
     del document.tensors["w2"]
-    with pytest.raises(Exception, match="graph-tensors"):
+    with pytest.raises(PipelineError, match="graph-calls"):
         check(document)
+
+
+def test_a_wrong_call_is_named() -> None:
+    document = two_stages()
+    node(outputs=[{"shape": [2, 4], "dtype": "f32"}])(document)
+    with pytest.raises(PipelineError) as caught:
+        check(document)
+    assert (caught.value.task, caught.value.node) == ("d1.0", "n0")
+    assert "makes f32[4, 2], the text says f32[2, 4]" in str(caught.value)
+
+
+def test_equal_graphs_are_proved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    run = Inference._run
+    monkeypatch.setattr(
+        Inference, "_run", lambda self, op, *rest: calls.append(op) or run(self, op, *rest)
+    )
+    document = two_stages()
+    _prove.cache_clear()
+    _inference.cache_clear()
+    calls.clear()
+    check(document)
+    check(document)
+    assert calls == ["aten.linear.default"] * 2, "two layers of d0 are equal, d1's is another"
 
 
 def test_strides_of_a_graph_may_be_left_out_of_tensors() -> None:
     document = two_stages()
-    node(outputs=[{"shape": [4, 2], "dtype": "f32", "strides": [1, 4]}])(document)
+    transposed(document)
     check(document)
     document.tensors["y"].strides = (1, 4)
     check(document)
@@ -149,6 +214,7 @@ def registered() -> Iterator[str]:
     """An operator of a namespace of its own."""
     library = torch.library.Library("shardwright_test", "DEF")
     library.define("act(Tensor x, Tensor w) -> Tensor")
+    library.impl("act", torch.nn.functional.linear, "CompositeImplicitAutograd")
     allow_namespace("shardwright_test")
     yield "shardwright_test.act.default"
     library._destroy()
@@ -160,7 +226,7 @@ def test_a_required_operator_that_is_loaded_is_held_to_its_schema(registered: st
     node(op=registered, args=[{"ref": "i0"}, {"ref": "i1"}])(document)
     check(document)
     node(args=[{"ref": "i0"}])(document)
-    with pytest.raises(Exception, match="does not fit its schema"):
+    with pytest.raises(Exception, match="every argument of the operator's schema"):
         check(document)
 
 

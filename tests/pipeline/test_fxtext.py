@@ -225,7 +225,7 @@ def node(index: int, **fields: Any) -> Callable[[Any], object]:
         (node(0, op="Backward"), "Backward"),
         (node(0, op="aten.relu_.default", args=[{"ref": "i0"}]), "writes to its input"),
         (node(0, op="aten.from_file.default", args=["/dev/null"]), "open files"),
-        (node(0, kwargs={"nothing": 1}), "does not fit its schema"),
+        (node(0, kwargs={"nothing": 1}), "every argument of the operator's schema"),
         (node(0, args=[{"input": 0}, {"ref": "i1"}]), "write a reference"),
         (node(0, args=[{"dtype": "f99"}, {"ref": "i1"}]), "f99"),
         (node(0, args=[{"call": "eval"}, {"ref": "i1"}]), "unknown tagged value"),

@@ -9,6 +9,7 @@ from torch import nn
 
 from shardwright.ir import IRGraph
 from shardwright.pipeline import Pipeline
+from shardwright.pipeline import check as check_file
 from shardwright.planning import Plan, plan
 from shardwright.planning.make import POLICIES
 from shardwright.planning.partitions.partitioners import PARTITIONERS
@@ -16,7 +17,6 @@ from shardwright.runtime import train, verify
 from shardwright.runtime.loading import Loading
 from shardwright.runtime.program import Program
 from shardwright.schedule import KINDS
-from shardwright.schedule import check as check_file
 from shardwright.tracing import capture
 from shardwright.transform import build
 from tests.rounding import BITS

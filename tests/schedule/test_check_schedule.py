@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from shardwright.errors import PipelineError
-from shardwright.pipeline import Document, Microbatches, ScheduleInfo, SuperTask, TensorInfo
-from shardwright.schedule import KINDS, check, check_schedule, make_schedule, schedule_info
+from shardwright.pipeline import Document, Microbatches, ScheduleInfo, SuperTask, TensorInfo, check
+from shardwright.schedule import KINDS, check_schedule, make_schedule, schedule_info
 from tests.pipeline.training import message, training_step
 
 

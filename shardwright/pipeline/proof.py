@@ -1,0 +1,142 @@
+"""Whether the calls of an FX graph make what its text says: each is run once, on fake tensors.
+
+Comes in: a text, the tensors that a supertask binds, and the kind of its slot. What holds after
+`prove`: every call runs on what comes to it, and gives as many tensors as the text says, of the
+shapes, dtypes and strides that it says. So what a task makes is in the file, whoever runs it.
+
+A graph is proved once for the tensors that it is given: equal layers cost one proof, also in
+documents to come. Equal calls of different graphs are run once. `restated` is for who writes a
+file: a layer that is cut out of a program is laid out as what comes to it is, not as it was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from threading import Lock
+from typing import NamedTuple
+
+import torch
+
+from shardwright.errors import GraphError
+from shardwright.ir import IRGraph, IRNode, IRValue
+from shardwright.ir.dtypes import describe_dtype
+from shardwright.ir.inference import Inference
+from shardwright.ir.quantities import tensor_text
+from shardwright.ir.values import strides_or_none
+from shardwright.pipeline.fxtext import Node, Text, decode, encode, parse, place_of
+from shardwright.pipeline.rules import ONE_KIND
+from shardwright.pipeline.schema import DeviceKind, DType, TensorInfo
+
+_Taken = tuple[tuple[int, ...], DType, tuple[int, ...] | None]
+Kind = tuple[tuple[int, ...], str, tuple[int, ...] | None]
+"""What a call may ask of a tensor without its contents: shape, dtype, strides."""
+
+_ONE_AT_A_TIME = Lock()
+"""A mode of fake tensors is for one thread."""
+
+
+def prove(data: str, inputs: Sequence[TensorInfo], slot: DeviceKind = "cpu") -> None:
+    """Raise GraphError, with the node, where the text is no graph that makes what it says."""
+    with _ONE_AT_A_TIME:
+        _prove(data, _taken(inputs), slot)
+
+
+def _taken(inputs: Sequence[TensorInfo]) -> tuple[_Taken, ...]:
+    return tuple((info.shape, info.dtype, info.strides) for info in inputs)
+
+
+def restated(data: str, inputs: Sequence[TensorInfo], slot: DeviceKind) -> Restated:
+    """A text with the strides of what its calls make, whatever it said. Raises GraphError."""
+    with _ONE_AT_A_TIME:
+        return _restated(data, _taken(inputs), slot)
+
+
+class Restated(NamedTuple):
+    """A text, and the strides of its results; None where these are contiguous."""
+
+    data: str
+    strides: tuple[tuple[int, ...] | None, ...]
+
+
+@lru_cache(maxsize=1024)
+def _restated(data: str, inputs: tuple[_Taken, ...], slot: DeviceKind) -> Restated:
+    graph = _decoded(parse(data), inputs)
+    for node in graph.nodes if slot != "cuda" else ():
+        for value_id, found in zip(node.results, _results(graph, node), strict=True):
+            if value_id is not None and found is not None:
+                value = graph.values[value_id]
+                value.strides = strides_or_none(value.shape, found.stride())
+    return Restated(encode(graph), tuple(graph.values[k].strides for k in graph.outputs))
+
+
+@lru_cache(maxsize=1024)
+def _prove(data: str, inputs: tuple[_Taken, ...], slot: DeviceKind) -> None:
+    text = parse(data)
+    graph = _decoded(text, inputs)
+    for node, written in zip(graph.nodes, text.nodes, strict=True):
+        try:
+            _check_results(graph, node, written, slot)
+        except GraphError as error:
+            raise GraphError(f"{place_of(written)} {error}", node=written.name) from None
+
+
+def _decoded(text: Text, inputs: Sequence[_Taken]) -> IRGraph:
+    taken = [TensorInfo(shape, dtype, strides=strides) for shape, dtype, strides in inputs]
+    return decode(text, taken)
+
+
+def _results(graph: IRGraph, node: IRNode) -> Sequence[torch.Tensor | None]:
+    """What a call makes, on meta."""
+    inputs = [graph.values[value_id] for value_id in node.inputs]
+    return _inference(ONE_KIND.get(node.op, "cpu")).outputs(node.op, inputs, node.attrs)
+
+
+def _check_results(graph: IRGraph, node: IRNode, written: Node, slot: DeviceKind) -> None:
+    made = _results(graph, node)
+    if len(made) != len(written.outputs):
+        raise GraphError(f"makes {len(made)} tensors, the text says {len(written.outputs)}")
+    for place, (value_id, found) in enumerate(zip(node.results, made, strict=True)):
+        said = None if value_id is None else _said(graph.values[value_id], slot)
+        makes = None if found is None else _made(found, slot)
+        if said != makes:
+            which = f" as result {place}" if len(made) > 1 else ""
+            raise GraphError(
+                f"makes {_in_words(makes)}{which}, the text says {_in_words(said)}; build the "
+                "file again, or write what the call makes"
+            )
+
+
+def _said(value: IRValue, slot: DeviceKind) -> Kind:
+    return value.shape, value.dtype, _strides(value.shape, value.strides, slot)
+
+
+def _made(tensor: torch.Tensor, slot: DeviceKind) -> Kind:
+    shape = tuple(tensor.shape)
+    return shape, describe_dtype(tensor.dtype), _strides(shape, tensor.stride(), slot)
+
+
+def _strides(
+    shape: Sequence[int], strides: Sequence[int] | None, slot: DeviceKind
+) -> tuple[int, ...] | None:
+    """Strides as they are compared: where there is a step to take, and on CPUs.
+
+    How CUDA's kernels lay out what they make is known where a GPU is at hand.
+    """
+    found = None if slot == "cuda" else strides_or_none(shape, strides)
+    if found is None:
+        return None
+    return tuple(step if size > 1 else 0 for size, step in zip(shape, found, strict=True))
+
+
+def _in_words(kind: Kind | None) -> str:
+    if kind is None:
+        return "no tensor"
+    shape, dtype, strides = kind
+    return tensor_text(dtype, shape) + (f" of strides {list(strides)}" if strides else "")
+
+
+@cache
+def _inference(kind: str) -> Inference:
+    """What is known of calls already; the fake tensors are of the kind that the operator needs."""
+    return Inference(kind)
