@@ -148,7 +148,7 @@ class Assembly:
             given = () if member.gives is None else (self.tensor(member.device, member.gives),)
             got = () if member.gets is None else (self.tensor(member.device, member.gets),)
             if message:
-                lies = self.tensors[(given or got)[0]]
+                lies = self.tensors[next(iter((*given, *got)))]
                 lies.strides = sent.strides if sent is not None else lies.strides
                 sent = lies
             kind = "recv" if message and index == 1 else communication.kind
