@@ -1,9 +1,10 @@
-"""Writing a file so that it is there whole or not at all."""
+"""Files: written so that they are there whole or not at all, read where they are files at all."""
 
 from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,23 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def read_whole(path: Path, most: int = 1 << 30) -> bytes:
+    """The bytes of a regular file of at most ``most`` bytes. Raises OSError.
+
+    Whatever else a path may name (a pipe, a device) has no end or never begins.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        content = b"" if found.st_size > most else file.read(most + 1)
+        if max(found.st_size, len(content)) > most:
+            raise OSError(errno.EFBIG, f"it is larger than {most} bytes", str(path))
+        return content
 
 
 def check_writable(path: Path) -> None:

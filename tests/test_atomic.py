@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from shardwright.atomic import check_writable, replacing
+from shardwright.atomic import check_writable, read_whole, replacing
 from shardwright.pipeline.paramfiles import write_paramfile
 
 
@@ -85,3 +86,17 @@ def test_a_device_or_pipe_is_left_as_it_is(tmp_path: Path) -> None:
     assert refused.value.filename == str(path)
     assert path.is_fifo()
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda p: os.symlink("/dev/zero", p)])
+def test_only_regular_files_are_read(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    make(tmp_path / "a")
+    with pytest.raises(OSError, match=r"no regular file|Is a directory"):
+        read_whole(tmp_path / "a")
+
+
+def test_no_more_is_read_than_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"12345")
+    assert read_whole(tmp_path / "a", most=5) == b"12345"
+    with pytest.raises(OSError, match="larger than 4 bytes"):
+        read_whole(tmp_path / "a", most=4)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from shardwright.atomic import replacing
+from shardwright.atomic import read_whole, replacing
 from shardwright.errors import PlanError
 from shardwright.layout.cluster_file import Machines, named_slots, read_machines, write_machines
 from shardwright.layout.device import CPU_CORE, DeviceModel
@@ -67,7 +67,7 @@ class Cluster(msgspec.Struct, frozen=True):
         Raises PlanError, which names the file, or its line and key.
         """
         try:
-            text = Path(path).read_text("utf-8")
+            text = read_whole(Path(path)).decode("utf-8")
         except OSError as error:
             reason = error.strerror or error
             raise PlanError(f"no cluster can be read from {path}: {reason}") from None

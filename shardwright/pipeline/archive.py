@@ -102,12 +102,28 @@ class Archive:
     refused: dict[str, str]
 
 
+def check_stored(path: Path) -> None:
+    """Raise WeightError where what a zip file unpacks to is larger than the file.
+
+    torch packs nothing. What is packed can be a thousand times as large, and would be unpacked
+    into memory.
+    """
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(entry.file_size for entry in archive.infolist())
+    if unpacked > path.stat().st_size:
+        raise WeightError(
+            f"{path} unpacks to {unpacked} bytes, more than the {path.stat().st_size} that it has; "
+            "it was compressed, or changed, after torch wrote it: save it again"
+        )
+
+
 def read_archive(path: Path) -> Archive:
     """The tensors of an archive; none is read yet.
 
     Raises WeightError where it is another kind of zip file, zipfile.BadZipFile where it is none.
     """
     found = Archive({}, {})
+    check_stored(path)
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         entries = {name.partition("/data/")[2]: name for name in archive.namelist()}
         if CONFIGS[0] not in entries:

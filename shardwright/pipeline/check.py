@@ -13,6 +13,7 @@ from collections.abc import Callable
 from shardwright.lazy import supplied
 from shardwright.pipeline.check_compute import check_blobs, check_graphs
 from shardwright.pipeline.check_groups import check_groups
+from shardwright.pipeline.check_landing import check_landing
 from shardwright.pipeline.check_metadata import (
     check_originals,
     check_slices,
@@ -20,6 +21,7 @@ from shardwright.pipeline.check_metadata import (
 )
 from shardwright.pipeline.check_microbatches import check_microbatches
 from shardwright.pipeline.check_order import check_deadlock, check_order
+from shardwright.pipeline.check_parts import check_parts
 from shardwright.pipeline.check_phases import check_phases
 from shardwright.pipeline.check_structure import check_structure
 from shardwright.pipeline.check_tasks import (
@@ -53,6 +55,7 @@ CHECKS: tuple[Callable[[Document, Connections], None], ...] = (
     check_outputs,
     check_sizes,
     check_constants,
+    check_parts,
     check_states,
     check_training,
     check_phases,
@@ -62,6 +65,7 @@ CHECKS: tuple[Callable[[Document, Connections], None], ...] = (
     check_structure,
     check_locality,
     check_groups,
+    check_landing,
     check_order,
     check_deadlock,
     check_blobs,

@@ -22,10 +22,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from shardwright.atomic import replacing
+from shardwright.atomic import read_whole, replacing
 from shardwright.errors import WeightError
 from shardwright.ir.dtypes import dtype_name
-from shardwright.pipeline.archive import ArchiveTensor, read_archive, write_archive
+from shardwright.pipeline.archive import ArchiveTensor, check_stored, read_archive, write_archive
 from shardwright.pipeline.schema import ParamfileFormat
 
 Range = tuple[int, int]
@@ -212,8 +212,14 @@ def open_paramfile(path: str | Path, format: ParamfileFormat) -> Paramfile:
     The file is mapped, not read, and let go when the object is.
     """
     path = Path(path)
-    if not path.is_file():
-        what = "is a directory" if path.is_dir() else "does not exist"
+    try:
+        is_file, is_other = path.is_file(), path.exists()
+    except (OSError, ValueError) as error:  # A name that is too long, say.
+        raise WeightError(f"{str(path)[:200]!r} is no path of a file: {error}") from None
+    if not is_file:
+        what = "does not exist"
+        if is_other:
+            what = "is a directory" if path.is_dir() else "is no regular file"
         raise WeightError(
             f"{path} {what}; put the parameter file there, or build the pipeline again with "
             "weights= naming it"
@@ -223,11 +229,12 @@ def open_paramfile(path: str | Path, format: ParamfileFormat) -> Paramfile:
     except WeightError:
         raise
     except Exception as error:  # readers of a damaged file raise whatever they run into
-        reason = str(error).split("\n", 1)[0]
+        reason = str(error).split("\n", 1)[0] or type(error).__name__
         raise WeightError(f"{path} cannot be read as {format}: {reason}") from error
 
 
 def _open_torch_save(path: Path) -> Paramfile:
+    check_stored(path)
     loaded = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     if not isinstance(loaded, Mapping):
         raise WeightError(
@@ -326,7 +333,7 @@ def find_weights(path: str | Path) -> dict[str, Path]:
     if not path.name.endswith(".index.json"):
         return dict.fromkeys(open_paramfile(path, "safetensors").names(), path)
     try:
-        index = msgspec.json.decode(path.read_bytes(), type=_Index)
+        index = msgspec.json.decode(read_whole(path), type=_Index)
     except OSError as error:
         raise WeightError(f"{path} cannot be read: {error.strerror}") from None
     except msgspec.DecodeError as error:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Self
 import msgspec
 import torch
 
-from shardwright.atomic import replacing
+from shardwright.atomic import read_whole, replacing
 from shardwright.ir import IRGraph
 from shardwright.pipeline import serialize
 from shardwright.pipeline.check import check, check_rules
@@ -56,31 +56,42 @@ class Pipeline(Document, dict=True):
     # --- files ------------------------------------------------------------------------------
 
     @classmethod
-    def load(cls, path: str | Path) -> Self:
+    def load(cls, path: str | Path, *, weights_in: str | Path | None = None) -> Self:
         """The pipeline of a file. Raises PipelineError where the file breaks a rule.
 
-        Parameter files are not opened; ``pipeline.weights.check(pipeline.tensors)`` does.
+        Parameter files are not opened; ``pipeline.weights.check(pipeline.tensors)`` does. They
+        must lie in the file's folder or in ``weights_in``, by default what the environment
+        variable ``SHARDWRIGHT_WEIGHTS_IN`` names: a file from elsewhere reads nothing else.
         """
         path = Path(path)
         try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise broken("file", f"{path} cannot be read: {error.strerror or error}") from None
+            data = read_whole(path)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise broken("file", f"{path} cannot be read: {reason}") from None
         try:
-            return cls.from_json(data, directory=path.parent)
+            return cls.from_json(data, directory=path.parent, weights_in=weights_in)
         except Exception as error:
             error.add_note(f"in {path}")
             raise
 
     @classmethod
-    def from_json(cls, data: bytes, *, directory: str | Path | None = None) -> Self:
+    def from_json(
+        cls,
+        data: bytes,
+        *,
+        directory: str | Path | None = None,
+        weights_in: str | Path | None = None,
+    ) -> Self:
         """The pipeline of a file's bytes; paths of parameter files begin at ``directory``.
 
-        Raises PipelineError where the bytes break a rule.
+        They stay in it, or in ``weights_in``. Raises PipelineError where the bytes break a rule.
         """
         pipeline = serialize.read(data, cls)
         check_rules(pipeline)
-        pipeline.weights = Weights(directory)
+        more = weights_in or os.environ.get("SHARDWRIGHT_WEIGHTS_IN")
+        folders = [Path(directory or "."), *([Path(more)] if more else [])]
+        pipeline.weights = Weights(directory, folders=folders)
         return pipeline
 
     def to_json(self) -> bytes:
@@ -106,7 +117,10 @@ class Pipeline(Document, dict=True):
             for format, contents in stored.contents.items():
                 write_paramfile(stored.files[format], contents, format)
         self.tensors = stored.tensors
-        self.weights = Weights(path.parent)
+        folders = self.weights.folders
+        self.weights = Weights(
+            path.parent, folders=None if folders is None else [path.parent, *folders]
+        )
 
     # --- reading the object -----------------------------------------------------------------
 

@@ -42,6 +42,7 @@ RULES: dict[str, str] = {
     "one-device": "a tensor is used on the device where it is; communication moves it",
     "placements": "placements have a range a dimension, inside the original, as long as the shape",
     "weight-file": "a parameter file has a path and one format",
+    "constant-parts": "distinct parts of a stored tensor make it up, each element in as many",
     "state-origin": "only a tensor with init has an origin, and the origin has a name",
     "name-in-graph": "name_in_graph is the placeholder of the constant in its first user's graph",
     # metadata
@@ -53,6 +54,7 @@ RULES: dict[str, str] = {
     "outputs-covered": "the slices of each output of the original cover all of it",
     "structure": "the leaves of structure are the original's inputs and outputs, by name and idx",
     "replaces": "a constant is replaced once, by a produced tensor of its shape, dtype and device",
+    "lands": "in a step, what a graph makes is read, given out, or replaces a constant",
     # training
     "phases": "in a training step every supertask has a phase, elsewhere none has",
     "stages": "what runs once a microbatch has a stage of its device's rank, nothing else has one",

@@ -8,7 +8,7 @@ file and tensor. Contents in memory go before files.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -23,11 +23,16 @@ from shardwright.pipeline.schema import ParamfileFormat, ParamValue, TensorInfo
 class Weights:
     """Where contents are found: in memory, and in files under ``directory``.
 
-    Relative paths begin at ``directory``, or where the process runs if that is None.
+    Relative paths begin at ``directory``, or where the process runs if that is None. Files are
+    opened only in ``folders`` and below, links followed; anywhere if that is None, as for
+    pipelines that this process built.
     """
 
-    def __init__(self, directory: str | Path | None = None) -> None:
+    def __init__(
+        self, directory: str | Path | None = None, *, folders: Sequence[Path] | None = None
+    ) -> None:
         self.directory = Path(directory) if directory is not None else None
+        self.folders = folders
         self._memory: dict[str, dict[str, torch.Tensor]] = {}
         self._open: dict[tuple[Path, ParamfileFormat], Paramfile] = {}
 
@@ -103,8 +108,26 @@ class Weights:
             return TensorsInMemory("tensors in memory", self._memory[value.path])
         key = (self.locate(value.path), value.format)
         if key not in self._open:
+            self._check_place(key[0])
             self._open[key] = open_paramfile(*key)
         return self._open[key]
+
+    def _check_place(self, path: Path) -> None:
+        """Raise WeightError where a file is in none of the folders that may be read."""
+        if self.folders is None:
+            return
+        try:
+            place = path.resolve()
+            folders = [folder.resolve() for folder in self.folders]
+        except (OSError, ValueError, RuntimeError) as error:
+            raise WeightError(f"{str(path)[:200]!r} is no path of a file: {error}") from None
+        if not any(place.is_relative_to(folder) for folder in folders):
+            raise WeightError(
+                f"{place} lies outside of {', '.join(map(str, folders))}, and a pipeline file "
+                "reads parameter files beside it or below; put it there, or allow its folder: "
+                f"Pipeline.load(path, weights_in={str(place.parent)!r}), or in the environment "
+                "SHARDWRIGHT_WEIGHTS_IN"
+            )
 
 
 def _check(source: Paramfile, value: ParamValue, info: TensorInfo) -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from shardwright.atomic import replacing
+from shardwright.atomic import read_whole, replacing
 from shardwright.errors import PlanError
 
 PLAN_VERSION = 1
@@ -51,7 +51,7 @@ def read_plan(path: Path, kind: type[P]) -> P:
 
 def _fields(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_whole(path))
     except OSError as error:
         raise PlanError(f"no plan can be read from {path}: {error.strerror or error}") from None
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from shardwright.atomic import replacing
+from shardwright.atomic import read_whole, replacing
 from shardwright.errors import ProfileError
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -31,7 +31,7 @@ def read_stored(path: str | Path, kind: type[S], what: str, writer: str) -> S:
     ``writer`` is what writes such a file.
     """
     try:
-        return msgspec.json.decode(Path(path).read_bytes(), type=kind)
+        return msgspec.json.decode(read_whole(Path(path)), type=kind)
     except OSError as error:
         reason = error.strerror or error
         raise ProfileError(f"no {what} can be read from {path}: {reason}") from error

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 import torch
 
-from shardwright.atomic import replacing
+from shardwright.atomic import read_whole, replacing
 from shardwright.errors import RunError, WeightError
 from shardwright.runtime.dcp import is_complete
 
@@ -138,7 +138,7 @@ def write_manifest(path: Path, position: Position, model: tuple[str, ...]) -> No
 def read_manifest(path: Path) -> Manifest:
     """What a checkpoint says of itself. Raises WeightError."""
     try:
-        manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=Manifest)
+        manifest = msgspec.json.decode(read_whole(path / MANIFEST), type=Manifest)
     except (OSError, msgspec.MsgspecError) as error:
         raise WeightError(f"{path / MANIFEST} cannot be read: {error}") from None
     if manifest.version != VERSION:

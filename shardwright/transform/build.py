@@ -7,12 +7,14 @@ Generator needs (`originals`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
 import shardwright.pipeline as pl
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
+from shardwright.pipeline.check_parts import are_parts, stored_wholes
 from shardwright.planning.assemble import planned, step_of
 from shardwright.planning.plan import Plan, TrainingPlan, check_belongs
 from shardwright.schedule import Schedule, make_schedule, schedule_info
@@ -66,6 +68,7 @@ def written(
         assembly.add(task)
     assembly.add_outputs()
     assembly.add_updates()
+    _promise_wholes(assembly.tensors)
     slots = {
         device: pl.Device(kind=device_kind, idx=index) for index, device in enumerate(plan.devices)
     }
@@ -73,6 +76,15 @@ def written(
     pipeline.weights = source.carried
     pipeline.origin = pl.Origin(graph, plan)
     return pipeline
+
+
+def _promise_wholes(tensors: Mapping[str, pl.TensorInfo]) -> None:
+    """Leave the whole's shape out where a program uses some of a stored tensor only."""
+    for values in stored_wholes(tensors).values():
+        parts = {value.placements: value.shape for value in values.values()}
+        if not are_parts([*parts], next(iter(parts.values()))):
+            for value in values.values():
+                value.shape = None
 
 
 def _on_slots(graph: IRGraph, plan: Plan, device_kind: str) -> tuple[Originals, Localized]:

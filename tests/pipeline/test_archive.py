@@ -88,7 +88,7 @@ def test_tensors_that_are_refused(
 
 def test_a_compressed_archive_is_refused(exported: tuple[Path, Model], tmp_path: Path) -> None:
     path = rewritten(exported[0], tmp_path / "w.pt2", b"", b"", zipfile.ZIP_DEFLATED)
-    with pytest.raises(WeightError, match="the archive was compressed"):
+    with pytest.raises(WeightError, match="was compressed"):
         open_paramfile(path, "torch.export").read("inner.weight")
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import os
 import pickle
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.errors import WeightError
+from shardwright.errors import PipelineError, WeightError
 from shardwright.ir.dtypes import dtype_name
-from shardwright.pipeline import find_weights, open_paramfile, write_paramfile
+from shardwright.pipeline import Pipeline, find_weights, open_paramfile, write_paramfile
 from shardwright.pipeline.paramfiles import Paramfile
 from tests.pipeline.parameters import FORMATS, SUFFIXES, holds, same, sample, samples
 
@@ -330,3 +332,26 @@ def test_a_wrong_index(tmp_path: Path, text: str, message: str) -> None:
 def test_a_missing_index(tmp_path: Path) -> None:
     with pytest.raises(WeightError, match=r"w\.index\.json cannot be read: No such file"):
         find_weights(tmp_path / "w.index.json")
+
+
+@pytest.mark.parametrize("format", ["torch.save", "torch.export"])
+def test_a_file_that_unpacks_to_more_than_it_has_is_refused(tmp_path: Path, format: str) -> None:
+    """Before any of it is unpacked."""
+    write_paramfile(tmp_path / "w", {"w": torch.ones(2)}, format)  # type: ignore[arg-type]
+    with (
+        zipfile.ZipFile(tmp_path / "w") as source,
+        zipfile.ZipFile(tmp_path / "packed", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for entry in source.infolist():
+            packed.writestr(entry.filename, source.read(entry) + b" " * 10**7)
+    with pytest.raises(WeightError, match=r"unpacks to .* compressed"):
+        open_paramfile(tmp_path / "packed", format)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_regular_file_is_refused(tmp_path: Path, make: Callable[[Path], Any]) -> None:
+    make(tmp_path / "w")
+    with pytest.raises(WeightError, match="is no regular file"):
+        open_paramfile(tmp_path / "w", "safetensors")
+    with pytest.raises(PipelineError, match="no regular file"):
+        Pipeline.load(tmp_path / "w")

@@ -83,7 +83,9 @@ def test_saved_again_weights_stay_where_they_are(tmp_path: Path) -> None:
     pipeline.save(tmp_path / "deep" / "er" / "n.pipeline.json")
     assert paths(pipeline) == {"../../m.weights.safetensors"}
     assert [path.name for path in (tmp_path / "deep" / "er").iterdir()] == ["n.pipeline.json"]
-    assert_right(Pipeline.load(tmp_path / "deep" / "er" / "n.pipeline.json"))
+    assert_right(pipeline)
+    again = Pipeline.load(tmp_path / "deep" / "er" / "n.pipeline.json", weights_in=tmp_path)
+    assert_right(again)
 
 
 def test_saved_again_in_place(tmp_path: Path) -> None:
@@ -108,7 +110,8 @@ def test_a_file_with_absolute_paths_to_weights_becomes_relative(tmp_path: Path) 
     assert_right(pipeline)
     pipeline.save(tmp_path / "out" / "m.pipeline.json")
     assert paths(pipeline) == {"../checkpoint/model.safetensors"}
-    assert_right(Pipeline.load(tmp_path / "out" / "m.pipeline.json"))
+    assert_right(pipeline)
+    assert_right(Pipeline.load(tmp_path / "out" / "m.pipeline.json", weights_in=file.parent))
 
 
 def test_through_symbolic_links(tmp_path: Path) -> None:
@@ -125,8 +128,8 @@ def test_through_symbolic_links(tmp_path: Path) -> None:
             info.value.path = str(tmp_path / "cache" / "model.safetensors")
     pipeline.save(tmp_path / "link" / "m.json")
     assert paths(pipeline) == {"../../cache/model.safetensors"}
-    assert_right(Pipeline.load(tmp_path / "link" / "m.json"))
-    assert_right(Pipeline.load(tmp_path / "real" / "out" / "m.json"))
+    for folder in (tmp_path / "link", tmp_path / "real" / "out"):
+        assert_right(Pipeline.load(folder / "m.json", weights_in=tmp_path / "cache"))
 
 
 def test_relative_paths_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import shardwright as sw
 from shardwright.errors import WeightError
-from shardwright.pipeline import ParamValue, TensorInfo, Weights, write_paramfile
+from shardwright.pipeline import ParamValue, Pipeline, TensorInfo, Weights, write_paramfile
 from tests.pipeline.parameters import FORMATS, SUFFIXES, holds, same, sample
 
 
@@ -178,3 +179,49 @@ def test_check_reads_no_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     write_paramfile(tmp_path / "f", {"w": torch.ones(2)})
     monkeypatch.setattr("shardwright.pipeline.paramfiles.Paramfile.read", None)
     Weights(tmp_path).check({"c": info(torch.ones(2), "f32", "f"), "x": TensorInfo((1,), "f32")})
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """``in/a.json``, and its weights ``w`` outside of that folder and, as a link, inside."""
+    (tmp_path / "in").mkdir()
+    write_paramfile(tmp_path / "w", {"w": torch.ones(2)})
+    (tmp_path / "in" / "link").symlink_to(tmp_path / "w")
+    return tmp_path
+
+
+@pytest.mark.parametrize("path", ["../w", "link", "{}/w", "../in/../w", "p" * 5000, "a\0b"])
+def test_parameter_files_stay_in_the_folder_of_the_file(elsewhere: Path, path: str) -> None:
+    weights = Weights(elsewhere / "in", folders=[elsewhere / "in"])
+    constant = info(torch.ones(2), "f32", path.format(elsewhere))
+    with pytest.raises(WeightError, match=r"lies outside of .*weights_in=|is no path of a file"):
+        read(weights, constant)
+
+
+def test_another_folder_is_allowed_by_name(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, away = elsewhere / "in" / "a.json", Path("..", "w")
+    doubled = doubling(str(away))
+    file.write_bytes(doubled.to_json())
+    with pytest.raises(WeightError, match="lies outside of"):
+        sw.run(file, torch.ones(2), in_process=True)
+    given = Pipeline.load(file, weights_in=elsewhere)
+    assert sw.run(given, torch.ones(2), in_process=True).tolist() == [2, 2]
+    monkeypatch.setenv("SHARDWRIGHT_WEIGHTS_IN", str(elsewhere))
+    assert sw.run(file, torch.ones(2), in_process=True).tolist() == [2, 2]
+    monkeypatch.delenv("SHARDWRIGHT_WEIGHTS_IN")
+    given.save(elsewhere / "b.json")
+    assert sw.run(elsewhere / "b.json", torch.ones(2), in_process=True).tolist() == [2, 2]
+
+
+def doubling(path: str) -> Pipeline:
+    """A pipeline that adds the constant ``w`` of a parameter file."""
+    builder = sw.Builder("adds")
+    x, w = builder.input("x", (2,)), builder.param("w", torch.ones(2))
+    graph = builder.finish(builder.call("aten.add.Tensor", x, w))
+    pipeline = sw.build(graph, sw.plan(graph, devices=1))
+    for tensor in pipeline.tensors.values():
+        if tensor.value is not None:
+            tensor.value.path = path
+    return pipeline
