@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         VerifyError,
         WeightError,
         WorkerError,
+        WriteError,
     )
     from shardwright.exec import (
         CompiledProgram,
@@ -152,6 +153,7 @@ __all__ = [
     "VerifyError",
     "WeightError",
     "WorkerError",
+    "WriteError",
     "__version__",
     "build",
     "build_graph",

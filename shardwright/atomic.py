@@ -10,13 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
+from shardwright.errors import WriteError
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """An empty file beside ``path`` to write to; it becomes ``path`` if the block succeeds.
 
-    Who may read it is what the umask says, whatever the writer makes of it. Raises OSError, which
-    names ``path``.
+    Who may read it is what the umask says, whatever the writer makes of it. Raises WriteError,
+    also for an OSError of the block.
     """
     temporary = _beside(path)
     mode = temporary.stat().st_mode
@@ -24,6 +26,10 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         temporary.chmod(mode)  # safetensors puts a file of its own there, closed to others
         os.replace(temporary, path)
+    except WriteError:
+        raise
+    except OSError as error:
+        raise WriteError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -46,19 +52,19 @@ def read_whole(path: Path, most: int = 1 << 30) -> bytes:
 
 
 def check_writable(path: Path) -> None:
-    """Raise OSError, which names ``path``, where `replacing` could put no file: before any work."""
+    """Raise WriteError where `replacing` could put no file: before any work."""
     _beside(path).unlink()
 
 
 def _beside(path: Path) -> Path:
-    """An empty file beside ``path``. Raises OSError, which names ``path``."""
+    """An empty file beside ``path``. Raises WriteError."""
     if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise WriteError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if path.exists() and not path.is_file():  # a file in its place would be no device any more
-        raise FileExistsError(errno.EEXIST, "A device or pipe stands there, no file", str(path))
+        raise WriteError(errno.EEXIST, "A device or pipe stands there, no file", str(path))
     temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")
     try:
         temporary.touch()
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
+        raise WriteError(error.errno, error.strerror, str(path)) from None
     return temporary

@@ -13,6 +13,7 @@
     ├── ScheduleError       a schedule cannot be made as asked, lacks work, or can deadlock
     ├── WeightError         a weight file is missing, or lacks a tensor, or holds another shape
     ├── InputError          arguments given to a graph or a pipeline do not fit it
+    ├── WriteError          a file cannot be written; an OSError too, with its filename and strerror
     ├── VerifyError         a pipeline computes something else than the model it came from
     └── RunError            a pipeline could not be run
         ├── DeviceError     this machine lacks a device that the pipeline names
@@ -126,6 +127,18 @@ class WeightError(ShardwrightError):
 
 class InputError(ShardwrightError):
     """Arguments do not have the names, structure, shapes or dtypes that were captured."""
+
+
+class WriteError(ShardwrightError, OSError):
+    """A file or directory cannot be written, for want of space or of permission.
+
+    ``filename`` says which and ``strerror`` why. What stood there before still does.
+    """
+
+    def __str__(self) -> str:
+        if self.filename is None:
+            return super().__str__()
+        return f"{self.filename} cannot be written: {self.strerror}"
 
 
 class VerifyError(ShardwrightError):

@@ -62,6 +62,7 @@ PUBLIC_NAMES = {
     *("Pipeline", "Plan", "Runner", "Session", "Timeline", "TimelineChart"),
     *("ShardwrightError", "GraphError", "CaptureError", "PlanError", "PipelineError"),
     *("ScheduleError", "WeightError", "InputError", "VerifyError"),
+    "WriteError",
     *("RunError", "DeviceError", "LaunchError", "WorkerError", "CaptureWarning", "ExecError"),
     *("Profile", "profile", "profile_network", "ProfileError", "Cluster", "DeviceModel"),
     *("Partition", "metis_partition", "METIS_partition", "partition_by_memory"),

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from shardwright.atomic import check_writable, read_whole, replacing
+from shardwright.errors import WriteError
 from shardwright.pipeline.paramfiles import write_paramfile
 
 
@@ -63,10 +64,10 @@ def test_where_no_file_can_be_the_error_names_it_and_nothing_is_left(
 ) -> None:
     (tmp_path / "folder").mkdir()
     path = tmp_path / place
-    with pytest.raises(OSError, match=reason) as found, replacing(path):
+    with pytest.raises(WriteError, match=reason) as found, replacing(path):
         pytest.fail("there is something to write to")
     assert (found.value.filename, found.value.filename2) == (str(path), None)
-    with pytest.raises(OSError, match=reason):
+    with pytest.raises(WriteError, match=reason):
         check_writable(path)
     assert list(tmp_path.iterdir()) == [tmp_path / "folder"]
 
@@ -81,7 +82,7 @@ def test_looking_whether_a_file_can_be_written_changes_nothing(tmp_path: Path) -
 def test_a_device_or_pipe_is_left_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    with pytest.raises(FileExistsError, match="device or pipe") as refused, replacing(path):
+    with pytest.raises(WriteError, match="device or pipe") as refused, replacing(path):
         pass
     assert refused.value.filename == str(path)
     assert path.is_fifo()

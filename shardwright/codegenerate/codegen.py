@@ -36,7 +36,7 @@ def codegen(
         not hold: modules and source lines.
 
     Raises CodegenError where there is no Python for what a partition does, or where it cannot be
-    formatted; PlanError where the graph is not the plan's; OSError where the file cannot be
+    formatted; PlanError where the graph is not the plan's; WriteError where the file cannot be
     written.
     """
     target = Path(path)

@@ -27,7 +27,7 @@ P = TypeVar("P", bound=msgspec.Struct)
 
 
 def write_plan(path: Path, plan: msgspec.Struct) -> None:
-    """Write a plan. Raises PlanError where it holds what JSON cannot, OSError as writing does."""
+    """Write a plan. Raises PlanError where it holds what JSON cannot, WriteError."""
     fields: dict[str, Any] = {"version": PLAN_VERSION, **msgspec.to_builtins(plan)}
     _check_numbers(fields, "the plan")
     lines = (f"{json.dumps(name)}: {_text(value)}" for name, value in fields.items())

@@ -19,7 +19,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 
 
 def write_stored(path: str | Path, content: msgspec.Struct) -> None:
-    """Write it. Raises OSError as writing does."""
+    """Write it. Raises WriteError."""
     text = msgspec.json.format(msgspec.json.encode(content), indent=1)
     with replacing(Path(path)) as temporary:
         temporary.write_bytes(text + b"\n")

@@ -25,7 +25,7 @@ import msgspec
 import torch
 
 from shardwright.atomic import read_whole, replacing
-from shardwright.errors import RunError, WeightError
+from shardwright.errors import RunError, WeightError, WriteError
 from shardwright.runtime.dcp import is_complete
 
 MANIFEST = "training.json"
@@ -93,17 +93,24 @@ class Checkpoints:
             ) from None
         return path
 
+    def drop(self, step: int) -> None:
+        """Remove what was written of a checkpoint that will not be finished."""
+        shutil.rmtree(self.unfinished(step), ignore_errors=True)
+
     def finish(self, unfinished: Path) -> Path:
         """Give a written checkpoint its name; remove all but the latest two, and what was left.
 
-        What was left are unfinished checkpoints of runs that died.
+        What was left are unfinished checkpoints of runs that died. Raises WriteError.
         """
         path = unfinished.with_name(unfinished.name.removesuffix(_UNFINISHED))
-        if path.exists():
-            shutil.rmtree(path)
-        _sync(unfinished)
-        os.rename(unfinished, path)
-        _sync(self.directory)
+        try:
+            if path.exists():
+                shutil.rmtree(path)
+            _sync(unfinished)
+            os.rename(unfinished, path)
+            _sync(self.directory)
+        except OSError as error:
+            raise WriteError(error.errno, error.strerror, str(path)) from None
         for old in (*self.complete()[:-KEPT], *self.directory.glob(f"step_*{_UNFINISHED}")):
             shutil.rmtree(old, ignore_errors=True)
         return path

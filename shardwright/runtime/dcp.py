@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,7 +50,7 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.storage import WriteResult
 
-from shardwright.errors import WeightError
+from shardwright.errors import WeightError, WriteError
 from shardwright.ir.dtypes import dtype_name, torch_dtype
 from shardwright.pipeline.schema import Placements
 
@@ -94,7 +95,10 @@ class Stored(NamedTuple):
 
 
 def write_pieces(directory: Path, writer: int, pieces: Mapping[Piece, Tensor]) -> list[Written]:
-    """Write pieces to a file of their own; ``writer`` is a number that no other writer has."""
+    """Write pieces to a file of their own; ``writer`` is a number that no other writer has.
+
+    Raises WriteError.
+    """
     if not pieces:
         return []
     by_index = {_index_of(piece): piece for piece in pieces}
@@ -104,7 +108,8 @@ def write_pieces(directory: Path, writer: int, pieces: Mapping[Piece, Tensor]) -
     storage.set_up_storage_writer(is_coordinator=False)
     plan = storage.prepare_local_plan(SavePlan(items))
     plan = storage.prepare_global_plan([plan] * (writer + 1))[writer]
-    results = storage.write_data(plan, _Giving(pieces, by_index)).wait()
+    with _writing(directory):
+        results = storage.write_data(plan, _Giving(pieces, by_index)).wait()
     return [_written(by_index[result.index], result.storage_data) for result in results]
 
 
@@ -114,7 +119,7 @@ def write_index(
     """Write the index over all pieces of a checkpoint; with it the checkpoint can be read.
 
     ``aliases`` gives a further name to the name of a whole that was written: tied parameters
-    have several and are stored once.
+    have several and are stored once. Raises WriteError.
     """
     found = list(written)
     storage = FileSystemWriter(directory)
@@ -131,7 +136,20 @@ def write_index(
             info = _StorageInfo(entry.file, entry.offset, entry.length)
             results.append(WriteResult(_index_of(piece), entry.length, info))
     index = Metadata({**wholes}, planner_data={name: (name,) for name in wholes})
-    storage.finish(index, [results])
+    with _writing(directory):
+        storage.finish(index, [results])
+
+
+@contextmanager
+def _writing(directory: Path) -> Iterator[None]:
+    """Raise WriteError for what torch raises where nothing more can be written."""
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(error.errno, error.strerror or str(error), str(directory)) from error
+    except RuntimeError as error:
+        reason = f"{str(error).splitlines()[0]}; is the disk full?"
+        raise WriteError(None, reason, str(directory)) from error
 
 
 def read_pieces(directory: Path, wanted: Mapping[Piece, Tensor]) -> None:

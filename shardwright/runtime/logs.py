@@ -7,7 +7,8 @@ step, in order, each step once: a run that is resumed goes on behind the step it
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from shardwright.errors import RunError
+from shardwright.errors import RunError, WriteError
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class Logs(Log):
 class JsonLines(Log):
     """Writes one JSON object a step; rows behind step ``after`` are dropped first.
 
-    Raises RunError where the file cannot be written.
+    Raises RunError where the file cannot be opened, WriteError where no row can be added.
     """
 
     def __init__(self, path: str | Path, *, after: int) -> None:
@@ -119,17 +120,27 @@ class JsonLines(Log):
             self._file = path.open("wb")
         except OSError as error:
             raise RunError(f"the log {path} cannot be written: {error.strerror}") from None
-        self._file.writelines(kept)
-        self._file.flush()
+        with self._writing():
+            self._file.writelines(kept)
+            self._file.flush()
 
     def step(self, report: StepReport) -> None:
         """Write a row; it is in the file when this returns."""
-        self._file.write(msgspec.json.encode(report.as_dict()) + b"\n")
-        self._file.flush()
+        with self._writing():
+            self._file.write(msgspec.json.encode(report.as_dict()) + b"\n")
+            self._file.flush()
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with self._writing():
+            self._file.close()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise WriteError(error.errno, error.strerror, self._file.name) from None
 
 
 def _rows_until(path: Path, last: int) -> list[bytes]:

@@ -27,6 +27,7 @@ from shardwright.errors import (
     ShardwrightError,
     WeightError,
     WorkerError,
+    WriteError,
 )
 from shardwright.pipeline import Document, Pipeline
 from shardwright.runtime.backend import START_PATIENCE, Backend, Finish, running_future, settle
@@ -61,7 +62,8 @@ _OF_OTHERS = (WorkerError.__name__, LaunchError.__name__)
 """Errors that a worker meets where another one is gone."""
 
 _PASSED_ON: dict[str, type[ShardwrightError]] = {
-    kind.__name__: kind for kind in (DeviceError, GraphError, LaunchError, RunError, WeightError)
+    kind.__name__: kind
+    for kind in (DeviceError, GraphError, LaunchError, RunError, WeightError, WriteError)
 }
 """Errors about the pipeline or the machine: they stay what they are when a worker meets them."""
 

@@ -51,10 +51,23 @@ class Saver:
     def save(
         self, session: Session, position: Position, rates: Mapping[str, Any], *, leads: bool
     ) -> None:
-        """Write a checkpoint of the session as it is now; all ranks call it, one ``leads``."""
-        path = self.checkpoints.unfinished(position.step)
+        """Write a checkpoint of the session as it is now; all ranks call it, one ``leads``.
+
+        Raises WriteError where there is no room for it, and RunError; nothing is left of it then.
+        """
         if leads:
             self.checkpoints.begin(position.step)
+        try:
+            self._write(session, position, rates, leads=leads)
+        except BaseException:
+            if leads:
+                self.checkpoints.drop(position.step)
+            raise
+
+    def _write(
+        self, session: Session, position: Position, rates: Mapping[str, Any], *, leads: bool
+    ) -> None:
+        path = self.checkpoints.unfinished(position.step)
         session.call_workers(MEET)
         arguments = {"directory": str(path.resolve()), "tensors": self._owned}
         answers = session.call_workers(SAVE, arguments)

@@ -85,7 +85,7 @@ class Timeline:
     def save_chrome_trace(self, path: str | Path) -> None:
         """Write the events as Chrome's trace format: a process a slot, computing and communication.
 
-        Times count in microseconds from the first event. Raises OSError as writing does.
+        Times count in microseconds from the first event. Raises WriteError.
         """
         content = msgspec.json.encode({"traceEvents": self._trace_events()})
         with replacing(Path(path)) as temporary:

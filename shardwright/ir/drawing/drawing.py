@@ -40,8 +40,8 @@ class Drawing:
     def save(self, path: str | Path) -> None:
         """Write it as ``.svg``, ``.png``, ``.pdf`` or ``.dot``.
 
-        Raises DrawError for other names, and, but for ``.dot``, where there is no Graphviz; OSError
-        as writing does.
+        Raises DrawError for other names, and, but for ``.dot``, where there is no Graphviz;
+        WriteError where it cannot be written.
         """
         write(str(self), Path(path))
 

@@ -35,7 +35,7 @@ def check_format(path: Path) -> str:
 
 
 def write(text: str, path: Path) -> None:
-    """Write a digraph, or its image, by the file's name. Raises DrawError, and OSError."""
+    """Write a digraph, or its image, by the file's name. Raises DrawError, WriteError."""
     form = check_format(path)
     content = text.encode() if form == TEXT else render(text, form)
     with replacing(path) as temporary:
