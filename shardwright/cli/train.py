@@ -7,7 +7,10 @@ says how the run went. Under torchrun every rank runs this and is one device slo
 from __future__ import annotations
 
 import os
+import signal
 import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,7 +34,7 @@ from shardwright.cli.splitting import (
     Zero,
     parse_mesh,
 )
-from shardwright.errors import PlanError
+from shardwright.errors import InputError, PlanError
 
 if TYPE_CHECKING:
     from shardwright.runtime import TrainResult
@@ -105,6 +108,10 @@ def train(
     """Train with a step written for one device, on local processes or as a rank of torchrun."""
     if cluster is not None and devices is not None:
         raise PlanError("give either --devices or --cluster, which says how many there are")
+    if epochs is None and steps is None:
+        raise InputError("say how long to train: --epochs or --steps")
+    if checkpoint is None and (resume or restarts or checkpoint_every):
+        raise InputError("--resume, --restarts and --checkpoint-every need --checkpoint DIRECTORY")
 
     from shardwright.cli.userfiles import UserFiles
     from shardwright.layout import Cluster
@@ -114,47 +121,70 @@ def train(
     from shardwright.runtime import train as run_training
 
     program = UserFiles().training(target)
-    result = run_training(
-        program.step_fn,
-        program.data,
-        evaluate=program.evaluate,
-        eval_data=program.eval_data,
-        scheduler=program.scheduler,
-        mesh=parse_mesh(mesh) if mesh is not None else None,
-        devices=devices if cluster is None else Cluster.load(cluster),
-        policy=policy,
-        plan=Plan.load(plan) if plan is not None else None,
-        profile=Profile.load(profile) if profile is not None else None,
-        steps=steps,
-        epochs=epochs,
-        microbatches=microbatches,
-        schedule=schedule,
-        chunks=chunks,
-        recompute=recompute,
-        memory=memory,
-        zero=zero,
-        device_kind=device_kind,
-        lower=lower,
-        checkpoint=checkpoint,
-        checkpoint_every=checkpoint_every,
-        resume=resume,
-        restarts=restarts,
-        eval_every=eval_every,
-        log=log,
-        tensorboard=tensorboard,
-        trace=trace,
-        in_process=in_process,
-        timeout=timeout,
-        threads=threads,
-        modules=tuple(modules or ()),
-        seed=seed,
-        quiet=quiet,
-        write_back=False,
-    )
+    with _told_of_stop(checkpoint):
+        result = run_training(
+            program.step_fn,
+            program.data,
+            evaluate=program.evaluate,
+            eval_data=program.eval_data,
+            scheduler=program.scheduler,
+            mesh=parse_mesh(mesh) if mesh is not None else None,
+            devices=devices if cluster is None else Cluster.load(cluster),
+            policy=policy,
+            plan=Plan.load(plan) if plan is not None else None,
+            profile=Profile.load(profile) if profile is not None else None,
+            steps=steps,
+            epochs=epochs,
+            microbatches=microbatches,
+            schedule=schedule,
+            chunks=chunks,
+            recompute=recompute,
+            memory=memory,
+            zero=zero,
+            device_kind=device_kind,
+            lower=lower,
+            checkpoint=checkpoint,
+            checkpoint_every=checkpoint_every,
+            resume=resume,
+            restarts=restarts,
+            eval_every=eval_every,
+            log=log,
+            tensorboard=tensorboard,
+            trace=trace,
+            in_process=in_process,
+            timeout=timeout,
+            threads=threads,
+            modules=tuple(modules or ()),
+            seed=seed,
+            quiet=quiet,
+            write_back=False,
+        )
     if in_process or os.environ.get("RANK", "0") == "0":
         if output is not None:
             write_paramfile(output, result.state_dict())
         Console().print(summary(result))
+
+
+@contextmanager
+def _told_of_stop(checkpoint: Path | None) -> Iterator[None]:
+    """One line, and the status that a shell expects, where Ctrl-C or SIGTERM ends a run."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as stop:
+        code = stop.code if isinstance(stop, SystemExit) else 128 + signal.SIGINT
+        if os.environ.get("RANK", "0") == "0":
+            Console(stderr=True).print(f"stopped; {_kept(checkpoint)}", soft_wrap=True)
+        raise typer.Exit(int(code or 0)) from None
+
+
+def _kept(checkpoint: Path | None) -> str:
+    """What is left of a run that was stopped."""
+    from shardwright.runtime.checkpoint import Checkpoints
+
+    if checkpoint is None:
+        return "nothing is kept without --checkpoint DIRECTORY"
+    latest = Checkpoints(checkpoint).latest()
+    return f"--resume goes on from {latest}" if latest else "there was no step to keep yet"
 
 
 def summary(result: TrainResult) -> Table:

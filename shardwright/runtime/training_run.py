@@ -39,6 +39,8 @@ from shardwright.runtime.program import DRAWS, Program, batch_size
 from shardwright.runtime.result import TrainResult
 from shardwright.runtime.saving import Saver
 from shardwright.runtime.session import Session
+from shardwright.runtime.stopping import Stopping
+from shardwright.runtime.torchrun import is_torchrun
 from shardwright.runtime.training_options import Options
 from shardwright.tracing.rates import Rates
 
@@ -85,6 +87,9 @@ class TrainingRun:
         if options.checkpoint is not None:
             self._saver = Saver(options.checkpoint, program, result.pipeline)
         self._leads = options.leads
+        # torchrun's ranks get signals one by one, and would stop behind different steps.
+        together = options.in_process or not is_torchrun()
+        self._stopping = Stopping(wanted=together and options.checkpoint is not None)
         self._display = self._make_display()
         self._logs = Logs([self._display])
         self._finished_at = 0.0
@@ -134,7 +139,10 @@ class TrainingRun:
             position = self._begin_at(session, path)
             with closing(Logs(self._files(position.step))) as files:
                 self._logs = Logs([files, self._display])
-                self._train(session, position)
+                with self._stopping:
+                    self._train(session, position)
+                if self._stopping.requested:
+                    self._stopping.end()
             self._result.state = session.state()
             if options.trace is not None:
                 timeline = session.timeline
@@ -179,7 +187,7 @@ class TrainingRun:
     def _train(self, session: Session, position: Position) -> None:
         under_way: deque[_Step] = deque()
         self._finished_at = time.monotonic()
-        for batch, last in _marked(self._batches(position)):
+        for batch, last in self._marked(self._batches(position)):
             bucket = self._bucket(batch)
             position = self._after(position, batch, bucket.microbatches)
             while len(under_way) >= AHEAD:
@@ -189,6 +197,20 @@ class TrainingRun:
                 while len(under_way) > 1:
                     self._report(self._finish(under_way.popleft()))
                 self._pause(session, under_way.popleft(), last=last)
+
+    def _marked(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
+        """Each batch, and whether it is the last; one is read ahead, until the run is stopped."""
+        batch = next(batches, None)
+        while batch is not None:
+            try:
+                following = None if self._stopping.requested else next(batches, None)
+            except Exception:
+                # Ctrl-C goes to the processes of a DataLoader as well, without which it fails.
+                if not self._stopping.requested:
+                    raise
+                following = None
+            yield batch, following is None
+            batch = following
 
     def _batches(self, position: Position) -> Iterator[Batch]:
         """The batches of the steps that are left."""
@@ -279,7 +301,8 @@ class TrainingRun:
         report, number = self._finish(step), step.position.step
         found: dict[str, Any] = {}
         if self._evaluation is not None and (
-            last or self._is_due(number, self._options.eval_every)
+            (last and not self._stopping.requested)
+            or self._is_due(number, self._options.eval_every)
         ):
             found["evaluation"] = self._evaluation.run(session, leads=self._leads)
         if number == 1 and not self._options.in_process:
@@ -308,12 +331,3 @@ class TrainingRun:
             yield JsonLines(self._options.log, after=step)
         if self._options.tensorboard is not None and self._leads:
             yield TensorBoard(self._options.tensorboard)
-
-
-def _marked(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
-    """Each batch, and whether it is the last; one is read ahead."""
-    batch = next(batches, None)
-    while batch is not None:
-        following = next(batches, None)
-        yield batch, following is None
-        batch = following

@@ -1,8 +1,10 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -139,3 +141,89 @@ def test_the_example_is_a_training_program(monkeypatch: pytest.MonkeyPatch, tmp_
     assert result.exit_code == 0, result.output
     found = losses(log)
     assert 3 < found[-1] < found[0] < 6
+
+
+# --- stopped by Ctrl-C or SIGTERM -------------------------------------------------------------
+
+SLOW = """
+import time, torch
+
+def make():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(2)])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def data(epoch):
+        for k in range(%d):
+            time.sleep(%f)
+            yield torch.full((4, 8), 1.0 + k)
+
+    return step, data
+"""
+COMMAND = [
+    *(sys.executable, "-m", "shardwright", "train", "slow.py:make", "--mesh", "pipeline=2"),
+    *("--log", "log.jsonl"),
+]
+
+
+def stopped(folder: Path, number: int, *options: str) -> tuple[int, str]:
+    """The status and the error stream of a run that gets a signal after some steps."""
+    (folder / "slow.py").write_text(SLOW % (3000, 0.05))
+    log = folder / "log.jsonl"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [*COMMAND, "--epochs", "1", *options],
+        cwd=folder,
+        env=environment,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        process_group=0,
+    ) as run:
+        deadline = time.monotonic() + 60
+        while not log.exists() or len(losses(log)) < 3:
+            assert time.monotonic() < deadline
+            assert run.poll() is None
+            time.sleep(0.05)
+        os.killpg(run.pid, number)
+        said = run.communicate(timeout=60)[1]
+        return run.returncode, said
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("options", [(), ("--in-process",)], ids=["workers", "in process"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_keeps_a_checkpoint_and_says_so(
+    number: int, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    code, said = stopped(tmp_path, number, "--checkpoint", "kept", "--quiet", *options)
+    done = len(losses(tmp_path / "log.jsonl"))
+    assert (code, said) == (
+        128 + number,
+        f"stopped; --resume goes on from kept/step_{done:06d}\n",
+    )
+    (tmp_path / "slow.py").write_text(SLOW % (done + 2, 0))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    ends = (("--checkpoint", "kept", "--resume"), ("--log", "whole.jsonl", "--in-process"))
+    for end in ends:
+        subprocess.run([*COMMAND, "--epochs", "1", *end], cwd=tmp_path, env=environment, check=True)
+    assert losses(tmp_path / "log.jsonl") == losses(tmp_path / "whole.jsonl")
+
+
+@pytest.mark.processes
+def test_a_run_that_is_stopped_without_a_checkpoint_says_so(tmp_path: Path) -> None:
+    code, said = stopped(tmp_path, signal.SIGINT, "--quiet")
+    assert code == 128 + signal.SIGINT
+    assert said == "stopped; nothing is kept without --checkpoint DIRECTORY\n"
+
+
+def test_what_is_missing_is_named_as_an_option(folder: Path) -> None:
+    assert "say how long to train: --epochs or --steps" in invoke().stderr
+    assert "need --checkpoint DIRECTORY" in invoke("--epochs", 1, "--resume").stderr
