@@ -22,6 +22,7 @@ from torch import Tensor
 from shardwright.comm.spec import TensorSpec
 from shardwright.comm.wire import memory_of, pack, unpack
 from shardwright.ir.dtypes import dtype_name, torch_dtype
+from shardwright.runtime.operators import Sources
 from shardwright.schedule.timeline import Event
 
 _LENGTH = struct.Struct("=Q")
@@ -39,7 +40,7 @@ class Start(msgspec.Struct, tag=True):
     directory: str | None
     threads: int
     trace: bool
-    modules: tuple[str, ...]
+    sources: Sources
     lookahead: int
 
 
@@ -61,6 +62,7 @@ class Another(msgspec.Struct, tag=True):
     document: bytes
     directory: str | None
     shared: dict[str, str]
+    sources: Sources
 
 
 class Ask(msgspec.Struct, tag=True):

@@ -88,9 +88,9 @@ class WorkerProcess:
 
     def _run(self, start: Start, constants: dict[str, Tensor]) -> None:
         self._board.write(State.STARTING)
-        torch.set_num_threads(start.threads)
         document = msgspec.json.decode(start.document, type=Document)
-        load_operators(document, start.modules)
+        load_operators(document, start.sources.modules, start.sources.script)
+        torch.set_num_threads(start.threads)  # Whatever those modules have set.
         contents = _load(start.rank, document, start.directory, constants)
         self._board.write(State.STARTING)
         name = list(document.devices)[start.rank]
@@ -165,7 +165,8 @@ class WorkerProcess:
     ) -> Worker:
         """The worker of another pipeline on this slot."""
         document = msgspec.json.decode(message.document, type=Document)
-        load_operators(document, start.modules)
+        load_operators(document, message.sources.modules, message.sources.script)
+        torch.set_num_threads(start.threads)
         mine = {
             name: slot.constants[message.shared[name]]
             for name in constants_of(document, slot.name)

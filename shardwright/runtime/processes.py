@@ -48,6 +48,8 @@ from shardwright.runtime.generator import Slices
 from shardwright.runtime.host import Reply
 from shardwright.runtime.launch import Child, end, launch
 from shardwright.runtime.making import Options
+from shardwright.runtime.operators import Sources, sources_for_workers
+from shardwright.runtime.script import end_of_script
 from shardwright.runtime.stall import Place, describe_place, describe_stall
 from shardwright.schedule.slot_steps import constants_of
 from shardwright.schedule.timeline import Event
@@ -105,7 +107,9 @@ class Processes(Backend):
         options: Options,
         modules: Sequence[str],
     ) -> None:
+        end_of_script()
         self._pipeline = pipeline
+        self._modules = modules
         self._loaded: dict[int, Document] = {0: pipeline}
         self._slots = list(pipeline.devices)
         self._timeout = timeout
@@ -117,10 +121,11 @@ class Processes(Backend):
         self._started = threading.Event()
         self._ended = threading.Event()
         self._error: ShardwrightError | None = None
+        sources = sources_for_workers(pipeline, modules)
         self._board_file, self._board = make_board(len(self._slots))
         self._store_file = make_store()
         self._children: list[Child] = []
-        self._start(threads, options, tuple(modules))
+        self._start(threads, options, sources)
 
     def begin(self, call: int, inputs: Slices, finish: Finish, *, pipeline: int = 0) -> Future[Any]:
         """Send every worker its inputs; returns when they are on their way."""
@@ -130,10 +135,11 @@ class Processes(Backend):
         self, call: int, number: int, pipeline: Pipeline, shared: Mapping[str, str]
     ) -> Future[Any]:
         """Send every worker another pipeline."""
+        sources = sources_for_workers(pipeline, self._modules)
         self._loaded[number] = pipeline
         document, directory = pipeline.to_json(), _directory(pipeline)
         held = {slot: _held_constants(pipeline, slot, shared) for slot in self._slots}
-        message = Another(call, number, document, directory, dict(shared))
+        message = Another(call, number, document, directory, dict(shared), sources)
         return self._ask_all(call, None, message, held)
 
     def ask(
@@ -196,7 +202,7 @@ class Processes(Backend):
 
     # --- starting ---------------------------------------------------------------------------
 
-    def _start(self, threads: int, options: Options, modules: tuple[str, ...]) -> None:
+    def _start(self, threads: int, options: Options, sources: Sources) -> None:
         """Start the workers, tell them what to be and wait until all are ready, or end them."""
         try:
             shared = self._board_file.fileno(), self._store_file.fileno()
@@ -210,7 +216,7 @@ class Processes(Backend):
                     where,
                     threads,
                     options.trace,
-                    modules,
+                    sources,
                     options.lookahead,
                 )
                 self._send(child, start, _held_constants(self._pipeline, slot, ()))

@@ -16,7 +16,7 @@ from shardwright.pipeline import Pipeline, check
 from shardwright.runtime.backend import Backend
 from shardwright.runtime.in_process import InProcess
 from shardwright.runtime.making import Options
-from shardwright.runtime.operators import load_operators, modules_for_workers
+from shardwright.runtime.operators import load_operators
 from shardwright.runtime.processes import Processes
 from shardwright.runtime.slot import torch_device
 from shardwright.runtime.torchrun import Rank, is_torchrun, outputs_on_first_slot
@@ -78,7 +78,7 @@ class Start:
             timeout=timeout,
             threads=threads,
             options=options,
-            modules=modules_for_workers(pipeline, self.modules),
+            modules=self.modules,
         )
 
 

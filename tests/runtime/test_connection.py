@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from shardwright.ir.dtypes import DTYPES, torch_dtype
 from shardwright.runtime.connection import Begin, Connection, Done, Failed, Start, Stop
+from shardwright.runtime.operators import Sources
+from shardwright.runtime.script import Script
 from shardwright.schedule.timeline import Event
 from tests.comm.cases import same
 
@@ -28,7 +30,7 @@ def ends() -> Iterator[Ends]:
 @pytest.mark.parametrize(
     "message",
     [
-        Start(1, b"{}", None, 1, True, ("a.b",), 1),
+        Start(1, b"{}", None, 1, True, Sources(("a.b",), Script("a.py", "", ("a", "b"))), 1),
         Begin(7),
         Stop(),
         Done(7, [Event("d0", 0, 7, "t", "compute", 0.5, 1.5)]),
