@@ -107,7 +107,7 @@ def test_train_goes_on_where_it_stopped(folder: Path) -> None:
 def test_train_says_what_is_wrong_in_one_line(folder: Path) -> None:
     result = invoke()
     assert result.exit_code == 1
-    assert "say how long to train: epochs= or steps=" in result.stderr
+    assert "say how long to train: --epochs or --steps" in result.stderr
     result = invoke("--steps", 1, "--mesh", "pipeline=2", "--schedule", "slow")
     assert result.exit_code == 1
     assert "slow" in result.stderr
