@@ -281,7 +281,7 @@ class Attends(nn.Module):
 
 
 def test_what_is_lowered_depends_on_the_kind_of_the_slot_alone() -> None:
-    """On a GPU attention is one call, which chooses there, and no chain is: it has no kernel."""
+    """On a GPU attention is one call as well, but no chain is: it has no kernel there."""
     graph = sw.capture(Attends(), (torch.randn(2, 4, 16, 8, dtype=torch.bfloat16),))
     pipeline = sw.build(graph, sw.plan(graph, devices=1))
     found = {}
@@ -296,6 +296,6 @@ def test_what_is_lowered_depends_on_the_kind_of_the_slot_alone() -> None:
         numbers = {kind.id: kind.name for kind in BY_NAME.values()}
         found[kind] = [numbers[call["kind"]] for call in calls]
     assert found["cpu"][:2] == ["attention", "chain"]
-    assert found["cuda"][0] == "generic"
+    assert found["cuda"][0] == "attention"
     assert "chain" not in found["cuda"]
     assert "bmm" not in found["cuda"]

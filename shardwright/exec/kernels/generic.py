@@ -20,11 +20,7 @@ from shardwright.exec.kernels.kernel import Closure, Kernel, Tensors, present
 from shardwright.ir.attributes import from_json
 from shardwright.ir.operators import flatten_results, resolve, substitute
 from shardwright.ir.strided import callable_of
-from shardwright.ir.torch_internals import OpOverload, operator_of, overload_of, schema_of
-
-_RESIZING = {"aten.mse_loss.default"}
-"""Operators whose ``out=`` takes other memory than it is given."""
-
+from shardwright.ir.torch_internals import OpOverload, operator_of, schema_of
 
 _OF_IMAGES = {
     "avg_pool2d",
@@ -40,17 +36,49 @@ def _generic(attrs: Mapping[str, Any], ins: Tensors, outs: Tensors) -> Closure:
     device = next((tensor.device for tensor in present((*ins, *outs))), torch.device("cpu"))
     args = [_filled(item, ins, device) for item in given]
     kwargs = {key: _filled(item, ins, device) for key, item in named.items()}
-    writer = out_overload(overload)
+    writer, function = out_overload(overload), callable_of(overload)
     if writer is None or None in outs or len(outs) != len(writer[1]) or not _fit(overload, outs):
-        function = callable_of(overload)
         return lambda: _store_flat(function(*args, **kwargs), outs)
     form, names = writer
-    kwargs |= dict(zip(names, outs, strict=True))
-    return lambda: form(*args, **kwargs)
+    written = dict(zip(names, outs, strict=True))
+    keeps: bool | None = None
+
+    def run() -> None:
+        """By ``out=``, unless a first run, on memory of its own, resizes what it is given.
+
+        A loss does so that is reduced in the end: it would write over what lies behind its result.
+        """
+        nonlocal keeps
+        if keeps:
+            form(*args, **kwargs, **written)
+            return
+        if keeps is None:
+            trial = {
+                name: torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device=device)
+                for name, out in zip(names, present(outs), strict=True)
+            }
+            before = [*map(_lies, trial.values())]
+            form(*args, **kwargs, **trial)
+            keeps = before == [*map(_lies, trial.values())]
+            if keeps:
+                return _store_flat([*trial.values()], outs)
+        _store_flat(function(*args, **kwargs), outs)
+
+    return run
+
+
+def _lies(tensor: torch.Tensor) -> tuple[object, ...]:
+    """Where a tensor lies, and how much memory is behind it."""
+    memory = tensor.untyped_storage()
+    return memory.data_ptr(), memory.nbytes(), tensor.shape, tensor.stride()
 
 
 def _fit(overload: OpOverload, outs: Tensors) -> bool:
     """Whether the overload with ``out=`` honours the strides of these outputs."""
+    if (
+        torch.Tag.nondeterministic_seeded in overload.tags
+    ):  # which would draw twice at its first run
+        return False
     if torch.Tag.pointwise in overload.tags:
         return True
     images = operator_of(overload) in _OF_IMAGES
@@ -79,8 +107,14 @@ def _filled(argument: Any, ins: Tensors, device: torch.device) -> Any:
 def _store_flat(made: Any, outs: Tensors) -> None:
     """Copies results, of which some may be no tensors, to the outputs."""
     for tensor, out in zip(flatten_results(made), outs, strict=True):
-        if out is not None:
-            out.copy_(tensor)
+        if out is None:
+            continue
+        if tensor.shape != out.shape:
+            raise ExecError(
+                f"an operator made {list(tensor.shape)} where its graph says {list(out.shape)}; "
+                "its values are not as its operands ask for. Lower the pipeline again, or report it"
+            )
+        out.copy_(tensor)
 
 
 @cache
@@ -91,8 +125,7 @@ def out_overload(overload: OpOverload) -> tuple[OpOverload, tuple[str, ...]] | N
     """
     ours = [(a.name, str(a.type)) for a in schema_of(overload).arguments]
     packet = getattr(getattr(torch.ops, overload.namespace), operator_of(overload))
-    name = f"{overload.namespace}.{operator_of(overload)}.{overload_of(overload)}"
-    if name in _RESIZING or any("List" in str(item.type) for item in schema_of(overload).returns):
+    if any("List" in str(item.type) for item in schema_of(overload).returns):
         return None
     for other in packet.overloads():
         form = getattr(packet, other)

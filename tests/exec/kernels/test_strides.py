@@ -292,9 +292,13 @@ OPERATORS: Mapping[str, tuple[Any, ...]] = {
         1,
     ),
     "aten.nll_loss_forward.default": (f(4, 5), index(5, 4), None, 0, -100),
-    "aten.binary_cross_entropy.default": (P / 9, P / 9, None, 0),
-    "aten.huber_loss.default": (f(*X), f(*X), 0),
-    "aten.smooth_l1_loss.default": (f(*X), f(*X), 0),
+    "aten.huber_loss.default": (f(*X), f(*X), 1),
+    "aten.smooth_l1_loss.default": (f(*X), f(*X), 1),
+    "aten.mse_loss.default": (f(*X), f(*X), 1),
+    "aten.binary_cross_entropy.default": (P / 9, P / 9, None, 2),
+    "aten.soft_margin_loss.default": (f(*X), f(*X), 1),
+    "aten.multi_margin_loss.default": (f(4, 5), index(5, 4)),
+    "aten.nll_loss2d_forward.default": (f(2, 5, 3, 4), index(5, 2, 3, 4), None, 1, -100),
     "aten.searchsorted.Tensor": (f(3, 9).sort()[0], f(3, 4)),
     "aten.bucketize.Tensor": (f(3, 4), f(9).sort()[0]),
     "aten.bitwise_and.Tensor": (index(9, 3, 4), index(9, 3, 4)),
@@ -339,7 +343,11 @@ def test_an_operator_of_torch_writes_where_the_strides_say(op: str) -> None:
                 else outputs(torch.zeros_like(t, memory_format=torch.contiguous_format))
                 for t in expected
             ]
-            bind_torch("generic", attrs, [inputs(t) for t in given], made)()
+            before = [None if t is None else (t.data_ptr(), t.stride()) for t in made]
+            run = bind_torch("generic", attrs, [inputs(t) for t in given], made)
+            run()
+            run()
+            assert before == [None if t is None else (t.data_ptr(), t.stride()) for t in made]
             for k, (found, wanted) in enumerate(zip(made, expected, strict=True)):
                 if found is not None and wanted is not None:
                     close = torch.allclose(found, wanted, rtol=1e-4, atol=1e-5)

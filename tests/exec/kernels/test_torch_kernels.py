@@ -158,7 +158,6 @@ def test_operators_with_a_kernel_that_writes(op, names):
         "aten.native_layer_norm.default",
         "aten.convolution.default",
         "aten.ones_like.default",
-        "aten.mse_loss.default",
         "aten._foreach_add.Scalar",
     ],
 )
