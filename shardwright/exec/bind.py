@@ -73,7 +73,7 @@ class Binder:
         graph = _optimized(prepared.graph, replaying, self.device)
         plan = plan_graph(graph, fixed=_fixed(graph, replaying))
         executor = Executor(plan, device=self.device, threads=self.threads)
-        self._arena.lend(executor.memory, plan.arena_bytes)
+        self._arena.lend(executor.memory, executor.plan.memory_bytes)
         folds = any(value.id not in prepared.graph.tensors for value in graph.stored())
         copies = any(value.role in replaying.copy_roles for value in graph.stored())
         stored = self._copies.contents(graph, replaying)

@@ -20,6 +20,7 @@ from functools import cached_property
 from typing import Literal
 
 from shardwright.errors import ExecError
+from shardwright.exec.arena import align
 from shardwright.exec.inplace import Sharer
 from shardwright.exec.keeping import copy_back, keep_results
 from shardwright.exec.layouts import meet_layouts
@@ -55,6 +56,9 @@ class ExecPlan:
         For each call in turn its stream: 0, unless it runs beside others.
     waits
         For each call in turn the places of calls on other streams that it waits for.
+    work_bytes
+        What kernels work in beside the values, behind them in the arena: known when calls are
+        bound to kernels.
     """
 
     lowered: LoweredGraph
@@ -67,11 +71,22 @@ class ExecPlan:
     order: tuple[int, ...]
     streams: tuple[int, ...]
     waits: tuple[tuple[int, ...], ...]
+    work_bytes: int = 0
 
     @property
     def arena_bytes(self) -> int:
-        """The size of the arena."""
+        """What values take in the arena."""
         return self.buffers[ARENA].nbytes
+
+    @property
+    def work_at(self) -> int:
+        """Where in the arena kernels work."""
+        return align(self.arena_bytes)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The size of the arena: values, and what kernels work in."""
+        return self.work_at + self.work_bytes if self.work_bytes else self.arena_bytes
 
     @cached_property
     def calls(self) -> tuple[LoweredOp, ...]:

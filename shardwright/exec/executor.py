@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -43,14 +44,17 @@ class Executor:
         threads: int | None = None,
         native: bool = True,
     ) -> None:
-        self.plan = plan
         self.device = torch.device(device)
         self.threads = threads
-        self.memory = Memory(plan, self.device)
-        self.feeds = Feeds(plan, self.memory)
         library = self._library() if native else None
         bound = bind_segments(plan, library)
         self.segments: tuple[Segment, ...] = bound.segments
+        worked = (s.work_bytes for s in bound.segments if isinstance(s, NativeSegment))
+        if work_bytes := max(worked, default=0):
+            plan = replace(plan, work_bytes=work_bytes)
+        self.plan = plan
+        self.memory = Memory(plan, self.device)
+        self.feeds = Feeds(plan, self.memory)
         self.refused: Mapping[int, str] = bound.refused
         """Why calls are torch's, by call number."""
         self._has_torch = any(isinstance(segment, TorchSegment) for segment in self.segments)

@@ -26,7 +26,7 @@ class Memory(Mapping[int, torch.Tensor]):
     def __init__(self, plan: ExecPlan, device: torch.device) -> None:
         self._plan = plan
         self.device = device
-        arena = torch.empty(max(plan.arena_bytes, 1), dtype=torch.uint8, device=device)
+        arena = torch.empty(max(plan.memory_bytes, 1), dtype=torch.uint8, device=device)
         self._held: list[torch.Tensor | None] = [arena, *[None] * (len(plan.buffers) - 1)]
         self._slots: dict[int, torch.Tensor] = {}
         self._members: dict[int, list[int]] = {}

@@ -33,6 +33,8 @@ def _lines(plan: ExecPlan) -> Iterator[str]:
     kinds = Counter(buffer.kind for buffer in plan.buffers[1:])
     external = "".join(f", {count} {kind}" for kind, count in kinds.items())
     arena = f"arena {format_bytes(plan.arena_bytes)} (peak {format_bytes(plan.peak_bytes)})"
+    if plan.work_bytes:
+        arena += f" and {format_bytes(plan.work_bytes)} to work in"
     moved = plan.moved
     calls = f"{count_text(len(plan.calls), 'call')} on {_streams(plan)}"
     later = f", {len(moved)} later" if moved else ""

@@ -31,11 +31,16 @@ from shardwright.exec.native.library import Bound, Library, Operand, Program
 class NativeSegment:
     """Native calls that follow one another; ``first`` is the number of the first call."""
 
-    def __init__(self, library: Library, first: int, bounds: Sequence[Bound]) -> None:
+    def __init__(self, library: Library, first: int, bounds: Sequence[Bound], work_at: int) -> None:
         self.first = first
         self.count = len(bounds)
         self.bounds = tuple(bounds)
-        self._program: Program = library.program(bounds)
+        self._program: Program = library.program(bounds, work_at)
+
+    @property
+    def work_bytes(self) -> int:
+        """How much memory its calls work in, behind the plan's values in the arena."""
+        return self._program.work_bytes
 
     def run(self, memory: Memory, threads: int, log: CallLog | None = None) -> None:
         """All its calls, by one call of C."""
@@ -121,7 +126,7 @@ def bind_segments(plan: ExecPlan, library: Library | None) -> Segments:
         numbers = list(group)
         if native and library is not None:
             calls = [item for k in numbers if (item := bound[k]) is not None]
-            segments.append(NativeSegment(library, numbers[0], calls))
+            segments.append(NativeSegment(library, numbers[0], calls, plan.work_at))
         else:
             ops = [plan.calls[k] for k in numbers]
             segments.append(TorchSegment(plan, numbers[0], ops))

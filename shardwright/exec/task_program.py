@@ -58,10 +58,10 @@ class TaskProgram:
         threads: int | None = None,
         record: Record | None = None,
     ) -> None:
-        self.plan = plan
         self._executor = Executor(plan, device=device, threads=threads, native=record is None)
+        self.plan = plan = self._executor.plan
         memory = self._executor.memory
-        arena.lend(memory, plan.arena_bytes)
+        arena.lend(memory, plan.memory_bytes)
         lowered = plan.lowered
         self._names = [lowered.values[vid].name for vid in lowered.inputs]
         buffers = {buffer.vid: k for k, buffer in enumerate(plan.buffers)}

@@ -151,7 +151,7 @@ def _needs(run: Run, peak: Peak) -> tuple[int, int]:
     """The temporary and the kept bytes of a program whose run took so much."""
     temporary = peak.most - peak.left
     if isinstance(run, TaskProgram):
-        return temporary + run.plan.arena_bytes, run.kept_bytes
+        return temporary + run.plan.memory_bytes, run.kept_bytes
     return temporary, 0
 
 

@@ -246,7 +246,9 @@ def test_a_call_that_moves_what_it_writes_to_is_found_out(op):
     (made,) = lowered.outputs
     values = {**lowered.values, made: replace(lowered.values[made], shape=(3, 2))}
     executor = Executor(make_exec_plan(replace(lowered, values=values)), native=False)
-    with pytest.raises(ExecError, match=r"call 0, .*moved.*\[3, 2\].*became \[2, 3\]"):
+    with pytest.raises(
+        ExecError, match=r"moved.*\[3, 2\].*became \[2, 3\]|made \[2, 3\] where .* says \[3, 2\]"
+    ):
         executor.run({"x": f64(2, 3)})
 
 

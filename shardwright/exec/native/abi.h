@@ -3,7 +3,7 @@
 //
 // A program is an array of calls. Memory comes as an array of base addresses at each run (the
 // arena, then one a feed or a stored tensor), so that a program is bound once and runs on any
-// addresses, from several threads at once.
+// addresses; runs of one program from several threads wait for one another.
 #pragma once
 
 #include <cstddef>
@@ -65,11 +65,13 @@ struct CallSpec {
 };
 
 struct Context {
-    int threads;  // how many threads this run may use
+    int threads;           // how many threads this run may use
+    char* work = nullptr;  // as many bytes as the largest call of the program works in, or null
 };
 
 // Memory of the calling thread, 64-byte aligned, for the time of one `run`: what is in it is lost
-// at the next call of `scratch` in the same thread. It grows at the first run that needs more, so
+// at the next call of `scratch` in the same thread. For little: what grows with the operands is
+// asked for by `work_bytes`, and part of the plan. It grows at the first run that needs more, so
 // that later runs allocate nothing; in a parallel region each thread asks for its own.
 char* scratch(size_t bytes);
 
@@ -83,6 +85,8 @@ struct Call {
     // Once after binding, before the first run, and again when static contents were replaced;
     // data[i] is given for static operands, nullptr for others.
     virtual void prepare(char* const* /*data*/, Context& /*context*/) {}
+    // Bytes of `Context::work` that a run needs.
+    virtual int64_t work_bytes() const { return 0; }
 
     const Operand& in(int i) const { return spec.operands[i]; }
     const Operand& out(int i) const { return spec.operands[spec.n_in + i]; }

@@ -47,7 +47,7 @@ template <class T> struct Direct : Convolution<T> {
         return g.groups * g.template panels_a_group<T>() * g.depth() * WIDTH<T>;
     }
     void pack_weights(const T* w, T* to) const override { pack(w, this->in(1), g, to); }
-    int64_t work_bytes() const override {
+    int64_t room() const override {
         return (copies() ? piece<T>(frame().numel(g.b)) : 0) + piece<int64_t>(g.kh * g.kw);
     }
 
@@ -119,7 +119,7 @@ template <class T> struct Gathered : Direct<T> {
         int64_t blocks = (g.pixels() + most - 1) / most;
         return (g.pixels() + blocks - 1) / blocks;
     }
-    int64_t work_bytes() const override {
+    int64_t room() const override {
         return in_place() ? 0 : piece<T>(block() * g.depth());
     }
 
@@ -204,7 +204,7 @@ template <class T, int M> struct Winograd : Convolution<T> {
     int64_t m_step() const { return block() * width() + 64 / sizeof(T); }
 
     int64_t packed_count() const override { return PLACES * width() * g.c; }
-    int64_t work_bytes() const override {
+    int64_t room() const override {
         return piece<T>(g.c) + piece<T>(PLACES * v_step()) + piece<T>(PLACES * m_step());
     }
 
@@ -237,7 +237,7 @@ template <class T, int M> struct Winograd : Convolution<T> {
             multiply(v, weights, m, count, thread, threads);
 #pragma omp barrier
             for (int64_t i = mine.begin; i < mine.end; i++)
-                untransform(m + i * width(), first + i, epilogue, y);
+                untransform(x, m + i * width(), first + i, epilogue, y);
         }
     }
 
@@ -262,13 +262,44 @@ template <class T, int M> struct Winograd : Convolution<T> {
         }
     }
 
-    void untransform(const T* m, int64_t tile, const Epilogue<T>& epilogue, T* y) const {
+    // A tile that an infinity or a NaN has spoilt is made again, a sum at a time.
+    void untransform(const T* x, const T* m, int64_t tile, const Epilogue<T>& epilogue,
+                     T* y) const {
         const int64_t b = tile / (down() * across()), row = tile / across() % down() * M;
-        const int64_t column = tile % across() * M;
-        winograd::gather<M, T>(m, m_step(), g.oc, epilogue, (b * g.oh + row) * g.ow + column, g.ow,
-                               int(std::min<int64_t>(M, g.oh - row)),
-                               int(std::min<int64_t>(M, g.ow - column)), y,
-                               pixel_step(this->out(0)));
+        const int64_t column = tile % across() * M, y_step = pixel_step(this->out(0));
+        const int64_t pixel = (b * g.oh + row) * g.ow + column;
+        const int rows = int(std::min<int64_t>(M, g.oh - row));
+        const int columns = int(std::min<int64_t>(M, g.ow - column));
+        const int64_t done = winograd::gather<M, T>(m, m_step(), g.oc, epilogue, pixel, g.ow, rows,
+                                                    columns, y, y_step);
+        for (int i = 0; done < g.oc && i < rows; i++)
+            for (int j = 0; j < columns; j++) {
+                const int64_t at = pixel + i * g.ow + j;
+                plainly(x + b * steps_of(this->in(0)).b, row + i, column + j, done,
+                        epilogue.at(at, 0), y + at * y_step);
+            }
+    }
+
+    // One pixel of the result, from channel o on.
+    void plainly(const T* x, int64_t row, int64_t column, int64_t o, const Epilogue<T>& epilogue,
+                 T* y) const {
+        constexpr int L = LANES<T>;
+        const Steps steps = steps_of(this->in(0));
+        const int64_t* w_steps = this->in(1).strides;
+        for (; o < g.oc; o += L) {
+            panels::Vector<T> sum{};
+            for (int64_t k = 0; k < 9; k++) {
+                const int64_t h = row - g.ph + k / 3, w = column - g.pw + k % 3;
+                if (h < 0 || h >= g.h || w < 0 || w >= g.w) continue;
+                const T* from = x + h * steps.h + w * steps.w;
+                const T* weights = this->given + o * w_steps[0] + k / 3 * w_steps[2] +
+                                   k % 3 * w_steps[3];
+                for (int64_t c = 0; c < g.c; c++, weights += w_steps[1])
+                    for (int l = 0; l < L; l++) sum[l] += from[c] * weights[l * w_steps[0]];
+            }
+            const Epilogue<T> here = epilogue.at(0, o);
+            panels::store(y + o, here.apply(sum, 0, here.residual));
+        }
     }
 };
 

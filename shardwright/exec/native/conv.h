@@ -151,18 +151,23 @@ template <class T> int64_t piece(int64_t count) { return up(count * sizeof(T), 6
 // A convolution of one dtype; ways derive from it.
 template <class T> struct Convolution : Call {
     Geometry g;
-    Packed<T> stored;  // packed weights, where they are static
+    Packed<T> stored;         // packed weights, where they are static
+    const T* given = nullptr;  // weights as they lie, while it runs
 
     explicit Convolution(const Geometry& geometry) : g(geometry) {}
 
     bool is_static() const { return in(1).flags & STATIC; }
     virtual int64_t packed_count() const = 0;
     virtual void pack_weights(const T* w, T* to) const = 0;
-    virtual int64_t work_bytes() const = 0;  // scratch, but for bias and weights
+    virtual int64_t room() const = 0;  // bytes to work in, but for bias and weights
     virtual void convolve(const T* x, const T* weights, const Epilogue<T>& epilogue, T* y,
                           Pieces pieces, int thread, int threads) const = 0;
 
     int64_t bias_width() const { return g.panels_a_group<T>() * WIDTH<T>; }
+    int64_t work_bytes() const override {
+        return piece<T>(g.groups * bias_width()) + (is_static() ? 0 : piece<T>(packed_count())) +
+               room();
+    }
 
     void prepare(char* const* data, Context&) override {
         if (!data[1]) return;
@@ -172,8 +177,8 @@ template <class T> struct Convolution : Call {
 
     void run(char* const* data, Context& context) override {
         const bool fixed = stored.at != nullptr;
-        Pieces pieces{scratch(piece<T>(g.groups * bias_width()) +
-                              (fixed ? 0 : piece<T>(packed_count())) + work_bytes())};
+        Pieces pieces{context.work ? context.work : scratch(work_bytes())};
+        given = rows::as<T>(data[1]);
         Epilogue<T> epilogue;
         epilogue.activation = g.activation;
         epilogue.bias = spread_bias(data[2], pieces.take<T>(g.groups * bias_width()));

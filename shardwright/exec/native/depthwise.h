@@ -21,7 +21,7 @@ template <class T> struct Depthwise : Convolution<T> {
         return g.padded() || channels() != g.c || this->in(0).strides[1] != 1;
     }
     int64_t packed_count() const override { return g.kh * g.kw * channels(); }
-    int64_t work_bytes() const override {
+    int64_t room() const override {
         return piece<T>(channels()) + (copies() ? piece<T>(frame().numel(g.b)) : 0);
     }
 

@@ -108,12 +108,18 @@ class Bound:
 
 
 class Program:
-    """Calls in order, run by one call of C."""
+    """Calls in order, run by one call of C.
 
-    def __init__(self, dll: ctypes.CDLL, bounds: Sequence[Bound]) -> None:
+    work_at
+        Where, in bytes from the first base, there are `work_bytes` that calls may work in, 64-byte
+        aligned; without it they keep memory of their own.
+    """
+
+    def __init__(self, dll: ctypes.CDLL, bounds: Sequence[Bound], work_at: int = -1) -> None:
         self.bounds = tuple(bounds)
         handles = (ctypes.c_void_p * len(bounds))(*(bound.handle for bound in bounds))
-        self._handle = dll.sw_program(handles, len(bounds))
+        self._handle = dll.sw_program(handles, len(bounds), work_at)
+        self.work_bytes: int = dll.sw_work_bytes(self._handle)
         self._run, self._run_logged, self._failure = dll.sw_run, dll.sw_run_logged, dll.sw_failure
         # The bounds stand among the arguments so that none is released before the program.
         weakref.finalize(self, _release_program, dll, self._handle, self.bounds)
@@ -178,9 +184,9 @@ class Library:
         handle = self._dll.sw_bind(ctypes.byref(spec), number, why, len(why))
         return Bound(self._dll, handle) if handle else why.value.decode()
 
-    def program(self, bounds: Sequence[Bound]) -> Program:
+    def program(self, bounds: Sequence[Bound], work_at: int = -1) -> Program:
         """One program of these calls."""
-        return Program(self._dll, bounds)
+        return Program(self._dll, bounds, work_at)
 
 
 def addresses(values: Sequence[int | None]) -> ctypes.Array[ctypes.c_void_p]:
@@ -265,7 +271,8 @@ def _declare(dll: Any) -> None:
         ("sw_bind", pointer, pointer, number, text, long),
         ("sw_release", None, pointer),
         ("sw_prepare", number, pointer, pointer, number),
-        ("sw_program", pointer, pointer, long),
+        ("sw_program", pointer, pointer, long, long),
+        ("sw_work_bytes", long, pointer),
         ("sw_release_program", None, pointer),
         ("sw_run", long, pointer, pointer, number),
         ("sw_run_logged", long, pointer, pointer, number, pointer),

@@ -45,6 +45,7 @@ struct Bound {
 struct Program {
     std::vector<Bound*> calls;
     size_t most_operands = 0;
+    int64_t work_at = -1;  // from the first base; -1 where no memory to work in is given
     std::mutex running;
 };
 
@@ -164,9 +165,11 @@ EXPORT int sw_prepare(void* handle, char* const* bases, int threads) {
     }
 }
 
-EXPORT void* sw_program(void* const* bounds, int64_t count) {
+// `work_at` says where behind the first base there are `sw_work_bytes` to work in, or is -1.
+EXPORT void* sw_program(void* const* bounds, int64_t count, int64_t work_at) {
     try {
         auto program = std::make_unique<Program>();
+        program->work_at = work_at;
         for (int64_t i = 0; i < count; i++) {
             program->calls.push_back(static_cast<Bound*>(bounds[i]));
             program->most_operands =
@@ -176,6 +179,13 @@ EXPORT void* sw_program(void* const* bounds, int64_t count) {
     } catch (const std::exception&) {
         return nullptr;
     }
+}
+
+EXPORT int64_t sw_work_bytes(void* program) {
+    int64_t most = 0;
+    for (Bound* bound : static_cast<Program*>(program)->calls)
+        most = std::max(most, bound->call->work_bytes());
+    return most;
 }
 
 EXPORT void sw_release_program(void* program) { delete static_cast<Program*>(program); }
@@ -194,7 +204,7 @@ static int64_t run_calls(Program* program, char* const* bases, int threads, Log*
     try {
         thread_local std::vector<char*> data;
         if (data.size() < program->most_operands) data.resize(program->most_operands);
-        Context context{threads};
+        Context context{threads, program->work_at < 0 ? nullptr : bases[0] + program->work_at};
         BlasThreads limit(threads);
         for (Bound* bound : program->calls) {
             Clock::time_point begin;

@@ -10,7 +10,8 @@
 // The points of M = 4 are 0, +-sqrt(1/2), +-sqrt(2) and infinity: with them rounding errors are a
 // few times those of the plain sum (1 to 3e-6 of the largest output, for 64 to 256 channels),
 // with the customary 0, +-1, +-2 and infinity four times that. A NaN or an infinity among the inputs
-// makes NaN of every output of its tiles, also of those it does not touch.
+// makes NaN of every output of its tiles, also of those it does not touch: `gather` says so, and
+// such tiles are made again without a transform.
 #pragma once
 
 #include "panels.h"
@@ -128,9 +129,10 @@ template <int M, class T> struct Patch {
     }
 };
 
-// A tile's outputs: as many of M x M as lie inside, from products at distance m_step.
+// A tile's outputs: as many of M x M as lie inside, from products at distance m_step. Gives the
+// channel up to which they were written: none of a vector of which one is not finite.
 template <int M, class T>
-void gather(const T* m, int64_t m_step, int64_t channels, const panels::Epilogue<T>& epilogue,
+int64_t gather(const T* m, int64_t m_step, int64_t channels, const panels::Epilogue<T>& epilogue,
             int64_t pixel, int64_t pixels_a_row, int rows, int columns, T* y, int64_t y_step) {
     constexpr int N = M + 2, L = panels::LANES<T>;
     for (int64_t c = 0; c < channels; c += L) {
@@ -140,15 +142,21 @@ void gather(const T* m, int64_t m_step, int64_t channels, const panels::Epilogue
             for (int i = 0; i < N; i++) d[i * N + j] = panels::load(m + (i * N + j) * m_step + c);
             backward<M, T>(d + j, N);
         }
+        Vector<T> zero{};  // NaN where a sum is not finite
         for (int i = 0; i < rows; i++) {
             backward<M, T>(d + i * N, 1);
+            for (int j = 0; j < columns; j++) zero += T(0) * d[i * N + j];
+        }
+        for (int l = 0; l < L; l++)
+            if (zero[l] != T(0)) return c;
+        for (int i = 0; i < rows; i++)
             for (int j = 0; j < columns; j++) {
                 int64_t at = pixel + i * pixels_a_row + j;
                 panels::Epilogue<T> here = epilogue.at(at, c);
                 panels::store(y + at * y_step + c, here.apply(d[i * N + j], 0, here.residual));
             }
-        }
     }
+    return channels;
 }
 
 }  // namespace shardwright::winograd

@@ -1,15 +1,19 @@
 """Native convolutions against torch's in double precision."""
 
+import gc
 import math
+import weakref
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import shardwright as sw
 from shardwright.errors import ExecError
 from shardwright.exec.kinds import ACTIVATIONS
 from tests.exec.native.calls import native_call
+from tests.exec.steps import assert_close
 
 F32, F64 = torch.float32, torch.float64
 LAST = torch.channels_last
@@ -233,3 +237,41 @@ def test_sizes_of_no_convolution_are_refused(
     added = None if bias is None else torch.zeros(bias)
     with pytest.raises(ExecError, match=said):
         native_call("conv", {**ALONE, **attrs}, [x, torch.zeros(w), added, None], [made])
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("shape", [(1, 64, 16, 16), (2, 128, 9, 7)])
+def test_what_is_not_finite_spoils_what_it_touches_alone(
+    value: float, shape: tuple[int, ...]
+) -> None:
+    """In Winograd's tiles too, whose sums mix it with outputs that it does not touch."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Conv2d(shape[1], 64, 3, padding=1), torch.nn.ReLU()).eval()
+    x = torch.randn(shape)
+    x[0, 3, 4, 5] = x[-1, 1, 0, 0] = value
+    with torch.no_grad():
+        expected = model(x)
+    found = sw.compile(model, x)(x)
+    for of in (torch.isnan, torch.isinf):
+        assert torch.equal(of(found), of(expected))
+    finite = expected.isfinite()
+    assert_close(found[finite], expected[finite], 1e-5)
+
+
+def test_what_a_convolution_works_in_is_part_of_the_plan_and_given_back() -> None:
+    model = torch.nn.Conv2d(16, 16, 5, padding=2).eval()
+    x = torch.randn(4, 16, 20, 20)
+    program = sw.compile(model, x)
+    plan = program.plan
+    assert plan.work_bytes >= 4 * 16 * 24 * 24 * 4
+    assert " KB to work in" in str(plan).splitlines()[0]
+    assert plan.memory_bytes >= plan.arena_bytes + plan.work_bytes
+    memory = program._latest.bound.executor.memory  # type: ignore[union-attr, attr-defined]
+    arena = memory.held(0)
+    assert arena.nbytes >= plan.memory_bytes
+    with torch.no_grad():
+        assert_close(program(x), model(x), 1e-5)
+    given_back = weakref.ref(arena)
+    del program, memory, arena
+    gc.collect()
+    assert given_back() is None
