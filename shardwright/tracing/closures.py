@@ -27,6 +27,7 @@ from shardwright.tracing.failures import is_of_program
 _LIBRARIES = tuple(
     sysconfig.get_path(name) + "/" for name in ("stdlib", "platstdlib", "purelib", "platlib")
 )
+_INSTALLED = ("/site-packages/", "/dist-packages/")  # of whatever environment is on the path
 _PLAIN = {type(None), bool, int, float, complex, str, bytes}
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _OF_TORCH = (nn.Module, torch.Tensor)
@@ -182,7 +183,8 @@ def _attributes(item: Any) -> dict[str, Any]:
 
 def _is_users(file: str) -> bool:
     """Whether a function may be one of the program's own rather than a library's."""
-    return is_of_program(file) and not file.startswith(_LIBRARIES)
+    installed = file.startswith(_LIBRARIES) or any(part in file for part in _INSTALLED)
+    return is_of_program(file) and not installed
 
 
 def _outermost(modules: dict[str, nn.Module]) -> dict[str, nn.Module]:
