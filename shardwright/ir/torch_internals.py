@@ -26,11 +26,14 @@ from torch._library.simple_registry import singleton
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules.transformer import _detect_is_causal_mask
+from torch.nn.utils import clip_grad_norm_
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 __all__ = [
+    "BEGINS_RANGE",
     "DETECTS_CAUSAL_MASK",
     "MODULE_CALL",
+    "NO_GRAD_WRAPPER",
     "SET_GRAD_ENABLED",
     "FakeTensor",
     "FakeTensorMode",
@@ -128,6 +131,14 @@ MODULE_CALL = nn.Module._call_impl.__code__
 
 SET_GRAD_ENABLED = torch._C._set_grad_enabled
 """What `torch.no_grad` and its like call, as function modes see it."""
+
+NO_GRAD_WRAPPER = clip_grad_norm_.__code__
+"""The code of what stands around `clip_grad_norm_` and its like: ``f_locals`` of its frames are
+``func``, the function itself, and its ``args`` and ``kwargs``."""
+
+BEGINS_RANGE = torch.ops.profiler._record_function_enter_new
+"""What a range of the profiler calls with its name; an optimizer's are ``Optimizer.step#Adam...``
+and ``Optimizer.zero_grad#Adam...``."""
 
 DETECTS_CAUSAL_MASK = _detect_is_causal_mask.__code__
 """The code by which `nn.Transformer` looks whether the mask that it is given is a causal one."""

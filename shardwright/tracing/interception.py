@@ -1,4 +1,4 @@
-"""Functions, methods and attributes replaced for the time of a block.
+"""Functions of torch replaced in one thread, and attributes of objects, for the time of a block.
 
 What always holds: everything is as before when the block ends, however it ends.
 """
@@ -58,32 +58,6 @@ def replaced_attribute(owner: Any, name: str, replacement: Any) -> Iterator[None
             delattr(owner, name)
         else:
             setattr(owner, name, before)
-
-
-@contextmanager
-def replaced_method(owner: type, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
-    """A method of a class replaced for all its objects."""
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return replacement(self, *args, **kwargs)
-
-    with replaced_attribute(owner, name, method):
-        yield
-
-
-@contextmanager
-def replaced_function(function: Any, replacement: Callable[..., Any]) -> Iterator[None]:
-    """A decorated function of torch replaced wherever it was imported to.
-
-    The decorator's wrapper calls what it wraps through a cell, which is the one place to change.
-    """
-    wrapped = function.__wrapped__
-    (cell,) = (cell for cell in function.__closure__ if cell.cell_contents is wrapped)
-    cell.cell_contents = replacement
-    try:
-        yield
-    finally:
-        cell.cell_contents = wrapped
 
 
 _ABSENT = object()

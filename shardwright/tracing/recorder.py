@@ -16,21 +16,16 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.torch_internals import BEGINS_RANGE
 from shardwright.ir.values import IRValue
 from shardwright.tracing.active import LiveGraph, tracing
+from shardwright.tracing.clipping import Clipping
 from shardwright.tracing.closures import Closure
-from shardwright.tracing.interception import (
-    Replacing,
-    replaced_attribute,
-    replaced_function,
-    replaced_method,
-)
+from shardwright.tracing.interception import Replacing, replaced_attribute
 from shardwright.tracing.marks import MARK, Backward, Clip, Own, Record, Update, ZeroGrad
 from shardwright.tracing.optimizers import Group, groups_of
 from shardwright.tracing.origins import refuse_here
@@ -64,20 +59,18 @@ class Recorder:
         with ExitStack() as stack:
             for replacement in self._replaced():
                 stack.enter_context(replacement)
-            guard = register_optimizer_step_pre_hook(self._unknown_optimizer)
-            stack.callback(guard.remove)
             stack.enter_context(tracing(LiveGraph("step", self._own_marker)))
             stack.enter_context(Replacing(self._functions(), self.parameters.stand_in))
             yield
         self.parameters.end()
 
     def _replaced(self) -> Iterator[Any]:
-        """Replacements of what torch offers no other hold of."""
-        yield replaced_method(Optimizer, "zero_grad", self._zero_optimizer)
-        yield replaced_method(nn.Module, "zero_grad", self._zero_module)
-        yield replaced_function(clip_grad_norm_, self._clip_norm)
-        yield replaced_function(clip_grad_value_, self._clip_value)
+        """Replacements in the objects that the step closes over."""
+        for module in self.model.modules():
+            yield replaced_attribute(module, "zero_grad", partial(self._zero_module, module))
         for name, optimizer in self._closure.optimizers.items():
+            zero = partial(self._zero_optimizer, optimizer)
+            yield replaced_attribute(optimizer, "zero_grad", zero)
             yield replaced_attribute(optimizer, "step", partial(self._step, name, optimizer))
         for scheduler in self._closure.schedulers.values():
             yield replaced_attribute(scheduler, "step", partial(self._schedule, scheduler))
@@ -92,10 +85,11 @@ class Recorder:
         return {
             torch.Tensor.backward: self._backward,
             torch.autograd.backward: self._backward_of_several,
-            gradient.__get__: self.parameters.get_gradient,
             gradient.__set__: self.parameters.set_gradient,
             gradient.__delete__: self.parameters.set_gradient,
             data.__get__: lambda tensor, *_: self.parameters.stand_in(tensor).detach(),
+            BEGINS_RANGE: self._begin_range,
+            **Clipping(self.parameters, self._clip_norm, self._clip_value).functions(),
             **{function: _refusing(advice) for function, advice in _REFUSED.items()},
             **{function: partial(_number, function) for function in _NUMBERS},
         }
@@ -161,30 +155,20 @@ class Recorder:
         self.parameters.clear(names, set_to_none=set_to_none)
 
     def _clip_norm(
-        self,
-        parameters: Any,
-        max_norm: float,
-        norm_type: float = 2.0,
-        error_if_nonfinite: bool = False,
-        foreach: bool | None = None,
+        self, parameters: Sequence[torch.Tensor], max_norm: float, norm_type: float
     ) -> torch.Tensor:
-        if error_if_nonfinite:
-            raise refuse_here(
-                "clip_grad_norm_(error_if_nonfinite=True) looks at the norm's contents, of which "
-                "there are none while a graph is made; leave it out"
-            )
-        names = self.parameters.asked(self.parameters.names_of(_listed(parameters)))
+        names = self.parameters.asked(self.parameters.names_of(parameters))
         if not names:
             return torch.tensor(0.0)
         gradients = self.parameters.gradients(names)
         norm = torch.empty((), dtype=_common_dtype(gradients), device=gradients[0].device)
-        attrs = {"max_norm": float(max_norm), "norm_type": float(norm_type)}
+        attrs = {"max_norm": max_norm, "norm_type": norm_type}
         return self._mark(Clip("clip_grad_norm", tuple(names), attrs), gradients, [norm])[0]
 
-    def _clip_value(self, parameters: Any, clip_value: float, foreach: bool | None = None) -> None:
-        names = self.parameters.asked(self.parameters.names_of(_listed(parameters)))
+    def _clip_value(self, parameters: Sequence[torch.Tensor], clip_value: float) -> None:
+        names = self.parameters.asked(self.parameters.names_of(parameters))
         if names:
-            record = Clip("clip_grad_value", tuple(names), {"clip_value": float(clip_value)})
+            record = Clip("clip_grad_value", tuple(names), {"clip_value": clip_value})
             self._mark(record, self.parameters.gradients(names))
 
     # --- optimizers and schedulers ----------------------------------------------------------
@@ -225,12 +209,16 @@ class Recorder:
             )
         self.scheduled.append(scheduler)
 
-    def _unknown_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
-        raise refuse_here(
-            f"the step calls a {type(optimizer).__qualname__} that it holds in no variable of its "
-            "own, of its closure or of its module; make the optimizer before the step, and let the "
-            "step name it"
-        )
+    def _begin_range(self, name: str, *args: Any) -> Any:
+        """A range of the profiler; one of an optimizer's is of one that the closure has not."""
+        if name.startswith("Optimizer."):
+            optimizer = name.partition("#")[2].partition(".")[0]
+            raise refuse_here(
+                f"the step calls a {optimizer} that it holds in no variable of its own, of its "
+                "closure or of its module; make the optimizer before the step, and let the step "
+                "name it"
+            )
+        return BEGINS_RANGE(name, *args)
 
     # --- what the program writes itself -----------------------------------------------------
 

@@ -42,6 +42,10 @@ class StepParameters:
         """Take up the stand-ins, which are in place by now."""
         self._stand_ins = dict(self._model.stand_ins())
         self._names |= {id(tensor): name for name, tensor in self._stand_ins.items()}
+        with without_torch_function():
+            for stand_in in self._stand_ins.values():
+                if stand_in.requires_grad:
+                    stand_in.register_post_accumulate_grad_hook(_refuse_unseen_backward)
 
     def end(self) -> None:
         """Find out what is left. Raises CaptureError where the next step would go otherwise."""
@@ -144,6 +148,13 @@ class StepParameters:
             self._first.setdefault(name, "replaced")
             if set_to_none:
                 self._stand_ins[name].grad = None
+
+
+def _refuse_unseen_backward(parameter: torch.Tensor) -> None:
+    raise refuse_here(
+        "gradients are computed in a way that is not recorded, such as torch.autograd.backward of "
+        "several tensors; add the losses up first, and call backward() of the sum"
+    )
 
 
 _ANOTHER_PATH = (
