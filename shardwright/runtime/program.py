@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.errors import InputError
+from shardwright.errors import CaptureError, InputError
 from shardwright.ir import IRGraph
 from shardwright.ir.structure import Call, describe_arguments, rebuild_call
 from shardwright.runtime.loading import Batch
 from shardwright.tracing import CapturedStep, capture_step
 from shardwright.tracing.closures import find_closure
+from shardwright.tracing.step import updates_parameters
 from shardwright.tracing.step_model import StepModel
 
 DRAWS = "rng"
@@ -46,6 +47,12 @@ class Program:
         call = first_microbatch(step_fn, batch, microbatches)
         self.captured: CapturedStep = capture_step(step_fn, call.args, call.kwargs, seed=seed)
         self.graph: IRGraph = self.captured.graph
+        if not updates_parameters(self.graph):
+            raise CaptureError(
+                "the step changes no parameter, so that there is nothing to train: compute a loss, "
+                "call its backward() and then the step() of an optimizer that the step function "
+                "closes over"
+            )
         self.model = _state_dict(step_fn)
         held = {name for value in self.graph.stored() for name in value.names}
         self.rest = {

@@ -38,6 +38,8 @@ class Closure:
     """The objects found, by name.
 
     ``mutable`` are all containers and plain objects on the way, ``functions`` the program's own.
+    ``own`` are the names of those of ``mutable`` that are no part of a module, an optimizer or a
+    scheduler, by id.
     """
 
     modules: dict[str, nn.Module] = field(default_factory=dict)
@@ -47,6 +49,7 @@ class Closure:
     scalers: dict[str, torch.amp.GradScaler] = field(default_factory=dict)
     mutable: list[Any] = field(default_factory=list)
     functions: list[types.FunctionType] = field(default_factory=list)
+    own: dict[int, str] = field(default_factory=dict)
 
 
 _KINDS: tuple[tuple[type, str], ...] = (
@@ -62,9 +65,9 @@ def find_closure(function: Callable[..., Any]) -> Closure:
     """What ``function`` closes over."""
     found = Closure()
     seen: dict[int, Any] = {}  # keeps the objects, and so their ids
-    pending: deque[tuple[str, Any]] = deque([("step", function)])
+    pending: deque[tuple[str, Any, bool]] = deque([("step", function, True)])
     while pending:
-        name, item = pending.popleft()
+        name, item, own = pending.popleft()
         if id(item) in seen:
             continue
         seen[id(item)] = item
@@ -73,10 +76,13 @@ def find_closure(function: Callable[..., Any]) -> Closure:
             _file(getattr(found, kind), name, item)
         if isinstance(item, _CONTAINERS) or (kind is None and _attributes(item)):
             found.mutable.append(item)
+            if own:
+                found.own[id(item)] = name
         if isinstance(item, types.FunctionType) and _is_users(item.__code__.co_filename):
             found.functions.append(item)
         reached = _reached_from(name, item, start=item is function)
-        pending.extend(pair for pair in reached if type(pair[1]) not in _PLAIN)
+        own = own and kind is None
+        pending.extend((key, it, own) for key, it in reached if type(it) not in _PLAIN)
     found.modules = _outermost(found.modules)
     found.tensors = _apart_from(found.tensors, found.modules)
     return found

@@ -13,7 +13,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -35,7 +35,12 @@ from shardwright.tracing.value_checks import fake_mode
 
 # What they say is in the CaptureError.
 _LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
-_ONE_AT_A_TIME = threading.RLock()
+_captures = threading.RLock()
+
+
+def one_at_a_time() -> AbstractContextManager[object]:
+    """Waits until no other thread captures; the thread that captures does not wait for itself."""
+    return _captures
 
 
 class Constant(NamedTuple):
@@ -68,7 +73,7 @@ def export_flat(flat: FlatModel, tensors: list[torch.Tensor], *, stacklevel: int
     """
     program, failure = None, ""
     with ExitStack() as stack:
-        stack.enter_context(_ONE_AT_A_TIME)
+        stack.enter_context(one_at_a_time())
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.no_grad())

@@ -64,6 +64,12 @@ class Recorder:
             yield
         self.parameters.end()
 
+    @property
+    def idle_optimizers(self) -> list[str]:
+        """Optimizers by name, where the step computes gradients and takes no step with any."""
+        kinds = {type(record) for record in self.records}
+        return [*self._closure.optimizers] if Backward in kinds and Update not in kinds else []
+
     def _replaced(self) -> Iterator[Any]:
         """Replacements in the objects that the step closes over."""
         for module in self.model.modules():
@@ -181,11 +187,17 @@ class Recorder:
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
+        marks = len(self.records)
         for group in self._groups_of(name, optimizer):
             names = self.parameters.asked(self.parameters.names_of(group.parameters))
             if names:
                 reads = self.parameters.named(names) + self.parameters.gradients(names)
                 self._mark(Update(group, tuple(names)), reads)
+        if len(self.records) == marks:
+            raise refuse_here(
+                f"the step of the optimizer {name!r} finds no gradient, so that it changes "
+                "nothing: call backward() before it"
+            )
         return result
 
     def _groups_of(self, name: str, optimizer: Optimizer) -> list[Group]:

@@ -14,6 +14,7 @@ random numbers and Python objects are afterwards what they were, on every path.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,8 @@ from shardwright.ir.graph import IRGraph
 from shardwright.ir.structure import Arguments, Call, describe_arguments
 from shardwright.tracing.closures import find_closure
 from shardwright.tracing.dropout import philox_dropout
-from shardwright.tracing.export import export_flat
+from shardwright.tracing.export import export_flat, one_at_a_time
+from shardwright.tracing.failures import CaptureWarning
 from shardwright.tracing.flat import FlatModel
 from shardwright.tracing.recorder import Recorder
 from shardwright.tracing.step_graph import StepGraph
@@ -102,14 +104,36 @@ def capture_step(
     """As `compile_ir`, with the program's objects that the graph stands for."""
     arguments, tensors = _take_apart(step_fn, args, kwargs or {})
     closure = find_closure(step_fn)
-    with unchanged(closure):
+    with one_at_a_time(), unchanged(closure) as changed:
         recorder = Recorder(StepModel(closure), closure)
         flat = _FlatStep(step_fn, recorder, arguments)
         program = export_flat(flat, tensors, stacklevel=3)
+    for variable in dict.fromkeys(changed):
+        warnings.warn(_CHANGES.format(name=variable), CaptureWarning, stacklevel=2)
     step = StepGraph(name, flat, program, recorder)
     graph = philox_dropout(step.finish(stacklevel=3), seed)
+    if recorder.idle_optimizers and not updates_parameters(graph):
+        raise CaptureError(_NO_STEP.format(names=", ".join(recorder.idle_optimizers)))
     rates = (Rate(name, group.optimizer, group.index) for name, group, _ in step.markers.rates)
     return CapturedStep(graph, recorder.model.originals, tuple(rates), tuple(recorder.scheduled))
+
+
+def updates_parameters(graph: IRGraph) -> bool:
+    """Whether a step changes a parameter, by an optimizer or by hand."""
+    return any(graph.values[value_id].role == "param" for value_id in graph.updates)
+
+
+_NO_STEP = (
+    "the step computes gradients and holds the optimizer {names}, but takes no step with it in the "
+    "call that was recorded: a graph does at every step what this call did, so nothing would be "
+    "trained; call optimizer.step() in every call of the step function, and let microbatches= add "
+    "up gradients in place of a count of calls"
+)
+_CHANGES = (
+    "the step changes {name!r}, which is no tensor, while it is recorded: the graph does at every "
+    "step what this call did, so whatever depends on {name!r} (a count, a branch, a list to read "
+    "later) belongs outside of the step"
+)
 
 
 def _take_apart(

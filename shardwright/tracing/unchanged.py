@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 import random
 import sys
+import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -25,13 +26,18 @@ from shardwright.tracing.closures import Closure, held_by, used_names
 
 
 @contextmanager
-def unchanged(closure: Closure) -> Iterator[None]:
-    """Put back what the closure's objects hold, and the states of random numbers and gradients."""
+def unchanged(closure: Closure) -> Iterator[list[str]]:
+    """Put back what the closure's objects hold, and the states of random numbers and gradients.
+
+    Gives a list, in which, after the block, the names are of what the program changed beside its
+    modules, optimizers and schedulers.
+    """
+    changed: list[str] = []
     with ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
-        for restore in (*_random_numbers(), *_objects(closure)):
+        for restore in (*_random_numbers(), *_objects(closure, changed)):
             stack.callback(restore)
-        yield
+        yield changed
 
 
 @contextmanager
@@ -55,19 +61,34 @@ def _model(model: nn.Module) -> Iterator[Callable[[], None]]:
 
 
 def _random_numbers() -> Iterator[Callable[[], Any]]:
-    torch_state, python_state = torch.get_rng_state(), random.getstate()
-    yield lambda: torch.set_rng_state(torch_state)
-    yield lambda: random.setstate(python_state)
+    """How to put back the states of the process's random numbers, where the program drew some.
+
+    Another thread that is alive may have drawn them; then they go on from there.
+    """
+    yield _unless_of_others(torch.get_rng_state, torch.set_rng_state, torch.equal)
+    yield _unless_of_others(random.getstate, random.setstate, operator.eq)
     if numpy := sys.modules.get("numpy"):
-        numpy_state = numpy.random.get_state()
-        yield lambda: numpy.random.set_state(numpy_state)
+        state = numpy.random
+        yield _unless_of_others(state.get_state, state.set_state, lambda a, b: repr(a) == repr(b))
 
 
-def _objects(closure: Closure) -> Iterator[Callable[[], None]]:
+def _unless_of_others(
+    get: Callable[[], Any], put: Callable[[Any], Any], equal: Callable[[Any, Any], Any]
+) -> Callable[[], None]:
+    before = get()
+
+    def restore() -> None:
+        if threading.active_count() == 1 and not equal(get(), before):
+            put(before)
+
+    return restore
+
+
+def _objects(closure: Closure, changed: list[str]) -> Iterator[Callable[[], None]]:
     for function in closure.functions:
-        yield from _function(function)
+        yield from _function(function, changed)
     for item in closure.mutable:
-        yield from _contents(item)
+        yield from _contents(item, changed, closure.own.get(id(item)))
     for optimizer in closure.optimizers.values():
         yield from _optimizer(optimizer)
     for scheduler in closure.schedulers.values():
@@ -85,25 +106,49 @@ def _optimizer(optimizer: Optimizer) -> Iterator[Callable[[], None]]:
         yield from _contents(state)
 
 
-def _contents(item: Any) -> Iterator[Callable[[], None]]:
-    """How to put back what ``item`` holds now, in place."""
+def _contents(
+    item: Any, changed: list[str] | None = None, name: str | None = None
+) -> Iterator[Callable[[], None]]:
+    """How to put back what ``item`` holds now, in place; ``name`` is noted where it changed."""
+    noted = changed if name is not None else None
     if isinstance(item, dict):
-        yield _restorer(item, dict(item), item.update)
+        yield _restorer(item, dict(item), item.update, noted, name)
     elif isinstance(item, (list, deque)):
-        yield _restorer(item, list(item), item.extend)
+        yield _restorer(item, list(item), item.extend, noted, name)
     elif isinstance(item, set):
-        yield _restorer(item, set(item), item.update)
+        yield _restorer(item, set(item), item.update, noted, name)
     if hasattr(item, "__dict__"):
-        yield from _contents(vars(item))
+        yield from _contents(vars(item), changed, name)
 
 
-def _restorer(item: Any, before: Any, refill: Callable[[Any], Any]) -> Callable[[], None]:
+def _restorer(
+    item: Any,
+    before: Any,
+    refill: Callable[[Any], Any],
+    changed: list[str] | None,
+    name: str | None,
+) -> Callable[[], None]:
     def restore() -> None:
         if not _is_same(item, before):
+            if changed is not None and name is not None:
+                changed.extend(_changes(name, item, before))
             item.clear()
             refill(before)
 
     return restore
+
+
+def _changes(name: str, after: Any, before: Any) -> Iterator[str]:
+    """What of a container changed: keys of a dict, which attributes are too, else all of it."""
+    if not isinstance(before, dict):
+        yield name
+        return
+    for key in {**before, **after}:
+        if after.get(key, _ABSENT) is not before.get(key, _ABSENT):
+            yield f"{name}.{key}"
+
+
+_ABSENT = object()
 
 
 def _is_same(item: Any, before: Any) -> bool:
@@ -113,14 +158,25 @@ def _is_same(item: Any, before: Any) -> bool:
     return len(item) == len(before) and all(map(operator.is_, item, before))
 
 
-def _function(function: types.FunctionType) -> Iterator[Callable[[], None]]:
+def _function(function: types.FunctionType, changed: list[str]) -> Iterator[Callable[[], None]]:
     """What a function's closure and the globals that it names hold."""
-    for cell in function.__closure__ or ():
+
+    def put_back_cell(name: str, cell: types.CellType, before: Any) -> None:
+        if not _is_filled(cell) or cell.cell_contents is not before:
+            cell.cell_contents = before
+            changed.append(name)
+
+    def put_back_global(name: str, before: Any) -> None:
+        if function.__globals__.get(name) is not before:
+            function.__globals__[name] = before
+            changed.append(name)
+
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         if _is_filled(cell):
-            yield partial(setattr, cell, "cell_contents", cell.cell_contents)
-    names = used_names(function.__code__)
-    held = {name: function.__globals__[name] for name in names if name in function.__globals__}
-    yield partial(function.__globals__.update, held)
+            yield partial(put_back_cell, name, cell, cell.cell_contents)
+    for name in used_names(function.__code__):
+        if name in function.__globals__:
+            yield partial(put_back_global, name, function.__globals__[name])
 
 
 def _is_filled(cell: types.CellType) -> bool:

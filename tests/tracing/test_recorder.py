@@ -1,5 +1,6 @@
 """What a step does that no graph can hold is refused with its line, and nothing is left changed."""
 
+import contextlib
 import re
 from collections.abc import Callable
 from typing import Any
@@ -8,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+import shardwright as sw
 from shardwright.errors import CaptureError
-from shardwright.tracing import compile_ir
+from shardwright.tracing import CaptureWarning, compile_ir
 from tests.tracing.stepping import assert_unchanged, snapshot
 
 X = torch.ones(4, 3)
@@ -123,6 +125,7 @@ def own_error(model: nn.Module, optimizer: Any, loss: torch.Tensor) -> None:
 
 
 def write_with_gradient(model: nn.Module, optimizer: Any, loss: torch.Tensor) -> None:
+    loss.backward()
     model[0].weight.detach().mul_(loss)
 
 
@@ -265,18 +268,45 @@ def test_an_input_that_would_get_a_gradient() -> None:
     assert "detach()" in refusal(step, torch.ones(4, 3, requires_grad=True))
 
 
-def test_torch_is_as_before() -> None:
-    functions = (
-        torch.optim.Optimizer.zero_grad,
-        nn.Module.zero_grad,
-        nn.utils.clip_grad_norm_.__closure__[0].cell_contents,
-        torch.optim.SGD.step,
-    )
-    refusal(step_of(own_error))
-    compile_ir(step_of(plain), X)
-    assert functions == (
-        torch.optim.Optimizer.zero_grad,
-        nn.Module.zero_grad,
-        nn.utils.clip_grad_norm_.__closure__[0].cell_contents,
-        torch.optim.SGD.step,
-    )
+@pytest.mark.parametrize("first", [False, True], ids=["never", "not in this call"])
+def test_a_step_that_does_not_call_its_optimizer(first: bool) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    calls = [0]
+
+    def step(x: torch.Tensor) -> None:
+        model(x).sum().backward()
+        if first:
+            calls[0] += 1
+            if calls[0] % 2 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+
+    expect = pytest.warns(CaptureWarning, match="'calls'") if first else contextlib.nullcontext()
+    with expect:
+        assert "holds the optimizer optimizer, but takes no step" in refusal(step)
+    assert calls == [0]
+
+
+def test_an_optimizers_step_without_any_gradient() -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.step()
+        model(x).sum().backward()
+
+    assert "finds no gradient" in refusal(step)
+
+
+def test_a_step_that_trains_nothing_is_not_trained() -> None:
+    model = nn.Linear(3, 1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).sum()
+        loss.backward()
+        return loss.detach()
+
+    assert compile_ir(step, X).nodes
+    with pytest.raises(CaptureError, match="changes no parameter"):
+        sw.train(step, [X], mesh={"data": 1}, epochs=1, in_process=True, quiet=True)
