@@ -16,13 +16,11 @@ import torch
 from shardwright.errors import GraphError
 from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.operators import flatten_results, join_call, resolve
-from shardwright.ir.torch_internals import FakeTensorMode, without_fake_failures
+from shardwright.ir.torch_internals import FakeTensorMode, as_kernels_make, without_fake_failures
 from shardwright.ir.values import IRValue, contiguous_strides
 
 _ANSWERS = 16384
 """How many are kept: the calls of some dozen models."""
-MADE_CONTIGUOUS = frozenset({"aten.native_layer_norm_backward.default"})
-"""Operators whose kernels make contiguous tensors where fake ones take over an input's strides."""
 
 
 class Inference:
@@ -69,10 +67,8 @@ class Inference:
                 "return tensors"
             )
         return tuple(
-            _on_meta(item, contiguous=op in MADE_CONTIGUOUS)
-            if isinstance(item, torch.Tensor)
-            else None
-            for item in made
+            _on_meta(item) if isinstance(item, torch.Tensor) else None
+            for item in as_kernels_make(overload, made)
         )
 
 
@@ -83,9 +79,8 @@ def _as_kernels_are_called() -> Iterator[None]:
         yield
 
 
-def _on_meta(tensor: torch.Tensor, *, contiguous: bool) -> torch.Tensor:
-    strides = contiguous_strides(tensor.shape) if contiguous else tensor.stride()
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="meta")
+def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def _fake_tensor(value: IRValue, device: str) -> torch.Tensor:

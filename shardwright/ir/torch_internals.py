@@ -10,7 +10,7 @@ import ctypes
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
@@ -42,6 +42,7 @@ __all__ = [
     "TorchDispatchMode",
     "TracingContext",
     "add_to_all",
+    "as_kernels_make",
     "begin_memory_reports",
     "compiling_here",
     "copy_all",
@@ -104,6 +105,29 @@ def without_torch_function() -> AbstractContextManager[None]:
     """Lets calls of torch pass function modes and tensors' own ways unseen."""
     guard: AbstractContextManager[None] = torch._C.DisableTorchFunction()
     return guard
+
+
+def as_kernels_make(overload: OpOverload, results: Sequence[Any]) -> tuple[Any, ...]:
+    """Fake results as the CPU's kernels make them, where the fake kernels say otherwise."""
+    correct = _KERNELS_MAKE.get(overload)
+    return tuple(results) if correct is None else correct(results)
+
+
+def _all_contiguous(results: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
+    """Where an input is not, fake results take over its strides."""
+    return tuple(r if r is None else r.new_empty(r.shape) for r in results)
+
+
+def _summed_in_double(results: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """In torch 2.9 fake sums of exponentials are f32 also where the attention is f64."""
+    out, sums = results
+    return out, sums.to(torch.promote_types(out.dtype, torch.float32))
+
+
+_KERNELS_MAKE: dict[object, Callable[[Sequence[Any]], tuple[Any, ...]]] = {
+    torch.ops.aten.native_layer_norm_backward.default: _all_contiguous,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: _summed_in_double,
+}
 
 
 def without_dispatch_modes() -> AbstractContextManager[object]:

@@ -23,6 +23,7 @@ from shardwright.ir.torch_internals import (
     FakeTensorMode,
     OpOverload,
     TorchDispatchMode,
+    as_kernels_make,
     operator_of,
     without_autocast,
     without_dispatch_modes,
@@ -91,23 +92,19 @@ def _root(builder: Builder, translator: Translator, tensor: torch.Tensor) -> Pla
     return translator.memory.root(tensor, value, "input", value.name)
 
 
-def _contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-
-
 def _apart(tensor: torch.Tensor) -> torch.Tensor:
     shape, strides = tensor.shape, tensor.stride()
     return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
 
 
-_AS_KERNELS_DO: dict[object, Callable[[torch.Tensor], torch.Tensor]] = {
-    torch.ops.aten.native_layer_norm_backward.default: _contiguous,
-    torch.ops.aten.unsafe_split.Tensor: _apart,
-    torch.ops.aten.unsafe_split_with_sizes.default: _apart,
-    torch.ops.aten.unsafe_chunk.default: _apart,
-}
-"""What fake results have to become: contiguous where every kernel's are, and apart where torch
-writes to one of them and reads none of the others through it."""
+_UNSAFE = frozenset(
+    {
+        torch.ops.aten.unsafe_split.Tensor,
+        torch.ops.aten.unsafe_split_with_sizes.default,
+        torch.ops.aten.unsafe_chunk.default,
+    }
+)
+"""Their results are taken apart: torch writes to one and reads none of the others through it."""
 
 
 class _Recorder(TorchDispatchMode):
@@ -142,8 +139,10 @@ class _Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         node = self._call(func, args, kwargs)
         made = func(*args, **kwargs)
-        if (real := _AS_KERNELS_DO.get(func)) is not None:
-            made = tuple(item if item is None else real(item) for item in made)
+        if func in _UNSAFE:
+            made = [*map(_apart, made)]
+        elif isinstance(made, tuple):
+            made = as_kernels_make(func, made)
         self._file(made, node)
         return made
 

@@ -184,7 +184,7 @@ def test_run_takes_and_gives_what_the_structures_say():
     [
         (torch.zeros(3), r"input 'x' is f32\[3\], but the graph was captured for f32\[8\]; shapes"),
         (torch.zeros(8, dtype=torch.int64), r"input 'x' is i64\[8\], but"),
-        (torch.zeros(8, dtype=torch.uint16), r"input 'x' is torch.uint16\[8\], but"),
+        (torch.zeros(8, dtype=torch.uint16), r"input 'x' is u16\[8\], but"),
         ([1.0], "input x must be a tensor, found a list of 1"),
     ],
 )

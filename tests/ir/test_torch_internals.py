@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from shardwright.ir.torch_internals import (
     FakeTensorMode,
     OpOverload,
     add_to_all,
+    as_kernels_make,
     begin_memory_reports,
     compiling_here,
     copy_all,
@@ -245,3 +247,23 @@ def test_function_modes_see_settings_and_are_passed_on_request():
         with without_torch_function():
             x.grad  # noqa: B018
         assert len(mode.functions) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_fake_results_are_made_what_kernels_make(dtype):
+    def made(mode):
+        with mode:
+            x = torch.ones(3, 4, 5, dtype=dtype).transpose(0, 1)
+            mean = torch.ones(4, 3, 1, dtype=dtype)
+            heads = torch.ones(2, 2, 4, 8, dtype=dtype)
+            norm = torch.ops.aten.native_layer_norm_backward.default
+            given = (x, x, [5], mean, mean, x[0, 0], x[0, 0], [True, True, True])
+            attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+            yield from as_kernels_make(norm, norm(*given))
+            yield from as_kernels_make(attention, attention(heads, heads, heads))
+
+    kinds = [
+        [(t.shape, t.dtype, t.stride()) for t in made(mode)]
+        for mode in (FakeTensorMode(), nullcontext())
+    ]
+    assert kinds[0] == kinds[1]
