@@ -231,9 +231,16 @@ def repeat_interleave(call: Call) -> Rule:
 # --- cut and join -------------------------------------------------------------------------------
 
 
+OF_LENGTH = frozenset(("aten.narrow.default", "aten.split.sizes", "aten.split_with_sizes.default"))
+"""Operators that are told how long their results are."""
+
+
 def pieces(call: Call) -> Rule:
-    """Slices of one dimension, in one or several outputs: that one stays whole."""
-    return _along_one(call, call.inputs[0], linear=FIRST)
+    """Slices of one dimension, in one or several outputs: that one stays whole.
+
+    Where all of it is taken it may be split, unless the call names its length.
+    """
+    return _along_one(call, call.inputs[0], linear=FIRST, by_length=call.op in OF_LENGTH)
 
 
 def concatenation(call: Call) -> Rule:
@@ -242,10 +249,12 @@ def concatenation(call: Call) -> Rule:
     return _along_one(call, shape, linear=(tuple(range(len(call.inputs))),))
 
 
-def _along_one(call: Call, shape: Shape, linear: tuple[tuple[int, ...], ...]) -> Rule:
+def _along_one(
+    call: Call, shape: Shape, linear: tuple[tuple[int, ...], ...], *, by_length: bool = False
+) -> Rule:
     dim = int(call.attrs["dim"]) % len(shape)
     names = named(shape)
-    unchanged = all(item == shape for item in (*call.inputs, *call.outputs))
+    unchanged = not by_length and all(item == shape for item in (*call.inputs, *call.outputs))
 
     def dims(item: Shape) -> Dims:
         if len(item) != len(shape):  # an empty tensor of one dimension, which cat passes over
