@@ -2,27 +2,30 @@
 
 A page is one session in one empty folder. A block marked ``json NAME`` or ``python NAME`` is
 written to the file NAME; other Python blocks run one after another; of ``sh`` blocks the lines that
-begin with ``shardwright`` run. A ``text`` block is what the blocks before it print, where a line of
-``…`` stands for others.
+begin with ``shardwright`` or ``torchrun`` run, each in a process of its own that has nothing of
+this one's environment. A ``text`` block is what the blocks before it print, where a line of ``…``
+stands for others.
 """
 
-import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from typer.testing import CliRunner
 
-from shardwright.cli.app import app
+from tests.clean_process import printed_by
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w+) ?(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMANDS = {
+    "shardwright": ["shardwright"],
+    # Where nothing else is said torchrun takes a fixed port, which another test may have.
+    "torchrun": ["torchrun", "--standalone"],
+}
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 
 
@@ -36,7 +39,8 @@ def blocks(page: Path) -> Iterator[Block]:
     return (Block(*match.groups()) for match in FENCE.finditer(page.read_text()))
 
 
-@pytest.mark.processes
+@pytest.mark.workers
+@pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")  # by dcp.load
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_examples_of_a_page_run(
@@ -62,30 +66,18 @@ def test_examples_of_a_page_run(
             assert_printed(block.text, printed)
 
 
-@pytest.mark.processes
+@pytest.mark.workers
 @pytest.mark.timeout(110)
 def test_slots_of_the_split_model_train(tmp_path: Path) -> None:
     shown = {block.file: block.text for block in blocks(ROOT / "docs" / "codegen.md")}
     for name in ("gpt.py", "split_train.py", "join.py"):
         (tmp_path / name).write_text(shown[name])
-    command = "-m shardwright codegen gpt.py:make --devices 2 --policy tensor -o split.py"
-    started(tmp_path, *command.split()).check_returncode()
-    torchrun = "-m torch.distributed.run --standalone --nproc-per-node 2 split_train.py"
-    for arguments in (torchrun.split(), ["join.py"]):
-        done = started(tmp_path, *arguments)
-        assert done.returncode == 0, done.stderr
-
-
-def started(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=50,
-    )
+    for command in (
+        "shardwright codegen gpt.py:make --devices 2 --policy tensor -o split.py",
+        "torchrun --standalone --nproc-per-node 2 split_train.py",
+        "python join.py",
+    ):
+        printed_by(*command.split(), folder=tmp_path)
 
 
 def assert_printed(text: str, printed: str) -> None:
@@ -96,14 +88,12 @@ def assert_printed(text: str, printed: str) -> None:
 
 
 def run_commands(text: str) -> str:
-    """Run shardwright's own; gives what they print."""
+    """Run shardwright's own, each in a process of its own; gives what they print."""
     printed = ""
     for line in text.splitlines():
         command, *arguments = shlex.split(line, comments=True) or [""]
-        if command == "shardwright" and arguments != ["demo"]:
-            result = CliRunner().invoke(app, arguments)
-            assert result.exit_code == 0, f"{line}\n{result.output}"
-            printed += result.output
+        if command in COMMANDS and arguments != ["demo"]:
+            printed += printed_by(*COMMANDS[command], *arguments)
     return printed
 
 
@@ -112,3 +102,18 @@ def test_links_of_a_page_lead_to_files(page: Path) -> None:
     prose = FENCE.sub("", page.read_text())
     missing = [link for link in LINK.findall(prose) if not (page.parent / link).exists()]
     assert missing == []
+
+
+RUN_AS_MODULES = sorted(
+    {found for page in PAGES for found in re.findall(r"`python -m ([^`]+)`", page.read_text())}
+)
+
+
+@pytest.mark.parametrize("command", RUN_AS_MODULES)
+def test_a_module_that_a_page_says_to_run_is_there_with_its_options(command: str) -> None:
+    name, *arguments = command.split()
+    path = ROOT.joinpath(*name.split("."))
+    source = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+    for option in (argument for argument in arguments if argument.startswith("-")):
+        assert f'"{option}"' in source.read_text()
+    assert '__name__ == "__main__"' in source.read_text()
