@@ -15,8 +15,11 @@ zoo: export MKL_CBWR ?= AUTO
 # Tests that watch processes by the clock run one by one.
 PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
 
+SEEDS ?= 0:200
+PROCESSES ?= 2
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-fast test-gpu lint types types-of-torch format test-torch zoo bench experiments docs clean
+.PHONY: help setup demo test test-all test-fast test-gpu lint types types-of-torch format test-torch zoo bench experiments fuzz docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -85,6 +88,9 @@ bench: setup ## planning, build time, throughput, messages, training, the simula
 
 experiments: setup ## train three models on 1, 2 and 4 devices; writes tables and plots to benchmarks/results/
 	$(BIN)/python -m benchmarks.experiments
+
+fuzz: setup ## draw programs, and go every way with each: SEEDS=0:200, PROCESSES=2
+	$(BIN)/python -m fuzz --seeds $(SEEDS) --processes $(PROCESSES)
 
 docs: setup ## run every example of README.md and docs/
 	$(BIN)/pytest tests/test_docs.py

@@ -1,0 +1,292 @@
+"""Every way through shardwright, in which a program must compute what eager PyTorch computes.
+
+A way is a function of a `Case`. It returns where all is equal, raises `MismatchError` where a
+number is another, and lets every other exception out: a refusal, or a failure, as `outcome` says.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+import shardwright as sw
+from fuzz.case import Case, MismatchError, Trained, call, equal, held, imported, loss_of
+from shardwright.ir.structure import flatten_call, leaves
+
+REFUSALS = (
+    sw.CaptureError,
+    sw.PlanError,
+    sw.CodegenError,
+    sw.ExecError,
+    sw.InputError,
+    sw.ScheduleError,
+)
+"""What a program may be refused with, before anything is lost; all else is a failure."""
+
+
+# --- forward ---
+
+
+def verified(pipeline: sw.Pipeline, case: Case, tolerance: float, **options: Any) -> None:
+    """Run a pipeline, and hold it to the model's result."""
+    args, kwargs = copy.deepcopy(case.call)
+    found = sw.run(pipeline, *args, **{"in_process": True, **options}, **kwargs)
+    equal("output", found, case.expected, tolerance)
+
+
+def stages(case: Case) -> None:
+    """Two and three stages, bit for bit but for how products round."""
+    bits = 1e-2 if case.facts["autocast"] else {"float64": 1e-13, "float32": 1e-6}
+    tolerance = bits if isinstance(bits, float) else bits[case.facts["dtype"]]
+    for count in (2, 3)[: 1 if len(case.graph.nodes) < 3 else 2]:
+        pipeline = sw.build(case.graph, sw.plan(case.graph, devices=count))
+        sw.check(pipeline)
+        verified(pipeline, case, tolerance)
+
+
+def _mesh(**mesh: int) -> Callable[[Case], None]:
+    def way(case: Case) -> None:
+        pipeline = sw.build(case.graph, sw.plan(case.graph, mesh=mesh))
+        sw.check(pipeline)
+        verified(pipeline, case, case.tolerance)
+
+    return way
+
+
+def compiled(case: Case) -> None:
+    """`sw.compile` of the model, called twice, with other inputs the second time."""
+    model, reference = case.model(), case.model()
+    args, kwargs = copy.deepcopy(case.call)
+    program = sw.compile(model, *args, **kwargs)
+    for seed in (1, 2):
+        args, kwargs = case.module.arguments(seed)
+        with torch.no_grad():
+            expected = reference(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+        equal(f"output {seed}", program(*args, **kwargs), expected, case.tolerance)
+    equal("buffers", dict(model.state_dict()), dict(reference.state_dict()), case.tolerance)
+
+
+def lowered(case: Case) -> None:
+    """Two stages lowered to kernel calls."""
+    pipeline = sw.lower(sw.build(case.graph, sw.plan(case.graph, devices=2)))
+    sw.check(pipeline)
+    verified(pipeline, case, case.tolerance)
+
+
+def generated(case: Case) -> None:
+    """Two stages as Python."""
+    path = sw.codegen(sw.plan(case.graph, devices=2), case.folder / "stages.py", graph=case.graph)
+    name = f"stages_{case.program.seed}"
+    configuration = imported(name, path).create_pipeline_configuration(case.model(), DEBUG=True)
+    held = _ports(case)
+    count = sum(isinstance(key, int) for key in configuration)
+    with torch.no_grad():
+        for i in range(count):
+            stage = configuration[i]
+            made = stage["model"](*(held[name] for name in stage["inputs"]))
+            made = made if isinstance(made, (tuple, list)) else (made,)
+            held |= dict(zip(stage["outputs"], made, strict=True))
+    expected = [leaf for leaf in pytree.tree_leaves(case.expected) if isinstance(leaf, Tensor)]
+    named = dict(zip(case.graph.output_names, expected, strict=True))
+    for name in set(configuration["model outputs"]) - _ports(case).keys():
+        equal(f"output {name}", held[name], named[name], case.tolerance)
+
+
+def _ports(case: Case) -> dict[str, Tensor]:
+    """The tensors that a generated file takes, by the names of its inputs."""
+    structure = case.graph.in_structure
+    assert structure is not None
+    tensors = flatten_call(structure, *case.call)
+    return {leaf.name: tensor for leaf, tensor in zip(leaves(structure), tensors, strict=True)}
+
+
+def kept(case: Case) -> None:
+    """Write a file, with what it must give, for a fresh process to run."""
+    graph = case.graph
+    mesh = case.chance.choice([{"pipeline": 2}, {"tensor": 2}, {"data": 2}])
+    pipeline = sw.build(graph, sw.plan(graph, mesh=mesh))
+    if case.chance.random() < 0.4:
+        pipeline = sw.lower(pipeline)
+    pipeline.save(case.folder / "model.pipeline.json")
+    wanted = {"call": case.call, "expected": case.expected, "tolerance": case.tolerance}
+    torch.save(wanted, case.folder / "expected.pt")
+
+
+def worker_processes(case: Case) -> None:
+    """Two stages, or two parts, on processes."""
+    mesh = case.chance.choice([{"pipeline": 2}, {"tensor": 2}, {"data": 2}])
+    pipeline = sw.build(case.graph, sw.plan(case.graph, mesh=mesh))
+    verified(pipeline, case, case.tolerance, in_process=False, timeout=30)
+
+
+# --- training ---
+
+
+def trained(case: Case, expected: Trained | None = None, **options: Any) -> Trained:
+    """Train by these options; losses, weights and buffers are eager's."""
+    model, _, step = case.module.train()
+    before = copy.deepcopy(model.state_dict())
+    try:
+        result = sw.train(
+            step, case.batches(), epochs=1, quiet=True, **{"in_process": True, **options}
+        )
+    except sw.ShardwrightError:
+        equal("a refused step's model", model.state_dict(), before, 0.0)
+        raise
+    found = Trained([float(loss) for loss in result.losses], model.state_dict())
+    held(found, expected or case.eager, case.tolerance)
+    return found
+
+
+def _training(**options: Any) -> Callable[[Case], None]:
+    def way(case: Case) -> None:
+        trained(case, **options)
+
+    return way
+
+
+def compiled_step(case: Case) -> None:
+    """`sw.compile` of the step."""
+    model, _, step = case.module.train()
+    batches = case.batches()
+    first = batches[0]
+    program = sw.compile(step, **first) if isinstance(first, dict) else sw.compile(step, *first)
+    losses = [loss_of(call(program, batch)) for batch in batches]
+    held(Trained(losses, model.state_dict()), case.eager, case.tolerance)
+
+
+def resumed(case: Case) -> None:
+    """A checkpoint after two steps, taken up on another mesh."""
+    meshes = [{"pipeline": 2}, {"tensor": 2}, {"data": 2}, {"pipeline": 1}]
+    if case.facts["batch_norm"]:
+        meshes = [{"pipeline": 2}, {"tensor": 2}, {"pipeline": 1}]
+    first, second = case.chance.sample(meshes, 2)
+    folder = case.folder / "checkpoint"
+    options = {"quiet": True, "in_process": True, "checkpoint": folder}
+    _, _, step = case.module.train()
+    sw.train(step, case.batches(), mesh=first, epochs=1, steps=2, **options)
+    model, _, step = case.module.train()
+    result = sw.train(step, case.batches(), mesh=second, epochs=1, resume=True, **options)
+    losses = [float(loss) for loss in result.losses]
+    equal(
+        f"losses after {first} to {second}",
+        losses,
+        case.eager.losses[-len(losses) :],
+        case.tolerance,
+    )
+    equal("state", dict(model.state_dict()), dict(case.eager.state), case.tolerance * 10)
+
+
+def dropped(case: Case) -> None:
+    """Dropout: the same on every mesh and compiled, of the operator that counts."""
+    model, _, step = case.module.train()
+    result = sw.train(step, case.batches(), mesh={"data": 1}, epochs=1, quiet=True, in_process=True)
+    expected = Trained([float(x) for x in result.losses], model.state_dict())
+    mesh = case.chance.choice([{"pipeline": 2}, {"tensor": 2}, {"data": 2}])
+    trained(case, expected, mesh=mesh)
+
+
+def training_processes(case: Case) -> None:
+    """Two slots on processes."""
+    mesh = case.chance.choice([{"pipeline": 2}, {"tensor": 2}])
+    trained(case, mesh=mesh, in_process=False, timeout=30)
+
+
+class Way(NamedTuple):
+    """A way, whom it is for, and in how many of a hundred programs CI takes it."""
+
+    run: Callable[[Case], None]
+    fits: Callable[[Case], bool]
+    share: float
+
+
+def _any(case: Case) -> bool:
+    return True
+
+
+def _learns(case: Case) -> bool:
+    return bool(case.facts["trains"] and not case.facts["dropout"]) and case.is_stable
+
+
+def _learns_sharded(case: Case) -> bool:
+    return _learns(case) and not case.facts["batch_norm"] and not case.facts["writes"]
+
+
+def _learns_in_halves(case: Case) -> bool:
+    return _learns(case) and case.in_halves
+
+
+def _draws(case: Case) -> bool:
+    return bool(case.facts["trains"] and case.facts["dropout"])
+
+
+WAYS: dict[str, Way] = {
+    "stages": Way(stages, _any, 1.0),
+    "tensor": Way(_mesh(tensor=2), _any, 0.7),
+    "data": Way(_mesh(data=2), _any, 0.5),
+    "stages of tensor": Way(_mesh(pipeline=2, tensor=2), _any, 0.15),
+    "compile": Way(compiled, _any, 0.6),
+    "lower": Way(lowered, _any, 0.3),
+    "codegen": Way(generated, _any, 0.3),
+    "fresh process": Way(kept, _any, 0.3),
+    "workers": Way(worker_processes, _any, 0.02),
+    "train in stages": Way(_training(mesh={"pipeline": 2}), _learns, 0.6),
+    "train by tensor": Way(_training(mesh={"tensor": 2}), _learns, 0.4),
+    "train by data": Way(_training(mesh={"data": 2}), _learns_sharded, 0.4),
+    "train in microbatches": Way(
+        _training(mesh={"pipeline": 2}, microbatches=2), _learns_in_halves, 0.3
+    ),
+    "train by data in microbatches": Way(
+        _training(mesh={"data": 2}, microbatches=2), _learns_in_halves, 0.15
+    ),
+    "train by zero bubble": Way(
+        _training(mesh={"pipeline": 2}, microbatches=2, schedule="zb-h1"), _learns_in_halves, 0.15
+    ),
+    "train lowered": Way(_training(mesh={"pipeline": 2}, lower=True), _learns, 0.15),
+    "train recomputing": Way(_training(mesh={"pipeline": 2}, recompute="full"), _learns, 0.1),
+    "train by a shared optimizer": Way(_training(mesh={"data": 2}, zero=1), _learns_sharded, 0.1),
+    "compile the step": Way(compiled_step, _learns, 0.6),
+    "resume": Way(resumed, _learns, 0.15),
+    "dropout": Way(dropped, _draws, 1.0),
+    "train on workers": Way(training_processes, _learns, 0.02),
+}
+
+
+class Outcome(NamedTuple):
+    """How a way ended: ``right``, ``refused`` or ``failed``, and why."""
+
+    kind: str
+    reason: str = ""
+
+
+def outcome(way: str, case: Case) -> Outcome:
+    """Go one way, and say how it ended."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            WAYS[way].run(case)
+        except REFUSALS as error:
+            return Outcome("refused", f"{type(error).__name__}: {error}")
+        except MismatchError as error:
+            return Outcome("failed", f"wrong: {error}")
+        except Exception as error:
+            return Outcome("failed", f"{type(error).__name__}: {error}{_where(error)}")
+    return Outcome("right")
+
+
+def _where(error: BaseException) -> str:
+    trace = error.__traceback__
+    place = ""
+    while trace is not None:
+        path = trace.tb_frame.f_code.co_filename
+        if "/shardwright/" in path:
+            name = path.rpartition("/shardwright/")[2]
+            place = f"\n  at {name}:{trace.tb_lineno} in {trace.tb_frame.f_code.co_name}"
+        trace = trace.tb_next
+    return place
