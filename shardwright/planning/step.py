@@ -12,7 +12,7 @@ whole batch, and it is divided by the number of microbatches, since each weighs 
 other in the step. Plain means over equal microbatches need nothing.
 
 Batch norm has the statistics of a microbatch, and where the batch is split over data shards, those
-of each shard (`shard_norms`).
+of each shard, unless it is a SyncBatchNorm (`shard_norms`).
 
 What always holds: the same graph and numbers give the same `Step`, ids included.
 """
@@ -29,7 +29,12 @@ from shardwright.ir.steps import forward_nodes
 from shardwright.planning.batch import batch_dims, batch_rows, batched_outputs
 from shardwright.planning.counts import Counts, is_mean_over_labels
 from shardwright.planning.forward import forward_view
-from shardwright.planning.shard_norms import has_shards, write_by_shards
+from shardwright.planning.shard_norms import (
+    has_shards,
+    is_synchronized,
+    write_by_shards,
+    write_synchronized,
+)
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,10 @@ def has_quotients(graph: IRGraph) -> bool:
 def is_mixed_by_shards(graph: IRGraph, shards: int) -> bool:
     """Whether the number of data shards changes a step: batch norms have each their own."""
     rows = batch_rows(graph) if shards > 1 else 0
-    return rows > 0 and any(has_shards(graph, node, rows, shards) for node in forward_nodes(graph))
+    return rows > 0 and any(
+        has_shards(graph, node, rows, shards) or is_synchronized(graph, node, shards)
+        for node in forward_nodes(graph)
+    )
 
 
 class _Writing:
@@ -136,6 +144,8 @@ class _Writing:
     def _write(self, node: IRNode) -> None:
         if has_shards(self.graph, node, self.rows, self.shards):
             write_by_shards(self.builder, self.graph, node, self.mapping, self.shards)
+        elif is_synchronized(self.graph, node, self.shards):
+            write_synchronized(self.builder, self.graph, node, self.mapping)
         elif not self.counts.write(node):
             self.builder.copy_node(self.graph, node, self.mapping)
 
