@@ -24,7 +24,10 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A function's parameters: names of tensors, names of the rest, and which rest are lengths."""
+    """A function's parameters: names of tensors, names of the rest, and which rest are lengths.
+
+    ``function`` takes tensors first; ``python`` has the parameters as the user wrote them.
+    """
 
     function: Function
     python: inspect.Signature
@@ -44,23 +47,36 @@ class Signature:
                 f"{where}: {', '.join(missing)} without a type; annotate every parameter and the "
                 "result, as in (x: torch.Tensor, h: int) -> torch.Tensor"
             )
+        for name in python.parameters:
+            if hints[name] is not torch.Tensor and "Tensor" in _type_text(hints[name]):
+                raise AnnotationError(
+                    f"{where}: {name} is a {_type_text(hints[name])}, which an operator of "
+                    "register_op cannot have; it takes tensors that are always there, each as a "
+                    "torch.Tensor parameter: register an operator for each form of the call"
+                )
         tensors = tuple(name for name in python.parameters if hints[name] is torch.Tensor)
         rest = tuple(name for name in python.parameters if name not in tensors)
-        if tuple(python.parameters)[: len(tensors)] != tensors:
-            raise AnnotationError(f"{where}: {rest[0]} stands before a tensor; tensors come first")
         expected = [tensor for tensor in dimop.annotation.inputs if tensor.dims is not None]
         if len(tensors) != len(expected):
             raise AnnotationError(
                 f"{where} takes {len(tensors)} tensors ({', '.join(tensors) or 'none'}), but "
                 f"{str(dimop)!r} has {len(expected)} inputs"
             )
+        _check_order(where, python, tensors, dimop)
         lengths = frozenset(rest) & dimop.annotation.reductions().keys()
         parameters = [
             parameter.replace(annotation=int if name in lengths else hints[name])
             for name, parameter in python.parameters.items()
         ]
         typed = inspect.Signature(parameters, return_annotation=hints["return"])
-        return cls(function, typed, tensors, rest, lengths)
+        ordered = _tensors_first(function, (*tensors, *rest), tuple(python.parameters))
+        return cls(ordered, typed, tensors, rest, lengths)
+
+    @property
+    def flat(self) -> inspect.Signature:
+        """The parameters of the operator: tensors first."""
+        parameters = [self.python.parameters[name] for name in (*self.tensors, *self.rest)]
+        return self.python.replace(parameters=parameters)
 
     def whole_numbers(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments, with those that are lengths as ints."""
@@ -70,17 +86,59 @@ class Signature:
         }
 
 
+def _type_text(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
+
+
+def _check_order(
+    where: str, python: inspect.Signature, tensors: tuple[str, ...], dimop: Dimop
+) -> None:
+    """Raise AnnotationError where ``?`` does not stand for what is no tensor, in its place."""
+    names, inputs = tuple(python.parameters), dimop.annotation.inputs
+    for name, tensor in zip(names, inputs, strict=False):
+        if (name in tensors) != (tensor.dims is not None):
+            marks = ", ".join("…" if name in tensors else "?" for name in names)
+            raise AnnotationError(
+                f"{where}: {name} is {'a' if name in tensors else 'no'} tensor, but stands where "
+                f"{str(dimop)!r} has '{tensor}'; write its inputs in the order of the parameters, "
+                f"with ? for what is no tensor before one: '{marks}'"
+            )
+    if any(name in tensors for name in names[len(inputs) :]):
+        raise AnnotationError(f"{where}: {str(dimop)!r} has fewer inputs than there are parameters")
+
+
+def _tensors_first(function: Function, given: tuple[str, ...], own: tuple[str, ...]) -> Function:
+    """The function, called with its arguments in the order ``given``."""
+    if given == own:
+        return function
+
+    @functools.wraps(function)
+    def reordered(*args: Any, **kwargs: Any) -> Any:
+        values = dict(zip(given, args, strict=False)) | kwargs
+        return function(**values)
+
+    return reordered
+
+
 def define(name: str, signature: Signature, backward: Function | None) -> Any:
-    """The `torch.library` operator."""
+    """The `torch.library` operator. Raises AnnotationError where it cannot have a type."""
 
     def compute(*args: Any) -> Any:
         return _without_aliases(signature.function(*args), args)
 
-    compute.__signature__ = signature.python  # type: ignore[attr-defined]
-    schema = torch.library.infer_schema(compute, mutates_args=())
+    compute.__signature__ = signature.flat  # type: ignore[attr-defined]
+    try:
+        schema = torch.library.infer_schema(compute, mutates_args=())
+    except ValueError as error:
+        raise AnnotationError(
+            f"{signature.function.__qualname__} has a parameter or result of a type that an "
+            f"operator cannot have: {error}"
+        ) from None
     operator = torch.library.custom_op(name, compute, mutates_args=(), schema=schema)
     operator.register_fake(compute)
-    gradients = backward or functools.partial(_rerun, signature)
+    gradients = functools.partial(_rerun, signature)
+    if backward is not None:
+        gradients = functools.partial(_given_backward, signature, backward)
     operator.register_autograd(
         functools.partial(_backward, signature, gradients), setup_context=_save
     )
@@ -119,6 +177,12 @@ def _backward(signature: Signature, gradients: Function, ctx: Any, *grads: Any) 
             f"expected one for each of {', '.join(signature.tensors)}"
         )
     return (*found, *[None] * len(signature.rest))
+
+
+def _given_backward(signature: Signature, backward: Function, grads: Any, *args: Any) -> Any:
+    """The user's backward, on the arguments in the order that the function has them."""
+    values = dict(zip((*signature.tensors, *signature.rest), args, strict=True))
+    return backward(grads, *(values[name] for name in signature.python.parameters))
 
 
 def _rerun(

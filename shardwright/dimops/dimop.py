@@ -221,6 +221,9 @@ class Dimop:
 def factor_at(inference: Inference, idx: int, dim: int) -> Factor:
     """What a split of dimension ``dim`` of input ``idx`` splits. Raises AnnotationError."""
     inputs = inference.annotation.inputs
+    for name, number in (("idx", idx), ("dim", dim)):
+        if type(number) is not int:
+            raise AnnotationError(f"{name} is {number!r}; expected a number, counted from 0")
     if not 0 <= idx < len(inputs):
         raise AnnotationError(
             f"idx is {idx}; expected the number of an input, 0 to {len(inputs) - 1}"

@@ -9,8 +9,8 @@ small random inputs, every split of it in 2 and 3 parts; a wrong one is refused 
 counterexample. An input that an identifier with ``+`` lacks is found by trial to be shared by the
 parts or a term of their sum (see `dimop`).
 
-The annotation names the tensors; what is no tensor comes last and gives the lengths of identifiers
-of its name.
+The annotation names the tensors; what is no tensor comes last, or has ``?`` in its place, and gives
+the lengths of identifiers of its name.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shardwright.dimops.annotation import Annotation
 from shardwright.dimops.bound import BoundDimop, bind
 from shardwright.dimops.call import Call, Local, Rule
 from shardwright.dimops.custom_op import Function, Signature, define
@@ -72,9 +73,9 @@ def register_op(
         gradients of the outputs and the arguments of the call; by default the function is run
         again under autograd.
 
-    Parameters and result need type annotations: tensors first, then int, float, bool, str, or
-    lists of them. Outputs that share memory with inputs are copied. Raises AnnotationError where
-    the annotation does not hold or cannot be tried.
+    Parameters and result need type annotations: tensors, and int, float, bool, str, or lists of
+    them, which come last or have ``?`` in the annotation. Outputs that share memory with inputs are
+    copied. Raises AnnotationError where the annotation does not hold or cannot be tried.
     """
     dimop = Dimop.parse(annotation)
 
@@ -100,7 +101,7 @@ def _register(
     op = f"{namespace}.{short}.default"
     _refuse_second(op, function)
     signature = Signature.of(function, dimop)
-    dimop = tried(Subject(function, signature, dimop, short), example)
+    dimop = tried(Subject(signature.function, signature, _of_tensors(dimop), short), example)
     custom = define(f"{namespace}::{short}", signature, backward)
     allow_namespace(namespace)
     resolve.cache_clear()
@@ -110,9 +111,19 @@ def _register(
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = signature.python.bind(*args, **kwargs)
         bound.apply_defaults()
-        return custom(*signature.whole_numbers(bound.arguments).values())
+        values = signature.whole_numbers(bound.arguments)
+        return custom(*(values[name] for name in (*signature.tensors, *signature.rest)))
 
     return call
+
+
+def _of_tensors(dimop: Dimop) -> Dimop:
+    """The annotation of the operator, whose tensors come first, without ``?`` before them."""
+    inputs = dimop.annotation.inputs
+    tensors = tuple(tensor for tensor in inputs if tensor.dims is not None)
+    if inputs[: len(tensors)] == tensors:
+        return dimop
+    return Dimop.parse(str(Annotation(tensors, dimop.annotation.outputs)))
 
 
 def _refuse_second(op: str, function: Function) -> None:

@@ -125,18 +125,21 @@ def _draw(subject: Subject, seed: int, dtype: torch.dtype) -> Arguments:
         for tensor in annotation.inputs
         if tensor.dims is not None
     ]
-    return Arguments(tensors, _drawn_rest(subject, sizes))
+    return Arguments(tensors, _drawn_rest(subject, sizes, draws))
 
 
-def _drawn_rest(subject: Subject, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Lengths as drawn, defaults for the others."""
-    rest = {}
+def _drawn_rest(subject: Subject, sizes: Mapping[str, int], draws: random.Random) -> dict[str, Any]:
+    """Lengths as drawn, defaults for the others, and a float where there is none."""
+    rest: dict[str, Any] = {}
     for name in subject.signature.rest:
-        default = subject.signature.python.parameters[name].default
+        parameter = subject.signature.python.parameters[name]
+        default = parameter.default
         if name in subject.signature.lengths:
             rest[name] = sizes[name]
         elif default is not inspect.Parameter.empty:
             rest[name] = default
+        elif parameter.annotation is float:
+            rest[name] = draws.uniform(0.5, 2.0)
         else:
             raise AnnotationError(
                 f"{subject.name}: {name} has no default and is no identifier, so the annotation "

@@ -181,3 +181,17 @@ def test_parts_cover_the_whole_once(m, k, n, num, data):
     assert [i for start, end in cut for i in range(start, end)] == list(range(length))
     covered = sum(a * b for part in parts for a, b in [part.outputs[0].shape])
     assert covered == m * n * (num if (idx, dim) in {(0, 1), (1, 0)} else 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dim": "v"}, "dim is 'v'; expected a number"),
+        ({"idx": 1.0}, "idx is 1.0; expected a number"),
+        ({"num": "2"}, "num is '2'; expected the number of parts"),
+    ],
+    ids=str,
+)
+def test_a_split_is_asked_for_by_numbers(arguments, message: str) -> None:
+    with pytest.raises(AnnotationError, match=message):
+        Dimop.parse("a b -> a b").partition([(2, 4)], **{"idx": 0, "dim": 0, "num": 2, **arguments})

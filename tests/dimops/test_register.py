@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import shardwright as sw
 from shardwright.dimops import dimop_of, register_op, registered
 from shardwright.errors import AnnotationError
 from shardwright.ir import Builder, compile_graph, resolve
@@ -168,7 +169,7 @@ def test_an_example_is_asked_for_where_no_random_input_runs():
             raise ValueError("small")
         return x * 2
 
-    def needs(x: torch.Tensor, factor: float) -> torch.Tensor:
+    def needs(x: torch.Tensor, factor: int) -> torch.Tensor:
         return x * factor
 
     with pytest.raises(AnnotationError, match=r"ValueError: small.*; give example="):
@@ -177,7 +178,7 @@ def test_an_example_is_asked_for_where_no_random_input_runs():
         register_op("a -> a", name="test_needs")(needs)
     with pytest.raises(AnnotationError, match="the example's arguments, by name"):
         register_op("a -> a", name="test_needs", example={"y": 1})(needs)
-    register_op("a -> a", name="test_needs", example={"x": torch.randn(4), "factor": 2.0})(needs)
+    register_op("a -> a", name="test_needs", example={"x": torch.randn(4), "factor": 2})(needs)
 
 
 def test_types_and_their_order_are_asked_for():
@@ -189,8 +190,54 @@ def test_types_and_their_order_are_asked_for():
 
     with pytest.raises(AnnotationError, match="x, return without a type"):
         register_op("a -> a")(untyped)
-    with pytest.raises(AnnotationError, match="h stands before a tensor; tensors come first"):
+    with pytest.raises(AnnotationError, match=r"h is no tensor, .* with \? .*: '\?, …'"):
         register_op("a -> a")(turned)
+
+
+def test_a_number_before_a_tensor_has_a_question_mark():
+    def middle(x: torch.Tensor, factor: float, y: torch.Tensor, power: int = 2) -> torch.Tensor:
+        return x + factor * y**power
+
+    def backward(grads, x, factor, y, power):
+        return grads[0], grads[0] * factor * power * y ** (power - 1)
+
+    for name, options in (("test_middle", {}), ("test_middle_own", {"backward": backward})):
+        call = register_op("a b, ?, a b -> a b", name=name, **options)(middle)
+        x, y = (torch.randn(4, 6, dtype=torch.float64, requires_grad=True) for _ in range(2))
+        assert torch.equal(call(x, 0.5, y), middle(x, 0.5, y))
+        assert torch.autograd.gradcheck(lambda x, y, call=call: call(x, y=y, factor=3.0), (x, y))
+        graph = sw.capture(Calls(call), (x, y))
+        pipeline = sw.build(graph, sw.plan(graph, devices=2, policy="data"))
+        assert torch.equal(sw.run(pipeline, x, y, in_process=True), middle(x, 2.0, y))
+
+
+class Calls(torch.nn.Module):
+    def __init__(self, call) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.call(x, 2.0, y)
+
+
+@pytest.mark.parametrize("kind", ["optional", "list", "dict"])
+def test_a_type_that_an_operator_cannot_have_is_named(kind: str):
+    def optional(x: torch.Tensor, w: torch.Tensor | None = None) -> torch.Tensor:
+        return x if w is None else x * w
+
+    def many(xs: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(xs).sum(0)
+
+    def table(x: torch.Tensor, given: dict = {}) -> torch.Tensor:  # noqa: B006
+        return x * 2
+
+    function, text = {
+        "optional": (optional, r"w is a torch.Tensor \| None, which"),
+        "list": (many, r"xs is a list\[torch.Tensor\], which"),
+        "dict": (table, "of a type that an operator cannot have: .*dict"),
+    }[kind]
+    with pytest.raises(AnnotationError, match=text):
+        register_op("a b -> a b", name=f"test_{kind}")(function)
 
 
 def test_a_name_belongs_to_one_function():

@@ -216,7 +216,9 @@ def configuration(program: Program, names: list[list[str]]) -> str:
         partitions=", ".join(makers) if makers[1:] else f"{makers[0]},",
         training=program.training,
         inputs=by_slot([_quoted(_model_ports(program, i, program.inputs)) for i in places]),
-        outputs=by_slot([_quoted(_model_ports(program, i, program.outputs)) for i in places]),
+        outputs=by_slot(
+            [_quoted(_model_ports(program, i, sorted(program.outputs))) for i in places]
+        ),
         configurations="\n        ".join(entries),
         **{key: text.replace("COUNT", str(counts[0])) for key, text in options.items()},
     )
