@@ -13,6 +13,7 @@ names of their own: `capture`, `profile`, `metis_partition`, `codegen`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 from torch import nn
 
 from shardwright.codegenerate.codegen import codegen
-from shardwright.errors import CodegenError
+from shardwright.errors import CodegenError, ProfileError
 from shardwright.ir import IRGraph
 from shardwright.ir.values import IRValue
 from shardwright.planning.partitions.layered import LayerEdgeWeight, LayerWeight
@@ -34,7 +35,7 @@ from shardwright.tracing import capture
 DEPTH = 1000
 """Deeper than any model: layers are the modules that have no modules in them."""
 
-Weights = Profile | Mapping[str, Layer]
+Weights = Profile | Mapping[str, Layer | float]
 """What layers take: a profile, or measured layers by name."""
 
 
@@ -137,7 +138,8 @@ def build_graph(
         Measure each layer, as `profile_network` does; else layers have the ``weights`` of their
         names, or None.
     weights
-        What layers take, where that was measured before.
+        What layers take, by name, where that was measured before: layers of a profile, or
+        milliseconds.
 
     Raises CaptureError and ProfileError.
     """
@@ -156,9 +158,26 @@ def build_graph(
 
 
 def _layers(weights: Weights | None) -> Iterable[Layer]:
-    if isinstance(weights, Profile):
-        return weights.layers
-    return weights.values() if weights else ()
+    """What is known of layers. Raises ProfileError for what is no weight."""
+    if weights is None or isinstance(weights, Profile):
+        return weights.layers if weights is not None else ()
+    if not isinstance(weights, Mapping):
+        raise ProfileError(
+            f"weights= is a {type(weights).__name__}; give a Profile, or what each layer takes by "
+            "its name: milliseconds, or a layer of a profile"
+        )
+    return [_weight(name, weight) for name, weight in weights.items()]
+
+
+def _weight(name: str, weight: Any) -> Layer:
+    if isinstance(weight, Layer):
+        return weight
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < inf:
+        raise ProfileError(
+            f"weights= has {weight!r} for {name!r}; expected milliseconds from 0 up, or a layer of "
+            "a profile"
+        )
+    return Layer(name, "", (), name, float(weight), *[0.0] * 6)
 
 
 def compile_partitioned_model(

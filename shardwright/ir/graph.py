@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -30,6 +30,16 @@ from shardwright.ir.values import (
     Source,
     strides_or_none,
 )
+
+T = TypeVar("T")
+
+
+class NodeList(list[T]):
+    """The nodes of a graph in execution order; ``graph.nodes()`` gives them as ``graph.nodes``."""
+
+    def __call__(self) -> NodeList[T]:
+        """The nodes themselves."""
+        return self
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -54,7 +64,7 @@ class IRGraph:
 
     name: str
     values: dict[int, IRValue] = field(default_factory=dict)
-    nodes: list[IRNode] = field(default_factory=list)
+    nodes: list[IRNode] = field(default_factory=NodeList)
     inputs: list[int] = field(default_factory=list)
     outputs: list[int] = field(default_factory=list)
     updates: dict[int, int] = field(default_factory=dict)
@@ -64,6 +74,11 @@ class IRGraph:
     training: bool | None = field(default=None, compare=False, repr=False)
     next_id: int = field(default=0, compare=False, repr=False)
     _taken: dict[str, int] = field(default_factory=dict, compare=False, repr=False)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # What replaces the nodes may be any list; they stay callable.
+        is_plain = name == "nodes" and not isinstance(value, NodeList)
+        object.__setattr__(self, name, NodeList(value) if is_plain else value)
 
     def new_value(
         self,

@@ -8,7 +8,7 @@ names, and the parts of one node together are the node.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from shardwright.dimops.bound import BoundDimop, BoundPart
@@ -19,17 +19,20 @@ from shardwright.errors import AnnotationError, PlanError
 from shardwright.ir import IRGraph, IRNode, IRValue
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class PolicyNode:
     """A node of a graph; ``number`` is its place in execution order."""
 
     number: int
     node: IRNode
-    graph: IRGraph = field(repr=False)
+    graph: IRGraph
 
     def __str__(self) -> str:
         where = f" in {self.scope}" if self.scope else ""
         return f"node {self.number} ({self.name}{where})"
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
 
     @property
     def op(self) -> str:
@@ -84,7 +87,7 @@ class Way(NamedTuple):
         return f"idx={self.idx}, dim={self.dim}: {self.identifier}, up to {self.length} parts{sums}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Algorithm:
     """The ways to split a node by its dimensions; prints as its annotation and a line for each."""
 
@@ -93,6 +96,9 @@ class Algorithm:
 
     def __str__(self) -> str:
         return "\n".join([str(self.bound), *(f"  {way}" for way in self.ways())])
+
+    def __repr__(self) -> str:
+        return f"<{self.bound} of {self.node}>"
 
     def ways(self) -> list[Way]:
         """Each way to split; two of them may name the same split, by different inputs."""
@@ -115,7 +121,7 @@ class Algorithm:
         return self.bound.identifier(idx, dim)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SubNode:
     """A part of a node.
 
@@ -129,6 +135,9 @@ class SubNode:
 
     def __str__(self) -> str:
         return f"part {', '.join(f'{i} of {num}' for i, num in self.place)} of {self.node}"
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
 
     @property
     def name(self) -> str:

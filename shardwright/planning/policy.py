@@ -26,6 +26,7 @@ from typing import NamedTuple
 from shardwright.dimops.catalog import why_whole
 from shardwright.errors import AnnotationError, PlanError
 from shardwright.ir import IRGraph
+from shardwright.ir.graph import NodeList
 from shardwright.layout import Mesh
 from shardwright.planning.parts import (
     Algorithm,
@@ -67,7 +68,7 @@ class PolicyGraph:
     def __init__(self, graph: IRGraph, resource: Resource) -> None:
         self._graph = graph
         self._resource = resource
-        self._nodes = tuple(PolicyNode(i, node, graph) for i, node in enumerate(graph.nodes))
+        self._nodes = NodeList(PolicyNode(i, node, graph) for i, node in enumerate(graph.nodes))
         self._partitions: dict[Item, _Partition] = {}
         self._devices: dict[Item, str] = {}
         self._taken: dict[tuple[PolicyNode, str], Item] = {}
@@ -79,8 +80,9 @@ class PolicyGraph:
         """The graph's name."""
         return self._graph.name
 
-    def nodes(self) -> tuple[PolicyNode, ...]:
-        """The nodes in execution order."""
+    @property
+    def nodes(self) -> NodeList[PolicyNode]:
+        """The nodes in execution order, as ``graph.nodes`` or ``graph.nodes()``."""
         return self._nodes
 
     # --- decisions ----------------------------------------------------------------------------

@@ -17,12 +17,13 @@ from shardwright.ir.quantities import MILLISECOND
 from shardwright.ir.steps import forward_nodes, is_step
 from shardwright.planning import Plan
 from shardwright.planning.assemble import planned, step_of
+from shardwright.planning.partitions.layers import LayerGraph
 from shardwright.planning.plan import assignments, check_belongs
 from shardwright.profiling import Costs, Profile
 
 
 def draw(
-    graph: IRGraph,
+    graph: IRGraph | LayerGraph,
     path: str | Path | None = None,
     *,
     plan: Plan | None = None,
@@ -36,9 +37,20 @@ def draw(
 
     Times are those of the forward, of a training step those of forward and backward; where a
     profile lacks a node they are estimated. ``caption`` is a line below the graph's name; the
-    other arguments are as those of `IRGraph.draw`. Raises PlanError where the plan is of another
-    graph, and DrawError.
+    other arguments are as those of `IRGraph.draw`. A `LayerGraph` is drawn as its graph, with its
+    partition where it has one. Raises PlanError where the plan is of another graph, and DrawError.
     """
+    if isinstance(graph, LayerGraph):
+        if plan is None and partition is None:
+            partition = graph.partition
+        graph = graph.graph
+    if not isinstance(graph, IRGraph):
+        raise DrawError(
+            "a plan is drawn with the graph it is of: sw.draw(graph, plan=plan)"
+            if isinstance(graph, Plan)
+            else f"graph is a {type(graph).__name__}; give what capture, compile_ir or build_graph "
+            "returns"
+        )
     if plan is not None and partition is not None:
         raise DrawError("give either a plan or a partition, which both say how nodes are coloured")
     shown = graph

@@ -90,6 +90,27 @@ def test_a_layer_captured_in_a_mode_of_its_own_keeps_it(
     assert torch.equal(found, expected)
 
 
+class Unsorted(nn.Module):
+    """Outputs in an order that is not that of their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        y = self.one(x)
+        return {"zz": y, "aa": self.two(y)}
+
+
+def test_outputs_are_sorted_by_name(tmp_path: Path) -> None:
+    model = Unsorted().eval()
+    graph = sw.capture(model, (X,))
+    configuration = configured(written(graph, cut(graph, (1,)), tmp_path), model)
+    assert configuration["model outputs"] == ["aa", "zz"]
+    found, expected = run(configuration, {"x": X}), model(X)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
 def test_modules_have_the_modes_of_the_models(tmp_path: Path) -> None:
     graph = sw.capture(modal(training=True), (X,))
     model = modal(training=True)

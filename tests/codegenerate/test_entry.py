@@ -9,6 +9,7 @@ from torch import nn
 
 import shardwright as sw
 from benchmarks.models import GPT, Block
+from shardwright.codegenerate.entry import by_time
 from shardwright.errors import CodegenError, PlanError, ProfileError
 from tests.codegenerate.written import configured, imported, run, stages
 
@@ -81,6 +82,19 @@ def test_layers_are_measured_or_given_their_weights(model: GPT) -> None:
     profile = sw.profile_network(model, IDS, max_depth=1, n_iter=1)
     given = sw.build_graph(model, IDS, max_depth=1, weights=profile)
     assert [node.weight for node in given.nodes] == list(profile.layers)
+
+
+def test_weights_may_be_milliseconds(model: GPT) -> None:
+    graph = sw.build_graph(model, IDS, max_depth=1, weights={"blocks.0": 100, "blocks.1": 2.5})
+    weights = {node.name: node.weight for node in graph.nodes}
+    assert weights["blocks.0"].forward_time == 100
+    assert weights["blocks.2"] is None
+    stages = sw.metis_partition(graph, 2, by_time, seed=3)
+    of = {node.name: stage for node, stage in zip(stages.nodes, stages.stages, strict=True)}
+    assert of["blocks.0"] != of["blocks.1"] == of["blocks.3"]
+    for given, said in (({"blocks.0": "a"}, "has 'a' for 'blocks.0'"), ([3], "is a list")):
+        with pytest.raises(ProfileError, match=f"weights= {said}"):
+            sw.build_graph(model, IDS, weights=given)
 
 
 def test_weights_of_ones_own(model: GPT) -> None:

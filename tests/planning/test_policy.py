@@ -50,6 +50,25 @@ class Matmul(torch.nn.Module):
         return self.operator(x, self.w, 2)
 
 
+def test_nodes_are_a_list_that_may_be_called():
+    graph = language_model(layers=1)
+    seen = policy_graph(graph=graph)
+    for one in (graph, seen):
+        assert one.nodes() is one.nodes
+        assert list(one.nodes) == [*one.nodes()]
+    graph.nodes = [node for node in graph.nodes if node.op]
+    assert graph.nodes() is graph.nodes
+
+
+def test_parts_print_in_a_line():
+    graph = policy_graph()
+    node = first(graph, "linear")
+    parts = graph.partition(node, node.algorithm("dim"), idx=1, dim=0, num=2)
+    assert repr(parts[1]) == f"<part 1 of 2 of {node}>"
+    assert repr([node]) == f"[<{node}>]"
+    assert "\n" not in repr(node.algorithm("dim"))
+
+
 # --- what a policy sees ---------------------------------------------------------------------------
 
 

@@ -118,6 +118,16 @@ def test_a_partition_is_drawn_by_the_graph_itself() -> None:
     assert str(sw.draw(graph, partition=partition)) == str(drawing)
 
 
+def test_layers_are_drawn_as_their_graph() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))).eval()
+    layers = sw.build_graph(model, torch.ones(2, 8))
+    assert str(sw.draw(layers)) == str(sw.draw(layers.graph))
+    found = sw.metis_partition(layers, 2)
+    assert str(sw.draw(found)) == str(sw.draw(found.graph, partition=found.partition))
+    assert named_parts(sw.draw(found)) == ["stage 0", "stage 1"]
+
+
 def test_what_does_not_fit_is_refused() -> None:
     graph, other = language_model(layers=2), language_model(layers=3)
     plan = sw.plan(graph, devices=2)
@@ -127,3 +137,7 @@ def test_what_does_not_fit_is_refused() -> None:
         sw.draw(graph, plan=plan, partition={})
     with pytest.raises(sw.DrawError, match=r"draw a plan with sw\.draw"):
         graph.draw(partition=plan)
+    with pytest.raises(sw.DrawError, match=r"drawn with the graph it is of: sw\.draw\(graph, plan"):
+        sw.draw(plan)  # type: ignore[arg-type]
+    with pytest.raises(sw.DrawError, match="graph is a int; give what capture"):
+        sw.draw(3)  # type: ignore[arg-type]
