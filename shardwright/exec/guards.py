@@ -29,13 +29,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from shardwright.ir.torch_internals import version_of
+
 PLAIN = frozenset({bool, int, float, str, type(None)})
 """Types of the attributes that are compared, and of the elements of tuples that are."""
 RATES = frozenset({"lr", "initial_lr"})
 """What of an optimizer's group may change from call to call: it is an input of the step."""
 
 _requires_grad: Callable[[Tensor], bool] = attrgetter("requires_grad")
-_version: Callable[[Tensor], int] = attrgetter("_version")
 _address = Tensor.data_ptr
 _END = object()
 
@@ -148,12 +149,12 @@ class Guard:
 
     def has_same_contents(self) -> bool:
         """Whether nobody wrote to a tensor whose contents were taken."""
-        return [*map(_version, self._read)] == self._versions and not self._is_stepped
+        return [*map(version_of, self._read)] == self._versions and not self._is_stepped
 
     def versions(self) -> list[int]:
         """How often each tensor whose contents were taken has been written to; steps begin anew."""
         self._is_stepped = False
-        return [*map(_version, self._read)]
+        return [*map(version_of, self._read)]
 
     def took(self, versions: list[int]) -> None:
         """The contents were taken anew, no earlier than these versions."""

@@ -10,9 +10,12 @@ import ctypes
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
+from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +28,14 @@ from torch._library.custom_ops import OPDEFS
 from torch._library.simple_registry import singleton
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.distributed_c10d import Store, _get_default_store
 from torch.nn.modules.transformer import _detect_is_causal_mask
 from torch.nn.utils import clip_grad_norm_
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 __all__ = [
+    "AUTOCAST_SWITCHES",
     "BEGINS_RANGE",
     "DETECTS_CAUSAL_MASK",
     "MODULE_CALL",
@@ -43,23 +49,36 @@ __all__ = [
     "TracingContext",
     "add_to_all",
     "as_kernels_make",
+    "backward_class",
     "begin_memory_reports",
     "compiling_here",
     "copy_all",
+    "default_store",
     "enable_python_dispatcher",
     "end_memory_reports",
     "end_pool",
+    "has_backward_hooks",
+    "has_gradient_hooks",
     "has_kernel_for",
+    "has_step_hooks",
     "is_composite",
     "keeps_graph",
     "log_level",
     "note_step",
     "operator_of",
     "overload_of",
+    "preload_compiler",
     "registering_module",
     "schema_of",
+    "set_backward_class",
+    "set_versions",
+    "storage_info",
     "storage_key",
     "tracing",
+    "tree_leaves",
+    "unsaved_buffers",
+    "version_of",
+    "versions_in",
     "without_autocast",
     "without_dispatch_modes",
     "without_fake_failures",
@@ -302,3 +321,72 @@ def _module_of_file(file: str) -> str:
     """A loaded module's name by its file; torch wraps fake kernels in functions of its own."""
     loaded = list(sys.modules.items())
     return next((name for name, module in loaded if getattr(module, "__file__", None) == file), "")
+
+
+AUTOCAST_SWITCHES = (
+    torch.amp.autocast_mode._enter_autocast,
+    torch.amp.autocast_mode._exit_autocast,
+)
+"""What tracers note where a ``with torch.autocast`` begins and ends."""
+
+version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
+"""How often a tensor's memory has been written to, by what torch counts."""
+
+
+def unsaved_buffers(module: nn.Module) -> Collection[str]:
+    """The names of a module's own buffers that no checkpoint holds."""
+    return module._non_persistent_buffers_set
+
+
+def has_backward_hooks(module: nn.Module) -> bool:
+    """Whether a module itself has hooks on its backward."""
+    return bool(module._backward_hooks or module._backward_pre_hooks)
+
+
+def has_gradient_hooks(parameter: torch.Tensor) -> bool:
+    """Whether a leaf has hooks on its gradient."""
+    after = getattr(parameter, "_post_accumulate_grad_hooks", None)
+    return bool(parameter._backward_hooks or after)
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer has hooks of its own around its step."""
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
+def versions_in(state: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What a state dict says of each module's version; None where it says nothing."""
+    found: Mapping[str, Any] | None = getattr(state, "_metadata", None)
+    return found
+
+
+def set_versions(state: OrderedDict[str, Any], versions: Mapping[str, Any]) -> None:
+    """Let a state dict say each module's version."""
+    state._metadata = versions  # type: ignore[attr-defined]
+
+
+def backward_class(function: type[torch.autograd.Function]) -> type:
+    """The class of what runs a Function's backward, and is the ``ctx`` of its forward."""
+    found: type = function._backward_cls
+    return found
+
+
+def set_backward_class(function: type[torch.autograd.Function], cls: type) -> None:
+    """Have another class, derived from `backward_class`, run a Function's backward."""
+    function._backward_cls = cls
+
+
+def default_store() -> Store:
+    """The store by which torch.distributed's first process group was made."""
+    return _get_default_store()
+
+
+def storage_info(file: str, offset: int, length: int) -> Any:
+    """Where in a checkpoint's files a tensor is, as torch.distributed.checkpoint says it."""
+    filesystem = import_module("torch.distributed.checkpoint.filesystem")
+    return filesystem._StorageInfo(file, offset, length)
+
+
+def preload_compiler() -> None:
+    """Import what torch imports when a process first runs a custom operator; it takes seconds."""
+    import_module("torch._dynamo")

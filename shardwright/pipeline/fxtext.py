@@ -31,7 +31,7 @@ from shardwright.ir.argument_types import check_written
 from shardwright.ir.attributes import from_json, to_json
 from shardwright.ir.dtypes import DTYPES
 from shardwright.ir.operators import join_call, signature, split_call
-from shardwright.ir.torch_internals import OpOverload
+from shardwright.ir.torch_internals import OpOverload, schema_of
 from shardwright.ir.values import SLOT, Input
 from shardwright.pipeline.schema import Natural, TensorInfo
 
@@ -286,7 +286,7 @@ def _decode_argument(data: Any, values: Mapping[Reference, IRValue]) -> Any:
 
 def _check_operator(overload: OpOverload, node: Node) -> None:
     """The operator opens no file, and returns as many things as the node says."""
-    schema = overload._schema
+    schema = schema_of(overload)
     where = place_of(node)
     if any(argument.name == "filename" for argument in schema.arguments):
         raise GraphError(

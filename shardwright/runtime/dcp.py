@@ -30,7 +30,6 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.filesystem import (
     FileSystemReader,
     FileSystemWriter,
-    _StorageInfo,
 )
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -52,6 +51,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from shardwright.errors import WeightError, WriteError
 from shardwright.ir.dtypes import dtype_name, torch_dtype
+from shardwright.ir.torch_internals import storage_info
 from shardwright.pipeline.schema import Placements
 
 INDEX = ".metadata"
@@ -133,7 +133,7 @@ def write_index(
         for name in (entry.piece.name, *further.get(entry.piece.name, ())):
             piece = msgspec.structs.replace(entry.piece, name=name)
             wholes.setdefault(name, _whole(piece)).chunks.append(_chunk(piece))
-            info = _StorageInfo(entry.file, entry.offset, entry.length)
+            info = storage_info(entry.file, entry.offset, entry.length)
             results.append(WriteResult(_index_of(piece), entry.length, info))
     index = Metadata({**wholes}, planner_data={name: (name,) for name in wholes})
     with _writing(directory):
@@ -221,7 +221,7 @@ def _write_item(piece: Piece) -> WriteItem:
     return WriteItem(_index_of(piece), WriteItemType.SHARD, tensor_data=data)
 
 
-def _written(piece: Piece, info: _StorageInfo) -> Written:
+def _written(piece: Piece, info: Any) -> Written:
     return Written(piece, info.relative_path, info.offset, info.length)
 
 

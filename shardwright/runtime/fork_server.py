@@ -31,8 +31,8 @@ from pathlib import Path
 
 import msgspec
 import numpy
-import torch._dynamo  # noqa: F401  else each worker would, when it first runs a custom operator
 
+from shardwright.ir.torch_internals import preload_compiler
 from shardwright.runtime import process
 from shardwright.runtime.forking import DESCRIPTORS, LENGTH, PID, STATUS, Fork
 
@@ -134,6 +134,7 @@ def main(arguments: Sequence[str]) -> None:
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # What comes later must not be taken for standard output.
     os.close(number)
+    preload_compiler()  # Else each worker would, when it first runs a custom operator.
     gc.collect()
     gc.freeze()  # Else the first collection in a worker would copy all that was imported.
     connection, driver = map(int, arguments)

@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardwright.ir.torch_internals import OpOverload
+from shardwright.ir.torch_internals import OpOverload, TorchDispatchMode, schema_of
 
 _SEEDED = torch.Tag.nondeterministic_seeded
 _default_generator = threading.Lock()
@@ -47,7 +46,7 @@ class OwnDraws(TorchDispatchMode):
         if _SEEDED not in func.tags:
             return func(*args, **given)
         self.drew = True
-        names = [argument.name for argument in func._schema.arguments]
+        names = [argument.name for argument in schema_of(func).arguments]
         if "generator" in names:
             if names.index("generator") >= len(args) and given.get("generator") is None:
                 given["generator"] = self._generator

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from shardwright.ir.torch_internals import set_versions, versions_in
+
 
 class Keys(NamedTuple):
     """Of a state that was loaded: keys that lack, and keys that nothing knows."""
@@ -38,14 +40,14 @@ def beneath(state: Mapping[str, Any], prefix: str) -> OrderedDict[str, Any]:
     found = OrderedDict(
         (key.removeprefix(prefix), value) for key, value in state.items() if key.startswith(prefix)
     )
-    written: Mapping[str, Any] | None = getattr(state, "_metadata", None)
+    written: Mapping[str, Any] | None = versions_in(state)
     if written is not None:
         versions = {
             f"{path}.".removeprefix(prefix).removesuffix("."): dict(said)
             for path, said in written.items()
             if f"{path}.".startswith(prefix)
         }
-        found._metadata = versions  # type: ignore[attr-defined]
+        set_versions(found, versions)
     return found
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from shardwright.comm import (
@@ -36,6 +36,7 @@ from shardwright.comm import (
     operations,
 )
 from shardwright.errors import LaunchError, RunError, ShardwrightError, WorkerError
+from shardwright.ir.torch_internals import default_store
 from shardwright.pipeline import Pipeline, SuperTask
 from shardwright.runtime.backend import START_PATIENCE, Backend, Finish, running_future, settle
 from shardwright.runtime.connection import Answered, from_bytes, to_bytes
@@ -266,7 +267,7 @@ def _rendezvous(timeout: float) -> PrefixStore:
 
 def _store_of_program() -> PrefixStore:
     """The store by which the ranks of the program's own default group met."""
-    return PrefixStore(f"shardwright/{next(_meetings)}", _get_default_store())
+    return PrefixStore(f"shardwright/{next(_meetings)}", default_store())
 
 
 def outputs_on_first_slot(pipeline: Pipeline) -> Pipeline:

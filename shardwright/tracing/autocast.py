@@ -20,16 +20,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.errors import CaptureError
 from shardwright.ir.operators import join_call, operator_name
 from shardwright.ir.torch_internals import (
     FakeTensorMode,
     OpOverload,
+    TorchDispatchMode,
     has_kernel_for,
     is_composite,
     storage_key,
+    tree_leaves,
 )
 
 Casts = tuple[torch.dtype | None, ...]
@@ -153,5 +154,5 @@ def _run(
 
 
 def _dtypes(value: Any) -> tuple[torch.dtype, ...]:
-    leaves = torch.utils._pytree.tree_leaves(value)
+    leaves = tree_leaves(value)
     return tuple(leaf.dtype for leaf in leaves if isinstance(leaf, torch.Tensor))

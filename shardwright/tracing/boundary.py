@@ -16,6 +16,7 @@ from torch import nn
 
 from shardwright.errors import CaptureError
 from shardwright.ir.dtypes import dtype_name
+from shardwright.ir.torch_internals import unsaved_buffers
 from shardwright.ir.values import IRValue
 from shardwright.tracing.emitter import Emitter
 from shardwright.tracing.export import Program
@@ -55,7 +56,7 @@ def contents_of(model: nn.Module) -> dict[str, Stored]:
 def _unsaved(model: nn.Module) -> Iterator[str]:
     """The names of buffers that no checkpoint holds."""
     for path, module in model.named_modules(remove_duplicate=False):
-        for name in module._non_persistent_buffers_set:
+        for name in unsaved_buffers(module):
             yield f"{path}.{name}" if path else name
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from shardwright.ir.torch_internals import OpOverload
+from shardwright.ir.torch_internals import OpOverload, operator_of, schema_of
 
 FACTORY_OPTIONS = ("dtype", "layout", "device", "pin_memory")
 """Parameters that a factory has only where it makes its result itself, without ``out=``."""
@@ -39,13 +39,13 @@ class FunctionalForm:
 @cache
 def functional_form(overload: OpOverload) -> FunctionalForm | None:
     """The functional form of a mutable overload, or None where torch has none."""
-    arguments = overload._schema.arguments
+    arguments = schema_of(overload).arguments
     writes = tuple(argument.name for argument in arguments if _is_written(argument))
     kept = [argument for argument in arguments if not argument.is_out]
     for candidate in _candidates(overload):
         extra = _extra_parameters(kept, candidate)
         if extra is not None and _returns_enough(candidate, len(writes)):
-            found = candidate._schema.arguments[: len(kept)]
+            found = schema_of(candidate).arguments[: len(kept)]
             reads = tuple((to.name, at.name) for to, at in zip(found, kept, strict=True))
             return FunctionalForm(candidate, reads, writes, "dtype" in extra)
     return None
@@ -57,20 +57,20 @@ def _is_written(argument: Any) -> bool:
 
 def _candidates(overload: OpOverload) -> Iterator[OpOverload]:
     """Overloads that do not write, of the packets that may hold the functional form."""
-    name = overload._opname
+    name = operator_of(overload)
     plain = f"__{name[3:]}" if name.startswith("__i") else name.removesuffix("_")
     namespace = getattr(torch.ops, overload.namespace)
     for packet_name in dict.fromkeys((plain, f"{plain}_functional", name)):
         packet = getattr(namespace, packet_name, None)
         for overload_name in packet.overloads() if packet else ():
             candidate = getattr(packet, overload_name)
-            if not candidate._schema.is_mutable:
+            if not schema_of(candidate).is_mutable:
                 yield candidate
 
 
 def _extra_parameters(wanted: list[Any], candidate: OpOverload) -> set[str] | None:
     """What ``candidate`` takes beyond ``wanted``, if it is nothing but a factory's options."""
-    found = candidate._schema.arguments
+    found = schema_of(candidate).arguments
     extra = {argument.name for argument in found[len(wanted) :]}
     same = [str(argument.type) for argument in wanted] == [
         str(argument.type) for argument in found[: len(wanted)]
@@ -80,5 +80,5 @@ def _extra_parameters(wanted: list[Any], candidate: OpOverload) -> set[str] | No
 
 def _returns_enough(candidate: OpOverload, count: int) -> bool:
     """Whether it returns at least ``count`` tensors, or a list of them."""
-    returns = candidate._schema.returns
+    returns = schema_of(candidate).returns
     return len(returns) >= count or any("List" in str(item.type) for item in returns)

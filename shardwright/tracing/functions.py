@@ -29,6 +29,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from shardwright.errors import CaptureError
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
 from shardwright.ir.operators import resolve
+from shardwright.ir.torch_internals import backward_class, set_backward_class
 from shardwright.ir.with_backward import WITH_BACKWARD
 from shardwright.tracing.emitter import Emitter
 from shardwright.tracing.failures import line_before
@@ -125,8 +126,8 @@ def _applied(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
 def _traced(cls: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Apply a Function, and trace its backward behind it."""
     known = type(cls.__name__, (cls,), {"__module__": cls.__module__})
-    context = type(f"{cls.__name__}Backward", (_Context, known._backward_cls), {})  # type: ignore[attr-defined]
-    known._backward_cls = context  # type: ignore[attr-defined]
+    context = type(f"{cls.__name__}Backward", (_Context, backward_class(known)), {})
+    set_backward_class(known, context)
     made = _apply.__func__(known, *args, **kwargs)
     results = made if isinstance(made, tuple) else (made,)
     wanted = [item for item in results if isinstance(item, torch.Tensor) and item.requires_grad]

@@ -15,6 +15,7 @@ import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from shardwright.errors import CaptureError
+from shardwright.ir.torch_internals import has_step_hooks
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ def groups_of(name: str, optimizer: Optimizer) -> list[Group]:
             f"the optimizer {name!r} is a {type(optimizer).__qualname__}, whose step a graph does "
             f"not know; supported are torch.optim's {supported}"
         )
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+    if has_step_hooks(optimizer):
         raise CaptureError(
             f"the optimizer {name!r} has step hooks, which a graph cannot call; remove them, and "
             "write what they do into the step function"

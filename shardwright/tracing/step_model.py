@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import CaptureError
+from shardwright.ir.torch_internals import has_backward_hooks, has_gradient_hooks
 from shardwright.tracing.boundary import Stored, contents_of
 from shardwright.tracing.closures import Closure
 from shardwright.tracing.flat import PREFIX
@@ -121,7 +122,7 @@ def _check_module(name: str, module: nn.Module) -> None:
                 f"{where} is a DistributedDataParallel, which sends gradients itself; let the step "
                 f"use the module inside it ({where}.module), and split the data by the plan"
             )
-        if part._backward_hooks or part._backward_pre_hooks:
+        if has_backward_hooks(part):
             raise CaptureError(
                 f"{where} has backward hooks, which a graph cannot call; remove them, and change "
                 "p.grad after backward()"
@@ -129,7 +130,7 @@ def _check_module(name: str, module: nn.Module) -> None:
 
 
 def _check_hooks(name: str, parameter: torch.Tensor) -> None:
-    if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+    if has_gradient_hooks(parameter):
         raise CaptureError(
             f"parameter {name!r} has hooks on its gradient, which a graph cannot call; remove "
             "them, and change p.grad after backward()"

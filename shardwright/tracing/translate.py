@@ -27,7 +27,13 @@ import torch.fx
 from shardwright.errors import GraphError
 from shardwright.ir.operators import allow_namespace, operator_name, split_call
 from shardwright.ir.strided import BY_STRIDES
-from shardwright.ir.torch_internals import SET_GRAD_ENABLED, OpOverload
+from shardwright.ir.torch_internals import (
+    AUTOCAST_SWITCHES,
+    SET_GRAD_ENABLED,
+    OpOverload,
+    operator_of,
+    schema_of,
+)
 from shardwright.ir.values import SLOT, Input, with_absent
 from shardwright.tracing.casts import Casts
 from shardwright.tracing.emitter import Emitter
@@ -127,15 +133,15 @@ class Translator:
             return self.backwards.end(node, self._held.standing_for)
         if overload.namespace != "aten":
             allow_namespace(overload.namespace)
-        if overload._schema.is_mutable:
+        if schema_of(overload).is_mutable:
             return self._writes.translate(overload, node, tensors)
         inputs, attrs = split_call(overload, node.args, node.kwargs, is_tensor=is_node)
         self._check_attributes(overload, attrs)
         places = self._held.standing_for(inputs)
-        if overload._opname == "lift_fresh_copy":
+        if operator_of(overload) == "lift_fresh_copy":
             return self.memory.copy(tensors[0], self.memory.read(places[0]))
         if self._does_nothing(overload, tensors, places, attrs):
-            call = ViewCall(overload._opname, attrs, places[0].spec, tuple(tensors))
+            call = ViewCall(operator_of(overload), attrs, places[0].spec, tuple(tensors))
             return self.memory.view(places[0], self.memory.read(places[0]), call)
         norm = NORMS.get(overload)
         if norm is not None and norm.writes(attrs):
@@ -151,10 +157,10 @@ class Translator:
         attrs: dict[str, Any],
     ) -> bool:
         """Whether the result is the first input."""
-        rule = _DOES_NOTHING.get(overload._opname) if overload.namespace == "aten" else None
+        rule = _DOES_NOTHING.get(operator_of(overload)) if overload.namespace == "aten" else None
         if rule is None or not rule(attrs):
             return False
-        if overload._opname == "dropout":  # its fake result is a copy, its real one the input
+        if operator_of(overload) == "dropout":  # its fake result is a copy, its real one the input
             self.memory.join(specs[0], places[0])
             return True
         shared = self.memory.parent_of(specs[0], places[:1]) is not None
@@ -182,7 +188,7 @@ class Translator:
             if parent is None:
                 results.append(self.memory.root(spec, value))
             else:
-                call = ViewCall(overload._opname, attrs, parent.spec, present, number)
+                call = ViewCall(operator_of(overload), attrs, parent.spec, present, number)
                 results.append(self.memory.view(parent, value, call))
         if isinstance(node.meta.get("val"), torch.Tensor):
             return results[0]
@@ -223,8 +229,7 @@ _DEPENDS_ON_CONTENTS = (
 _SETTINGS = frozenset(
     {
         SET_GRAD_ENABLED,
-        torch.amp.autocast_mode._enter_autocast,
-        torch.amp.autocast_mode._exit_autocast,
+        *AUTOCAST_SWITCHES,
     }
 )
 """Changes of settings, which each call's note has anyway."""
@@ -240,7 +245,7 @@ def _from_first_element(
     first, *others = places
     given = attrs["storage_offset"]
     offset = first.spec.storage_offset() if given is None else given
-    if overload._opname != "as_strided_scatter":  # its result is as the view that it writes to
+    if operator_of(overload) != "as_strided_scatter":  # its result is as the view that it writes to
         first = first.root
     counted = offset - first.spec.storage_offset()
     said = given if given is None and counted == 0 else counted

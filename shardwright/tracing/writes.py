@@ -14,7 +14,7 @@ import torch
 import torch.fx
 
 from shardwright.ir.operators import split_call
-from shardwright.ir.torch_internals import OpOverload
+from shardwright.ir.torch_internals import OpOverload, operator_of, schema_of
 from shardwright.ir.values import IRValue
 from shardwright.tracing.emitter import Emitter
 from shardwright.tracing.functional_forms import FunctionalForm, functional_form
@@ -41,7 +41,7 @@ class Writes:
         ``specs`` are its fake results. Raises CaptureError.
         """
         form = functional_form(overload)
-        if form is None or overload._opname in _CHANGES_STORAGE:
+        if form is None or operator_of(overload) in _CHANGES_STORAGE:
             raise self._emitter.refuse(
                 f"{overload.name()} writes in place in a way that has no functional form; write "
                 "it with operators that return a new tensor"
@@ -68,10 +68,10 @@ class Writes:
         inputs, attrs = split_call(form.overload, (), named, is_tensor=is_node)
         place: Place = self._held.standing_for(inputs[0])
         value = self._memory.read(place)
-        if form.overload._opname != "detach":
+        if operator_of(form.overload) != "detach":
             (value,) = self._emitter.emit(form.overload, [value], attrs, outputs=[spec])
         return self._memory.view(
-            place, value, ViewCall(form.overload._opname, attrs, place.spec, (spec,))
+            place, value, ViewCall(operator_of(form.overload), attrs, place.spec, (spec,))
         )
 
     def _results(
@@ -116,7 +116,7 @@ class Writes:
         """What the call stands for: the tensors written to, or those made beside them."""
         if not specs:
             return None
-        if any(item.alias_info is not None for item in overload._schema.returns):
+        if any(item.alias_info is not None for item in schema_of(overload).returns):
             places = targets
         else:
             places = [self._memory.root(spec, v) for spec, v in zip(specs, results, strict=False)]
@@ -125,6 +125,6 @@ class Writes:
 
 def _named_arguments(overload: OpOverload, node: torch.fx.Node) -> dict[str, Any]:
     """The arguments of a call by name, defaults filled in."""
-    schema = overload._schema.arguments
+    schema = schema_of(overload).arguments
     given = dict(zip((item.name for item in schema), node.args, strict=False)) | node.kwargs
     return {item.name: given.get(item.name, item.default_value) for item in schema}

@@ -17,12 +17,17 @@ from shardwright.ir.torch_internals import (
     OpOverload,
     add_to_all,
     as_kernels_make,
+    backward_class,
     begin_memory_reports,
     compiling_here,
     copy_all,
+    default_store,
     end_memory_reports,
     end_pool,
+    has_backward_hooks,
+    has_gradient_hooks,
     has_kernel_for,
+    has_step_hooks,
     is_composite,
     keeps_graph,
     log_level,
@@ -31,7 +36,13 @@ from shardwright.ir.torch_internals import (
     overload_of,
     registering_module,
     schema_of,
+    set_backward_class,
+    set_versions,
+    storage_info,
     storage_key,
+    unsaved_buffers,
+    version_of,
+    versions_in,
     without_autocast,
     without_dispatch_modes,
     without_torch_function,
@@ -267,3 +278,68 @@ def test_fake_results_are_made_what_kernels_make(dtype):
         for mode in (FakeTensorMode(), nullcontext())
     ]
     assert kinds[0] == kinds[1]
+
+
+def test_writes_to_a_tensor_are_counted():
+    x = torch.zeros(4)
+    before = version_of(x)
+    x[:2].add_(1)
+    assert version_of(x) > before
+
+
+def test_modules_know_the_buffers_that_no_checkpoint_holds():
+    module = torch.nn.Module()
+    module.register_buffer("kept", torch.zeros(1))
+    module.register_buffer("unsaved", torch.zeros(1), persistent=False)
+    assert set(unsaved_buffers(module)) == {"unsaved"}
+
+
+def test_hooks_are_seen():
+    layer, weight = torch.nn.Linear(1, 1), torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], 0.1)
+    assert not has_backward_hooks(layer)
+    assert not has_gradient_hooks(weight)
+    assert not has_step_hooks(optimizer)
+    layer.register_full_backward_hook(lambda *_: None)
+    weight.register_post_accumulate_grad_hook(lambda _: None)
+    optimizer.register_step_pre_hook(lambda *_: None)
+    assert has_backward_hooks(layer)
+    assert has_gradient_hooks(weight)
+    assert has_step_hooks(optimizer)
+
+
+def test_state_dicts_say_versions():
+    state = torch.nn.BatchNorm1d(2).state_dict()
+    assert versions_in(state)[""]["version"] == 2
+    set_versions(state, {"": {"version": 1}})
+    assert versions_in(state) == {"": {"version": 1}}
+    assert versions_in({}) is None
+
+
+def test_a_function_runs_its_backward_by_a_class_that_can_be_another():
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            seen.append(type(ctx))
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 2
+
+    seen = []
+    other = type("Other", (backward_class(Double),), {})
+    set_backward_class(Double, other)
+    result = Double.apply(torch.ones(1, requires_grad=True))
+    assert seen == [other]
+    assert isinstance(result.grad_fn, other)
+
+
+def test_a_place_in_a_checkpoint_has_three_fields():
+    info = storage_info("file", 8, 16)
+    assert (info.relative_path, info.offset, info.length) == ("file", 8, 16)
+
+
+def test_there_is_no_default_store_without_a_group():
+    with pytest.raises(ValueError, match="init_process_group"):
+        default_store()

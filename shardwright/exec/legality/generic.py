@@ -11,13 +11,14 @@ from shardwright.ir import IRValue, resolve
 from shardwright.ir.dtypes import dtype_name
 from shardwright.ir.inference import Inference
 from shardwright.ir.operators import split_call
+from shardwright.ir.torch_internals import schema_of
 from shardwright.ir.values import Input
 
 
 def _generic(call: Call) -> Makes:
     op = call.attrs["op"]
     overload = resolve(op)
-    schema = overload._schema
+    schema = schema_of(overload)
     if schema.is_mutable or any(argument.name == "filename" for argument in schema.arguments):
         raise ExecError(f"{op} writes to its arguments or opens a file; it cannot stand in a file")
     args, kwargs = call_arguments(call.attrs)
