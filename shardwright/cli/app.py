@@ -29,9 +29,12 @@ from shardwright.cli.options import (
     Modules,
     PipelineFile,
     PipelineOutput,
+    Seconds,
     SlotKind,
     Target,
+    Threads,
     TraceFile,
+    WeightsFolder,
     writable,
 )
 from shardwright.cli.plan import plan as plan_command
@@ -244,12 +247,15 @@ def run(
         Path | None, typer.Option(help="A safetensors file with the inputs by name.")
     ] = None,
     random: Annotated[bool, typer.Option("--random", help="Draw the inputs at random.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of what --random draws.")] = 0,
+    weights: WeightsFolder = None,
     output: Annotated[
         Path | None,
         typer.Option(callback=writable, help="Write the outputs to this safetensors file."),
     ] = None,
     in_process: InProcess = False,
-    timeout: Annotated[float, typer.Option(help="Seconds that one operation may wait.")] = 60.0,
+    timeout: Seconds = 60.0,
+    threads: Threads = 1,
     modules: Modules = None,
     trace: TraceFile = None,
     timeline: DrawsTimeline = False,
@@ -263,15 +269,57 @@ def run(
         RunOptions(
             inputs=inputs,
             random=random,
+            seed=seed,
+            weights=weights,
             output=output,
             in_process=in_process,
             timeout=timeout,
+            threads=threads,
             modules=tuple(modules or ()),
             trace=trace,
             timeline=timeline,
             repeat=repeat,
         ),
     )
+
+
+@app.command()
+def verify(
+    file: PipelineFile,
+    target: Target,
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, help="How far outputs may differ, of their greatest number.")
+    ] = 0.0,
+    weights: WeightsFolder = None,
+    in_process: InProcess = False,
+    timeout: Seconds = 60.0,
+    threads: Threads = 1,
+    modules: Modules = None,
+) -> None:
+    """Run a pipeline file and the model that it is of, and compare every output."""
+    # As in `demo`: equal to the last bit, unless MKL rounds by where arrays lie.
+    os.environ.setdefault("MKL_CBWR", "AUTO")
+    from shardwright.cli.steps import Steps
+    from shardwright.cli.userfiles import UserFiles
+    from shardwright.pipeline import Pipeline
+    from shardwright.runtime import verify as verify_pipeline
+
+    steps = Steps(Console(stderr=True))
+    with steps.step("make the model"):
+        example = UserFiles().example(target)
+    with steps.step("run both"):
+        report = verify_pipeline(
+            Pipeline.load(file, weights_in=weights),
+            example.model,
+            example.args,
+            example.kwargs,
+            in_process=in_process,
+            tolerance=tolerance,
+            threads=threads,
+            timeout=timeout,
+            modules=tuple(modules or ()),
+        )
+    Console().print(str(report), markup=False, highlight=False)
 
 
 app.command("simulate")(simulate_command)

@@ -57,3 +57,17 @@ TraceFile = Annotated[
     typer.Option("--trace", callback=writable, help="Write the timeline as a Chrome trace."),
 ]
 DrawsTimeline = Annotated[bool, typer.Option("--timeline", help="Draw the timeline.")]
+
+Seconds = Annotated[float, typer.Option(help="Seconds that one operation may wait.")]
+
+Threads = Annotated[int, typer.Option(min=1, help="How many threads each worker computes with.")]
+
+WeightsFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--weights",
+        exists=True,
+        file_okay=False,
+        help="A folder, beside the file's own, in which its parameter files may lie.",
+    ),
+]

@@ -42,9 +42,12 @@ class RunOptions:
 
     inputs: Path | None
     random: bool
+    seed: int
+    weights: Path | None
     output: Path | None
     in_process: bool
     timeout: float
+    threads: int
     modules: tuple[str, ...]
     trace: Path | None
     timeline: bool
@@ -56,7 +59,7 @@ def run_file(file: Path, options: RunOptions) -> None:
     leads = os.environ.get("RANK", "0") == "0"
     steps = Steps(Console(stderr=True), quiet=not leads)
     with steps.step("load"):
-        pipeline = Pipeline.load(file)
+        pipeline = Pipeline.load(file, weights_in=options.weights)
         call = as_call(pipeline, _inputs(pipeline, options))
     with steps.step("start"):
         runner = _start(pipeline, options)
@@ -71,7 +74,9 @@ def run_file(file: Path, options: RunOptions) -> None:
 def _inputs(pipeline: Pipeline, options: RunOptions) -> Mapping[str, torch.Tensor]:
     if options.random == (options.inputs is not None):
         raise InputError("give either --inputs FILE or --random")
-    return read_inputs(options.inputs) if options.inputs else random_inputs(pipeline)
+    if options.inputs is not None:
+        return read_inputs(options.inputs)
+    return random_inputs(pipeline, options.seed)
 
 
 def _start(pipeline: Pipeline, options: RunOptions) -> Runner:
@@ -79,6 +84,7 @@ def _start(pipeline: Pipeline, options: RunOptions) -> Runner:
         pipeline,
         in_process=options.in_process,
         timeout=options.timeout,
+        threads=options.threads,
         modules=options.modules,
         trace=options.timeline or options.trace is not None,
     )

@@ -10,7 +10,9 @@ alone, not from when a run was interrupted; a run that fails leaves its last che
 
 from __future__ import annotations
 
+import math
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
@@ -94,6 +96,7 @@ class TrainingRun:
         self._logs = Logs([self._display])
         self._finished_at = 0.0
         self._told_of_short = False
+        self._told_of_nan = False
 
     # --- sessions ---------------------------------------------------------------------------
 
@@ -272,15 +275,31 @@ class TrainingRun:
         if not self._leads:
             return None
         numbers = measures(outcome, LOSS)
+        loss = loss_of(numbers)
+        self._warn_of_nan(step.position.step, loss)
         return StepReport(
             step=step.position.step,
             epoch=step.batch.epoch,
-            loss=loss_of(numbers),
+            loss=loss,
             numbers=numbers,
             rates=step.rates,
             seconds=seconds,
             samples=step.batch.size,
             tokens=step.batch.tokens,
+        )
+
+    def _warn_of_nan(self, step: int, loss: float) -> None:
+        """Warn of the first loss that is no number: the steps behind it train on it."""
+        if self._told_of_nan or math.isfinite(loss):
+            return
+        self._told_of_nan = True
+        kept = self._latest()
+        warnings.warn(
+            f"the loss of step {step} is {loss}, and what is trained from here on is likely to be "
+            f"lost; {'the last checkpoint is ' + kept.name if kept is not None else 'stop'}, lower "
+            "the learning rate, or clip gradients (nn.utils.clip_grad_norm_) in the step",
+            RuntimeWarning,
+            stacklevel=2,
         )
 
     def _pauses_after(self, step: int) -> bool:

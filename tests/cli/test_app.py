@@ -222,3 +222,33 @@ def test_a_damaged_file_is_named(built: Path) -> None:
 def test_debug_lets_the_error_through(folder: Path) -> None:
     result = invoke("--debug", "check", "missing.json")
     assert type(result.exception).__name__ == "PipelineError"
+
+
+def test_a_run_of_another_seed_and_another_folder(built: Path, folder: Path) -> None:
+    outputs = []
+    for seed in (0, 0, 1):
+        output = folder / "outputs.safetensors"
+        options = ["--random", "--seed", seed, "--threads", 2, "--in-process", "--output", output]
+        succeed("run", built, *options)
+        outputs.append(next(iter(load_file(output).values())))
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
+    (folder / "elsewhere").mkdir()
+    weights = folder / "model.weights.safetensors"
+    weights.rename(folder / "elsewhere" / weights.name)
+    built.write_text(built.read_text().replace(weights.name, f"elsewhere/{weights.name}"))
+    (folder / "moved").mkdir()
+    moved = folder / "moved" / built.name
+    moved.write_text(built.read_text().replace("elsewhere/", "../elsewhere/"))
+    run = ["run", moved, "--random", "--in-process"]
+    assert invoke(*run).exit_code == 1
+    succeed(*run, "--weights", folder / "elsewhere")
+
+
+def test_a_file_is_verified_with_its_model(built: Path, folder: Path) -> None:
+    assert "equal" in succeed("verify", built, "cli_model.py:make", "--in-process")
+    other = MODEL.replace("manual_seed(0)", "manual_seed(1)")
+    (folder / "other_model.py").write_text(other)
+    result = invoke("verify", built, "other_model.py:make", "--in-process")
+    assert result.exit_code == 1
+    assert "VerifyError: the pipeline's outputs are not the model's" in result.stderr

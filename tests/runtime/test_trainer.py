@@ -205,6 +205,15 @@ def test_a_directory_with_checkpoints_is_not_written_over(tmp_path: Path) -> Non
         quietly(perceptron(), rows(2), epochs=1, checkpoint=tmp_path)
 
 
+def test_the_first_loss_that_is_no_number_is_said() -> None:
+    data = rows(4)
+    data[1][0][2, 3] = torch.nan
+    with pytest.warns(RuntimeWarning, match="the loss of step 2 is nan") as caught:
+        found = quietly(perceptron(), data, epochs=1)
+    assert [str(warning.message)[:22] for warning in caught] == ["the loss of step 2 is "]
+    assert len(found.losses) == 4
+
+
 def test_more_than_a_loss() -> None:
     base = perceptron()
 
