@@ -168,7 +168,8 @@ def test_no_block_is_lent_twice_or_written_over(steps) -> None:
         block.write(torch.full(spec.shape, value, dtype=torch.uint8), spec)
         shown = [arena.window.hold(block.offset, spec, rank) for rank in ranks]
         held.append((block, shown, value))
-        busiest = max(busiest, sum(b.end - b.start for b, tensors, _ in held if tensors))
+        lent = [b.end - b.start for b, tensors, _ in held if tensors or b is block]
+        busiest = max(busiest, sum(lent))
         if gone < len(held):
             held.pop(gone)
         assert all((t == expected).all() for _, tensors, expected in held for t in tensors)
@@ -178,5 +179,5 @@ def test_no_block_is_lent_twice_or_written_over(steps) -> None:
     del shown
     held.clear()
     assert all(block.is_free() for block in arena._blocks)
-    assert arena._end <= 3 * busiest + (2 << 20)
+    assert arena._end <= 4 * busiest + (1 << 20)
     arena.close()
