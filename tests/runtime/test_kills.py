@@ -23,7 +23,8 @@ import torch
 
 from shardwright.runtime import state_dict
 from tests.runtime.drivers import ROOT
-from tests.runtime.own_workers import children, fork_servers, workers
+from tests.runtime.own_workers import fork_servers, workers
+from tests.runtime.test_processes import wait_until
 
 DRIVER = """
 import gc, os, random, sys, time
@@ -70,17 +71,6 @@ def logged(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in whole.splitlines()]
 
 
-def family(driver: int) -> list[int]:
-    """The processes that a driver has started, at once and by its fork servers."""
-    try:
-        return [
-            *children(driver),
-            *(pid for server in fork_servers(driver) for pid in children(server)),
-        ]
-    except FileNotFoundError:
-        return []
-
-
 def is_there(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -95,6 +85,17 @@ def victims(driver: int) -> dict[str, int]:
         found |= {f"worker {rank}": pid for rank, pid in workers(driver).items()}
         for server in fork_servers(driver):
             found["fork server"] = server
+    return found
+
+
+def of_session(leader: int) -> list[int]:
+    """All processes that a driver, the leader of a session, and those it started have left."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != leader and is_there(int(entry.name)):
+            with suppress(ProcessLookupError):
+                if os.getsid(int(entry.name)) == leader:
+                    found.append(int(entry.name))
     return found
 
 
@@ -115,6 +116,7 @@ class Killed:
                 self._wait(driver)
                 driver = self._kill_one(driver)
             assert driver.wait(PATIENCE) == 0
+            wait_until(lambda: not of_session(driver.pid))
         finally:
             driver.kill()
             driver.wait()
@@ -135,7 +137,6 @@ class Killed:
         others = [name for name in found if name.startswith("worker")]
         kinds = ["driver"] * 2 + ["fork server"] * ("fork server" in found) + others * 3
         name = self.draw.choice(kinds)
-        started = family(driver.pid)
         try:
             os.kill(found[name], signal.SIGKILL)
         except ProcessLookupError:
@@ -144,10 +145,7 @@ class Killed:
         if name != "driver":
             return driver
         driver.wait()
-        deadline = time.monotonic() + 20
-        while any(map(is_there, started)):
-            assert time.monotonic() < deadline, "nothing outlives a driver"
-            time.sleep(0.02)
+        wait_until(lambda: not of_session(driver.pid))
         return start(self.folder, self.steps)
 
 

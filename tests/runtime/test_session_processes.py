@@ -105,7 +105,7 @@ def test_a_worker_is_killed() -> None:
             future.result()
         assert time.monotonic() - start < 5
         assert own_workers.workers() == {}
-        with pytest.raises(RunError, match="the workers have ended"):
+        with pytest.raises(WorkerError, match="killed by SIGKILL"):
             session.step(*sleeping_batch(0), lr=LR)
     error = caught.value
     assert (error.rank, error.stage, error.task, error.microbatch) == (1, 1, "F1.0", 1)
