@@ -19,7 +19,7 @@ SEEDS ?= 0:200
 PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-fast test-gpu lint types types-of-torch format test-torch zoo bench experiments fuzz docs clean
+.PHONY: help setup demo test test-all test-fast test-gpu lint types types-of-torch format test-torch zoo bench experiments fuzz mutants docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -91,6 +91,9 @@ experiments: setup ## train three models on 1, 2 and 4 devices; writes tables an
 
 fuzz: setup ## draw programs, and go every way with each: SEEDS=0:200, PROCESSES=2
 	$(BIN)/python -m fuzz --seeds $(SEEDS) --processes $(PROCESSES)
+
+mutants: setup ## 50,000 changed lowered tasks under AddressSanitizer: make mutants FIRST=0 END=50000
+	$(BIN)/python -m tests.exec.legality.mutation $(or $(FIRST),0) $(or $(END),50000) --sanitize
 
 docs: setup ## run every example of README.md and docs/
 	$(BIN)/pytest tests/test_docs.py

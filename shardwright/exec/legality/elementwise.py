@@ -57,7 +57,7 @@ def _concat(call: Call) -> Makes:
     )
     first = tensors[0]
     dim = ranged(call, "dim", 0, len(first.shape))
-    rests = {(x.dtype, x.shape[:dim], x.shape[dim + 1 :]) for x in tensors}
+    rests = {(x.dtype, len(x.shape), x.shape[:dim], x.shape[dim + 1 :]) for x in tensors}
     need(
         len(rests) == 1,
         f"it reads {', '.join(map(str, tensors))}",

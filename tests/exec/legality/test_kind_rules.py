@@ -248,3 +248,8 @@ def test_a_result_that_is_left_out_is_absent() -> None:
     assert generic(op, call, ins, [*floats((2, 3)), None, None]) == ""
     said = generic(op, call, ins, [*floats((2, 3), (3,)), None])
     assert "output 1 is f32[3], but the call makes no such output" in said
+
+
+def test_tensors_of_several_ranks_are_not_joined() -> None:
+    said = complaint("concat", {"dim": 1}, floats((2, 3), (2,)), floats((2, 4)))
+    assert "alike in all but the length of dimension 1" in said
