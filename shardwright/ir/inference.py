@@ -68,7 +68,7 @@ class Inference:
             )
         return tuple(
             _on_meta(item) if isinstance(item, torch.Tensor) else None
-            for item in as_kernels_make(overload, made)
+            for item in as_kernels_make(overload, made, args)
         )
 
 

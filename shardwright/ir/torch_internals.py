@@ -126,24 +126,52 @@ def without_torch_function() -> AbstractContextManager[None]:
     return guard
 
 
-def as_kernels_make(overload: OpOverload, results: Sequence[Any]) -> tuple[Any, ...]:
-    """Fake results as the CPU's kernels make them, where the fake kernels say otherwise."""
+_Results = Sequence[torch.Tensor | None]
+
+
+def as_kernels_make(
+    overload: OpOverload, results: Sequence[Any], args: Sequence[Any]
+) -> tuple[Any, ...]:
+    """Fake results as the CPU's kernels make them, where the fake kernels say otherwise.
+
+    ``args`` are the arguments of the call by place.
+    """
     correct = _KERNELS_MAKE.get(overload)
-    return tuple(results) if correct is None else correct(results)
+    return tuple(results) if correct is None else correct(results, args)
 
 
-def _all_contiguous(results: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor | None, ...]:
+def _all_contiguous(results: _Results, args: Sequence[Any]) -> tuple[torch.Tensor | None, ...]:
     """Where an input is not, fake results take over its strides."""
     return tuple(r if r is None else r.new_empty(r.shape) for r in results)
 
 
-def _summed_in_double(results: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+def _as_argument(number: int) -> Callable[[_Results, Sequence[Any]], tuple[Any, ...]]:
+    """In the memory format of an argument: channels last or contiguous, nothing between."""
+
+    def laid_out(results: _Results, args: Sequence[Any]) -> tuple[torch.Tensor | None, ...]:
+        first, *others = _all_contiguous(results, args)
+        given = args[number]
+        last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(given.dim())
+        is_last = last is not None and given.is_contiguous(memory_format=last)
+        if first is not None and last is not None and is_last and not given.is_contiguous():
+            first = first.to(memory_format=last)
+        return first, *others
+
+    return laid_out
+
+
+def _summed_in_double(
+    results: Sequence[torch.Tensor], args: Sequence[Any]
+) -> tuple[torch.Tensor, ...]:
     """In torch 2.9 fake sums of exponentials are f32 also where the attention is f64."""
     out, sums = results
     return out, sums.to(torch.promote_types(out.dtype, torch.float32))
 
 
-_KERNELS_MAKE: dict[object, Callable[[Sequence[Any]], tuple[Any, ...]]] = {
+_KERNELS_MAKE: dict[object, Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]]] = {
+    torch.ops.aten.native_batch_norm.default: _as_argument(0),
+    torch.ops.aten.native_batch_norm_backward.default: _as_argument(1),
+    torch.ops.aten.native_group_norm_backward.default: _as_argument(1),
     torch.ops.aten.native_layer_norm_backward.default: _all_contiguous,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: _summed_in_double,
 }

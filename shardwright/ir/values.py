@@ -237,6 +237,15 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+def is_dense(shape: Sequence[int], strides: Sequence[int] | None) -> bool:
+    """Whether strides only permute the dimensions of a contiguous tensor."""
+    if strides is None:
+        return True
+    order = sorted(range(len(shape)), key=lambda i: (-strides[i], -shape[i]))
+    expected = contiguous_strides([shape[i] for i in order])
+    return all(shape[i] == 1 or strides[i] == want for i, want in zip(order, expected, strict=True))
+
+
 def strides_or_none(shape: Sequence[int], strides: Sequence[int] | None) -> tuple[int, ...] | None:
     """``strides``, or None where they order the elements as a contiguous tensor does."""
     if strides is None:

@@ -25,9 +25,11 @@ from typing import Any
 import torch
 
 from shardwright.errors import GraphError
+from shardwright.ir.builder import Builder
 from shardwright.ir.execute import compile_graph
 from shardwright.ir.graph import IRGraph
 from shardwright.ir.parse import parse_graph
+from shardwright.ir.values import IRValue
 
 WITH_BACKWARD = "shardwright.with_backward.default"
 """The operator's full name in a graph."""
@@ -79,6 +81,15 @@ def _backward(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> tuple[Any, 
 
 
 with_backward.register_autograd(_backward, setup_context=_keep)
+
+
+def identity_backward(value: IRValue) -> str:
+    """The text of a backward that gives what it is given, a gradient of a value's kind."""
+    builder = Builder("backward")
+    gradient = builder.input("g", value.shape, value.dtype, strides=value.strides)
+    graph = builder.finish([gradient])
+    graph.in_structure = graph.out_structure = None
+    return str(graph)
 
 
 @lru_cache(256)

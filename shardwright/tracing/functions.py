@@ -30,6 +30,7 @@ from shardwright.errors import CaptureError
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
 from shardwright.ir.operators import resolve
 from shardwright.ir.torch_internals import backward_class, set_backward_class
+from shardwright.ir.values import is_dense
 from shardwright.ir.with_backward import WITH_BACKWARD
 from shardwright.tracing.emitter import Emitter
 from shardwright.tracing.failures import line_before
@@ -359,14 +360,9 @@ class Backwards:
 
 def _dense(emitter: Emitter, value: IRValue) -> IRValue:
     """The value, copied where its elements lie apart or share memory."""
-    if value.strides is None:
+    if is_dense(value.shape, value.strides):
         return value
-    step = 1
-    for stride, size in sorted(zip(value.strides, value.shape, strict=True)):
-        if size != 1 and stride != step:
-            return emitter.one("aten.clone.default", value, memory_format=torch.contiguous_format)
-        step *= size
-    return value
+    return emitter.one("aten.clone.default", value, memory_format=torch.contiguous_format)
 
 
 def _text(

@@ -82,6 +82,7 @@ class Markers:
     ) -> list[Place]:
         count = 1 + record.has_gradient
         given, old = reads[:count], dict(zip(record.existing, reads[count:], strict=True))
+        self._memory.differentiated = True
         before = {name: self._existing(name, old.get(name)) for name in record.parameters}
         made = self._marker(
             "Backward",

@@ -20,6 +20,7 @@ import torch
 
 from shardwright.ir.torch_internals import storage_key
 from shardwright.ir.values import IRValue, Source, contiguous_strides
+from shardwright.ir.with_backward import WITH_BACKWARD, identity_backward
 from shardwright.tracing.emitter import Emitter
 from shardwright.tracing.views import Call, View, ViewCall, describe_view
 
@@ -85,6 +86,8 @@ class Memory:
 
     def __init__(self, emitter: Emitter, *, updates_parameters: bool = False) -> None:
         self.emitter = emitter
+        self.differentiated = False
+        """Whether the program has called a backward."""
         self._updates_parameters = updates_parameters
         self._storages: dict[int, Storage] = {}
 
@@ -150,10 +153,21 @@ class Memory:
             self._begin_anew(place.root)
 
     def _begin_anew(self, root: Place) -> None:
-        """Gradients flow to a parameter's new contents, and not on to what they were made of."""
-        if self.emitter.flows(root.first):
-            root.value = self.emitter.detached(root.value)
-            self.emitter.let_flow(root.value)
+        """A parameter's gradient is that of its new contents, not of what they were made of.
+
+        Behind a backward no gradient is asked for any more, and the new contents stand alone.
+        """
+        emitter = self.emitter
+        if not emitter.flows(root.first):
+            return
+        value = emitter.detached(root.value)
+        if not self.differentiated:
+            records, emitter.records = emitter.records, True
+            attrs = (root.storage.name, identity_backward(value), True, "")
+            (value,) = emitter.call(WITH_BACKWARD, [value], [root.first], [], *attrs)
+            emitter.records = records
+        root.value = value
+        emitter.let_flow(value)
 
     def replace(self, place: Place, value: IRValue) -> None:
         """``place``, a root, has the contents ``value`` from here on, as a step of training says.

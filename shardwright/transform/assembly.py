@@ -21,7 +21,7 @@ import shardwright.pipeline as pl
 from shardwright.errors import PlanError
 from shardwright.ir import Builder, IRValue
 from shardwright.ir.operators import is_built_in
-from shardwright.ir.values import contiguous_strides
+from shardwright.ir.values import is_dense
 from shardwright.pipeline.fxtext import encode, encode_part
 from shardwright.pipeline.proof import restated
 from shardwright.pipeline.rules import MICROBATCH_PHASES
@@ -274,12 +274,3 @@ def _many_outputs(name: str, value: IRValue) -> str:
         "anew; return numbers, which are summed up, or what has the batch's dimension, or plan "
         "with microbatches=1"
     )
-
-
-def is_dense(shape: Sequence[int], strides: Sequence[int] | None) -> bool:
-    """Whether strides only permute the dimensions of a contiguous tensor."""
-    if strides is None:
-        return True
-    order = sorted(range(len(shape)), key=lambda i: (-strides[i], -shape[i]))
-    expected = contiguous_strides([shape[i] for i in order])
-    return all(shape[i] == 1 or strides[i] == want for i, want in zip(order, expected, strict=True))

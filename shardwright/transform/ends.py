@@ -6,6 +6,7 @@ microbatches: where it is a floating-point number, it comes out as their mean.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from shardwright.ir import IRGraph, IRValue
@@ -49,7 +50,10 @@ class Ends:
         """For each slice of a stored value that a slot holds, the slice that replaces it."""
         found = list(self.sums)
         for old, new in self.graph.updates.items():
-            for holding in self._loaded(old):
+            loaded = self._loaded(old)
+            if not loaded and self.graph.values[old].role == "buffer":
+                found += self._written_only(old, new)
+            for holding in loaded:
                 made = self._renewed(new, holding)
                 found += zip(
                     self.holdings.parts(self.graph.values[old], holding),
@@ -66,6 +70,29 @@ class Ends:
             for holding in self.holdings.held.get(value_id, ())
             if all(slots[device].value(v).is_stored for device, v in holding.local.items())
         ]
+
+    def _written_only(self, old: int, new: int) -> Iterator[tuple[Part, Part]]:
+        """A buffer that nothing reads: it lies where its new contents are made, copied into it."""
+        holdings = self.holdings
+        held = holdings.held.get(new)
+        mesh = held[0].mesh if held else _one_slot(next(iter(holdings.slots)))
+        place = held[0].place if held else holdings.slots[mesh.devices[0]].place
+        whole_layout = Layout.replicated(mesh)
+        with holdings.at(place, mesh.devices):
+            before = holdings.fetch(old, mesh, whole_layout)
+            made = holdings.fetch(new, mesh, whole_layout)
+            local: dict[str, int] = {}
+            for device in mesh.devices:
+                slot = holdings.slots[device]
+                pair = (slot.value(holding.local[device]) for holding in (before, made))
+                local[device] = slot.builder.call("aten.copy.default", *pair).id
+            copied = holdings.derive(self.graph.values[new])
+            after = holdings.add(copied.id, Holding(mesh, whole_layout, local))
+        return zip(
+            holdings.parts(self.graph.values[old], before),
+            holdings.parts(copied, after),
+            strict=True,
+        )
 
     def _renewed(self, new: int, old: Holding) -> Holding:
         """New contents where the old ones lie; brought there when they are made."""

@@ -41,6 +41,11 @@ from shardwright.transform.vjp import Vjps
 _Key = tuple[Mesh, Layout, Place]
 """Which contributions to a gradient are added where they are made."""
 
+NO_GRADIENT = (
+    "the loss does not depend on parameter {name!r}, so it has no gradient; freeze it "
+    "(requires_grad_(False)) or leave it out of the optimizer"
+)
+
 _Local = dict[str, IRValue]
 """A value of each slot."""
 
@@ -145,10 +150,7 @@ class Gradients:
         parameter = self._parameters[gradient]
         if parameter not in self._made:
             name = self._graph.values[parameter].names[0]
-            raise PlanError(
-                f"the loss does not depend on parameter {name!r}, so it has no gradient; freeze "
-                "it (requires_grad_(False)) or leave it out of the optimizer"
-            )
+            raise PlanError(NO_GRADIENT.format(name=name))
         return self._total(parameter, mesh, layout)
 
     def updates(self) -> list[tuple[Part, Part]]:

@@ -17,8 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
+from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRValue
 from shardwright.ir.dtypes import itemsize
+from shardwright.ir.values import is_dense
 from shardwright.layout import (
     Cluster,
     Conversion,
@@ -250,6 +252,11 @@ class Holdings:
         strides = value.strides if shape == value.shape else None
         return self.slots[device].builder.input(value.name, shape, value.dtype, strides=strides)
 
+    def _received(self, device: str, sent: IRValue) -> IRValue:
+        """What a message brings: it lies as it was sent, where that is one piece of memory."""
+        strides = sent.strides if is_dense(sent.shape, sent.strides) else None
+        return self.slots[device].builder.input(sent.name, sent.shape, sent.dtype, strides=strides)
+
     def _communicate(self, communication: Communication) -> None:
         self.communications.append(communication)
         for member in communication.members:
@@ -279,11 +286,17 @@ class Holdings:
             if not piece.is_sent:
                 pieces.append(sent)
                 continue
-            got = self._new(piece.destination, value, shape_of(piece.ranges)).id
+            got = self._received(piece.destination, self.slots[piece.source].value(sent)).id
             members = (Member(piece.source, sent, None), Member(piece.destination, None, got))
             self._communicate(Communication("send", {}, members))
             pieces.append(got)
         builder = self.slots[assembly.device].builder
+        if not pieces:
+            raise PlanError(
+                f"%{value.name} {value.dtype}{list(value.shape)} has no elements, so that no slot "
+                "needs what another one makes; plan such a graph on one slot (devices=1), or "
+                "capture it with tensors that have elements"
+            )
         values = [builder.graph.values[value_id] for value_id in pieces]
         for dim, count in assembly.joins:
             runs = [values[i : i + count] for i in range(0, len(values), count)]

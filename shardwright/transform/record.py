@@ -116,6 +116,8 @@ class _Recorder(TorchDispatchMode):
         self._nodes: dict[int, torch.fx.Node] = {}
         self._kept: list[torch.Tensor] = []
         """Tensors in play; while they live no other has their id."""
+        self._places: dict[int, tuple[torch.fx.Node, int] | None] = {}
+        """By tensor's id the node of several results, and which of them it is."""
 
     def argument(self, tensor: torch.Tensor) -> None:
         """Take an argument of the function."""
@@ -126,6 +128,21 @@ class _Recorder(TorchDispatchMode):
         if id(tensor) not in self._nodes:
             self._constant(tensor)
         return self._nodes[id(tensor)]
+
+    def _keep_shape(self, tensor: torch.Tensor) -> None:
+        """Let the node that made a tensor know it as it is, before it is another view of itself.
+
+        Kernels that torch composes of others transpose and unsqueeze in place what they made.
+        """
+        before = tensor.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        self._kept.append(before)
+        node, place = self._nodes[id(tensor)], self._places[id(tensor)]
+        node.meta["val"] = before
+        if place is not None:
+            parent, index = place
+            made = list(parent.meta["val"])
+            made[index] = before
+            parent.meta["val"] = tuple(made)
 
     def __torch_dispatch__(
         self,
@@ -138,11 +155,13 @@ class _Recorder(TorchDispatchMode):
         if not isinstance(func, OpOverload) or func.namespace == "prim":
             return func(*args, **kwargs)
         node = self._call(func, args, kwargs)
+        if torch.Tag.inplace_view in func.tags:
+            self._keep_shape(args[0])
         made = func(*args, **kwargs)
         if func in _UNSAFE:
             made = [*map(_apart, made)]
         elif isinstance(made, tuple):
-            made = as_kernels_make(func, made)
+            made = as_kernels_make(func, made, args)
         self._file(made, node)
         return made
 
@@ -160,15 +179,22 @@ class _Recorder(TorchDispatchMode):
             return [self._argument(one) for one in item]
         return item
 
-    def _file(self, made: Any, node: torch.fx.Node) -> None:
+    def _file(
+        self,
+        made: Any,
+        node: torch.fx.Node,
+        place: tuple[torch.fx.Node, int] | None = None,
+    ) -> None:
         node.meta["val"] = made
         if isinstance(made, torch.Tensor):
             self._nodes[id(made)] = node
+            self._places[id(made)] = place
             self._kept.append(made)
         elif isinstance(made, (list, tuple)):
             for i, item in enumerate(made):
                 if isinstance(item, torch.Tensor):
-                    self._file(item, self.graph.call_function(operator.getitem, (node, i)))
+                    one = self.graph.call_function(operator.getitem, (node, i))
+                    self._file(item, one, (node, i))
 
     def _constant(self, tensor: torch.Tensor) -> None:
         """A number that the function holds in a tensor, as a call that makes it anew."""

@@ -25,6 +25,7 @@ from shardwright.planning.parameters import is_elementwise, parameters_of
 from shardwright.planning.plan import Plan
 from shardwright.planning.step import Step
 from shardwright.transform.clip import limited, scaled, total_norm
+from shardwright.transform.gradients import NO_GRADIENT
 from shardwright.transform.holdings import Holding, Holdings
 from shardwright.transform.optimizers import OPTIMIZERS, RATE_DTYPES, Tensors
 from shardwright.transform.slots import SlotGraph
@@ -101,6 +102,8 @@ class Update:
         """Where the parameter is updated that a value belongs to, or is."""
         parameter = self._owners.get(value_id, value_id)
         if parameter not in self._homes:
+            if parameter not in self._holdings.held:
+                raise PlanError(NO_GRADIENT.format(name=self._graph.values[parameter].names[0]))
             held = self._holdings.held[parameter][0]
             shape, layout = self._graph.values[parameter].shape, held.layout
             if self._zero:

@@ -91,6 +91,10 @@ class Call(NamedTuple):
         return cls(node.op, node.attrs, inputs, tuple(wants), gets, kinds)
 
 
+_BY_CELLS = frozenset({"aten.lstm.input", "aten.lstm.data"})
+"""Operators whose kernels for the whole leave what their backward reads in bytes of their own: cell
+by cell, as torch does where it has no such kernel, and as on its ``meta`` device."""
+
 _MOST_KEPT = 4096
 _kept: dict[object, Vjp] = {}
 """What was recorded last in this process, by device, settings of torch and call, the oldest first.
@@ -141,12 +145,14 @@ class Vjps:
     def _record(self, call: Call) -> Vjp:
         count = len(call.inputs)
 
+        device = "meta" if call.op in _BY_CELLS else self._device
+
         def pull(tensors: list[torch.Tensor]) -> list[torch.Tensor | None]:
-            return _pull(call, tensors[:count], tensors[count:], self._device)
+            return _pull(call, tensors[:count], tensors[count:], device)
 
         kinds = (*call.inputs, *call.gradients)
         try:
-            recorded = record(pull, kinds, self._mode, self._device)
+            recorded = record(pull, kinds, self._mode, device)
         except Exception as error:
             raise GraphError(
                 f"{call.op} cannot be differentiated: {error}; detach what it reads, or write it "
@@ -154,8 +160,7 @@ class Vjps:
             ) from error
         graph = recorded.builder.graph
         results = simplify(graph, recorded.results)
-        if self._device == "meta":
-            _let_views_copy(graph)
+        _let_views_copy(graph)
         made = len(results) - len(call.wants)
         vjp = _vjp(graph, count, results[:made], results[made:])
         return replace(vjp, forward=_handing_on(call)) if call.op == WITH_BACKWARD else vjp
@@ -169,7 +174,7 @@ def _handing_on(call: Call) -> IRGraph:
 
 
 def _let_views_copy(graph: IRGraph) -> None:
-    """Write views so that they copy where another device's strides do not allow a view."""
+    """Write views so that they copy where what a kernel makes lies otherwise than was thought."""
     for node in graph.nodes:
         if node.op == "aten.view.default":
             node.op, node.attrs = "aten.reshape.default", {"shape": node.attrs["size"]}

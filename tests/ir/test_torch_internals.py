@@ -270,8 +270,8 @@ def test_fake_results_are_made_what_kernels_make(dtype):
             norm = torch.ops.aten.native_layer_norm_backward.default
             given = (x, x, [5], mean, mean, x[0, 0], x[0, 0], [True, True, True])
             attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-            yield from as_kernels_make(norm, norm(*given))
-            yield from as_kernels_make(attention, attention(heads, heads, heads))
+            yield from as_kernels_make(norm, norm(*given), given)
+            yield from as_kernels_make(attention, attention(heads, heads, heads), ())
 
     kinds = [
         [(t.shape, t.dtype, t.stride()) for t in made(mode)]

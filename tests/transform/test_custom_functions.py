@@ -170,6 +170,7 @@ def test_a_backward_that_cannot_be_traced_is_an_error_in_training_alone(
             trained(applied(backward), way)
 
 
+@pytest.mark.filterwarnings("ignore::shardwright.CaptureWarning")
 def test_a_backward_that_hands_its_gradient_on_is_refused() -> None:
     seen: dict[str, torch.Tensor] = {}
 
