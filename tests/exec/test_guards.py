@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import shardwright as sw
+from shardwright.errors import CaptureError
 from tests.exec.steps import assert_close
 
 
@@ -224,9 +225,6 @@ STEP_CHANGES: dict[str, Callable[[Step], object]] = {
     "another group": _add_group,
     "a constant": lambda step: step.scale.mul_(0.5),
     "frozen parameters": _freeze,
-    "assigned parameters": lambda step: step.model.load_state_dict(
-        {k: t * 2 for k, t in step.model.state_dict().items()}, assign=True
-    ),
     "a layer's attribute": lambda step: setattr(step.model[2], "bias", None),
 }
 
@@ -245,6 +243,16 @@ def test_a_change_of_a_steps_program_is_seen_at_the_next_call(change: str) -> No
         assert_close(run(x), eager.run(x), 1e-5)
     for key, tensor in eager.model.state_dict().items():
         assert_close(found.model.state_dict()[key], tensor, 1e-5, key)
+
+
+def test_parameters_that_the_optimizer_does_not_have_are_refused() -> None:
+    step, x = Step(), torch.randn(4, 6)
+    run = sw.compile(step.run, x)
+    run(x)
+    twice = {key: tensor * 2 for key, tensor in step.model.state_dict().items()}
+    step.model.load_state_dict(twice, assign=True)
+    with pytest.raises(CaptureError, match="finds no gradient"):
+        run(x)
 
 
 def test_hyper_parameters_that_change_at_each_call_are_warned_of() -> None:

@@ -68,8 +68,10 @@ def test_a_server_is_one_thread() -> None:
 FIRST_CALL = """
 import sys, torch
 import shardwright.runtime.fork_server
+from shardwright.ir.torch_internals import preload_compiler
 from tests.runtime import operators
 
+preload_compiler()
 before = {*sys.modules}
 torch.ops.runtime_tests.nap(torch.zeros(1))
 print(sorted({*sys.modules} - before))
