@@ -26,15 +26,16 @@ from tests.pipeline.training import training_step
 
 
 def reduction_in_a_step() -> Document:
-    """`training_step`, in whose update the slots sum up their rates."""
+    """`training_step`, in whose update the slots sum up their rates, by which d0 descends."""
     document = training_step()
-    output = document.supertasks.pop("output")
+    update, output = (document.supertasks.pop(name) for name in ("d0.U.0", "output"))
     for i, rate in enumerate(("lr", "lr@d1")):
         document.tensors[f"sum{i}"] = TensorInfo((), "f32")
         member = SuperTask("all_reduce", (rate,), (f"sum{i}",), f"d{i}", None, "sum", i)
         member.metadata, member.phase = {"reduce_op": "sum"}, "update"
         document.supertasks[f"sum.{i}"] = member
-    document.supertasks["output"] = output
+    update.inputs = (*update.inputs[:2], "sum0")
+    document.supertasks.update({"d0.U.0": update, "output": output})
     return document
 
 
