@@ -55,6 +55,7 @@ class Inference:
             with _as_kernels_are_called(), self._mode:
                 tensors = [_fake_tensor(value, self._device) for value in inputs]
                 args, kwargs = join_call(overload, tensors, dict(attrs), self._device)
+                _check_updated(op, args)
                 result = overload(*args, **kwargs)
         except GraphError:
             raise
@@ -70,6 +71,36 @@ class Inference:
             _on_meta(item) if isinstance(item, torch.Tensor) else None
             for item in as_kernels_make(overload, made, args)
         )
+
+
+def _check_updated(op: str, args: Sequence[Any]) -> None:
+    """Raise GraphError where the lists of a fused optimizer do not go together.
+
+    Its kernels believe it, and also run on fake tensors, which have none of their own for them:
+    they take as many elements of each list's tensor as the first list's has.
+    """
+    if not op.startswith("aten._fused_"):
+        return
+    lists = [item for item in args if isinstance(item, list)]
+    for tensors in filter(None, lists):
+        alike = len(tensors) == len(lists[0]) and all(
+            (item.shape, item.dtype) == (first.shape, first.dtype) or item.numel() == 1
+            for item, first in zip(tensors, lists[0], strict=True)
+        )
+        steps = tensors is lists[-1] and all(item.numel() == 1 for item in tensors)
+        sizes = [item.shape for item in tensors]
+        if not alike or (not steps and sizes != [first.shape for first in lists[0]]):
+            raise GraphError(
+                f"{op} takes lists of tensors of {[list(s) for s in sizes]}, of parameters of "
+                f"{[list(first.shape) for first in lists[0]]}; they must be the same in each list"
+            )
+        if any(_reach(item) < item.numel() for item in tensors):
+            raise GraphError(f"{op} takes tensors whose elements overlap; give each its own memory")
+
+
+def _reach(tensor: torch.Tensor) -> int:
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return 0 if not tensor.numel() else 1 + sum((size - 1) * step for size, step in pairs)
 
 
 @contextmanager

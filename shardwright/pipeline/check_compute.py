@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -57,7 +57,7 @@ def check_graphs(document: Document, connections: Connections) -> None:
         _check_taken(document, name, task, text)
         _check_results(document, name, task, text)
         _lay(tensors, task, text)
-        _check_placeholders(document, connections, name, text)
+    _check_placeholders(document, connections, texts)
     _check_unused_requires(document, texts.values())
 
 
@@ -202,17 +202,35 @@ def _strides(spec: TensorInfo | Made) -> tuple[int, ...] | None:
 
 
 def _check_placeholders(
-    document: Document, connections: Connections, name: str, text: TaskText
+    document: Document, connections: Connections, texts: Mapping[tuple[str, str], TaskText]
 ) -> None:
-    """Constants that are first used here say which placeholder they fill."""
-    for tensor, placeholder in zip(document.supertasks[name].inputs, text.inputs, strict=True):
-        value = document.tensors[tensor].value
-        if value is None or connections.users[tensor][0] != name:
-            continue
-        if value.name_in_graph != placeholder:
+    """Constants say which placeholder they fill, in a graph that takes them."""
+    for tensor, info in document.tensors.items():
+        found = [
+            (task, placeholder)
+            for task in connections.users.get(tensor, ())
+            if info.value is not None
+            for placeholder in _placeholders(document, task, tensor, texts)
+        ]
+        if (
+            info.value is not None
+            and found
+            and info.value.name_in_graph not in {p for _, p in found}
+        ):
+            task, placeholder = found[0]
             raise broken(
                 "name-in-graph",
-                f"name_in_graph is {value.name_in_graph!r}, the placeholder {placeholder!r}",
-                task=name,
+                f"name_in_graph is {info.value.name_in_graph!r}, the placeholder {placeholder!r}",
+                task=task,
                 tensor=tensor,
             )
+
+
+def _placeholders(
+    document: Document, name: str, tensor: str, texts: Mapping[tuple[str, str], TaskText]
+) -> Iterator[str]:
+    """What a task's graph calls a tensor that it takes."""
+    task = document.supertasks[name]
+    if task.kind in COMPUTE_KINDS:
+        text = texts[task.kind, data_of(document, task)]
+        yield from (p for t, p in zip(task.inputs, text.inputs, strict=True) if t == tensor)

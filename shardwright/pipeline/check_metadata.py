@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from shardwright.errors import PipelineError
+from shardwright.ir.dtypes import COMPLEX
 from shardwright.pipeline.check_tensors import check_extents, check_inside, format_ranges
 from shardwright.pipeline.connections import Connections
 from shardwright.pipeline.rules import broken
@@ -63,11 +64,11 @@ def _check_slice(
             f"{', '.join(map(repr, wholes)) or 'none'}",
             tensor=tensor,
         )
-    if not piece.dtype == info.dtype == whole.dtype:
+    if piece.dtype != info.dtype or (piece.dtype in COMPLEX) != (whole.dtype in COMPLEX):
         raise broken(
             "slice-dtype",
-            f"the slice is {piece.dtype}, the tensor {info.dtype}, the origin "
-            f"{piece.origin!r} {whole.dtype}; they must be one",
+            f"the slice is {piece.dtype}, the tensor {info.dtype}, the origin {piece.origin!r} "
+            f"{whole.dtype}; slice and tensor must be one, and the origin be cast to it",
             tensor=tensor,
         )
     check_extents(piece.placements, info, tensor)

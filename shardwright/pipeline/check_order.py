@@ -66,7 +66,7 @@ def _step(document: Document, task: str) -> str:
 
 def check_deadlock(document: Document, connections: Connections) -> None:
     """All supertasks run, each device in file order, with every communication blocking."""
-    stuck = _run(document, connections)
+    stuck = standing_still(document, connections)
     if not stuck:
         return
     if (cycle := _cycle(document, connections)) is not None:
@@ -85,7 +85,7 @@ def check_deadlock(document: Document, connections: Connections) -> None:
     )
 
 
-def _run(document: Document, connections: Connections) -> dict[str, str]:
+def standing_still(document: Document, connections: Connections) -> dict[str, str]:
     """Run the file; gives the supertask at which each device stands still, if any does."""
     queues = {
         device: deque(name for name in tasks if document.supertasks[name].group is not None)

@@ -78,7 +78,7 @@ def _check_signature(arguments: Arguments) -> None:
     """The parameters are those of a Python function, and hold what their kinds collect."""
     try:
         inspect.Signature([inspect.Parameter(p.name, _KINDS[p.kind]) for p in arguments.parameters])
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, IndexError) as error:
         raise broken(
             "structure", f"structure.inputs is no signature of a function: {error}"
         ) from None

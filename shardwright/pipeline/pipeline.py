@@ -25,6 +25,7 @@ from shardwright.pipeline import serialize
 from shardwright.pipeline.check import check, check_rules
 from shardwright.pipeline.check_compute import data_of
 from shardwright.pipeline.connections import Connections, connect
+from shardwright.pipeline.normalize import normalize
 from shardwright.pipeline.paramfiles import format_for, write_paramfile
 from shardwright.pipeline.rules import broken
 from shardwright.pipeline.schema import Document, ParamfileFormat, ParamValue, TensorInfo
@@ -88,6 +89,7 @@ class Pipeline(Document, dict=True):
         They stay in it, or in ``weights_in``. Raises PipelineError where the bytes break a rule.
         """
         pipeline = serialize.read(data, cls)
+        normalize(pipeline)
         check_rules(pipeline)
         more = weights_in or os.environ.get("SHARDWRIGHT_WEIGHTS_IN")
         folders = [Path(directory or "."), *([Path(more)] if more else [])]

@@ -44,11 +44,11 @@ RULES: dict[str, str] = {
     "weight-file": "a parameter file has a path and one format",
     "constant-parts": "distinct parts of a stored tensor make it up, each element in as many",
     "state-origin": "only a tensor with init has an origin, and the origin has a name",
-    "name-in-graph": "name_in_graph is the placeholder of the constant in its first user's graph",
+    "name-in-graph": "name_in_graph is the placeholder of the constant in a graph that takes it",
     # metadata
     "slices": "tensor_slices lists exactly the pipeline's inputs and outputs",
     "origin": "the origin of a slice is an input or output of the original model",
-    "slice-dtype": "a slice, its tensor and its origin have one dtype",
+    "slice-dtype": "a slice has its tensor's dtype, to which the Generator casts its origin",
     "slice-device": "a slice's device is where its tensor is",
     "idx": "the idx of the original's inputs count from 0, as do those of its outputs",
     "outputs-covered": "the slices of each output of the original cover all of it",

@@ -49,6 +49,7 @@ class Generator:
         cut: Slices = {slot: {} for slot in self._slots}
         for name, piece in self._slices.inputs.items():
             part = part_of(whole[piece.origin].detach(), piece.placements)
+            part = part.to(torch_dtype(piece.dtype))
             cut[piece.device][name] = conform(part, TensorSpec.of(self._tensors[name]))
         return cut
 
@@ -126,7 +127,7 @@ def _whole(original: MetadataTensor, parts: Sequence[tuple[Placements, Tensor]])
     """An output of the original; itself where one slice is all of it."""
     for _, tensor in parts:
         if tuple(tensor.shape) == original.shape:
-            return tensor
+            return tensor.to(torch_dtype(original.dtype))
     whole = torch.empty(original.shape, dtype=torch_dtype(original.dtype))
     for placements, tensor in parts:
         part_of(whole, placements).copy_(tensor)

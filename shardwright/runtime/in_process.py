@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from shardwright.comm.local import LocalTransport, Switchboard
+from shardwright.errors import ShardwrightError, WorkerError
 from shardwright.pipeline import Pipeline
 from shardwright.profiling.clock import computing_threads
 from shardwright.runtime.backend import Backend, Finish, settle
@@ -114,8 +115,7 @@ class InProcess(Backend):
         try:
             moved = host.advance()
         except Exception as error:
-            error.add_note(_place(host))
-            self._fail(error)
+            self._fail(_placed(error, host))
             return True
         while (outcome := host.outcome()) is not None:
             self._collect(host.slot.name, outcome)
@@ -184,6 +184,26 @@ class _Call(Future[Any]):
         """Run until the call is over, however long that takes."""
         self._engine.drive(self)
         return super().exception(timeout)
+
+
+def _placed(error: Exception, host: Host) -> Exception:
+    """The error with its place; what is none of the product's, as workers report it."""
+    if isinstance(error, ShardwrightError):
+        error.add_note(_place(host))
+        return error
+    at = host.active.at
+    failed = WorkerError(
+        f"{type(error).__name__}: {error}",
+        rank=host.slot.rank,
+        task=at.task if at else None,
+        tensor=at.tensor if at else None,
+        stage=at.stage if at else None,
+        microbatch=at.microbatch if at else None,
+    )
+    failed.__cause__ = error
+    for note in getattr(error, "__notes__", ()):
+        failed.add_note(note)
+    return failed
 
 
 def _place(host: Host) -> str:

@@ -76,7 +76,7 @@ class StepGenerator(Generator):
             self._check(name, tensor, self._originals.inputs[name])
         cut: Slices = {slot: {} for slot in self._slots}
         for name, piece in self._slices.inputs.items():
-            tensor = whole[piece.origin]
+            tensor = whole[piece.origin].to(torch_dtype(piece.dtype))
             if name in self._cut.inputs:
                 batches = self._microbatches(tensor, piece.origin)
                 cut[piece.device][name] = part_of(

@@ -70,7 +70,7 @@ CASES = cases(
     Broken("an unknown origin", "origin", piece("inputs", "x", origin="q"), tensor="x"),
     Broken("an input's origin", "origin", piece("outputs", "y", origin="x"), tensor="y"),
     Broken("the slice's", "slice-dtype", piece("inputs", "x", dtype="f16"), tensor="x"),
-    Broken("the origin's", "slice-dtype", original("inputs", "x", dtype="f16"), tensor="x"),
+    Broken("the origin's", "slice-dtype", original("inputs", "x", dtype="c64"), tensor="x"),
     Broken("the tensor's", "slice-dtype", tensor("x", dtype="f16"), tensor="x"),
     Broken("too few ranges", "placements", piece("inputs", "x", placements=()), tensor="x"),
     Broken(
