@@ -68,6 +68,13 @@ def _take_apart(
                 f"{path or 'the model'} is a script module, which does not run in Python; give "
                 "the module it was made from"
             )
+    for path, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if hasattr(type(tensor), "__tensor_flatten__"):
+            raise CaptureError(
+                f"{path} is a {type(tensor).__name__}, a tensor that holds several (quantized "
+                "weights are such); make them parameters of their own before, for a model of "
+                "torchao by torchao.utils.unwrap_tensor_subclass(model)"
+            )
     if not isinstance(args, (tuple, list)):
         raise CaptureError(
             f"args is a {type(args).__name__}; give positional arguments as a tuple, as in "
