@@ -112,7 +112,9 @@ def build(
     cluster: ClusterFile = None,
     weights: Annotated[
         Path | None,
-        typer.Option(help="The safetensors file, or sharded index, that holds the weights."),
+        typer.Option(
+            help="The safetensors file, sharded index, or folder of either, with the weights."
+        ),
     ] = None,
     policy: PolicyName = None,
     mesh: MeshText = None,

@@ -327,9 +327,10 @@ def find_weights(path: str | Path) -> dict[str, Path]:
     """The safetensors file of each tensor of a checkpoint.
 
     ``path`` is a safetensors file, or the index of one in shards (``….index.json``), whose files
-    lie beside it. Raises WeightError where a file is missing or is neither.
+    lie beside it, or the folder of one or the other. Raises WeightError where a file is missing or
+    is neither.
     """
-    path = Path(path)
+    path = _in_folder(Path(path))
     if not path.name.endswith(".index.json"):
         return dict.fromkeys(open_paramfile(path, "safetensors").names(), path)
     try:
@@ -347,3 +348,18 @@ def find_weights(path: str | Path) -> dict[str, Path]:
         if not (path.parent / file).is_file():
             raise WeightError(f"{path} lists {file!r}, which is not beside it")
     return {name: path.parent / file for name, file in index.weight_map.items()}
+
+
+def _in_folder(path: Path) -> Path:
+    """The one checkpoint of a folder, its index before its shards; another path as it is."""
+    if not path.is_dir():
+        return path
+    indices = sorted(path.glob("*.safetensors.index.json"))
+    files = indices or sorted(path.glob("*.safetensors"))
+    if len(files) != 1:
+        found = ", ".join(file.name for file in files) or "none"
+        raise WeightError(
+            f"{path} is to hold one checkpoint, a safetensors file or the index of one in shards; "
+            f"found {found}: name the file"
+        )
+    return files[0]

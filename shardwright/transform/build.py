@@ -40,8 +40,9 @@ def build(
 ) -> pl.Pipeline:
     """The pipeline that runs ``graph`` as ``plan`` says, checked.
 
-    ``weights`` is a safetensors file, or the index of a sharded one, that the pipeline shall read
-    its parameters from; without it they are carried along and written beside the file.
+    ``weights`` is a safetensors file, the index of a sharded one, or the folder of either, that the
+    pipeline shall read its parameters from; without it they are carried along and written beside
+    the file.
     ``rename`` takes the model's parameter names to the file's. ``device_kind`` is the kind of
     every slot, ``cpu`` or ``cuda``; a training step is differentiated for it.
     Raises PlanError where the plan is for another graph, WeightError, PipelineError, and

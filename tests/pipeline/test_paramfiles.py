@@ -355,3 +355,16 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path, make: Callable[[Path
         open_paramfile(tmp_path / "w", "safetensors")
     with pytest.raises(PipelineError, match="no regular file"):
         Pipeline.load(tmp_path / "w")
+
+
+def test_the_checkpoint_of_a_folder_is_found(tmp_path: Path) -> None:
+    with pytest.raises(WeightError, match="found none"):
+        find_weights(tmp_path)
+    write_paramfile(tmp_path / "model-1.safetensors", {"a": torch.ones(1)})
+    assert find_weights(tmp_path) == {"a": tmp_path / "model-1.safetensors"}
+    write_paramfile(tmp_path / "model-2.safetensors", {"b": torch.ones(1)})
+    with pytest.raises(WeightError, match=r"found model-1\.safetensors, model-2\.safetensors"):
+        find_weights(tmp_path)
+    shards = {"a": "model-1.safetensors", "b": "model-2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    assert find_weights(tmp_path) == {name: tmp_path / file for name, file in shards.items()}
