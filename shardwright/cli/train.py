@@ -103,6 +103,9 @@ def train(
     threads: Annotated[int, typer.Option(min=1, help="Threads of each worker.")] = 1,
     modules: Modules = None,
     seed: Annotated[int, typer.Option(help="Of the data's order and of dropout.")] = 0,
+    drop_last: Annotated[
+        bool, typer.Option("--drop-last", help="Leave out batches of fewer rows than the first.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show only how it went.")] = False,
 ) -> None:
     """Train with a step written for one device, on local processes or as a rank of torchrun."""
@@ -156,6 +159,7 @@ def train(
             threads=threads,
             modules=tuple(modules or ()),
             seed=seed,
+            drop_last=drop_last,
             quiet=quiet,
             write_back=False,
         )
