@@ -48,7 +48,11 @@ def compile_cuda(model: Model | IRGraph, device: str | torch.device = "cuda") ->
 
 
 def optimize_ir(graph: IRGraph, device: str | torch.device = "cuda") -> IRGraph:
-    """The graph after all passes; what it computes stays the same."""
+    """The graph after all passes; what it computes stays the same.
+
+    Raises GraphError where it is none (`IRGraph.check`).
+    """
+    graph.check()
     inference = not graph.updates
     return prepare(graph, inference=inference, device=device)
 

@@ -21,6 +21,7 @@ from shardwright.ir.operators import flatten_results, join_call, resolve, signat
 from shardwright.ir.strided import callable_of
 from shardwright.ir.structure import flatten_call, leaves, rebuild
 from shardwright.ir.torch_internals import OpOverload
+from shardwright.ir.validate import check_order
 from shardwright.ir.values import IRNode, IRValue
 
 if TYPE_CHECKING:
@@ -81,8 +82,10 @@ def compile_graph(
     leaves these results in the arguments' memory, by running nodes in place where it can. The
     contents of ``zeros``, which are among them, count as zeros whatever they are.
 
-    Raises GraphError where the graph holds a marker, or an operator that is not to be had.
+    Raises GraphError where the graph holds a marker, an operator that is not to be had, or a node
+    before one that it needs.
     """
+    check_order(graph)
     results = [*graph.outputs, *graph.updates.values()]
     returned = set(results)
     used = [value.id for value in graph.stored() if value.users or value.id in returned]

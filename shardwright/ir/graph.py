@@ -20,6 +20,7 @@ from shardwright.ir.drawing import Drawing, HasStages, Parts, draw_graph
 from shardwright.ir.execute import run_graph
 from shardwright.ir.structure import Arguments, Tree, leaves
 from shardwright.ir.text import format_graph
+from shardwright.ir.validate import validate
 from shardwright.ir.values import (
     STORED_ROLES,
     Init,
@@ -185,11 +186,18 @@ class IRGraph:
         self.next_id += 1
         return self.next_id - 1
 
+    def check(self) -> None:
+        """Prove the graph: order, producers, users, names, attributes, calls, ends and contents.
+
+        Raises GraphError, with the node and the value, at the first rule that it breaks.
+        """
+        validate(self)
+
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the graph as the captured model would; stored values come from ``tensors``.
 
         Raises InputError where the arguments are not what was captured, WeightError where a
-        stored value has no contents.
+        stored value has no contents, GraphError where a node stands before one that it needs.
         """
         return run_graph(self, args, kwargs)
 

@@ -422,9 +422,12 @@ def _collect(tree: Tree, value: Any, path: str, found: list[torch.Tensor]) -> No
         case Fixed() | FixedFloat():
             captured = rebuild(tree, ())
             if type(value) is not type(captured) or _fixed(value) != tree:
+                number = isinstance(captured, (int, float)) and not isinstance(captured, bool)
+                advice = f", or capture with a tensor (torch.tensor({captured!r})) and pass one"
                 raise InputError(
                     f"input {path} is {_kind(value)}, but the graph was captured with "
                     f"{captured!r}, which is part of it; capture again with the new value"
+                    f"{advice if number else ''}"
                 )
         case ListTree() | TupleTree():
             kind = list if isinstance(tree, ListTree) else tuple

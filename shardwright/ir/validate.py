@@ -21,7 +21,7 @@ def validate(graph: IRGraph) -> None:
     for value in graph.values.values():
         _check_value(graph, value)
     _check_names(graph)
-    _check_order(graph)
+    check_order(graph)
     _check_users(graph)
     for node in graph.nodes:
         _check_attributes(node)
@@ -94,8 +94,8 @@ def _place(node: IRNode) -> str:
     return f"{node.op} (node {node.id})"
 
 
-def _check_order(graph: IRGraph) -> None:
-    """Each value has one producer, and it comes before every use."""
+def check_order(graph: IRGraph) -> None:
+    """Raise GraphError unless each value has one producer, which comes before every use."""
     defined = {value.id for value in graph.values.values() if value.producer is None}
     node_ids: set[int] = set()
     for node in graph.nodes:

@@ -84,7 +84,7 @@ def plan(
         state. 0 by default.
 
     Raises PlanError where that cannot be done, where a cluster's slots have too little memory for
-    it, and what a policy function raises.
+    it, GraphError where the graph is none (`IRGraph.check`), and what a policy function raises.
     """
     asked = Asked(microbatches, schedule, chunks, recompute, memory, zero)
     made = _made(graph, devices, policy, mesh, profile, asked)
@@ -104,6 +104,7 @@ def _made(
     asked: Asked,
 ) -> Plan:
     check_graph(graph)
+    graph.check()
     if not graph.nodes:
         raise PlanError(
             f"the graph {graph.name!r} has no nodes, it gives back its inputs: there is nothing to "

@@ -19,16 +19,18 @@ program where it was emitted.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from shardwright.errors import GraphError
 from shardwright.ir.dtypes import dtype_name, torch_dtype
 from shardwright.ir.graph import IRGraph
 from shardwright.ir.operators import is_marker, join_call, resolve, signature
+from shardwright.ir.torch_internals import BEGINS_RANGE
 from shardwright.ir.values import IRNode, IRValue
 
 _graph: ContextVar[IRGraph | None] = ContextVar("graph", default=None)
@@ -36,12 +38,36 @@ _graph: ContextVar[IRGraph | None] = ContextVar("graph", default=None)
 
 @contextmanager
 def tracing(ir: IRGraph) -> Iterator[IRGraph]:
-    """Inside, `is_tracing` is true and `get_ir` gives ``ir``."""
+    """Inside, `is_tracing` is true and `get_ir` gives ``ir``.
+
+    What is recorded is what functions write themselves. Training with torch's own, as an ordinary
+    step does, is refused before anything of it is changed: GraphError; `compile_ir` records it.
+    """
     token = _graph.set(ir)
     try:
-        yield ir
+        with nullcontext() if isinstance(ir, LiveGraph) else _WithoutTraining():
+            yield ir
     finally:
         _graph.reset(token)
+
+
+class _WithoutTraining(TorchFunctionMode):
+    """Refuses what trains a model, which nobody records here."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = args[0] if func is BEGINS_RANGE else "backward()" if func in _BACKWARDS else ""
+        if func in _BACKWARDS or name.startswith("Optimizer."):
+            raise GraphError(
+                f"`with tracing(graph):` does not record {name.rpartition('.')[2]}: inside it "
+                "functions write their own nodes, and torch computes. compile_ir(step_fn, *inputs) "
+                "records an ordinary step of training, and changes nothing of it"
+            )
+        return func(*args, **(kwargs or {}))
+
+
+_BACKWARDS = (torch.Tensor.backward, torch.autograd.backward)
 
 
 def is_tracing() -> bool:

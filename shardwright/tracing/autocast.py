@@ -5,7 +5,7 @@ Goes out: for each tensor the dtype it is cast to, or None. Nothing is known of 
 the call is run three times on fake tensors, while the operators that reach the kernels are
 noted, and asked
 
-    plain       without autocast
+    plain       without autocast, where it can be so: some take no mixed dtypes
     autocast    with it: which inputs are cast, and to what?
     cast        without it, on inputs cast so: are the operators the same, on the same dtypes?
 
@@ -73,8 +73,11 @@ def _discover(
     dtype: torch.dtype,
 ) -> Casts:
     nothing: Casts = (None,) * len(inputs)
-    plain = _run(overload, inputs, attrs, device_type, None)
     under = _run(overload, inputs, attrs, device_type, dtype)
+    try:
+        plain = _run(overload, inputs, attrs, device_type, None)
+    except RuntimeError:  # it takes no mixed dtypes, which autocast makes one
+        plain = None
     if plain == under:
         return nothing
     casts = tuple(under.casts.get(index) for index in range(len(inputs)))

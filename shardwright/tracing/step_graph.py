@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwright.errors import CaptureError
+from shardwright.ir.graph import IRGraph
+from shardwright.ir.operators import is_marker
 from shardwright.ir.structure import Arguments, leaves, with_keyword
 from shardwright.ir.values import IRValue
 from shardwright.tracing.dead_code import live_values
 from shardwright.tracing.export import Program
 from shardwright.tracing.exported import ExportedGraph
+from shardwright.tracing.failures import line_before
 from shardwright.tracing.flat import FlatModel
 from shardwright.tracing.markers import Markers
 from shardwright.tracing.recorder import Recorder
@@ -38,6 +41,7 @@ class StepGraph(ExportedGraph):
     def updates(self, outputs: Sequence[IRValue], rest: Sequence[IRValue]) -> dict[int, int]:
         """Updates of buffers, parameters, optimizers' state, and gradients that go on."""
         count = len(self.flat.outcome.assigned)
+        _check_gradients(self.builder.graph)
         updates = super().updates(outputs, rest) | self.markers.updates()
         before = {name: self._gradient_before(name) for name in self.parameters.left}
         gradients = {value.id for value in before.values()}
@@ -73,6 +77,41 @@ class StepGraph(ExportedGraph):
             rates[leaf.name].id if leaf.name in rates else next(given) for leaf in leaves(arguments)
         ]
         return arguments
+
+
+def _check_gradients(graph: IRGraph) -> None:
+    """Raise CaptureError where a gradient would flow through what has none in a graph."""
+    flowing = {value.id for value in graph.values.values() if value.role == "param"}
+    for node in graph.nodes:
+        if node.op != "aten.detach.default" and not flowing.isdisjoint(node.inputs):
+            flowing.update(node.outputs)
+    wanted: set[int] = set()
+    for node in reversed(graph.nodes):
+        if node.op == "Backward":
+            wanted.update(node.inputs)
+        elif not is_marker(node.op) and not wanted.isdisjoint(node.outputs):
+            advice = _NO_GRADIENT.get(node.op.rpartition(".")[0])
+            reached = not flowing.isdisjoint(node.inputs) and node.attrs.get("sparse", True)
+            if advice is not None and reached:
+                raise CaptureError(f"{line_before(node.source)}{advice}")
+            if node.op != "aten.detach.default":
+                wanted.update(node.inputs)
+
+
+_SPARSE = (
+    "an embedding with sparse=True has sparse gradients, and a graph's tensors are dense: leave "
+    "sparse=True out"
+)
+_QUANTILE = (
+    "torch resizes tensors in the gradient of a quantile, which a graph cannot: take it under "
+    "torch.no_grad(), or interpolate between elements of x.sort().values"
+)
+_NO_GRADIENT = {
+    "aten.embedding": _SPARSE,
+    "aten.embedding_bag": _SPARSE,
+    "aten.quantile": _QUANTILE,
+    "aten.nanquantile": _QUANTILE,
+}
 
 
 def _check_free(arguments: Arguments, name: str) -> None:

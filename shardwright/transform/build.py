@@ -46,8 +46,10 @@ def build(
     ``rename`` takes the model's parameter names to the file's. ``device_kind`` is the kind of
     every slot, ``cpu`` or ``cuda``; a training step is differentiated for it.
     Raises PlanError where the plan is for another graph, WeightError, PipelineError, and
-    GraphError where an operator of a training step has no gradient.
+    GraphError where an operator of a training step has no gradient, or the graph is none
+    (`IRGraph.check`).
     """
+    graph.check()
     pipeline = written(graph, plan, WeightSource(graph, weights, rename), device_kind)
     pl.check(pipeline)
     return pipeline

@@ -1,9 +1,11 @@
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+import shardwright as sw
 from shardwright.errors import GraphError
 from shardwright.ir import Builder, Input, IRGraph, validate
 from shardwright.ir.structure import Leaf, TupleTree
@@ -203,3 +205,22 @@ def test_absent_places_are_places_of_the_call():
     graph.nodes[0].absent = (3,)
     with pytest.raises(GraphError, match=r"returns 3 things, and \(3,\) are to be absent"):
         validate(graph)
+
+
+def test_a_node_before_its_operands_is_told_wherever_the_graph_goes() -> None:
+    builder = sw.Builder("reversed")
+    x = builder.input("x", (2,))
+    good = builder.finish(builder.call("aten.neg.default", builder.call("aten.relu.default", x)))
+    good.check()
+    made = sw.plan(good, devices=1)
+    graph = copy.deepcopy(good)
+    graph.nodes.reverse()
+    for use in (
+        graph.check,
+        lambda: graph.run(torch.ones(2)),
+        lambda: sw.plan(graph, devices=1),
+        lambda: sw.build(graph, made),
+        lambda: sw.optimize_ir(graph, device="cpu"),
+    ):
+        with pytest.raises(GraphError, match=r"aten\.neg\.default \(node \d+\) uses %relu before"):
+            use()

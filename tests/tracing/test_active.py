@@ -93,3 +93,26 @@ def test_outputs_that_an_operator_does_not_make(shape: Any, message: str) -> Non
 
     with pytest.raises(sw.CaptureError, match=message):
         sw.compile_ir(step_with(function), torch.ones(4, 3))
+
+
+def test_an_ordinary_step_is_refused_before_anything_changes() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    weight = model.weight.detach().clone()
+    model.weight.grad = torch.ones_like(weight)
+
+    def step(clear: bool) -> None:
+        if clear:
+            optimizer.zero_grad()
+        model(torch.ones(4, 3)).sum().backward()
+        optimizer.step()
+
+    for clear, name in ((True, "zero_grad"), (False, r"backward\(\)")):
+        with (
+            pytest.raises(sw.GraphError, match=rf"{name}.*compile_ir"),
+            sw.tracing(sw.IRGraph("x")),
+        ):
+            step(clear)
+    assert torch.equal(model.weight, weight)
+    assert torch.equal(model.weight.grad, torch.ones_like(weight))
+    assert not is_tracing()

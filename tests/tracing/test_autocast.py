@@ -7,9 +7,11 @@ import torch
 
 from shardwright.ir.operators import split_call
 from shardwright.tracing.autocast import autocast_casts, has_autocast_rule
+from tests.tracing.equality import assert_same
 
 aten = torch.ops.aten
 X, HALF = torch.randn(4, 4), torch.randn(4, 4).bfloat16()
+SDPA = aten.scaled_dot_product_attention.default
 LOW, FULL = torch.bfloat16, torch.float32
 
 
@@ -27,6 +29,7 @@ LOW, FULL = torch.bfloat16, torch.float32
         (aten.einsum.default, ("ij->ji", [X]), (None,)),
         (aten.where.self, (X > 0, X, HALF), (None, None, None)),
         (aten.embedding.default, (X, torch.tensor([1])), (None, None)),
+        (SDPA, (X[None, None], X[None, None], HALF[None, None]), (LOW, LOW, None)),
     ],
 )
 def test_casts(op: Any, args: tuple[Any, ...], expected: tuple[Any, ...]) -> None:
@@ -54,3 +57,16 @@ def test_rules_are_found_by_device() -> None:
     assert has_autocast_rule(aten.linear.default, "cpu")
     assert has_autocast_rule(aten.layer_norm.default, "cuda")
     assert not has_autocast_rule(aten.add.Tensor, "cpu")
+
+
+def test_attention_of_rotated_queries_is_captured() -> None:
+    """Rotary embeddings leave queries and keys in f32, and values as autocast made them."""
+
+    def function(m: Any, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", dtype=LOW):
+            q, k, v = (m.linear(x).view(1, 4, 2, 2).transpose(1, 2) for _ in range(3))
+            angles = torch.ones(2)
+            made: torch.Tensor = aten.scaled_dot_product_attention(q * angles, k * angles, v)
+            return made
+
+    assert_same(function, X[None])

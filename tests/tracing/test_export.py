@@ -1,10 +1,12 @@
 """torch.export, called so that the model is as before and nothing is printed."""
 
+import types
 import warnings
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from shardwright.errors import CaptureError
@@ -66,3 +68,36 @@ def test_capture_gives_no_warnings(x: torch.Tensor) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         captured(lambda m, x: m.linear(x).add_(1), x)
+
+
+class Installs(nn.Module):
+    """Installs hooks at its first call, as models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        self.seen: list[int] = []
+        self.notes = types.SimpleNamespace(calls={"number": 0})
+        self.installed = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.installed:
+            for layer in self.layers:
+                layer.register_forward_hook(lambda *_: self.seen.append(len(self.seen)))
+                layer.register_forward_pre_hook(lambda *_: None)
+            self.installed = True
+        self.notes.calls["number"] += 1
+        made: torch.Tensor = self.layers(x)
+        return made
+
+
+def test_hooks_and_containers_of_a_model_are_unchanged(x: torch.Tensor) -> None:
+    model = Installs()
+    capture(model, (x,))
+    assert not model.installed
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+    assert (model.seen, model.notes.calls) == ([], {"number": 0})
+    model(x)
+    capture(model, (x,))
+    assert [len(layer._forward_hooks) for layer in model.layers] == [1, 1]
+    assert (model.seen, model.notes.calls) == ([0, 1], {"number": 1})

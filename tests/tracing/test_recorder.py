@@ -310,3 +310,74 @@ def test_a_step_that_trains_nothing_is_not_trained() -> None:
     assert compile_ir(step, X).nodes
     with pytest.raises(CaptureError, match="changes no parameter"):
         sw.train(step, [X], mesh={"data": 1}, epochs=1, in_process=True, quiet=True)
+
+
+def mapped(p: torch.Tensor) -> torch.Tensor:
+    return torch.vmap(lambda row: row * row.sum())(p)
+
+
+def differentiated(p: torch.Tensor) -> torch.Tensor:
+    return torch.func.grad(lambda q: (q**3).sum())(p) * p
+
+
+def hooked(p: torch.Tensor) -> torch.Tensor:
+    doubled = p * 2
+    doubled.register_hook(lambda gradient: gradient * 5)
+    return doubled
+
+
+def quantile(p: torch.Tensor) -> torch.Tensor:
+    return p.quantile(0.3)
+
+
+def sparse(p: torch.Tensor) -> torch.Tensor:
+    return nn.functional.embedding(torch.tensor([0, 1]), p, sparse=True)
+
+
+def conditional(p: torch.Tensor) -> torch.Tensor:
+    return torch.cond(p.sum() > 0, lambda p: p * 2, lambda p: p * 3, (p,))
+
+
+@pytest.mark.parametrize(
+    ("function", "advice"),
+    [
+        (mapped, "write the batch dimension out"),
+        (differentiated, "write the batch dimension out|use backward"),
+        (hooked, "change p.grad"),
+        (quantile, r"x\.sort\(\)"),
+        (sparse, "leave sparse=True out"),
+        (conditional, r"torch\.where"),
+    ],
+    ids=lambda item: getattr(item, "__name__", ""),
+)
+def test_what_autograd_does_beyond_a_graph(
+    function: Callable[[torch.Tensor], torch.Tensor], advice: str
+) -> None:
+    """One refusal each, with the line, and no warning of something else before it."""
+    parameter = nn.Parameter(torch.ones(4, 3))
+    optimizer = torch.optim.SGD([parameter])
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        function(parameter).square().mean().backward()
+        optimizer.step()
+
+    message = refusal(step)
+    line = function.__code__.co_firstlineno
+    found = re.match(r".*test_recorder\.py:(\d+) ", message)
+    assert found and line < int(found[1]) <= line + 2  # noqa: PT018
+    assert re.search(advice, message)
+
+
+def test_what_has_no_gradient_may_be_used_without_one() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def step(x: torch.Tensor) -> None:
+        with torch.no_grad():
+            middle = model(x).quantile(0.5)
+        optimizer.zero_grad()
+        (model(x) - middle + x.quantile(0.5)).sum().backward()
+        optimizer.step()
+
+    assert "aten.quantile.scalar" in {node.op for node in compile_ir(step, X).nodes}
