@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from shardwright.errors import ExecError
+from shardwright.errors import ExecError, GraphError
 from shardwright.exec.kernels.generic import call_arguments
 from shardwright.exec.legality.call import Call, Made, Makes, Operand, Table, need
 from shardwright.ir import IRValue, resolve
+from shardwright.ir.argument_types import check_written
 from shardwright.ir.dtypes import dtype_name
 from shardwright.ir.inference import Inference
 from shardwright.ir.operators import split_call
@@ -22,6 +23,10 @@ def _generic(call: Call) -> Makes:
     if schema.is_mutable or any(argument.name == "filename" for argument in schema.arguments):
         raise ExecError(f"{op} writes to its arguments or opens a file; it cannot stand in a file")
     args, kwargs = call_arguments(call.attrs)
+    try:
+        check_written(overload, args, kwargs, lambda item: isinstance(item, Input))
+    except GraphError as error:
+        raise ExecError(f"{op} {error}") from None
     tensors, attrs = split_call(
         overload, args, kwargs, is_tensor=lambda item: isinstance(item, Input)
     )

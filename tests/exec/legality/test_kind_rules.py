@@ -162,7 +162,15 @@ def generic(op: str, call: str, ins: Operands, outs: Operands) -> str:
 
 ONE = '{"args":[{"input":0}],"kwargs":{}}'
 TWO = '{"args":[{"input":0},{"input":1}],"kwargs":{}}'
+SUM = TWO.replace('"kwargs":{}', '"kwargs":{"alpha":1}')
 GENERIC: dict[str, tuple[str, str, Sequence[torch.Tensor], Sequence[torch.Tensor], str]] = {
+    "a number where a dtype belongs": (
+        "aten.linalg_vector_norm.default",
+        '{"args":[{"input":0},2.0,null,false],"kwargs":{"dtype":63}}',
+        floats((8,)),
+        floats(()),
+        "'dtype'.*takes a dtype or null there",
+    ),
     "fits": ("aten.sin.default", ONE, floats((2, 3)), floats((2, 3)), ""),
     "another shape": (
         "aten.sin.default",
@@ -180,14 +188,14 @@ GENERIC: dict[str, tuple[str, str, Sequence[torch.Tensor], Sequence[torch.Tensor
     ),
     "operands that do not fit": (
         "aten.add.Tensor",
-        TWO,
+        SUM,
         floats((2,), (3,)),
         floats((2,)),
         r"aten.add.Tensor\(%x0 f32\[2\], %x1 f32\[3\].*does not run",
     ),
     "an operand that is not there": (
         "aten.add.Tensor",
-        '{"args":[{"input":0},{"input":7}],"kwargs":{}}',
+        '{"args":[{"input":0},{"input":7}],"kwargs":{"alpha":1}}',
         floats((2,), (2,)),
         floats((2,)),
         "reads operand 7; expected one of the 2",
@@ -204,7 +212,7 @@ GENERIC: dict[str, tuple[str, str, Sequence[torch.Tensor], Sequence[torch.Tensor
         TWO,
         floats((2,), (2,)),
         floats((2,)),
-        "does not fit its schema",
+        "every argument of the operator's schema is written",
     ),
     "arguments that cannot be read": (
         "aten.sin.default",
