@@ -76,10 +76,12 @@ def flat_bytes(tensor: Tensor) -> Tensor:
 
 
 def memory_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor, writable; valid while the tensor lives."""
+    """The memory of a contiguous CPU tensor, writable; the tensor lives as long as the view."""
     assert tensor.is_contiguous(), "only contiguous tensors have one block of memory"
     size = tensor.numel() * tensor.element_size()
-    return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")
+    memory = (ctypes.c_char * size).from_address(tensor.data_ptr())
+    memory.tensor = tensor  # type: ignore[attr-defined]
+    return memoryview(memory).cast("B")
 
 
 def _same_layout(tensor: Tensor, strides: tuple[int, ...]) -> bool:

@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.ir.dtypes import DTYPES, torch_dtype
-from shardwright.runtime.connection import Begin, Connection, Done, Failed, Start, Stop
+from shardwright.runtime.connection import (
+    Begin,
+    Connection,
+    Done,
+    Failed,
+    Start,
+    Stop,
+    from_bytes,
+    to_bytes,
+)
 from shardwright.runtime.operators import Sources
 from shardwright.runtime.script import Script
 from shardwright.schedule.timeline import Event
@@ -73,6 +82,13 @@ def test_large_tensors_and_many_senders(ends: Ends) -> None:
         assert torch.equal(tensors["x"], large + message.call)
     for sender in senders:
         sender.join()
+
+
+def test_tensors_with_gaps_are_packed_in_memory_that_lives_until_it_is_sent() -> None:
+    wide = torch.randn(8, 50, 12, dtype=torch.float64)
+    given = {str(column): wide[:, :, column] for column in range(12)}
+    _, found = from_bytes(to_bytes(Stop(), given))
+    assert all(same(found[name], tensor) for name, tensor in given.items())
 
 
 def test_the_end_is_noticed(ends: Ends) -> None:
