@@ -179,8 +179,9 @@ def drive(
             written = folder / str(seed)
             answers = list(worker.ask(json.dumps({**request, "folder": str(folder)})))
             for place, answer in enumerate(answers):
-                if (answer["way"], answer["kind"]) == ("fresh process", "right"):
-                    answers[place : place + 1] = fresh.ask(str(written))
+                if "fresh" in answer["way"] and answer["kind"] == "right":
+                    found = fresh.ask(json.dumps({"way": answer["way"], "folder": str(written)}))
+                    answers[place : place + 1] = found
             with lock:
                 tally.programs += 1
                 for answer in answers:

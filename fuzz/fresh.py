@@ -1,6 +1,6 @@
 """Runs pipeline files that another process wrote, and knows nothing of the programs.
 
-Each line of standard input is a folder with a file and what it must give; a line of JSON answers.
+A line of JSON names a folder with a file and what that must give; another one answers.
 """
 
 from __future__ import annotations
@@ -9,28 +9,41 @@ import json
 import os
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 import torch
 
 import shardwright as sw
-from fuzz.case import MismatchError, equal
+from fuzz.case import MismatchError, call, equal, loss_of
 
 
-def run(folder: Path) -> str:
-    """Nothing, or what is wrong."""
+def run(folder: Path) -> None:
+    """Load, check and run a file. Raises MismatchError and whatever goes wrong."""
     wanted = torch.load(folder / "expected.pt", weights_only=False)
-    args, kwargs = wanted["call"]
-    try:
-        pipeline = sw.Pipeline.load(folder / "model.pipeline.json")
-        sw.check(pipeline)
-        found = sw.run(folder / "model.pipeline.json", *args, in_process=True, **kwargs)
+    path = folder / "model.pipeline.json"
+    sw.check(sw.Pipeline.load(path))
+    if "call" in wanted:
+        args, kwargs = wanted["call"]
+        found = sw.run(path, *args, in_process=True, **kwargs)
         equal("output", found, wanted["expected"], wanted["tolerance"])
+        return
+    with sw.Session(path, in_process=True) as session:
+        step = partial(session.step, **wanted["rates"])
+        losses = [loss_of(call(step, batch)) for batch in wanted["batches"]]
+    equal("losses", losses, wanted["losses"], wanted["tolerance"])
+
+
+def answer(request: dict[str, str]) -> dict[str, str]:
+    """How it went."""
+    kind, reason = "right", ""
+    try:
+        run(Path(request["folder"]))
     except MismatchError as error:
-        return f"wrong: {error}"
+        kind, reason = "failed", f"wrong: {error}"
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+        kind, reason = "failed", f"{type(error).__name__}: {error}"
+    return {"way": request["way"], "kind": kind, "reason": reason}
 
 
 def main() -> None:
@@ -40,9 +53,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     for line in sys.stdin:
-        reason = run(Path(line.strip()))
-        kind = "failed" if reason else "right"
-        answers.write(json.dumps({"way": "fresh process", "kind": kind, "reason": reason}) + "\n")
+        answers.write(json.dumps(answer(json.loads(line))) + "\n")
         answers.write(json.dumps({"kind": "done"}) + "\n")
 
 

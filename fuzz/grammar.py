@@ -167,8 +167,8 @@ def _inputs(d: Draft) -> _Inputs:
     kinds, batched = [], []
     for i in range(d.chance.choices([1, 2, 3], [5, 4, 2])[0]):
         kind = d.chance.choices(
-            ["row", "sequence", "image", "ids", "mask", "bytes", "shared", "scalar"],
-            [4, 5, 3, 3, 1, 1, 0.7, 0.4] if i else [4, 5, 3, 0, 0, 0, 0, 0],
+            ["row", "sequence", "image", "ids", "mask", "bytes", "shared", "scalar", "empty"],
+            [4, 5, 3, 3, 1, 1, 0.7, 0.4, 0.2] if i else [4, 5, 3, 0, 0, 0, 0, 0, 0],
         )[0]
         kinds.append(_tensor(d, kind))
         batched.append(kind not in ("shared", "scalar"))
@@ -219,6 +219,8 @@ def _tensor(d: Draft, kind: str) -> str:
         return f"torch.rand({rows}, {d.number(2, 5)}) > 0.4"
     if kind == "bytes":
         return f"torch.randint(256, ({rows}, {d.number(2, 5)}), dtype=torch.uint8)"
+    if kind == "empty":
+        return f"torch.randn({rows}, 0, dtype={d.dtype})"
     if kind == "shared":
         width = d.pick([w for w in (2, 3, 5, 7) if w != rows])
         return f"torch.randn({width}, dtype={d.dtype})"
@@ -242,9 +244,11 @@ def _outputs(d: Draft) -> tuple[list[tuple[str, Var]], str]:
     """Paths of the outputs with their values, and the expression that is returned."""
     count = d.chance.choices([1, 2, 3], [4, 3, 1])[0]
     last = [v for v in d.variables if v.tensor.numel()][-4:]
+    if d.maybe(0.8):
+        last = [v for v in d.variables if v.tensor.numel() and v.tensor.requires_grad][-4:] or last
     found = [d.pick(last) for _ in range(count)]
     if d.maybe(0.6) or all(var.name.startswith("x") for var in found):
-        found[0] = d.variables[-1]
+        found[0] = last[-1]
     if d.maybe(0.08):
         found.append(d.pick(d.variables))  # an input, perhaps
     names = [var.name for var in found]

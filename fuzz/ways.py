@@ -109,7 +109,7 @@ def _ports(case: Case) -> dict[str, Tensor]:
 def kept(case: Case) -> None:
     """Write a file, with what it must give, for a fresh process to run."""
     graph = case.graph
-    mesh = case.chance.choice([{"pipeline": 2}, {"tensor": 2}, {"data": 2}])
+    mesh = case.chance.choice(MESHES)
     pipeline = sw.build(graph, sw.plan(graph, mesh=mesh))
     if case.chance.random() < 0.4:
         pipeline = sw.lower(pipeline)
@@ -120,7 +120,7 @@ def kept(case: Case) -> None:
 
 def worker_processes(case: Case) -> None:
     """Two stages, or two parts, on processes."""
-    mesh = case.chance.choice([{"pipeline": 2}, {"tensor": 2}, {"data": 2}])
+    mesh = case.chance.choice(MESHES)
     pipeline = sw.build(case.graph, sw.plan(case.graph, mesh=mesh))
     verified(pipeline, case, case.tolerance, in_process=False, timeout=30)
 
@@ -188,14 +188,37 @@ def dropped(case: Case) -> None:
     model, _, step = case.module.train()
     result = sw.train(step, case.batches(), mesh={"data": 1}, epochs=1, quiet=True, in_process=True)
     expected = Trained([float(x) for x in result.losses], model.state_dict())
-    mesh = case.chance.choice([{"pipeline": 2}, {"tensor": 2}, {"data": 2}])
+    mesh = case.chance.choice(MESHES)
     trained(case, expected, mesh=mesh)
+
+
+def kept_step(case: Case) -> None:
+    """Write the file of a step, with the losses that it must give, for a fresh process to run."""
+    _, optimizer, step = case.module.train()
+    batches = case.batches()
+    first = batches[0]
+    graph = sw.compile_ir(step, **first) if isinstance(first, dict) else sw.compile_ir(step, *first)
+    pipeline = sw.build(graph, sw.plan(graph, mesh=case.chance.choice(MESHES)))
+    if case.chance.random() < 0.4:
+        pipeline = sw.lower(pipeline)
+    pipeline.save(case.folder / "model.pipeline.json")
+    names = [graph.values[value_id].name for value_id in graph.inputs]
+    rates = {
+        name: optimizer.param_groups[int(name.removeprefix("lr").removeprefix("_") or 0)]["lr"]
+        for name in names
+        if name == "lr" or name.startswith("lr_")
+    }
+    wanted = {"batches": batches, "rates": rates, "losses": case.eager.losses}
+    torch.save({**wanted, "tolerance": case.tolerance}, case.folder / "expected.pt")
 
 
 def training_processes(case: Case) -> None:
     """Two slots on processes."""
     mesh = case.chance.choice([{"pipeline": 2}, {"tensor": 2}])
     trained(case, mesh=mesh, in_process=False, timeout=30)
+
+
+MESHES = [{"pipeline": 2}, {"tensor": 2}, {"data": 2}]
 
 
 class Way(NamedTuple):
@@ -212,6 +235,10 @@ def _any(case: Case) -> bool:
 
 def _learns(case: Case) -> bool:
     return bool(case.facts["trains"] and not case.facts["dropout"]) and case.is_stable
+
+
+def _learns_steadily(case: Case) -> bool:
+    return _learns_sharded(case) and "scheduler" not in case.program.text
 
 
 def _learns_sharded(case: Case) -> bool:
@@ -253,6 +280,7 @@ WAYS: dict[str, Way] = {
     "train by a shared optimizer": Way(_training(mesh={"data": 2}, zero=1), _learns_sharded, 0.1),
     "compile the step": Way(compiled_step, _learns, 0.6),
     "resume": Way(resumed, _learns, 0.15),
+    "train in a fresh process": Way(kept_step, _learns_steadily, 0.2),
     "dropout": Way(dropped, _draws, 1.0),
     "train on workers": Way(training_processes, _learns, 0.02),
 }

@@ -27,6 +27,8 @@ def chosen(case: Case, share: float) -> list[str]:
     chance = random.Random(f"chosen {case.program.seed}")
     drawn = {name: chance.random() for name in WAYS}
     names = [name for name, way in WAYS.items() if drawn[name] < way.share * share]
+    files = [name for name in names if "fresh" in name]
+    names = [name for name in names if name not in files[1:]]  # a folder has one file
     return [name for name in names if WAYS[name].fits(case)]
 
 
@@ -41,9 +43,11 @@ def go(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     try:
         with torch.no_grad():
             case.expected  # noqa: B018
-        names = request.get("ways") or chosen(case, request.get("share", 1.0))
-        if any("train" in name or "step" in name for name in names):
+        if case.facts["trains"]:
             case.eager  # noqa: B018
+        names = [name for name in request.get("ways", ()) if WAYS[name].fits(case)]
+        if "ways" not in request:
+            names = chosen(case, request.get("share", 1.0))
     except Exception as error:
         yield {"way": "eager", "kind": "invalid", "reason": f"{type(error).__name__}: {error}"}
         return
