@@ -44,7 +44,8 @@ def read_task(data: str) -> TaskText:
     """The text of a lowered graph. Raises GraphError where it is none."""
     try:
         outline = msgspec.json.decode(data, type=_Outline)
-        operators = frozenset(filter(None, map(_operator, outline.calls)))
+        called = [(f"call {k}", _operator(call)) for k, call in enumerate(outline.calls)]
+        operators = {op: name for name, op in reversed(called) if op is not None}
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
         raise GraphError(f"this is not the text of a lowered graph: {error}") from None
     except (binascii.Error, ValueError, ExecError) as error:

@@ -47,17 +47,21 @@ class Program:
         try:
             return self.function(tensors)
         except Exception as error:
-            if (node := self._failed_node(error)) is not None:
-                error.add_note(f"in {describe_node(node)}")
+            if (index := self._failed_node(error)) is not None:
+                node = self.nodes[index]
+                known = node.scopes or node.source
+                error.add_note(
+                    f"in {describe_node(node)}" if known else f"in node 'n{index}' ({node.op})"
+                )
             raise
 
-    def _failed_node(self, error: Exception) -> IRNode | None:
-        """The node whose line raised; line 1 is the ``def``, line 2 unpacks the arguments."""
+    def _failed_node(self, error: Exception) -> int | None:
+        """Which node's line raised; line 1 is the ``def``, line 2 unpacks the arguments."""
         frame = error.__traceback__
         while frame is not None:
             if frame.tb_frame.f_code.co_filename == _FILE:
                 index = frame.tb_lineno - 3
-                return self.nodes[index] if 0 <= index < len(self.nodes) else None
+                return index if 0 <= index < len(self.nodes) else None
             frame = frame.tb_next
         return None
 

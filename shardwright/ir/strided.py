@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from shardwright.ir.bounds import guarded
 from shardwright.ir.operators import operator_name
 from shardwright.ir.torch_internals import OpOverload
 
@@ -24,9 +25,12 @@ BY_STRIDES = frozenset(
 
 @cache
 def callable_of(overload: OpOverload) -> Callable[..., Any]:
-    """What runs an operator as graphs mean it: the overload itself, but for those `BY_STRIDES`."""
+    """What runs an operator as graphs mean it: the overload itself, but for those `BY_STRIDES`.
+
+    Indices that the overload would trust are looked at (`bounds`).
+    """
     if operator_name(overload) not in BY_STRIDES:
-        return overload
+        return guarded(overload)
 
     def from_first_element(x: torch.Tensor, *rest: Any) -> Any:
         *others, offset = rest

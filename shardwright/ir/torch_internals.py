@@ -49,6 +49,7 @@ __all__ = [
     "TracingContext",
     "add_to_all",
     "as_kernels_make",
+    "assert_later",
     "backward_class",
     "begin_memory_reports",
     "compiling_here",
@@ -271,6 +272,11 @@ def compiling_here() -> Iterator[None]:
     finally:
         flag.let_go()
         compiler.update({name: value for name, value in before.items() if compiler[name] is flag})
+
+
+def assert_later(holds: torch.Tensor) -> None:
+    """Let the device fail where a tensor of one element is false, without waiting for it."""
+    torch._assert_async(holds)
 
 
 def end_pool(device: int, pool: tuple[int, int]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
+from shardwright.dimops.in_files import REFUSED, is_allowed
 from shardwright.errors import GraphError, PipelineError
 from shardwright.ir.operators import is_built_in, resolve
 from shardwright.ir.values import strides_or_none
@@ -50,6 +51,7 @@ def check_graphs(document: Document, connections: Connections) -> None:
         if key not in texts:
             texts[key] = _read(name, *key)
             _check_required(document, name, texts[key])
+            _check_allowed(name, texts[key])
         text = texts[key]
         _check_counts(name, task, text)
         _prove(document, name, task, text, tensors)
@@ -78,6 +80,13 @@ def _check_required(document: Document, name: str, text: TaskText) -> None:
             f"the graph calls {missing[0]!r}, which torch does not bring; list it in requires",
             task=name,
         )
+
+
+def _check_allowed(name: str, text: TaskText) -> None:
+    """Operators are such as a file may call."""
+    for op, node in text.operators.items():
+        if not is_allowed(op):
+            raise broken("operators", f"{node!r} {REFUSED.format(op)}", task=name, node=node)
 
 
 def _prove(
@@ -146,7 +155,7 @@ def _check_counts(name: str, task: SuperTask, text: TaskText) -> None:
 def _check_kind(document: Document, name: str, task: SuperTask, text: TaskText) -> None:
     """The task's device is of the kind that its operators are for."""
     kind = document.devices[task.device or ""].kind
-    for op in sorted(text.operators & ONE_KIND.keys()):
+    for op in sorted(text.operators.keys() & ONE_KIND.keys()):
         if ONE_KIND[op] != kind:
             raise broken(
                 "device-kind",

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import torch
 
+from shardwright.dimops.trusting import check_shapes
 from shardwright.errors import GraphError
 from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.dtypes import describe_dtype
@@ -89,7 +90,9 @@ def _decoded(text: Text, inputs: Sequence[_Taken]) -> IRGraph:
 def _results(graph: IRGraph, node: IRNode) -> Sequence[torch.Tensor | None]:
     """What a call makes, on meta."""
     inputs = [graph.values[value_id] for value_id in node.inputs]
-    return _inference(ONE_KIND.get(node.op, "cpu")).outputs(node.op, inputs, node.attrs)
+    inference = _inference(ONE_KIND.get(node.op, "cpu"))
+    check_shapes(node.op, inputs, node.attrs, inference)
+    return inference.outputs(node.op, inputs, node.attrs)
 
 
 def _check_results(graph: IRGraph, node: IRNode, written: Node, slot: DeviceKind) -> None:

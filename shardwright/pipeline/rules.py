@@ -77,6 +77,7 @@ RULES: dict[str, str] = {
     # computation
     "blobs": "each data_blob is a key of blobs, and each blob is used",
     "graph": "the data of a compute supertask is the text of a graph that can be built",
+    "operators": "a graph calls only operators that a file may call (docs/security.md lists them)",
     "graph-calls": "each call has every argument of its operator's schema, and makes what it says",
     "graph-tensors": "a graph takes and gives the tensors that its supertask names",
     "device-kind": "an operator of one kind of device is called on that kind",

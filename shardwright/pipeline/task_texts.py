@@ -6,7 +6,7 @@ the reader of the lowered ``dfg`` is what `exec` supplies (`lazy.SUPPLIED`), in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,7 +26,7 @@ class TaskText:
     results
         Each output as what is made, or as the position of the input that it is.
     operators
-        The operators that it calls by name.
+        The operators that it calls by name, each with the first node or call that does.
     prove
         Puts all of it to the test, with the tensors that a supertask binds, for a kind of slot.
         Raises GraphError.
@@ -36,7 +36,7 @@ class TaskText:
 
     inputs: tuple[str, ...]
     results: tuple[Made | int, ...]
-    operators: frozenset[str]
+    operators: Mapping[str, str]
     prove: Callable[[Sequence[TensorInfo], DeviceKind], None]
     takes: tuple[Made, ...] | None = None
 
@@ -47,7 +47,7 @@ Reader = Callable[[str], TaskText]
 
 def _read_fx(data: str) -> TaskText:
     text = parse(data)
-    operators = frozenset(node.op for node in text.nodes)
+    operators = {node.op: node.name for node in reversed(text.nodes)}
     return TaskText(text.inputs, tuple(text.results()), operators, partial(prove, data))
 
 

@@ -10,12 +10,14 @@ a GPU they are recorded, and all of a slot's recordings share one pool.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from shardwright.comm.spec import TensorSpec
+from shardwright.comm.wire import conform
 from shardwright.errors import InputError
 from shardwright.exec.cuda import GraphMemory
 from shardwright.exec.exec_plan import ExecPlan
@@ -23,7 +25,10 @@ from shardwright.exec.files import decode
 from shardwright.exec.recording import Record
 from shardwright.exec.shared_arena import SharedArena
 from shardwright.exec.task_program import FromZeros, TaskProgram, plan_task
+from shardwright.ir import IRGraph
+from shardwright.ir.dtypes import describe_dtype, torch_dtype
 from shardwright.ir.execute import compile_graph
+from shardwright.ir.quantities import tensor_text
 from shardwright.pipeline.check_compute import data_of
 from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.pipeline.schema import Document
@@ -125,7 +130,8 @@ class _Compiler:
                 donated=donated,
                 zeros=[graph.inputs[spec.inputs.index(old)] for old in zeros],
             )
-            self._programs[key] = _cloning(run, key[2]) if memory.fresh else run
+            run = _cloning(run, key[2]) if memory.fresh else run
+            self._programs[key] = _held(run, graph, frozenset(map(spec.outputs.index, over)))
         return self._programs[key]
 
     # --- lowered supertasks -------------------------------------------------------------------
@@ -183,6 +189,37 @@ class _Promised:
 def recorder(device: torch.device) -> Record | None:
     """What records the runs of a slot's lowered supertasks; None where they are not recorded."""
     return GraphMemory(device).record if device.type == "cuda" else None
+
+
+def _held(run: Run, graph: IRGraph, donated: Collection[int]) -> Run:
+    """The program, whose results are held to what the file says of them, as it lays them out.
+
+    Those at the positions ``donated`` lie in memory that is there already.
+    """
+    values = [graph.values[value_id] for value_id in graph.outputs]
+    specs = [TensorSpec(v.shape, torch_dtype(v.dtype), v.strides) for v in values]
+
+    def held(tensors: Sequence[Tensor]) -> list[Tensor]:
+        results = run(tensors)
+        for place, (made, spec) in enumerate(zip(results, specs, strict=True)):
+            if made.shape != spec.shape or made.dtype != spec.dtype:
+                raise ValueError(_unlike(graph, place, made))
+            if made.stride() != spec.steps and made.is_cpu and place not in donated:
+                results[place] = conform(made, spec)
+        return results
+
+    return held
+
+
+def _unlike(graph: IRGraph, place: int, made: Tensor) -> str:
+    """What a program made that the file says otherwise."""
+    value = graph.values[graph.outputs[place]]
+    node = next((k for k, node in enumerate(graph.nodes) if value.id in node.outputs), None)
+    maker = "an input" if node is None else f"node 'n{node}' ({graph.nodes[node].op})"
+    return (
+        f"{maker} made {tensor_text(describe_dtype(made.dtype), made.shape)}, the file says "
+        f"{tensor_text(value.dtype, value.shape)}"
+    )
 
 
 def _cloning(run: Run, positions: Sequence[int]) -> Run:

@@ -2,7 +2,7 @@
 
 The slots take turns, a step each, so calls stream through the slots just as they do between
 processes, with the same bits. Work is done when somebody asks a future for its result. What a step
-raises comes out with its own traceback and a note that says where it was.
+raises is the cause of the error that comes out, which is the one that processes give.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 from torch import Tensor
 
 from shardwright.comm.local import LocalTransport, Switchboard
-from shardwright.errors import ShardwrightError, WorkerError
 from shardwright.pipeline import Pipeline
 from shardwright.profiling.clock import computing_threads
 from shardwright.runtime.backend import Backend, Finish, settle
+from shardwright.runtime.failures import failed, failure
 from shardwright.runtime.generator import Slices
 from shardwright.runtime.host import Answer, Call, Host, Item, Load, Reply, Request
 from shardwright.runtime.making import Options, make_worker
@@ -115,7 +115,10 @@ class InProcess(Backend):
         try:
             moved = host.advance()
         except Exception as error:
-            self._fail(_placed(error, host))
+            told = failed(error, host.active.at)
+            made = failure(told, host.slot.rank, host.slot.name, elsewhere=False)
+            made.__cause__ = error
+            self._fail(made)
             return True
         while (outcome := host.outcome()) is not None:
             self._collect(host.slot.name, outcome)
@@ -184,30 +187,3 @@ class _Call(Future[Any]):
         """Run until the call is over, however long that takes."""
         self._engine.drive(self)
         return super().exception(timeout)
-
-
-def _placed(error: Exception, host: Host) -> Exception:
-    """The error with its place; what is none of the product's, as workers report it."""
-    if isinstance(error, ShardwrightError):
-        error.add_note(_place(host))
-        return error
-    at = host.active.at
-    failed = WorkerError(
-        f"{type(error).__name__}: {error}",
-        rank=host.slot.rank,
-        task=at.task if at else None,
-        tensor=at.tensor if at else None,
-        stage=at.stage if at else None,
-        microbatch=at.microbatch if at else None,
-    )
-    failed.__cause__ = error
-    for note in getattr(error, "__notes__", ()):
-        failed.add_note(note)
-    return failed
-
-
-def _place(host: Host) -> str:
-    at = host.active.at
-    task = f" in supertask {at.task!r}" if at is not None else ""
-    work = f", microbatch {at.microbatch}" if at is not None and at.microbatch is not None else ""
-    return f"on device slot {host.slot.name!r} (rank {host.slot.rank}){task}{work}"

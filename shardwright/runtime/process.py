@@ -14,7 +14,6 @@ import select
 import socket
 import sys
 import threading
-import traceback
 from functools import partial
 from queue import SimpleQueue
 
@@ -44,11 +43,11 @@ from shardwright.runtime.connection import (
     Begin,
     Connection,
     Done,
-    Failed,
     Message,
     Ready,
     Start,
 )
+from shardwright.runtime.failures import failed
 from shardwright.runtime.host import Answer, Call, Host, Item, Load, Request
 from shardwright.runtime.inbox import End, Inbox
 from shardwright.runtime.making import Options, make_worker
@@ -56,7 +55,6 @@ from shardwright.runtime.operators import load_operators
 from shardwright.runtime.serve import serve
 from shardwright.runtime.slot import Slot, torch_device
 from shardwright.runtime.worker import Finished, Worker
-from shardwright.schedule.agenda import Entry
 from shardwright.schedule.slot_steps import constants_of
 
 Outbox = SimpleQueue[Finished | Answer | None]
@@ -192,7 +190,7 @@ class WorkerProcess:
                     reply = outcome.reply
                     self._connection.send(Answered(outcome.number, reply.value), reply.tensors)
                 else:
-                    self._connection.send(Answered(outcome.number, error=_failed(outcome.error)))
+                    self._connection.send(Answered(outcome.number, error=failed(outcome.error)))
         except OSError:
             os._exit(1)  # The driver is gone.
         except BaseException as error:
@@ -202,14 +200,9 @@ class WorkerProcess:
     def _report(self, error: BaseException) -> None:
         """Tell the driver what went wrong and where."""
         try:
-            self._connection.send(_failed(error, self._host.active.at if self._host else None))
+            self._connection.send(failed(error, self._host.active.at if self._host else None))
         except OSError:
             return  # Nobody is left to hear it.
-
-
-def _failed(error: BaseException, at: Entry | None = None) -> Failed:
-    text = "".join(traceback.format_exception(error))
-    return Failed(type(error).__name__, str(error), text, *(at or ()))
 
 
 def _load(

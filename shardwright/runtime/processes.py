@@ -20,14 +20,10 @@ from torch import Tensor
 
 from shardwright.comm import make_store
 from shardwright.errors import (
-    DeviceError,
-    GraphError,
     LaunchError,
     RunError,
     ShardwrightError,
-    WeightError,
     WorkerError,
-    WriteError,
 )
 from shardwright.pipeline import Document, Pipeline
 from shardwright.runtime.backend import START_PATIENCE, Backend, Finish, running_future, settle
@@ -44,6 +40,7 @@ from shardwright.runtime.connection import (
     Start,
     Stop,
 )
+from shardwright.runtime.failures import failure
 from shardwright.runtime.generator import Slices
 from shardwright.runtime.host import Reply
 from shardwright.runtime.launch import Child, end, launch
@@ -62,12 +59,6 @@ _GRACE = 0.5
 
 _OF_OTHERS = (WorkerError.__name__, LaunchError.__name__)
 """Errors that a worker meets where another one is gone."""
-
-_PASSED_ON: dict[str, type[ShardwrightError]] = {
-    kind.__name__: kind
-    for kind in (DeviceError, GraphError, LaunchError, RunError, WeightError, WriteError)
-}
-"""Errors about the pipeline or the machine: they stay what they are when a worker meets them."""
 
 
 @dataclass(slots=True)
@@ -297,18 +288,7 @@ class Processes(Backend):
             for child in self._children:
                 if child.rank != rank and child.process.poll() is not None:
                     return self._death(child)
-        if failed.error in _PASSED_ON:
-            kind = _PASSED_ON[failed.error]
-            return kind(f"rank {rank} (device slot {self._slots[rank]!r}): {failed.message}")
-        return WorkerError(
-            f"{failed.error}: {failed.message}\n\nOn the worker:\n{failed.traceback}",
-            rank=rank,
-            task=failed.task,
-            tensor=failed.tensor,
-            stage=failed.stage,
-            microbatch=failed.microbatch,
-            lost=failed.error == WorkerError.__name__,
-        )
+        return failure(failed, rank, self._slots[rank], elsewhere=True)
 
     def _death(self, child: Child) -> ShardwrightError:
         if not self._started.is_set():

@@ -71,7 +71,10 @@ class Runner(Driver):
         self._read = checked(pipeline, modules)
         prepared = start.arranged(self._read)
         if is_training(prepared):
-            raise RunError("the pipeline is of a training step, not of a model; use Session")
+            raise RunError(
+                "the pipeline is of a training step, not of a model; use `shardwright train`, or "
+                "Session in Python"
+            )
         backend = start(prepared, timeout=timeout, threads=threads, options=Options(trace))
         super().__init__(prepared, backend, in_flight or 2 * len(prepared.devices))
         self._generator = Generator(prepared)

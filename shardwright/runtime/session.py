@@ -133,7 +133,8 @@ class Session(Driver):
     def _note(self, future: Future[Any]) -> None:
         """Remember a failure that ends no worker: that of an exception in this process."""
         error = future.exception()
-        if error is not None and not isinstance(error, RunError):
+        here = error is not None and error.__cause__ is not None
+        if error is not None and (here or not isinstance(error, RunError)):
             self._broken = error
 
     def own_part(self) -> dict[str, Rows]:

@@ -143,14 +143,9 @@ class Assembly:
         communication = meeting.communication
         message = communication.kind == "send"
         members = zip(communication.members, meeting.places, strict=True)
-        sent: pl.TensorInfo | None = None
         for index, (member, place) in enumerate(members):
             given = () if member.gives is None else (self.tensor(member.device, member.gives),)
             got = () if member.gets is None else (self.tensor(member.device, member.gets),)
-            if message:
-                lies = self.tensors[next(iter((*given, *got)))]
-                lies.strides = sent.strides if sent is not None else lies.strides
-                sent = lies
             kind = "recv" if message and index == 1 else communication.kind
             task = pl.SuperTask(
                 kind=kind,  # type: ignore[arg-type]

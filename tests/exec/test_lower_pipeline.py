@@ -240,7 +240,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     ),
     "an operator that writes": (
         lambda d: d["calls"][0].update(generic("aten.relu_.default"), inputs=[0]),
-        r"relu_.*\[rule graph\]",
+        r"relu_.*\[rule operators\]",
     ),
     "an operator that is not listed": (
         lambda d: d["calls"][0].update(generic("mine.op.default"), inputs=[0]),

@@ -86,7 +86,7 @@ CASES = cases(
     Broken(
         "cut short", "graph", lambda d: task("d1.0", data=d.supertasks["d1.0"].data[:-9])(d), "d1.0"
     ),
-    Broken("an unknown operator", "graph", node(op="aten.lineer.default"), "d1.0"),
+    Broken("an unknown operator", "operators", node(op="aten.lineer.default"), "d1.0"),
     Broken("a missing argument", "graph-calls", node(args=[]), "d1.0"),
     Broken(
         "a default left out",
@@ -106,10 +106,16 @@ CASES = cases(
         node(args=[{"ref": "i1"}, {"ref": "i0"}, {"ref": "i0"}]),
         "d1.0",
     ),
+    Broken(
+        "an operator that no file may call",
+        "operators",
+        node(op="aten._reshape_alias.default", args=[{"ref": "i0"}, [4, 2], [2, 1]]),
+        "d1.0",
+    ),
     Broken("a key twice", "unique-keys", a_key_twice, "d1.0"),
     Broken(
         "an operator that writes",
-        "graph",
+        "operators",
         node(op="aten.relu_.default", args=[{"ref": "i0"}]),
         "d1.0",
     ),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardwright.errors import InputError, PipelineError, RunError, WeightError
+from shardwright.errors import InputError, PipelineError, RunError, WeightError, WorkerError
 from shardwright.pipeline import Pipeline, check
 from shardwright.runtime.host import Reply
 from shardwright.runtime.runner import Runner
@@ -159,7 +159,7 @@ def test_a_batch_of_another_size() -> None:
 def test_a_pipeline_of_a_model_has_no_steps() -> None:
     with pytest.raises(RunError, match="not of a training step; use Runner"):
         Session(chain(2), in_process=True)
-    with pytest.raises(RunError, match="of a training step, not of a model; use Session"):
+    with pytest.raises(RunError, match="not of a model; use `shardwright train`"):
         Runner(linear_step(), in_process=True)
 
 
@@ -174,12 +174,11 @@ def test_after_a_step_that_failed_a_state_is_needed() -> None:
     (x, target), *_ = batches(1)
     with Session(pipeline, in_process=True) as session:
         before = session.state()
-        with pytest.raises(ArithmeticError, match="there is a NaN") as caught:
+        with pytest.raises(WorkerError, match="ArithmeticError: there is a NaN") as caught:
             session.step(x * torch.nan, target, lr=LR)
-        assert caught.value.__notes__[-1] == (
-            "on device slot 'd1' (rank 1) in supertask 'F1.0', microbatch 0"
-        )
-        with pytest.raises(RunError, match="left the state halfway: there is a NaN; load a state"):
+        error = caught.value
+        assert (error.rank, error.task, error.microbatch) == (1, "F1.0", 0)
+        with pytest.raises(RunError, match=r"left the state halfway: .*a NaN.*load a state"):
             session.step(x, target, lr=LR)
         session.load_state(before)
         assert_close(session.step(x, target, lr=LR), LinearModel(2).step(x, target, LR))

@@ -36,8 +36,14 @@ def _generic(attrs: Mapping[str, Any], ins: Tensors, outs: Tensors) -> Closure:
     device = next((tensor.device for tensor in present((*ins, *outs))), torch.device("cpu"))
     args = [_filled(item, ins, device) for item in given]
     kwargs = {key: _filled(item, ins, device) for key, item in named.items()}
-    writer, function = out_overload(overload), callable_of(overload)
-    if writer is None or None in outs or len(outs) != len(writer[1]) or not _fit(overload, outs):
+    function, writer = callable_of(overload), out_overload(overload)
+    if (
+        function is not overload  # its arguments are looked at first
+        or writer is None
+        or None in outs
+        or len(outs) != len(writer[1])
+        or not _fit(overload, outs)
+    ):
         return lambda: _store_flat(function(*args, **kwargs), outs)
     form, names = writer
     written = dict(zip(names, outs, strict=True))

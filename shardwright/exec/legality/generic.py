@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from shardwright.dimops.in_files import REFUSED, is_allowed
+from shardwright.dimops.trusting import check_shapes
 from shardwright.errors import ExecError, GraphError
 from shardwright.exec.kernels.generic import call_arguments
 from shardwright.exec.legality.call import Call, Made, Makes, Operand, Table, need
@@ -22,6 +24,8 @@ def _generic(call: Call) -> Makes:
     schema = schema_of(overload)
     if schema.is_mutable or any(argument.name == "filename" for argument in schema.arguments):
         raise ExecError(f"{op} writes to its arguments or opens a file; it cannot stand in a file")
+    if not is_allowed(op):
+        raise ExecError(REFUSED.format(op))
     args, kwargs = call_arguments(call.attrs)
     try:
         check_written(overload, args, kwargs, lambda item: isinstance(item, Input))
@@ -31,7 +35,9 @@ def _generic(call: Call) -> Makes:
         overload, args, kwargs, is_tensor=lambda item: isinstance(item, Input)
     )
     inputs = [_value(call, tensor.index) for tensor in tensors]
-    made = Inference().outputs(op, inputs, attrs)
+    inference = Inference()
+    check_shapes(op, inputs, attrs, inference)
+    made = inference.outputs(op, inputs, attrs)
     need(
         len(made) == len(call.outputs),
         f"{op} has {len(call.outputs)} outputs",
