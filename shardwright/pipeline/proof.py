@@ -11,10 +11,10 @@ file: a layer that is cut out of a program is laid out as what comes to it is, n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,8 +23,9 @@ from shardwright.errors import GraphError
 from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.dtypes import describe_dtype
 from shardwright.ir.inference import Inference
+from shardwright.ir.operators import listed_inputs
 from shardwright.ir.quantities import tensor_text
-from shardwright.ir.values import strides_or_none
+from shardwright.ir.values import Input, strides_or_none
 from shardwright.pipeline.fxtext import Node, Text, decode, encode, parse, place_of
 from shardwright.pipeline.rules import ONE_KIND
 from shardwright.pipeline.schema import DeviceKind, DType, TensorInfo
@@ -92,7 +93,58 @@ def _results(graph: IRGraph, node: IRNode) -> Sequence[torch.Tensor | None]:
     inputs = [graph.values[value_id] for value_id in node.inputs]
     inference = _inference(ONE_KIND.get(node.op, "cpu"))
     check_shapes(node.op, inputs, node.attrs, inference)
+    if node.op.startswith(_BY_PLACE) and isinstance(node.attrs.get("self"), list):
+        return _by_place(node, inputs, inference)
     return inference.outputs(node.op, inputs, node.attrs)
+
+
+_BY_PLACE = ("aten._foreach_", "aten._fused_a", "aten._fused_sgd")
+"""Operators of an optimizer's step: what they make at a place of a list follows from that place."""
+
+
+def _by_place(
+    node: IRNode, inputs: Sequence[IRValue], inference: Inference
+) -> Sequence[torch.Tensor | None]:
+    """What an operator on lists makes, run on one of all places that hold equal tensors."""
+    count = len(node.attrs["self"])
+    lists = {k: v for k, v in node.attrs.items() if isinstance(v, list) and len(v) == count}
+    first: dict[object, int] = {}
+    same = [
+        first.setdefault(tuple(_kind(item[place], inputs) for item in lists.values()), place)
+        for place in range(count)
+    ]
+    kept = sorted(first.values())
+    attrs = {
+        key: [value[place] for place in kept] if key in lists else value
+        for key, value in node.attrs.items()
+    }
+    direct = len(inputs) - sum(1 for _ in listed_inputs(list(node.attrs.values())))
+    taken = [*range(direct), *listed_inputs(list(attrs.values()))]
+    numbers = {old: new for new, old in enumerate(taken)}
+    made = inference.outputs(
+        node.op,
+        [inputs[old] for old in taken],
+        {k: _numbered(v, numbers) for k, v in attrs.items()},
+    )
+    if not kept or len(made) % len(kept):
+        return inference.outputs(node.op, inputs, node.attrs)
+    starts = range(0, len(made), len(kept))
+    return [made[start + kept.index(place)] for start in starts for place in same]
+
+
+def _kind(item: Any, inputs: Sequence[IRValue]) -> object:
+    """What a result may depend on of one place of a list."""
+    if not isinstance(item, Input):
+        return repr(item)
+    value = inputs[item.index]
+    return value.shape, value.dtype, value.strides
+
+
+def _numbered(value: Any, numbers: Mapping[int, int]) -> Any:
+    """An attribute whose inputs are those that are kept."""
+    if isinstance(value, list):
+        return [_numbered(item, numbers) for item in value]
+    return Input(numbers[value.index]) if isinstance(value, Input) else value
 
 
 def _check_results(graph: IRGraph, node: IRNode, written: Node, slot: DeviceKind) -> None:
