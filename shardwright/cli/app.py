@@ -127,6 +127,9 @@ def build(
     memory: Memory = None,
     zero: Zero = None,
     device_kind: SlotKind = "cpu",
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Write no optional keys: the specification's format.")
+    ] = False,
 ) -> None:
     """Capture a model or a training step, split it, and write a pipeline file."""
     from shardwright.cli.steps import Steps
@@ -155,7 +158,7 @@ def build(
     with steps.step("build"):
         pipeline = build_pipeline(graph, chosen, weights, device_kind=device_kind)
     with steps.step("save"):
-        pipeline.save(output)
+        pipeline.save(output, plain=plain)
     Console().print(headline(pipeline), device_table(pipeline), sep="\n")
 
 

@@ -27,6 +27,7 @@ from shardwright.pipeline.check_compute import data_of
 from shardwright.pipeline.connections import Connections, connect
 from shardwright.pipeline.normalize import normalize
 from shardwright.pipeline.paramfiles import format_for, write_paramfile
+from shardwright.pipeline.plain import plain as plain_document
 from shardwright.pipeline.rules import broken
 from shardwright.pipeline.schema import Document, ParamfileFormat, ParamValue, TensorInfo
 from shardwright.pipeline.text import format_pipeline
@@ -100,22 +101,26 @@ class Pipeline(Document, dict=True):
         """The bytes of the file, a line for each device, tensor and supertask."""
         return serialize.write(self)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, plain: bool = False) -> None:
         """Write the pipeline, and beside it the weights that are in memory; check it first.
 
         For ``model.pipeline.json`` weights go to ``model.weights.safetensors``. Weights in files
         stay where they are, and are named by their paths from the new file. Afterwards the object
-        is as if it was loaded from ``path``. Raises PipelineError, WeightError.
+        is as if it was loaded from ``path``.
+
+        With ``plain`` the file has the specification's keys only, no optional ones; the object
+        keeps its own. Raises PipelineError, also where a plain file would not mean the same, and
+        WeightError.
         """
         check(self)
         path = Path(path)
         if not path.parent.is_dir():
             raise broken("file", f"the directory {path.parent} does not exist; make it first")
         stored = _Stored(self, path)
+        document = msgspec.structs.replace(self, tensors=stored.tensors)
+        data = serialize.write(plain_document(document) if plain else document)
         with replacing(path) as temporary:
-            temporary.write_bytes(
-                serialize.write(msgspec.structs.replace(self, tensors=stored.tensors))
-            )
+            temporary.write_bytes(data)
             for format, contents in stored.contents.items():
                 write_paramfile(stored.files[format], contents, format)
         self.tensors = stored.tensors
