@@ -27,6 +27,7 @@ from shardwright.cli.options import (
     DrawsTimeline,
     InProcess,
     Modules,
+    NpuAsCpu,
     PipelineFile,
     PipelineOutput,
     Seconds,
@@ -265,6 +266,7 @@ def run(
     trace: TraceFile = None,
     timeline: DrawsTimeline = False,
     repeat: Annotated[int, typer.Option(min=1, help="How many calls to stream.")] = 1,
+    npu_as_cpu: NpuAsCpu = False,
 ) -> None:
     """Run a pipeline file on local processes, or as one rank of torchrun."""
     from shardwright.cli.run import RunOptions, run_file
@@ -284,6 +286,7 @@ def run(
             trace=trace,
             timeline=timeline,
             repeat=repeat,
+            npu_as_cpu=npu_as_cpu,
         ),
     )
 
@@ -300,6 +303,7 @@ def verify(
     timeout: Seconds = 60.0,
     threads: Threads = 1,
     modules: Modules = None,
+    npu_as_cpu: NpuAsCpu = False,
 ) -> None:
     """Run a pipeline file and the model that it is of, and compare every output."""
     # As in `demo`: equal to the last bit, unless MKL rounds by where arrays lie.
@@ -323,6 +327,7 @@ def verify(
             threads=threads,
             timeout=timeout,
             modules=tuple(modules or ()),
+            npu_as_cpu=npu_as_cpu,
         )
     Console().print(str(report), markup=False, highlight=False)
 

@@ -52,6 +52,7 @@ Modules = Annotated[
 DeviceKind = Literal["cpu", "npu", "cuda"]
 SlotKind = Annotated[DeviceKind, typer.Option("--device-kind", help="What every slot is.")]
 InProcess = Annotated[bool, typer.Option("--in-process", help="Run all slots in this process.")]
+NpuAsCpu = Annotated[bool, typer.Option("--npu-as-cpu", help="Run npu slots on the CPU.")]
 TraceFile = Annotated[
     Path | None,
     typer.Option("--trace", callback=writable, help="Write the timeline as a Chrome trace."),

@@ -52,6 +52,7 @@ class RunOptions:
     trace: Path | None
     timeline: bool
     repeat: int
+    npu_as_cpu: bool
 
 
 def run_file(file: Path, options: RunOptions) -> None:
@@ -87,6 +88,7 @@ def _start(pipeline: Pipeline, options: RunOptions) -> Runner:
         threads=options.threads,
         modules=options.modules,
         trace=options.timeline or options.trace is not None,
+        npu_as_cpu=options.npu_as_cpu,
     )
 
 

@@ -38,7 +38,8 @@ class Runner(Driver):
     pipeline
         A `Pipeline` or the path of its file.
     in_process
-        Run all slots in this process and thread instead of a process each. Under torchrun
+        Run all slots in this process and thread instead of a process each, also where they are of
+        several hosts. Under torchrun
         (RANK and WORLD_SIZE in the environment) this process is the slot of its rank.
     timeout
         Seconds in which something must move while calls are under way: the longest that one
@@ -52,6 +53,8 @@ class Runner(Driver):
         which the pipeline ``requires``.
     in_flight
         How many calls may be under way at once; twice the number of slots if not given.
+    npu_as_cpu
+        Whether to run slots of the kind ``npu``, of which there are none here, on the CPU.
 
     Raises PipelineError, WeightError, DeviceError or LaunchError; no process is left then.
     """
@@ -66,8 +69,9 @@ class Runner(Driver):
         trace: bool = False,
         modules: Sequence[str] = (),
         in_flight: int | None = None,
+        npu_as_cpu: bool = False,
     ) -> None:
-        start = Start(in_process=in_process, modules=modules)
+        start = Start(in_process=in_process, modules=modules, npu_as_cpu=npu_as_cpu)
         self._read = checked(pipeline, modules)
         prepared = start.arranged(self._read)
         if is_training(prepared):
@@ -140,13 +144,16 @@ def run(
     in_process: bool = False,
     timeout: float = 60.0,
     modules: Sequence[str] = (),
+    npu_as_cpu: bool = False,
     **kwargs: Any,
 ) -> Any:
     """Run a pipeline once, as ``Runner(pipeline)(*args, **kwargs)``, and end its workers.
 
     A model whose own arguments are called like one of the options is run with `Runner`.
     """
-    with Runner(pipeline, in_process=in_process, timeout=timeout, modules=modules) as runner:
+    with Runner(
+        pipeline, in_process=in_process, timeout=timeout, modules=modules, npu_as_cpu=npu_as_cpu
+    ) as runner:
         return runner(*args, **kwargs)
 
 

@@ -37,7 +37,8 @@ class Session(Driver):
     pipeline
         A `Pipeline` of a training step, or the path of its file.
     in_process
-        Run all slots in this process and thread instead of a process each. Under torchrun
+        Run all slots in this process and thread instead of a process each, also where they are of
+        several hosts. Under torchrun
         (RANK and WORLD_SIZE in the environment) this process is the slot of its rank; every rank
         asks the same in the same order, and results of steps are None but on rank 0.
     timeout
@@ -57,6 +58,8 @@ class Session(Driver):
         backward stands between them.
     in_flight
         How many steps may be under way at once.
+    npu_as_cpu
+        Whether to run slots of the kind ``npu``, of which there are none here, on the CPU.
 
     Raises PipelineError, WeightError, DeviceError or LaunchError; no process is left then.
     """
@@ -72,14 +75,15 @@ class Session(Driver):
         modules: Sequence[str] = (),
         lookahead: int | None = None,
         in_flight: int = 2,
+        npu_as_cpu: bool = False,
     ) -> None:
         if (lookahead or 0) < 0 or in_flight < 1:
             raise RunError(
                 f"lookahead={lookahead} and in_flight={in_flight}; actions begun early are counted "
                 "from 0, steps under way from 1"
             )
-        self._start = Start(in_process=in_process, modules=modules)
-        prepared = checked(pipeline, modules)
+        self._start = Start(in_process=in_process, modules=modules, npu_as_cpu=npu_as_cpu)
+        prepared = self._start.arranged(checked(pipeline, modules))
         if not is_training(prepared):
             raise RunError("the pipeline is of a model, not of a training step; use Runner")
         options = Options(trace, default_lookahead(prepared) if lookahead is None else lookahead)

@@ -161,7 +161,8 @@ def torch_device(name: str, device: Device) -> torch.device:
         )
     raise DeviceError(
         f"device slot {name!r} is of kind {device.kind!r}, which can be written, checked and shown "
-        "but not run here; change the slot's kind to cpu or cuda to run it"
+        "but not run here; run it on the CPU with npu_as_cpu=True (--npu-as-cpu), or change the "
+        "slot's kind to cpu or cuda in the file"
     )
 
 

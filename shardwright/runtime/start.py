@@ -9,10 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from shardwright.errors import LaunchError, RunError
-from shardwright.pipeline import Pipeline, check
+from shardwright.pipeline import Device, Pipeline, check
 from shardwright.runtime.backend import Backend
 from shardwright.runtime.in_process import InProcess
 from shardwright.runtime.making import Options
@@ -44,10 +47,14 @@ def checked(
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where slots are to run, and what workers import."""
+    """Where slots are to run, and what workers import.
+
+    ``npu_as_cpu`` runs slots of the kind ``npu`` on the CPU.
+    """
 
     in_process: bool = False
     modules: Sequence[str] = ()
+    npu_as_cpu: bool = False
 
     @property
     def is_rank(self) -> bool:
@@ -59,7 +66,12 @@ class Start:
         return list(pipeline.devices)[int(os.environ["RANK"])] if self.is_rank else None
 
     def arranged(self, pipeline: Pipeline) -> Pipeline:
-        """The pipeline as it runs here: as a rank, outputs of calls come to the first slot."""
+        """The pipeline as it runs here.
+
+        As a rank, outputs of calls come to the first slot; npu slots are CPU slots where asked.
+        """
+        if self.npu_as_cpu:
+            pipeline = _npu_as_cpu(pipeline)
         moved = self.is_rank and not is_training(pipeline)
         return outputs_on_first_slot(pipeline) if moved else pipeline
 
@@ -71,8 +83,9 @@ class Start:
         if self.is_rank:
             return Rank(pipeline, timeout=timeout, threads=threads, options=options)
         _check_devices(pipeline)
-        if self.in_process:
+        if self.in_process:  # On one machine, whichever hosts the slots are of.
             return InProcess(pipeline, threads=threads, options=options)
+        _check_host(pipeline)
         return Processes(
             pipeline,
             timeout=timeout,
@@ -90,12 +103,32 @@ def _check_numbers(timeout: float, threads: int) -> None:
         raise RunError(f"threads={threads}; a worker computes with at least one thread")
 
 
+def _npu_as_cpu(pipeline: Pipeline) -> Pipeline:
+    """The pipeline with CPU slots in place of those of the kind npu."""
+    devices = pipeline.devices
+    free = count(1 + max((d.idx for d in devices.values() if d.kind == "cpu"), default=-1))
+    found = replace(
+        pipeline,
+        devices={
+            name: Device("cpu", next(free), device.host) if device.kind == "npu" else device
+            for name, device in devices.items()
+        },
+    )
+    found.weights, found.origin = pipeline.weights, pipeline.origin
+    return found
+
+
 def _check_devices(pipeline: Pipeline) -> None:
-    """Raise DeviceError or LaunchError where this machine lacks a device."""
+    """Raise DeviceError where this machine lacks a device."""
     for name, device in pipeline.devices.items():
         torch_device(name, device)
+
+
+def _check_host(pipeline: Pipeline) -> None:
+    """Raise LaunchError where slots are of several hosts."""
     hosts = sorted({device.host for device in pipeline.devices.values() if device.host})
     if len(hosts) > 1:
         raise LaunchError(
-            f"the pipeline spans the hosts {', '.join(hosts)}; start it with torchrun on each"
+            f"the pipeline spans the hosts {', '.join(hosts)}; start it with torchrun on each, or "
+            "try it on this one with in_process=True (--in-process)"
         )

@@ -79,6 +79,7 @@ def verify(
     threads: int = 1,
     timeout: float = 60.0,
     modules: Sequence[str] = (),
+    npu_as_cpu: bool = False,
 ) -> Report:
     """Hold a pipeline against a model on one call.
 
@@ -90,7 +91,12 @@ def verify(
     kwargs = kwargs or {}
     expected = _reference(model, args, kwargs, threads)
     with Runner(
-        pipeline, in_process=in_process, threads=threads, timeout=timeout, modules=modules
+        pipeline,
+        in_process=in_process,
+        threads=threads,
+        timeout=timeout,
+        modules=modules,
+        npu_as_cpu=npu_as_cpu,
     ) as runner:
         found = runner(*args, **kwargs)
     tree, wanted = describe_result(expected)

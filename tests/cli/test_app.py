@@ -15,7 +15,8 @@ from shardwright.cli.app import schedule_text
 from shardwright.pipeline import Microbatches, Pipeline, Training
 from shardwright.schedule import make_schedule, schedule_info
 from shardwright.version import __version__
-from tests.cli.commands import invoke, succeed
+from tests.clean_process import printed_by
+from tests.cli.commands import invoke, refused, succeed
 
 MODEL = """
 import torch
@@ -49,6 +50,21 @@ def built(folder: Path) -> Path:
 def expected_output(x: torch.Tensor) -> torch.Tensor:
     torch.manual_seed(0)
     return torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])(x).detach()
+
+
+def test_a_file_for_npu_slots_of_several_hosts_is_verified_where_asked(folder: Path) -> None:
+    built = "build", "cli_model.py:make", "--devices", 2, "--device-kind", "npu", "-o", "npu.json"
+    succeed(*built)
+    document = json.loads((folder / "npu.json").read_text())
+    for k, device in enumerate(document["devices"].values()):
+        device["host"] = f"h{k}"
+    (folder / "npu.json").write_text(json.dumps(document))
+    verified = "verify", "npu.json", "cli_model.py:make", "--in-process"
+    assert "--npu-as-cpu" in refused(*verified)
+    said = printed_by("shardwright", *verified, "--npu-as-cpu", folder=folder)
+    assert "equal" in said
+    ran = "run", "npu.json", "--random", "--in-process", "--npu-as-cpu"
+    assert "output" in printed_by("shardwright", *ran, folder=folder)
 
 
 def test_build_writes_a_pipeline_and_says_what_is_in_it(folder: Path) -> None:

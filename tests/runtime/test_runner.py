@@ -14,7 +14,8 @@ from shardwright.errors import (
     WeightError,
 )
 from shardwright.pipeline import Device, Pipeline
-from shardwright.runtime import Runner, run
+from shardwright.pipeline.schema import DeviceKind
+from shardwright.runtime import Runner, run, verify
 from tests.runtime import operators  # noqa: F401  registers what the sketches call
 from tests.runtime.sketch import chain, chain_result
 
@@ -111,12 +112,6 @@ class TestBeforeAnythingStarts:
         with pytest.raises(DeviceError, match=message):
             Runner(pipeline, in_process=in_process)
 
-    def test_several_hosts(self, in_process: bool) -> None:
-        pipeline = chain()
-        pipeline.devices["d0"].host, pipeline.devices["d1"].host = "a", "b"
-        with pytest.raises(LaunchError, match="spans the hosts a, b; start it with torchrun"):
-            Runner(pipeline, in_process=in_process)
-
     def test_an_operator_that_nobody_registered(self, in_process: bool) -> None:
         pipeline = chain(op="runtime_tests.refuse_nan.default")
         pipeline.requires = ("runtime_tests.unheard_of.default",)
@@ -129,6 +124,40 @@ class TestBeforeAnythingStarts:
     def test_a_module_that_is_not_there(self, in_process: bool) -> None:
         with pytest.raises(RunError, match="the module 'unheard_of' cannot be imported"):
             Runner(chain(), in_process=in_process, modules=["unheard_of"])
+
+
+def elsewhere(*, kind: DeviceKind = "cpu") -> Pipeline:
+    """A pipeline for two hosts."""
+    pipeline = chain()
+    for k, name in enumerate(pipeline.devices):
+        pipeline.devices[name] = Device(kind, 0, host=f"h{k}")
+    return pipeline
+
+
+def test_several_hosts_are_refused_where_each_slot_is_a_process() -> None:
+    message = "spans the hosts h0, h1; start it with torchrun on each.*in_process=True"
+    with pytest.raises(LaunchError, match=message):
+        Runner(elsewhere())
+
+
+def test_a_file_for_several_hosts_runs_in_process() -> None:
+    assert torch.equal(run(elsewhere(), X, in_process=True), Y)
+    assert verify(elsewhere(), chain_result, (X,)).equal
+
+
+def test_npu_slots_run_on_the_cpu_where_asked(tmp_path: Path) -> None:
+    elsewhere(kind="npu").save(tmp_path / "a.json")
+    with pytest.raises(DeviceError, match=r"'d0' is of kind 'npu'.*npu_as_cpu=True"):
+        run(tmp_path / "a.json", X, in_process=True)
+    assert torch.equal(run(tmp_path / "a.json", X, in_process=True, npu_as_cpu=True), Y)
+    assert verify(tmp_path / "a.json", chain_result, (X,), npu_as_cpu=True).equal
+
+
+def test_npu_slots_beside_cpu_slots_run_in_processes_where_asked() -> None:
+    pipeline = chain()
+    pipeline.devices["d1"] = Device("npu", 0)
+    assert torch.equal(run(pipeline, X, npu_as_cpu=True), Y)
+    assert pipeline.devices["d1"] == Device("npu", 0), "the pipeline is left as it was"
 
 
 def test_a_runner_may_be_used_without_with() -> None:

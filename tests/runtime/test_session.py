@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shardwright.errors import InputError, PipelineError, RunError, WeightError, WorkerError
+from shardwright.errors import (
+    DeviceError,
+    InputError,
+    PipelineError,
+    RunError,
+    WeightError,
+    WorkerError,
+)
 from shardwright.pipeline import Pipeline, check
 from shardwright.runtime.host import Reply
 from shardwright.runtime.runner import Runner
@@ -49,6 +56,15 @@ def test_every_schedule(kind: str, microbatches: int) -> None:
     pipeline = linear_step(kind, microbatches=microbatches)
     check(pipeline)
     assert_trains(pipeline, in_process=True)
+
+
+def test_a_step_for_npu_slots_of_several_hosts_runs_in_process_where_asked() -> None:
+    pipeline = linear_step("1f1b", microbatches=2)
+    for k, device in enumerate(pipeline.devices.values()):
+        device.host, device.kind = f"h{k}", "npu"
+    with pytest.raises(DeviceError, match="npu_as_cpu=True"):
+        Session(pipeline, in_process=True)
+    assert_trains(pipeline, in_process=True, npu_as_cpu=True)
 
 
 @pytest.mark.parametrize("lookahead", [0, 1, 3, 100])
