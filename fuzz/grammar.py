@@ -277,14 +277,15 @@ def _train(d: Draft, inputs: _Inputs, parts: list[tuple[str, Var]]) -> str:
     step = ["optimizer.zero_grad()" + ("" if d.maybe(0.8) else "  # set_to_none")]
     call = _call(inputs)
     step.append(f"out = model({call})")
-    batch = "args" if inputs.keywords == "{}" else "kwargs"
+    batch = "kwargs" if inputs.arguments == "()" else "args"
     parameters = _step_parameters(inputs)
     terms = []
     for path, var in usable[: d.number(1, 2)]:
         labelled = var.batched and var.tensor.dim() in (2, 3) and var.shape[-1] > 1
         if labelled and "target" not in parameters and batch == "args" and d.maybe(0.35):
             classes, lead = var.shape[-1], list(var.shape[:-1])
-            parameters += ", target"
+            before, options, after = parameters.partition(", scale")
+            parameters = f"{before}, target{options}{after}"
             batch = (
                 f"(*args, torch.randint({classes}, {lead}).where(torch.rand({lead}) > 0.2, -100))"
             )

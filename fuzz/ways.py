@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import shardwright as sw
@@ -194,7 +194,7 @@ def dropped(case: Case) -> None:
 
 def kept_step(case: Case) -> None:
     """Write the file of a step, with the losses that it must give, for a fresh process to run."""
-    _, optimizer, step = case.module.train()
+    model, optimizer, step = case.module.train()
     batches = case.batches()
     first = batches[0]
     graph = sw.compile_ir(step, **first) if isinstance(first, dict) else sw.compile_ir(step, *first)
@@ -202,14 +202,24 @@ def kept_step(case: Case) -> None:
     if case.chance.random() < 0.4:
         pipeline = sw.lower(pipeline)
     pipeline.save(case.folder / "model.pipeline.json")
-    names = [graph.values[value_id].name for value_id in graph.inputs]
-    rates = {
-        name: optimizer.param_groups[int(name.removeprefix("lr").removeprefix("_") or 0)]["lr"]
-        for name in names
-        if name == "lr" or name.startswith("lr_")
-    }
+    rates = _rates(graph, model, optimizer)
     wanted = {"batches": batches, "rates": rates, "losses": case.eager.losses}
     torch.save({**wanted, "tolerance": case.tolerance}, case.folder / "expected.pt")
+
+
+def _rates(graph: sw.IRGraph, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The inputs with learning rates, by the parameters that each updates."""
+    parameters, rates = dict(model.named_parameters()), {}
+    for node in graph.nodes:
+        name = graph.values[node.inputs[0]].name if node.inputs else ""
+        if name == "lr" or name.startswith("lr_"):
+            updated = parameters[node.attrs["parameters"][0]]
+            (rates[name],) = (
+                group["lr"]
+                for group in optimizer.param_groups
+                if any(parameter is updated for parameter in group["params"])
+            )
+    return rates
 
 
 def training_processes(case: Case) -> None:

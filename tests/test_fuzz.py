@@ -29,6 +29,22 @@ def test_programs_that_failed_once_are_right_or_refused_in_every_way() -> None:
     assert tally.programs == len(FOUND)
 
 
+PROGRAMS = 200
+SHARE = 0.5
+"""Of the ways that `make fuzz` goes with each program."""
+
+
+@pytest.mark.workers
+@pytest.mark.timeout(900)
+def test_drawn_programs_compute_what_eager_computes() -> None:
+    tally = drive(({"seed": seed, "share": SHARE} for seed in range(PROGRAMS)), processes=2)
+    print(tally)
+    assert tally.failed == []
+    assert tally.programs == PROGRAMS
+    assert tally.right > 2 * PROGRAMS
+    assert len(tally.invalid) < PROGRAMS / 20
+
+
 def test_a_seed_draws_the_same_program_again() -> None:
     first, again = draw(7), draw(7)
     assert first == again

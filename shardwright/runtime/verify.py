@@ -4,13 +4,15 @@ In come a pipeline, the model (or its graph) and arguments; both are run, with t
 threads, and their outputs compared tensor by tensor. Out comes a `Report` of the differences, or a
 VerifyError that lists them.
 
-What always holds: the model is left as it was, its buffers too.
+What always holds: the model is left as it was, its buffers too, and so are the arguments; both
+runs begin with the same ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from torch import Tensor
 
 from shardwright.errors import VerifyError
 from shardwright.ir import IRGraph
-from shardwright.ir.structure import describe_result, leaves
+from shardwright.ir.structure import Tree, describe_result, leaves
 from shardwright.pipeline import Pipeline
 from shardwright.profiling.clock import computing_threads
 from shardwright.runtime.rounding import remedy, rounding
@@ -88,8 +90,8 @@ def verify(
     an output differs more or is another in shape, dtype or place, and what `Runner` raises. The
     error says what to do where it is this machine's products that round (`rounding`).
     """
-    kwargs = kwargs or {}
-    expected = _reference(model, args, kwargs, threads)
+    given = (tuple(args), dict(kwargs or {}))
+    tree, wanted = _reference(model, *_copied(*given), threads)
     with Runner(
         pipeline,
         in_process=in_process,
@@ -98,8 +100,8 @@ def verify(
         modules=modules,
         npu_as_cpu=npu_as_cpu,
     ) as runner:
+        args, kwargs = _copied(*given)
         found = runner(*args, **kwargs)
-    tree, wanted = describe_result(expected)
     found_tree, tensors = describe_result(found)
     if tree != found_tree:
         raise VerifyError(
@@ -159,11 +161,22 @@ def _reference(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     threads: int,
-) -> Any:
-    """What the model returns, with the workers' number of threads."""
+) -> tuple[Tree, list[Tensor]]:
+    """What the model returns, with the workers' number of threads: its structure and tensors."""
     call = model.run if isinstance(model, IRGraph) else model
     with computing_threads(threads), torch.no_grad(), _unchanged(model):
-        return call(*args, **kwargs)
+        tree, tensors = describe_result(call(*args, **kwargs))
+        return tree, [tensor.clone() for tensor in tensors]
+
+
+def _copied(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The arguments in memory of their own, which they share as the given ones do."""
+    memo: dict[int, Any] = {}
+    for tensor in describe_result((args, kwargs))[1]:
+        if not tensor.is_leaf:  # torch copies no tensor with a history
+            memo[id(tensor)] = deepcopy(tensor.detach(), memo)
+    args, kwargs = deepcopy((args, kwargs), memo)
+    return args, kwargs
 
 
 @contextmanager

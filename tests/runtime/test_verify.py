@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import shardwright as sw
 from shardwright.errors import VerifyError
 from shardwright.runtime.rounding import Rounding
 from shardwright.runtime.verify import compare, verify
@@ -113,3 +114,46 @@ def test_the_model_is_left_as_it_was_and_computes_with_the_workers_threads() -> 
     assert model.calls.item() == 0
     assert model.threads == before + 1
     assert torch.get_num_threads() == before
+
+
+class Writing(nn.Module):
+    """Writes its first argument, which shares memory with the second, and gives a buffer away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor, rows: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        x.mul_(0.5).unsqueeze_(0)
+        self.seen += 1
+        return torch.relu(x) + rows["rows"], self.seen
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_what_the_model_writes_is_not_the_callers(learned: bool) -> None:
+    model = Writing()
+    x = torch.randn(2, 3, requires_grad=learned) * 2
+    rows = {"rows": torch.randn(2, 3)}
+    before = x.detach().clone(), rows["rows"].clone()
+    with pytest.warns(sw.CaptureWarning, match="writes to its input 'x'"):
+        graph = sw.capture(model, (x.detach(), rows))
+    pipeline = sw.build(graph, sw.plan(graph, devices=2))
+    assert verify(pipeline, model, (x, rows)).equal
+    assert verify(pipeline, model, (x, rows)).equal
+    assert torch.equal(x, before[0])
+    assert torch.equal(rows["rows"], before[1])
+
+
+def test_the_models_arguments_share_memory_as_the_callers_do() -> None:
+    seen = []
+    x = torch.randn(3, 4)
+
+    def model(x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        x.zero_()
+        seen.append(row)
+        return x
+
+    with pytest.raises(sw.InputError, match="2 positional arguments"):  # a chain takes one
+        verify(chain(2), model, (x, x[0]))
+    assert not seen[0].any()
+    assert x.any()
