@@ -106,21 +106,26 @@ def records_gradients() -> bool:
     return _thread.checkpoints[0] if _thread.checkpoints else torch.is_grad_enabled()
 
 
+def _unpatched(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+    """What `Function.apply` is by itself: a class method, in newer releases one written in C."""
+    return _apply.__get__(None, cls)(*args, **kwargs)
+
+
 def _applied(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
     """What `Function.apply` is while any thread captures."""
     if not _thread.capturing or cls.__module__ == _OPERATORS_WITH_BACKWARD:
-        return _apply.__func__(cls, *args, **kwargs)
+        return _unpatched(cls, *args, **kwargs)
     if cls is CheckpointFunction:
         before, _thread.checkpoints = (
             _thread.checkpoints,
             (*_thread.checkpoints, torch.is_grad_enabled()),
         )
         try:
-            return _apply.__func__(cls, *args, **kwargs)
+            return _unpatched(cls, *args, **kwargs)
         finally:
             _thread.checkpoints = before
     if not torch.is_grad_enabled():
-        return _apply.__func__(cls, *args, **kwargs)
+        return _unpatched(cls, *args, **kwargs)
     return _traced(cls, args, kwargs)
 
 
@@ -129,7 +134,7 @@ def _traced(cls: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) 
     known = type(cls.__name__, (cls,), {"__module__": cls.__module__})
     context = type(f"{cls.__name__}Backward", (_Context, backward_class(known)), {})
     set_backward_class(known, context)
-    made = _apply.__func__(known, *args, **kwargs)
+    made = _unpatched(known, *args, **kwargs)
     results = made if isinstance(made, tuple) else (made,)
     wanted = [item for item in results if isinstance(item, torch.Tensor) and item.requires_grad]
     if not wanted:
