@@ -128,6 +128,7 @@ def without_torch_function() -> AbstractContextManager[None]:
 
 
 _Results = Sequence[torch.Tensor | None]
+_Correct = Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]]
 
 
 def as_kernels_make(
@@ -146,7 +147,7 @@ def _all_contiguous(results: _Results, args: Sequence[Any]) -> tuple[torch.Tenso
     return tuple(r if r is None else r.new_empty(r.shape) for r in results)
 
 
-def _as_argument(number: int) -> Callable[[_Results, Sequence[Any]], tuple[Any, ...]]:
+def _as_argument(number: int) -> _Correct:
     """In the memory format of an argument: channels last or contiguous, nothing between."""
 
     def laid_out(results: _Results, args: Sequence[Any]) -> tuple[torch.Tensor | None, ...]:
@@ -161,6 +162,17 @@ def _as_argument(number: int) -> Callable[[_Results, Sequence[Any]], tuple[Any, 
     return laid_out
 
 
+def _element_by_element(*numbers: int) -> _Correct:
+    """As a product of these arguments, or of one with a number, lies: the first counts most."""
+
+    def laid_out(results: _Results, args: Sequence[Any]) -> tuple[torch.Tensor | None, ...]:
+        first, *others = (args[number] for number in numbers)
+        like = torch.ops.aten.mul.Tensor(first, *others) if others else torch.empty_like(first)
+        return tuple(r if r is None else torch.empty_like(like, dtype=r.dtype) for r in results)
+
+    return laid_out
+
+
 def _summed_in_double(
     results: Sequence[torch.Tensor], args: Sequence[Any]
 ) -> tuple[torch.Tensor, ...]:
@@ -169,12 +181,50 @@ def _summed_in_double(
     return out, sums.to(torch.promote_types(out.dtype, torch.float32))
 
 
-_KERNELS_MAKE: dict[object, Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]]] = {
-    torch.ops.aten.native_batch_norm.default: _as_argument(0),
-    torch.ops.aten.native_batch_norm_backward.default: _as_argument(1),
-    torch.ops.aten.native_group_norm_backward.default: _as_argument(1),
-    torch.ops.aten.native_layer_norm_backward.default: _all_contiguous,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default: _summed_in_double,
+_ATEN = torch.ops.aten
+_LIE_AS = {
+    _element_by_element(0): (_ATEN.log_sigmoid_backward.default,),
+    _element_by_element(0, 5): (_ATEN.elu_backward.default,),
+    _element_by_element(0, 1): (
+        _ATEN.hardsigmoid_backward.default,
+        _ATEN.hardswish_backward.default,
+        _ATEN.hardtanh_backward.default,
+        _ATEN.logit_backward.default,
+        _ATEN.native_dropout_backward.default,
+        _ATEN.softplus_backward.default,
+        _ATEN.xlogy.Tensor,
+    ),
+    _element_by_element(1, 0): (
+        _ATEN._prelu_kernel_backward.default,
+        _ATEN.leaky_relu_backward.default,
+        _ATEN.threshold_backward.default,
+    ),
+    _element_by_element(2, 0): (_ATEN.rrelu_with_noise_backward.default,),
+    _as_argument(0): (_ATEN.native_batch_norm.default,),
+    _as_argument(1): (
+        _ATEN.native_batch_norm_backward.default,
+        _ATEN.native_group_norm_backward.default,
+        _ATEN.reflection_pad2d_backward.default,
+        _ATEN.reflection_pad3d_backward.default,
+        _ATEN.replication_pad2d_backward.default,
+        _ATEN.replication_pad3d_backward.default,
+    ),
+    _all_contiguous: (
+        _ATEN._log_softmax_backward_data.default,
+        _ATEN._softmax_backward_data.default,
+        _ATEN.glu_backward.default,
+        _ATEN.huber_loss_backward.default,
+        _ATEN.log_sigmoid_forward.default,
+        _ATEN.mse_loss_backward.default,
+        _ATEN.native_layer_norm_backward.default,
+        _ATEN.pow.Scalar,
+        _ATEN.smooth_l1_loss_backward.default,
+    ),
+    _summed_in_double: (_ATEN._scaled_dot_product_flash_attention_for_cpu.default,),
+}
+"""How results lie, and of which operators."""
+_KERNELS_MAKE: dict[object, _Correct] = {
+    overload: correct for correct, overloads in _LIE_AS.items() for overload in overloads
 }
 
 

@@ -162,6 +162,8 @@ class _Recorder(TorchDispatchMode):
             made = [*map(_apart, made)]
         elif isinstance(made, tuple):
             made = as_kernels_make(func, made, args)
+        elif isinstance(made, torch.Tensor):
+            (made,) = as_kernels_make(func, (made,), args)
         self._file(made, node)
         return made
 

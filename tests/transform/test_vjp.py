@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -417,12 +417,8 @@ def compare(
     graph: IRGraph,
     tensors: list[torch.Tensor],
     seeds: dict[int, torch.Tensor] | None = None,
-    otherwise: Collection[str] = (),
 ) -> IRGraph:
-    """Hold the gradients of a graph against autograd's; gives the graph with its backward.
-
-    ``otherwise`` are operators whose results may lie otherwise than it says.
-    """
+    """Hold the gradients of a graph against autograd's; gives the graph with its backward."""
     constant = {id(x) for x in FIXED}
     wants = [i for i, x in enumerate(tensors) if x.is_floating_point() and id(x) not in constant]
     leaves = [x.detach().requires_grad_(i in wants) for i, x in enumerate(tensors)]
@@ -449,8 +445,7 @@ def compare(
             assert distance(result, expectation) <= 1e-12
         else:
             assert torch.equal(result, expectation)
-    wrong = wrong_kinds(found.graph, inputs)
-    assert [text for text in wrong if text.partition(":")[0] not in otherwise] == []
+    assert wrong_kinds(found.graph, inputs) == []
     return found.graph
 
 
@@ -499,17 +494,6 @@ NOT_OTHERWISE = {
 }
 """Operators that take no tensors that lie otherwise, or have no result for equal rows."""
 
-_FAKES = """
-    _log_softmax_backward_data.default xlogy.Tensor smooth_l1_loss_backward.default mul.Scalar
-    mse_loss_backward.default log_sigmoid_forward.default huber_loss_backward.default
-    softplus_backward.default reflection_pad2d_backward.default leaky_relu_backward.default
-    hardtanh_backward.default hardswish_backward.default elu_backward.default
-    _prelu_kernel_backward.default permute.default
-"""
-FAKES_LIE_OTHERWISE = {f"aten.{name}" for name in _FAKES.split()}
-"""Operators of which torch's fake results and its kernels' lie otherwise on some such tensors: what
-reads them is right, since views of them copy where they must."""
-
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("way", [turned, expanded, last], ids=lambda way: way.__name__)
@@ -520,7 +504,7 @@ def test_gradients_are_those_of_autograd_however_tensors_lie(
     graph, tensors = one_call(lying(case, way))
     seeds = seeds_for(compile_graph(graph)(tensors))
     turned_seeds = {i: turned(seed) for i, seed in seeds.items()}
-    compare(graph, tensors, turned_seeds, FAKES_LIE_OTHERWISE)
+    compare(graph, tensors, turned_seeds)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks the kernels of the device")
