@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from shardwright.ir.operators import operator_name, signature
-from shardwright.ir.torch_internals import OpOverload, assert_later
+from shardwright.ir.torch_internals import FakeTensor, OpOverload, assert_later
 
 Call = Mapping[str, Any]
 """Arguments of a call by name."""
@@ -89,7 +89,7 @@ def guarded(overload: OpOverload) -> Callable[..., Any]:
 def _check(name: str, bounds: Bounds, call: Call) -> None:
     """Raise IndexError where an index is outside; on a GPU the call after it fails instead."""
     indices, end = call[bounds.indices], bounds.end(call)
-    if not indices.numel():
+    if not indices.numel() or isinstance(indices, FakeTensor):  # Or nothing is computed.
         return
     skipped = call[bounds.skipped] if bounds.skipped else None
     if indices.device.type == "cpu" and skipped is None:
