@@ -26,6 +26,7 @@ SUPPLIED: dict[str, tuple[str, str]] = {
     "operators": ("shardwright.exec.operators", "OPERATORS"),
     "reader of dfg": ("shardwright.exec.task_texts", "read_task"),
     "rules of the schedule": ("shardwright.schedule.check", "check_schedule"),
+    "pipeline without weights": ("shardwright.transform.build", "without_weights"),
     "judge": ("shardwright.transform.judge", "simulated_seconds"),
 }
 """What earlier folders take from later ones: the module that has it, and its name there."""

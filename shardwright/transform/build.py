@@ -25,7 +25,7 @@ from shardwright.transform.recompute import recompute
 from shardwright.transform.segments import tasks
 from shardwright.transform.slots import Localized
 from shardwright.transform.step import localize_step
-from shardwright.transform.weights import Rename, WeightSource
+from shardwright.transform.weights import NoContents, Rename, WeightSource
 
 FORMAT_VERSION = 1
 
@@ -79,6 +79,11 @@ def written(
     pipeline.weights = source.carried
     pipeline.origin = pl.Origin(graph, plan)
     return pipeline
+
+
+def without_weights(graph: IRGraph, plan: Plan) -> pl.Pipeline:
+    """The pipeline that nobody runs: not checked, its stored values without contents."""
+    return written(graph, plan, NoContents(graph))
 
 
 def _promise_wholes(tensors: Mapping[str, pl.TensorInfo]) -> None:

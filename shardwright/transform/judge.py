@@ -7,8 +7,7 @@ from shardwright.layout import Cluster
 from shardwright.planning.plan import Plan
 from shardwright.planning.simulation.simulate import simulate
 from shardwright.profiling.cost import Costs
-from shardwright.transform.build import written
-from shardwright.transform.weights import NoContents
+from shardwright.transform.build import without_weights
 
 CALLS = 16
 """So many calls of a model follow one another: how long one takes alone says little."""
@@ -16,7 +15,7 @@ CALLS = 16
 
 def simulated_seconds(graph: IRGraph, plan: Plan, costs: Costs, cluster: Cluster) -> float:
     """Seconds of the built plan for each batch of the captured size."""
-    pipeline = written(graph, plan, NoContents(graph))
+    pipeline = without_weights(graph, plan)
     if plan.training is None:
         return simulate(pipeline, costs, cluster, calls=CALLS).step_time
     return simulate(pipeline, costs, cluster).step_time / plan.training.microbatches

@@ -1,6 +1,7 @@
 """`simulate`: a pipeline file in simulated time, supertask by supertask.
 
-Comes in: a pipeline, what its supertasks cost, and the machines. Goes out: a `StepSimulation`.
+Comes in: a pipeline (or a graph and a plan, of which one without weights is built), what its
+supertasks cost, and the machines. Goes out: a `StepSimulation`.
 Slots walk their task lists by the rules that the runtime's workers go by (`schedule.walk`,
 `schedule.call_order`), so what is simulated differs from a run only by how long things take.
 
@@ -14,12 +15,17 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 from itertools import count
+from typing import overload
 
 from shardwright.comm.operation import memberships
 from shardwright.errors import PlanError
+from shardwright.ir import IRGraph
 from shardwright.layout import Cluster
+from shardwright.lazy import supplied
 from shardwright.pipeline import Pipeline
 from shardwright.pipeline.graphs import TaskGraphs
+from shardwright.planning.given import check_graph
+from shardwright.planning.plan import Plan, cluster_of
 from shardwright.planning.simulation.simulated import SlotSimulation, StepSimulation, Wait, added_up
 from shardwright.planning.simulation.simulated_calls import CallSlot
 from shardwright.planning.simulation.simulated_network import Network
@@ -27,52 +33,112 @@ from shardwright.planning.simulation.simulated_slot import Awaited, SimulatedSlo
 from shardwright.planning.simulation.simulated_step import StepSlot
 from shardwright.planning.simulation.task_work import TaskWork
 from shardwright.planning.worker_time import worker_seconds
-from shardwright.profiling.cost import Costs
+from shardwright.profiling.cost import Analytic, Costs
 from shardwright.profiling.tasks import TaskTimes
 from shardwright.schedule.agenda import default_lookahead, is_training
 from shardwright.schedule.slot_steps import slot_steps
 from shardwright.schedule.step_plan import plan_step
 
 
+@overload
 def simulate(
-    pipeline: Pipeline,
+    program: Pipeline,
     costs: TaskTimes | Costs,
+    /,
     cluster: Cluster | None = None,
     *,
     calls: int = 1,
     in_flight: int | None = None,
     lookahead: int | None = None,
-) -> StepSimulation:
-    """How long a pipeline takes, who waits for whom, and what each slot holds.
+) -> StepSimulation: ...
 
+
+@overload
+def simulate(
+    program: IRGraph,
+    plan: Plan,
+    cluster: Cluster | None = None,
+    costs: TaskTimes | Costs | None = None,
+    *,
+    calls: int = 1,
+    in_flight: int | None = None,
+    lookahead: int | None = None,
+) -> StepSimulation: ...
+
+
+def simulate(
+    program: Pipeline | IRGraph,
+    plan: Plan | TaskTimes | Costs | None = None,
+    cluster: Cluster | None = None,
+    costs: TaskTimes | Costs | None = None,
+    *,
+    calls: int = 1,
+    in_flight: int | None = None,
+    lookahead: int | None = None,
+) -> StepSimulation:
+    """How long a program takes, who waits for whom, and what each slot holds.
+
+    Called as ``simulate(pipeline, costs, cluster)`` or ``simulate(graph, plan, cluster, costs)``.
+
+    program
+        A pipeline; or a graph with the plan of it, which may be of a model on the meta device: what
+        stored values hold is not asked for.
     costs
         Times of the supertasks (`profile_tasks`), or costs of nodes: ``Analytic(device)``, or
-        ``profile.costs()``; of a lowered pipeline times alone.
+        ``profile.costs()``; of a lowered pipeline times alone. Of a plan they follow from shapes
+        and the cluster's device if not given.
     cluster
-        The machines and their links; without one all slots are CPU cores of one host.
+        The machines and their links; without one a plan's own, or all slots are CPU cores of one
+        host.
     calls, in_flight
         How many training steps or calls of the model follow one another, and how many may be under
         way at once: for steps 2, for calls twice the slots, as `Session` and `Runner` have it.
     lookahead
         How many actions of its schedule a slot begins early; as `Session` has it by default.
 
-    Raises PlanError where the cluster lacks a slot, a number makes no sense, or the pipeline has
-    supertasks that do not run, or waits for ever; ProfileError where the times are those of
-    other supertasks.
+    Raises PlanError where the cluster lacks a slot, a number makes no sense, the plan is for
+    another graph, or the pipeline has supertasks that do not run, or waits for ever;
+    ProfileError where the times are those of other supertasks.
     """
     if calls < 1 or (in_flight is not None and in_flight < 1) or (lookahead or 0) < 0:
         raise PlanError(
             f"calls={calls}, in_flight={in_flight}, lookahead={lookahead}: calls and calls under "
             "way count from 1, actions begun early from 0"
         )
+    pipeline, costs, cluster = _given(program, plan, cluster, costs)
     if isinstance(costs, TaskTimes):
         costs.check_belong(pipeline)
     else:
         _check_kinds(pipeline)
-    slots = tuple(pipeline.devices)
-    cluster = cluster or Cluster((slots,))
-    cluster.among(slots)
+    cluster.among(tuple(pipeline.devices))
     return _Simulator(pipeline, costs, cluster, calls, in_flight, lookahead).run()
+
+
+def _given(
+    program: Pipeline | IRGraph,
+    plan: Plan | TaskTimes | Costs | None,
+    cluster: Cluster | None,
+    costs: TaskTimes | Costs | None,
+) -> tuple[Pipeline, TaskTimes | Costs, Cluster]:
+    """What is simulated, by either way of calling. Raises PlanError for what is neither."""
+    if isinstance(program, Pipeline):
+        found = costs if plan is None else plan
+        if found is None or isinstance(found, Plan):
+            raise PlanError(
+                "a pipeline is simulated by what its work costs: simulate(pipeline, costs); "
+                "a plan is given with its graph: simulate(graph, plan)"
+            )
+        return program, found, cluster or Cluster((tuple(program.devices),))
+    check_graph(program)
+    if not isinstance(plan, Plan):
+        raise PlanError(
+            f"a graph is simulated as a plan has it, found a {type(plan).__name__}; give "
+            "simulate(graph, plan)"
+        )
+    program.check()
+    cluster = cluster or cluster_of(plan)
+    pipeline = supplied("pipeline without weights")(program, plan)
+    return pipeline, costs or Analytic(cluster.device), cluster
 
 
 class _Simulator:

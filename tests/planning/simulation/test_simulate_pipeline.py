@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from shardwright.errors import PlanError, ProfileError
+from shardwright.errors import PlanError, ProfileError, WeightError
+from shardwright.ir import IRGraph
 from shardwright.layout import Cluster, Link, Links
 from shardwright.layout.device import CPU_CORE, DEVICES
 from shardwright.pipeline import Pipeline
@@ -26,7 +29,7 @@ from shardwright.runtime import Session
 from shardwright.runtime.memory import COUNT_TENSORS, TENSORS
 from shardwright.schedule import schedule_of
 from shardwright.schedule import simulate as simulate_schedule
-from shardwright.tracing import compile_ir
+from shardwright.tracing import capture, compile_ir, empty_weights
 from shardwright.transform import build
 from tests.runtime.linear_step import WIDTH, batches, linear_step
 from tests.runtime.sketch import Sketch, chain, every_collective, identity
@@ -281,3 +284,70 @@ def test_what_cannot_run() -> None:
     pipeline.supertasks["d0.0"].kind = "dfg"
     with pytest.raises(PlanError, match=r"'d0\.0' is lowered"):
         simulate(pipeline, Analytic(CPU_CORE))
+
+
+def layers() -> nn.Module:
+    return nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)]).eval()
+
+
+def sgd_step(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def with_contents(*, training: bool) -> IRGraph:
+    x = torch.ones(4, 8)
+    return compile_ir(sgd_step(layers()), x) if training else capture(layers(), (x,))
+
+
+def without_contents(*, training: bool) -> IRGraph:
+    with empty_weights():
+        model = layers()
+    x = torch.empty(4, 8, device="meta")
+    return compile_ir(sgd_step(model), x) if training else capture(model, (x,))
+
+
+@pytest.mark.parametrize(
+    ("training", "told"),
+    [
+        (False, {"devices": 2}),
+        (False, {"mesh": {"pipeline": 2, "tensor": 2}}),
+        (True, {"devices": 2, "microbatches": 2}),
+        (True, {"mesh": {"data": 2}, "microbatches": 2}),
+    ],
+)
+def test_a_plan_of_a_model_on_the_meta_device_takes_what_its_built_file_does(
+    training: bool, told: dict[str, Any]
+) -> None:
+    graph = with_contents(training=training)
+    made = plan(graph, **told)
+    cluster = Cluster((made.devices,), inside=FAST, device=GPU)
+    built = simulate(build(graph, made), Analytic(GPU), cluster, calls=3)
+    assert simulate(graph, made, cluster, calls=3) == built
+    assert simulate(graph, made, cluster, Analytic(GPU), calls=3) == built
+    empty = without_contents(training=training)
+    assert simulate(empty, plan(empty, **told), cluster, calls=3) == built
+    assert simulate(empty, plan(empty, **told)).step_time > 0
+    with pytest.raises(WeightError, match="meta device"):
+        build(empty, plan(empty, **told))
+
+
+def test_what_cannot_be_simulated_is_said() -> None:
+    graph = with_contents(training=False)
+    made = plan(graph, devices=2)
+    with pytest.raises(PlanError, match=r"found a NoneType; give simulate\(graph, plan\)"):
+        simulate(graph, None)  # type: ignore[call-overload]
+    with pytest.raises(PlanError, match=r"a plan is given with its graph"):
+        simulate(build(graph, made), made)  # type: ignore[call-overload]
+    with pytest.raises(PlanError, match="a graph is planned, found a Sequential"):
+        simulate(layers(), made)  # type: ignore[call-overload]
+    with pytest.raises(PlanError):
+        simulate(capture(nn.Linear(8, 8), (torch.ones(4, 8),)), made)
