@@ -15,8 +15,15 @@ import torch
 
 from shardwright.errors import GraphError
 from shardwright.ir.dtypes import torch_dtype
-from shardwright.ir.operators import flatten_results, join_call, resolve
-from shardwright.ir.torch_internals import FakeTensorMode, as_kernels_make, without_fake_failures
+from shardwright.ir.operators import flatten_results, join_call, operator_name, resolve
+from shardwright.ir.torch_internals import (
+    FakeTensorMode,
+    OpOverload,
+    as_kernels_make,
+    is_fused_step,
+    schema_of,
+    without_fake_failures,
+)
 from shardwright.ir.values import IRValue, contiguous_strides
 
 _ANSWERS = 16384
@@ -50,13 +57,13 @@ class Inference:
         self, op: str, inputs: Sequence[IRValue], attrs: Mapping[str, Any]
     ) -> tuple[torch.Tensor | None, ...]:
         overload = resolve(op)
-        self._mode = self._mode or FakeTensorMode()
+        self._mode = self._mode or FakeTensorMode(allow_fallback_kernels=False)
         try:
             with _as_kernels_are_called(), self._mode:
                 tensors = [_fake_tensor(value, self._device) for value in inputs]
                 args, kwargs = join_call(overload, tensors, dict(attrs), self._device)
-                _check_updated(op, args)
-                result = overload(*args, **kwargs)
+                _check_updated(overload, args)
+                result = _updated(overload, args) or overload(*args, **kwargs)
         except GraphError:
             raise
         except Exception as error:
@@ -73,14 +80,28 @@ class Inference:
         )
 
 
-def _check_updated(op: str, args: Sequence[Any]) -> None:
+def _updated(overload: OpOverload, args: Sequence[Any]) -> list[torch.Tensor]:
+    """What a fused optimizer makes: tensors like those of the lists that it updates.
+
+    It has no fake kernel, and torch would run the real one, on as much memory as it takes.
+    """
+    if not is_fused_step(overload):
+        return []
+    schema = schema_of(overload)
+    given = {argument.name: item for argument, item in zip(schema.arguments, args, strict=False)}
+    lists = (given[str(result.name).removesuffix("_out")] for result in schema.returns)
+    return [torch.empty_like(tensor) for tensors in lists for tensor in tensors]
+
+
+def _check_updated(overload: OpOverload, args: Sequence[Any]) -> None:
     """Raise GraphError where the lists of a fused optimizer do not go together.
 
-    Its kernels believe it, and also run on fake tensors, which have none of their own for them:
-    they take as many elements of each list's tensor as the first list's has.
+    Its kernels believe it: they take as many elements of each list's tensor as the first list's
+    has.
     """
-    if not op.startswith("aten._fused_"):
+    if not is_fused_step(overload):
         return
+    op = operator_name(overload)
     lists = [item for item in args if isinstance(item, list)]
     for tensors in filter(None, lists):
         alike = len(tensors) == len(lists[0]) and all(

@@ -63,6 +63,7 @@ __all__ = [
     "has_kernel_for",
     "has_step_hooks",
     "is_composite",
+    "is_fused_step",
     "keeps_graph",
     "log_level",
     "note_step",
@@ -226,6 +227,17 @@ _LIE_AS = {
 _KERNELS_MAKE: dict[object, _Correct] = {
     overload: correct for correct, overloads in _LIE_AS.items() for overload in overloads
 }
+
+
+def is_fused_step(overload: OpOverload) -> bool:
+    """Whether an operator is the step of a fused optimizer, in place or not.
+
+    These have no fake kernel, so a mode of fake tensors runs the real one, on real memory.
+    """
+    return overload.namespace == "aten" and operator_of(overload).rstrip("_") in _FUSED_STEPS
+
+
+_FUSED_STEPS = frozenset({"_fused_adagrad", "_fused_adam", "_fused_adamw", "_fused_sgd"})
 
 
 def without_dispatch_modes() -> AbstractContextManager[object]:

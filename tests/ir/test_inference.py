@@ -3,6 +3,8 @@ import torch
 
 from shardwright.errors import GraphError
 from shardwright.ir import Builder, IRValue
+from shardwright.ir.inference import Inference
+from shardwright.ir.values import Input
 
 
 def value_like(builder: Builder, tensor: torch.Tensor) -> IRValue:
@@ -95,3 +97,23 @@ def test_places_without_a_tensor_are_left_out():
     (node,) = builder.graph.nodes
     assert (node.outputs, node.absent) == ([made[1].id], (0, 2))
     assert node.results == [None, made[1].id, None]
+
+
+def test_a_fused_step_takes_no_memory_to_be_told_what_it_makes() -> None:
+    builder = Builder("step")
+    huge = [builder.input(name, (10**6, 10**6)) for name in ("p", "g", "m", "v")]
+    count, rate = builder.input("t", ()), builder.input("lr", ())
+    lists = {
+        key: [Input(place)]
+        for place, key in enumerate(("self", "grads", "exp_avgs", "exp_avg_sqs"))
+    }
+    attrs = {
+        **lists,
+        "max_exp_avg_sqs": [],
+        "state_steps": [Input(4)],
+        "lr": Input(5),
+        **{"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "eps": 1e-8},
+        **{"amsgrad": False, "maximize": False, "grad_scale": None, "found_inf": None},
+    }
+    made = Inference().outputs("aten._fused_adamw.tensor_lr", [*huge, count, rate], attrs)
+    assert [tuple(tensor.shape) for tensor in made] == [(10**6, 10**6)] * 4

@@ -17,7 +17,13 @@ from torch import Tensor
 
 from shardwright.ir import IRGraph, IRValue, compile_graph
 from shardwright.ir.dtypes import torch_dtype
-from shardwright.ir.torch_internals import FakeTensorMode, TorchDispatchMode, storage_key
+from shardwright.ir.torch_internals import (
+    FakeTensorMode,
+    TorchDispatchMode,
+    is_fused_step,
+    schema_of,
+    storage_key,
+)
 from shardwright.ir.values import contiguous_strides
 
 
@@ -103,6 +109,8 @@ class _Storages(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run the operator, and note new storages among its results."""
+        if is_fused_step(func) and schema_of(func).is_mutable:
+            return None  # it has no fake kernel, the real one would run, and it makes nothing
         results = func(*args, **(kwargs or {}))
         for tensor in results if isinstance(results, (list, tuple)) else (results,):
             if isinstance(tensor, Tensor):
