@@ -68,6 +68,7 @@ COMMANDS = [
     "run tensor.json --random --in-process",
     "run tensor.lowered.json --random --in-process",
     "run stages.lowered.json --random --timeline",
+    "verify stages.json programs.py:make",
     "simulate step.json",
     "simulate stages.lowered.json --measure",
     "lower tensor.json -o low.json",
