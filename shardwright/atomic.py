@@ -51,6 +51,14 @@ def read_whole(path: Path, most: int = 1 << 30) -> bytes:
         return content
 
 
+def cache_folder() -> Path:
+    """Where what can be made again is kept from process to process."""
+    if asked := os.environ.get("SHARDWRIGHT_CACHE"):
+        return Path(asked)
+    shared = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(shared) / "shardwright"
+
+
 def check_writable(path: Path) -> None:
     """Raise WriteError where `replacing` could put no file: before any work."""
     _beside(path).unlink()

@@ -7,6 +7,8 @@ import os
 # at every call; told so, it does not. It reads this once, so it is said before anything imports
 # torch; processes that tests start inherit it.
 os.environ.setdefault("MKL_CBWR", "AUTO")
+# What a run before has proved is proved again.
+os.environ["SHARDWRIGHT_KEEP_PROOFS"] = "0"
 
 
 def pytest_collection_finish() -> None:

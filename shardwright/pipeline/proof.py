@@ -5,19 +5,29 @@ Comes in: a text, the tensors that a supertask binds, and the kind of its slot. 
 shapes, dtypes and strides that it says. So what a task makes is in the file, whoever runs it.
 
 A graph is proved once for the tensors that it is given: equal layers cost one proof, also in
-documents to come. Equal calls of different graphs are run once. `restated` is for who writes a
+documents to come, and in processes to come as long as torch and this package stay what they are:
+that a proof succeeded is kept in the cache (`cache_folder`), by a hash of all that it depends on.
+Equal calls of different graphs are run once. `restated` is for who writes a
 file: a layer that is cut out of a program is laid out as what comes to it is, not as it was there.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache, lru_cache
+from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
 import torch
+from msgspec import json
 
+from shardwright.atomic import cache_folder
 from shardwright.dimops.trusting import check_shapes
 from shardwright.errors import GraphError
 from shardwright.ir import IRGraph, IRNode, IRValue
@@ -75,12 +85,57 @@ def _restated(data: str, inputs: tuple[_Taken, ...], slot: DeviceKind) -> Restat
 @lru_cache(maxsize=1024)
 def _prove(data: str, inputs: tuple[_Taken, ...], slot: DeviceKind) -> None:
     text = parse(data)
+    mark = _mark(data, inputs, slot) if all(map(_is_fixed, text.nodes)) else None
+    if mark is not None and mark.exists():
+        return
     graph = _decoded(text, inputs)
     for node, written in zip(graph.nodes, text.nodes, strict=True):
         try:
             _check_results(graph, node, written, slot)
         except GraphError as error:
             raise GraphError(f"{place_of(written)} {error}", node=written.name) from None
+    if mark is not None:
+        with suppress(OSError):  # Without a cache that can be written the next process proves anew.
+            mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            mark.touch(mode=0o600)
+
+
+def _mark(data: str, inputs: tuple[_Taken, ...], slot: DeviceKind) -> Path | None:
+    """The file that is there if this was proved before; None where nothing is to be kept."""
+    if (folder := _marks()) is None:
+        return None
+    asked = json.encode((data, inputs, slot))
+    return folder / hashlib.sha256(asked).hexdigest()
+
+
+@cache
+def _marks() -> Path | None:
+    """The folder of the proofs of this torch and these sources; it is emptied where it is full."""
+    if os.environ.get(KEEP_VARIABLE, "1") == "0":
+        return None
+    package = Path(__file__).parent.parent
+    sources = sorted(path for part in _PROVING for path in (package / part).glob("*.py"))
+    found = [(path, path.stat()) for path in sources]
+    states = [(path.name, stat.st_size, stat.st_mtime_ns) for path, stat in found]
+    named = json.encode((str(torch.__version__), sys.version, str(package), states))
+    folder = cache_folder() / "proofs" / hashlib.sha256(named).hexdigest()[:16]
+    with suppress(OSError):
+        if len(os.listdir(folder)) > _MOST_MARKS:
+            shutil.rmtree(folder)
+    return folder
+
+
+KEEP_VARIABLE = "SHARDWRIGHT_KEEP_PROOFS"
+"""The environment variable that is 0 where proofs are to be kept in this process alone."""
+_PROVING = ("ir", "dimops", "pipeline")
+"""The folders of the package that a proof depends on."""
+_MOST_MARKS = 10_000
+"""Empty files: of some hundred models."""
+
+
+def _is_fixed(node: Node) -> bool:
+    """Whether what a call makes depends on torch and this package alone."""
+    return node.op.startswith(("aten.", "shardwright."))
 
 
 def _decoded(text: Text, inputs: Sequence[_Taken]) -> IRGraph:

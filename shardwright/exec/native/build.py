@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 
-from shardwright.atomic import replacing
+from shardwright.atomic import cache_folder, replacing
 from shardwright.errors import ExecError
 
 SOURCES = Path(__file__).parent
@@ -54,14 +54,6 @@ def find_compiler() -> tuple[str, ...] | None:
         if path := shutil.which(command[0]):
             return (path, *command[1:])
     return None
-
-
-def cache_folder() -> Path:
-    """Where built libraries are kept."""
-    if asked := os.environ.get("SHARDWRIGHT_CACHE"):
-        return Path(asked)
-    shared = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(shared) / "shardwright"
 
 
 def built_library() -> Path:

@@ -1,0 +1,56 @@
+"""Proofs of graphs are kept for later processes, and no other graph is believed for one."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import shardwright as sw
+from shardwright.errors import PipelineError
+
+LOAD = """
+import sys
+import shardwright as sw
+sw.check(sw.Pipeline.load(sys.argv[1]))
+print("torch._dynamo" in sys.modules)  # which fake tensors import
+"""
+
+
+def load(file: Path, cache: Path, keep: str) -> subprocess.CompletedProcess[str]:
+    environment = {"SHARDWRIGHT_CACHE": str(cache), "SHARDWRIGHT_KEEP_PROOFS": keep}
+    return subprocess.run(
+        [sys.executable, "-c", LOAD, str(file)], env=environment, capture_output=True, text=True
+    )
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4)).eval()
+    graph = sw.capture(model, (torch.ones(2, 4),))
+    sw.build(graph, sw.plan(graph, devices=2)).save(tmp_path / "a.json")
+    return tmp_path / "a.json"
+
+
+def test_what_a_process_proved_the_next_one_need_not(file: Path, tmp_path: Path) -> None:
+    proves = [load(file, tmp_path / "cache", keep="1").stdout.strip() for _ in range(2)]
+    assert proves == ["True", "False"]
+    assert load(file, tmp_path / "cache", keep="0").stdout.strip() == "True"
+
+
+def test_another_graph_is_proved_though_its_like_was_before(file: Path, tmp_path: Path) -> None:
+    assert load(file, tmp_path / "cache", keep="1").returncode == 0
+    text = file.read_text()
+    assert text.count("aten.relu.default") == 1
+    file.write_text(text.replace("aten.relu.default", "aten.sum.default"))
+    done = load(file, tmp_path / "cache", keep="1")
+    assert done.returncode == 1
+    assert PipelineError.__name__ in done.stderr
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    done = load(file, tmp_path / "cache", keep="1")
+    assert done.stdout.strip() == "True", done.stderr
