@@ -49,6 +49,7 @@ _VIEWS = """
 """
 _CONTRACTIONS = """
     _cdist_forward _convolution _euclidean_dist _grouped_mm _int_mm _trilinear addr cdist
+    _weight_int8pack_mm
     chain_matmul convolution_overrideable cross ger inner linalg_cross linalg_multi_dot
     linalg_matmul matrix_power linalg_matrix_power tensordot
 """

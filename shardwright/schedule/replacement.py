@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from shardwright.pipeline.connections import Connections, connect
 from shardwright.pipeline.rules import COMPUTE_KINDS
-from shardwright.pipeline.schema import Document, Phase
+from shardwright.pipeline.schema import Document, Phase, TensorInfo
 from shardwright.schedule.agenda import is_training
 
 Group = tuple[Phase | None, int | None]
@@ -139,27 +139,38 @@ def _reads_last(document: Document, connections: Connections, task: str, old: st
 
 
 def _between(document: Document, connections: Connections, task: str, old: str) -> str | None:
-    """An input of ``task`` that may be what another supertask of the turn made of ``old``."""
-    group, like = group_of(document, task), document.tensors[old]
+    """The one input of ``task`` that may be what another supertask of the turn made of ``old``.
+
+    None where several may: two accumulators would be taken to lie in one place.
+    """
+    group = group_of(document, task)
+    found = []
     for name in document.supertasks[task].inputs:
         info, makers = document.tensors[name], connections.producers.get(name, [])
         if (
-            (info.shape, info.dtype, info.strides) == (like.shape, like.dtype, like.strides)
+            _kind(info) == _kind(document.tensors[old])
             and not info.is_constant
             and connections.users[name] == [task]
             and makers
             and group_of(document, makers[0]) == group
             and _leads_to(document, connections, makers[0], old)
         ):
-            return name
-    return None
+            found.append(name)
+    return found[0] if len(found) == 1 else None
 
 
 def _leads_to(document: Document, connections: Connections, task: str, old: str) -> bool:
-    """Whether a supertask reads ``old``, or what may have been made of it."""
-    if old in document.supertasks[task].inputs:
-        return True
+    """Whether a supertask reads ``old``, or what may have been made of it, and none like it."""
+    inputs = document.supertasks[task].inputs
+    if old in inputs:
+        kind = _kind(document.tensors[old])
+        accumulators = (document.tensors[name] for name in inputs)
+        return sum(info.init is not None and _kind(info) == kind for info in accumulators) == 1
     return _between(document, connections, task, old) is not None
+
+
+def _kind(info: TensorInfo) -> object:
+    return info.shape, info.dtype, info.strides
 
 
 def _is_read_by_one(document: Document, connections: Connections, old: str) -> bool:

@@ -18,6 +18,7 @@ from tests.runtime.linear_step import linear_step
 from tests.runtime.sketch import Sketch, chain, identity
 
 SHAPE = (2, 2)
+ACCUMULATORS = {"acc", "other"}
 CPU = torch.device("cpu")
 Write = Callable[..., Any]
 
@@ -40,15 +41,17 @@ def one_slot(
     output: str,
     microbatches: int = 2,
 ) -> Pipeline:
-    """Tasks (phase, name, inputs, outputs, graph) on x, with ``acc`` zeros and ``w`` ones."""
+    """Tasks (phase, name, inputs, outputs, graph) on x, with ``w`` ones, and zeros to add to."""
     sketch = Sketch(1)
     sketch.input("x", SHAPE, part=("x", ((0, 2), (0, 2))))
     sketch.constant("w", torch.ones(SHAPE))
-    sketch.tensors["acc"] = TensorInfo(SHAPE, "f32", init="zeros")
+    for name in ACCUMULATORS:
+        sketch.tensors[name] = TensorInfo(SHAPE, "f32", init="zeros")
     for _, name, inputs, outputs, write in tasks:
         sketch.fx(name, "d0", inputs, outputs, write)
     used = {tensor for _, _, inputs, *_ in tasks for tensor in inputs}
-    sketch.tensors = {k: v for k, v in sketch.tensors.items() if k != "acc" or k in used}
+    for name in ACCUMULATORS - used:
+        del sketch.tensors[name]
     pipeline = sketch.finish([output])
     schedule = make_schedule("gpipe", ranks=1, microbatches=microbatches)
     dims = Microbatches(microbatches, {"x": 0})
@@ -90,33 +93,29 @@ def test_what_is_received_is_copied() -> None:
     assert replacements(pipeline, "d1").copied == {("forward", 1): {"h1.0@d1": "sum.0"}}
 
 
-def accumulating(*more: tuple[str, str, Sequence[str], Sequence[str], Write]) -> Pipeline:
-    tasks = [
-        ("forward", "F.0", ["acc", "x"], ["sum"], add),
-        *more,
-        ("update", "U", ["sum"], ["y"], identity),
-    ]
-    return one_slot(tasks, {"sum": "acc"}, "y")
-
-
 def test_an_accumulator_that_two_read_is_set_to_zero_before_a_step() -> None:
     """The other reader comes first, and reads what is there before each microbatch."""
     tasks = [
         ("forward", "F.0", ["acc"], ["seen"], lambda b, acc: b.call("aten.mul.Tensor", acc, 2.0)),
         ("forward", "F.1", ["acc", "x"], ["sum"], add),
-        ("forward", "F.2", ["seen", "x"], ["unused"], add),
+        ("forward", "F.2", ["other", "seen"], ["rest"], add),
         ("update", "U", ["sum"], ["y"], identity),
     ]
-    pipeline = one_slot(tasks, {"sum": "acc"}, "y")
+    pipeline = one_slot(tasks, {"sum": "acc", "rest": "other"}, "y")
     found = replacements(pipeline, "d0")
-    assert (found.assigned, found.zeroed) == (frozenset(), ("acc",))
+    assert (found.assigned, found.zeroed) == ({"other"}, ("acc",))
     assert result(pipeline).tolist() == [[4, 6], [8, 10]]
 
 
 def test_old_contents_that_are_read_later_in_the_turn_stay_until_its_end() -> None:
-    pipeline = accumulating(("forward", "F.1", ["acc", "x"], ["unused"], product))
+    tasks = [
+        ("forward", "F.0", ["acc", "x"], ["sum"], add),
+        ("forward", "F.1", ["acc", "other"], ["rest"], product),
+        ("update", "U", ["sum"], ["y"], identity),
+    ]
+    pipeline = one_slot(tasks, {"sum": "acc", "rest": "other"}, "y")
     found = replacements(pipeline, "d0")
-    assert found.in_place == {}
+    assert found.in_place == {"F.1": {"rest": "other"}}
     assert found.copied == {("forward", 0): {"sum": "acc"}}
     assert result(pipeline).tolist() == [[4, 6], [8, 10]]
 
@@ -142,6 +141,33 @@ def test_an_accumulator_goes_through_two_supertasks() -> None:
     assert result(pipeline).tolist() == [[8, 12], [16, 20]]
 
 
+def test_accumulators_alike_that_go_through_the_same_supertasks_have_a_place_each() -> None:
+    """Which of the tensors between is made of which follows from no shape."""
+
+    def both(b: Any, one: Any, other: Any, x: Any) -> Any:
+        return [add(b, one, x), add(b, other, product(b, x, x))]
+
+    tasks = [
+        ("backward", "B.0", ["acc", "other", "x"], ["part", "rest"], both),
+        ("backward", "B.1", ["rest", "part", "x"], ["second", "first"], both),
+        (
+            "update",
+            "U",
+            ["first", "second"],
+            ["y"],
+            lambda b, a, c: b.call("aten.sub.Tensor", a, c),
+        ),
+    ]
+    pipeline = one_slot(tasks, {"first": "acc", "second": "other"}, "y")
+    x = torch.arange(8.0).reshape(2, 2, 2)
+    expected = ((x + x * x) - (x * x + x)).sum(0)
+    found = replacements(pipeline, "d0")
+    assert found.in_place == {}
+    assert set(found.zeroed) == {"acc", "other"}
+    for steps in (1, 2, 3):
+        assert result(pipeline, steps).tolist() == expected.tolist()
+
+
 def test_a_view_that_outlives_what_it_shows_is_copied() -> None:
     """``seen`` is a view of w, which the next supertask overwrites before the last one reads."""
     tasks = [
@@ -164,7 +190,7 @@ def test_a_view_that_outlives_what_it_shows_is_copied() -> None:
 def test_new_contents_that_lie_in_the_old() -> None:
     """A state that becomes its own transpose, which another supertask reads before."""
     swapped = [
-        ("forward", "F.0", ["x"], ["kept"], identity),
+        ("forward", "F.0", ["x", "third"], ["kept"], add),
         ("update", "U.0", ["w"], ["w_new"], lambda b, w: b.call("aten.t.default", w)),
         ("update", "U.1", ["w", "lr"], ["y"], add),
     ]
@@ -172,12 +198,13 @@ def test_new_contents_that_lie_in_the_old() -> None:
     sketch.input("x", SHAPE)
     sketch.input("lr", SHAPE)
     sketch.constant("w", torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    sketch.tensors["third"] = TensorInfo(SHAPE, "f32", init="zeros")
     for _, name, inputs, outputs, write in swapped:
         sketch.fx(name, "d0", inputs, outputs, write)
     pipeline = sketch.finish(["y"])
     schedule = make_schedule("gpipe", ranks=1, microbatches=1)
     pipeline.training = Training(
-        {"w_new": "w"}, Microbatches(1, {}), schedule_info(schedule, [["d0"]])
+        {"w_new": "w", "kept": "third"}, Microbatches(1, {}), schedule_info(schedule, [["d0"]])
     )
     for phase, name, *_ in swapped:
         task = pipeline.supertasks[name]
