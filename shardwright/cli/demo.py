@@ -57,8 +57,8 @@ def run_demo(directory: Path | None, console: Console) -> None:
         with steps.step('model = AutoModel.from_pretrained("all-MiniLM-L6-v2")'):
             example = load_example()
         console.print(f"  {len(SENTENCES)} sentences in batches of {BATCH}")
-        path = _write(steps, example, folder / "minilm.pipeline.json")
-        found = _run(steps, path, example.batches)
+        pipeline = _write(steps, example, folder / "minilm.pipeline.json")
+        found = _run(steps, pipeline, example.batches)
         with steps.step("expected = [model(**batch) for batch in batches]"):
             expected = [example.model(**batch) for batch in example.batches]
         console.print(f"  {compare(found, expected)}")
@@ -87,8 +87,8 @@ def load_example() -> Example:
     return Example(model, folder / "model.safetensors", batches)
 
 
-def _write(steps: Steps, example: Example, path: Path) -> Path:
-    """Capture, plan, build, save and check."""
+def _write(steps: Steps, example: Example, path: Path) -> Pipeline:
+    """Capture, plan, build, save, load and check."""
     console = steps.console
     with steps.step("graph = sw.capture(model, kwargs=batch)"):
         graph = capture(example.model, kwargs=example.batches[0])
@@ -102,16 +102,18 @@ def _write(steps: Steps, example: Example, path: Path) -> Path:
     with steps.step(f'pipeline.save("{path.name}")'):
         pipeline.save(path)
     console.print(f"  {format_bytes(path.stat().st_size)}; the weights stay where they are")
-    with steps.step(f'sw.check(sw.Pipeline.load("{path.name}"))'):
-        check(Pipeline.load(path))
-    console.print("", overview(pipeline), "", sep="\n")
-    return path
+    with steps.step(f'pipeline = sw.Pipeline.load("{path.name}", weights_in=folder)'):
+        loaded = Pipeline.load(path, weights_in=example.weights.parent)
+    with steps.step("sw.check(pipeline)"):
+        check(loaded)
+    console.print("", overview(loaded), "", sep="\n")
+    return loaded
 
 
-def _run(steps: Steps, path: Path, batches: list[Batch]) -> list[Any]:
+def _run(steps: Steps, pipeline: Pipeline, batches: list[Batch]) -> list[Any]:
     """Stream the batches through two processes; draw who did what."""
-    with steps.step(f'runner = sw.Runner("{path.name}", trace=True)'):
-        runner = Runner(path, trace=True)
+    with steps.step("runner = sw.Runner(pipeline, trace=True)"):
+        runner = Runner(pipeline, trace=True)
     with runner:
         with steps.step("outputs = list(runner.map(batches))"):
             outputs = list(runner.map(batches))
