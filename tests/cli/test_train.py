@@ -186,6 +186,8 @@ def stopped(folder: Path, number: int, *options: str) -> tuple[int, str]:
         stdout=subprocess.DEVNULL,
         text=True,
         process_group=0,
+        # What a shell starts in the background ignores SIGINT, and so would the run.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as run:
         deadline = time.monotonic() + 60
         while not log.exists() or len(losses(log)) < 3:
