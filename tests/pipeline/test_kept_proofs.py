@@ -10,6 +10,7 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.errors import PipelineError
+from shardwright.pipeline import proof
 
 LOAD = """
 import sys
@@ -54,3 +55,14 @@ def test_a_cache_that_cannot_be_written_is_done_without(file: Path, tmp_path: Pa
     (tmp_path / "cache").write_text("a file")
     done = load(file, tmp_path / "cache", keep="1")
     assert done.stdout.strip() == "True", done.stderr
+
+
+def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setenv("SHARDWRIGHT_KEEP_PROOFS", "1")
+    for name in ("SHARDWRIGHT_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert proof._marks.__wrapped__() is None
