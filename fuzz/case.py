@@ -22,6 +22,8 @@ from fuzz.grammar import Program
 
 STEPS = 3
 TOLERANCE = {"float64": 1e-9, "float32": 2e-4}
+ROUNDING = {"float64": 1e-13, "float32": 1e-6}
+"""How far the same operators may be from eager's, which now and then takes a fused kernel."""
 
 
 class MismatchError(Exception):
@@ -80,6 +82,35 @@ class Case:
         args, kwargs = copy.deepcopy(self.call)
         with torch.no_grad():
             return self.model()(*args, **kwargs)
+
+    @cached_property
+    def rounding(self) -> float:
+        """How near the same operators must come to eager: some of what eager itself rounds off.
+
+        Eager has kernels that only its modules call, as `nn.MultiheadAttention` does where no
+        gradient is wanted, and the rest of a program may make much of how they round.
+        """
+        if self.facts["autocast"]:
+            return 1e-2
+        least = ROUNDING[self.facts["dtype"]]
+        return min(max(least, 4 * self._error_of_eager()), self.tolerance)
+
+    def _error_of_eager(self) -> float:
+        """How far eager is from exact, as a part of the largest number: float32 from float64."""
+        own = f"torch.{self.facts['dtype']}"
+        (other,) = {"torch.float32", "torch.float64"} - {own}
+        name = f"program_{self.program.seed}_otherwise"
+        path = self.folder / f"{name}.py"
+        path.write_text(self.program.text.replace(own, other))
+        dtype = getattr(torch, other.removeprefix("torch."))
+        args, kwargs = pytree.tree_map_only(
+            Tensor, lambda t: t.to(dtype) if t.is_floating_point() else t.clone(), self.call
+        )
+        with torch.no_grad():
+            found = imported(name, path).build().eval()(*args, **kwargs)
+        leaves = zip(pytree.tree_leaves(found), pytree.tree_leaves(self.expected), strict=True)
+        error = max((_gap(a, b) / _size(b) for a, b in leaves if _is_float(b)), default=0.0)
+        return error if self.facts["dtype"] == "float32" else error * 2.0**-29
 
     @cached_property
     def graph(self) -> sw.IRGraph:
@@ -218,15 +249,32 @@ def _equal_leaf(where: str, a: Any, b: Any, tolerance: float) -> None:
         return
     if not b.is_floating_point() and not b.is_complex():
         raise MismatchError(f"{where}: integers differ in {int((a != b).sum())} of {b.numel()}")
-    exact = (a.is_complex() and torch.complex128) or torch.float64
-    a, b = a.to(exact), b.to(exact)
-    same = (a == b) | (a.isnan() & b.isnan())
-    gap = torch.where(same, 0.0, (a - b).abs()).nan_to_num(float("inf"), float("inf")).max()
-    size = torch.where(b.isfinite(), b.abs(), 0.0).max()
-    if float(gap) > tolerance * max(float(size), 1e-2):
+    if _gap(a, b) > tolerance * _size(b):
         raise MismatchError(
-            f"{where}: differs by {float(gap):.3g}, largest value {float(size):.3g}"
+            f"{where}: differs by {_gap(a, b):.3g}, largest value {_largest(b):.3g}"
         )
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and bool(value.numel())
+
+
+def _gap(a: Tensor, b: Tensor) -> float:
+    """The largest difference; infinite where one is not a number and the other is."""
+    exact = (a.is_complex() and torch.complex128) or torch.float64
+    a, b = a.detach().to(exact), b.detach().to(exact)
+    same = (a == b) | (a.isnan() & b.isnan())
+    gap = torch.where(same, 0.0, (a - b).abs()).nan_to_num(float("inf"), float("inf"))
+    return float(gap.max())
+
+
+def _largest(tensor: Tensor) -> float:
+    return float(torch.where(tensor.isfinite(), tensor.abs(), 0.0).max())
+
+
+def _size(tensor: Tensor) -> float:
+    """What differences are a part of."""
+    return max(_largest(tensor), 1e-2)
 
 
 def held(found: Trained, expected: Trained, tolerance: float) -> None:
