@@ -15,11 +15,12 @@ import torch
 
 from shardwright.errors import GraphError
 from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.kernel_results import as_kernels_make
 from shardwright.ir.operators import flatten_results, join_call, operator_name, resolve
 from shardwright.ir.torch_internals import (
     FakeTensorMode,
     OpOverload,
-    as_kernels_make,
+    checks_hold,
     is_fused_step,
     schema_of,
     without_fake_failures,
@@ -59,7 +60,7 @@ class Inference:
         overload = resolve(op)
         self._mode = self._mode or FakeTensorMode(allow_fallback_kernels=False)
         try:
-            with _as_kernels_are_called(), self._mode:
+            with _as_kernels_are_called(), self._mode, checks_hold():
                 tensors = [_fake_tensor(value, self._device) for value in inputs]
                 args, kwargs = join_call(overload, tensors, dict(attrs), self._device)
                 _check_updated(overload, args)

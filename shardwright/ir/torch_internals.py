@@ -11,13 +11,13 @@ import logging
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from functools import cache
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache, partial
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.fx
@@ -48,10 +48,10 @@ __all__ = [
     "TorchDispatchMode",
     "TracingContext",
     "add_to_all",
-    "as_kernels_make",
     "assert_later",
     "backward_class",
     "begin_memory_reports",
+    "checks_hold",
     "compiling_here",
     "copy_all",
     "default_store",
@@ -66,6 +66,7 @@ __all__ = [
     "is_fused_step",
     "keeps_graph",
     "log_level",
+    "never_compiled",
     "note_step",
     "operator_of",
     "overload_of",
@@ -128,105 +129,43 @@ def without_torch_function() -> AbstractContextManager[None]:
     return guard
 
 
-_Results = Sequence[torch.Tensor | None]
-_Correct = Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]]
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def as_kernels_make(
-    overload: OpOverload, results: Sequence[Any], args: Sequence[Any]
-) -> tuple[Any, ...]:
-    """Fake results as the CPU's kernels make them, where the fake kernels say otherwise.
+class _Holding(TorchDispatchMode):
+    """Operators that ask whether a fake tensor is true hear that it is."""
 
-    ``args`` are the arguments of the call by place.
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.ops.aten.equal.default and isinstance(args[0], FakeTensor):
+            return True
+        return func(*args, **(kwargs or {}))
+
+
+_QUANTILES = (torch.ops.aten.quantile.scalar, torch.ops.aten.nanquantile.scalar)
+_CHECKS_FAKES = torch.__version__ < "2.13"
+
+
+def checks_hold() -> AbstractContextManager[object]:
+    """Lets operators that check the contents of their arguments run on fake tensors.
+
+    In old releases of torch those of `_QUANTILES` hold a number that they have made a tensor to
+    its range, and fail where the tensor is fake.
     """
-    correct = _KERNELS_MAKE.get(overload)
-    return tuple(results) if correct is None else correct(results, args)
+    mode: Callable[[], AbstractContextManager[object]] = _Holding if _CHECKS_FAKES else nullcontext
+    return mode()
 
 
-def _all_contiguous(results: _Results, args: Sequence[Any]) -> tuple[torch.Tensor | None, ...]:
-    """Where an input is not, fake results take over its strides."""
-    return tuple(r if r is None else r.new_empty(r.shape) for r in results)
+def _unchecked(overload: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    with checks_hold():
+        return overload._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 
-def _as_argument(number: int) -> _Correct:
-    """In the memory format of an argument: channels last or contiguous, nothing between."""
-
-    def laid_out(results: _Results, args: Sequence[Any]) -> tuple[torch.Tensor | None, ...]:
-        first, *others = _all_contiguous(results, args)
-        given = args[number]
-        last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(given.dim())
-        is_last = last is not None and given.is_contiguous(memory_format=last)
-        if first is not None and last is not None and is_last and not given.is_contiguous():
-            first = first.to(memory_format=last)
-        return first, *others
-
-    return laid_out
-
-
-def _element_by_element(*numbers: int) -> _Correct:
-    """As a product of these arguments, or of one with a number, lies: the first counts most."""
-
-    def laid_out(results: _Results, args: Sequence[Any]) -> tuple[torch.Tensor | None, ...]:
-        first, *others = (args[number] for number in numbers)
-        like = torch.ops.aten.mul.Tensor(first, *others) if others else torch.empty_like(first)
-        return tuple(r if r is None else torch.empty_like(like, dtype=r.dtype) for r in results)
-
-    return laid_out
-
-
-def _summed_in_double(
-    results: Sequence[torch.Tensor], args: Sequence[Any]
-) -> tuple[torch.Tensor, ...]:
-    """In torch 2.9 fake sums of exponentials are f32 also where the attention is f64."""
-    out, sums = results
-    return out, sums.to(torch.promote_types(out.dtype, torch.float32))
-
-
-_ATEN = torch.ops.aten
-_LIE_AS = {
-    _element_by_element(0): (_ATEN.log_sigmoid_backward.default,),
-    _element_by_element(0, 5): (_ATEN.elu_backward.default,),
-    _element_by_element(0, 1): (
-        _ATEN.hardsigmoid_backward.default,
-        _ATEN.hardswish_backward.default,
-        _ATEN.hardtanh_backward.default,
-        _ATEN.logit_backward.default,
-        _ATEN.native_dropout_backward.default,
-        _ATEN.softplus_backward.default,
-        _ATEN.xlogy.Tensor,
-    ),
-    _element_by_element(1, 0): (
-        _ATEN._prelu_kernel_backward.default,
-        _ATEN.leaky_relu_backward.default,
-        _ATEN.threshold_backward.default,
-    ),
-    _element_by_element(2, 0): (_ATEN.rrelu_with_noise_backward.default,),
-    _as_argument(0): (_ATEN.native_batch_norm.default,),
-    _as_argument(1): (
-        _ATEN.native_batch_norm_backward.default,
-        _ATEN.native_group_norm_backward.default,
-        _ATEN.reflection_pad2d_backward.default,
-        _ATEN.reflection_pad3d_backward.default,
-        _ATEN.replication_pad2d_backward.default,
-        _ATEN.replication_pad3d_backward.default,
-    ),
-    _all_contiguous: (
-        _ATEN._log_softmax_backward_data.default,
-        _ATEN._softmax_backward_data.default,
-        _ATEN.glu_backward.default,
-        _ATEN.huber_loss_backward.default,
-        _ATEN.log_sigmoid_forward.default,
-        _ATEN.mse_loss_backward.default,
-        _ATEN.native_layer_norm_backward.default,
-        _ATEN.pow.Scalar,
-        _ATEN.smooth_l1_loss_backward.default,
-    ),
-    _summed_in_double: (_ATEN._scaled_dot_product_flash_attention_for_cpu.default,),
-}
-"""How results lie, and of which operators."""
-_KERNELS_MAKE: dict[object, _Correct] = {
-    overload: correct for correct, overloads in _LIE_AS.items() for overload in overloads
-}
+for _overload in _QUANTILES if _CHECKS_FAKES else ():  # what tracers call, as in newer releases
+    if torch._C.DispatchKey.CompositeImplicitAutograd not in _overload.py_kernels:
+        kernel = _overload.py_impl(torch._C.DispatchKey.CompositeImplicitAutograd)
+        kernel(partial(_unchecked, _overload))
 
 
 def is_fused_step(overload: OpOverload) -> bool:
@@ -334,6 +273,16 @@ def compiling_here() -> Iterator[None]:
     finally:
         flag.let_go()
         compiler.update({name: value for name, value in before.items() if compiler[name] is flag})
+
+
+def never_compiled(function: _Function) -> _Function:
+    """The function, into which torch.compile does not look: it raises where it would have to.
+
+    `torch.compiler.disable` says the same, but imports the compiler, which takes seconds.
+    """
+    marks = {"": True, "_msg": None, "_recursive": True}
+    vars(function).update({f"_torchdynamo_disable{mark}": on for mark, on in marks.items()})
+    return function
 
 
 def assert_later(holds: torch.Tensor) -> None:

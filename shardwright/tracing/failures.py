@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import linecache
 import traceback
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -30,9 +31,21 @@ CONTROL_FLOW = (
     "this runs a function under control of a tensor, and a graph has one path: compute every side "
     "and choose with torch.where, or write the loop out"
 )
-# What is found in the exception's type or text, and what to do about it; the first that fits.
+_COMPILED = (
+    "torch.compile compiles a part of the program while it is traced, in this release of torch: "
+    "let the program use what torch.compile was given (a compiled module has it as `_orig_mod`), "
+    "or use a newer torch, which traces through"
+)
+# What is found in the exception's type, in its text or among torch's files in its traceback, and
+# what to do about it; the first that fits.
 _ADVICE: tuple[tuple[str, str], ...] = (
-    ("higher order operator", CONTROL_FLOW),
+    (
+        "torch/nn/attention/flex_attention.py",
+        "flex_attention is a kernel that torch.compile writes, and a graph has operators alone: "
+        "use scaled_dot_product_attention, with a mask where the scores are changed",
+    ),
+    ("torch/_higher_order_ops/", CONTROL_FLOW),
+    ("torch._dynamo.exc.", _COMPILED),
     (
         "DataDependent",
         "the program branches on the contents of a tensor, and a graph has one path: compute both "
@@ -63,8 +76,17 @@ def explain(error: BaseException) -> CaptureError:
     """The CaptureError for an exception that the model raised."""
     kind = type(error).__name__
     summary = (str(error).strip() or kind).splitlines()[0]
-    advice = next((text for sign, text in _ADVICE if sign in f"{kind} {error}"), _DEFAULT_ADVICE)
+    where = f"{type(error).__module__}.{kind} {error} {' '.join(_files_of_torch(error))}"
+    advice = next((text for sign, text in _ADVICE if sign in where), _DEFAULT_ADVICE)
     return CaptureError(f"{line_before(line_of(error))}{advice} ({kind}: {summary})")
+
+
+def _files_of_torch(error: BaseException) -> Iterator[str]:
+    """The files of torch that an exception's traceback goes through: ``torch/_tensor.py``."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if file.startswith(_TORCH):
+            yield f"torch/{file.removeprefix(_TORCH)}"
 
 
 def line_of(error: BaseException) -> Source | None:

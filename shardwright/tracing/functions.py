@@ -29,7 +29,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from shardwright.errors import CaptureError
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
 from shardwright.ir.operators import resolve
-from shardwright.ir.torch_internals import backward_class, set_backward_class
+from shardwright.ir.torch_internals import backward_class, never_compiled, set_backward_class
 from shardwright.ir.values import is_dense
 from shardwright.ir.with_backward import WITH_BACKWARD
 from shardwright.tracing.emitter import Emitter
@@ -197,6 +197,7 @@ class _Context:
 class _Backward(TorchFunctionMode):
     """Refuses a backward that differentiates something itself."""
 
+    @never_compiled
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from shardwright.ir.torch_internals import never_compiled
+
 
 class Replacing(TorchFunctionMode):
     """Calls ``replacements`` in place of functions of torch, and all others with stand-ins.
@@ -28,6 +30,7 @@ class Replacing(TorchFunctionMode):
         self._replacements = replacements
         self._stand_in = stand_in
 
+    @never_compiled
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:

@@ -152,8 +152,9 @@ class StepParameters:
 
 def _refuse_unseen_backward(parameter: torch.Tensor) -> None:
     raise refuse_here(
-        "gradients are computed in a way that is not recorded, such as torch.autograd.backward of "
-        "several tensors; add the losses up first, and call backward() of the sum"
+        "gradients are computed in a way that is not recorded: by torch.autograd.backward, which "
+        "older releases of torch do not show; call loss.backward(), and where there are several, "
+        "add the losses up first"
     )
 
 

@@ -38,6 +38,7 @@ from shardwright.ir.torch_internals import (
     TracingContext,
     compiling_here,
     enable_python_dispatcher,
+    never_compiled,
     tracing,
 )
 from shardwright.ir.values import Source
@@ -99,6 +100,7 @@ def trace(
 class _WithoutControlFlow(TorchFunctionMode):
     """Refuses functions that run others under control of a tensor."""
 
+    @never_compiled
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:

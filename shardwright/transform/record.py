@@ -19,11 +19,11 @@ import torch.fx
 from shardwright.errors import GraphError
 from shardwright.ir import Builder
 from shardwright.ir.dtypes import dtype_name, torch_dtype
+from shardwright.ir.kernel_results import as_kernels_make
 from shardwright.ir.torch_internals import (
     FakeTensorMode,
     OpOverload,
     TorchDispatchMode,
-    as_kernels_make,
     operator_of,
     without_autocast,
     without_dispatch_modes,

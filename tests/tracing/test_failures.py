@@ -8,8 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch._higher_order_ops import associative_scan, scan, while_loop
+from torch._higher_order_ops import map as map_rows
+from torch.nn.attention.flex_attention import flex_attention
 
 from shardwright.errors import CaptureError
+from shardwright.tracing import capture
 from tests.tracing.equality import captured
 
 
@@ -85,6 +90,50 @@ def test_line_and_advice(
         source, _ = inspect.getsourcelines(inspect.getmodule(test_line_and_advice) or branch)
         assert source[int(number.split()[0]) - 1].strip() == line
         assert f"`{line}`" in f"{number}:{rest}"
+
+
+HIGHER_ORDER: dict[str, tuple[Callable[..., Any], str]] = {
+    "cond": (lambda m, x: torch.cond(x.sum() > 0, torch.neg, torch.abs, (x,)), "torch.where"),
+    "while_loop": (
+        lambda m, x: while_loop(lambda x: x.sum() > 0, lambda x: (x - 1,), (x,)),
+        "write the loop out",
+    ),
+    "map": (lambda m, x: map_rows(torch.neg, x), "write the loop out"),
+    "scan": (
+        lambda m, x: scan(lambda carry, row: (carry + row, row.clone()), x[0].clone(), x)[1],
+        "write the loop out",
+    ),
+    "associative_scan": (
+        lambda m, x: associative_scan(torch.add, x, 0, combine_mode="generic"),
+        "write the batch dimension out",
+    ),
+    "flex_attention": (
+        lambda m, x: flex_attention(*[x.view(1, 1, 3, 4)] * 3),
+        "use scaled_dot_product_attention",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HIGHER_ORDER)
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_functions_that_run_functions(name: str) -> None:
+    """Refused with the line before torch.compile works, and says things, on any of it."""
+    function, advice = HIGHER_ORDER[name]
+    with pytest.raises(CaptureError, match=re.escape(advice)) as caught:
+        captured(function, torch.randn(3, 4))
+    assert str(caught.value).startswith(f"{__file__}:")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+def test_compiled_parts_of_a_model() -> None:
+    """torch 2.9 goes on compiling while a program is traced; newer releases leave it out."""
+    layer = torch.compile(nn.Linear(4, 4))
+    if torch.__version__ < "2.10":
+        with pytest.raises(CaptureError, match="_orig_mod"):
+            capture(nn.Sequential(layer), (torch.ones(3, 4),))
+    else:
+        graph = capture(nn.Sequential(layer), (torch.ones(3, 4),))
+        assert [node.op for node in graph.nodes] == ["aten.linear.default"]
 
 
 def test_errors_keep_no_tensors_of_the_tracer_alive() -> None:

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from shardwright.errors import CaptureError
+from shardwright.tracing import compile_ir
 from tests.tracing.stepping import assert_same_steps
 
 
@@ -184,6 +186,13 @@ def rescaled(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Any:
 def with_gradient(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     loss = F.cross_entropy(model(x), y, reduction="none")
     loss.backward(torch.full_like(loss, 0.25), retain_graph=True)
+    loss.sum().backward()
+    return loss
+
+
+def by_a_function(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    loss = F.cross_entropy(model(x), y, reduction="none")
+    loss.backward(torch.full_like(loss, 0.25), retain_graph=True)
     torch.autograd.backward(loss.sum())
     return loss
 
@@ -234,6 +243,14 @@ BODIES = [
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_bodies(body: Callable[..., Any]) -> None:
     assert_same_steps(lambda: step_on(mlp(), body), batches())
+
+
+def test_a_backward_by_a_function_is_recorded_where_torch_shows_it() -> None:
+    if "handle_torch_function" in torch.autograd.backward.__code__.co_names:  # not in 2.9
+        assert_same_steps(lambda: step_on(mlp(), by_a_function), batches())
+    else:
+        with pytest.raises(CaptureError, match=r"torch\.autograd\.backward\(.*loss\.backward\(\)"):
+            compile_ir(step_on(mlp(), by_a_function), *batches()[0])
 
 
 # --- parameters and optimizers ---------------------------------------------------------------
