@@ -4,22 +4,23 @@
 are``; with class weights it is the sum of their weights that the sum is divided by. Where the batch
 comes in n microbatches, the divisor is the whole batch's, over n, and is made from inputs of the
 whole batch: the labels are inputs, or come from inputs row by row, so that the nodes between can be
-written again for n times the rows. Where they do not, the mean stays one of each microbatch, and a
-note says so. Where a row has a probability for each class, all rows count.
+written again for n times the rows. Where they do not, the step is refused: the mean of what each
+microbatch would have is another number. Where a row has a probability for each class, all count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import torch
 
-from shardwright.dimops.bound import BoundDimop
 from shardwright.dimops.call import Writer
 from shardwright.dimops.catalog import dimop_of
 from shardwright.dimops.catalog_losses import MEAN, SUM
+from shardwright.dimops.catalog_views import NEED_RESHAPE
+from shardwright.errors import GraphError, PlanError
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
 from shardwright.ir.dtypes import torch_dtype
 from shardwright.planning.follow import identifier_at
@@ -28,12 +29,17 @@ LABELLED = frozenset(
     f"aten.{name}.default" for name in ("cross_entropy_loss", "nll_loss_nd", "nll_loss")
 )
 """Losses of scores and labels: inputs are scores, target and maybe class weights."""
+_RESHAPE = "aten.reshape.default"
 SIZED = {
-    "aten.view.default": "size",
-    "aten.reshape.default": "shape",
-    "aten.expand.default": "size",
+    "aten.view.default": ("size", _RESHAPE, "shape"),
+    "aten._unsafe_view.default": ("size", _RESHAPE, "shape"),
+    _RESHAPE: ("shape", _RESHAPE, "shape"),
+    "aten.expand.default": ("size", "aten.expand.default", "size"),
 }
-"""Operators told the size of what they make."""
+"""Operators told the size of what they make: as what attribute, and the same of what they are for
+the whole batch. There may be no view of that where there is one of a microbatch."""
+RESHAPING = NEED_RESHAPE | SIZED.keys()
+"""Operators whose result follows from its shape, however a part of them is written."""
 
 
 Key = tuple[object, ...]
@@ -61,7 +67,6 @@ class Counts:
     microbatches: int
     whole_inputs: dict[int, IRValue] = field(default_factory=dict)
     """Inputs of the whole batch, by the original input's id."""
-    notes: list[str] = field(default_factory=list)
     wholes: dict[int, _Whole | None] = field(default_factory=dict)
     divisors: dict[Key, IRValue] = field(default_factory=dict)
     """By what they depend on."""
@@ -71,7 +76,10 @@ class Counts:
         self.nodes = self.graph.node_by_id()
 
     def prepare(self, node: IRNode) -> None:
-        """Write what makes the divisor of a loss, where that is done once a step."""
+        """Write what makes the divisor of a loss, where that is done once a step.
+
+        Raises PlanError where that cannot be made before the first microbatch.
+        """
         if self.microbatches == 1 or not is_mean_over_labels(self.graph, node):
             return
         found = [self._whole(value_id) for value_id in node.inputs[1:]]
@@ -81,9 +89,11 @@ class Counts:
                 self._divide_by(node, given)
             return
         where = f" in {node.scope}" if node.scope else ""
-        self.notes.append(
-            f"{node.op.split('.')[1]}{where}: every microbatch's mean counts alike, however many "
-            "of its labels are ignored, since they do not come from inputs row by row"
+        raise PlanError(
+            f"{node.op.split('.')[1]}{where} is the mean over labels that do not come from inputs "
+            f"row by row, so how many count in all {self.microbatches} microbatches is not known "
+            "before the last; give the labels as an input, the whole batch with microbatches=1, or "
+            "write the loss with reduction='sum' and divide it by a number"
         )
 
     def write(self, node: IRNode) -> bool:
@@ -148,27 +158,61 @@ class Counts:
         """A node written for the whole batch."""
         inputs = [self._whole(value_id) for value_id in node.inputs]
         given = [whole for whole in inputs if whole is not None]
-        bound = dimop_of(self.graph, node)
-        if len(given) < len(inputs) or bound is None or len(node.outputs) != 1:
+        if len(given) < len(inputs) or len(node.outputs) != 1:
             return None
-        attrs, dim = node.attrs, None
-        if any(whole.dim is not None for whole in given):
-            dim = _batch_made(bound, [whole.dim for whole in given])
-            scaled = None if dim is None else self._for_whole(node, bound, dim)
-            if scaled is None:
-                return None
-            attrs = scaled
-        made = _writer(self.builder, node).emit(node.op, [whole.value for whole in given], attrs)
-        return _Whole(made, dim)
+        form = self._form_of_whole(node, given)
+        if form is None:
+            return None
+        op, attrs, dim = form
+        values = [whole.value for whole in given]
+        return _Whole(_writer(self.builder, node).emit(op, values, attrs), dim)
 
-    def _for_whole(self, node: IRNode, bound: BoundDimop, dim: int) -> dict[str, Any] | None:
-        """The attributes of a node for the whole batch; None where they are not known."""
+    def _form_of_whole(
+        self, node: IRNode, given: Sequence[_Whole]
+    ) -> tuple[str, dict[str, Any], int | None] | None:
+        """The call that a node is for the whole batch, and the batch's dimension of its result."""
+        if all(whole.dim is None for whole in given):
+            return node.op, node.attrs, None
+        forms = [(node.op, node.attrs)]
         if node.op in SIZED:
-            size = [*node.attrs[SIZED[node.op]]]
-            size[dim] *= 1 if size[dim] == -1 else self.microbatches
-            return {**node.attrs, SIZED[node.op]: size}
-        plain = bound.rule.attrs is None and bound.rule.emit is None
-        return node.attrs if plain else None
+            name, op, new = SIZED[node.op]
+            others = {key: value for key, value in node.attrs.items() if key != name}
+            sizes = _longer(node.attrs[name], self.microbatches)
+            forms = [(op, {**others, new: size}) for size in sizes]
+        for op, attrs in forms:
+            if (dim := self._joined_along(node, given, op, attrs)) is not None:
+                return op, attrs, dim
+        return None
+
+    def _joined_along(
+        self, node: IRNode, given: Sequence[_Whole], op: str, attrs: dict[str, Any]
+    ) -> int | None:
+        """Along which dimension a call on the whole batch joins what a node makes of microbatches.
+
+        None where it does not. Its annotation says that, rather than the node's, in which nothing
+        is known of a dimension of one row.
+        """
+        builder = Builder("whole")
+        inputs = [builder.input("x", whole.value.shape, whole.value.dtype) for whole in given]
+        try:
+            builder.emit(op, inputs, attrs)
+        except GraphError:
+            return None
+        bound = dimop_of(builder.graph, builder.graph.nodes[-1])
+        first = next(i for i, whole in enumerate(given) if whole.dim is not None)
+        identifier = bound and identifier_at(bound, first, cast(int, given[first].dim))
+        if bound is None or identifier is None or bound.length(identifier) % self.microbatches:
+            return None
+        flow, part = bound.flow(identifier), bound.split(identifier, self.microbatches)[0]
+        apart = all(
+            carry.dim == whole.dim if carry.kind == "shard" else whole.dim is None
+            for carry, whole in zip(flow.inputs, given, strict=True)
+        )
+        alike = node.op in RESHAPING or (part.plain and part.attrs == node.attrs)
+        made, expected = part.outputs[0], self.graph.values[node.outputs[0]].shape
+        if not apart or not alike or made is None or made.shape != expected:
+            return None
+        return flow.outputs[0].dim
 
 
 def is_mean_loss(node: IRNode) -> bool:
@@ -182,6 +226,12 @@ def is_mean_over_labels(graph: IRGraph, node: IRNode) -> bool:
         return False
     scores, target = (graph.values[value_id].shape for value_id in node.inputs[:2])
     return len(target) < len(scores)
+
+
+def _longer(size: Sequence[int], times: int) -> Iterator[list[int]]:
+    """A size with one of its numbers so many times as large, each in turn; -1 stays."""
+    for dim, number in enumerate(size):
+        yield [*size[:dim], number if number == -1 else number * times, *size[dim + 1 :]]
 
 
 def _rows(scores: IRValue) -> int:
@@ -212,18 +262,3 @@ def _count(e: Writer, node: IRNode, given: Sequence[IRValue], dtype: str) -> IRV
 
 def _writer(builder: Builder, node: IRNode) -> Writer:
     return Writer(builder, node.scopes, node.source)
-
-
-def _batch_made(bound: BoundDimop, dims: Sequence[int | None]) -> int | None:
-    """The batch's dimension of what a node makes; None where its rows depend on one another."""
-    first = next(i for i, dim in enumerate(dims) if dim is not None)
-    identifier = identifier_at(bound, first, cast(int, dims[first]))
-    if identifier is None:
-        return None
-    flow = bound.flow(identifier)
-    made = flow.outputs[0]
-    agrees = all(
-        carry.dim == dim if carry.kind == "shard" else dim is None
-        for carry, dim in zip(flow.inputs, dims, strict=True)
-    )
-    return made.dim if agrees and made.kind == "shard" else None

@@ -6,7 +6,8 @@ one device does with those microbatches, and what GPipe does), but it is to be k
 
 The batch's dimension is followed from the inputs by dimension annotations. An operator mixes where
 it reads that dimension whole, or reads a sum over it in which it is not linear. Means of losses
-do not count, as they become quotients of sums over the whole batch (`counts`).
+do not count, as they become quotients of sums over the whole batch (`counts`). Where a microbatch
+is one row annotations know nothing of its dimension, and batch norm is known by its name.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from shardwright.ir import IRGraph, IRNode
 from shardwright.planning.batch import batch_rows, follow_batch
 from shardwright.planning.counts import is_mean_loss
 from shardwright.planning.follow import Following, Sharded
-from shardwright.planning.shard_norms import has_shards
+from shardwright.planning.shard_norms import has_shards, normalizes_batch
 
 FEW = 8
 """How many operators a note lists."""
@@ -33,8 +34,8 @@ def mixing_notes(forward: IRGraph, microbatches: int, shards: int) -> list[str]:
 
 def mixing_nodes(forward: IRGraph) -> list[IRNode]:
     """The operators that mix the batch."""
-    walk = _Walk(follow_batch(forward, 1))
-    return [node for node in forward.nodes if walk.mixes(node)]
+    walk, alone = _Walk(follow_batch(forward, 1)), batch_rows(forward) == 1
+    return [n for n in forward.nodes if walk.mixes(n) or (alone and normalizes_batch(n))]
 
 
 def notes_on(

@@ -41,9 +41,14 @@ def is_synchronized(graph: IRGraph, node: IRNode, shards: int) -> bool:
     return _is_written_by_rows(graph, node, shards) and node.scope_class == SYNCHRONIZED
 
 
+def normalizes_batch(node: IRNode) -> bool:
+    """Whether a node is batch norm by the statistics of the rows that it has."""
+    return node.op == NORM and node.attrs["training"] is True
+
+
 def _is_written_by_rows(graph: IRGraph, node: IRNode, shards: int) -> bool:
     """Whether a node is batch norm of a split batch, of which only the result is read."""
-    if node.op != NORM or not node.attrs["training"] or shards == 1:
+    if not normalizes_batch(node) or shards == 1:
         return False
     return not any(graph.values[value_id].users for value_id in node.outputs[1:3])
 

@@ -55,8 +55,6 @@ class Step:
     written
         For each node of the captured forward, in order, how many nodes there are up to the last
         one that is written for it.
-    notes
-        In words, what could not be made ready.
     """
 
     graph: IRGraph
@@ -65,7 +63,6 @@ class Step:
     whole: Mapping[int, int]
     dims: Mapping[int, int]
     written: tuple[int, ...] = ()
-    notes: tuple[str, ...] = ()
 
     @cached_property
     def view(self) -> IRGraph:
@@ -76,7 +73,8 @@ class Step:
 def as_step(graph: IRGraph, microbatches: int, shards: int = 1) -> Step:
     """The step of a graph whose batch comes in microbatches, each split over data shards.
 
-    Raises PlanError where there is not one backward for all of it.
+    Raises PlanError where there is not one backward for all of it, or where the labels of a mean
+    are counted only as the microbatches come.
     """
     check_one_backward(graph)
     return _Writing(graph, microbatches, shards).run()
@@ -138,7 +136,6 @@ class _Writing:
             whole,
             batch_dims(graph) | batched_outputs(graph),
             tuple(written),
-            tuple(self.counts.notes),
         )
 
     def _write(self, node: IRNode) -> None:

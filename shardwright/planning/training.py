@@ -107,7 +107,7 @@ def over_training_mesh(
         Assignment(ranks[schedule.placement[stage]], split)
         for stage, split in zip(stages, splits, strict=True)
     ]
-    return OnMesh(forward, assigned, work, training, [*step.notes, *notes])
+    return OnMesh(forward, assigned, work, training, notes)
 
 
 def _stages(step: Step, forward: IRGraph, loads: Loads, count: int) -> list[int]:

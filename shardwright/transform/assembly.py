@@ -19,13 +19,14 @@ import msgspec
 
 import shardwright.pipeline as pl
 from shardwright.errors import PlanError
-from shardwright.ir import Builder, IRValue
+from shardwright.ir import Builder, IRGraph, IRValue
 from shardwright.ir.operators import is_built_in
 from shardwright.ir.values import is_dense
 from shardwright.pipeline.fxtext import encode, encode_part
 from shardwright.pipeline.proof import restated
 from shardwright.pipeline.rules import MICROBATCH_PHASES
 from shardwright.pipeline.schema import DeviceKind
+from shardwright.planning.batch import batch_rows
 from shardwright.transform.originals import Originals, slice_of
 from shardwright.transform.segments import Meeting, Segment, Task
 from shardwright.transform.slots import Localized, Part, Place
@@ -208,7 +209,7 @@ class Assembly:
                 name = self.names.get((part.device, part.value), "")
                 place = self._place(part)
                 if last and value.shape and place.phase in MICROBATCH_PHASES:
-                    raise PlanError(_many_outputs(origin, value))
+                    raise PlanError(_many_outputs(origin, value, self.originals.graph))
                 if name not in self.makers or name in self.outputs or (last and place != last):
                     name = self._add_identity(part, origin, last or place)
                 self.outputs[name] = slice_of(value, origin, part)
@@ -263,9 +264,10 @@ class Assembly:
         return {name: text for text, name in names.items()}
 
 
-def _many_outputs(name: str, value: IRValue) -> str:
+def _many_outputs(name: str, value: IRValue, graph: IRGraph) -> str:
+    few = "; of a microbatch of one row it cannot be told" * (batch_rows(graph) == 1)
     return (
         f"the step returns {name!r}, {value.dtype}{list(value.shape)}, which each microbatch makes "
-        "anew; return numbers, which are summed up, or what has the batch's dimension, or plan "
-        "with microbatches=1"
+        f"anew; return numbers, which are summed up, or what has the batch's dimension{few}, or "
+        "plan with microbatches=1"
     )

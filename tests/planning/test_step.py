@@ -43,7 +43,7 @@ def test_the_forward_comes_first_and_a_marker_before_it_goes_behind():
     step = as_step(language_step(layers=1), 1)
     assert ops(step.graph)[0] == "embedding"
     assert ops(step.graph)[step.forward :] == ["zero_grad", "Backward", "adamw_step"]
-    assert (step.prepare, step.whole, step.notes) == (frozenset(), {}, ())
+    assert (step.prepare, step.whole) == (frozenset(), {})
 
 
 def test_what_the_program_does_after_its_backward_without_need_is_forward():
@@ -134,19 +134,67 @@ def test_losses_with_the_same_labels_share_a_count():
     assert ops(step.graph).count("ne") == 1
 
 
-def test_labels_that_mix_the_batch_leave_the_mean_and_a_note():
+SHIFTED = {
+    "flat": (1, lambda call, labels: call("aten.reshape.default", labels, [5])),
+    "of one row": (1, lambda call, labels: call("aten.view.default", labels, [1, 5])),
+    "padded": (
+        1,
+        lambda call, labels: call(
+            "aten.view.default",
+            call(*SLICED, call("aten.constant_pad_nd.default", labels, [0, 1], -100), 1, 1, 6),
+            [5],
+        ),
+    ),
+    "cast": (1, lambda call, labels: call("aten.to.dtype", labels, torch.int64)),
+    "squeezed": (
+        1,
+        lambda call, labels: call("aten.squeeze.dim", call("aten.unsqueeze.default", labels, 1), 1),
+    ),
+    "of two rows": (2, lambda call, labels: call("aten.reshape.default", labels, [10])),
+}
+SLICED = ("aten.slice.Tensor",)
+
+
+@pytest.mark.parametrize("case", SHIFTED)
+def test_labels_are_counted_in_the_whole_batch_also_where_a_microbatch_is_one_row(case):
+    torch.manual_seed(0)
+    rows, shift = SHIFTED[case]
+    builder = Builder("step")
+    x, labels = builder.input("x", (rows, 5, 3), "f64"), builder.input("labels", (rows, 5), "i64")
+    weight = builder.param("weight", torch.rand(4, 3, dtype=torch.float64))
+    targets = shift(builder.call, labels)
+    shape = [*targets.shape, 4]
+    scores = builder.call(
+        "aten.reshape.default", builder.call("aten.linear.default", x, weight), shape
+    )
+    if len(shape) == 3:
+        scores = builder.call("aten.transpose.int", scores, 1, 2)
+    graph = finish(builder, builder.call("aten.cross_entropy_loss.default", scores, targets))
+    step = as_step(graph, 4)
+    values, given = torch.rand(4 * rows, 5, 3).double(), torch.randint(4, (4 * rows, 5))
+    given[0, 1:], given[-1, 3] = -100, -100
+    cuts = [
+        {"x": a, "labels": b, "labels__1": given}
+        for a, b in zip(values.chunk(4), given.chunk(4), strict=True)
+    ]
+    losses = [value_of(step, step.graph.outputs[0], **cut) for cut in cuts]
+    (table,) = (graph.tensors[v.id] for v in graph.stored() if v.name == "weight")
+    if case == "padded":
+        given = F.pad(given[:, 1:], (0, 1), value=-100)
+    expected = F.cross_entropy((values @ table.T).flatten(0, 1), given.flatten())
+    torch.testing.assert_close(sum(losses) / 4, expected, rtol=1e-14, atol=0)
+
+
+def test_labels_that_mix_the_batch_are_refused_in_several_microbatches():
     builder = Builder("step")
     x, labels = builder.input("x", (4, 3), "f64"), builder.input("labels", (4,), "i64")
     weight = builder.param("weight", torch.ones(5, 3, dtype=torch.float64))
     scores = builder.call("aten.linear.default", x, weight)
     targets = builder.call("aten.flip.default", labels, [0])
-    loss = builder.call("aten.cross_entropy_loss.default", scores, targets)
-    step = as_step(finish(builder, loss), 2)
-    assert step.notes == (
-        "cross_entropy_loss: every microbatch's mean counts alike, however many of its labels are "
-        "ignored, since they do not come from inputs row by row",
-    )
-    assert [node.attrs["reduction"] for node in step.graph.nodes if "entropy" in node.op] == [1]
+    graph = finish(builder, builder.call("aten.cross_entropy_loss.default", scores, targets))
+    as_step(graph, 1)
+    with pytest.raises(PlanError, match=r"labels that do not come from inputs row by row.*sum"):
+        as_step(graph, 2)
 
 
 def test_inputs_and_outputs_tell_along_which_dimension_microbatches_lie():

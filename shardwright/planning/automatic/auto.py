@@ -242,7 +242,6 @@ def _write_step(
     assert len(forward.nodes) == len(found.stages), "the same nodes for any number of microbatches"
     work = measure_work(step, forward, options.microbatches)
     notes = [
-        *step.notes,
         *whole_notes(forward, found.spread.splits),
         *sources.mixing_notes(unfused, options.microbatches, shape.shards),
     ]

@@ -305,7 +305,7 @@ def _on_ranks(
     work = measure_work(step, forward, options.microbatches)
     training = training_plan(options, schedule, meshes, stages, work)
     copies = _shifted(found.copies, len(step.prepare))
-    notes = [*step.notes, *found.notes, *notes]
+    notes = [*found.notes, *notes]
     return Partitioned(forward, assigned, (), copies, notes, work, training)
 
 
