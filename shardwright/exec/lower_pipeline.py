@@ -3,7 +3,7 @@
 Comes in: a pipeline of ``FX`` supertasks, or its file. Goes out: the same pipeline with a ``dfg``
 supertask in the place of each: same names, tensors, devices, schedule and weights. What always
 holds: equal supertasks are lowered once and share their text as they did; the lowered pipeline is
-checked.
+checked, and says what its tasks no longer tell: whether calls may have fewer rows.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from shardwright.ir.collection import without_collection
 from shardwright.ir.operators import is_built_in
 from shardwright.pipeline import Pipeline, SuperTask, TensorInfo, check
 from shardwright.pipeline.graphs import TaskGraphs
+from shardwright.pipeline.schema import Metadata
+from shardwright.planning.row_dims import batches_of
 
 
 @without_collection()
@@ -44,6 +46,7 @@ def lower(pipeline: Pipeline | str | Path) -> Pipeline:
         pipeline,
         supertasks=supertasks,
         tensors=dict(_tensors(pipeline)),
+        metadata=_metadata(pipeline),
         blobs={name: text for text, name in names.items()} or None,
         requires=tuple(sorted(_foreign(set(texts.values())))) or None,
     )
@@ -104,6 +107,14 @@ def _tensors(pipeline: Pipeline) -> Iterator[tuple[str, TensorInfo]]:
         place = first.inputs.index(name)
         value = msgspec.structs.replace(info.value, name_in_graph=f"i{place}")
         yield name, msgspec.structs.replace(info, value=value)
+
+
+def _metadata(pipeline: Pipeline) -> Metadata:
+    """The metadata, with what operators tell of rows and kernel calls do not."""
+    metadata = pipeline.metadata
+    if pipeline.training is not None and pipeline.training.microbatches is not None:
+        return metadata
+    return msgspec.structs.replace(metadata, rows=metadata.rows or batches_of(pipeline))
 
 
 def _foreign(texts: set[str]) -> set[str]:

@@ -10,8 +10,10 @@ from shardwright.pipeline.check_tensors import check_extents, check_inside, form
 from shardwright.pipeline.connections import Connections
 from shardwright.pipeline.rules import broken
 from shardwright.pipeline.schema import (
+    BatchRows,
     Document,
     MetadataTensor,
+    MetadataTensors,
     MetadataTensorSlice,
     Microbatches,
     Placements,
@@ -104,6 +106,37 @@ def check_originals(document: Document, _: Connections) -> None:
                 )
             by_idx[whole.idx] = name
     _check_covered(document)
+    for rows in document.metadata.rows:
+        _check_rows(rows, document.metadata.tensors)
+
+
+def _check_rows(rows: BatchRows, originals: MetadataTensors) -> None:
+    """The rows of a batch are dimensions of inputs and outputs, each row as long as the others."""
+    sides = (
+        ("inputs", rows.inputs, originals.inputs),
+        ("outputs", rows.outputs, originals.outputs),
+    )
+    for side, names, known in sides:
+        if unknown := [name for name in names if name not in known]:
+            raise broken(
+                "rows", f"metadata.rows names what is not among the {side}", tensor=unknown[0]
+            )
+    sizes = {originals.inputs[name].shape[:1] for name in rows.inputs}
+    if len(sizes) != 1 or sizes in ({()}, {(0,)}):
+        raise broken(
+            "rows",
+            "the inputs of metadata.rows must be equally long along dimension 0, found "
+            f"{', '.join(str(list(originals.inputs[n].shape)) for n in rows.inputs) or 'none'}",
+        )
+    ((size,),) = sizes
+    for name, dim in rows.outputs.items():
+        shape = originals.outputs[name].shape
+        if dim >= len(shape) or shape[dim] % size:
+            raise broken(
+                "rows",
+                f"metadata.rows says that dimension {dim} of {list(shape)} has the {size} rows",
+                tensor=name,
+            )
 
 
 def _check_covered(document: Document) -> None:

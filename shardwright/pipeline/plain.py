@@ -2,7 +2,7 @@
 
 In comes a document that is right; out goes one without optional keys, or a PipelineError that names
 the extensions without which it would not mean the same. Shared graphs are written out, and what
-only says more than is needed (`ParamValue.shape`, ``metadata.structure``) is left out.
+only says more than is needed (`ParamValue.shape`, ``metadata.structure``, ``metadata.rows``) goes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def plain(document: D) -> D:
         devices={name: replace(device, host=None) for name, device in document.devices.items()},
         tensors={name: _tensor(info) for name, info in document.tensors.items()},
         supertasks={name: _task(document, task) for name, task in document.supertasks.items()},
-        metadata=replace(document.metadata, structure=None),
+        metadata=replace(document.metadata, structure=None, rows=()),
         version=None,
         blobs=None,
     )

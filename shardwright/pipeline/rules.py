@@ -54,6 +54,7 @@ RULES: dict[str, str] = {
     "idx": "the idx of the original's inputs count from 0, as do those of its outputs",
     "outputs-covered": "the slices of each output of the original cover all of it",
     "structure": "the leaves of structure are the original's inputs and outputs, by name and idx",
+    "rows": "the rows of a batch are a dimension of its inputs and outputs, each row as long",
     "replaces": "a constant is replaced once, by a produced tensor of its shape, dtype and device",
     "lands": "in a step, what a graph makes is read, given out, or replaces a constant",
     # training

@@ -200,8 +200,10 @@ class Counts:
             return None
         bound = dimop_of(builder.graph, builder.graph.nodes[-1])
         first = next(i for i, whole in enumerate(given) if whole.dim is not None)
-        identifier = bound and identifier_at(bound, first, cast(int, given[first].dim))
-        if bound is None or identifier is None or bound.length(identifier) % self.microbatches:
+        if bound is None:
+            return None
+        identifier = identifier_at(bound, first, cast(int, given[first].dim))
+        if identifier is None or bound.length(identifier) % self.microbatches:
             return None
         flow, part = bound.flow(identifier), bound.split(identifier, self.microbatches)[0]
         apart = all(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from shardwright.pipeline import Document, MetadataTensor, Training, check
 from shardwright.pipeline.check_metadata import uncovered
+from shardwright.pipeline.schema import BatchRows
 from tests.pipeline.documents import (
     COLLECTIVES,
     Broken,
@@ -34,6 +35,19 @@ def piece(side: str, name: str, **fields: Any) -> Callable[[Document], None]:
 def original(side: str, name: str, **fields: Any) -> Callable[[Document], None]:
     """A change of an original tensor."""
     return lambda d: put(**fields)(getattr(d.metadata.tensors, side)[name])
+
+
+def rows(inputs: tuple[str, ...], **outputs: int) -> Callable[[Document], None]:
+    """A batch of these inputs, whose rows outputs have along these dimensions."""
+    return lambda d: put(rows=(BatchRows(inputs, outputs),))(d.metadata)
+
+
+def with_a_number() -> Document:
+    """A document whose original has an input without dimensions, which nothing reads."""
+    document = two_stages()
+    document.metadata.tensors.inputs["n"] = MetadataTensor((), "f32", 1)
+    document.metadata.structure = None
+    return document
 
 
 def uncovered_part(document: Document) -> None:
@@ -109,6 +123,13 @@ CASES = cases(
         tensor="extra",
     ),
     Broken("in part", "outputs-covered", uncovered_part, tensor="output"),
+    Broken("of an unknown input", "rows", rows(("z",)), tensor="z"),
+    Broken("of an unknown output", "rows", rows(("x",), x=0), tensor="x"),
+    Broken("of no input", "rows", rows(())),
+    Broken("of a number", "rows", rows(("n",)), base=with_a_number),
+    Broken("of inputs of other lengths", "rows", rows(("x", "n")), base=with_a_number),
+    Broken("beyond an output", "rows", rows(("x",), output=2), tensor="output"),
+    Broken("not as long as an output", "rows", rows(("x",), output=1), tensor="output"),
     Broken(
         "an unknown constant",
         "tensor-known",

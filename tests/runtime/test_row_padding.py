@@ -96,12 +96,70 @@ def test_fewer_rows_are_those_rows(name: str, saved: bool, tmp_path: Path) -> No
                 assert torch.allclose(found, part, atol=1e-6)
 
 
-@pytest.mark.parametrize("options", [{"mesh": {"data": 2}}, {"mesh": {"tensor": 2}}], ids=str)
-def test_a_split_model_that_was_built_here(options) -> None:
+MESHES = [
+    {"data": 2},
+    {"data": 3},
+    {"tensor": 2},
+    {"tensor": 3},
+    {"sequence": 2},
+    {"pipeline": 2, "tensor": 2},
+    {"pipeline": 2, "data": 2},
+    {"data": 2, "tensor": 2},
+]
+"""Where {"data": 3} leaves each slot two rows."""
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("lowered", [False, True], ids=["operators", "lowered"])
+def test_a_split_model_takes_fewer_rows_from_its_file(mesh, lowered: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model, x = GPT(0.0), torch.randint(0, 20, (ROWS, 5))
-    found = sw.run(built(model, x, **options), x[:3], in_process=True)
-    assert torch.allclose(found, model(x[:3]), atol=1e-6)
+    model, x = GPT(0.0), torch.randint(0, 20, (ROWS, 6))
+    pipeline = built(model, x, mesh=mesh)
+    if lowered:
+        pipeline = sw.lower(pipeline)
+    pipeline.save(tmp_path / "model.json")
+    for source in (pipeline, tmp_path / "model.json"):
+        with sw.Runner(source, in_process=True) as runner, torch.no_grad():
+            for rows in (5, 3, 1):
+                assert torch.allclose(runner(x[:rows]), model(x[:rows]), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_lowered_file_says_that_its_rows_are_apart(name: str, tmp_path: Path) -> None:
+    """Lowered from what was built here, and from its file, which says the same."""
+    torch.manual_seed(0)
+    make, inputs = CASES[name]
+    model, given = make(), inputs(ROWS)
+    pipeline = built(model, *given, devices=2)
+    pipeline.save(tmp_path / "model.json")
+    sw.lower(pipeline).save(tmp_path / "here.json")
+    sw.lower(tmp_path / "model.json").save(tmp_path / "there.json")
+    here, there = (sw.Pipeline.load(tmp_path / f"{n}.json") for n in ("here", "there"))
+    assert here.metadata.rows == there.metadata.rows
+    assert here.metadata.rows
+    short = [t[:4] if t.dim() > 1 else t for t in given]
+    with torch.no_grad():
+        whole = leaves(model(*given))
+        for found, expected in zip(
+            leaves(sw.run(here, *short, in_process=True)), whole, strict=True
+        ):
+            assert torch.allclose(found, expected[: len(expected) // ROWS * 4], atol=1e-5)
+
+
+def test_a_lowered_file_whose_rows_are_mixed_takes_all_of_them(tmp_path: Path) -> None:
+    lowered = sw.lower(built(Mixing("softmax"), torch.randn(ROWS, 8), devices=1))
+    assert lowered.metadata.rows == ()
+    with pytest.raises(
+        InputError, match=r"cannot be padded: the file is lowered, and does not say.*give 6 rows"
+    ):
+        sw.run(lowered, torch.randn(4, 8), in_process=True)
+
+
+def test_a_split_file_whose_rows_are_mixed_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    built(Mixing("mean"), torch.randn(ROWS, 8), mesh={"data": 2}).save(path)
+    with pytest.raises(InputError, match=r"has 4 rows.*mixes the rows of the batch.*give 6 rows"):
+        sw.run(path, torch.randn(4, 8), in_process=True)
 
 
 @pytest.mark.parametrize(

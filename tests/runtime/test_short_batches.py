@@ -16,6 +16,7 @@ from tests.runtime.test_trainer import assert_alike, assert_close
 MESHES = [
     {},
     {"mesh": {"pipeline": 2}, "microbatches": 4},
+    {"mesh": {"pipeline": 2}, "microbatches": 8},
     {"mesh": {"data": 2}, "microbatches": 2},
     {"mesh": {"tensor": 2}},
     {"mesh": {"pipeline": 2, "data": 2}, "microbatches": 2, "zero": 1},
@@ -53,7 +54,7 @@ def test_losses_are_those_of_a_loop(make, options) -> None:
     assert_alike(program.model.state_dict(), reference.model.state_dict())
 
 
-@pytest.mark.parametrize("options", [MESHES[2], MESHES[3]], ids=str)
+@pytest.mark.parametrize("options", [MESHES[3], MESHES[4]], ids=str)
 def test_means_over_all_elements(options) -> None:
     """Shards of unlike size have unlike weights."""
 
@@ -108,7 +109,7 @@ def test_buffers_are_the_same_in_all_programs() -> None:
     assert_alike(model.state_dict(), reference.state_dict())
 
 
-@pytest.mark.parametrize("options", [MESHES[1], MESHES[4]], ids=str)
+@pytest.mark.parametrize("options", [MESHES[1], MESHES[5]], ids=str)
 def test_a_run_goes_on_between_short_batches(options, tmp_path: Path) -> None:
     data, kept = cut(rows(4)), {"checkpoint": tmp_path}
     whole = quietly(perceptron(0.3), data, epochs=2, **options)
@@ -140,14 +141,14 @@ def loader(count: int = 21, **options) -> DataLoader:
 
 def test_a_short_last_batch_of_a_loader_is_trained_on_unless_it_is_dropped() -> None:
     program, reference = perceptron(), perceptron()
-    found = quietly(program, loader(), epochs=2, **MESHES[2])
+    found = quietly(program, loader(), epochs=2, **MESHES[3])
     assert_close(found.losses, reference.loop([*loader(), *loader()]))
-    dropped = quietly(perceptron(), loader(), epochs=2, drop_last=True, **MESHES[2])
+    dropped = quietly(perceptron(), loader(), epochs=2, drop_last=True, **MESHES[3])
     full = [*loader(drop_last=True)]
     assert_close(dropped.losses, perceptron().loop(full * 2))
 
 
-@pytest.mark.parametrize("options", [MESHES[2], MESHES[4], {"mesh": {"data": 4}}], ids=str)
+@pytest.mark.parametrize("options", [MESHES[3], MESHES[5], {"mesh": {"data": 4}}], ids=str)
 def test_a_batch_of_fewer_rows_than_slots(options) -> None:
     program, reference = perceptron(), perceptron()
     data = cut(rows(4), (8, 1, 3, 8))
@@ -158,7 +159,7 @@ def test_an_evaluation_that_cannot_be_split_is_refused_before_training(tmp_path:
     program, log = perceptron(), tmp_path / "log.jsonl"
     evaluation = {"evaluate": program.evaluate, "eval_data": loader(9)}
     with pytest.raises(PlanError, match=r"give batches of 2|nothing to do"):
-        quietly(program, rows(2), epochs=1, log=log, **evaluation, **MESHES[2])
+        quietly(program, rows(2), epochs=1, log=log, **evaluation, **MESHES[3])
     assert not log.exists(), "no step was done"
 
 

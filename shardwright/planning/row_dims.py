@@ -1,0 +1,301 @@
+"""Which outputs of a pipeline have the rows of its batch, if every operator keeps rows apart.
+
+In come a pipeline and the inputs whose dimension 0 is the batch; out comes which dimension of each
+output has the rows, so that row i of it is made from row i of the inputs alone. That is followed
+task by task, through the graphs by dimension annotations and through communication by what each
+kind does, not believed of the file. Equal tasks (the layers of a stack) are looked at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import NamedTuple, cast
+
+from shardwright.errors import InputError
+from shardwright.ir import IRGraph, IRNode
+from shardwright.pipeline import MetadataTensor, Pipeline, SuperTask
+from shardwright.pipeline.graphs import TaskGraphs
+from shardwright.pipeline.schema import BatchRows, MetadataTensors
+from shardwright.planning.follow import Annotations, identifier_at
+
+
+class _Rows(NamedTuple):
+    """A tensor has rows ``start`` to ``stop`` of the batch along ``dim``, each as long."""
+
+    dim: int
+    start: int
+    stop: int
+
+
+_Found = _Rows | None
+"""None of a tensor that has no rows: the same for any batch."""
+
+
+def batches_of(pipeline: Pipeline) -> tuple[BatchRows, ...]:
+    """The inputs of one first size, for each size whose rows a pipeline keeps apart."""
+    inputs = pipeline.metadata.tensors.inputs
+    sizes = dict.fromkeys(whole.shape[0] for whole in inputs.values() if whole.shape)
+    found = []
+    for size in sizes:
+        batched = tuple(name for name, whole in inputs.items() if whole.shape[:1] == (size,))
+        try:
+            found.append(BatchRows(batched, row_dims(pipeline, batched, size)))
+        except InputError:
+            continue
+    return tuple(found)
+
+
+def row_dims(pipeline: Pipeline, inputs: Collection[str], size: int) -> dict[str, int]:
+    """Along which dimension each output has the ``size`` rows of these inputs.
+
+    An output without rows is not there; one may have several elements a row, next to each other.
+    Raises InputError where something mixes the rows, or does not tell.
+    """
+    if pipeline.origin is not None:
+        return _row_dims_of_graph(pipeline.origin.graph, pipeline.metadata.tensors, inputs, size)
+    return _Following(pipeline, size).run(inputs)
+
+
+@dataclass(slots=True)
+class _Following:
+    """Goes through the tasks of a pipeline, each device's in order."""
+
+    pipeline: Pipeline
+    size: int
+    rows: dict[str, _Found] = field(default_factory=dict)
+    """By tensor, once it is made; constants have none."""
+    done: set[str] = field(default_factory=set)
+    """Groups whose communication is done."""
+    graphs: TaskGraphs = field(init=False)
+    known: dict[Hashable, list[_Found]] = field(default_factory=dict)
+    """The rows of a task's outputs, by its graph and the rows of its inputs."""
+    annotations: dict[Hashable, Annotations] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.graphs = TaskGraphs(self.pipeline)
+
+    def run(self, inputs: Collection[str]) -> dict[str, int]:
+        """The dimension of each output's rows."""
+        pieces = self.pipeline.metadata.tensor_slices
+        for name, piece in pieces.inputs.items():
+            self.rows[name] = _Rows(0, *piece.placements[0]) if piece.origin in inputs else None
+        queues = [deque(names) for names in self.pipeline.connections.order.values()]
+        while any(queues):
+            before = sum(map(len, queues))
+            for queue in queues:
+                while queue and self._do(queue[0], {other[0] for other in queues if other}):
+                    queue.popleft()
+            if sum(map(len, queues)) == before:
+                raise InputError("its tasks wait for one another")
+        replaces = self.pipeline.training.replaces if self.pipeline.training else {}
+        if changed := [old for new, old in replaces.items() if self.rows[new] is not None]:
+            raise InputError(f"the buffer {changed[0]!r} is made from all rows")
+        return self._outputs()
+
+    def _outputs(self) -> dict[str, int]:
+        found: dict[str, _Found] = {}
+        metadata = self.pipeline.metadata
+        for name, piece in metadata.tensor_slices.outputs.items():
+            rows, whole = self.rows[name], metadata.tensors.outputs[piece.origin].shape
+            placed = None
+            if rows is not None and whole[rows.dim] % self.size == 0:
+                unit = whole[rows.dim] // self.size
+                placed = piece.placements[rows.dim] == (rows.start * unit, rows.stop * unit)
+            dim = None if rows is None else _Rows(rows.dim, 0, self.size)
+            if placed is False or found.setdefault(piece.origin, dim) != dim:
+                raise InputError(f"the output {piece.origin!r} mixes the rows of the batch")
+        return {name: rows.dim for name, rows in found.items() if rows is not None}
+
+    # --- tasks --------------------------------------------------------------------------------
+
+    def _do(self, name: str, heads: set[str]) -> bool:
+        """Do the next task of a device; False where it waits for those of others.
+
+        ``heads`` are the next of each device.
+        """
+        task = self.pipeline.supertasks[name]
+        if task.group is None:
+            self._compute(name, task)
+        elif task.group not in self.done:
+            members = self.pipeline.connections.groups[task.group]
+            if task.kind != "send" and not heads.issuperset(members):
+                return False
+            self._communicate(members)
+            self.done.add(task.group)
+        return True
+
+    def _compute(self, name: str, task: SuperTask) -> None:
+        if task.kind == "dfg":
+            raise InputError(
+                "the file is lowered, and does not say that its rows are independent "
+                "(metadata.rows)"
+            )
+        given = [self.rows.get(tensor) for tensor in task.inputs]
+        key = self.graphs.key(name), tuple(given)
+        if key not in self.known:
+            graph = self.graphs.of(name)
+            if id(graph) not in self.annotations:
+                self.annotations[id(graph)] = Annotations(graph)
+            self.known[key] = _through_graph(
+                graph, given, self.annotations[id(graph)], graph.outputs
+            )
+        self.rows.update(zip(task.outputs, self.known[key], strict=True))
+
+    def _communicate(self, names: Sequence[str]) -> None:
+        tasks = [self.pipeline.supertasks[name] for name in names]
+        sources = [tensor for task in tasks for tensor in task.inputs]
+        outputs = [tensor for task in tasks for tensor in task.outputs]
+        shapes = [self.pipeline.tensors[tensor].shape for tensor in (*sources, *outputs)]
+        try:
+            made = _THROUGH[tasks[0].kind](
+                _Exchange(
+                    [self.rows.get(tensor) for tensor in sources],
+                    shapes[: len(sources)],
+                    shapes[len(sources) :],
+                    cast(Mapping[str, int], tasks[0].metadata or {}),
+                )
+            )
+        except InputError:
+            raise InputError(f"{tasks[0].kind} of {sources[0]!r} mixes the rows") from None
+        self.rows.update(zip(outputs, made, strict=True))
+
+
+def _row_dims_of_graph(
+    graph: IRGraph, originals: MetadataTensors, inputs: Collection[str], size: int
+) -> dict[str, int]:
+    """As `row_dims`, from the graph that a pipeline was built from in this process."""
+    given, made = _by_place(originals.inputs), _by_place(originals.outputs)
+    rows = [_Rows(0, 0, size) if name in inputs else None for name in given]
+    ends = [*graph.outputs, *graph.updates.values()]
+    found = _through_graph(graph, rows, Annotations(graph), ends)
+    for old, changed in zip(graph.updates, found[len(made) :], strict=True):
+        if changed is not None:
+            raise InputError(f"the buffer {graph.values[old].name!r} is made from all rows")
+    return {name: rows.dim for name, rows in zip(made, found, strict=False) if rows is not None}
+
+
+def _by_place(originals: Mapping[str, MetadataTensor]) -> list[str]:
+    return sorted(originals, key=lambda name: originals[name].idx)
+
+
+# --- through a graph ----------------------------------------------------------------------------
+
+
+def _through_graph(
+    graph: IRGraph, given: Sequence[_Found], annotations: Annotations, ends: Sequence[int]
+) -> list[_Found]:
+    """The rows of what a graph makes. Raises InputError where an operator mixes them."""
+    rows = {v: r for v, r in zip(graph.inputs, given, strict=True) if r is not None}
+    for node in graph.nodes:
+        read = {i: rows[value] for i, value in enumerate(node.inputs) if value in rows}
+        if read:
+            rows |= _through_node(annotations, node, read)
+    return [rows.get(value_id) for value_id in ends]
+
+
+def _through_node(
+    annotations: Annotations, node: IRNode, read: Mapping[int, _Rows]
+) -> dict[int, _Rows]:
+    """The rows in what a node makes. Raises InputError where it mixes them."""
+    bound = annotations.of(node)
+    if bound is None:
+        raise InputError(f"{_place(node)} has no dimension annotation, so it may mix the rows")
+    (start, stop), *others = {(rows.start, rows.stop) for rows in read.values()}
+    if stop - start == 1:
+        raise InputError(f"{_place(node)} has one row on a device, of which nothing is known")
+    names = {identifier_at(bound, i, rows.dim) for i, rows in read.items()}
+    name = names.pop()
+    if others or names or name is None or bound.length(name) % (stop - start):
+        raise InputError(f"{_place(node)} mixes the rows of the batch")
+    flow = bound.flow(name)
+    agree = all(
+        (flow.inputs[i].kind, flow.inputs[i].dim) == ("shard", rows.dim) for i, rows in read.items()
+    )
+    if not agree or any(carry.kind != "shard" for carry in flow.outputs):
+        raise InputError(f"{_place(node)} mixes the rows of the batch")
+    made = zip(node.outputs, flow.outputs, strict=True)
+    return {v: _Rows(carry.dim, start, stop) for v, carry in made if carry.dim is not None}
+
+
+def _place(node: IRNode) -> str:
+    return f"{node.op.split('.')[1]}{f' in {node.scope}' if node.scope else ''}"
+
+
+# --- through communication ----------------------------------------------------------------------
+
+
+class _Exchange(NamedTuple):
+    """A communication: the rows and shapes of what is given, the shapes of what is made."""
+
+    given: Sequence[_Found]
+    shapes: Sequence[tuple[int, ...]]
+    made: Sequence[tuple[int, ...]]
+    options: Mapping[str, int]
+
+
+def _same(of: _Exchange) -> list[_Found]:
+    """Everybody has the rows that all who give have."""
+    return [_only(of.given)] * len(of.made)
+
+
+def _gathered(of: _Exchange) -> list[_Found]:
+    dim = of.options["dim"]
+    return [_joined(of.given, [shape[dim] for shape in of.shapes], dim)] * len(of.made)
+
+
+def _scattered(of: _Exchange) -> list[_Found]:
+    dim = of.options["dim"]
+    return _parts(_only(of.given), [shape[dim] for shape in of.made], dim)
+
+
+def _exchanged(of: _Exchange) -> list[_Found]:
+    source, target = of.options["src_dim"], of.options["dst_dim"]
+    lengths = [shape[source] for shape in of.made]
+    parts = [_parts(rows, lengths, source) for rows in of.given]
+    received = [[each[member] for each in parts] for member in range(len(of.made))]
+    return [_joined(rows, [shape[target] for shape in of.shapes], target) for rows in received]
+
+
+_THROUGH: Mapping[str, Callable[[_Exchange], list[_Found]]] = {
+    "send": _same,
+    "recv": _same,
+    "broadcast": _same,
+    "reduce": _same,
+    "all_reduce": _same,
+    "all_gather": _gathered,
+    "reduce_scatter": _scattered,
+    "all_to_all": _exchanged,
+}
+"""The rows of each output of a kind of communication. Raises InputError where they are mixed."""
+
+
+def _parts(rows: _Found, lengths: Sequence[int], dim: int) -> list[_Found]:
+    """The rows of the pieces of a tensor that is cut along a dimension."""
+    if rows is None or rows.dim != dim:
+        return [rows] * len(lengths)
+    unit, rest = divmod(sum(lengths), rows.stop - rows.start)
+    if rest or any(length % unit or not length for length in lengths):
+        raise InputError("pieces are no rows")
+    ends = accumulate((length // unit for length in lengths), initial=rows.start)
+    return [_Rows(dim, start, stop) for start, stop in pairwise(ends)]
+
+
+def _joined(parts: Sequence[_Found], lengths: Sequence[int], dim: int) -> _Found:
+    """The rows of a tensor that is joined from pieces along a dimension."""
+    present = [rows for rows in parts if rows is not None]
+    if len(present) < len(parts) or (len({*parts}) == 1 and present[0].dim != dim):
+        return _only(parts)
+    sizes = {length / (r.stop - r.start) for r, length in zip(present, lengths, strict=True)}
+    consecutive = all(one.stop == following.start for one, following in pairwise(present))
+    if len(sizes) > 1 or not consecutive or any(rows.dim != dim for rows in present):
+        raise InputError("pieces are not joined as rows")
+    return _Rows(dim, present[0].start, present[-1].stop)
+
+
+def _only(rows: Sequence[_Found]) -> _Found:
+    if len({*rows}) > 1:
+        raise InputError("rows differ")
+    return rows[0]
