@@ -32,7 +32,7 @@ from torch.distributed.distributed_c10d import Store, _get_default_store
 from torch.nn.modules.transformer import _detect_is_causal_mask
 from torch.nn.utils import clip_grad_norm_
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 __all__ = [
     "AUTOCAST_SWITCHES",
@@ -79,6 +79,7 @@ __all__ = [
     "storage_key",
     "tracing",
     "tree_leaves",
+    "tree_map_only",
     "unsaved_buffers",
     "version_of",
     "versions_in",

@@ -5,7 +5,7 @@ threads, and their outputs compared tensor by tensor. Out comes a `Report` of th
 VerifyError that lists them.
 
 What always holds: the model is left as it was, its buffers too, and so are the arguments; both
-runs begin with the same ones.
+runs begin with the same ones, and the model's tensors want no gradients, as a pipeline's do.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from shardwright.errors import VerifyError
 from shardwright.ir import IRGraph
 from shardwright.ir.structure import Tree, describe_result, leaves
+from shardwright.ir.torch_internals import tree_map_only
 from shardwright.pipeline import Pipeline
 from shardwright.profiling.clock import computing_threads
 from shardwright.runtime.rounding import remedy, rounding
@@ -164,9 +166,35 @@ def _reference(
 ) -> tuple[Tree, list[Tensor]]:
     """What the model returns, with the workers' number of threads: its structure and tensors."""
     call = model.run if isinstance(model, IRGraph) else model
-    with computing_threads(threads), torch.no_grad(), _unchanged(model):
+    with computing_threads(threads), torch.no_grad(), _unchanged(model), _AsCaptured():
         tree, tensors = describe_result(call(*args, **kwargs))
         return tree, [tensor.clone() for tensor in tensors]
+
+
+class _AsCaptured(TorchFunctionMode):
+    """Calls with the kernels that a graph's operators take: for tensors without gradients.
+
+    torch folds a product in one matrix where the weight wants a gradient, even while none are
+    recorded, and multiplies in batches where it does not. `nn.MultiheadAttention` and
+    `nn.TransformerEncoderLayer` have a fused kernel of their own for evaluation, which they leave
+    while there is a mode like this one, as there is during capture.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") not in ("__get__", "__set__"):  # an attribute is its own
+            args, kwargs = tree_map_only(Tensor, _without_gradient, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def _without_gradient(tensor: Tensor) -> Tensor:
+    return tensor.detach() if tensor.requires_grad else tensor
 
 
 def _copied(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -16,6 +16,17 @@ X = torch.randn(3, 4)
 NAN, INF = float("nan"), float("inf")
 
 
+class Transposed(nn.Module):
+    """A layer of what is no batch of rows in memory."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.transpose(0, 1)).tanh()
+
+
 def test_equal() -> None:
     report = verify(chain(3), lambda x: chain_result(x, 3), (X,))
     assert report.equal
@@ -157,3 +168,27 @@ def test_the_models_arguments_share_memory_as_the_callers_do() -> None:
         verify(chain(2), model, (x, x[0]))
     assert not seen[0].any()
     assert x.any()
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Transposed(nn.Linear(4, 12)),  # folded in one product where its weight wants a gradient
+        nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True),  # one fused kernel
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_kernels_that_eager_takes_for_weights_with_gradients_are_no_difference(
+    layer: nn.Module,
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    model = layer.double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    x = torch.randn(4, 5, 4, generator=generator, dtype=torch.float64)
+    graph = sw.capture(model, (x,))
+    pipeline = sw.build(graph, sw.plan(graph, devices=2))
+    assert verify(pipeline, model, (x,)).equal
+    assert verify(pipeline, graph, (x,)).equal
+    assert all(parameter.requires_grad for parameter in model.parameters())
