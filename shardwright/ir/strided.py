@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from shardwright.ir.bounds import guarded
+from shardwright.ir.halves import is_sgd, widened
 from shardwright.ir.operators import operator_name
 from shardwright.ir.torch_internals import OpOverload
 
@@ -27,8 +28,11 @@ BY_STRIDES = frozenset(
 def callable_of(overload: OpOverload) -> Callable[..., Any]:
     """What runs an operator as graphs mean it: the overload itself, but for those `BY_STRIDES`.
 
-    Indices that the overload would trust are looked at (`bounds`).
+    Indices that the overload would trust are looked at (`bounds`), and halves are widened where
+    torch's kernel is wrong for them (`halves`).
     """
+    if is_sgd(overload):
+        return widened(overload)
     if operator_name(overload) not in BY_STRIDES:
         return guarded(overload)
 

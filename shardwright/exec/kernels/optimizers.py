@@ -12,6 +12,7 @@ import torch
 
 from shardwright.exec.kernels.kernel import Closure, Kernel, Tensors, needed, present
 from shardwright.exec.kinds import BY_NAME
+from shardwright.ir.strided import callable_of
 from shardwright.ir.torch_internals import add_to_all, copy_all
 
 _aten = torch.ops.aten
@@ -68,7 +69,7 @@ def _sgd(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
     numbers = {name: attrs[name] for name in ("weight_decay", "momentum", "dampening")}
     flags = {name: bool(attrs[name]) for name in ("nesterov", "maximize")}
     options = {"lr": needed(ins[-1]), **numbers, **flags, "is_first_step": False}
-    call = _aten._fused_sgd_.tensor_lr
+    call = callable_of(_aten._fused_sgd_.tensor_lr)
 
     def run() -> None:
         bring()

@@ -137,8 +137,8 @@ def _attended(call: Call) -> tuple[Operand, Operand]:
 
 
 def _sums(q: Operand) -> list[Made]:
-    """The logarithms of sums of exps, in q's dtype or in f32."""
-    return [Made(q.shape[:3], dtype) for dtype in dict.fromkeys((q.dtype, "f32"))]
+    """The logarithms of sums of exps, in f64 for f64, else in f32, as torch's kernels have them."""
+    return [Made(q.shape[:3], "f64" if q.dtype == "f64" else "f32")]
 
 
 def _attention(call: Call) -> Makes:

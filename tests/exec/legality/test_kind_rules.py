@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -98,6 +99,21 @@ def test_another_operand_is_refused_or_done(kind: str) -> None:
             else:
                 runs(kind, *given)
         assert refused > 1 or kind == "fill", (place, refused)
+
+
+@each_kind
+def test_its_call_of_another_dtype_is_refused_or_done(kind: str) -> None:
+    """All operands together: which dtypes go with which is the kernel's affair."""
+    attrs, ins, outs = CALLS[kind]
+    for dtype in DTYPES.values():
+        changed = [
+            None if t is None else t.to(dtype) if t.is_floating_point() else t
+            for t in (*ins, *outs)
+        ]
+        given = attrs, changed[: len(ins)], changed[len(ins) :]
+        if not complaint(kind, *given):
+            with suppress(NotImplementedError):  # of dtypes that torch adds nothing in
+                runs(kind, *given)
 
 
 ODD = (-(2**40), -2, -1, 1, 2, 3, 7, 200, 2**40)

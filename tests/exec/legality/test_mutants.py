@@ -14,7 +14,9 @@ from shardwright.exec.executor import Executor
 from shardwright.exec.files import decode
 from shardwright.exec.kinds import BY_ID
 from shardwright.exec.task_program import plan_task
-from tests.exec.legality.mutation import feed_of, mutant, outcome, texts
+from tests.exec.legality.mutants import mutant
+from tests.exec.legality.outcome import feed_of, outcome
+from tests.exec.legality.tasks import texts
 from tests.exec.running import assert_close
 
 MUTANTS = int(os.environ.get("MUTANTS", "200"))
@@ -36,7 +38,7 @@ def test_the_files_hold_what_is_to_be_changed() -> None:
 def test_a_changed_file_is_refused_or_runs(first: int) -> None:
     for seed in range(first, min(first + SLICE, MUTANTS)):
         try:
-            outcome(mutant(seed), seed)
+            outcome(mutant(seed).text, seed)
         except Exception as error:
             error.add_note(f"seed {seed}")
             raise
