@@ -9,6 +9,7 @@ Entries that torch pickled are refused, never read.
 
 from __future__ import annotations
 
+import math
 import struct
 import zipfile
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import WeightError
-from shardwright.ir.dtypes import itemsize, torch_dtype
+from shardwright.ir.dtypes import torch_dtype
 
 DTYPES = {
     1: "u8",
@@ -87,7 +88,7 @@ class ArchiveTensor:
 
         Raises RuntimeError or ValueError where the file is shorter than it says.
         """
-        if not self.size // itemsize(self.dtype):
+        if not math.prod(self.shape):
             return torch.empty(self.shape, dtype=torch_dtype(self.dtype))
         data = np.memmap(self.path, dtype=np.uint8, mode="c", offset=self.start, shape=self.size)
         storage = torch.from_numpy(data).view(torch_dtype(self.dtype))

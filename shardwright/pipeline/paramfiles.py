@@ -26,6 +26,7 @@ from shardwright.atomic import read_whole, replacing
 from shardwright.errors import WeightError
 from shardwright.ir.dtypes import dtype_name
 from shardwright.pipeline.archive import ArchiveTensor, check_stored, read_archive, write_archive
+from shardwright.pipeline.records import check_records
 from shardwright.pipeline.schema import ParamfileFormat
 
 Range = tuple[int, int]
@@ -235,6 +236,7 @@ def open_paramfile(path: str | Path, format: ParamfileFormat) -> Paramfile:
 
 def _open_torch_save(path: Path) -> Paramfile:
     check_stored(path)
+    check_records(path)
     loaded = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     if not isinstance(loaded, Mapping):
         raise WeightError(

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
+
+from tests.pipeline.calls import calculate, flat
+from tests.pipeline.weights_mutants import read_plainly
 
 DTYPES = {
     "f64": torch.float64,
@@ -59,7 +61,7 @@ class Interpreter:
         for name, info in self.tensors.items():
             if info.get("value") is not None:
                 value = info["value"]
-                whole = load_file(folder / value["path"])[value["name"]]
+                whole = read_plainly(folder / value["path"], value["format"])[value["name"]]
                 part = whole[tuple(slice(*ends) for ends in value["placements"])]
                 self.state[name] = self.checked(name, part)
             elif info.get("init") == "zeros":
@@ -169,8 +171,8 @@ class Interpreter:
     def do(self, values: dict[str, Tensor], ready: Sequence[str]) -> list[str]:
         for name in ready:
             task = self.tasks[name]
-            if task["kind"] in ("FX", "fx"):
-                results = self.graph(task, [self.value(values, t) for t in task["inputs"]])
+            if task["kind"] in ("FX", "fx", "dfg"):
+                results = self.compute(task, [self.value(values, t) for t in task["inputs"]])
                 need(len(results) == len(task["outputs"]), name)
                 for tensor, result in zip(task["outputs"], results, strict=True):
                     values[tensor] = self.checked(tensor, result)
@@ -196,8 +198,10 @@ class Interpreter:
         for tensor, result in zip(outputs, made, strict=True):
             values[tensor] = self.checked(tensor, result)
 
-    def graph(self, task: dict[str, Any], inputs: Sequence[Tensor]) -> list[Tensor]:
+    def compute(self, task: dict[str, Any], inputs: Sequence[Tensor]) -> list[Tensor]:
         text = task.get("data") or self.document["blobs"][task["data_blob"]]
+        if task["kind"] == "dfg":
+            return calculate(text, inputs, DTYPES)
         graph = json.loads(text)
         need(len(graph["inputs"]) == len(inputs), "inputs of a graph")
         known: dict[tuple[str, int | None], Tensor] = {
@@ -227,13 +231,6 @@ def _leaves(tree: Any) -> Iterator[str]:
     elif isinstance(tree, dict | list):
         for part in tree.values() if isinstance(tree, dict) else tree:
             yield from _leaves(part)
-
-
-def flat(results: Any) -> list[Any]:
-    """What a call returns, lists in it opened."""
-    if isinstance(results, tuple | list):
-        return [one for part in results for one in flat(part)]
-    return [results]
 
 
 def _is(result: Tensor, said: dict[str, Any]) -> bool:

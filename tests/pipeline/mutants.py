@@ -2,14 +2,13 @@
 
 `subjects` builds the files; `mutant` spoils one of them as its number says: by its structure, with
 the graphs of its tasks taken apart (values swapped, dropped, doubled, of another type, of another
-place), or by its bytes. The same number gives the same mutant.
+place), or by its bytes; or the parameter file beside it. The same number gives the same mutant.
 """
 
 from __future__ import annotations
 
-import base64
-import copy
 import json
+import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,18 +20,44 @@ from torch import Tensor, nn
 
 import shardwright as sw
 from shardwright.pipeline import Pipeline
+from shardwright.pipeline.paramfiles import write_paramfile
+from tests.pipeline.damage import spoil, spoil_bytes
+from tests.pipeline.weights_mutants import SUFFIXES, mutated
 
-SUBJECTS = ("stages", "split", "training", "lowered", "lowered training")
+FILES = ("stages", "split", "training", "lowered", "lowered training")
+WEIGHTS = tuple(f"weights by {format}" for format in SUFFIXES)
+SUBJECTS = (*FILES, *WEIGHTS)
 BATCH, WIDTH = 4, 6
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A spoiled file: which it was, what was done to it, and its bytes."""
+    """What was spoiled: which subject, what was done, the pipeline file, a parameter file."""
 
     subject: str
     what: tuple[str, ...]
     data: bytes
+    weights: bytes | None = None
+
+    def write(self, good: Path, folder: Path) -> Path:
+        """Put the file in a folder, with the parameter files of the good one; its path."""
+        folder.mkdir(exist_ok=True)
+        for old in folder.iterdir():
+            old.unlink()
+        for name in parameter_files(good, self.subject):
+            if self.weights is None:
+                os.link(good / name, folder / name)
+            else:
+                (folder / name).write_bytes(self.weights)
+        path = folder / f"{self.subject}.json"
+        path.write_bytes(self.data)
+        return path
+
+
+def parameter_files(good: Path, subject: str) -> set[str]:
+    """The names of the parameter files that a good file names."""
+    tensors = json.loads((good / f"{subject}.json").read_bytes())["tensors"].values()
+    return {info["value"]["path"] for info in tensors if info.get("value")}
 
 
 class Model(nn.Module):
@@ -62,12 +87,25 @@ def subjects(folder: Path) -> None:
     stages = sw.build(graph, sw.plan(graph, devices=2))
     stages.save(folder / "stages.json")
     sw.build(graph, sw.plan(graph, mesh={"tensor": 2})).save(folder / "split.json")
+    for format in SUFFIXES:
+        _with_weights(folder, format, model.state_dict())
     sw.lower(stages).save(folder / "lowered.json")
     step = sw.compile_ir(_step(), inputs()[: BATCH // 2])
     plan = sw.plan(step, mesh={"pipeline": 2}, microbatches=2)
     training = sw.build(step, plan)
     training.save(folder / "training.json")
     sw.lower(training).save(folder / "lowered training.json")
+
+
+def _with_weights(folder: Path, format: str, weights: dict[str, Tensor]) -> None:
+    """The stages, with weights in a file of this format."""
+    file = f"weights{SUFFIXES[format]}"
+    write_paramfile(folder / file, weights, format)  # type: ignore[arg-type]
+    document = json.loads((folder / "stages.json").read_bytes())
+    for info in document["tensors"].values():
+        if info.get("value"):
+            info["value"] |= {"path": file, "format": format}
+    (folder / f"weights by {format}.json").write_text(json.dumps(document))
 
 
 def _step() -> Callable[[Tensor], Tensor]:
@@ -92,11 +130,16 @@ def mutant(folder: Path, seed: int) -> Mutant:
     draw = random.Random(seed)
     subject = draw.choice(SUBJECTS)
     data = (folder / f"{subject}.json").read_bytes()
+    if subject in WEIGHTS:
+        (name,) = parameter_files(folder, subject)
+        format = subject.removeprefix("weights by ")
+        done, weights = mutated(format, (folder / name).read_bytes(), draw)
+        return Mutant(subject, (done,), data, weights)
     if draw.random() < 0.15:
-        what, spoiled = _bytes(data, draw)
-        return Mutant(subject, (what,), spoiled)
+        done, spoiled = spoil_bytes(data, draw)
+        return Mutant(subject, (done,), spoiled)
     tree = opened(json.loads(data))
-    what = tuple(_spoil(tree, draw) for _ in range(draw.choice((1, 1, 1, 2))))
+    what = tuple(spoil(tree, draw) for _ in range(draw.choice((1, 1, 1, 2))))
     return Mutant(subject, what, json.dumps(closed(tree)).encode())
 
 
@@ -127,174 +170,16 @@ def _texts(document: Any) -> Iterator[tuple[dict[str, Any], str]]:
                 yield task, "data"
 
 
-Place = tuple[Any, Any]
-"""A container, and the key or index in it."""
-
-
-def _places(tree: Any) -> Iterator[Place]:
-    keys = tree.keys() if isinstance(tree, dict) else range(len(tree))
-    for key in list(keys):
-        yield tree, key
-        if isinstance(tree[key], dict | list):
-            yield from _places(tree[key])
-
-
-def _spoil(tree: dict[str, Any], draw: random.Random) -> str:
-    """Change the document in one place; says how."""
-    section = draw.choice([key for key in tree if isinstance(tree[key], dict | list)] or [*tree])
-    below = tree[section]
-    candidates = [*_places(below)] if isinstance(below, dict | list) else []
-    holder, key = draw.choice(candidates or [(tree, section)])
-    change = draw.choice(_CHANGES)
-    before = json.dumps(holder[key])[:60]
-    name = change(tree, holder, key, draw)
-    return f"{section}: {name} {key!r} {before}"
-
-
-def _drop(tree: Any, holder: Any, key: Any, draw: random.Random) -> str:
-    del holder[key]
-    return "drop"
-
-
-def _double(tree: Any, holder: Any, key: Any, draw: random.Random) -> str:
-    if isinstance(holder, dict):
-        holder[f"{key}'"] = copy.deepcopy(holder[key])
-    else:
-        holder.insert(draw.randrange(len(holder) + 1), copy.deepcopy(holder[key]))
-    return "double"
-
-
-def _swap(tree: Any, holder: Any, key: Any, draw: random.Random) -> str:
-    other = draw.choice([*(holder if isinstance(holder, dict) else range(len(holder)))])
-    holder[key], holder[other] = holder[other], holder[key]
-    return "swap"
-
-
-def _reorder(tree: Any, holder: Any, key: Any, draw: random.Random) -> str:
-    if isinstance(holder, dict):
-        items = [*holder.items()]
-        draw.shuffle(items)
-        holder.clear()
-        holder.update(items)
-    else:
-        draw.shuffle(holder)
-    return "reorder"
-
-
-def _from_elsewhere(tree: Any, holder: Any, key: Any, draw: random.Random) -> str:
-    """What stands under the same key, or is of the same type, in another place."""
-    places = [*_places(tree)]
-    alike = [h[k] for h, k in places if k == key and h is not holder]
-    typed = [h[k] for h, k in places if type(h[k]) is type(holder[key])]
-    holder[key] = copy.deepcopy(draw.choice(alike or typed))
-    return "put another"
-
-
-def _rename(tree: Any, holder: Any, key: Any, draw: random.Random) -> str:
-    if not isinstance(holder, dict):
-        return _from_elsewhere(tree, holder, key, draw)
-    names = [k for h, k in _places(tree) if isinstance(h, dict)]
-    new = draw.choice([*names, "", "none", "a b"])
-    items = [(new if k == key else k, v) for k, v in holder.items()]
-    holder.clear()
-    holder.update(items)
-    return f"rename to {new!r}"
-
-
-def _retype(tree: Any, holder: Any, key: Any, draw: random.Random) -> str:
-    holder[key] = draw.choice(
-        [None, True, 0, -1, 1.5, "", "x", [], {}, [[]], {"ref": "n0"}, [1, 2]]
-    )
-    return "retype"
-
-
-_NUMBERS = (0, 1, 2, 3, -1, 7, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1, 2**63, 2**64, 10**30)
-_OPERATORS = (
-    *("relu", "neg", "exp", "abs", "t", "detach", "clone", "contiguous", "alias", "sigmoid"),
-    *("mm", "matmul", "bmm", "dot", "mv", "outer"),
-    *("mul.Tensor", "sub.Tensor", "div.Tensor", "maximum", "pow.Tensor_Tensor", "add_.Tensor"),
-    *("sum", "mean", "amax", "argmax", "cumsum", "sort", "topk", "nonzero", "unique_consecutive"),
-    *("view", "reshape", "expand", "permute", "slice.Tensor", "select.int", "as_strided"),
-    *("index_select", "gather", "scatter.src", "embedding", "embedding_dense_backward"),
-    *("_reshape_alias", "resize", "empty.memory_format", "max_pool2d_with_indices_backward"),
-    *("from_file", "segment_reduce", "set_.source_Tensor", "resize_", "no_such_operator"),
-    *("item", "_local_scalar_dense", "rand_like", "native_dropout", "dropout", "to.dtype"),
-)
-
-
-def _scalar(tree: Any, holder: Any, key: Any, draw: random.Random) -> str:
-    """Another number, text, operator or dtype in a leaf."""
-    old = holder[key]
-    if isinstance(old, bool) or old is None:
-        holder[key] = draw.choice([True, False, None, 1])
-    elif isinstance(old, int):
-        holder[key] = draw.choice([old + 1, old - 1, old * 2, draw.choice(_NUMBERS)])
-    elif isinstance(old, float):
-        holder[key] = draw.choice([-old, old * 2, 0.0, 1e300, 1e-300, 3])
-    elif key == "op":
-        name = draw.choice(_OPERATORS)
-        holder[key] = f"aten.{name}" if "." in name else f"aten.{name}.default"
-    elif key == "blob":
-        holder[key] = _other_blob(old, draw)
-    elif key == "dtype":
-        holder[key] = draw.choice(["f32", "f64", "f16", "bf16", "i64", "i32", "bool", "u8", "c64"])
-    elif key == "kind":
-        kinds = ["FX", "dfg", "send", "recv", "all_reduce", "all_gather", "input", "output", "npu"]
-        holder[key] = draw.choice(kinds)
-    elif isinstance(old, str):
-        texts = [h[k] for h, k in _places(tree) if isinstance(h[k], str) and len(h[k]) < 99]
-        holder[key] = draw.choice([*texts, "", old + "x", old[:-1], "\0", "\ud7ff", "../" + old])
-    else:
-        return _retype(tree, holder, key, draw)
-    return "change"
-
-
-def _other_blob(blob: Any, draw: random.Random) -> str:
-    data = bytearray(base64.b64decode(blob))
-    if data and draw.random() < 0.7:
-        data[draw.randrange(len(data))] = draw.randrange(256)
-    else:
-        data = data[: draw.randrange(len(data) + 1)] + bytes(draw.randrange(3))
-    return base64.b64encode(bytes(data)).decode()
-
-
-_CHANGES = (
-    *(_drop, _double, _swap, _reorder, _from_elsewhere, _from_elsewhere, _rename, _retype),
-    *(_scalar,) * 6,
-)
-
-
-def _bytes(data: bytes, draw: random.Random) -> tuple[str, bytes]:
-    """Change the bytes; says how."""
-    place, length = draw.randrange(len(data)), draw.randrange(1, 40)
-    kind = draw.choice(("flip", "flip", "cut", "end", "double", "noise", "digit"))
-    if kind == "flip":
-        flipped = bytes([data[place] ^ (1 << draw.randrange(8))])
-        return kind, data[:place] + flipped + data[place + 1 :]
-    if kind == "digit":
-        digits = [k for k, byte in enumerate(data) if 48 <= byte < 58]
-        place = draw.choice(digits)
-        number = draw.choice((b"0", b"7", b"-1", b"99999999999"))
-        return kind, data[:place] + number + data[place + 1 :]
-    parts = {
-        "cut": data[:place] + data[place + length :],
-        "end": data[:place],
-        "double": data[: place + length] + data[place:],
-        "noise": data[:place] + draw.randbytes(length) + data[place + length :],
-    }
-    return kind, parts[kind]
-
-
 # --- running ---------------------------------------------------------------------------------
 
 
-def run(folder: Path, data: bytes) -> list[Tensor]:
+def run(file: Path, *, in_process: bool = True) -> list[Tensor]:
     """What the product makes of a file: two calls, or two steps. Raises what it raises."""
-    pipeline = Pipeline.from_json(data, directory=folder)
+    pipeline = Pipeline.load(file)
     if pipeline.training is None or pipeline.training.microbatches is None:
-        with sw.Runner(pipeline, in_process=True) as runner:
+        with sw.Runner(pipeline, in_process=in_process) as runner:
             return [*_tensors([runner(inputs(k)) for k in range(2)])]
-    with sw.Session(pipeline, in_process=True) as session:
+    with sw.Session(pipeline, in_process=in_process) as session:
         return [*_tensors([session.step(inputs(k), **_rates(pipeline)) for k in range(2)])]
 
 

@@ -14,7 +14,7 @@ from tests.pipeline.interpreter import interpret
 from tests.pipeline.mutants import SUBJECTS, closed, inputs, mutant, opened, run, subjects
 from tests.pipeline.mutation import mutate
 
-COUNT = 150
+COUNT = 110
 File = dict[str, Any]
 
 
@@ -28,10 +28,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_the_good_files_run(folder: Path, name: str) -> None:
-    assert len(run(folder, (folder / f"{name}.json").read_bytes())) in (2, 4)
+    assert len(run(folder / f"{name}.json")) in (2, 4)
 
 
-@pytest.mark.parametrize("name", ["stages", "split", "training"])
+@pytest.mark.parametrize("name", SUBJECTS)
 def test_the_interpreter_gives_what_a_run_gives(folder: Path, name: str) -> None:
     import torch
 
@@ -40,7 +40,7 @@ def test_the_interpreter_gives_what_a_run_gives(folder: Path, name: str) -> None
     calls = [{"x": inputs(k), "lr": rate} for k in range(2)]
     with torch.no_grad():
         expected = interpret(data, folder, calls)
-    for found, wanted in zip(run(folder, data), expected, strict=True):
+    for found, wanted in zip(run(folder / f"{name}.json"), expected, strict=True):
         torch.testing.assert_close(found, wanted)
 
 
@@ -80,5 +80,6 @@ def nameless_parameter(file: File) -> None:
 def test_what_once_crashed_is_refused(folder: Path, change: Callable[[File], None]) -> None:
     file = opened(json.loads((folder / "training.json").read_text()))
     change(file)
+    (folder / "changed.json").write_text(json.dumps(closed(file)))
     with pytest.raises(PipelineError):
-        run(folder, json.dumps(closed(file)).encode())
+        run(folder / "changed.json")

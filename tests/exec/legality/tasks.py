@@ -108,11 +108,13 @@ def _places() -> set[str]:
 def _rest() -> set[str]:
     torch.manual_seed(0)
     model = Rest()
+    optimizer = torch.optim.Adam(model.parameters(), amsgrad=True)
 
     def step(x: Tensor, rows: Tensor) -> Tensor:
-        model.zero_grad()
+        optimizer.zero_grad()
         loss: Tensor = model(x, rows)
         loss.backward()
+        optimizer.step()
         return loss
 
     graph = sw.compile_ir(step, torch.randn(2, 4, 4, 4), torch.tensor([0, 2, 4, 4]))
