@@ -305,20 +305,29 @@ def verify(
     modules: Modules = None,
     npu_as_cpu: NpuAsCpu = False,
 ) -> None:
-    """Run a pipeline file and the model that it is of, and compare every output."""
+    """Run a pipeline file and the model that it is of, with its weights; compare every output."""
     # As in `demo`: equal to the last bit, unless MKL rounds by where arrays lie.
     os.environ.setdefault("MKL_CBWR", "AUTO")
     from shardwright.cli.steps import Steps
     from shardwright.cli.userfiles import UserFiles
     from shardwright.pipeline import Pipeline
     from shardwright.runtime import verify as verify_pipeline
+    from shardwright.runtime.verify import other_weights
 
-    steps = Steps(Console(stderr=True))
+    console = Console(stderr=True)
+    steps = Steps(console)
     with steps.step("make the model"):
         example = UserFiles().example(target)
+    pipeline = Pipeline.load(file, weights_in=weights)
+    # A model that is made at random has other weights at each time: it is what computes with them
+    # that is compared.
+    if others := other_weights(pipeline, example.model):
+        example.model.load_state_dict(others, strict=False)
+        what = f"{next(iter(others))!r}" + f" and {len(others) - 1} more" * (len(others) > 1)
+        console.print(f"the model is given the file's weights: {what}", soft_wrap=True)
     with steps.step("run both"):
         report = verify_pipeline(
-            Pipeline.load(file, weights_in=weights),
+            pipeline,
             example.model,
             example.args,
             example.kwargs,

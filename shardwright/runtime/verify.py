@@ -5,7 +5,8 @@ threads, and their outputs compared tensor by tensor. Out comes a `Report` of th
 VerifyError that lists them.
 
 What always holds: the model is left as it was, its buffers too, and so are the arguments; both
-runs begin with the same ones, and the model's tensors want no gradients, as a pipeline's do.
+runs begin with the same ones, and the model's tensors want no gradients, as a pipeline's do. Its
+weights are its own: where the file has others, the error says so, and `other_weights` gives them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from shardwright.ir.structure import Tree, describe_result, leaves
 from shardwright.ir.torch_internals import tree_map_only
 from shardwright.pipeline import Pipeline
 from shardwright.profiling.clock import computing_threads
+from shardwright.runtime.contents import Contents
 from shardwright.runtime.rounding import remedy, rounding
 from shardwright.runtime.runner import Runner
 
@@ -118,12 +120,50 @@ def verify(
         )
     )
     if not report.equal:
-        advice = remedy(report.relative, rounding()) if tolerance == 0 else ""
+        advice = _about_weights(pipeline, model)
+        if not advice and tolerance == 0:
+            advice = remedy(report.relative, rounding())
         raise VerifyError(
             f"the pipeline's outputs are not the model's (tolerance {tolerance:g}):\n{report}"
             f"{advice}"
         )
     return report
+
+
+def other_weights(pipeline: Pipeline | str | Path, model: object) -> dict[str, Tensor]:
+    """The file's parameters and buffers that are not the model's of the same name.
+
+    Of the same shape and dtype, that is: what is stored under another name is not compared.
+    """
+    if not isinstance(model, torch.nn.Module):
+        return {}
+    document = pipeline if isinstance(pipeline, Pipeline) else Pipeline.load(pipeline)
+    named = Contents(document)
+    stored = document.weights.load(document.tensors)
+    found = {
+        slot: {tensor: stored[tensor] for tensor in parts} for slot, parts in named.parts.items()
+    }
+    state = model.state_dict().items()
+    own = {name: item.detach().cpu() for name, item in state if isinstance(item, Tensor)}
+    return {
+        name: whole
+        for name, whole in named.join(found).items()
+        if name in own
+        and (whole.shape, whole.dtype) == (own[name].shape, own[name].dtype)
+        and not bool(_equal(_real(whole), _real(own[name])).all())
+    }
+
+
+def _about_weights(pipeline: Pipeline | str | Path, model: object) -> str:
+    """What there is to say where outputs differ since weights do."""
+    names = list(other_weights(pipeline, model))
+    if not names:
+        return ""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (
+        f"\nthe file's weights are not the model's ({names[0]!r}{more}): it was built from other "
+        "ones; load those into the model, or seed what makes it (torch.manual_seed)"
+    )
 
 
 def compare(name: str, found: Tensor, expected: Tensor, tolerance: float) -> Difference:

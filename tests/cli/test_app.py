@@ -263,8 +263,23 @@ def test_a_run_of_another_seed_and_another_folder(built: Path, folder: Path) -> 
 
 def test_a_file_is_verified_with_its_model(built: Path, folder: Path) -> None:
     assert "equal" in succeed("verify", built, "cli_model.py:make", "--in-process")
-    other = MODEL.replace("manual_seed(0)", "manual_seed(1)")
+    other = MODEL.replace("*layers)", "*layers, torch.nn.ReLU())")
     (folder / "other_model.py").write_text(other)
     result = invoke("verify", built, "other_model.py:make", "--in-process")
     assert result.exit_code == 1
     assert "VerifyError: the pipeline's outputs are not the model's" in result.stderr
+    assert "given the file's weights" not in result.stderr
+
+
+def test_a_model_that_is_made_at_random_is_verified_with_the_weights_of_the_file(
+    folder: Path,
+) -> None:
+    """Also where these are split, and where only some of them are other ones."""
+    unseeded = MODEL.replace("torch.manual_seed(0)", "torch.seed()")
+    (folder / "cli_model.py").write_text(unseeded)
+    for split in (("--devices", 2), ("--mesh", "tensor=2")):
+        succeed("build", "cli_model.py:make", *split, "-o", "model.json")
+        words = ("verify", "model.json", "cli_model.py:make", "--in-process", "--tolerance", "1e-6")
+        result = invoke(*words)
+        assert result.exit_code == 0, result.output
+        assert "the model is given the file's weights: '0.weight' and 7 more" in result.stderr

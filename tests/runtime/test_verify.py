@@ -9,7 +9,7 @@ from torch import nn
 import shardwright as sw
 from shardwright.errors import VerifyError
 from shardwright.runtime.rounding import Rounding
-from shardwright.runtime.verify import compare, verify
+from shardwright.runtime.verify import compare, other_weights, verify
 from tests.runtime.sketch import chain, chain_result, chain_weight
 
 X = torch.randn(3, 4)
@@ -192,3 +192,16 @@ def test_kernels_that_eager_takes_for_weights_with_gradients_are_no_difference(
     assert verify(pipeline, model, (x,)).equal
     assert verify(pipeline, graph, (x,)).equal
     assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_other_weights_than_the_files_are_named() -> None:
+    """Outputs that differ for that reason are no error of the pipeline."""
+    model, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    graph = sw.capture(model, (X,))
+    pipeline = sw.build(graph, sw.plan(graph, devices=1))
+    assert verify(pipeline, model, (X,)).equal
+    assert list(other_weights(pipeline, other)) == ["weight", "bias"]
+    with pytest.raises(VerifyError, match=r"weights are not the model's \('weight' and 1 more\)"):
+        verify(pipeline, other, (X,))
+    other.load_state_dict(model.state_dict())
+    assert other_weights(pipeline, other) == {}
