@@ -31,7 +31,7 @@ def plain(document: D) -> D:
     """The document in the plain format, checked. Raises PipelineError where it cannot say it all.
 
     Inputs and outputs of a plain file are tensors: how they fold into lists, dicts and objects is
-    an optional key, so it is called with tensors, by position or name, and gives one or a tuple.
+    an optional key, so it is called with tensors, by position or name, and gives one, or a dict.
     """
     if needed := list(dict.fromkeys(_extensions(document))):
         raise _not_plain("; ".join(needed))

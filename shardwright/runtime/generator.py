@@ -6,7 +6,7 @@ original model returns.
 
 What always holds: slices have the dtype, shape and strides that the pipeline declares; they may
 share memory with the user's tensors. Without ``Metadata.structure`` tensors are given by position
-or name, and the result is one tensor or a tuple.
+or name, and the result is a dict by name, or the one tensor.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class Generator:
 
     def fold(self, wholes: Mapping[str, Tensor]) -> Any:
         """The object that the original model returns, of its outputs by name."""
-        whole = [wholes[name] for name in _by_place(self._originals.outputs)]
+        whole = {name: wholes[name] for name in _by_place(self._originals.outputs)}
         if self._structure is not None:
-            return rebuild(self._structure.outputs, whole)
-        return whole[0] if len(whole) == 1 else tuple(whole)
+            return rebuild(self._structure.outputs, list(whole.values()))
+        return next(iter(whole.values())) if len(whole) == 1 else whole
 
     def name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
         """The call's tensors by their names in the original."""

@@ -123,6 +123,34 @@ def test_a_plain_file_gives_equal_results_in_a_fresh_process(
     assert (tmp_path / "b.json").read_bytes() == (tmp_path / "a.json").read_bytes()
 
 
+class Several(nn.Module):
+    """Returns what a plain file knows the names of, and not how they were nested."""
+
+    def __init__(self, nested: bool) -> None:
+        super().__init__()
+        self.layer, self.nested = nn.Linear(8, 8), nested
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.layer(x)
+        return {"scores": y, "more": [y.relu(), x + 1]} if self.nested else (y, y.relu())
+
+
+@pytest.mark.parametrize(
+    ("nested", "names"),
+    [(True, ["scores", "more_0", "more_1"]), (False, ["output_0", "output_1"])],
+)
+def test_several_results_of_a_plain_file_are_a_dict_by_name(
+    nested: bool, names: list[str], tmp_path: Path
+) -> None:
+    model, x = Several(nested), torch.randn(2, 8)
+    built(model, x, devices=1).save(tmp_path / "a.json", plain=True)
+    found = sw.run(tmp_path / "a.json", x, in_process=True)
+    assert list(found) == names
+    wanted = torch.utils._pytree.tree_leaves(model(x))
+    assert all(map(torch.equal, found.values(), wanted))
+    assert sw.verify(tmp_path / "a.json", model, (x,)).equal
+
+
 def test_the_command_writes_a_plain_file_that_workers_run(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(SOURCE)
     name = FILE.removesuffix(".py")

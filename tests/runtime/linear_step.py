@@ -45,7 +45,7 @@ class LinearModel:
             x = x @ w
         return x
 
-    def step(self, x: Tensor, target: Tensor, lr: float) -> tuple[Tensor, Tensor]:
+    def step(self, x: Tensor, target: Tensor, lr: float) -> dict[str, Tensor]:
         leaves = [w.requires_grad_() for w in self.weights]
         y = self.outputs(x)
         loss = ((y - target) ** 2).sum()
@@ -54,7 +54,7 @@ class LinearModel:
         self.weights = [
             (w - lr * m).detach() for w, m in zip(self.weights, self.momenta, strict=True)
         ]
-        return loss.detach(), y.detach()
+        return {"loss": loss.detach(), "y": y.detach()}
 
     def state(self) -> dict[str, Tensor]:
         momenta = {f"optimizer.w{s}.momentum_buffer": m for s, m in enumerate(self.momenta)}

@@ -36,10 +36,11 @@ def test_cut() -> None:
     assert torch.equal(slots["d1"]["y1"], Y)
 
 
-def test_join() -> None:
-    u, v = Generator(sliced()).join({"u0": X[:2], "u1": X[2:], "v": Y})
-    assert torch.equal(u, X)
-    assert v is Y
+def test_results_without_a_structure_are_a_dict_by_name() -> None:
+    found = Generator(sliced()).join({"u0": X[:2], "u1": X[2:], "v": Y})
+    assert list(found) == ["u", "v"]
+    assert torch.equal(found["u"], X)
+    assert found["v"] is Y
 
 
 def test_cut_and_join_with_a_structure() -> None:

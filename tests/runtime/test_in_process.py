@@ -39,7 +39,7 @@ def test_every_collective(slots: int, dtype: torch.dtype) -> None:
     names = {torch.float32: "f32", torch.int64: "i64", torch.bfloat16: "bf16"}
     with Runner(every_collective(slots, names[dtype]), in_process=True) as runner:
         found = runner(x)
-    assert all(map(torch.equal, found, every_collective_result(x, slots)))
+    assert all(map(torch.equal, found.values(), every_collective_result(x, slots)))
 
 
 @settings(max_examples=30, deadline=None)  # The first proof imports much of torch.
@@ -84,7 +84,7 @@ def test_any_pipeline_streams_any_calls(slots: int, calls: int, in_flight: int, 
     ]
     with Runner(pipeline, in_process=True, in_flight=in_flight) as runner:
         for xs, found in zip(stream, runner.map(stream), strict=True):
-            assert all(map(torch.equal, found, expected(list(xs))))
+            assert all(map(torch.equal, found.values(), expected(list(xs))))
 
 
 def _weighted_sum(builder, a, b):

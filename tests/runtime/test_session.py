@@ -93,8 +93,8 @@ def test_steps_that_are_submitted_run_one_after_another() -> None:
         given = batches(5)
         futures = [session.submit(x, target, lr=LR) for x, target in given]
         assert_close(
-            [future.result()[0] for future in reversed(futures)][::-1],
-            [model.step(x, target, LR)[0] for x, target in given],
+            [future.result()["loss"] for future in reversed(futures)][::-1],
+            [model.step(x, target, LR)["loss"] for x, target in given],
         )
 
 
@@ -144,7 +144,7 @@ def test_a_result_is_the_callers() -> None:
     """It shares no memory with the state, which later steps change."""
     with Session(linear_step(), in_process=True) as session:
         (x, target), (x2, target2) = batches(2)
-        loss, y = session.step(x, target, lr=LR)
+        loss, y = session.step(x, target, lr=LR).values()
         kept = (loss.clone(), y.clone())
         state = session.state()
         kept_state = copy.deepcopy(state)
@@ -264,7 +264,8 @@ def test_a_function_is_called_on_every_slot() -> None:
         with pytest.raises(RunError, match=r"functions of shardwright\.\* only, not 'os:getcwd'"):
             session.call_workers("os:getcwd")
         assert_close(
-            session.step(*batches(1)[0], lr=LR)[0], LinearModel(2).step(*batches(1)[0], LR)[0]
+            session.step(*batches(1)[0], lr=LR)["loss"],
+            LinearModel(2).step(*batches(1)[0], LR)["loss"],
         )
 
 
@@ -304,10 +305,10 @@ def test_a_model_is_evaluated_with_the_parameters_as_they_are() -> None:
     with Session(pipeline, in_process=True) as session:
         for x, target in batches(3):
             future = session.submit(x, target, lr=LR)
-            loss, _ = model.step(x, target, LR)
+            loss = model.step(x, target, LR)["loss"]
             assert_close(session.evaluate(small, x[:4]), 2 * model.outputs(x[:4]))
             assert_close(session.evaluate(large, x), 2 * model.outputs(x))
-            assert_close(future.result()[0], loss)
+            assert_close(future.result()["loss"], loss)
         assert len(session._loaded) == 2
 
 

@@ -41,10 +41,10 @@ def test_what_is_asked_is_done_in_order() -> None:
         start = session.state()
         for x, target in batches(3):
             future = session.submit(x, target, lr=LR)
-            loss, _ = model.step(x, target, LR)
+            loss = model.step(x, target, LR)["loss"]
             assert_close(session.evaluate(evaluated, x[:4]), 2 * model.outputs(x[:4]))
             assert_close(session.state(), model.state())
-            assert_close(future.result()[0], loss)
+            assert_close(future.result()["loss"], loss)
         session.load_state(start)
         assert_close(session.state(), start)
         again = LinearModel(2)

@@ -41,7 +41,7 @@ def test_outputs_that_are_there_stay() -> None:
     x = torch.ones(5, 5)
     assert list(moved.metadata.tensor_slices.outputs) == ["y@d0", "z"]
     found = run(moved, x, in_process=True)
-    assert all(map(torch.equal, found, every_collective_result(x, 2)))
+    assert all(map(torch.equal, found.values(), every_collective_result(x, 2)))
 
 
 def rank_environment(rank: int, size: int, port: int) -> dict[str, str]:
@@ -94,7 +94,7 @@ with Runner(chain(2), trace=True) as runner:
 with Runner(counting()) as runner:
     counts = list(runner.map([torch.zeros(1)] * 3))
 if runner._backend._rank == 0:
-    assert all(map(torch.equal, found, every_collective_result(x, 2)))
+    assert all(map(torch.equal, found.values(), every_collective_result(x, 2)))
     assert torch.equal(y, chain_result(torch.ones(3, 4)))
     assert all(torch.equal(y, chain_result(x)) for x, y in zip(stream, ys, strict=True))
     assert {"d0.0", "send.y0@d1", "recv.y1"} <= tasks, tasks

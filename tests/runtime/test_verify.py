@@ -62,8 +62,13 @@ def test_what_to_do_about_rounding_is_said(
 
 
 def test_another_structure() -> None:
+    """Where a file says how results are nested; else there are as many, in order."""
+    graph = sw.capture(nn.ReLU(), (X,))
     with pytest.raises(VerifyError, match="another structure"):
-        verify(chain(2), lambda x: (chain_result(x, 2),), (X,))
+        verify(sw.build(graph, sw.plan(graph, devices=1)), lambda x: (x.relu(),), (X,))
+    assert verify(chain(2), lambda x: (chain_result(x, 2),), (X,)).equal
+    with pytest.raises(VerifyError, match="another structure"):
+        verify(chain(2), lambda x: (chain_result(x, 2), x), (X,))
 
 
 @pytest.mark.parametrize(
