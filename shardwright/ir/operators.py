@@ -20,7 +20,7 @@ import torch
 
 from shardwright.errors import GraphError
 from shardwright.ir.torch_internals import OpOverload, operator_of, overload_of, schema_of
-from shardwright.ir.values import SLOT, Input
+from shardwright.ir.values import SLOT, Input, IRNode
 from shardwright.lazy import supplied
 
 T = TypeVar("T")
@@ -46,6 +46,25 @@ def allow_namespace(namespace: str) -> None:
 def allow_operator(op: str) -> None:
     """Let graphs use the one operator with this full name."""
     _allowed_operators.add(op)
+
+
+def is_random(node: IRNode, *, in_training: bool = False) -> bool:
+    """Whether a call of ``node`` draws random numbers: its place among others matters then.
+
+    With ``in_training`` as if what says whether the model trains said so.
+    """
+    attrs = node.attrs
+    if "dropout_p" in attrs:
+        return bool(attrs["dropout_p"] > 0)
+    if "train" in attrs:
+        rate = attrs.get("p", attrs.get("dropout", 1))
+        return (in_training or attrs["train"] is not False) and rate != 0
+    return not is_marker(node.op) and _draws(node.op)
+
+
+@cache
+def _draws(op: str) -> bool:
+    return torch.Tag.nondeterministic_seeded in resolve(op).tags
 
 
 def is_marker(op: str) -> bool:

@@ -3,17 +3,16 @@
 Comes in: a graph that is being built, with its outputs and updates. Goes out: the same graph
 without nodes whose results nobody uses and without stored values that nobody uses. What always
 holds: outputs and updates are what they were, and the random numbers too, since a node that
-draws some stays, used or not, as do nodes without results, which are there for an effect.
+draws some, if only in training, stays, used or not, as do nodes without results, which are there
+for an effect.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch
-
 from shardwright.ir.graph import IRGraph
-from shardwright.ir.operators import is_marker, resolve
+from shardwright.ir.operators import is_marker, is_random
 from shardwright.ir.values import IRNode
 
 
@@ -44,6 +43,4 @@ def _is_kept(node: IRNode, live: set[int]) -> bool:
 
 
 def _has_effect(node: IRNode) -> bool:
-    if not node.outputs or is_marker(node.op):
-        return True
-    return torch.Tag.nondeterministic_seeded in resolve(node.op).tags
+    return not node.outputs or is_marker(node.op) or is_random(node, in_training=True)

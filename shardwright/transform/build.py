@@ -146,7 +146,10 @@ def _finish(
     """The file, with equal graphs shared."""
     idle = devices.keys() - {task.device for task in assembly.tasks.values()}
     if idle:
-        raise PlanError(f"the plan gives {', '.join(sorted(idle))} nothing to do; plan again")
+        raise PlanError(
+            f"the plan gives {', '.join(sorted(idle))} nothing to do: what stands there is split "
+            "nowhere, so other slots do it as well, or no output needs it; plan for fewer slots"
+        )
     ends = assembly.inputs, assembly.outputs
     blobs = assembly.share_graphs()
     return pl.Pipeline(

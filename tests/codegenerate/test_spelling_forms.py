@@ -14,13 +14,13 @@ from shardwright.codegenerate.expression import Binding, Expression
 from shardwright.codegenerate.spelling import (
     Mode,
     imports,
-    is_random,
     is_typed,
     module_of,
     spell,
 )
 from shardwright.errors import GraphError
 from shardwright.ir import DROPOUT, Builder, IRGraph, IRValue
+from shardwright.ir.operators import is_random
 
 EVAL = Mode(training=False)
 X = Expression("x")
@@ -124,7 +124,9 @@ def test_a_device_that_nobody_names_is_left_to_torch() -> None:
     ],
 )
 def test_randomness(op: str, args: tuple[object, ...], expected: bool) -> None:
-    assert is_random(one(op, *args).nodes[0]) is expected
+    (node,) = one(op, *args).nodes
+    assert is_random(node) is expected
+    assert is_random(node, in_training=True) is (expected or args[1:] == (0.1, False))
 
 
 def test_markers_have_no_text() -> None:

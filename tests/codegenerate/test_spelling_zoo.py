@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from shardwright.codegenerate.expression import Expression
-from shardwright.codegenerate.spelling import Mode, is_random, is_typed, spell
+from shardwright.codegenerate.spelling import Mode, is_typed, spell
 from shardwright.ir import IRGraph, IRNode, resolve
 from shardwright.ir.dtypes import torch_dtype
-from shardwright.ir.operators import flatten_results, join_call, signature
+from shardwright.ir.operators import flatten_results, is_random, join_call, signature
 from shardwright.ir.structure import flatten_call
 from shardwright.ir.values import contiguous_strides
 from shardwright.tracing import CaptureWarning, capture

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from shardwright.ir import Builder
 from shardwright.tracing.dead_code import remove_dead_code
@@ -32,3 +33,15 @@ def test_random_numbers_and_assertions_stay() -> None:
 
     graph = captured(function, torch.ones(2))
     assert operators(graph) == ["rand", "sum", "gt", "_assert_async", "add"]
+
+
+def test_attention_without_dropout_draws_nothing_and_goes() -> None:
+    def function(m: Any, x: Any) -> Any:
+        functional.scaled_dot_product_attention(x, x, x)
+        functional.scaled_dot_product_attention(x, x, x, dropout_p=0.1)
+        functional.dropout(x, 0.0, training=True)
+        return x + 1
+
+    graph = captured(function, torch.ones(2, 3, 4))
+    assert operators(graph) == ["scaled_dot_product_attention", "add"]
+    assert graph.nodes[0].attrs["dropout_p"] == 0.1

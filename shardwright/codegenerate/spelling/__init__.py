@@ -2,6 +2,6 @@
 
 from shardwright.codegenerate.spelling.call import Mode
 from shardwright.codegenerate.spelling.imports import imports, module_of
-from shardwright.codegenerate.spelling.spell import is_random, is_typed, spell
+from shardwright.codegenerate.spelling.spell import is_typed, spell
 
-__all__ = ["Mode", "imports", "is_random", "is_typed", "module_of", "spell"]
+__all__ = ["Mode", "imports", "is_typed", "module_of", "spell"]

@@ -12,14 +12,12 @@ from collections.abc import Mapping
 from functools import cache
 from keyword import iskeyword
 
-import torch
-
 from shardwright.codegenerate.expression import Expression
 from shardwright.codegenerate.spelling.arguments import Style
 from shardwright.codegenerate.spelling.call import Call, Mode
 from shardwright.codegenerate.spelling.forms import function
 from shardwright.codegenerate.spelling.table import ROWS
-from shardwright.ir import IRGraph, IRNode, resolve
+from shardwright.ir import IRGraph, IRNode
 
 _BY_SCHEMA = Style(brackets=True, by_schema=True)
 _UNTYPED = ("torch.ops.", "torch.linalg.", "torch.special.", "torch.tensordot(")
@@ -59,22 +57,3 @@ def _overload(op: str) -> str:
 def is_typed(expression: Expression) -> bool:
     """Whether mypy knows the expression to be a tensor; what overloads give can be anything."""
     return not any(name in expression.text for name in _UNTYPED)
-
-
-# --- randomness ---------------------------------------------------------------------------------
-
-
-def is_random(node: IRNode) -> bool:
-    """Whether a call of ``node`` draws random numbers: its place among others matters then."""
-    attrs = node.attrs
-    if "dropout_p" in attrs:
-        return bool(attrs["dropout_p"] > 0)
-    if "train" in attrs:
-        rate = attrs.get("p", attrs.get("dropout", 1))
-        return attrs["train"] is not False and rate != 0
-    return _draws(node.op)
-
-
-@cache
-def _draws(op: str) -> bool:
-    return torch.Tag.nondeterministic_seeded in resolve(op).tags

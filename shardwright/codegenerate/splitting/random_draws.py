@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any
 
-from shardwright.codegenerate.spelling import is_random
 from shardwright.codegenerate.splitting.collectives import is_collective
 from shardwright.codegenerate.stage import Stage
 from shardwright.errors import CodegenError
 from shardwright.ir import IRNode
+from shardwright.ir.operators import is_random
 
 
 def draw_notes(stages: Sequence[Stage], *, training: bool) -> Iterator[str]:
@@ -49,7 +47,4 @@ def draw_notes(stages: Sequence[Stage], *, training: bool) -> Iterator[str]:
 
 
 def _draws(node: IRNode) -> bool:
-    if is_collective(node):
-        return False
-    flags: dict[str, Any] = {name: True for name in ("train", "training") if name in node.attrs}
-    return is_random(replace(node, attrs={**node.attrs, **flags}))
+    return not is_collective(node) and is_random(node, in_training=True)

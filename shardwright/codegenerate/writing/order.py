@@ -16,11 +16,11 @@ import heapq
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from shardwright.codegenerate.spelling import is_random
 from shardwright.codegenerate.splitting.collectives import is_collective
 from shardwright.codegenerate.writing.layers import Layer
 from shardwright.codegenerate.writing.modules import Module, ModuleTree
 from shardwright.ir import IRNode
+from shardwright.ir.operators import is_random
 
 
 @dataclass(eq=False, slots=True)
