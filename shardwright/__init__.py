@@ -193,6 +193,7 @@ __all__ = [
     "run",
     "simulate",
     "state_dict",
+    "tracing",
     "train",
     "verify",
 ]

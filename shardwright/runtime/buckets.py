@@ -30,6 +30,8 @@ from shardwright.transform import build
 MORE_MICROBATCHES = 4
 """A batch comes in up to so many times the microbatches of the first one: a choice. Each costs a
 round through the pipeline, however few rows it has."""
+MANY_MICROBATCHES = 64
+"""Or in so many, where that takes no more memory than the first batch does."""
 
 
 class Bucket(NamedTuple):
@@ -52,6 +54,7 @@ class StepBuckets:
         device_kind: DeviceKind,
         seed: int,
         lower: bool,
+        note: Callable[[str], None],
     ) -> None:
         assert plan.training is not None, "a step has a plan for training"
         self._step_fn = step_fn
@@ -60,6 +63,7 @@ class StepBuckets:
         self._device_kind = device_kind
         self._seed = seed
         self._lower = lower
+        self._note = note
         self.first = Bucket(pipeline, plan.training.microbatches)
         self._known = {program.batch.shapes: self.first}
 
@@ -80,6 +84,7 @@ class StepBuckets:
     def of(self, batch: Batch) -> Bucket:
         """The program for a batch, made where it is the first of its shape. Raises InputError."""
         if batch.shapes not in self._known:
+            self._note(f"{described_batch(batch, self._program.batch)}; a program is made for it")
             self._known[batch.shapes] = self._make(batch)
         return self._known[batch.shapes]
 
@@ -87,31 +92,46 @@ class StepBuckets:
         refusal: Exception | None = None
         for microbatches in self._counts(batch):
             try:
-                return self._with(batch, microbatches)
+                made = self._with(batch, microbatches)
+                self._note_large(batch_size(batch.tensors), microbatches)
+                return made
             except (CaptureError, PlanError, GraphError) as error:
                 refusal = refusal or error
         raise InputError(
-            f"batch {batch.number} of pass {batch.epoch} has the shapes {shape_text(batch)}, the "
-            f"first one {shape_text(self._program.batch)}, and the step cannot be planned for it "
-            f"on this mesh: {refusal}; choose a batch size that leaves no such remainder, pad the "
-            "batch, or leave it out with drop_last=True"
+            f"{described_batch(batch, self._program.batch)}, and the step cannot be planned for "
+            f"it on this mesh: {refusal}; choose a batch size that leaves no such remainder, pad "
+            "the batch, or leave it out with drop_last=True"
         ) from refusal
+
+    @property
+    def _rows(self) -> int:
+        """How many rows a microbatch of the first batch has."""
+        return batch_size(self._program.batch.tensors) // self.first.microbatches
 
     def _counts(self, batch: Batch) -> Iterator[int]:
         """In how many microbatches a batch may come, best first."""
-        size, first = batch_size(batch.tensors), self._program.batch
+        size = batch_size(batch.tensors)
         if self._is_ambiguous(batch, size):
             yield 1
             return
-        rows = batch_size(first.tensors) // self.first.microbatches
         found = [n for n in range(1, size + 1) if size % n == 0]
-        most = MORE_MICROBATCHES * self.first.microbatches
+        small = [n for n in found if size // n <= self._rows]
+        few = max(MORE_MICROBATCHES * self.first.microbatches, MANY_MICROBATCHES)
         yield from sorted(
-            (n for n in found if n <= most and min(rows, 2) <= size // n <= rows),
-            key=lambda n: (n != self.first.microbatches, n),
+            (n for n in small if n <= few), key=lambda n: (n != self.first.microbatches, n)
         )
-        yield from reversed([n for n in found if size // n > rows])
-        yield from [n for n in found if size // n < min(rows, 2)]
+        yield from reversed([n for n in found if size // n > self._rows])
+        yield from [n for n in small if n > few]
+
+    def _note_large(self, size: int, microbatches: int) -> None:
+        """Say where microbatches have more rows than the first batch's, which takes memory."""
+        rows = size // microbatches
+        if rows > self._rows:
+            self._note(
+                f"batches of {size} rows come in {microbatches} of {rows}, where others have "
+                f"{self._rows}: activations take about {rows / self._rows:.2g} times the memory. "
+                "Choose a batch size whose remainder divides, or drop_last=True"
+            )
 
     def _is_ambiguous(self, batch: Batch, size: int) -> bool:
         """Whether a tensor that has no rows of the batch is by chance as long as it."""
@@ -140,6 +160,14 @@ class StepBuckets:
 
 def _input_names(graph: IRGraph) -> list[str]:
     return [graph.values[value_id].name for value_id in graph.inputs]
+
+
+def described_batch(batch: Batch, first: Batch) -> str:
+    """Which batch it is, and its shapes beside those of the first."""
+    return (
+        f"batch {batch.number} of pass {batch.epoch} has the shapes {shape_text(batch)}, the "
+        f"first one {shape_text(first)}"
+    )
 
 
 def shape_text(batch: Batch) -> str:

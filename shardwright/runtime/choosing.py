@@ -34,9 +34,11 @@ def program_with(
     *,
     plan: Plan | None = None,
     seed: int = 0,
+    note: Callable[[str], None] = lambda text: None,
 ) -> tuple[Program, Plan]:
     """The program of a step, captured with one of a batch's microbatches, and its plan.
 
+    ``note`` is told when planning begins.
     ``asked`` are arguments of `plan` by name; those that are None are not asked for. Raises
     PlanError where the plan given is of another graph, or something is asked for beside it.
     """
@@ -44,10 +46,16 @@ def program_with(
     if plan is not None:
         return _follow(step_fn, batch, plan, given, seed)
     if given.get("policy") == AUTO and "microbatches" not in given:
+        note("planning it in each number of microbatches")
         return _fastest(step_fn, batch, given, seed)
     count = given.get("microbatches", 1)
     program = Program(step_fn, batch, microbatches=count, seed=seed)
+    note(f"planning it in {_listed(count, 'microbatch', 'microbatches')}")
     return program, make_plan(program.graph, **given)
+
+
+def _listed(count: int, one: str, several: str) -> str:
+    return f"{count} {several if count > 1 else one}"
 
 
 def _fastest(

@@ -19,7 +19,7 @@ from shardwright.layout import Cluster
 from shardwright.pipeline.schema import DeviceKind
 from shardwright.planning import Plan
 from shardwright.profiling import Profile
-from shardwright.runtime.buckets import StepBuckets
+from shardwright.runtime.buckets import StepBuckets, shape_text
 from shardwright.runtime.choosing import program_with
 from shardwright.runtime.evaluation import Evaluation
 from shardwright.runtime.loading import Data, Loading
@@ -107,7 +107,8 @@ def train(
     restarts
         How often workers that were lost are replaced, from the last checkpoint on.
     log, tensorboard, quiet
-        A file of JSON lines, a directory for TensorBoard, and whether to show nothing.
+        A file of JSON lines, a directory for TensorBoard, and whether to show nothing. What is
+        shown goes to the error stream: a line for each phase before the first step, then steps.
     trace
         A file for a Chrome trace of who did what in each step, as `simulate` writes one of what is
         to be expected. It grows with the steps: take few.
@@ -142,6 +143,7 @@ def train(
         seed=seed,
     )
     options.check(data, evaluate=evaluate is not None, eval_data=eval_data is not None)
+    display = options.make_display()
     loading = Loading(data, seed=seed, epochs=epochs)
     if plan is None and devices is None and mesh is None:
         devices = _slots(in_process)
@@ -157,10 +159,13 @@ def train(
         "memory": memory,
         "zero": zero,
     }
-    program, plan = program_with(step_fn, loading.first(), asked, plan=plan, seed=seed)
+    first = loading.first()
+    display.note(f"capturing the step with a batch of {shape_text(first)}")
+    program, plan = program_with(step_fn, first, asked, plan=plan, seed=seed, note=display.note)
     graph = program.graph
     evaluation = None
     if evaluate is not None and eval_data is not None:
+        display.note("capturing and planning the evaluation")
         evaluation = Evaluation(
             evaluate,
             eval_data,
@@ -171,10 +176,18 @@ def train(
             lower=lower,
         )
         evaluation.prepare()
+    display.note(f"building {'and lowering ' * lower}the pipeline")
     pipeline = build(graph, plan, device_kind=device_kind)
     pipeline = lowered(pipeline) if lower else pipeline
     buckets = StepBuckets(
-        step_fn, program, plan, pipeline, device_kind=device_kind, seed=seed, lower=lower
+        step_fn,
+        program,
+        plan,
+        pipeline,
+        device_kind=device_kind,
+        seed=seed,
+        lower=lower,
+        note=display.note,
     )
     if not drop_last:
         buckets.prepare(loading.other_shapes(program.batch, steps))
@@ -186,6 +199,7 @@ def train(
         rates=Rates(program.captured.rates, scheduler, program.captured.schedulers),
         evaluation=evaluation,
         result=TrainResult(plan, pipeline),
+        display=display,
     ).run()
 
 

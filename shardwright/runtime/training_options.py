@@ -7,9 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+
 from shardwright.atomic import check_writable
 from shardwright.errors import InputError
+from shardwright.runtime.display import Display
 from shardwright.runtime.loading import Data
+from shardwright.runtime.logs import Log, Logs
 from shardwright.runtime.torchrun import is_torchrun
 
 
@@ -40,6 +44,12 @@ class Options:
     def leads(self) -> bool:
         """Whether this process tells how the run goes: torchrun's rank 0, or who calls `train`."""
         return self.in_process or os.environ.get("RANK", "0") == "0"
+
+    def make_display(self) -> Log:
+        """What shows how the run goes, from before its first step on; nothing if ``quiet``."""
+        if self.quiet or not self.leads:
+            return Logs([])
+        return Display(Console(stderr=True), steps=self.steps)
 
     def check(self, data: Data, *, evaluate: bool, eval_data: bool) -> None:
         """Raise InputError for what contradicts itself; which of the last two there are."""

@@ -25,12 +25,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from shardwright.errors import LaunchError, RunError, WorkerError
-from shardwright.runtime.buckets import Bucket, StepBuckets, shape_text
+from shardwright.runtime.buckets import Bucket, StepBuckets, described_batch
 from shardwright.runtime.checkpoint import Position
-from shardwright.runtime.display import Display
 from shardwright.runtime.evaluation import Evaluation
 from shardwright.runtime.loading import Batch, Loading
 from shardwright.runtime.logs import JsonLines, Log, Logs, StepReport, TensorBoard
@@ -75,6 +73,7 @@ class TrainingRun:
         rates: Rates,
         evaluation: Evaluation | None,
         result: TrainResult,
+        display: Log,
     ) -> None:
         self._options = options
         self._loading = loading
@@ -92,7 +91,7 @@ class TrainingRun:
         # torchrun's ranks get signals one by one, and would stop behind different steps.
         together = options.in_process or not is_torchrun()
         self._stopping = Stopping(wanted=together and options.checkpoint is not None)
-        self._display = self._make_display()
+        self._display = display
         self._logs = Logs([self._display])
         self._finished_at = 0.0
         self._told_of_short = False
@@ -129,6 +128,9 @@ class TrainingRun:
     def _train_from(self, path: Path | None) -> None:
         """Train in one session, from a checkpoint or from the beginning."""
         options = self._options
+        if not options.in_process:
+            count = len(self._result.pipeline.devices)
+            self._display.note("joining the other ranks" if is_torchrun() else _starting(count))
         with Session(
             self._result.pipeline,
             in_process=options.in_process,
@@ -229,24 +231,17 @@ class TrainingRun:
         full = batch_size(batch.tensors) >= batch_size(self._first.tensors)
         if not full and not self._told_of_short:
             self._told_of_short = True
-            self._display.note(f"{self._described(batch)}; such batches are left out")
+            described = described_batch(batch, self._first)
+            self._display.note(f"{described}; such batches are left out")
         return full
-
-    def _described(self, batch: Batch) -> str:
-        return (
-            f"batch {batch.number} of pass {batch.epoch} has the shapes {shape_text(batch)}, the "
-            f"first one {shape_text(self._first)}"
-        )
 
     def _bucket(self, batch: Batch) -> Bucket:
         """The program for a batch; where one is made for it, that is noted."""
-        if not self._buckets.has(batch):
-            self._display.note(f"{self._described(batch)}; a program is made for it")
-            if self._buckets.count == MANY_SHAPES:
-                self._display.note(
-                    f"there are programs for {MANY_SHAPES} shapes, each with memory of its own: "
-                    "pad batches to a few lengths"
-                )
+        if not self._buckets.has(batch) and self._buckets.count == MANY_SHAPES:
+            self._display.note(
+                f"there are programs for {MANY_SHAPES} shapes, each with memory of its own: "
+                "pad batches to a few lengths"
+            )
         return self._buckets.of(batch)
 
     def _after(self, position: Position, batch: Batch, microbatches: int) -> Position:
@@ -339,14 +334,13 @@ class TrainingRun:
             self._result.reports.append(report)
             self._logs.step(report)
 
-    def _make_display(self) -> Log:
-        if self._options.quiet or not self._leads:
-            return Logs([])
-        return Display(Console(stderr=True), steps=self._options.steps)
-
     def _files(self, step: int) -> Iterator[Log]:
         """The logs that are kept, to be gone on with behind a step."""
         if self._options.log is not None and self._leads:
             yield JsonLines(self._options.log, after=step)
         if self._options.tensorboard is not None and self._leads:
             yield TensorBoard(self._options.tensorboard)
+
+
+def _starting(count: int) -> str:
+    return f"starting {count} workers" if count > 1 else "starting a worker"

@@ -165,6 +165,18 @@ def test_run_on_processes_as_a_program(built: Path, folder: Path) -> None:
     assert torch.equal(found, expected_output(torch.ones(3, 8)))
 
 
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("shardwright ver", "verify"), ("shardwright run --see", "--seed")],
+)
+def test_a_shell_completes_commands_and_options(typed: str, offered: str) -> None:
+    """As what --install-completion writes asks it."""
+    asked = (f"COMP_WORDS={typed}", f"COMP_CWORD={typed.count(' ')}")
+    command = ("env", "_SHARDWRIGHT_COMPLETE=complete_bash", *asked, "shardwright")
+    assert printed_by(*command).split() == [offered]
+    assert "--install-completion" in succeed("--help")
+
+
 def test_schema_is_the_one_in_the_repository(folder: Path) -> None:
     assert json.loads(succeed("schema"))["$ref"]
     succeed("schema", "-o", "schema.json")

@@ -1,5 +1,6 @@
 """Batches of other shapes than the first one: trained on, with the losses of an ordinary loop."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,30 @@ def test_a_short_last_batch_of_a_loader_is_trained_on_unless_it_is_dropped() -> 
     dropped = quietly(perceptron(), loader(), epochs=2, drop_last=True, **MESHES[3])
     full = [*loader(drop_last=True)]
     assert_close(dropped.losses, perceptron().loop(full * 2))
+
+
+@pytest.mark.parametrize(
+    ("rows", "count", "said"),
+    [
+        (7, 4, None),
+        (61, 4, None),
+        (67, 4, "batches of 67 rows come in 1 of 67, where others have 17: .* about 3.9 times"),
+        (66, 4, None),
+    ],
+)
+def test_a_prime_number_of_rows_takes_no_more_memory_without_a_word(
+    rows: int, count: int, said: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It comes in microbatches of one row, unless these were too many."""
+    program, reference = perceptron(), perceptron()
+    torch.manual_seed(1)
+    sizes = (68 if rows > 60 else 8, rows)
+    data = [(torch.randn(size, 16), torch.randint(4, (size,))) for size in sizes]
+    found = train(program.step, data, epochs=1, microbatches=count, in_process=True)
+    assert_close(found.losses, reference.loop(data))
+    shown = " ".join(capsys.readouterr().err.split())
+    assert bool(re.search("times the memory", shown)) == (said is not None)
+    assert said is None or re.search(said, shown)
 
 
 @pytest.mark.parametrize("options", [MESHES[3], MESHES[5], {"mesh": {"data": 4}}], ids=str)

@@ -214,6 +214,45 @@ def test_the_first_loss_that_is_no_number_is_said() -> None:
     assert len(found.losses) == 4
 
 
+PHASES = [
+    "capturing the step with a batch of [8, 16], [8]",
+    "planning it in 2 microbatches",
+    "capturing and planning the evaluation",
+    "building the pipeline",
+    "batch 1 of pass 0 has the shapes [5, 16], [5], the first one [8, 16], [8]; a program is made "
+    "for it",
+]
+
+
+@pytest.mark.parametrize(
+    "in_process", [True, pytest.param(False, marks=pytest.mark.processes)], ids=["here", "workers"]
+)
+def test_a_line_is_said_for_each_phase_before_the_first_step(
+    in_process: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = [(x[:size], y[:size]) for (x, y), size in zip(rows(2), (8, 5), strict=True)]
+    for quiet in (True, False):
+        program = perceptron()
+        train(
+            program.step,
+            data,
+            epochs=1,
+            mesh={"pipeline": 2},
+            microbatches=2,
+            evaluate=program.evaluate,
+            eval_data=data[:1],
+            in_process=in_process,
+            quiet=quiet,
+        )
+        said = capsys.readouterr().err.splitlines()
+        if quiet:
+            assert said == []
+        else:
+            phases = [*PHASES, *(["starting 2 workers"] * (not in_process))]
+            assert said[: len(phases)] == phases
+            assert said[len(phases)].startswith("step 1  epoch 0  loss")
+
+
 def test_more_than_a_loss() -> None:
     base = perceptron()
 
