@@ -31,7 +31,8 @@ $(INSTALLED): pyproject.toml .ci/install-torch
 		{ echo "shardwright needs Python 3.11 or later; name one: make setup PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	.ci/install-torch $(BIN)/python $(TORCH)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@# Naming torch again has pip refuse a version that shardwright does not take.
+	$(BIN)/python -m pip install --quiet --editable '.[dev]' 'torch==$(TORCH)'
 	@# Native kernels are built here, where there is a compiler; without one a warning says so.
 	$(BIN)/python -c 'from shardwright.exec.native.library import load; load()'
 	@touch $@
