@@ -129,7 +129,7 @@ def define(name: str, signature: Signature, backward: Function | None) -> Any:
     compute.__signature__ = signature.flat  # type: ignore[attr-defined]
     try:
         schema = torch.library.infer_schema(compute, mutates_args=())
-    except ValueError as error:
+    except (ValueError, AttributeError) as error:  # torch 2.9 asks any type for its __origin__
         raise AnnotationError(
             f"{signature.function.__qualname__} has a parameter or result of a type that an "
             f"operator cannot have: {error}"

@@ -60,7 +60,7 @@ class Inference:
         overload = resolve(op)
         self._mode = self._mode or FakeTensorMode(allow_fallback_kernels=False)
         try:
-            with _as_kernels_are_called(), self._mode, checks_hold():
+            with _as_kernels_are_called(), self._mode, checks_hold(overload):
                 tensors = [_fake_tensor(value, self._device) for value in inputs]
                 args, kwargs = join_call(overload, tensors, dict(attrs), self._device)
                 _check_updated(overload, args)

@@ -148,18 +148,19 @@ _QUANTILES = (torch.ops.aten.quantile.scalar, torch.ops.aten.nanquantile.scalar)
 _CHECKS_FAKES = torch.__version__ < "2.13"
 
 
-def checks_hold() -> AbstractContextManager[object]:
-    """Lets operators that check the contents of their arguments run on fake tensors.
+def checks_hold(overload: OpOverload) -> AbstractContextManager[object]:
+    """Lets an operator that checks the contents of its arguments run on fake tensors.
 
     In old releases of torch those of `_QUANTILES` hold a number that they have made a tensor to
     its range, and fail where the tensor is fake.
     """
-    mode: Callable[[], AbstractContextManager[object]] = _Holding if _CHECKS_FAKES else nullcontext
+    checks = _CHECKS_FAKES and overload in _QUANTILES
+    mode: Callable[[], AbstractContextManager[object]] = _Holding if checks else nullcontext
     return mode()
 
 
 def _unchecked(overload: OpOverload, *args: Any, **kwargs: Any) -> Any:
-    with checks_hold():
+    with checks_hold(overload):
         return overload._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
 

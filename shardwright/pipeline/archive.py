@@ -193,7 +193,8 @@ class _Holder(nn.Module):
 def write_archive(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     """Write tensors as the state dict of an exported program.
 
-    Raises ValueError where the names cannot be those of a state dict.
+    Raises ValueError where the names cannot be those of a state dict, or where this release of
+    torch has no number for a dtype (2.9 for u32 and u64).
     """
     holder = _Holder()
     for name, tensor in tensors.items():
@@ -206,4 +207,10 @@ def write_archive(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     if lost := tensors.keys() - program.state_dict.keys():
         raise ValueError(f"{min(lost)!r} cannot be the name of a tensor in a state dict")
     with path.open("wb") as file:
-        torch.export.save(program, file)
+        try:
+            torch.export.save(program, file)
+        except KeyError as error:
+            raise ValueError(
+                f"torch {torch.__version__} writes no tensors of {error} to archives; write "
+                "safetensors, or use a newer torch"
+            ) from None
