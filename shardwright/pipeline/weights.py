@@ -8,6 +8,7 @@ file and tensor. Contents in memory go before files.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import torch
 
 from shardwright.errors import WeightError
 from shardwright.ir.dtypes import torch_dtype
+from shardwright.pipeline.check_parts import are_parts, stored_wholes
 from shardwright.pipeline.check_tensors import format_ranges
 from shardwright.pipeline.paramfiles import Paramfile, TensorsInMemory, open_paramfile
 from shardwright.pipeline.schema import ParamfileFormat, ParamValue, TensorInfo
@@ -84,12 +86,15 @@ class Weights:
     def check(self, tensors: Mapping[str, TensorInfo]) -> None:
         """Raise WeightError where a constant's contents are missing or are not what it says.
 
-        Reads names, shapes and dtypes, no contents.
+        Reads names, shapes and dtypes, no contents. Where no constant says the shape of the whole,
+        as in a plain file, what is stored does: a part of it that no constant is, is warned of.
         """
         try:
             for name, info in tensors.items():
                 if info.value is not None:
                     self._check_one(name, info.value, info)
+            if all(info.value is None or info.value.shape is None for info in tensors.values()):
+                self._warn_of_gaps(tensors)
         finally:
             self.close()
 
@@ -98,6 +103,19 @@ class Weights:
             _check(self._source(value), value, info)
         except WeightError as error:
             raise WeightError(f"constant {name!r}: {error}") from error
+
+    def _warn_of_gaps(self, tensors: Mapping[str, TensorInfo]) -> None:
+        for (path, name), values in stored_wholes(tensors).items():
+            value = next(iter(values.values()))
+            shape = self._source(value).shape(name)
+            parts = [*dict.fromkeys(value.placements for value in values.values())]
+            if not are_parts(parts, shape):
+                warnings.warn(
+                    f"of {name!r} in {path}, of the shape {list(shape)}, the pipeline has "
+                    f"{'; '.join(map(format_ranges, parts))} only, and does not say (value.shape) "
+                    "whether all of it is needed: build it again if it is",
+                    stacklevel=4,
+                )
 
     def close(self) -> None:
         """Let go of the files that `read` opened."""

@@ -74,6 +74,22 @@ def test_without_the_shape_of_the_whole_some_of_it_may_be_used(tmp_path: Path) -
         read(document)
 
 
+def test_without_it_what_is_stored_tells_what_is_missing(tmp_path: Path) -> None:
+    """As in a plain file, where no constant says the shape of what is stored."""
+    graph = sw.capture(nn.Sequential(nn.Linear(8, 8)).eval(), (X,))
+    path = tmp_path / "a.json"
+    sw.build(graph, sw.plan(graph, mesh={"tensor": 2})).save(path, plain=True)
+    sw.run(path, X, in_process=True)
+    document = json.loads(path.read_text())
+    same_part(weights(document))
+    path.write_text(json.dumps(document))
+    with pytest.warns(
+        UserWarning,
+        match=r"of '0.weight' in .*, of the shape \[8, 8\], .*\[0, 4\), \[0, 8\).* only",
+    ):
+        sw.run(path, X, in_process=True)
+
+
 class Unused(nn.Module):
     """Of the fused projection nobody reads the first third."""
 
