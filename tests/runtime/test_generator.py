@@ -64,6 +64,22 @@ def test_cut_and_join_with_a_structure() -> None:
         generator.cut((X,), {"y": Y, "options": ["slow", None]})
 
 
+def test_a_number_that_was_captured_is_told_to_be_given_as_a_tensor() -> None:
+    """As the time step of a denoiser, which is another one at each call."""
+
+    def model(x, timestep):
+        return None
+
+    arguments, _ = describe_arguments(model, (X, 10), {})
+    pipeline = sliced()
+    pipeline.metadata.structure = Structure(arguments, describe_result(X)[0])
+    with pytest.raises(
+        InputError,
+        match=r"timestep is 11, .* with 10, .*capture with a tensor \(torch.tensor\(10\)\)",
+    ):
+        Generator(pipeline).cut((X, 11), {})
+
+
 def test_slices_have_the_layout_that_the_pipeline_declares() -> None:
     slots = Generator(sliced()).cut((X.t().contiguous().t(), Y.repeat(2)[::2]), {})
     assert slots["d0"]["x0"].stride() == (3, 1)
