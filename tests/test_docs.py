@@ -117,3 +117,20 @@ def test_a_module_that_a_page_says_to_run_is_there_with_its_options(command: str
     for option in (argument for argument in arguments if argument.startswith("-")):
         assert f'"{option}"' in source.read_text()
     assert '__name__ == "__main__"' in source.read_text()
+
+
+MAKE = re.compile(r"`make ([^`]+)`|^make (\S+) +#", re.MULTILINE)
+MADE = sorted({"".join(found) for page in PAGES for found in MAKE.findall(page.read_text())})
+
+
+@pytest.mark.parametrize("words", MADE)
+def test_a_target_that_a_page_says_to_make_is_there_with_its_variables(words: str) -> None:
+    target, *variables = words.split()
+    makefile = ROOT.joinpath("Makefile").read_text()
+    assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+    for variable in variables:
+        assert f"$({variable.partition('=')[0]})" in makefile
+
+
+def test_pages_name_targets() -> None:
+    assert {"demo", "test", "zoo", "bench"} <= {*MADE}
