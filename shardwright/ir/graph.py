@@ -141,6 +141,7 @@ class IRGraph:
             None,
             [],
             value.persistent,
+            value.batched,
         )
         self.next_id += 1
         self.values[copy.id] = copy

@@ -89,6 +89,9 @@ class IRValue:
     persistent
         Whether a checkpoint of the program holds it; not so for some buffers. Not part of a
         value's equality.
+    batched
+        For inputs of one microbatch, whether it is cut from the batch along the first dimension;
+        None where nobody said. Not part of a value's equality.
     producer, users
         Node ids. A value without a producer is an input or stored.
     """
@@ -106,6 +109,7 @@ class IRValue:
     producer: int | None = None
     users: list[int] = field(default_factory=list)
     persistent: bool = field(default=True, compare=False, repr=False)
+    batched: bool | None = field(default=None, compare=False, repr=False)
 
     def wired(self, producer: int | None, users: list[int]) -> IRValue:
         """The value between other nodes, all else the same; `dataclasses.replace` would be slow."""
@@ -123,6 +127,7 @@ class IRValue:
             producer,
             users,
             self.persistent,
+            self.batched,
         )
 
     @property

@@ -1,6 +1,7 @@
 """Which dimension of inputs and outputs is the batch's.
 
-The batch is the first dimension of most inputs: their most frequent first size, of several equally
+The batch is the first dimension of the inputs that a microbatch has its part of. Where nobody said
+which they are, it is that of most inputs: their most frequent first size, of several equally
 frequent ones the largest. The count that dropout draws from has one a microbatch. An output has it
 where dimension annotations lead there from an input.
 """
@@ -25,6 +26,9 @@ from shardwright.tracing.dropout import RNG
 def batch_dims(graph: IRGraph) -> dict[int, int]:
     """The batch's dimension of each input that has one, by value id."""
     draws = {v for v in graph.inputs if graph.values[v].name == RNG}
+    said = {v: batched for v in graph.inputs if (batched := graph.values[v].batched) is not None}
+    if said:
+        return {v: 0 for v in graph.inputs if v in draws or said.get(v, False)}
     shapes = {v: graph.values[v].shape for v in graph.inputs if v not in draws}
     counts = Counter(shape[0] for shape in shapes.values() if shape)
     batch = max(counts, key=lambda size: (counts[size], size), default=None)

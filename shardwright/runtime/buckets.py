@@ -22,7 +22,7 @@ from shardwright.pipeline import Pipeline
 from shardwright.pipeline.schema import DeviceKind
 from shardwright.planning import Plan, plan_beside
 from shardwright.runtime.loading import Batch
-from shardwright.runtime.program import Program, batch_size, first_microbatch
+from shardwright.runtime.program import Program, batch_size, first_microbatch, say_batched
 from shardwright.runtime.shared_names import share_names
 from shardwright.tracing import capture_step
 from shardwright.transform import build
@@ -142,6 +142,7 @@ class StepBuckets:
         """The program for a batch that comes in so many microbatches. Raises PlanError."""
         call = first_microbatch(self._step_fn, batch, microbatches)
         captured = capture_step(self._step_fn, call.args, call.kwargs, seed=self._seed).graph
+        say_batched(captured, self._step_fn, batch)
         graph = share_names(captured, self._program.graph)
         self._check_inputs(graph)
         plan = plan_beside(graph, self._program.graph, self._plan, microbatches)

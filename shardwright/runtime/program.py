@@ -47,6 +47,7 @@ class Program:
         call = first_microbatch(step_fn, batch, microbatches)
         self.captured: CapturedStep = capture_step(step_fn, call.args, call.kwargs, seed=seed)
         self.graph: IRGraph = self.captured.graph
+        say_batched(self.graph, step_fn, batch)
         if not updates_parameters(self.graph):
             raise CaptureError(
                 "the step changes no parameter, so that there is nothing to train: compute a loss, "
@@ -131,6 +132,14 @@ def batch_size(tensors: Sequence[Tensor]) -> int:
     """How many samples: the most frequent first size, of several equally frequent the largest."""
     counts = Counter(tensor.shape[0] for tensor in tensors if tensor.dim())
     return max(counts, key=lambda size: (counts[size], size)) if counts else 1
+
+
+def say_batched(graph: IRGraph, step_fn: Callable[..., Any], batch: Batch) -> None:
+    """Say which inputs are cut from the batch: others may be as long by chance as a microbatch."""
+    _, tensors = describe_arguments(step_fn, batch.args, batch.kwargs)
+    size = batch_size(tensors)
+    for value_id, tensor in zip(graph.inputs, tensors, strict=False):  # then the count of draws
+        graph.values[value_id].batched = tensor.shape[:1] == (size,)
 
 
 def first_microbatch(step_fn: Callable[..., Any], batch: Batch, microbatches: int) -> Call:

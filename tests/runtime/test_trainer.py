@@ -1,11 +1,13 @@
 """`train` in one process: what it computes, evaluates, writes back, and how it goes on."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch import nn
 from torch.optim.lr_scheduler import LinearLR
 
 from shardwright.errors import InputError, RunError
@@ -46,6 +48,38 @@ def test_losses_are_those_of_a_loop(options) -> None:
     assert_alike(program.model.state_dict(), reference.model.state_dict())
     more = tokens(2, seed=1)
     assert_close(program.loop(more), reference.loop(more), 1e-4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mesh": {"pipeline": 2}, "microbatches": 2},
+        {"mesh": {"data": 2}, "microbatches": 2},
+        {"mesh": {"data": 2}},
+    ],
+    ids=str,
+)
+def test_an_input_that_is_by_chance_as_long_as_a_microbatch_is_not_cut(options) -> None:
+    def stepper() -> Callable[..., torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = (model(x) * factors).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    torch.manual_seed(1)
+    batches = [{"factors": torch.rand(2), "x": torch.randn(rows, 3)} for rows in (4, 4, 2)]
+    step = stepper()
+    expected = [step(**batch).item() for batch in batches]
+    result = train(stepper(), batches, epochs=1, in_process=True, quiet=True, **options)
+    assert_close(result.losses, expected)
 
 
 def test_without_a_mesh_one_slot_does_it_all_bit_for_bit() -> None:
