@@ -27,9 +27,15 @@ SUPPLIED: dict[str, tuple[str, str]] = {
     "reader of dfg": ("shardwright.exec.task_texts", "read_task"),
     "rules of the schedule": ("shardwright.schedule.check", "check_schedule"),
     "pipeline without weights": ("shardwright.transform.build", "without_weights"),
-    "judge": ("shardwright.transform.judge", "simulated_seconds"),
+    "simulation": ("shardwright.transform.plan_time", "simulated_seconds"),
 }
 """What earlier folders take from later ones: the module that has it, and its name there."""
+
+REMOVED = dict.fromkeys(
+    ("exact_partition", "mixed_partition", "refine_partition"),
+    "pipedream_partition or metis_partition",
+)
+"""Public names of earlier versions, and what to use instead."""
 
 
 def supplied(what: str) -> Any:
@@ -52,7 +58,8 @@ class LazyPackage(ModuleType):
         submodule = f"{self.__name__}.{name}"
         if not name.startswith("_") and find_spec(submodule):
             return import_module(submodule)
-        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        hint = f"; it was removed, use {REMOVED[name]}" if name in REMOVED else ""
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}{hint}")
 
     def __setattr__(self, name: str, value: object) -> None:
         is_submodule = isinstance(value, ModuleType) and name in self._homes

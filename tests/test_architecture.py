@@ -67,7 +67,7 @@ PUBLIC_NAMES = {
     *("RunError", "DeviceError", "LaunchError", "WorkerError", "CaptureWarning", "ExecError"),
     *("Profile", "profile", "profile_network", "ProfileError", "Cluster", "DeviceModel"),
     *("Partition", "metis_partition", "METIS_partition", "partition_by_memory"),
-    *("pipedream_partition", "exact_partition", "mixed_partition", "refine_partition"),
+    "pipedream_partition",
     *("predict", "simulate", "profile_tasks", "TaskTimes", "Analytic"),
     *("profile_links", "profile_device", "profile_cluster"),
     *("compile", "lower", "CompiledProgram", "Replaying"),

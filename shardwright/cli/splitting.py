@@ -27,7 +27,7 @@ POLICY = "pipeline"
 
 # What the planner and the schedules have, told without importing them; a test holds them equal.
 AUTO = "auto"
-PARTITIONERS = ("metis", "memory", "pipedream", "exact", "mixed")
+PARTITIONERS = ("metis", "memory", "pipedream")
 POLICIES = ("pipeline", "data", "tensor", "sequence", *PARTITIONERS, AUTO)
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
 RECOMPUTE = ("none", "full", "auto")

@@ -11,13 +11,10 @@ if TYPE_CHECKING:
     from shardwright.planning.partitions.partition import Partition
     from shardwright.planning.partitions.partitioners import (
         METIS_partition,
-        exact_partition,
         metis_partition,
-        mixed_partition,
         partition_by_memory,
         pipedream_partition,
     )
-    from shardwright.planning.partitions.refined import refine_partition
     from shardwright.planning.plan import Assignment, Plan, SlotLoad, Split, Terms, TrainingPlan
     from shardwright.planning.policy import Policy, PolicyGraph, Resource
     from shardwright.planning.predicted import Prediction
@@ -44,16 +41,13 @@ __all__ = [
     "TrainingPlan",
     "as_step",
     "difference",
-    "exact_partition",
     "make_plan",
     "metis_partition",
-    "mixed_partition",
     "partition_by_memory",
     "pipedream_partition",
     "plan",
     "plan_beside",
     "predict",
-    "refine_partition",
     "simulate",
     "step_of",
 ]

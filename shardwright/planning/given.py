@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
-from shardwright.ir.quantities import count_text
 from shardwright.layout import Cluster
 
 
@@ -36,15 +35,6 @@ def check_cluster(cluster: object) -> None:
     if cluster is not None and not isinstance(cluster, Cluster):
         raise PlanError(
             f"cluster must be a Cluster, found {cluster!r}; Cluster.of(2) has two slots"
-        )
-
-
-def check_slots(cluster: Cluster | None, needed: int) -> None:
-    """Raise PlanError where a cluster has fewer slots than the stages need."""
-    if cluster is not None and len(cluster.devices) < needed:
-        raise PlanError(
-            f"the stages need {count_text(needed, 'slot')}, but the cluster has "
-            f"{len(cluster.devices)}; take fewer stages, or a larger cluster"
         )
 
 

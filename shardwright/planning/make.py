@@ -11,10 +11,10 @@ from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.ir.steps import is_step
 from shardwright.layout import Cluster
+from shardwright.lazy import supplied
 from shardwright.planning.assemble import make_plan, step_of
 from shardwright.planning.automatic.auto import AUTO, auto_plan
 from shardwright.planning.automatic.candidates import Asked
-from shardwright.planning.automatic.judge import judge
 from shardwright.planning.fitting import check_fits
 from shardwright.planning.forward import forward_view
 from shardwright.planning.given import check_count, check_devices, check_graph
@@ -59,7 +59,7 @@ def plan(
         bytes that any stage carries is as small as possible. ``data``: the batch is split.
         ``tensor``: layers are split by their dimensions, columns and then rows. ``sequence``: as
         tensor, with what lies between the layers split along the sequence. ``metis``, ``memory``,
-        ``pipedream``, ``exact``, ``mixed``: stages, by `planning.partitions.partitioners`.
+        ``pipedream``: stages, by `planning.partitions.partitioners`.
         Or a function that decides node by node; `shardwright.planning.policy` says how.
     mesh
         Several of these at once, by the size of each: ``{"pipeline": 2, "tensor": 2}``, in place
@@ -118,7 +118,9 @@ def _made(
             "capture a step with compile_ir, or leave it out"
         )
     if policy == AUTO:
-        return auto_plan(graph, _cluster(devices, mesh), _costs(profile), asked, judge())
+        return auto_plan(
+            graph, _cluster(devices, mesh), _costs(profile), asked, supplied("simulation")
+        )
     if profile is not None and policy not in PARTITIONERS:
         raise PlanError(
             f"a profile is for policy='auto' and for {', '.join(PARTITIONERS)}; {policy!r} counts "

@@ -26,7 +26,7 @@ def outputs(file: str, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-@pytest.mark.parametrize("options", [("--devices", 2), ("--policy", "exact")])
+@pytest.mark.parametrize("options", [("--devices", 2), ("--policy", "metis")])
 def test_it_writes_the_partitions_of_a_model(options: tuple[object, ...]) -> None:
     printed = succeed("codegen", "user_program.py:make", *options, "-o", "stages.py")
     lines = len(Path("stages.py").read_text().splitlines())
@@ -74,7 +74,7 @@ def test_verbose_writes_an_operator_a_line() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     succeed("build", "user_program.py:make", "--devices", 2, "-o", "model.pipeline.json")
     words = ("codegen", "model.pipeline.json", "-o", "stages.py")
-    found = refused(*words, "--devices", 4, "--policy", "exact")
+    found = refused(*words, "--devices", 4, "--policy", "metis")
     assert "is a pipeline, which is split already; leave out --devices, --policy" in found
     assert "leave out --plan" in refused(*words, "--plan", "plan.json")
     program = ("codegen", "user_program.py:make", "-o", "stages.py")

@@ -112,7 +112,7 @@ def test_what_plan_needs_is_told() -> None:
 
 def test_a_partitioner_stands_beside_a_mesh() -> None:
     words = ("plan", "user_program.py:make", "--mesh", "pipeline=2", "--policy")
-    assert "exact" in succeed(*words, "exact")
+    assert "metis" in succeed(*words, "metis")
     assert "give either --policy or --mesh" in refused(*words, "tensor")
 
 
@@ -148,7 +148,7 @@ def test_clusters_that_will_not_do(cluster: str, options: tuple[str, ...], messa
 
 
 def test_more_stages_than_nodes() -> None:
-    for policy in ("pipeline", "metis", "memory", "exact"):
+    for policy in ("pipeline", "metis", "memory"):
         found = refused("plan", "user_program.py:make", "--devices", 99, "--policy", policy)
         assert "99" in found
         assert "4 nodes" in found

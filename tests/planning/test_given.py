@@ -6,20 +6,16 @@ from torch import nn
 from shardwright.errors import PlanError
 from shardwright.layout import Cluster
 from shardwright.planning import (
-    exact_partition,
     metis_partition,
-    mixed_partition,
     partition_by_memory,
     pipedream_partition,
     plan,
     predict,
-    refine_partition,
 )
 from tests.graphs import language_model
 
 GRAPH = language_model(layers=1)
 MODEL = nn.Linear(2, 2)
-STAGES = [0, *[1] * (len(GRAPH.nodes) - 1)]
 NO_GRAPH = "a graph is planned, found a Linear; capture it first"
 SLIPS = [
     (lambda: plan(MODEL, 2), NO_GRAPH),
@@ -27,24 +23,7 @@ SLIPS = [
     (lambda: predict(MODEL, plan(GRAPH, 2)), NO_GRAPH),
     *(
         (lambda make=make: make(MODEL, 2), NO_GRAPH)
-        for make in (
-            *(metis_partition, partition_by_memory, exact_partition),
-            *(pipedream_partition, mixed_partition, refine_partition),
-        )
-    ),
-    *(
-        (
-            lambda make=make, given=given: make(GRAPH, given, cluster=3),
-            "a Cluster, found 3; Cluster",
-        )
-        for make, given in ((exact_partition, 2), (refine_partition, STAGES))
-    ),
-    *(
-        (
-            lambda make=make, given=given: make(GRAPH, given, cluster=Cluster.of(1)),
-            "the stages need 2 slots, but the cluster has 1; take fewer stages, or a larger",
-        )
-        for make, given in ((exact_partition, 2), (refine_partition, STAGES))
+        for make in (metis_partition, partition_by_memory, pipedream_partition)
     ),
     (lambda: plan(GRAPH, "a"), "devices must be a number .* found 'a'; or give a Cluster"),
     (lambda: plan(GRAPH, mesh="tensor=2"), "mesh gives sizes by axis, .* found 'tensor=2'"),
@@ -53,21 +32,15 @@ SLIPS = [
         lambda: pipedream_partition(GRAPH, "a"),
         "devices must be a number .* found 'a'; or give a Cluster",
     ),
-    (lambda: mixed_partition(GRAPH, "a"), "devices must be a whole number .* found 'a'"),
-    (lambda: mixed_partition(GRAPH, 2, 0), "chunks must be a whole number from 1 up, found 0"),
-    *(
-        (
-            lambda make=make: make(GRAPH, 2, microbatches=0),
-            "microbatches must be a whole number from 1 up, found 0",
-        )
-        for make in (exact_partition, pipedream_partition)
+    (
+        lambda: pipedream_partition(GRAPH, 2, microbatches=0),
+        "microbatches must be a whole number from 1 up, found 0",
     ),
     *(
         (
-            lambda make=make, memory=memory: make(GRAPH, 2, memory=memory),
+            lambda memory=memory: pipedream_partition(GRAPH, 2, memory=memory),
             f"memory must be a number of bytes above 0, found {memory!r}",
         )
-        for make in (exact_partition, pipedream_partition)
         for memory in (float("nan"), -5, 0, "a")
     ),
 ]

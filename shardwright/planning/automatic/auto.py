@@ -1,10 +1,8 @@
 """The automatic planner: from a graph and a cluster to the plan that is predicted to be fastest.
 
-Comes in: a model or training step, a `Cluster`, what nodes cost, and what is already decided. Goes
-out: a `Plan` with its prediction and with what else was looked at: the fastest of what `search`
-finds, which is written down here, and of what partitioners make (`rivals`). So none of these plans
-is predicted to be faster; or, where a `judge` is asked about those that are predicted to be close,
-none of those is by the simulator's measure.
+`search` gives the fastest candidates by prediction; of a small graph these are built and simulated,
+and the fastest by simulation is the plan. With it come its prediction and what it was compared
+with.
 
 A training step is captured with the shapes of one microbatch, and a plan of n microbatches makes a
 step of n of them: plans with different n are compared by what one microbatch's samples take.
@@ -13,22 +11,19 @@ step of n of them: plans with different n are compared by what one microbatch's 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 
-from shardwright.errors import PlanError, ShardwrightError
+from shardwright.errors import ShardwrightError
 from shardwright.ir import IRGraph
 from shardwright.ir.collection import without_collection
 from shardwright.ir.quantities import count_text
 from shardwright.layout import Cluster, Mesh
 from shardwright.planning.assemble import make_plan
 from shardwright.planning.automatic.candidates import Asked, Found
-from shardwright.planning.automatic.contender import Contender
 from shardwright.planning.automatic.explain import alternatives, done_whole, split_reasons
-from shardwright.planning.automatic.rivals import FEW_NODES, Rival, Rivals
 from shardwright.planning.automatic.search import Search
 from shardwright.planning.automatic.spreads import SEVERAL, Spreads
 from shardwright.planning.batch import batch_rows
@@ -40,36 +35,20 @@ from shardwright.planning.plan import (
     TrainingPlan,
     assignments,
 )
-from shardwright.planning.prediction.predict import predict
+from shardwright.planning.prediction.predict import estimate_plan
+from shardwright.planning.prediction.spreading import spread_of_plan
 from shardwright.planning.prediction.timing import order_of
 from shardwright.planning.step import check_one_backward
 from shardwright.planning.training import measure_work, training_plan
 from shardwright.profiling.cost import Analytic, Costs
 
-if TYPE_CHECKING:
-    from shardwright.planning.automatic.judge import Judge
+Simulate = Callable[[IRGraph, Plan, Costs, Cluster], float]
+"""Seconds of a plan for each batch of the captured size."""
 
 AUTO = "auto"
-FASTER = 1 - 1e-9
-"""A partitioner's plan is taken where it takes less than this times what the search found."""
-CLOSE = 1.12
-"""The judge is asked about plans that are predicted to take up to this times the least, of graphs
-of `FEW_NODES` at most: larger ones take long to build, and are predicted within 0.1%."""
-JUDGED = 12
-"""So many of them at most, the fastest first."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Option:
-    """What may be chosen: what the search found, or a partitioner's plan."""
-
-    made: Found | Rival
-    contender: Contender
-
-    @property
-    def preference(self) -> float:
-        """Smaller is better: of equals, what the search found."""
-        return self.contender.seconds / (FASTER if isinstance(self.made, Rival) else 1.0)
+FEW_NODES = 200
+"""Candidates of graphs of more nodes are not simulated: building them takes longer than the search,
+and their predictions are within 0.1% of the simulator's."""
 
 
 @without_collection()
@@ -78,12 +57,11 @@ def auto_plan(
     cluster: Cluster,
     costs: Costs | None = None,
     asked: Asked | None = None,
-    judge: Judge | None = None,
+    simulate: Simulate | None = None,
 ) -> Plan:
-    """The plan for a graph that is predicted to be fastest on a cluster.
+    """The fastest plan for a graph on a cluster: by ``simulate`` where given, else by prediction.
 
-    For a small graph the ``judge`` says which of the plans is that are predicted to be close to
-    the fastest. Raises PlanError where no plan fits, with what lacks in the nearest.
+    Raises PlanError where no plan fits, with what lacks in the nearest.
     """
     asked = asked or Asked()
     asked.check()
@@ -91,112 +69,57 @@ def auto_plan(
     if spreads.training:
         check_one_backward(graph)
     search = Search(spreads, cluster, asked)
-    found: list[Found] = []
-    nothing: PlanError | None = None
-    try:
-        found = search.run()
-    except PlanError as error:
-        nothing = error
-    count = found[0].candidate.microbatches if found else asked.options().microbatches
-    rivals = Rivals(spreads, cluster, asked, count).run()
-    if nothing is not None and not rivals.best:
-        raise nothing
-    options = [_Option(one, _priced(search, one, exact=bool(rivals.best))) for one in found]
-    options += [_Option(rival, rival.contender) for rival in rivals.best.values()]
-    options.sort(key=lambda option: option.preference)
-    refused = {**{str(shape): why for shape, why in search.refused.items()}, **rivals.refused}
-    if judge is not None and len(graph.nodes) <= FEW_NODES:
-        judging = _Judging(search, judge)
-        beside = [one for one in rivals.made if one is not rivals.best[one.policy]]
-        options = judging.order(options, [_Option(one, one.contender) for one in beside])
-        refused |= judging.unbuilt
-    refused = {name: why for name, why in refused.items() if name not in rivals.best}
-    left_out = (rivals.left_out,) if rivals.left_out else ()
-    return _explained(search, options, refused, left_out)
+    found = [_repriced(search, one) for one in search.run()]
+    found.sort(key=lambda one: one.seconds)
+    refused = [f"{shape}: {why}" for shape, why in search.refused.items()]
+    if simulate is not None and len(graph.nodes) <= FEW_NODES and found[1:]:
+        found = [_simulated(search, one, simulate, refused) for one in found]
+        found.sort(key=lambda one: one.simulated)
+    return _explained(search, found, refused)
 
 
-@dataclass(slots=True)
-class _Judging:
-    """Plans that are predicted to be close, told apart by a judge."""
-
-    search: Search
-    judge: Judge
-    seconds: dict[Plan, float] = field(default_factory=dict)
-    unbuilt: dict[str, str] = field(default_factory=dict)
-    """Plans that cannot be built, and why."""
-
-    def order(self, options: Sequence[_Option], more: Sequence[_Option]) -> list[_Option]:
-        """The options, but first of all the fastest by the judge, which may be one of ``more``.
-
-        Asked about are those of both that are close to what is predicted to be the fastest.
-        """
-        every = sorted([*options, *more], key=lambda option: option.preference)
-        limit = CLOSE * every[0].contender.seconds
-        close = [option for option in every if option.contender.seconds <= limit][:JUDGED]
-        if not close[1:]:
-            return list(options)
-        judged = {id(option): self._judged(option) for option in close}
-        first = min(judged.values(), key=lambda option: option.contender.simulated)
-        others = (judged.get(id(option), option) for option in options)
-        return [first, *(option for option in others if option is not first)]
-
-    def _judged(self, option: _Option) -> _Option:
-        """The option with what the judge says; what cannot be built takes for ever."""
-        spreads, cluster = self.search.spreads, self.search.cluster
-        made = msgspec.structs.replace(_plan_of(self.search, option.made), cluster=cluster)
-        plan = msgspec.structs.replace(made, policy=AUTO, notes=())
-        if plan not in self.seconds:
-            try:
-                self.seconds[plan] = self.judge(spreads.graph, plan, spreads.costs, cluster)
-            except ShardwrightError as error:
-                self.unbuilt[str(option.contender)] = f"it cannot be built: {error}"
-                self.seconds[plan] = math.inf
-        return replace(option, contender=replace(option.contender, simulated=self.seconds[plan]))
-
-
-def _plan_of(search: Search, made: Found | Rival) -> Plan:
-    return (
-        made.plan if isinstance(made, Rival) else write_plan(search.spreads, search.cluster, made)
+def _simulated(search: Search, found: Found, simulate: Simulate, refused: list[str]) -> Found:
+    """The candidate with its simulated time; infinite, and noted, where it cannot be built."""
+    spreads, cluster = search.spreads, search.cluster
+    plan = msgspec.structs.replace(
+        write_plan(spreads, cluster, found), cluster=cluster, policy=AUTO, notes=()
     )
+    try:
+        seconds = simulate(spreads.graph, plan, spreads.costs, cluster)
+    except ShardwrightError as error:
+        refused.append(f"{found}: it cannot be built: {error}")
+        seconds = math.inf
+    return replace(found, simulated=seconds)
 
 
-def _priced(search: Search, found: Found, *, exact: bool) -> Contender:
-    """What the search found takes; with an ``exact`` prediction where plans are close.
-
-    What a step does once is priced in the search as of `SEVERAL` microbatches.
-    """
-    spreads, contender = search.spreads, Contender.of(found)
-    if not (exact and found.spread.source.prepare and found.options.microbatches > SEVERAL):
-        return contender
-    plan = write_plan(spreads, search.cluster, found)
-    again = predict(spreads.graph, plan, search.cluster, spreads.costs, spreads.sources)
-    return Contender(contender.plan, again, contender.recompute)
-
-
-def _explained(
-    search: Search, options: Sequence[_Option], refused: Mapping[str, str], notes: Sequence[str]
-) -> Plan:
-    """The plan of the first option with its prediction, and with what it is compared with."""
-    made, contender = options[0].made, options[0].contender
-    chosen = msgspec.structs.replace(_plan_of(search, made), policy=AUTO)
-    spread = made.found.spread if isinstance(made, Rival) else made.spread
-    reasons = () if isinstance(made, Rival) else spread.reasons
+def _explained(search: Search, found: Sequence[Found], refused: Sequence[str]) -> Plan:
+    """The plan of the first candidate with its prediction, and with what it is compared with."""
+    best, spread = found[0], found[0].spread
+    chosen = msgspec.structs.replace(write_plan(search.spreads, search.cluster, best), policy=AUTO)
     assigned = list(assignments(chosen, len(spread.source.view.nodes)))
     explanation = Explanation(
-        plan=str(contender),
+        plan=str(best),
         rows=batch_rows(search.spreads.graph),
-        others=alternatives(contender, [option.contender for option in options[1:]]),
-        refused=tuple(f"{name}: {why}" for name, why in refused.items()),
-        splits=split_reasons(spread.source, assigned, reasons),
+        others=alternatives(best, found[1:]),
+        refused=tuple(refused),
+        splits=split_reasons(spread.source, assigned, spread.reasons),
         whole=done_whole(spread.source, assigned),
-        simulated=contender.simulated if math.isfinite(contender.simulated) else 0.0,
+        simulated=best.simulated if math.isfinite(best.simulated) else 0.0,
     )
-    return msgspec.structs.replace(
-        chosen,
-        notes=(*chosen.notes, *notes),
-        prediction=contender.prediction,
-        explanation=explanation,
-    )
+    return msgspec.structs.replace(chosen, prediction=best.prediction, explanation=explanation)
+
+
+def _repriced(search: Search, found: Found) -> Found:
+    """The candidate as `predict` has it.
+
+    The search prices what a step does once as of `SEVERAL` microbatches.
+    """
+    if not found.spread.source.prepare or found.options.microbatches <= SEVERAL:
+        return found
+    spreads, cluster = search.spreads, search.cluster
+    plan = write_plan(spreads, cluster, found)
+    exact = spread_of_plan(spreads.graph, plan, cluster, spreads.costs, spreads.sources)
+    return replace(found, estimate=estimate_plan(exact, cluster))
 
 
 def write_plan(spreads: Spreads, cluster: Cluster, found: Found) -> Plan:

@@ -9,6 +9,7 @@ from shardwright.errors import PlanError
 from shardwright.ir.quantities import count_text
 from shardwright.planning.automatic.shapes import Shape
 from shardwright.planning.mesh import DATA
+from shardwright.planning.predicted import Prediction
 from shardwright.planning.prediction.predict import Estimate
 from shardwright.planning.prediction.source import Integers
 from shardwright.planning.prediction.spread import Spread
@@ -96,6 +97,13 @@ class Candidate:
         return f"{self.shape}{schedule}, {count_text(self.microbatches, 'microbatch')}{zero}"
 
 
+_AGAIN = {
+    "none": "",
+    "auto": ", some activations computed again",
+    "full": ", all activations computed again",
+}
+
+
 @dataclass(frozen=True)
 class Found:
     """A candidate with its cut, and what that takes."""
@@ -107,6 +115,21 @@ class Found:
     estimate: Estimate
     memory: int
     """Bytes that a slot may hold."""
+    simulated: float = 0.0
+    """Simulated seconds for each batch of the captured size; 0 where it was not simulated."""
+
+    def __str__(self) -> str:
+        return f"{self.candidate}{_AGAIN[self.options.recompute]}"
+
+    @property
+    def prediction(self) -> Prediction:
+        """What a step takes, and each slot's memory."""
+        return self.estimate.prediction()
+
+    @property
+    def work(self) -> float:
+        """Of the slot with the most work, for a batch of the captured size."""
+        return max(slot.busy for slot in self.prediction.slots) / self.estimate.microbatches
 
     @property
     def peak(self) -> int:

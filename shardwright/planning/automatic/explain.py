@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from shardwright.dimops.bound import Flow
-from shardwright.planning.automatic.contender import Contender
+from shardwright.planning.automatic.candidates import Found
 from shardwright.planning.explanation import Alternative, SplitReason
 from shardwright.planning.plan import Assignment, Split, Terms
 from shardwright.planning.prediction.source import Forward
 
 
-def alternatives(best: Contender, others: Sequence[Contender]) -> tuple[Alternative, ...]:
+def alternatives(best: Found, others: Sequence[Found]) -> tuple[Alternative, ...]:
     """What else was looked at, the fastest first, and why it is not chosen."""
     return tuple(
-        Alternative(str(other), other.seconds, other.prediction.peak_memory, _why(best, other))
+        Alternative(str(other), other.seconds, other.peak, _why(best, other))
         for other in sorted(others, key=lambda other: other.seconds)
     )
 
 
-def _why(best: Contender, other: Contender) -> str:
+def _why(best: Found, other: Found) -> str:
     """What another plan takes longer for, on its slowest slot and for a captured batch."""
-    if other.recompute != "none" and best.recompute == "none":
+    if other.options.recompute != "none" and best.options.recompute == "none":
         return "it must compute activations again to fit"
     if best.simulated < other.simulated and other.seconds <= best.seconds:
         return (

@@ -15,7 +15,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import numpy as np
 
@@ -23,7 +22,6 @@ from shardwright.errors import PlanError
 from shardwright.layout import Cluster
 from shardwright.planning.automatic.candidates import Asked, Candidate, Found
 from shardwright.planning.automatic.cutting import Line, cuts, first_readers
-from shardwright.planning.automatic.exhaustive import fastest_partitions, is_small
 from shardwright.planning.automatic.nearest import nearest_text
 from shardwright.planning.automatic.shapes import Shape, shapes, variants
 from shardwright.planning.automatic.spreads import SEVERAL, Spreads
@@ -42,18 +40,16 @@ ENOUGH = 1.01
 BUBBLE = 0.4
 """The share of a stage's work on a microbatch that every schedule has it wait at a step's ends."""
 PROMISE = 0.995
-"""In graphs that are not small, only what may take less than this times the best is looked at."""
+"""Only what may take less than this times the best is looked at."""
 SINGLE = 0.98
 """A step of one microbatch takes at least this much of what one of several would with one of them:
 they differ in their losses, which are means or quotients of sums."""
 STAGES = 128
 """More virtual stages are not tried."""
-FITTING = 32
-"""Of a small graph's partitions so many of the fastest are tried for one that fits."""
 MOST_OTHERS = 12
 """Of so many other shapes, in the order of their bounds, those that fit are looked for."""
 OTHERS = 3
-"""How many other shapes are looked at in full, and how many other plans are told of."""
+"""How many other shapes are looked at in full, and how many other plans are given."""
 FORWARD_ONLY = ("1f1b", 1)
 """What stands for the schedule of a model, whose stages follow one another."""
 
@@ -125,13 +121,12 @@ class Search:
 
     def _best(self, candidates: Iterable[Candidate], below: float = np.inf) -> Found | None:
         """The best of some candidates of which a sample takes less than ``below``."""
-        promise = 1.0 if self._small else PROMISE
         waiting = [
             (self._known_bound(candidate), i, candidate) for i, candidate in enumerate(candidates)
         ]
         heapq.heapify(waiting)
         best: Found | None = None
-        while waiting and waiting[0][0] < below * promise:
+        while waiting and waiting[0][0] < below * PROMISE:
             _, i, candidate = heapq.heappop(waiting)
             if candidate not in self._bounds:
                 heapq.heappush(waiting, (self._closer_bound(candidate), i, candidate))
@@ -211,7 +206,7 @@ class Search:
         A step of one microbatch is another graph than one of several. It is made ready only where
         one microbatch may be worth it.
         """
-        alike = candidate.microbatches == 1 and not candidate.shape.best and not self._small
+        alike = candidate.microbatches == 1 and not candidate.shape.best
         if alike and self.asked.microbatches is None and candidate not in self._near:
             self._near[candidate] = SINGLE * self._bound(candidate, SEVERAL)
             if self._near[candidate] < np.inf:
@@ -227,12 +222,8 @@ class Search:
         if candidate.shape in self.refused:
             return np.inf
         waiting = (candidate.shape.pipeline - 1) / candidate.chunks / candidate.microbatches
-        bubble = 0.0 if self._small or not self.spreads.training else BUBBLE * waiting
+        bubble = BUBBLE * waiting if self.spreads.training else 0.0
         return self._serial / candidate.shape.slots * (1 + bubble)
-
-    @cached_property
-    def _small(self) -> bool:
-        return is_small(self.spreads.over(Shape(1)).source)
 
     def _bound(self, candidate: Candidate, like: int) -> float:
         """What a sample takes at least on this mesh if the stages are equal.
@@ -256,7 +247,7 @@ class Search:
         once = float(self._once(spread, candidate).sum())
         at_work = (count * float(spread.seconds.sum()) + once) / shape.pipeline
         ends = float((spread.forward + spread.backward).sum())
-        if not self.spreads.training or self._small:
+        if not self.spreads.training:
             return at_work / count
         return (at_work + (shape.pipeline - 1) / candidate.stages * ends) / count
 
@@ -296,8 +287,6 @@ class Search:
             for found in self._in_mode(candidate, mode):
                 if least is None or _better(found, least):
                     least = found
-            if mode == "none" and self._small:
-                least = self._exhaust(candidate, least)
             if least is not None and least.fits:
                 break
         return least
@@ -322,25 +311,6 @@ class Search:
                 return None
             if least is None or found.peak < least.peak:
                 least = found
-        return least
-
-    def _exhaust(self, candidate: Candidate, least: Found | None) -> Found | None:
-        """The best of all partitions of a small graph."""
-        shape, count = candidate.shape, candidate.microbatches
-        spread = self.spreads.over(shape, count)
-        options = Options(count, candidate.schedule, candidate.chunks, zero=candidate.zero)
-        partitions = fastest_partitions(
-            spread,
-            order_of(candidate.schedule, shape.pipeline, count, candidate.chunks),
-            self.cluster,
-            self._slots(shape),
-            below=least.estimate.step_time if least is not None and least.fits else np.inf,
-            zero=candidate.zero,
-        )
-        for stages in partitions[:FITTING]:
-            found = self._found(spread, stages, options, candidate)
-            if found.fits:
-                return found
         return least
 
     def _in_mode(self, candidate: Candidate, mode: str, *, timed: bool = True) -> Iterator[Found]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from shardwright.errors import PlanError
@@ -27,9 +27,6 @@ from shardwright.planning.partitions.workload import Workload, workload_of
 from shardwright.planning.pipeline import check_stages
 from shardwright.planning.training import held_bytes
 from shardwright.profiling import Analytic, Costs
-
-Workloads = dict[int, tuple[IRGraph, Workload]]
-"""Of forwards, which stand beside them, by their ids: for the same costs and links."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +49,6 @@ class Task:
         How many slots of a rank share its work, and in how many shards of the batch.
     leaders
         The first slot of each rank, for messages; the cluster's own order by default.
-    known
-        Workloads of whole forwards that are known, by the forwards' ids; it grows.
     """
 
     view: IRGraph
@@ -70,7 +65,6 @@ class Task:
     slots: int = 1
     shards: int = 1
     leaders: tuple[str, ...] = ()
-    known: Workloads = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def stages(self) -> int:
@@ -80,9 +74,7 @@ class Task:
     @cached_property
     def workload(self) -> Workload:
         """The nodes to deal out."""
-        if id(self.view) not in self.known:
-            self.known[id(self.view)] = self.view, self._whole_workload()
-        found = self.known[id(self.view)][1]
+        found = self._whole_workload()
         if self.slots > 1:
             found = found.shared(self.slots, self.shards)
         if not self.recompute:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
 import msgspec
@@ -23,7 +23,7 @@ from shardwright.planning.assemble import make_plan
 from shardwright.planning.copies import Copy, with_copies
 from shardwright.planning.mesh import DATA, PIPELINE, split_nodes
 from shardwright.planning.partitions.partition import Partition
-from shardwright.planning.partitions.partition_task import Task, Workloads
+from shardwright.planning.partitions.partition_task import Task
 from shardwright.planning.partitions.partitioners import PARTITIONERS
 from shardwright.planning.pipeline import check_stages
 from shardwright.planning.plan import (
@@ -45,23 +45,19 @@ from shardwright.planning.training import (
 )
 from shardwright.profiling import Costs
 
-MIXED, PIPEDREAM = "mixed", "pipedream"
-MIXED_CHUNKS = 2
-MIXED_SCHEDULE = "interleaved"
-"""The schedule of a mixed pipe that is asked for with the default, which has one stage a rank."""
+PIPEDREAM = "pipedream"
 
 
 @dataclass(frozen=True, slots=True)
 class Machines:
     """What a plan is made for: the slots, what nodes cost there, and the bytes of each slot.
 
-    ``memory`` is None where it is not known. ``workloads`` are those that were worked out before.
+    ``memory`` is None where it is not known.
     """
 
     cluster: Cluster
     costs: Costs
     memory: float | None = None
-    workloads: Workloads = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +82,15 @@ def plan_by_partition(
     policy: str,
     machines: Machines,
     options: Options,
-    sources: Sources | None = None,
 ) -> Plan:
     """The plan of a model or a training step by a partitioner.
 
-    The machines have as many slots as the mesh with these axes; ``options`` are for steps;
-    ``sources`` has the forms of the graph that are known. Raises PlanError.
+    The machines have as many slots as the mesh with these axes; ``options`` are for steps.
+    Raises PlanError.
     """
     check_axes(policy, axes)
     apart, unfused = take_apart(graph, axes)
-    sources = sources or Sources(graph)
+    sources = Sources(graph)
     sources.note_apart(apart, unfused)
     if sources.training:
         options.check(axes)
@@ -148,10 +143,8 @@ def partition_model(
     graph: IRGraph, policy: str, axes: Mapping[str, int], machines: Machines
 ) -> Partitioned:
     """A model's stages. Raises PlanError."""
-    chunks = MIXED_CHUNKS if policy == MIXED else 1
-    placement = tuple(stage % axes[PIPELINE] for stage in range(axes[PIPELINE] * chunks))
-    count = 1 if policy == PIPEDREAM else len(placement)
-    check_stages(len(graph.nodes), count, graph.name, chunks)
+    placement = tuple(range(axes[PIPELINE]))
+    check_stages(len(graph.nodes), 1 if policy == PIPEDREAM else len(placement), graph.name)
     slots, shards = _sharing(axes)
     task = Task(
         graph,
@@ -162,7 +155,6 @@ def partition_model(
         slots=slots,
         shards=shards,
         leaders=_leaders(axes, machines.cluster.devices),
-        known=machines.workloads,
     )
     return _on_slots(graph, PARTITIONERS[policy](task), axes, machines.cluster.devices)
 
@@ -225,8 +217,6 @@ def partition_step(
     options: Options,
 ) -> Partitioned:
     """A training step's stages, on the ranks of its schedule. Raises PlanError."""
-    if policy == MIXED and options.schedule == Options().schedule:
-        options = replace(options, schedule=MIXED_SCHEDULE)
     found = _partition(step, policy, axes, machines, options)
     if max(found.replicas) > 1 and sources.is_mixed(max(found.replicas)):
         found = _partition(step, policy, axes, machines, options, rows=1)
@@ -269,7 +259,6 @@ def _partition(
             options.recompute != "none",
             *_sharing(axes),
             leaders=_leaders(axes, machines.cluster.devices),
-            known=machines.workloads,
         )
     )
 

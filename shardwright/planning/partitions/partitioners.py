@@ -10,17 +10,11 @@ memory
     Parts of equal bytes, of stored values and activations, by METIS; then refined.
 pipedream
     Contiguous stages with several slots where that is faster.
-exact
-    The best of all acyclic partitions where the graph is small enough, else of contiguous cuts,
-    refined.
-mixed
-    Several stages a rank, whose loads even out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from operator import truediv
 from typing import cast, overload
 
@@ -28,8 +22,8 @@ from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.layout import Cluster
 from shardwright.planning.batch import batch_rows
-from shardwright.planning.given import check_count, check_devices, check_slots
-from shardwright.planning.partitions.exact import acyclic, contiguous, recut, stages_between
+from shardwright.planning.given import check_devices
+from shardwright.planning.partitions.contiguous import contiguous, recut, stages_between
 from shardwright.planning.partitions.layered import (
     LayerEdgeWeight,
     LayerWeight,
@@ -46,7 +40,6 @@ from shardwright.planning.partitions.metis import (
     weigh_edges,
     weigh_nodes,
 )
-from shardwright.planning.partitions.mixed import mixed
 from shardwright.planning.partitions.ordering import moved_note
 from shardwright.planning.partitions.partition import Partition
 from shardwright.planning.partitions.partition_task import Task, task_of
@@ -111,23 +104,6 @@ def by_pipedream(task: Task) -> Partition:
     )
 
 
-def by_exact(task: Task) -> Partition:
-    """The best of all acyclic partitions, or where those are too many of all contiguous cuts.
-
-    The latter is refined: an acyclic partition may be better than any contiguous cut.
-    """
-    stages = acyclic(task.workload, task.stages, task.limit)
-    if stages is not None:
-        stages, filled = _filled(task, stages)
-        return task.partition("exact", stages, filled or ["the best of all acyclic partitions"])
-    stages = contiguous(task.workload, task.stages, task.limit)
-    refined = refine(task.workload, stages, limit=task.limit)
-    better = ", and single nodes moved" if refined != stages else ""
-    note = f"the best of all contiguous cuts of the nodes' order{better}"
-    refined, filled = _filled(task, refined)
-    return task.partition("exact", refined, filled or [note])
-
-
 def _filled(task: Task, stages: list[int]) -> tuple[list[int], list[str]]:
     """The stages; where one of them reads nothing stored, the best cut in which all do, and a note.
 
@@ -146,25 +122,10 @@ def _filled(task: Task, stages: list[int]) -> tuple[list[int], list[str]]:
     return found, [note]
 
 
-def by_mixed(task: Task) -> Partition:
-    """Several stages a rank, whose loads even out."""
-    ranks = max(task.placement) + 1
-    stages, where = mixed(
-        task.workload,
-        ranks,
-        task.stages // ranks,
-        placement=None if task.step is None else task.placement,
-        limit=task.limit,
-    )
-    return task.partition("mixed", stages, ranks=where)
-
-
 PARTITIONERS: Mapping[str, Callable[[Task], Partition]] = {
     "metis": by_metis,
     "memory": by_memory,
     "pipedream": by_pipedream,
-    "exact": by_exact,
-    "mixed": by_mixed,
 }
 """By the name of the policy."""
 
@@ -287,46 +248,6 @@ def pipedream_partition(
     return by_pipedream(
         task_of(graph, 1, cluster=cluster, costs=costs, microbatches=microbatches, memory=memory)
     )
-
-
-def exact_partition(
-    graph: IRGraph,
-    num_partitions: int,
-    *,
-    cluster: Cluster | None = None,
-    costs: Costs | None = None,
-    microbatches: int = 1,
-    memory: float | None = None,
-) -> Partition:
-    """The best of all acyclic partitions, or where those are too many of all contiguous cuts.
-
-    ``memory`` is in bytes a slot. Raises PlanError where none fits, and for more parts than nodes
-    or slots.
-    """
-    task = task_of(
-        graph,
-        num_partitions,
-        cluster=cluster,
-        costs=costs,
-        microbatches=microbatches,
-        memory=memory,
-    )
-    check_slots(cluster, num_partitions)
-    return by_exact(task)
-
-
-def mixed_partition(
-    graph: IRGraph, devices: int, chunks: int = 2, *, costs: Costs | None = None
-) -> Partition:
-    """Mixed pipes: ``chunks`` stages on each device, so that the devices' loads even out.
-
-    Raises PlanError for more stages than nodes.
-    """
-    check_count("devices", devices)
-    check_count("chunks", chunks)
-    task = task_of(graph, devices * chunks, costs=costs)
-    rounds = tuple(stage % devices for stage in range(devices * chunks))
-    return by_mixed(replace(task, placement=rounds))
 
 
 METIS_partition = metis_partition

@@ -24,7 +24,7 @@ import numpy as np
 from shardwright.errors import PlanError
 from shardwright.layout import Cluster
 from shardwright.planning.partitions.chains import TOLERANCE, Table, Tables
-from shardwright.planning.partitions.exact import cut_places, range_tables
+from shardwright.planning.partitions.contiguous import cut_places, range_tables
 from shardwright.planning.partitions.memory_limit import MemoryLimit, lacking
 from shardwright.planning.partitions.workload import Workload
 

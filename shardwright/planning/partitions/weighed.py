@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from shardwright.planning.partitions.exact import recut
+from shardwright.planning.partitions.contiguous import recut
 from shardwright.planning.partitions.metis import Edge, metis_stages
 from shardwright.planning.partitions.ordering import moved_note
 from shardwright.planning.partitions.refine import refine

@@ -1,4 +1,4 @@
-"""The automatic planner: never worse than other plans, the best of all in small graphs, legal."""
+"""The automatic planner: as fast as other plans, and legal."""
 
 import random
 
@@ -11,7 +11,6 @@ from shardwright.layout import Cluster, DeviceModel, Link, Links, Mesh
 from shardwright.planning import plan
 from shardwright.planning.automatic.auto import auto_plan, write_plan
 from shardwright.planning.automatic.candidates import SCHEDULES, Asked, Candidate
-from shardwright.planning.automatic.exhaustive import fastest_partitions
 from shardwright.planning.automatic.search import Search
 from shardwright.planning.automatic.shapes import Shape
 from shardwright.planning.automatic.spreads import Spreads
@@ -110,58 +109,17 @@ def slowly(graph, machines, microbatches):
     )
 
 
-def all_at_once(graph, machines, microbatches):
-    """The same, with nothing left out, all partitions laid out in time together."""
-    whole = spread_whole(graph, machines, microbatches)
-    best = float("inf")
-    for order, slots in orders(machines, microbatches, len(whole.source.view.nodes)):
-        found = fastest_partitions(whole, order, machines, slots, below=float("inf"))
-        options = Options(microbatches, order.schedule.kind, order.schedule.chunks)
-        if found:
-            best = min(best, estimate(whole, found[0], options, machines, slots).step_time)
-    return best
-
-
 EXHAUSTIVE = pytest.mark.exhaustive
 
 
-def check_best(graph, machines, microbatches, best):
-    """What the search finds of one slot a stage is exactly the best.
-
-    Inner axes may be better still, and so may partitioners, which cut anywhere and copy nodes.
-    """
-    made = by_prediction(graph, machines, microbatches=microbatches, zero=0)
-    assert made.prediction.step_time <= best * (1 + 1e-9)
-    searched = ":" not in made.explanation.plan  # else a partitioner's name stands before it
-    if searched and not any(assignment.mesh.ndim for assignment in made.assignments):
-        assert made.prediction.step_time == pytest.approx(best, rel=1e-9)
-
-
 @pytest.mark.parametrize("seed", range(12))
-def test_of_a_tiny_graph_it_is_the_best_of_all_plans(seed):
-    """By nothing that the search itself uses: every plan is estimated by itself."""
-    graph, machines = random_step(seed, 2), cluster(4)
+def test_no_partition_of_a_tiny_graph_is_faster(seed):
+    """Each is estimated by itself; inner axes of the mesh, which only the search tries, help."""
+    graph, machines = random_step(seed, 3), cluster(4)
     microbatches = 1 + seed % 3
-    check_best(graph, machines, microbatches, slowly(graph, machines, microbatches))
-
-
-@pytest.mark.parametrize("batch", [0, *(pytest.param(n, marks=EXHAUSTIVE) for n in range(1, 20))])
-def test_of_small_graphs_it_is_the_best_of_all_plans(batch):
-    for seed in range(10 * batch, 10 * batch + 10):
-        graph, machines = random_step(seed, 4), cluster(4)
-        microbatches = 1 + seed % 3
-        check_best(graph, machines, microbatches, all_at_once(graph, machines, microbatches))
-
-
-def test_partitions_laid_out_together_take_what_each_takes_by_itself():
-    graph, machines = random_step(3, 3), cluster(3)
-    whole = spread_whole(graph, machines, 2)
-    for order, slots in orders(machines, 2, 6):
-        options = Options(2, order.schedule.kind, order.schedule.chunks)
-        found = fastest_partitions(whole, order, machines, slots, below=float("inf"))
-        times = [estimate(whole, stages, options, machines, slots).step_time for stages in found]
-        assert times == pytest.approx(sorted(times))
-        assert len(times) == len(list(partitions(whole.source.view, order.schedule.stages)))
+    made = by_prediction(graph, machines, microbatches=microbatches, zero=0)
+    best = slowly(graph, machines, microbatches)
+    assert made.prediction.step_time <= best * (1 + 1e-9)
 
 
 @pytest.fixture(scope="module")

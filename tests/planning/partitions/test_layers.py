@@ -80,7 +80,6 @@ def test_a_partition_is_a_plan_that_runs() -> None:
     for partition in (
         partition_layers(layer_graph(graph, depth=1), 3).partition,
         sw.metis_partition(graph, 3),
-        sw.mixed_partition(graph, 2),
         sw.pipedream_partition(graph, 2),
     ):
         assert partition is not None

@@ -8,9 +8,7 @@ from shardwright.planning.partitions.partition import make_partition
 from shardwright.planning.partitions.partition_task import task_of
 from shardwright.planning.partitions.partitioners import (
     PARTITIONERS,
-    exact_partition,
     metis_partition,
-    mixed_partition,
     pipedream_partition,
 )
 from shardwright.planning.partitions.workload import Workload
@@ -37,15 +35,6 @@ def test_every_node_is_in_a_stage_that_reads_none_later(graph, policy):
     assert found.policy == policy
 
 
-@pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
-def test_none_is_better_than_the_exact_one(graph):
-    """As long as each stage has a slot; copies are left out."""
-    best = max(share.seconds for share in exact_partition(graph, 3).shares)
-    for policy in ("metis", "memory"):
-        found = PARTITIONERS[policy](task_of(graph, 3))
-        assert max(share.seconds for share in found.shares) >= best * (1 - 1e-9)
-
-
 def test_pipedream_gives_slots_to_stages():
     graph = GRAPHS["step"]
     found = pipedream_partition(graph, Cluster.of(4, 2), microbatches=4)
@@ -55,24 +44,6 @@ def test_pipedream_gives_slots_to_stages():
     with pytest.raises(PlanError, match="no cut on 2 slots fits in 1000 bytes a slot"):
         pipedream_partition(graph, 2, memory=1000)
     assert pipedream_partition(graph, 4, memory=held).replicas
-
-
-def test_a_limit_of_memory_is_kept_or_refused():
-    graph = GRAPHS["model"]
-    free = exact_partition(graph, 2)
-    fullest = max(share.stored_bytes for share in free.shares)
-    with pytest.raises(PlanError, match="fits in memory: even the least full leaves stage"):
-        exact_partition(graph, 2, memory=1000)
-    assert exact_partition(graph, 2, memory=fullest).stages == free.stages
-
-
-def test_mixed_pipes_have_several_stages_a_rank():
-    found = mixed_partition(GRAPHS["model"], 2, chunks=3)
-    assert len(found.ranks) == 6
-    assert set(found.ranks) == {0, 1}
-    assert " on rank 0: " in str(found)
-    with pytest.raises(PlanError, match="2000 stages, but the graph"):
-        mixed_partition(GRAPHS["model"], 2, chunks=1000)
 
 
 def test_a_partition_of_replicas_says_so():

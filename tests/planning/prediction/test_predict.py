@@ -147,7 +147,7 @@ def begins(graph, resource):
     return graph
 
 
-@pytest.mark.parametrize("policy", ["mixed", turns, returns, begins])
+@pytest.mark.parametrize("policy", [turns, returns, begins])
 def test_stages_may_return_to_a_slot(policy):
     graph = linears(8)
     alone, made = predict(graph, plan(graph, 1)), plan(graph, 2, policy)

@@ -1,15 +1,7 @@
-"""The exact optimum: over contiguous cuts of the order of nodes, and over all acyclic partitions.
+"""The optimal contiguous cut of the nodes' order, by dynamic programming.
 
-Both minimise the largest cost of any stage, and of the cuts that do, take one that sends least.
-
-contiguous
-    Stages are ranges of the nodes in their order. A table of all ranges, and a dynamic program:
-    O(stages · n²) time and O(n²) memory.
-acyclic
-    Stages are what lies between one down-set of the graph and a larger one: every way to cut it so
-    that stages need one another in one direction only (Tarnawski et al., "Efficient Algorithms for
-    Device Placement of DNN Graph Operators", NeurIPS 2020). As many down-sets as the graph has:
-    few where layers follow one another, exponentially many where nodes stand side by side.
+It minimises the largest cost of any stage, and of the cuts that do, takes one that sends least: a
+table of all ranges of nodes, and a dynamic program, in O(stages · n²) time and O(n²) memory.
 """
 
 from __future__ import annotations
@@ -25,13 +17,8 @@ from shardwright.planning.partitions.chains import Table, Tables, best_chain
 from shardwright.planning.partitions.memory_limit import MemoryLimit
 from shardwright.planning.partitions.workload import Workload
 
-MOST_DOWN_SETS = 1500
-"""Beyond that many the tables of `acyclic` would take seconds and hundreds of MB."""
 MOST_NODES = 2000
 """Beyond that many nodes a contiguous cut is looked for at so many places only."""
-
-
-# --- contiguous -----------------------------------------------------------------------------------
 
 
 def contiguous(
@@ -168,87 +155,3 @@ def _first_readers(readers: Sequence[int], begin: int) -> list[tuple[int, int, i
             found.append((start, reader + 1, reader))
             start = reader + 1
     return found
-
-
-# --- acyclic --------------------------------------------------------------------------------------
-
-
-def acyclic(
-    workload: Workload, stages: int, limit: MemoryLimit | None = None, *, most: int = MOST_DOWN_SETS
-) -> list[int] | None:
-    """The stage of each node in the best of all acyclic partitions; None where there are too many.
-
-    Raises PlanError where none fits in memory.
-    """
-    sets = down_sets(workload, most)
-    if sets is None:
-        return None
-    inside = np.array([[held >> node & 1 for node in range(len(workload))] for held in sets], bool)
-    chain = best_chain(set_tables(workload, inside), stages, limit)
-    return [
-        next(stage for stage, cut in enumerate(chain[1:]) if inside[cut, node])
-        for node in range(len(workload))
-    ]
-
-
-def down_sets(workload: Workload, most: int) -> list[int] | None:
-    """Every set of nodes that holds what its nodes read, as bits, smaller sets first.
-
-    None where there are more than ``most``.
-    """
-    needs = [sum(1 << maker for maker in makers) for makers in workload.predecessors]
-    level = {0}
-    every = [0]
-    for _ in range(len(workload)):
-        level = {
-            held | 1 << node
-            for held in level
-            for node, needed in enumerate(needs)
-            if not held >> node & 1 and needed & ~held == 0
-        }
-        every += sorted(level)
-        if len(every) > most:
-            return None
-    return every
-
-
-def set_tables(workload: Workload, inside: np.ndarray) -> Tables:
-    """What lies between two down-sets, as a stage; rows of ``inside`` say which nodes they have.
-
-    No set stands before one that it holds.
-    """
-    count = len(inside)
-    made = _columns(inside, [value.maker for value in workload.sent])
-    read = _counts(inside, [value.readers for value in workload.sent])
-    all_read = read == _counts(
-        np.ones((1, len(workload)), bool), [v.readers for v in workload.sent]
-    )
-    held = _counts(inside, [value.readers for value in workload.stored])
-    price = np.array([value.seconds for value in workload.sent])
-    making = made @ np.array([value.kept for value in workload.sent], float)
-    arriving = np.array([value.arrived for value in workload.sent], float)
-    nbytes = np.array([value.nbytes for value in workload.stored], float)
-    done = inside @ np.array(workload.seconds, float)
-    tables = Tables(*(np.zeros((count, count)) for _ in range(4)))
-    tables.seconds[:] = np.inf
-    for j in range(count):
-        rows = np.flatnonzero(~(inside[:j] & ~inside[j]).any(1))
-        here = made[rows] & (read[rows] < read[j])
-        left = made[j] & ~all_read[j]
-        leaves = ~made[rows][:, left] @ price[left]
-        tables.sent[rows, j] = arrives = here @ price
-        tables.seconds[rows, j] = done[j] - done[rows] + arrives + leaves
-        tables.stored[rows, j] = (held[rows] < held[j]) @ nbytes
-        tables.kept[rows, j] = making[j] - making[rows] + here @ arriving
-    return tables
-
-
-def _columns(inside: np.ndarray, nodes: Sequence[int]) -> np.ndarray:
-    return inside[:, nodes] if nodes else np.zeros((len(inside), 0), bool)
-
-
-def _counts(inside: np.ndarray, groups: Sequence[Sequence[int]]) -> np.ndarray:
-    """How many nodes of each group a set has."""
-    if not groups:
-        return np.zeros((len(inside), 0), np.int16)
-    return np.stack([inside[:, list(group)].sum(1, dtype=np.int16) for group in groups], 1)

@@ -1,18 +1,17 @@
-"""Plans that are predicted to be close are told apart by what their built files take."""
+"""The fastest candidates are ranked anew by simulation."""
 
 import pytest
 
 from shardwright.errors import GraphError
 from shardwright.planning import Plan, plan
-from shardwright.planning.automatic import judge
-from shardwright.planning.automatic.auto import CLOSE, auto_plan
+from shardwright.planning.automatic.auto import auto_plan
 from shardwright.planning.automatic.candidates import Asked
 from shardwright.planning.prediction.predict import predict
 from shardwright.planning.simulation.simulate import simulate
 from shardwright.profiling.cost import Analytic
 from shardwright.tracing import empty_weights
 from shardwright.transform import build
-from shardwright.transform.judge import simulated_seconds
+from shardwright.transform.plan_time import simulated_seconds
 from tests.graphs import language_model
 from tests.planning.automatic.test_auto import by_prediction, cluster, random_step
 from tests.planning.projections import transformer
@@ -21,7 +20,7 @@ from tests.steps import language_step, trained
 ASKED = Asked(microbatches=4)
 
 
-class Judge:
+class Simulated:
     """Takes plans with a word in their ranks' text for the fastest; notes what it was asked."""
 
     def __init__(self, favours):
@@ -32,17 +31,16 @@ class Judge:
         return 1.0 if self.favours(plan) else 2.0
 
 
-def test_what_the_judge_finds_fastest_is_chosen():
+def test_what_is_simulated_to_be_fastest_is_chosen():
     graph, machines = language_step(layers=4, width=16, vocabulary=40), cluster(2)
     usual = by_prediction(graph, machines, microbatches=4)
     favourite = "1f1b" if usual.training.schedule != "1f1b" else "gpipe"
-    found = Judge(lambda made: made.training.schedule == favourite)
-    made = auto_plan(graph, machines, asked=ASKED, judge=found)
+    found = Simulated(lambda made: made.training.schedule == favourite)
+    made = auto_plan(graph, machines, asked=ASKED, simulate=found)
     assert made.training.schedule == favourite
     assert len(found.asked) == len(set(found.asked)) > 1
     assert all(one.cluster == machines for one in found.asked)
     assert made.prediction == predict(graph, made, machines)
-    assert made.prediction.step_time <= CLOSE * usual.prediction.step_time
     first = made.explanation.others[0]
     assert first.plan == usual.explanation.plan
     assert first.why == "built and simulated it takes 2000.000 ms, the chosen one 1000.000 ms"
@@ -51,7 +49,7 @@ def test_what_the_judge_finds_fastest_is_chosen():
 
 def test_of_equals_it_is_what_is_predicted_to_be_faster():
     graph, machines = language_step(layers=2), cluster(2)
-    made = auto_plan(graph, machines, asked=ASKED, judge=Judge(lambda made: True))
+    made = auto_plan(graph, machines, asked=ASKED, simulate=Simulated(lambda made: True))
     assert made.nodes == by_prediction(graph, machines, microbatches=4).nodes
 
 
@@ -64,7 +62,7 @@ def test_what_cannot_be_built_is_not_chosen_and_is_named():
             raise GraphError("too odd")
         return 1.0
 
-    made = auto_plan(graph, machines, asked=ASKED, judge=refuse)
+    made = auto_plan(graph, machines, asked=ASKED, simulate=refuse)
     assert (made.nodes, made.training) != (usual.nodes, usual.training)
     assert f"{usual.explanation.plan}: it cannot be built: too odd" in made.explanation.refused
 
@@ -74,20 +72,19 @@ def test_where_none_can_be_built_it_is_what_is_predicted_to_be_fastest(tmp_path)
         raise GraphError("too odd")
 
     graph, machines = language_step(layers=2), cluster(2)
-    made = auto_plan(graph, machines, asked=ASKED, judge=refuse)
+    made = auto_plan(graph, machines, asked=ASKED, simulate=refuse)
     assert made.nodes == by_prediction(graph, machines, microbatches=4).nodes
     made.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == made
 
 
 def test_plans_of_large_graphs_are_not_built():
-    found = Judge(lambda made: False)
-    auto_plan(trained(transformer(10)), cluster(2), asked=ASKED, judge=found)
+    found = Simulated(lambda made: False)
+    auto_plan(trained(transformer(10)), cluster(2), asked=ASKED, simulate=found)
     assert not found.asked
 
 
-def test_the_judge_is_the_one_that_the_package_supplies():
-    assert judge.judge() is simulated_seconds
+def test_plans_of_users_are_simulated():
     graph, machines = random_step(5, 8), cluster(2)
     assert plan(graph, machines, "auto", microbatches=4).nodes == (
         by_prediction(graph, machines, microbatches=4).nodes

@@ -1,4 +1,4 @@
-"""What a plan takes as its built file says: so `planning.automatic` tells close plans apart."""
+"""The simulated time of a plan, by which `planning.automatic` ranks its candidates."""
 
 from __future__ import annotations
 

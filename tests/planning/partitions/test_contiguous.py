@@ -1,4 +1,4 @@
-"""Exact partitions against exhaustive search."""
+"""Contiguous cuts against every cut."""
 
 from itertools import combinations, pairwise
 from random import Random
@@ -8,11 +8,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import PlanError
-from shardwright.planning.partitions.exact import (
-    acyclic,
+from shardwright.planning.partitions.contiguous import (
     contiguous,
     cut_places,
-    down_sets,
     range_tables,
     recut,
     stages_between,
@@ -21,7 +19,6 @@ from shardwright.planning.partitions.memory_limit import MemoryLimit
 from shardwright.planning.partitions.ordering import as_stages
 from shardwright.planning.partitions.workload import Sent, Workload
 from tests.planning.workloads import (
-    acyclic_partitions,
     is_acyclic,
     kept_by,
     members,
@@ -60,19 +57,6 @@ def test_the_contiguous_cut_is_the_best_of_all(workload, stages):
     assert merit(workload, found, range(stages)) == best
 
 
-@given(workloads(most=6), st.integers(1, 3))
-@settings(max_examples=50, deadline=None)
-def test_the_acyclic_partition_is_the_best_of_all(workload, stages):
-    assume(stages <= len(workload))
-    found = acyclic(workload, stages)
-    assert is_acyclic(workload, found)
-    best = min(
-        merit(workload, partition, range(stages))
-        for partition in acyclic_partitions(workload, stages)
-    )
-    assert merit(workload, found, range(stages)) == best
-
-
 @given(workloads(most=6), st.integers(1, 3), st.integers(0, 60), st.integers(1, 4))
 @settings(max_examples=50, deadline=None)
 def test_what_does_not_fit_in_memory_is_no_choice(workload, stages, nbytes, microbatches):
@@ -86,13 +70,13 @@ def test_what_does_not_fit_in_memory_is_no_choice(workload, stages, nbytes, micr
             for stage, nodes in enumerate(members(partition, range(stages)))
         )
 
-    fitting = [p for p in acyclic_partitions(workload, stages) if fits(p)]
+    fitting = [cut for cut in every_cut(workload, stages) if fits(cut)]
     if not fitting:
         with pytest.raises(PlanError, match="stages fits in memory"):
-            acyclic(workload, stages, limit)
+            contiguous(workload, stages, limit)
         return
     best = min(merit(workload, partition, range(stages)) for partition in fitting)
-    found = acyclic(workload, stages, limit)
+    found = contiguous(workload, stages, limit)
     assert fits(found)
     assert merit(workload, found, range(stages)) == best
 
@@ -106,14 +90,6 @@ def test_a_message_says_how_many_bytes_are_lacking():
 def chain(count):
     sent = tuple(Sent(i, (i + 1,), 1.0, 1) for i in range(count - 1))
     return Workload(tuple(map(str, range(count))), (1.0,) * count, sent)
-
-
-def test_a_chain_has_a_down_set_a_place_and_free_nodes_have_all_sets():
-    assert down_sets(chain(5), 100) == [0b0, 0b1, 0b11, 0b111, 0b1111, 0b11111]
-    free = Workload(tuple("abcde"), (1.0,) * 5)
-    assert len(down_sets(free, 100)) == 32
-    assert down_sets(free, 31) is None
-    assert acyclic(free, 2, most=31) is None
 
 
 def test_of_many_nodes_cuts_are_tried_where_least_crosses():
