@@ -14,6 +14,7 @@ shape, dtype and strides stay.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -119,7 +120,7 @@ def _holds(lives: _Lives, chain: _Chain, chains: Collection[int]) -> bool:
     """Whether each node may write what it is in the chain for, and clone what it may not write."""
     return all(
         lives.may_write(node_id, link.form, link.output, chains)
-        and lives.may_clone(link.form)
+        and lives.may_clone(node_id, link.form)
         and not lives.are_read(link.form.untouched)
         for node_id, link in chain.items()
     )
@@ -168,13 +169,13 @@ def in_place_sibling(op: str) -> tuple[OpOverload, tuple[str, ...]] | None:
     return sibling, tuple(argument.name for argument in written)
 
 
-def _in_place(node: IRNode, argument: int) -> InPlace | None:
-    """The node run in place, where torch can; a sum writes to ``argument`` if that is in it."""
+def _in_place(node: IRNode, *, swapped: bool) -> InPlace | None:
+    """The node run in place, where torch can; with its two inputs ``swapped``, if they are."""
     found = None if is_marker(node.op) else in_place_sibling(node.op)
     if found is None or node.absent:
         return None
     sibling, names = found
-    inputs = tuple(reversed(node.inputs) if _is_second(node, argument) else node.inputs)
+    inputs = tuple(reversed(node.inputs) if swapped else node.inputs)
     args, kwargs = join_call(sibling, [_Place(i) for i in inputs], node.attrs)
     bound = dict(zip((p.name for p in signature(sibling).parameters), args, strict=False)) | kwargs
     targets = [
@@ -234,7 +235,7 @@ def _chain(lives: _Lives, argument: int, result: int) -> _Chain | None:
     chain: _Chain = {}
     while result != argument:
         node = lives.producer(result)
-        form = _in_place(node, argument) if node is not None else None
+        form = lives.in_place(node, argument) if node is not None else None
         if node is None or form is None or result not in form.written:
             return None
         chain[node.id] = _Link(form, result)
@@ -255,6 +256,8 @@ class _Lives:
         for value_id in (*graph.outputs, *graph.updates.values()):
             self._last[value_id] = len(graph.nodes)
         self._members: dict[int, set[int]] = {}
+        self._forms: dict[tuple[int, bool], InPlace | None] = {}
+        self._clonable: dict[int, bool] = {}
         for value_id, roots in self._roots.items():
             for root in roots:
                 self._members.setdefault(root, set()).add(value_id)
@@ -263,6 +266,13 @@ class _Lives:
         """The node that makes a value."""
         producer = self._graph.values[value_id].producer
         return None if producer is None else self._graph.nodes[self._index[producer]]
+
+    def in_place(self, node: IRNode, argument: int) -> InPlace | None:
+        """The node run in place; a sum writes to ``argument`` if that is in it."""
+        key = node.id, _is_second(node, argument)
+        if key not in self._forms:
+            self._forms[key] = _in_place(node, swapped=key[1])
+        return self._forms[key]
 
     def readers(self, value_id: int) -> list[IRNode]:
         """The nodes that read a value."""
@@ -292,18 +302,21 @@ class _Lives:
             )
         )
 
-    def may_clone(self, form: InPlace) -> bool:
-        """Whether clones of what a node writes to would be as its outputs are."""
-        pairs = [
-            (self._graph.values[place], self._graph.values[output])
-            for output, place in form.written.items()
-        ]
-        return all(
-            (old.shape, old.dtype) == (new.shape, new.dtype)
-            and new.strides in (None, old.strides)
-            and form.inputs.count(old.id) == 1
-            for old, new in pairs
-        )
+    def may_clone(self, node_id: int, form: InPlace) -> bool:
+        """Whether clones of what a node writes to would be as its outputs are.
+
+        Each node is asked once: an optimizer's step is one in as many chains as it has tensors.
+        """
+        if node_id not in self._clonable:
+            values, uses = self._graph.values, Counter(form.inputs)
+            pairs = [(values[place], values[output]) for output, place in form.written.items()]
+            self._clonable[node_id] = all(
+                (old.shape, old.dtype) == (new.shape, new.dtype)
+                and new.strides in (None, old.strides)
+                and uses[old.id] == 1
+                for old, new in pairs
+            )
+        return self._clonable[node_id]
 
 
 # --- zeros, copies ---------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shardwright.pipeline.connections import connect
+from shardwright.pipeline.connections import Connections, connect
 from shardwright.pipeline.schema import Document, Phase
 from shardwright.schedule.check import phases_of
 from shardwright.schedule.file import schedule_of
@@ -57,9 +57,11 @@ def default_lookahead(document: Document) -> int:
     return 2 if document.training.schedule.ranks == 1 else 1
 
 
-def agenda(document: Document, slot: str) -> tuple[Turn, ...]:
+def agenda(
+    document: Document, slot: str, connections: Connections | None = None
+) -> tuple[Turn, ...]:
     """The turns of a slot in one call or one step."""
-    tasks = connect(document).order[slot]
+    tasks = (connections or connect(document)).order[slot]
     if not is_training(document):
         return (Turn(0, tuple(_entry(document, task) for task in tasks)),)
     return tuple(turn for turn in _turns(document, slot, tasks) if turn.entries)

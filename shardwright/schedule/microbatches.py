@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardwright.pipeline.connections import connect
+from shardwright.pipeline.connections import Connections, connect
 from shardwright.pipeline.schema import Document
 from shardwright.schedule.agenda import is_training
 from shardwright.schedule.replacement import runs_once
@@ -29,14 +29,14 @@ class Microbatching:
     outputs: Mapping[str, int | None]
 
     @classmethod
-    def of(cls, document: Document) -> Microbatching:
+    def of(cls, document: Document, connections: Connections | None = None) -> Microbatching:
         """How a document says it."""
         if not is_training(document):
             return cls(1, {}, {})
         assert document.training is not None
         assert document.training.microbatches is not None
         dims, slices = document.training.microbatches.dim, document.metadata.tensor_slices
-        connections = connect(document)
+        connections = connections or connect(document)
         inputs = {
             name: dims[piece.origin]
             for name, piece in slices.inputs.items()

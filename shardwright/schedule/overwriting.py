@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.ir.aliasing import memory_roots
-from shardwright.pipeline.connections import connect
+from shardwright.pipeline.connections import Connections
 from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.pipeline.schema import Document
-from shardwright.schedule.replacement import Replacements, replacements
+from shardwright.schedule.replacement import Replacements
 
 _ORDER = ("prepare", "forward", "backward", "backward_weight", "update", None)
 """In which order phases come in a step; the output supertask, which has none, is last."""
@@ -45,10 +45,14 @@ class Overwriting:
 
 
 def overwriting(
-    document: Document, slot: str, tasks: Sequence[str], graphs: TaskGraphs
+    document: Document,
+    found: Replacements,
+    tasks: Sequence[str],
+    graphs: TaskGraphs,
+    connections: Connections,
 ) -> dict[str, Overwriting]:
     """What each of a slot's compute supertasks does to memory. Raises GraphError."""
-    survey = _Survey(document, replacements(document, slot), graphs)
+    survey = _Survey(document, found, graphs, connections)
     return {task: survey.of(task) for task in tasks}
 
 
@@ -58,12 +62,18 @@ class _Survey:
     Lowered ones have memory of their own for all that they do not make in an input's.
     """
 
-    def __init__(self, document: Document, found: Replacements, graphs: TaskGraphs) -> None:
+    def __init__(
+        self,
+        document: Document,
+        found: Replacements,
+        graphs: TaskGraphs,
+        connections: Connections,
+    ) -> None:
         self._document = document
         self._graphs = graphs
         self._replacements = found
         self._sharing = {old: frozenset((old,)) for old in found.written}
-        self._lives = _Lives(document)
+        self._lives = _Lives(document, connections)
 
     def of(self, task: str) -> Overwriting:
         over = self._replacements.in_place.get(task, {})
@@ -112,8 +122,8 @@ class _Survey:
 class _Lives:
     """Until when tensors are read, in the order of one microbatch and of the file."""
 
-    def __init__(self, document: Document) -> None:
-        self._connections = connect(document)
+    def __init__(self, document: Document, connections: Connections) -> None:
+        self._connections = connections
         self._order = {
             name: (_ORDER.index(task.phase), k)
             for k, (name, task) in enumerate(document.supertasks.items())

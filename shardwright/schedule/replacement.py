@@ -47,11 +47,13 @@ class Replacements:
     zeroed: tuple[str, ...] = ()
 
 
-def replacements(document: Document, slot: str) -> Replacements:
+def replacements(
+    document: Document, slot: str, connections: Connections | None = None
+) -> Replacements:
     """The replacements of a slot in a training step; none where there is no training."""
     if not is_training(document):
         return Replacements()
-    connections = connect(document)
+    connections = connections or connect(document)
     assert document.training is not None
     written: dict[str, str] = {}
     in_place: dict[str, dict[str, str]] = {}
@@ -133,9 +135,10 @@ def _is_short_lived(document: Document, connections: Connections, new: str) -> b
 
 def _reads_last(document: Document, connections: Connections, task: str, old: str) -> bool:
     """Whether no later supertask of the turn reads the old contents."""
-    group, device = group_of(document, task), document.supertasks[task].device or ""
-    turn = [name for name in connections.order[device] if group_of(document, name) == group]
-    return set(turn[turn.index(task) + 1 :]).isdisjoint(connections.users[old])
+    turn = group_of(document, task), document.supertasks[task].device
+    users = connections.users[old]
+    later = users[users.index(task) + 1 :]
+    return turn not in ((group_of(document, one), document.supertasks[one].device) for one in later)
 
 
 def _between(document: Document, connections: Connections, task: str, old: str) -> str | None:

@@ -18,6 +18,7 @@ from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.pipeline.rules import COMPUTE_KINDS
 from shardwright.pipeline.schema import Document, TensorInfo
 from shardwright.schedule.overwriting import Overwriting, overwriting
+from shardwright.schedule.replacement import Replacements, replacements
 
 Does = Literal["compute", "communicate", "relay", "zero", "copy", "stack"]
 """What a step does. The last three stand in no file: accumulators are set to zero, new contents
@@ -69,6 +70,8 @@ class SlotSteps:
         Produced tensor to the constant that it becomes; in a call, when that is over.
     overwriting
         What each supertask that computes does to memory.
+    replacements
+        Which constants change in a training step, and where.
     """
 
     slot: str
@@ -77,11 +80,15 @@ class SlotSteps:
     outputs: tuple[str, ...]
     replaces: Mapping[str, str]
     overwriting: Mapping[str, Overwriting]
+    replacements: Replacements = field(default_factory=Replacements)
 
 
-def constants_of(document: Document, slot: str) -> dict[str, TensorInfo]:
+def constants_of(
+    document: Document, slot: str, connections: Connections | None = None
+) -> dict[str, TensorInfo]:
     """The constants that a slot's supertasks read, by name."""
-    tasks = (document.supertasks[name] for name in connect(document).order[slot])
+    order = (connections or connect(document)).order[slot]
+    tasks = (document.supertasks[name] for name in order)
     return {
         name: document.tensors[name]
         for task in tasks
@@ -90,10 +97,15 @@ def constants_of(document: Document, slot: str) -> dict[str, TensorInfo]:
     }
 
 
-def slot_steps(document: Document, slot: str, graphs: TaskGraphs | None = None) -> SlotSteps:
+def slot_steps(
+    document: Document,
+    slot: str,
+    graphs: TaskGraphs | None = None,
+    connections: Connections | None = None,
+) -> SlotSteps:
     """The steps of a slot. Raises GraphError where a graph is none."""
-    connections = connect(document)
-    constants = constants_of(document, slot)
+    connections = connections or connect(document)
+    constants = constants_of(document, slot, connections)
     outputs = tuple(
         tensor
         for task in connections.ends["output"]
@@ -104,9 +116,10 @@ def slot_steps(document: Document, slot: str, graphs: TaskGraphs | None = None) 
     own = {new: old for new, old in replaces.items() if connections.devices[new] == slot}
     order, tasks = connections.order[slot], document.supertasks
     computing = [task for task in order if tasks[task].kind in COMPUTE_KINDS]
-    memory = overwriting(document, slot, computing, graphs or TaskGraphs(document))
+    found = replacements(document, slot, connections)
+    memory = overwriting(document, found, computing, graphs or TaskGraphs(document), connections)
     steps = _steps(document, connections, slot, {*outputs, *own, *constants}, memory)
-    return SlotSteps(slot, steps, constants, outputs, own, memory)
+    return SlotSteps(slot, steps, constants, outputs, own, memory, found)
 
 
 def _steps(

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from shardwright.pipeline.connections import Connections, connect
 from shardwright.pipeline.schema import Document
 from shardwright.schedule.agenda import Entry, Turn, agenda
 from shardwright.schedule.microbatches import Microbatching
 from shardwright.schedule.occurrences import Occurrence, Place, PlannedTurn, occurrences_of
-from shardwright.schedule.replacement import Replacements, group_of, replacements, runs_once
+from shardwright.schedule.replacement import group_of, runs_once
 from shardwright.schedule.slot_steps import SlotStep, SlotSteps
 from shardwright.schedule.step_order import in_order
 
@@ -59,11 +60,17 @@ class Relay:
 
 
 def plan_step(
-    document: Document, slot: SlotSteps, *, lookahead: int = 1, relays: Sequence[Relay] = ()
+    document: Document,
+    slot: SlotSteps,
+    *,
+    lookahead: int = 1,
+    relays: Sequence[Relay] = (),
+    connections: Connections | None = None,
 ) -> StepPlan:
     """Lay out the step of a slot whose worker begins up to ``lookahead`` actions early."""
-    layout = _Layout(document, slot)
-    for turn in agenda(document, slot.slot):
+    connections = connections or connect(document)
+    layout = _Layout(document, slot, connections)
+    for turn in agenda(document, slot.slot, connections):
         layout.add(turn)
     layout.finish(relays)
     n = layout.cut.n
@@ -89,14 +96,14 @@ def plan_step(
 class _Layout:
     """Writes a step's occurrences, without what they wait for."""
 
-    def __init__(self, document: Document, slot: SlotSteps) -> None:
-        self.cut = Microbatching.of(document)
+    def __init__(self, document: Document, slot: SlotSteps, connections: Connections) -> None:
+        self.cut = Microbatching.of(document, connections)
         self.turns: list[PlannedTurn] = []
         self.entries: list[Entry] = []
         self._document = document
         self._slot = slot
         self._steps = {step.task: step for step in slot.steps}
-        self._changes: Replacements = replacements(document, slot.slot)
+        self._changes = slot.replacements
         self.sharing = {old: frozenset((old,)) for old in self._changes.written}
         for step in slot.steps:
             self.sharing.update(step.sharing)

@@ -23,6 +23,7 @@ from shardwright.ir import IRGraph
 from shardwright.layout import Cluster
 from shardwright.lazy import supplied
 from shardwright.pipeline import Pipeline
+from shardwright.pipeline.connections import connect
 from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.planning.given import check_graph
 from shardwright.planning.plan import Plan, cluster_of
@@ -242,11 +243,12 @@ def _slots(
     pipeline: Pipeline, world: World, graphs: TaskGraphs, lookahead: int | None, training: bool
 ) -> list[SimulatedSlot]:
     found: list[SimulatedSlot] = []
+    connections = connect(pipeline)
     for rank, name in enumerate(pipeline.devices):
-        steps = slot_steps(pipeline, name, graphs)
+        steps = slot_steps(pipeline, name, graphs, connections)
         if training:
             ahead = default_lookahead(pipeline) if lookahead is None else lookahead
-            plan = plan_step(pipeline, steps, lookahead=ahead)
+            plan = plan_step(pipeline, steps, lookahead=ahead, connections=connections)
             found.append(StepSlot(rank, steps, world, plan, ahead))
         else:
             found.append(CallSlot(rank, steps, world))

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
-from shardwright.pipeline.schema import Document, TensorInfo
+from shardwright.pipeline.schema import TensorInfo
 from shardwright.planning.prediction.memory import SlotMemory
-from shardwright.schedule.replacement import replacements
+from shardwright.schedule.slot_steps import SlotSteps
 
 ITEMS = tuple(name for name in SlotMemory.__struct_fields__ if name != "updated")
 
@@ -125,13 +125,10 @@ def _capacity(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
-def constant_items(
-    document: Document, slot: str, constants: Mapping[str, TensorInfo]
-) -> dict[str, tuple[int, str]]:
+def constant_items(slot: SlotSteps) -> dict[str, tuple[int, str]]:
     """The bytes of a slot's constants, and what they count as."""
-    changes = replacements(document, slot)
-    sums = {*changes.assigned, *changes.zeroed}
-    return {name: (info.nbytes, _item(info, name in sums)) for name, info in constants.items()}
+    sums = {*slot.replacements.assigned, *slot.replacements.zeroed}
+    return {name: (info.nbytes, _item(info, name in sums)) for name, info in slot.constants.items()}
 
 
 def _item(info: TensorInfo, is_sum: bool) -> str:

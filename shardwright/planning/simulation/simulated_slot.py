@@ -89,7 +89,7 @@ class SimulatedSlot(ABC):
         self._world = world
         self._idle_since: float | None = None
         self._idle_for: Awaited | None = None
-        constants = constant_items(world.document, steps.slot, steps.constants)
+        constants = constant_items(steps)
         self.ledger = Ledger(steps.slot, constants)
         self.ledger.hold("programs", Storage(world.work.kept(steps.overwriting), "temporaries"))
         self.ledger.note(0)

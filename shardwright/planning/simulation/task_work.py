@@ -19,6 +19,9 @@ from shardwright.schedule.overwriting import Overwriting
 
 PASSES = {"zero": 1, "copy": 2, "stack": 2}
 """How often work that stands in no file moves the bytes of its tensors."""
+MOST_FOOTPRINTS = 2000
+_FOOTPRINTS: dict[Hashable, Footprint] = {}
+"""By what they depend on: candidates of one search have most of their tasks alike."""
 
 
 @dataclass(slots=True)
@@ -30,7 +33,6 @@ class TaskWork:
     device: DeviceModel
     graphs: TaskGraphs
     _seconds: dict[Hashable, float] = field(default_factory=dict)
-    _footprints: dict[Hashable, Footprint] = field(default_factory=dict)
 
     def seconds(self, task: str) -> float:
         """Seconds of one run of a compute supertask."""
@@ -59,9 +61,11 @@ class TaskWork:
         fresh = sorted(map(spec.outputs.index, memory.fresh))
         zeroed = sorted(map(spec.inputs.index, zeros))
         key = (self.graphs.key(task), tuple(over), tuple(fresh), tuple(zeroed))
-        if key not in self._footprints:
-            self._footprints[key] = self._found(task, over, fresh, zeroed)
-        found = self._footprints[key]
+        if key not in _FOOTPRINTS:
+            if len(_FOOTPRINTS) >= MOST_FOOTPRINTS:
+                _FOOTPRINTS.clear()
+            _FOOTPRINTS[key] = self._found(task, over, fresh, zeroed)
+        found = _FOOTPRINTS[key]
         if isinstance(self.costs, TaskTimes):
             measured = self.costs.temporary_bytes(task) + found.left
             return found._replace(most=max(found.most, measured))

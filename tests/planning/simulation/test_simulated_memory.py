@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.planning.simulation.simulated_memory import Ledger, Storage, constant_items
-from shardwright.schedule.slot_steps import constants_of
+from shardwright.schedule.slot_steps import slot_steps
 from tests.runtime.linear_step import WIDTH, linear_step
 
 
@@ -67,7 +67,7 @@ def test_all_that_is_held_can_be_let_go_of(acts: list[tuple[int, int]]) -> None:
 
 def test_what_constants_are() -> None:
     pipeline = linear_step()
-    found = constant_items(pipeline, "d0", constants_of(pipeline, "d0"))
+    found = constant_items(slot_steps(pipeline, "d0"))
     nbytes = 8 * WIDTH * WIDTH
     assert found == {
         "w0.0": (nbytes, "parameters"),
