@@ -28,45 +28,45 @@ from shardwright.errors import InputError
 Constant = None | bool | int | float | str
 
 
-class Leaf(msgspec.Struct, frozen=True, tag="tensor"):
+class Leaf(msgspec.Struct, frozen=True, tag="tensor", forbid_unknown_fields=True):
     """A tensor: number ``index`` of the flat list, with the name it has in the file."""
 
     name: str
     index: int
 
 
-class Fixed(msgspec.Struct, frozen=True, tag="constant"):
+class Fixed(msgspec.Struct, frozen=True, tag="constant", forbid_unknown_fields=True):
     """A value that is part of the graph: None, a bool, a number or a string."""
 
     value: Constant = None
 
 
-class FixedFloat(msgspec.Struct, frozen=True, tag="float"):
+class FixedFloat(msgspec.Struct, frozen=True, tag="float", forbid_unknown_fields=True):
     """A constant float that JSON has no number for."""
 
     value: Literal["inf", "-inf", "nan"]
 
 
-class ListTree(msgspec.Struct, frozen=True, tag="list"):
+class ListTree(msgspec.Struct, frozen=True, tag="list", forbid_unknown_fields=True):
     """A list."""
 
     items: tuple[Tree, ...]
 
 
-class TupleTree(msgspec.Struct, frozen=True, tag="tuple"):
+class TupleTree(msgspec.Struct, frozen=True, tag="tuple", forbid_unknown_fields=True):
     """A tuple."""
 
     items: tuple[Tree, ...]
 
 
-class DictTree(msgspec.Struct, frozen=True, tag="dict"):
+class DictTree(msgspec.Struct, frozen=True, tag="dict", forbid_unknown_fields=True):
     """A dict whose keys are constants."""
 
     keys: tuple[Constant, ...]
     items: tuple[Tree, ...]
 
 
-class ObjectTree(msgspec.Struct, frozen=True, tag="object"):
+class ObjectTree(msgspec.Struct, frozen=True, tag="object", forbid_unknown_fields=True):
     """An instance of another class (``module:qualname``) with named fields, or a mapping's keys."""
 
     cls: str = msgspec.field(name="class")
@@ -77,7 +77,7 @@ class ObjectTree(msgspec.Struct, frozen=True, tag="object"):
 Tree = Leaf | Fixed | FixedFloat | ListTree | TupleTree | DictTree | ObjectTree
 
 
-class Parameter(msgspec.Struct, frozen=True):
+class Parameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One parameter of the captured callable; ``value`` is None where it was not given."""
 
     name: str
@@ -85,7 +85,7 @@ class Parameter(msgspec.Struct, frozen=True):
     value: Tree | None = None
 
 
-class Arguments(msgspec.Struct, frozen=True):
+class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The signature of the captured callable, with what was given for each parameter."""
 
     parameters: tuple[Parameter, ...]

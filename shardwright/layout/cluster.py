@@ -24,7 +24,7 @@ from shardwright.layout.mesh import Group, Mesh
 __all__ = ["ETHERNET", "GLOO", "SHARED", "Cluster", "DeviceModel", "Link", "Links"]
 
 
-class Cluster(msgspec.Struct, frozen=True):
+class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The machines: ``hosts`` are the device slots of each host.
 
     ``inside`` links slots of one host, ``between`` those of two hosts. Every slot is one

@@ -12,11 +12,12 @@ from typing import Literal
 import msgspec
 
 from shardwright.errors import PlanError
+from shardwright.layout.units import check_seconds
 
 DeviceKind = Literal["cpu", "cuda", "npu"]
 
 
-class DeviceModel(msgspec.Struct, frozen=True):
+class DeviceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One device slot.
 
     memory
@@ -44,10 +45,13 @@ class DeviceModel(msgspec.Struct, frozen=True):
             number = getattr(self, field)
             if number is not None and not number > 0:
                 raise PlanError(f"device {self.name!r}: {field} must be positive, found {number}")
+            if number is not None and field != "memory":
+                check_seconds(f"device {self.name!r}: what one of its {field} takes", 1 / number)
         if not self.overhead >= 0:
             raise PlanError(
                 f"device {self.name!r}: overhead must not be negative, found {self.overhead} s"
             )
+        check_seconds(f"device {self.name!r}: overhead", self.overhead)
 
 
 CPU_CORE = DeviceModel(

@@ -21,6 +21,7 @@ from typing import Literal
 import msgspec
 
 from shardwright.errors import PlanError
+from shardwright.layout.units import check_seconds
 
 Kind = Literal[
     "send",
@@ -46,7 +47,7 @@ STAND_IN: Mapping[Kind, Kind] = {"broadcast": "send", "reduce": "all_reduce"}
 """Kinds that links need not tell apart, and which price they have then."""
 
 
-class Link(msgspec.Struct, frozen=True):
+class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``latency`` of a message in seconds, ``bandwidth`` of one slot in bytes a second."""
 
     latency: float
@@ -57,13 +58,15 @@ class Link(msgspec.Struct, frozen=True):
             raise PlanError(f"a link's latency must not be negative, found {self.latency} s")
         if not self.bandwidth > 0:
             raise PlanError(f"a link's bandwidth must be positive, found {self.bandwidth} byte/s")
+        check_seconds("a link's latency", self.latency)
+        check_seconds("what a byte takes on a link", 1 / self.bandwidth)
 
     def seconds(self, nbytes: float) -> float:
         """The time of one message."""
         return self.latency + nbytes / self.bandwidth
 
 
-class Links(msgspec.Struct, frozen=True, omit_defaults=True):
+class Links(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The link as each kind of communication sees it; ``start`` of a collective is in seconds.
 
     ``broadcast`` and ``reduce`` are None where nothing is known of them (`STAND_IN`).
@@ -81,6 +84,7 @@ class Links(msgspec.Struct, frozen=True, omit_defaults=True):
     def __post_init__(self) -> None:
         if not self.start >= 0:
             raise PlanError(f"the start of a collective must not be negative, found {self.start} s")
+        check_seconds("the start of a collective", self.start)
 
     @classmethod
     def of(cls, send: Link, collective: Link, start: float = 0.0) -> Links:

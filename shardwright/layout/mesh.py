@@ -26,7 +26,7 @@ Coordinate = tuple[int, ...]
 Group = tuple[str, ...]
 
 
-class Mesh(msgspec.Struct, frozen=True):
+class Mesh(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A grid of device slots.
 
     ``axes`` are the names of the axes, the outermost first, ``sizes`` their sizes, and ``devices``

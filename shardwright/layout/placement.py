@@ -16,14 +16,14 @@ REDUCE_OPS = ("sum", "avg", "max", "min")
 """The reductions that the pipeline format knows."""
 
 
-class Replicate(msgspec.Struct, frozen=True, tag=str.lower):
+class Replicate(msgspec.Struct, frozen=True, tag=str.lower, forbid_unknown_fields=True):
     """Every slot along the axis holds the same."""
 
     def __str__(self) -> str:
         return "Replicate"
 
 
-class Shard(msgspec.Struct, frozen=True, tag=str.lower):
+class Shard(msgspec.Struct, frozen=True, tag=str.lower, forbid_unknown_fields=True):
     """Each slot along the axis holds its part of dimension ``dim``, a multiple of ``unit``.
 
     10 heads of 64 have the unit 64: over 4 slots they are 192, 192, 128 and 128.
@@ -43,7 +43,7 @@ class Shard(msgspec.Struct, frozen=True, tag=str.lower):
         return f"Shard({self.dim})" if self.unit == 1 else f"Shard({self.dim} by {self.unit})"
 
 
-class Partial(msgspec.Struct, frozen=True, tag=str.lower):
+class Partial(msgspec.Struct, frozen=True, tag=str.lower, forbid_unknown_fields=True):
     """Each slot along the axis holds a term; reduced by ``op`` they make the tensor."""
 
     op: str = "sum"

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Literal
 
+from shardwright.errors import PlanError
+
 Quantity = Literal["bytes", "seconds", "bytes a second", "operations a second"]
 
 _PREFIXES = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15}
@@ -32,6 +34,9 @@ UNITS: Mapping[Quantity, Mapping[str, Decimal]] = {
     "operations a second": {f"{prefix}FLOP/s": size for prefix, size in _DECIMAL.items()},
 }
 """The units of each quantity, and what one of them is in the first or in seconds."""
+
+MOST_SECONDS = 1e9
+"""Thirty years; sums of what takes longer are no numbers any more."""
 
 _WRITTEN: Mapping[Quantity, tuple[str, ...]] = {
     "bytes": ("TB", "GB", "MB", "kB", "B"),
@@ -56,7 +61,16 @@ def parsed(text: str, quantity: Quantity) -> Decimal:
         raise ValueError(
             f"found the unit {unit!r}, expected one for {quantity}: {', '.join(UNITS[quantity])}"
         )
-    return Decimal(number) * UNITS[quantity].get(unit, 1)
+    try:
+        return Decimal(number) * UNITS[quantity].get(unit, 1)
+    except ArithmeticError:
+        raise ValueError(f"found {text!r}, expected a number that can be counted with") from None
+
+
+def check_seconds(what: str, seconds: float) -> None:
+    """Raise PlanError where something takes longer than any machine stands."""
+    if not seconds <= MOST_SECONDS:
+        raise PlanError(f"{what} is {seconds:.3g} s; expected {MOST_SECONDS:.0e} s at most")
 
 
 def written(number: float, quantity: Quantity) -> str:

@@ -17,6 +17,8 @@ from shardwright.layout.units import Quantity, parsed
 
 MOST_BYTES = 10**18
 """More than any device has."""
+MOST_DIGITS = 20
+"""Of a number of things."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,8 @@ class Branch:
     def count(self) -> int:
         """The whole number from 1 up that stands here. Raises PlanError."""
         text = self.text()
-        if not (text.isascii() and text.isdigit() and int(text)):
-            raise self.error(f"found {text!r}, expected a number from 1 up")
+        if not (text.isascii() and text.isdigit() and len(text) < MOST_DIGITS and int(text)):
+            raise self.error(f"found {text[:80]!r}, expected a number from 1 up")
         return int(text)
 
     def items(self) -> list[Branch]:
@@ -102,7 +104,7 @@ def read_tree(text: str, file: str) -> Branch:
     """The tree of a text. Raises PlanError where it is no YAML, or empty."""
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{file}, line {mark.line + 1}" if mark else file
         raise PlanError(f"{where}: not YAML: {getattr(error, 'problem', error)}") from None

@@ -138,10 +138,14 @@ def read_archive(path: Path) -> Archive:
             folder = config.partition("/")[0]
             listed = msgspec.json.decode(archive.read(entries[config]), type=_Config)
             for name, payload in listed.config.items():
-                entry = archive.getinfo(entries[f"{folder}/{payload.path_name}"])
+                place = f"{folder}/{payload.path_name}"
+                if place not in entries:
+                    raise WeightError(f"{path} is damaged: it has no {place}, where {name!r} lies")
+                entry = archive.getinfo(entries[place])
                 if reason := _refusal(payload, entry):
                     found.refused[name] = reason
                 else:
+                    archive.open(entry).close()  # its own header must be one, and of this entry
                     found.tensors[name] = _locate(path, file, payload, entry)
     return found
 

@@ -40,15 +40,16 @@ def check_records(path: Path) -> None:
         if "data.pkl" not in entries:
             _refuse(path, "has no data.pkl")
         reader = _Storages(io.BytesIO(archive.read(entries["data.pkl"])))
-    reader.load()
-    for key, size in reader.sizes:
-        entry = entries.get(f"data/{key}")
-        if entry is None:
-            _refuse(path, f"has no record data/{key}, which a tensor lies in")
-        if entry.compress_type != zipfile.ZIP_STORED:
-            _refuse(path, f"was compressed, or changed, after torch wrote it: data/{key} is packed")
-        if entry.file_size != size:
-            _refuse(path, f"has {entry.file_size} bytes in data/{key}, of tensors of {size} bytes")
+        reader.load()
+        for key, size in reader.sizes:
+            entry = entries.get(f"data/{key}")
+            if entry is None:
+                _refuse(path, f"has no record data/{key}, which a tensor lies in")
+            if entry.compress_type != zipfile.ZIP_STORED:
+                _refuse(path, f"was compressed after torch wrote it: data/{key} is packed")
+            if entry.file_size != size:
+                _refuse(path, f"has {entry.file_size} bytes in data/{key}, expected {size}")
+            archive.open(entry).close()  # its own header must say the same, as it tells the place
 
 
 def _refuse(path: Path, reason: str) -> NoReturn:

@@ -17,7 +17,7 @@ from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode
 
 
-class Copy(msgspec.Struct, frozen=True, order=True):
+class Copy(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
     """A node that another stage does again for itself: its position, and that stage."""
 
     node: int

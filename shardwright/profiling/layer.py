@@ -14,7 +14,7 @@ MEGABYTE = 1e6
 """Bytes."""
 
 
-class Layer(msgspec.Struct, frozen=True):
+class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A node or a block of nodes, run alone (seed 001, Model Profiling).
 
     name

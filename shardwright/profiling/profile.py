@@ -25,7 +25,7 @@ from shardwright.profiling.stored import read_stored, write_stored
 from shardwright.profiling.timing import Measurement
 
 
-class Profile(msgspec.Struct, frozen=True):
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What each layer of a graph takes on a device.
 
     graph
@@ -100,7 +100,7 @@ class Profile(msgspec.Struct, frozen=True):
         plot_profile(self, Path(path))
 
 
-class _File(msgspec.Struct):
+class _File(msgspec.Struct, forbid_unknown_fields=True):
     """A profile in a file."""
 
     version: Literal[1]

@@ -14,7 +14,7 @@ import msgspec
 from shardwright.profiling.roofline import NodeWork, Work
 
 
-class Timing(msgspec.Struct, frozen=True):
+class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds and bytes of one unit; all zeros for what is not needed.
 
     forward
@@ -44,7 +44,7 @@ class Timing(msgspec.Struct, frozen=True):
     samples: int = 1
 
 
-class Measurement(msgspec.Struct, frozen=True):
+class Measurement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A `Timing`, and what was done in it.
 
     calls

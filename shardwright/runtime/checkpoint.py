@@ -26,6 +26,7 @@ import torch
 
 from shardwright.atomic import read_whole, replacing
 from shardwright.errors import RunError, WeightError, WriteError
+from shardwright.pipeline.archive import check_stored
 from shardwright.runtime.dcp import is_complete
 
 MANIFEST = "training.json"
@@ -37,7 +38,7 @@ _NAME = re.compile(r"step_(\d{6,})")
 _UNFINISHED = ".tmp"
 
 
-class Position(msgspec.Struct, frozen=True):
+class Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where a run stands: what has been done, and what comes next.
 
     step
@@ -54,7 +55,7 @@ class Position(msgspec.Struct, frozen=True):
     draws: int = 0
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a checkpoint holds beside tensors; ``model`` are the names of the state_dict."""
 
     version: int
@@ -75,6 +76,15 @@ class Checkpoints:
     def latest(self) -> Path | None:
         """The last checkpoint that can be read; None where there is none."""
         return next((path for path in reversed(self._all()) if _is_whole(path)), None)
+
+    def damaged(self) -> list[Path]:
+        """The checkpoints behind the latest that have a name and cannot be read."""
+        found: list[Path] = []
+        for path in reversed(self._all()):
+            if _is_whole(path):
+                break
+            found.append(path)
+        return found
 
     def unfinished(self, step: int) -> Path:
         """Where the checkpoint of ``step`` is written before it has its name."""
@@ -173,9 +183,13 @@ def write_rates(path: Path, state: Mapping[str, Any]) -> None:
 def read_rates(path: Path) -> dict[str, Any]:
     """The state of `Rates` in a checkpoint. Raises WeightError."""
     try:
-        state: dict[str, Any] = torch.load(path / RATES, weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise WeightError(f"{path / RATES} cannot be read: {error}") from None
+        check_stored(path / RATES)
+        state = torch.load(path / RATES, weights_only=True)
+    except Exception as error:  # readers of a damaged file raise whatever they run into
+        reason = str(error).split("\n", 1)[0] or type(error).__name__
+        raise WeightError(f"{path / RATES} cannot be read: {reason}") from None
+    if not isinstance(state, dict) or not all(isinstance(key, str) for key in state):
+        raise WeightError(f"{path / RATES} holds no rates; the checkpoint is damaged")
     return state
 
 

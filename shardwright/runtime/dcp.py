@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import torch
@@ -52,6 +52,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from shardwright.errors import WeightError, WriteError
 from shardwright.ir.dtypes import dtype_name, torch_dtype
 from shardwright.ir.torch_internals import storage_info
+from shardwright.pipeline.check_parts import are_parts
 from shardwright.pipeline.schema import Placements
 
 INDEX = ".metadata"
@@ -160,15 +161,31 @@ def read_pieces(directory: Path, wanted: Mapping[Piece, Tensor]) -> None:
     """
     index = _read_index(directory)
     requests: list[ReadItem] = []
-    for number, piece in enumerate(wanted):
-        stored = _checked(directory, index, piece)
-        items = create_read_items_for_chunk_list(piece.name, stored, [_chunk(piece)])
-        _check_covered(directory, piece, items)
-        # An index of torch's is a name and where the piece begins, which two may have in common.
-        requests += [replace(i, dest_index=replace(i.dest_index, index=number)) for i in items]
-    reader = FileSystemReader(directory)
-    reader.set_up_storage_reader(index, is_coordinator=True)
-    reader.read_data(LoadPlan(requests), _Taking(list(wanted.values()))).wait()
+    with _reading(directory):
+        for number, piece in enumerate(wanted):
+            stored = _checked(directory, index, piece)
+            items = create_read_items_for_chunk_list(piece.name, stored, [_chunk(piece)])
+            _check_covered(directory, piece, items)
+            # An index of torch's is a name and where the piece begins, which two may share.
+            requests += [replace(i, dest_index=replace(i.dest_index, index=number)) for i in items]
+        reader = FileSystemReader(directory)
+        reader.set_up_storage_reader(index, is_coordinator=True)
+        reader.read_data(LoadPlan(requests), _Taking(list(wanted.values()))).wait()
+
+
+@contextmanager
+def _reading(directory: Path) -> Iterator[None]:
+    """Raise WeightError for whatever reading a damaged checkpoint runs into."""
+    try:
+        yield
+    except WeightError:
+        raise
+    except Exception as error:
+        reason = str(error).split("\n", 1)[0] or type(error).__name__
+        raise WeightError(
+            f"the checkpoint {directory} cannot be read: {reason[:300]}; it is damaged, or was not "
+            "written whole: resume from another"
+        ) from error
 
 
 def stored_in(directory: Path) -> dict[str, Stored]:
@@ -237,11 +254,20 @@ def _checked(directory: Path, index: Metadata, piece: Piece) -> TensorStorageMet
             f"the checkpoint {directory} holds {piece.name!r} as {found[1]}{list(found[0])}, the "
             f"program has {piece.dtype}{list(piece.shape)}; resume with the model that was saved"
         )
+    parts = {
+        tuple((start, start + size) for start, size in zip(c.offsets, c.sizes, strict=True))
+        for c in stored.chunks
+    }
+    if parts and not are_parts([*parts], None):
+        raise WeightError(
+            f"the parts of {piece.name!r} in the checkpoint {directory} lie on one another; it is "
+            "damaged: resume from another"
+        )
     return stored
 
 
 def _check_covered(directory: Path, piece: Piece, items: Sequence[ReadItem]) -> None:
-    """Raise WeightError where what is stored, whose parts do not overlap, is less than a piece."""
+    """Raise WeightError where what is stored, whose parts are even, is less than a piece."""
     found, size = sum(math.prod(item.lengths) for item in items), math.prod(piece.sizes)
     if found != size:
         raise WeightError(
@@ -315,8 +341,23 @@ def _read_index(directory: Path) -> Metadata:
     try:
         with (directory / INDEX).open("rb") as file:
             index = _IndexUnpickler(file).load()
-    except (OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
-        raise WeightError(f"the checkpoint {directory} has no index to read: {error}") from None
+    except Exception as error:  # a damaged pickle raises whatever it runs into
+        reason = str(error) or type(error).__name__
+        raise WeightError(f"the checkpoint {directory} has no index to read: {reason}") from None
     if not isinstance(index, Metadata):
         raise WeightError(f"{directory / INDEX} is no index of a checkpoint")
+    try:
+        for entry in index.state_dict_metadata.values():
+            if isinstance(entry, TensorStorageMetadata):
+                msgspec.convert([*entry.size], list[_Count])
+                dtype_name(entry.properties.dtype)
+        for place in index.storage_data.values():
+            msgspec.convert([place.offset, place.length], list[_Count])
+            if {"..", "/"}.intersection(Path(place.relative_path).parts):
+                raise ValueError(f"{place.relative_path} is no file of it")
+    except Exception as error:
+        raise WeightError(f"the index of the checkpoint {directory} is damaged: {error}") from None
     return index
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]

@@ -143,17 +143,23 @@ class JsonLines(Log):
             raise WriteError(error.errno, error.strerror, self._file.name) from None
 
 
+class _Row(msgspec.Struct):
+    """What is read of a line: of which step it tells."""
+
+    step: int = 0
+
+
 def _rows_until(path: Path, last: int) -> list[bytes]:
-    """The lines of steps up to ``last``; half a line, from a run that died, is none."""
+    """The lines of steps up to ``last``; half a line, from a run that died, is none of them."""
     if not last or not path.is_file():
         return []
     kept = []
     for line in path.read_bytes().splitlines(keepends=True):
         try:
-            row = msgspec.json.decode(line, type=dict[str, Any])
-        except msgspec.DecodeError:
+            row = msgspec.json.decode(line, type=_Row)
+        except (msgspec.DecodeError, UnicodeDecodeError):
             continue
-        if row.get("step", 0) <= last:
+        if row.step <= last:
             kept.append(line)
     return kept
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from shardwright.errors import WeightError
 from shardwright.pipeline import Pipeline
 from shardwright.planning import Plan
 from shardwright.runtime.checkpoint import find_checkpoint, read_manifest
@@ -75,10 +76,12 @@ def state_dict(source: TrainResult | Session | str | Path) -> dict[str, Tensor]:
         state = source.state()
         return {name: state[name] for name in state if not name.startswith(_STEPS_OWN)}
     path = find_checkpoint(source)
-    stored = stored_in(path)
-    found = {
-        name: torch.empty(stored[name].shape, dtype=stored[name].dtype)
-        for name in read_manifest(path).model
-    }
+    stored, names = stored_in(path), read_manifest(path).model
+    if lacking := [name for name in names if name not in stored]:
+        raise WeightError(
+            f"the checkpoint {path} has no {lacking[0]!r}, of which it says that the model has it; "
+            "it is damaged: take another"
+        )
+    found = {name: torch.empty(stored[name].shape, dtype=stored[name].dtype) for name in names}
     read_pieces(path, {Piece.whole(name, tensor): tensor for name, tensor in found.items()})
     return found

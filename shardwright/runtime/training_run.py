@@ -177,6 +177,15 @@ class TrainingRun:
 
     def _checkpoint_to_resume(self) -> Path | None:
         latest = self._latest()
+        damaged = self._saver.checkpoints.damaged() if self._saver is not None else []
+        names = ", ".join(path.name for path in damaged)
+        if latest is None and damaged:
+            raise RunError(
+                f"{self._options.checkpoint} has no checkpoint that can be read: {names} cannot; "
+                "remove them to begin anew, or give another directory"
+            )
+        if damaged:
+            self._display.note(f"{names} cannot be read, and is passed over")
         if latest is not None and not self._options.resume:
             raise RunError(
                 f"{self._options.checkpoint} has checkpoints, the last of them {latest.name}; go "

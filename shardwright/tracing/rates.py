@@ -13,12 +13,23 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from shardwright.errors import InputError
+from shardwright.errors import InputError, WeightError
 from shardwright.tracing.step import Rate
+
+
+class _State(msgspec.Struct):
+    """What a checkpoint keeps of the rates."""
+
+    step: int
+    first: dict[str, float]
+    rates: dict[str, float]
+    schedulers: list[dict[str, Any]]
+
 
 Factor = Callable[[int], float]
 """From the number of a step, from 0 on, to what the optimizer's rate is multiplied by."""
@@ -88,7 +99,11 @@ class Rates:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was taken. Raises InputError where schedulers differ."""
+        """Go on from where `state_dict` was taken. Raises InputError where schedulers differ.
+
+        Raises WeightError where it is no such state.
+        """
+        self._check_state(state)
         if len(state["schedulers"]) != len(self._schedulers):
             raise InputError(
                 f"the checkpoint was written with {len(state['schedulers'])} schedulers, this run "
@@ -102,6 +117,22 @@ class Rates:
         for scheduler, content in zip(self._schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(content)
 
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        try:
+            kept = msgspec.convert(state, _State)
+        except msgspec.ValidationError as error:
+            raise WeightError(f"the rates of the checkpoint are damaged: {error}") from None
+        for content, scheduler in zip(kept.schedulers, self._schedulers, strict=False):
+            ours = scheduler.state_dict()
+            wrong = sorted(ours.keys() ^ content.keys()) or [
+                name for name in ours if not _is_like(content[name], ours[name])
+            ]
+            if wrong:
+                raise WeightError(
+                    f"the checkpoint's {type(scheduler).__name__} has another {wrong[0]!r} than "
+                    "this run's; resume with the same scheduler=, or from another checkpoint"
+                )
+
     def _check(self) -> None:
         for scheduler in self._schedulers:
             if isinstance(scheduler, ReduceLROnPlateau):
@@ -114,3 +145,13 @@ class Rates:
                     f"the {type(scheduler).__name__} belongs to an optimizer that the step does "
                     "not use; make it with the optimizer that step_fn steps"
                 )
+
+
+def _is_like(found: Any, known: Any) -> bool:
+    """Whether what a checkpoint kept could stand in the place of what a scheduler has."""
+    if isinstance(known, float | int) and not isinstance(known, bool):
+        return isinstance(found, float | int)
+    if isinstance(known, list) and isinstance(found, list):
+        alike = len(found) == len(known)
+        return alike and all(_is_like(a, b) for a, b in zip(found, known, strict=True))
+    return known is None or found is None or type(found) is type(known)

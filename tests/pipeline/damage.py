@@ -189,7 +189,7 @@ def spoil_zip(
     elif kind == "double":
         entries.insert(at, (entries[draw.randrange(len(entries))][0], content))
     elif kind == "rename":
-        entries[at] = (draw.choice([name + "x", "../" + name, "", entries[0][0]]), content)
+        entries[at] = (draw.choice([name + "x", "../" + name, "/", entries[0][0]]), content)
     elif kind == "empty":
         entries[at] = (name, b"")
     elif kind == "pack":

@@ -72,12 +72,21 @@ def fewer_operands(file: File) -> None:
     node["args"][2].pop()
 
 
+def unknown_key_of_a_structure(file: File) -> None:
+    arguments = file["metadata"]["structure"]["inputs"]
+    arguments["parameters"][0]["value"]["items"] = []
+
+
 def nameless_parameter(file: File) -> None:
     file["metadata"]["structure"]["inputs"]["parameters"][0]["name"] = ""
 
 
-@pytest.mark.parametrize("change", [other_operand, fewer_operands, nameless_parameter])
-def test_what_once_crashed_is_refused(folder: Path, change: Callable[[File], None]) -> None:
+@pytest.mark.parametrize(
+    "change", [other_operand, fewer_operands, nameless_parameter, unknown_key_of_a_structure]
+)
+def test_what_was_once_believed_or_crashed_is_refused(
+    folder: Path, change: Callable[[File], None]
+) -> None:
     file = opened(json.loads((folder / "training.json").read_text()))
     change(file)
     (folder / "changed.json").write_text(json.dumps(closed(file)))

@@ -96,6 +96,21 @@ def test_what_torch_save_writes_beside_tensors_is_let_be(tmp_path: Path) -> None
     assert torch.equal(file.read("a"), TENSORS["a"])
 
 
+@pytest.mark.parametrize("format", ["torch.save", "torch.export"])
+def test_a_record_whose_own_header_is_damaged(format: ParamfileFormat, tmp_path: Path) -> None:
+    """It says where the bytes begin, whatever the list at the end of the file says."""
+    path = tmp_path / "w"
+    write_paramfile(path, {"a": torch.arange(6.0)}, format)
+    with zipfile.ZipFile(path) as archive:
+        names = [name for name in archive.namelist() if name.endswith(("data/0", "/weight_0"))]
+        begin = archive.getinfo(names[0]).header_offset
+    data = bytearray(path.read_bytes())
+    data[begin + 30] ^= 4  # of its name
+    path.write_bytes(data)
+    with pytest.raises(WeightError, match="cannot be read"):
+        open_paramfile(path, format)
+
+
 @pytest.mark.parametrize("content", [b"", b"\0\0"])
 def test_an_exported_tensor_without_its_bytes(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "w.pt2"

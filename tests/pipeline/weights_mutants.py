@@ -64,15 +64,16 @@ def read_plainly(path: Path, format: str) -> dict[str, Tensor]:
         found: dict[str, Tensor] = load_file(path)
         return found
     if format == "torch.save":
-        loaded: dict[str, Tensor] = torch.load(path, weights_only=True)
+        loaded: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True)
         return loaded
     tensors = {}
     data = path.read_bytes()
     with zipfile.ZipFile(path) as archive:
         entries = {item.filename.partition("/data/")[2]: item for item in archive.infolist()}
         for part in ("weights", "constants"):
-            text = _stored(data, entries[f"{part}/model_{part}_config.json"])
-            for name, entry in json.loads(text)["config"].items():
+            config = entries.get(f"{part}/model_{part}_config.json")
+            text = _stored(data, config) if config else b'{"config": {}}'
+            for name, entry in json.loads(text.decode(errors="replace"))["config"].items():
                 content = _stored(data, entries[f"{part}/{entry['path_name']}"])
                 tensors[name] = _tensor(content, entry["tensor_meta"])
     return tensors
