@@ -19,7 +19,7 @@ SEEDS ?= 0:200
 PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-fast test-gpu lint types types-of-torch format test-torch zoo bench experiments fuzz mutants fuzz-files docs clean
+.PHONY: help setup demo test test-all test-fast test-gpu lint types types-of-torch format test-torch zoo bench experiments fuzz mutants fuzz-files damaged-files docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -93,11 +93,14 @@ experiments: setup ## train three models on 1, 2 and 4 devices; writes tables an
 fuzz: setup ## draw programs, and go every way with each: SEEDS=0:200, PROCESSES=2
 	$(BIN)/python -m fuzz --seeds $(SEEDS) --processes $(PROCESSES)
 
-mutants: setup ## 50,000 changed lowered tasks under AddressSanitizer: make mutants FIRST=0 END=50000
-	$(BIN)/python -m tests.exec.legality.mutation $(or $(FIRST),0) $(or $(END),50000) --sanitize
+mutants: setup ## 50,000 changed lowered tasks under AddressSanitizer: make mutants FIRST=0 END=50000 AVX512=
+	$(BIN)/python -m tests.exec.legality.mutation $(or $(FIRST),0) $(or $(END),50000) --sanitize $(if $(AVX512),--avx512)
 
 fuzz-files: setup ## mutants of pipeline files, refused or legal: make fuzz-files N=20000 SEED=0
 	MKL_CBWR=AUTO $(BIN)/python -m tests.pipeline.mutation --count $(or $(N),1000) --seed $(or $(SEED),0)
+
+damaged-files: setup ## mutants of plans, clusters, profiles, checkpoints and logs: make damaged-files N=300 SEED=0
+	$(BIN)/python -m tests.runtime.damaged --count $(or $(N),300) --seed $(or $(SEED),0)
 
 docs: setup ## run every example of README.md and docs/
 	$(BIN)/pytest tests/test_docs.py
