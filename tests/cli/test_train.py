@@ -167,10 +167,7 @@ def make():
 
     return step, data
 """
-COMMAND = [
-    *(sys.executable, "-m", "shardwright", "train", "slow.py:make", "--mesh", "pipeline=2"),
-    *("--log", "log.jsonl"),
-]
+WORDS = ("train", "slow.py:make", "--mesh", "pipeline=2", "--epochs", "1")
 
 
 def stopped(folder: Path, number: int, *options: str) -> tuple[int, str]:
@@ -179,7 +176,7 @@ def stopped(folder: Path, number: int, *options: str) -> tuple[int, str]:
     log = folder / "log.jsonl"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
-        [*COMMAND, "--epochs", "1", *options],
+        [sys.executable, "-m", "shardwright", *WORDS, "--log", "log.jsonl", *options],
         cwd=folder,
         env=environment,
         stderr=subprocess.PIPE,
@@ -203,8 +200,9 @@ def stopped(folder: Path, number: int, *options: str) -> tuple[int, str]:
 @pytest.mark.parametrize("options", [(), ("--in-process",)], ids=["workers", "in process"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_run_keeps_a_checkpoint_and_says_so(
-    number: int, options: tuple[str, ...], tmp_path: Path
+    number: int, options: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What is kept is gone on with in this process: another one than the one that was stopped."""
     code, said = stopped(tmp_path, number, "--checkpoint", "kept", "--quiet", *options)
     done = len(losses(tmp_path / "log.jsonl"))
     assert (code, said) == (
@@ -212,10 +210,13 @@ def test_a_stopped_run_keeps_a_checkpoint_and_says_so(
         f"stopped; --resume goes on from kept/step_{done:06d}\n",
     )
     (tmp_path / "slow.py").write_text(SLOW % (done + 2, 0))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    ends = (("--checkpoint", "kept", "--resume"), ("--log", "whole.jsonl", "--in-process"))
-    for end in ends:
-        subprocess.run([*COMMAND, "--epochs", "1", *end], cwd=tmp_path, env=environment, check=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    again = ("--log", "log.jsonl", "--checkpoint", "kept", "--resume", *options)
+    for end in (again, ("--log", "whole.jsonl", "--in-process")):
+        result = CliRunner().invoke(app, [*WORDS, *end])
+        assert result.exit_code == 0, result.output
+    assert len(losses(tmp_path / "log.jsonl")) == done + 2
     assert losses(tmp_path / "log.jsonl") == losses(tmp_path / "whole.jsonl")
 
 
