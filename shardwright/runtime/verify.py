@@ -144,11 +144,11 @@ def other_weights(pipeline: Pipeline | str | Path, model: object) -> dict[str, T
     found = {
         slot: {tensor: stored[tensor] for tensor in parts} for slot, parts in named.parts.items()
     }
-    state = model.state_dict().items()
-    own = {name: item.detach().cpu() for name, item in state if isinstance(item, Tensor)}
+    wholes, state = named.join(found), model.state_dict()
+    own = {name: state[name].detach().cpu() for name in wholes if name in state}
     return {
         name: whole
-        for name, whole in named.join(found).items()
+        for name, whole in wholes.items()
         if name in own
         and (whole.shape, whole.dtype) == (own[name].shape, own[name].dtype)
         and not bool(_equal(_real(whole), _real(own[name])).all())

@@ -22,6 +22,7 @@ from shardwright.tracing.emitter import Emitter
 from shardwright.tracing.export import Program
 from shardwright.tracing.failures import CaptureWarning, line_before
 from shardwright.tracing.memory import Memory, Owner, Place
+from shardwright.tracing.wrapped import parts_of
 
 
 @dataclass(eq=False)
@@ -44,10 +45,11 @@ def contents_of(model: nn.Module) -> dict[str, Stored]:
     by_name: dict[str, Stored] = {}
     unsaved = set(_unsaved(model))
     for named in (model.named_parameters, model.named_buffers):
-        for name, tensor in named(remove_duplicate=False):
-            stored = found.setdefault(id(tensor), Stored(tensor))
-            stored.names.append(name)
-            by_name[name] = stored
+        for path, tensor in named(remove_duplicate=False):
+            for name, part in parts_of(path, tensor):
+                stored = found.setdefault(id(part), Stored(part))
+                stored.names.append(name)
+                by_name[name] = stored
     for stored in found.values():
         stored.persistent = not unsaved.issuperset(stored.names)
     return by_name

@@ -25,6 +25,7 @@ from shardwright.tracing.boundary import contents_of
 from shardwright.tracing.export import export_flat
 from shardwright.tracing.exported import ExportedGraph
 from shardwright.tracing.flat import FlatModel
+from shardwright.tracing.wrapped import check_wrapped
 
 
 def capture(
@@ -69,12 +70,7 @@ def _take_apart(
                 "the module it was made from"
             )
     for path, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if hasattr(type(tensor), "__tensor_flatten__"):
-            raise CaptureError(
-                f"{path} is a {type(tensor).__name__}, a tensor that holds several (quantized "
-                "weights are such); make them parameters of their own before, for a model of "
-                "torchao by torchao.utils.unwrap_tensor_subclass(model)"
-            )
+        check_wrapped(path, tensor)
     if not isinstance(args, (tuple, list)):
         raise CaptureError(
             f"args is a {type(args).__name__}; give positional arguments as a tuple, as in "

@@ -32,6 +32,7 @@ from shardwright.tracing.memory import Owner
 from shardwright.tracing.tracer import Traced, trace
 from shardwright.tracing.unchanged import model_unchanged
 from shardwright.tracing.value_checks import fake_mode
+from shardwright.tracing.wrapped import parts_of, with_parts
 
 # What they say is in the CaptureError.
 _LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
@@ -120,6 +121,7 @@ def _let_stand_in(
 ) -> list[tuple[str, Owner, torch.Tensor]]:
     """Put a fake tensor in the place of each parameter and buffer; tied ones are one again.
 
+    One that holds several gets fakes of these.
     Those on meta are traced as if they were on ``device``. Gives them by their first paths.
     """
     fakes: dict[int, torch.Tensor] = {}
@@ -132,8 +134,10 @@ def _let_stand_in(
                 if tensor is None:
                     continue
                 if id(tensor) not in fakes:
-                    fakes[id(tensor)] = fake = _fake(mode, tensor, device)
-                    found.append((f"{path}.{key}" if path else key, owner, fake))
+                    place = f"{path}.{key}" if path else key
+                    parts = [(n, _fake(mode, part, device)) for n, part in parts_of(place, tensor)]
+                    found += [(name, owner, fake) for name, fake in parts]
+                    fakes[id(tensor)] = with_parts(tensor, iter([fake for _, fake in parts]))
                 held[key] = fakes[id(tensor)]
     return found
 

@@ -23,6 +23,7 @@ from shardwright.ir.torch_internals import has_backward_hooks, has_gradient_hook
 from shardwright.tracing.boundary import Stored, contents_of
 from shardwright.tracing.closures import Closure
 from shardwright.tracing.flat import PREFIX
+from shardwright.tracing.wrapped import check_wrapped
 
 ROOTS = (f"{PREFIX}.main", f"{PREFIX}.beside")
 """The paths that stand before those of the program's own modules."""
@@ -114,7 +115,9 @@ class StepModel(nn.Module):
 
 
 def _check_module(name: str, module: nn.Module) -> None:
-    """Refuse what acts on gradients behind the step's back."""
+    """Refuse what acts on gradients behind the step's back, and tensors that hold several."""
+    for path, tensor in (*module.named_parameters(), *module.named_buffers()):
+        check_wrapped(f"{name}.{path}", tensor, trained=True)
     for path, part in module.named_modules():
         where = f"{name}.{path}" if path else name
         if isinstance(part, nn.parallel.DistributedDataParallel):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,6 +99,16 @@ class Quantized(torch.Tensor):
         raise NotImplementedError(function)
 
 
+class Unwrapped(Quantized):
+    """One that can be made anew of what it holds."""
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, Tensor], context: None, shape: Any, strides: Any
+    ) -> Unwrapped:
+        return Unwrapped(inner["q"], inner["scale"])
+
+
 class Wrapped(nn.Module):
     """What makes the tensor of its two parameters at each call, as torchao unwraps it."""
 
@@ -119,3 +130,39 @@ def test_weights_that_hold_several_tensors_are_unwrapped_first() -> None:
         sw.compile(model, x)
     parametrize.register_parametrization(layer, "weight", Wrapped())
     assert_close(sw.compile(model, x)(x), expected, 1e-5)
+
+
+def test_weights_that_hold_several_tensors_are_captured_as_these(tmp_path: Path) -> None:
+    """The model keeps them, and a file is run by processes that know nothing of their class."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).eval(), torch.randn(4, 8)
+    for layer in (model[0], model[2]):
+        made = Int8(8, 8)
+        layer.weight = nn.Parameter(Unwrapped(made.q, made.scale), requires_grad=False)
+    kept = model[0].weight
+    expected = model(x).detach()
+    graph = sw.capture(model, (x,))
+    assert model[0].weight is kept
+    stored = {value.name: value.dtype for value in graph.stored()}
+    assert (stored["0.weight.q"], stored["0.weight.scale"]) == ("i8", "f32")
+    run = sw.compile(model, x)
+    assert_close(run(x), expected, 1e-5)
+    pipeline = sw.build(graph, sw.plan(graph, devices=2))
+    assert sw.verify(pipeline, model, (x,)).equal
+    pipeline.save(tmp_path / "a.json")
+    assert torch.equal(sw.run(tmp_path / "a.json", x, in_process=True), expected)
+    kept.q.neg_()
+    assert_close(run(x), model(x), 1e-5)
+
+
+def test_a_step_says_that_it_takes_no_such_weights() -> None:
+    model, made = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), Int8(8, 8)
+    model[0].weight = nn.Parameter(Unwrapped(made.q, made.scale), requires_grad=False)
+    optimizer = torch.optim.SGD(model[1].parameters(), 0.1)
+
+    def step(x: Tensor) -> None:
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    with pytest.raises(CaptureError, match=r"0\.weight is a Unwrapped.*step of training"):
+        sw.compile_ir(step, torch.randn(4, 8))
