@@ -30,7 +30,6 @@ from shardwright.exec.placement import ARENA as ARENA
 from shardwright.exec.placement import Buffer, Home, Placement
 from shardwright.exec.plan_text import format_plan
 from shardwright.exec.spots import Spot, find_spots, saved
-from shardwright.exec.streams import find_streams
 
 
 @dataclass(frozen=True)
@@ -52,10 +51,6 @@ class ExecPlan:
     order
         What is called, in turn, by number among the graph's calls: all but views, which cost
         nothing, and what makes nothing.
-    streams
-        For each call in turn its stream: 0, unless it runs beside others.
-    waits
-        For each call in turn the places of calls on other streams that it waits for.
     work_bytes
         What kernels work in beside the values, behind them in the arena: known when calls are
         bound to kernels.
@@ -69,8 +64,6 @@ class ExecPlan:
     static: frozenset[int]
     peak_bytes: int
     order: tuple[int, ...]
-    streams: tuple[int, ...]
-    waits: tuple[tuple[int, ...], ...]
     work_bytes: int = 0
 
     @property
@@ -113,14 +106,12 @@ def make_exec_plan(
     donated: Mapping[int, int] | None = None,
     static: Collection[int] = (),
     outputs: Literal["arena", "caller"] = "arena",
-    streams: int = 1,
 ) -> ExecPlan:
     """The plan of a lowered graph.
 
     ``donated`` maps inputs whose memory is given away to the outputs that are to lie there.
     ``static`` are inputs and stored values whose contents never change. With ``outputs="caller"``
-    each output that is no external value has a buffer of its own. ``streams`` is on how many
-    streams calls may run, where they need not wait for one another.
+    each output that is no external value has a buffer of its own.
     Raises ExecError where a promise does not fit the graph.
     """
     targets = _targets(lowered, donated or {})
@@ -132,7 +123,7 @@ def make_exec_plan(
     kept, targets = keep_results(graph, targets, spots)
     if kept is not graph:
         spots = find_spots(kept.values, kept.ops)
-    planner = _Planner(kept, spots, targets, frozenset(static), outputs, streams)
+    planner = _Planner(kept, spots, targets, frozenset(static), outputs)
     return planner.plan()
 
 
@@ -176,7 +167,6 @@ class _Planner:
         targets: Mapping[int, int],
         static: frozenset[int],
         outputs: Literal["arena", "caller"],
-        streams: int,
     ) -> None:
         self._graph = graph
         self._spots = spots
@@ -184,8 +174,6 @@ class _Planner:
         self._static = static
         self._outputs: Literal["arena", "caller"] = outputs
         self._uses = find_uses(graph, spots, targets)
-        empty = any(not _makes_something(graph, number) for number in self._uses.reads)
-        self._streams = 1 if empty else streams
 
     def plan(self) -> ExecPlan:
         """The plan in the graph's order, or in one whose arena is smaller."""
@@ -199,11 +187,9 @@ class _Planner:
         graph, spots, targets = self._graph, dict(self._spots), self._targets
         ops = [graph.ops[number] for number in order]
         kept = [*graph.outputs, *targets.values(), *saved(ops)]
-        streams = find_streams(self._uses, order, self._streams)
-        sharer = Sharer(graph.values, ops, spots, kept, streams.spans)
+        sharer = Sharer(graph.values, ops, spots, kept)
         sharing = sharer.share(targets)
         copied = copy_back(graph, targets, sharing, spots)
-        streams = streams.ended_by(len(copied.ops) - len(graph.ops))
         order = (*order, *range(len(graph.ops), len(copied.ops)))
         called = [k for k, number in enumerate(order) if _makes_something(copied, number)]
         placement = Placement(copied, spots, sharer, sharing, self._outputs)
@@ -216,8 +202,6 @@ class _Planner:
             self._static,
             placement.arena.peak,
             tuple(order[k] for k in called),
-            tuple(streams.of[k] for k in called),
-            tuple(streams.waits[k] for k in called),
         )
 
 

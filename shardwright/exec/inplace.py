@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from shardwright.exec.kinds import Kind, kind_of
 from shardwright.exec.lowered import ABSENT, LoweredOp, ValueSpec
 from shardwright.exec.spots import VIEW, Spot, alike, is_whole
-from shardwright.exec.streams import Span, one_stream
 
 
 @dataclass(slots=True)
@@ -52,21 +51,16 @@ class Sharer:
         ops: Sequence[LoweredOp],
         spots: Mapping[int, Spot],
         kept: Collection[int],
-        spans: Sequence[Span] | None = None,
     ) -> None:
-        """``kept`` are values that are needed when all calls have run; ``spans`` are the calls'."""
+        """``kept`` are values that are needed when all calls have run."""
         self._values = values
         self._ops = ops
         self._spots = spots
         self._kept = {spots[vid].root for vid in kept}
-        self._spans = one_stream(len(ops)).spans if spans is None else spans
         self._made: dict[int, int] = {}
         self._calls: dict[int, _Operands] = {}
         self.last: dict[int, int] = {}
-        """Root to when the last call that reads or makes it is over; past the end for what is kept.
-
-        A call that runs beside others is over when stream 0 has waited for it.
-        """
+        """Root to the last call that reads or makes it; past the end for what is kept."""
         self._find_lives()
 
     def _find_lives(self) -> None:
@@ -76,18 +70,13 @@ class Sharer:
             self._made.update((vid, index) for vid in op.out_vids if vid != ABSENT)
             for vid in (*op.in_vids, *op.out_vids):
                 if vid != ABSENT:
-                    root, end = self._spots[vid].root, self._spans[index].end
-                    self.last[root] = max(end, self.last.get(root, end))
+                    self.last[self._spots[vid].root] = index
         self.last.update((root, len(self._ops)) for root in self._kept)
 
     @property
     def first(self) -> Mapping[int, int]:
         """Root to the call that makes it."""
         return self._made
-
-    def begin(self, root: int) -> int:
-        """From when on a root that a call makes may be written."""
-        return self._spans[self._made[root]].start
 
     def share(self, targets: Mapping[int, int]) -> Sharing:
         """What shares memory, where target ``t`` is to hold ``targets[t]`` after a run."""
@@ -114,18 +103,13 @@ class Sharer:
             or not is_whole(spot, root)
             or not alike(spot, home)
             or self._values[target].dtype != root.dtype
-            or self.last.get(target, -1) > self._free_until(made)
+            or self.last.get(target, -1) > made
             or not self._may_write(made, spot.root, target)
         ):
             return
         sharing.owner[spot.root] = target
         sharing.alias[spot.root] = target
         sharing.claimed.add(target)
-
-    def _free_until(self, index: int) -> int:
-        """The last call that is surely over when this one begins, or this one itself."""
-        span = self._spans[index]
-        return index if span.end == index else span.start - 1
 
     def _may_write(self, index: int, root: int, target: int) -> bool:
         """Whether the call that makes ``root`` may write over a target that it reads, or not."""

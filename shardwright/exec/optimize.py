@@ -18,12 +18,7 @@ _GENERIC = BY_NAME["generic"].id
 
 
 def optimize_plan(plan: ExecPlan) -> ExecPlan:
-    """The plan without copies onto themselves, and without calls whose results nobody reads.
-
-    A plan with several streams stays as it is: others wait for its calls.
-    """
-    if any(plan.streams):
-        return plan
+    """The plan without copies onto themselves, and without calls whose results nobody reads."""
     read = {*results(plan.lowered), *saved(plan.lowered.ops)}
     kept: list[int] = []
     for number, op in reversed(list(enumerate(plan.lowered.ops))):
@@ -39,8 +34,6 @@ def optimize_plan(plan: ExecPlan) -> ExecPlan:
         plan,
         lowered=replace(plan.lowered, ops=tuple(plan.lowered.ops[old] for old in numbers)),
         order=order,
-        streams=plan.streams[: len(order)],
-        waits=plan.waits[: len(order)],
     )
 
 

@@ -107,7 +107,7 @@ class Placement:
             if owner not in external:
                 ends[owner] = max(ends.get(owner, 0), sharer.last[root])
         return {
-            owner: Interval(sharer.begin(owner), end, nbytes(self._graph.values[owner]))
+            owner: Interval(sharer.first[owner], end, nbytes(self._graph.values[owner]))
             for owner, end in ends.items()
         }
 

@@ -1,12 +1,11 @@
 """A plan as text: one call a line, with where each operand lies.
 
-    plan mlp: 3 calls on 1 stream, arena 1.5 KB (peak 1.5 KB), 1 input, 2 stored
+    plan mlp: 3 calls, arena 1.5 KB (peak 1.5 KB), 1 input, 2 stored
       0 gemm(%x @input, %w @stored, -, -) -> %linear @0 f32[64, 128]  transpose_b=1
       1 relu(%linear @0) -> %relu @0 f32[64, 128] in %linear
 
 A number after @ is an offset in the arena; a name is that of external memory; ``later`` marks a
-call that is made later than the graph has it. On a stream other than 0 a call says which, and a
-call that waits for others gives their numbers. What always holds: equal plans have equal texts.
+call that is made later than the graph has it. What always holds: equal plans have equal texts.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def _lines(plan: ExecPlan) -> Iterator[str]:
     if plan.work_bytes:
         arena += f" and {format_bytes(plan.work_bytes)} to work in"
     moved = plan.moved
-    calls = f"{count_text(len(plan.calls), 'call')} on {_streams(plan)}"
+    calls = count_text(len(plan.calls), "call")
     later = f", {len(moved)} later" if moved else ""
     yield f"plan {plan.lowered.name}: {calls}{later}, {arena}{external}"
     for index, (number, op) in enumerate(zip(plan.order, plan.calls, strict=True)):
@@ -45,23 +44,11 @@ def _lines(plan: ExecPlan) -> Iterator[str]:
         wishes = shown_wishes(
             op, lambda vid: f"{plan.lowered.values[vid].name} @{_place(plan, vid)}"
         )
-        wishes += ["later"] * (number in moved) + _beside(plan, index)
+        wishes += ["later"] * (number in moved)
         attrs = "".join(f"  {item}" for item in (*shown_attributes(op), *wishes))
         yield f"  {index} {kind_of(op.kind_id).name}({ins}) -> {outs}{attrs}"
     returned = ", ".join(_operand(plan, vid) for vid in plan.lowered.outputs)
     yield f"  return {returned or 'nothing'}"
-
-
-def _streams(plan: ExecPlan) -> str:
-    count = len({0, *plan.streams})
-    return count_text(count, "stream")
-
-
-def _beside(plan: ExecPlan, place: int) -> list[str]:
-    """On which other stream a call is, and whom it waits for."""
-    stream, waits = plan.streams[place], plan.waits[place]
-    on = [f"stream={stream}"] if stream else []
-    return on + ([f"waits={', '.join(map(str, waits))}"] if waits else [])
 
 
 def _operand(plan: ExecPlan, vid: int) -> str:

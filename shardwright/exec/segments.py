@@ -22,7 +22,6 @@ from shardwright.exec.exec_plan import ExecPlan
 from shardwright.exec.kernels.kernel import Closure, present
 from shardwright.exec.kernels.table import bind_torch
 from shardwright.exec.kinds import Kind, kind_of
-from shardwright.exec.lanes import Lanes, cuda_lanes
 from shardwright.exec.lowered import ABSENT, LoweredOp
 from shardwright.exec.memory import Memory
 from shardwright.exec.native.library import Bound, Library, Operand, Program
@@ -66,24 +65,16 @@ class TorchSegment:
         self._calls: list[TorchCall | None] = [None] * len(ops)
         self._versions: list[tuple[int, ...]] = [()] * len(ops)
         self._seen = -1
-        places = slice(first, first + len(ops))
-        self._streams, self._waits = plan.streams[places], plan.waits[places]
-        self._lanes: Lanes | None = None
 
     def touches(self) -> set[int]:
         """The buffers that its calls read or write."""
         return {buffer for buffers in self._buffers for buffer in buffers}
 
     def run(self, memory: Memory, threads: int, log: CallLog | None = None) -> None:
-        """All its calls in turn; on a GPU on their streams."""
+        """All its calls in turn."""
         calls = self._bound(memory)
-        made = calls if log is None else [_logged(call, memory.device, log) for call in calls]
-        if memory.device.type == "cuda" and any(self._streams):
-            self._lanes = self._lanes or cuda_lanes(memory.device, 1 + max(self._streams))
-            self._lanes.run(made, self._streams, self._waits)
-        else:
-            for call in made:
-                call()
+        for call in calls if log is None else [_logged(one, memory.device, log) for one in calls]:
+            call()
 
     def _bound(self, memory: Memory) -> list[TorchCall]:
         """Its calls, on the memory's present addresses."""

@@ -45,7 +45,7 @@ def test_show_prints_the_calls(lowered: Path) -> None:
 
 def test_show_prints_where_the_values_of_a_task_lie(lowered: Path) -> None:
     text = succeed("show", lowered, "--task", "d0.0", "--memory")
-    assert text.startswith("plan d0.0: 2 calls on 1 stream, arena ")
+    assert text.startswith("plan d0.0: 2 calls, arena ")
     assert "gemm(%v0 @v0, %v1 @v1, %v2 @v2, -)" in text
     said = invoke("show", lowered, "--task", "input", "--memory").output
     assert "'input' is no lowered supertask" in said

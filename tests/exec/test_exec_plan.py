@@ -118,7 +118,7 @@ def test_the_text_of_a_plan():
     turned = builder.call("aten.t.default", builder.call("aten.slice.Tensor", y, 1, 1, 3))
     plan = planned(builder.finish([turned], updates={count.id: new.id}))
     assert str(plan).splitlines() == [
-        "plan small: 3 calls on 1 stream, arena 64 B (peak 64 B), 1 input, 2 stored",
+        "plan small: 3 calls, arena 64 B (peak 64 B), 1 input, 2 stored",
         "  0 gemm(%x @x, %w @w, -, -) -> %linear @0 f32[2, 4]  transpose_b=1",
         "  1 relu(%linear @0) -> %relu @0 f32[2, 4] in %linear",
         "  2 add(%count @count, %relu @0) -> %add @count f32[2, 4] in %count",

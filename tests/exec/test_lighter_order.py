@@ -57,7 +57,7 @@ def test_what_waits_through_the_peak_is_made_after_it() -> None:
 def test_a_plan_says_what_is_made_later_and_when() -> None:
     lines = str(make_exec_plan(waiting())).splitlines()
     assert [line.endswith("  later") for line in lines[1:6]] == [False, False, False, True, False]
-    assert lines[0].startswith("plan waiting: 5 calls on 1 stream, 1 later")
+    assert lines[0].startswith("plan waiting: 5 calls, 1 later")
     assert "later" not in str(make_exec_plan(waiting(hint="early")))
 
 
