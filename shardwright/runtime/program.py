@@ -142,6 +142,17 @@ def say_batched(graph: IRGraph, step_fn: Callable[..., Any], batch: Batch) -> No
         graph.values[value_id].batched = tensor.shape[:1] == (size,)
 
 
+def _check_clear(tensors: Sequence[Tensor], size: int, microbatches: int) -> None:
+    """Raise InputError where the first tensor may be the batch, and is taken for another."""
+    sizes = [tensor.shape[0] for tensor in tensors if tensor.dim()]
+    if microbatches > 1 and sizes[0] != size and sizes[0] > 1 and sizes[0] % microbatches == 0:
+        raise InputError(
+            f"which inputs are the batch is not clear: the first has {sizes[0]} rows, most have "
+            f"{size}, and either can be cut in {microbatches} microbatches; pass the batch first, "
+            "and let the step read what is no part of it from variables of its own"
+        )
+
+
 def first_microbatch(step_fn: Callable[..., Any], batch: Batch, microbatches: int) -> Call:
     """The first of a batch's equal microbatches. Raises InputError where they are not equal."""
     arguments, tensors = describe_arguments(step_fn, batch.args, batch.kwargs)
@@ -151,6 +162,7 @@ def first_microbatch(step_fn: Callable[..., Any], batch: Batch, microbatches: in
             f"a batch of {size} cannot be cut in {microbatches} equal microbatches; choose another "
             "size or number"
         )
+    _check_clear(tensors, size, microbatches)
     part = size // microbatches
     cut = [t[:part] if t.dim() and t.shape[0] == size else t for t in tensors]
     return rebuild_call(arguments, cut)

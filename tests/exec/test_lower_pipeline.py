@@ -177,7 +177,7 @@ def test_momenta_and_accumulators_change_in_place() -> None:
     reference = LinearModel(2)
     with sw.Session(sw.lower(linear_step()), in_process=True) as session:
         for x, target in batches(3):
-            loss, _ = session.step(x, target, lr=0.01)
+            loss, _ = session.step(x, target, lr=0.01).values()
             expected, _ = reference.step(x, target, 0.01)
             assert close(loss, expected)
         found = session.state()
@@ -192,7 +192,7 @@ def test_a_step_runs_in_processes_and_state_may_be_loaded() -> None:
         before = session.state()
         for _ in range(2):
             session.load_state(before)
-            loss, _ = session.step(*batches(1)[0], lr=0.01)
+            loss, _ = session.step(*batches(1)[0], lr=0.01).values()
         expected, _ = reference.step(*batches(1)[0], 0.01)
         assert close(loss, expected)
 

@@ -97,5 +97,19 @@ def test_the_first_microbatch_is_cut_from_what_has_the_batchs_size() -> None:
     assert call.kwargs["p"] == 0.5
     with pytest.raises(InputError, match="a batch of 8 cannot be cut in 3 equal microbatches"):
         first_microbatch(step, Batch((torch.arange(8),), kwargs, 0, 0), 3)
+
+
+def test_inputs_of_which_either_may_be_the_batch_are_refused() -> None:
+    """The most frequent first size is the batch's; scales of features are none, however many."""
+
+    def step(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        return (x * scale + shift).sum()
+
+    batch = Batch((torch.rand(8, 2), torch.rand(2), torch.rand(2)), {}, 0, 0)
+    with pytest.raises(
+        InputError, match="the first has 8 rows, most have 2, and either can be cut"
+    ):
+        first_microbatch(step, batch, 2)
+    first_microbatch(step, batch, 1)
     assert batch_size([torch.ones(4), torch.ones(4), torch.ones(9)]) == 4
     assert batch_size([torch.ones(4), torch.ones(9)]) == 9
