@@ -154,9 +154,22 @@ def _check_clear(tensors: Sequence[Tensor], size: int, microbatches: int) -> Non
 
 
 def first_microbatch(step_fn: Callable[..., Any], batch: Batch, microbatches: int) -> Call:
-    """The first of a batch's equal microbatches. Raises InputError where they are not equal."""
+    """The first of a batch's equal microbatches.
+
+    Raises InputError where they are not equal, or where it is not sure which tensors have the
+    batch's rows: most have as many as the first one, or a guess would train something else.
+    """
     arguments, tensors = describe_arguments(step_fn, batch.args, batch.kwargs)
     size = batch_size(tensors)
+    first = next((tensor.shape[0] for tensor in tensors if tensor.dim()), size)
+    if microbatches > 1 and size != first:
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors)
+        raise InputError(
+            f"the batch's tensors have the shapes {shapes}: "
+            f"its rows could be the {first} of the first one, or {size}. To be cut in "
+            f"{microbatches} microbatches, a batch has a tensor with its rows first, and most have "
+            "as many; let the step reach others by its closure"
+        )
     if size % microbatches:
         raise InputError(
             f"a batch of {size} cannot be cut in {microbatches} equal microbatches; choose another "

@@ -1,5 +1,6 @@
 """`train` in one process: what it computes, evaluates, writes back, and how it goes on."""
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -246,6 +247,33 @@ def test_the_first_loss_that_is_no_number_is_said() -> None:
         found = quietly(perceptron(), data, epochs=1)
     assert [str(warning.message)[:22] for warning in caught] == ["the loss of step 2 is "]
     assert len(found.losses) == 4
+
+
+def test_a_batch_whose_rows_are_not_sure_is_not_cut() -> None:
+    """Of two weights that are no rows each microbatch would get one, and broadcast it."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+
+    def step(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (layer(x) * w + v).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    batch, here = (torch.randn(8, 3), torch.rand(2), torch.rand(2)), {"in_process": True}
+    with pytest.raises(
+        InputError, match=r"\[8, 3\], \[2\], \[2\]: its rows could be the 8 .* or 2"
+    ):
+        train(step, [batch], steps=1, microbatches=2, quiet=True, **here)
+    state = copy.deepcopy(layer.state_dict())
+    expected = step(*batch).item()
+    layer.load_state_dict(state)
+    for given in ({}, {"mesh": {"data": 2}}):
+        layer.load_state_dict(state)
+        found = train(step, [batch], steps=1, quiet=True, **here, **given).losses
+        assert found == pytest.approx([expected], rel=1e-6)
 
 
 PHASES = [
