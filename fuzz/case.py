@@ -22,6 +22,8 @@ from fuzz.grammar import Program
 
 STEPS = 3
 TOLERANCE = {"float64": 1e-9, "float32": 2e-4}
+COARSE = {"bfloat16": 0.05, "float16": 0.01}
+"""What a program rounds to on its way: the last bit of what it rounds there may be another."""
 ROUNDING = {"float64": 1e-13, "float32": 1e-6}
 """How far the same operators may be from eager's, which now and then takes a fused kernel."""
 
@@ -57,7 +59,13 @@ class Case:
     @property
     def tolerance(self) -> float:
         """How near numbers must come, as a part of the largest."""
-        return 0.05 if self.facts["autocast"] else TOLERANCE[self.facts["dtype"]]
+        return self._coarse or TOLERANCE[self.facts["dtype"]]
+
+    @property
+    def _coarse(self) -> float:
+        """The tolerance of a program that rounds to half precision; 0 for others."""
+        named = [part for name, part in COARSE.items() if f"torch.{name}" in self.program.text]
+        return max(named, default=0.0)
 
     @cached_property
     def module(self) -> ModuleType:
@@ -90,8 +98,8 @@ class Case:
         Eager has kernels that only its modules call, as `nn.MultiheadAttention` does where no
         gradient is wanted, and the rest of a program may make much of how they round.
         """
-        if self.facts["autocast"]:
-            return 1e-2
+        if self._coarse:
+            return self._coarse
         least = ROUNDING[self.facts["dtype"]]
         return min(max(least, 4 * self._error_of_eager()), self.tolerance)
 

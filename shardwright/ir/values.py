@@ -251,6 +251,27 @@ def is_dense(shape: Sequence[int], strides: Sequence[int] | None) -> bool:
     return all(shape[i] == 1 or strides[i] == want for i, want in zip(order, expected, strict=True))
 
 
+def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two elements may lie at one place."""
+    if 0 in shape:
+        return False
+    reach = 0
+    for stride, size in sorted((t, s) for t, s in zip(strides, shape, strict=True) if s > 1):
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
+
+
+def sent_strides(shape: Sequence[int], strides: Sequence[int] | None) -> tuple[int, ...] | None:
+    """The strides that a tensor has where it arrives: its own, gaps included.
+
+    One whose elements overlap, as an expanded one's do, arrives contiguous.
+    """
+    found = strides_or_none(shape, strides)
+    return None if found is None or overlaps(shape, found) else found
+
+
 def strides_or_none(shape: Sequence[int], strides: Sequence[int] | None) -> tuple[int, ...] | None:
     """``strides``, or None where they order the elements as a contiguous tensor does."""
     if strides is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
+from shardwright.ir.values import overlaps
 from shardwright.pipeline.connections import Connections
 from shardwright.pipeline.rules import COMMUNICATION, broken
 from shardwright.pipeline.schema import Document, Placements, TensorInfo
@@ -101,7 +102,7 @@ def check_sizes(document: Document, connections: Connections) -> None:
                 f"{len(info.strides)} strides for {len(info.shape)} dimensions",
                 tensor=tensor,
             )
-        if _is_allocated(document, connections, tensor) and _overlaps(info.shape, info.strides):
+        if _is_allocated(document, connections, tensor) and overlaps(info.shape, info.strides):
             raise broken(
                 "strides",
                 f"strides {list(info.strides)} of shape {list(info.shape)} let elements overlap, "
@@ -116,18 +117,6 @@ def _is_allocated(document: Document, connections: Connections, tensor: str) -> 
     if not producers:
         return True
     return document.supertasks[producers[0]].kind in (*COMMUNICATION, "input")
-
-
-def _overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether two elements may lie at one place."""
-    if 0 in shape:
-        return False
-    reach = 0
-    for stride, size in sorted((t, s) for t, s in zip(strides, shape, strict=True) if s > 1):
-        if stride <= reach:
-            return True
-        reach += stride * (size - 1)
-    return False
 
 
 def check_constants(document: Document, _: Connections) -> None:

@@ -21,7 +21,7 @@ import shardwright.pipeline as pl
 from shardwright.errors import PlanError
 from shardwright.ir import Builder, IRGraph, IRValue
 from shardwright.ir.operators import is_built_in
-from shardwright.ir.values import is_dense
+from shardwright.ir.values import is_dense, sent_strides
 from shardwright.pipeline.fxtext import encode, encode_part
 from shardwright.pipeline.proof import restated
 from shardwright.pipeline.rules import MICROBATCH_PHASES
@@ -93,7 +93,9 @@ class Assembly:
         info = pl.TensorInfo(
             shape=value.shape,
             dtype=value.dtype,  # type: ignore[arg-type]
-            strides=value.strides if is_dense(value.shape, value.strides) else None,
+            strides=_in_one_piece(value)
+            if value.is_stored
+            else sent_strides(value.shape, value.strides),
         )
         if placeholder is not None and value.init is not None:
             info.init, info.origin = value.init, self.weights.origin(value)
@@ -128,7 +130,7 @@ class Assembly:
         )
         for name, strides in zip(task.outputs, text.strides, strict=True):
             info = self.tensors[name]
-            info.strides = strides if is_dense(info.shape, strides) else None
+            info.strides = sent_strides(info.shape, strides)
             self.strides[name] = strides
         self._add(segment.name, task, segment.place)
 
@@ -184,6 +186,8 @@ class Assembly:
             for part in parts:
                 if (part.device, part.value) in read:
                     name = self.tensor(part.device, part.value)
+                    value = self.localized.slots[part.device].value(part.value)
+                    self.tensors[name].strides = _in_one_piece(value)
                     self.inputs[name] = self.originals.slice_of_input(value_id, part)
 
     def _read(self, tasks: Sequence[Task]) -> set[tuple[str, int]]:
@@ -271,3 +275,8 @@ def _many_outputs(name: str, value: IRValue, graph: IRGraph) -> str:
         f"anew; return numbers, which are summed up, or what has the batch's dimension{few}, or "
         "plan with microbatches=1"
     )
+
+
+def _in_one_piece(value: IRValue) -> tuple[int, ...] | None:
+    """The strides of what a runner is given: it lies without gaps."""
+    return value.strides if is_dense(value.shape, value.strides) else None

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRValue
 from shardwright.ir.dtypes import itemsize
-from shardwright.ir.values import is_dense
+from shardwright.ir.values import sent_strides
 from shardwright.layout import (
     Cluster,
     Conversion,
@@ -253,8 +253,8 @@ class Holdings:
         return self.slots[device].builder.input(value.name, shape, value.dtype, strides=strides)
 
     def _received(self, device: str, sent: IRValue) -> IRValue:
-        """What a message brings: it lies as it was sent, where that is one piece of memory."""
-        strides = sent.strides if is_dense(sent.shape, sent.strides) else None
+        """What a message brings: it lies as it was sent."""
+        strides = sent_strides(sent.shape, sent.strides)
         return self.slots[device].builder.input(sent.name, sent.shape, sent.dtype, strides=strides)
 
     def _communicate(self, communication: Communication) -> None:

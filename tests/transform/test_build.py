@@ -7,6 +7,7 @@ from shardwright.errors import PlanError
 from shardwright.ir import Builder
 from shardwright.pipeline import Pipeline, check
 from shardwright.planning import plan
+from shardwright.runtime import run
 from shardwright.transform import build
 from tests.graphs import language_model, tokens
 from tests.walk import built, walk
@@ -66,6 +67,37 @@ def test_values_are_sent_to_each_slot_that_reads_them_and_once():
     received = [t.outputs[0] for t in pipeline.supertasks.values() if t.kind == "recv"]
     assert len(received) == len(set(received))
     assert set(pipeline.metadata.tensor_slices.inputs) == {"x", "x@d3"}
+
+
+@pytest.mark.parametrize(
+    ("view", "strides"),
+    [
+        (lambda builder, x: builder.call("aten.slice.Tensor", x, dim=1, start=2), (20, 4, 1)),
+        (lambda builder, x: builder.call("aten.transpose.int", x, 0, 1), (4, 20, 1)),
+        (lambda builder, x: builder.call("aten.expand.default", x, [4, 4, 5, 4]), None),
+    ],
+    ids=["with gaps", "turned", "expanded"],
+)
+def test_what_a_stage_sends_lies_as_it_does_in_the_graph(view, strides):
+    builder = Builder("views")
+    x = builder.call("aten.relu.default", builder.input("x", (4, 5, 4), "f64"))
+    seen = view(builder, x)
+    weight = builder.param("weight", torch.randn(6, 4, dtype=torch.float64))
+    graph = builder.finish(builder.call("aten.linear.default", seen, weight))
+    pipeline = built(graph, 3)
+    *_, received = (
+        pipeline.tensors[task.outputs[0]]
+        for task in pipeline.supertasks.values()
+        if task.kind == "recv"
+    )
+    assert received.strides == strides
+    check(pipeline)
+    x = torch.randn(4, 5, 4, dtype=torch.float64)
+    found, expected = run(pipeline, x, in_process=True), graph.run(x)
+    if strides is None:  # elements that lie at one place are sent each for itself
+        torch.testing.assert_close(found, expected)
+    else:
+        assert torch.equal(found, expected)
 
 
 def test_sends_stand_behind_the_task_that_makes_what_they_send():
