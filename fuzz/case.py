@@ -143,17 +143,20 @@ class Case:
         return self.looped(STEPS)
 
     def looped(self, steps: int, change: float = 0.0) -> Trained:
-        """What a plain loop of some steps leaves, from weights changed by as much."""
+        """What a plain loop of some steps leaves, its weights and batches changed by as much."""
         model, _, step = self.module.train()
-        with torch.no_grad():
-            for parameter in model.parameters() if change else ():
-                parameter.mul_(1 + change * torch.randn_like(parameter))
-        losses = [loss_of(call(step, batch)) for batch in self.batches(steps)]
+        batches = self.batches(steps)
+        if change:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.copy_(_changed(parameter, change))
+            batches = pytree.tree_map_only(Tensor, lambda t: _changed(t, change), batches)
+        losses = [loss_of(call(step, batch)) for batch in batches]
         return Trained(losses, model.state_dict())
 
     @cached_property
     def is_stable(self) -> bool:
-        """Whether a change of its weights in the last digits stays one of its results.
+        """Whether a change of weights and batches in the last digits stays one of the results.
 
         Rounding alone decides the others: where Adam divides a gradient that is zero but for it,
         say, or a norm what does not vary.
@@ -203,6 +206,12 @@ class Case:
         finally:
             nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_ = kept
         return [torch.stack(values).mean(0) for values in zip(*found, strict=True)]
+
+
+def _changed(tensor: Tensor, change: float) -> Tensor:
+    if not tensor.is_floating_point():
+        return tensor
+    return tensor * (1 + change * torch.randn_like(tensor))
 
 
 def _rows(tensor: Tensor, start: int, count: int) -> Tensor:
