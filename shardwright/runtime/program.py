@@ -144,11 +144,11 @@ def say_batched(graph: IRGraph, step_fn: Callable[..., Any], batch: Batch) -> No
 
 def _check_clear(tensors: Sequence[Tensor], size: int, microbatches: int) -> None:
     """Raise InputError where the first tensor may be the batch, and is taken for another."""
-    sizes = [tensor.shape[0] for tensor in tensors if tensor.dim()]
-    if microbatches > 1 and sizes[0] != size and sizes[0] > 1 and sizes[0] % microbatches == 0:
+    first = next((tensor.shape[0] for tensor in tensors if tensor.dim()), size)
+    if microbatches > 1 and first not in (1, size):
         raise InputError(
-            f"which inputs are the batch is not clear: the first has {sizes[0]} rows, most have "
-            f"{size}, and either can be cut in {microbatches} microbatches; pass the batch first, "
+            f"which inputs are the batch is not clear: the first has {first} rows, most have "
+            f"{size}, and it is to be cut in {microbatches} microbatches; pass the batch first, "
             "and let the step read what is no part of it from variables of its own"
         )
 
@@ -161,21 +161,12 @@ def first_microbatch(step_fn: Callable[..., Any], batch: Batch, microbatches: in
     """
     arguments, tensors = describe_arguments(step_fn, batch.args, batch.kwargs)
     size = batch_size(tensors)
-    first = next((tensor.shape[0] for tensor in tensors if tensor.dim()), size)
-    if microbatches > 1 and size != first:
-        shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors)
-        raise InputError(
-            f"the batch's tensors have the shapes {shapes}: "
-            f"its rows could be the {first} of the first one, or {size}. To be cut in "
-            f"{microbatches} microbatches, a batch has a tensor with its rows first, and most have "
-            "as many; let the step reach others by its closure"
-        )
+    _check_clear(tensors, size, microbatches)
     if size % microbatches:
         raise InputError(
             f"a batch of {size} cannot be cut in {microbatches} equal microbatches; choose another "
             "size or number"
         )
-    _check_clear(tensors, size, microbatches)
     part = size // microbatches
     cut = [t[:part] if t.dim() and t.shape[0] == size else t for t in tensors]
     return rebuild_call(arguments, cut)

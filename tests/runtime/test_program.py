@@ -105,11 +105,10 @@ def test_inputs_of_which_either_may_be_the_batch_are_refused() -> None:
     def step(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
         return (x * scale + shift).sum()
 
-    batch = Batch((torch.rand(8, 2), torch.rand(2), torch.rand(2)), {}, 0, 0)
-    with pytest.raises(
-        InputError, match="the first has 8 rows, most have 2, and either can be cut"
-    ):
-        first_microbatch(step, batch, 2)
-    first_microbatch(step, batch, 1)
+    for rows in (8, 7):
+        batch = Batch((torch.rand(rows, 2), torch.rand(2), torch.rand(2)), {}, 0, 0)
+        with pytest.raises(InputError, match=f"the first has {rows} rows, most have 2"):
+            first_microbatch(step, batch, 2)
+        first_microbatch(step, batch, 1)
     assert batch_size([torch.ones(4), torch.ones(4), torch.ones(9)]) == 4
     assert batch_size([torch.ones(4), torch.ones(9)]) == 9

@@ -263,9 +263,7 @@ def test_a_batch_whose_rows_are_not_sure_is_not_cut() -> None:
         return loss
 
     batch, here = (torch.randn(8, 3), torch.rand(2), torch.rand(2)), {"in_process": True}
-    with pytest.raises(
-        InputError, match=r"\[8, 3\], \[2\], \[2\]: its rows could be the 8 .* or 2"
-    ):
+    with pytest.raises(InputError, match="the first has 8 rows, most have 2"):
         train(step, [batch], steps=1, microbatches=2, quiet=True, **here)
     state = copy.deepcopy(layer.state_dict())
     expected = step(*batch).item()
