@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -24,12 +23,6 @@ from shardwright.cli.splitting import (
 )
 from shardwright.errors import PlanError
 
-if TYPE_CHECKING:
-    from shardwright.cli.steps import Steps
-    from shardwright.ir import IRGraph
-    from shardwright.pipeline import Pipeline
-    from shardwright.planning import Plan
-
 STAGE = re.compile(r"^class (Stage\d+\w*)\(", re.MULTILINE)
 
 
@@ -37,9 +30,9 @@ def codegen(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="FILE.py:FUNCTION | FILE.json",
+            metavar="FILE.py:FUNCTION",
             help="A function that returns (model, args, kwargs), or (step_fn, data) of a training "
-            "step, whose forward is written; or a pipeline file.",
+            "step, whose forward is written.",
         ),
     ],
     output: Annotated[
@@ -56,15 +49,10 @@ def codegen(
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Put each operator on a line of its own.")
     ] = False,
-    modules: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--import", help="A module that registers a pipeline's operators; may be repeated."
-        ),
-    ] = None,
 ) -> None:
     """Write each partition of a model as readable Python that imports torch only."""
     from shardwright.cli.steps import Steps
+    from shardwright.cli.userfiles import UserFiles
     from shardwright.codegenerate import codegen as generate
 
     steps = Steps(Console(stderr=True))
@@ -77,44 +65,18 @@ def codegen(
         plan=plan,
         microbatches=microbatches,
     )
-    source: Pipeline | Plan
-    graph: IRGraph | None = None
     if target.endswith(".json"):
-        source = _loaded(target, told, modules or (), steps)
-    else:
-        source, graph = _planned(target, told, modules or (), steps)
-    with steps.step("write"):
-        written = generate(source, output, verbose=verbose, graph=graph)
-    typer.echo(_summary(written))
-
-
-def _loaded(file: str, told: Told, modules: Sequence[str], steps: Steps) -> Pipeline:
-    """A pipeline file. Raises PlanError where it is asked to be split in another way."""
-    from shardwright.pipeline import Pipeline
-    from shardwright.runtime.operators import load_operators
-
-    given = [f"--{name}" for name in told.given()] + ["--plan"] * (told.plan is not None)
-    if given:
         raise PlanError(
-            f"{file} is a pipeline, which is split already; leave out {', '.join(given)}, or name "
-            "the program, FILE.py:FUNCTION"
+            f"{target} has tasks of devices, not the model's modules; name the program, "
+            "FILE.py:FUNCTION, with --plan if the file was built from one"
         )
-    with steps.step("load"):
-        pipeline = Pipeline.load(file)
-        load_operators(pipeline, modules)
-    return pipeline
-
-
-def _planned(target: str, told: Told, modules: Sequence[str], steps: Steps) -> tuple[Plan, IRGraph]:
-    from shardwright.cli.userfiles import UserFiles
-
-    if modules:
-        raise PlanError("--import is for pipeline files; a program imports what it needs itself")
     files = UserFiles()
     with steps.step("make the program"):
         program = files.either(target)
-    graph, plan = planned(program, files, told, steps)
-    return plan, graph
+    graph, plan_found = planned(program, files, told, steps)
+    with steps.step("write"):
+        written = generate(plan_found, output, verbose=verbose, graph=graph)
+    typer.echo(_summary(written))
 
 
 def _summary(file: Path) -> str:

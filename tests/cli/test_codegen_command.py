@@ -41,14 +41,6 @@ def test_it_follows_a_plan() -> None:
     assert printed.endswith("Stage0, Stage1, Stage2, Stage3\n")
 
 
-def test_it_writes_the_stages_of_a_pipeline_file() -> None:
-    succeed("build", "user_program.py:make", "--devices", 2, "-o", "model.pipeline.json")
-    printed = succeed("codegen", "model.pipeline.json", "-o", "stages.py")
-    assert printed.endswith("lines, Stage0, Stage1\n")
-    x = torch.randn(4, 8)
-    assert torch.equal(outputs("stages.py", x), layers()(x))
-
-
 def test_verbose_writes_an_operator_a_line() -> None:
     Path("user_program.py").write_text(
         "import torch\n"
@@ -74,11 +66,7 @@ def test_verbose_writes_an_operator_a_line() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     succeed("build", "user_program.py:make", "--devices", 2, "-o", "model.pipeline.json")
     words = ("codegen", "model.pipeline.json", "-o", "stages.py")
-    found = refused(*words, "--devices", 4, "--policy", "metis")
-    assert "is a pipeline, which is split already; leave out --devices, --policy" in found
-    assert "leave out --plan" in refused(*words, "--plan", "plan.json")
-    program = ("codegen", "user_program.py:make", "-o", "stages.py")
-    assert "--import is for pipeline files" in refused(*program, "--import", "os")
+    assert "has tasks of devices, not the model's modules; name the program" in refused(*words)
     assert "there is no Python file no.py" in refused("codegen", "no.py:make", "-o", "stages.py")
     missing = refused("codegen", "user_program.py:make", "-o", "nowhere/stages.py")
     assert "nowhere/stages.py cannot be written: No such file or directory" in missing

@@ -1,4 +1,4 @@
-"""Where a program comes from: a plan, a pipeline that was built here, or one from a file."""
+"""Where a program comes from: a plan with its graph, or a pipeline that was built here."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import shardwright as sw
-from shardwright.codegenerate.sources.program import program_of
+from shardwright.codegenerate.codegen import program_of
 from shardwright.errors import CodegenError, PlanError
 from shardwright.planning import plan
 from tests.codegenerate.program_runs import ProgramRun, check_program, stages
@@ -67,12 +67,11 @@ def test_what_it_was_built_from_is_no_part_of_a_pipeline(tmp_path):
     assert repr(again) == repr(pipeline)
 
 
-def test_a_pipeline_from_a_file_takes_the_graph_that_is_given(tmp_path):
+def test_a_pipeline_from_a_file_is_refused(tmp_path):
     graph = language_model()
     sw.build(graph, plan(graph, 2)).save(tmp_path / "model.pipeline.json")
-    pipeline = sw.Pipeline.load(tmp_path / "model.pipeline.json")
-    assert classes(program_of(pipeline)) == {"", "Layer"}
-    assert classes(program_of(pipeline, graph)) == {"", "tests.Block"}
+    with pytest.raises(CodegenError, match="give codegen the plan and the graph"):
+        program_of(sw.Pipeline.load(tmp_path / "model.pipeline.json"), graph)
 
 
 def test_a_built_pipeline_keeps_the_models_names_whatever_its_files_say(tmp_path):
@@ -86,18 +85,3 @@ def test_a_built_pipeline_keeps_the_models_names_whatever_its_files_say(tmp_path
     names = {v.names[0] for stage in stages(program) for v in stage.graph.stored()}
     assert names == model.state_dict().keys()
     assert torch.equal(ProgramRun(program)(x), model(x))
-
-
-def test_a_file_has_the_names_of_its_weight_files(tmp_path):
-    model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 2))
-    x = torch.randn(3, 4)
-    graph = sw.capture(model, (x,))
-    file = tmp_path / "weights.safetensors"
-    renamed = {f"model.{name}": t for name, t in model.state_dict().items()}
-    save_file(renamed, file)
-    built = sw.build(graph, plan(graph, 2), weights=file, rename=lambda name: f"model.{name}")
-    built.save(tmp_path / "model.pipeline.json")
-    program = program_of(sw.Pipeline.load(tmp_path / "model.pipeline.json"))
-    names = {v.names[0] for stage in stages(program) for v in stage.graph.stored()}
-    assert names == renamed.keys()
-    assert torch.equal(ProgramRun(program, renamed)(x), model(x))

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 import shardwright as sw
-from shardwright.codegenerate.sources.program import program_of
+from shardwright.codegenerate.codegen import program_of
 from tests.codegenerate.program_runs import ProgramRun, check_program, same
-from tests.codegenerate.test_from_file import contents, loaded
 from tests.turns import in_turn, rotated
 from tests.zoo.captures import SHALLOW, single
 from zoo.models import BY_NAME
@@ -54,39 +53,17 @@ def test_partitioners(name, policy):
         assert same(ProgramRun(program)(**kwargs), model(**kwargs))
 
 
-@pytest.mark.parametrize(
-    ("name", "devices"),
-    [
-        pytest.param(name, 2, marks=() if name == "bert" else pytest.mark.zoo)
-        for name in ("gpt2", "bert", "t5", "resnet", "vit", "llama", "clip", "whisper")
-    ],
-)
-def test_files_give_what_eager_gives(name, devices, tmp_path):
-    model, kwargs, graph = parts(name)
-    pipeline = loaded(graph, sw.plan(graph, devices), tmp_path)
-    with torch.no_grad():
-        wanted = model(**kwargs)
-        for known in (None, graph):
-            program = program_of(pipeline, known)
-            check_program(program)
-            run = ProgramRun(program, contents(pipeline))
-            assert same(run(**kwargs), wanted)
-
-
 @pytest.mark.zoo
 @pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "resnet", "vit", "llama"])
-def test_the_forward_of_a_step(name, tmp_path):
-    """Of a plan, and of a file."""
+def test_the_forward_of_a_step(name):
     training = trained(name, layers=SHALLOW)
     first, second = training.microbatches(2)
     graph = sw.compile_ir(training.step, **first)
     planned = sw.plan(graph, 2, microbatches=2)
-    pipeline = loaded(graph, planned, tmp_path)
-    programs = [(program_of(planned, graph), {}), (program_of(pipeline), contents(pipeline))]
-    for program, stored in programs:
-        check_program(program)
-        assert program.training
-        for batch in (first, second):
-            loss = ProgramRun(program, stored)(**batch)
-            with torch.no_grad():
-                assert torch.allclose(loss, training.model(**batch).loss, rtol=1e-6)
+    program = program_of(planned, graph)
+    check_program(program)
+    assert program.training
+    for batch in (first, second):
+        loss = ProgramRun(program)(**batch)
+        with torch.no_grad():
+            assert torch.allclose(loss, training.model(**batch).loss, rtol=1e-6)

@@ -9,14 +9,24 @@ draws from torch's random numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from shardwright.codegenerate.sources.node_rules import torch_dropout, with_rule
-from shardwright.codegenerate.sources.pruned_structure import pruned_arguments, pruned_result
+import msgspec
+
 from shardwright.ir import IRGraph, IRNode
-from shardwright.ir.structure import Leaf, Tree, TupleTree
+from shardwright.ir.dropout import DROPOUT
+from shardwright.ir.structure import (
+    Arguments,
+    Fixed,
+    FixedFloat,
+    Leaf,
+    Parameter,
+    Tree,
+    TupleTree,
+    leaves,
+)
 from shardwright.planning.copies import Copy, with_copies
 from shardwright.planning.forward import forward_view
 from shardwright.planning.plan import Plan
@@ -43,7 +53,28 @@ def forward_of(graph: IRGraph, plan: Plan) -> Forward:
     view = replace(forward_view(apart), next_id=apart.next_id)
     view, found = with_copies(view, copies, [stages[at] for at in own])
     loss = next(node for node in apart.nodes if node.op == "Backward").inputs[0]
-    return Forward(as_model(apart, with_rule(view, torch_dropout), loss), found, loss)
+    return Forward(as_model(apart, _with_torch_dropout(view), loss), found, loss)
+
+
+def _with_torch_dropout(graph: IRGraph) -> IRGraph:
+    """The graph with torch's dropout, which draws from torch's random numbers."""
+    nodes = [
+        replace(
+            node,
+            op="aten.dropout.default",
+            inputs=node.inputs[:1],
+            attrs={"p": node.attrs["p"], "train": True},
+        )
+        if node.op == DROPOUT
+        else node
+        for node in graph.nodes
+    ]
+    users: dict[int, list[int]] = {value_id: [] for value_id in graph.values}
+    for node in nodes:
+        for value_id in dict.fromkeys(node.inputs):
+            users[value_id].append(node.id)
+    values = {v: replace(value, users=users[v]) for v, value in graph.values.items()}
+    return replace(graph, values=values, nodes=nodes)
 
 
 def _without_copies(stages: Sequence[int], copies: Sequence[Copy]) -> list[int]:
@@ -74,7 +105,7 @@ def as_model(step: IRGraph, view: IRGraph, loss: int) -> IRGraph:
     detached = {v: loss for node in step.nodes if _detaches(node, loss) for v in node.outputs}
     returned_values = enumerate(detached.get(v, v) for v in step.outputs)
     outputs = [(i, v) for i, v in returned_values if v in view.values]
-    returned: Tree = pruned_result(step.out_structure, [i for i, _ in outputs])
+    returned: Tree = _pruned_result(step.out_structure, [i for i, _ in outputs])
     if all(value_id != loss for _, value_id in outputs):
         returned = _with_loss(returned, len(outputs))
         outputs.insert(0, (-1, loss))
@@ -82,7 +113,7 @@ def as_model(step: IRGraph, view: IRGraph, loss: int) -> IRGraph:
         view,
         inputs=list(inputs),
         outputs=[value_id for _, value_id in outputs],
-        in_structure=pruned_arguments(step.in_structure, list(inputs.values())),
+        in_structure=_pruned_arguments(step.in_structure, list(inputs.values())),
         out_structure=returned,
     )
 
@@ -95,5 +126,38 @@ def _with_loss(returned: Tree, count: int) -> Tree:
     """The loss, then what is returned, if that is anything."""
     if not count:
         return Leaf("loss", 0)
-    behind = pruned_result(returned, range(count), first=1)
+    behind = _pruned_result(returned, range(count), first=1)
     return TupleTree((Leaf("loss", 0), behind))
+
+
+# --- structures without the leaves that are not kept ---------------------------------------------
+
+
+def _pruned_result(tree: Tree, kept: Iterable[int], first: int = 0) -> Tree:
+    """The tree with the leaves of these numbers, which count from ``first`` on."""
+    return _pruned(tree, {old: new for new, old in enumerate(kept, first)})
+
+
+def _pruned_arguments(arguments: Arguments, kept: Iterable[int]) -> Arguments:
+    """The arguments with the tensors of these numbers."""
+    numbers = {old: new for new, old in enumerate(kept)}
+    return Arguments(tuple(_pruned_parameter(p, numbers) for p in arguments.parameters))
+
+
+def _pruned_parameter(parameter: Parameter, numbers: Mapping[int, int]) -> Parameter:
+    if parameter.value is None:
+        return parameter
+    before = [leaf.index for leaf in leaves(parameter.value)]
+    if before and numbers.keys().isdisjoint(before):
+        return Parameter(parameter.name, parameter.kind)
+    value = _pruned(parameter.value, numbers)
+    return Parameter(parameter.name, parameter.kind, value)
+
+
+def _pruned(tree: Tree, numbers: Mapping[int, int]) -> Tree:
+    if isinstance(tree, Leaf):
+        return Leaf(tree.name, numbers[tree.index]) if tree.index in numbers else Fixed(None)
+    if isinstance(tree, Fixed | FixedFloat):
+        return tree
+    items = tuple(_pruned(item, numbers) for item in tree.items)
+    return msgspec.structs.replace(tree, items=items)
