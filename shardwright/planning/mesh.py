@@ -21,6 +21,18 @@ from shardwright.planning.splits import SPLITTERS
 
 PIPELINE, DATA = "pipeline", "data"
 AXES = (PIPELINE, *SPLITTERS)
+_SPLIT_BY = {
+    DATA: ("the batch, the first dimension of inputs", "use fewer slots, or a larger batch"),
+    "tensor": (
+        "products with weights, and lookups, by columns, rows, heads and vocabulary",
+        "use fewer slots, or another axis",
+    ),
+    "sequence": (
+        "products with weights, and the sequence between them",
+        "use fewer slots, or another axis",
+    ),
+}
+"""What an axis splits, and what to do where a graph has none that is long enough."""
 
 
 def over_mesh(
@@ -62,10 +74,11 @@ def _split(graph: IRGraph, axis: str, size: int) -> list[Split | Terms | None]:
     """The split of each node along an axis. Raises PlanError where there is none at all."""
     splits = SPLITTERS[axis](graph, size).splits()
     if size > 1 and not any(splits):
+        parts, advice = _SPLIT_BY[axis]
         raise PlanError(
             f"nothing in the graph {graph.name!r} can be split in {size} along the mesh axis "
-            f"{axis!r}: no dimension that it would split is that long; use fewer slots, or capture "
-            "with a larger batch"
+            f"{axis!r}, which splits {parts}: there is nothing of the kind, or it is too short or "
+            f"read by what cannot take a part; {advice}"
         )
     return splits
 
