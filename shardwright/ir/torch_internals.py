@@ -170,6 +170,20 @@ for _overload in _QUANTILES if _CHECKS_FAKES else ():  # what tracers call, as i
         kernel(partial(_unchecked, _overload))
 
 
+def _with_states(kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    made, *states = kernel(*args, **kwargs)
+    given = next(item for item in args if isinstance(item, (list, tuple)))
+    return made, *(state.reshape(first.shape) for state, first in zip(states, given, strict=True))
+
+
+if torch.__version__ < "2.13":  # 2.9 gives a traced LSTM's states a dimension too many
+    for _overload in (torch.ops.aten.lstm.input, torch.ops.aten.lstm.data):
+        _overload.py_kernels.update(
+            {key: partial(_with_states, kernel) for key, kernel in _overload.py_kernels.items()}
+        )
+        _overload._dispatch_cache.clear()
+
+
 def is_fused_step(overload: OpOverload) -> bool:
     """Whether an operator is the step of a fused optimizer, in place or not.
 

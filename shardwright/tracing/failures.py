@@ -31,6 +31,10 @@ CONTROL_FLOW = (
     "this runs a function under control of a tensor, and a graph has one path: compute every side "
     "and choose with torch.where, or write the loop out"
 )
+FLEX_ATTENTION = (
+    "flex_attention is a kernel that torch.compile writes, and a graph has operators alone: "
+    "use scaled_dot_product_attention, with a mask where the scores are changed"
+)
 _COMPILED = (
     "torch.compile compiles a part of the program while it is traced, in this release of torch: "
     "let the program use what torch.compile was given (a compiled module has it as `_orig_mod`), "
@@ -39,11 +43,7 @@ _COMPILED = (
 # What is found in the exception's type, in its text or among torch's files in its traceback, and
 # what to do about it; the first that fits.
 _ADVICE: tuple[tuple[str, str], ...] = (
-    (
-        "torch/nn/attention/flex_attention.py",
-        "flex_attention is a kernel that torch.compile writes, and a graph has operators alone: "
-        "use scaled_dot_product_attention, with a mask where the scores are changed",
-    ),
+    ("torch/nn/attention/flex_attention.py", FLEX_ATTENTION),
     ("torch/_higher_order_ops/", CONTROL_FLOW),
     ("torch._dynamo.exc.", _COMPILED),
     (
@@ -59,6 +59,10 @@ _ADVICE: tuple[tuple[str, str], ...] = (
     (
         "exported program constant's list",
         "a tensor was taken past torch's operators, as by `x.data`: use x.detach()",
+    ),
+    (
+        "torch._C.Generator",
+        "a graph holds no torch.Generator; use the default one with torch.manual_seed",
     ),
     (
         ".numpy()",

@@ -42,7 +42,7 @@ from shardwright.ir.torch_internals import (
     tracing,
 )
 from shardwright.ir.values import Source
-from shardwright.tracing.failures import CONTROL_FLOW
+from shardwright.tracing.failures import CONTROL_FLOW, FLEX_ATTENTION
 from shardwright.tracing.functions import drop_failed_backwards
 from shardwright.tracing.origins import note_of, refuse_here, take_note
 
@@ -105,7 +105,8 @@ class _WithoutControlFlow(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if isinstance(func, HigherOrderOperator):
-            raise refuse_here(f"torch.{func.name()}: {CONTROL_FLOW}")
+            is_flex = func.name().startswith("flex_attention")
+            raise refuse_here(f"torch.{func.name()}: {FLEX_ATTENTION if is_flex else CONTROL_FLOW}")
         return func(*args, **(kwargs or {}))
 
 

@@ -351,3 +351,12 @@ def test_checks_of_contents_are_no_hindrance_to_fake_tensors(name):
         assert operator(torch.tensor([1.0, 2.0, 4.0]), 0.25) == 1.5
         with pytest.raises(RuntimeError, match="range"):
             operator(torch.ones(3), 1.5)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_states_of_a_traced_lstm_have_the_shapes_that_were_given(layers):
+    lstm = torch.nn.LSTM(4, 4, num_layers=layers)
+    given = (torch.zeros(layers, 3, 4),) * 2
+    with enable_python_dispatcher():
+        _, states = lstm(torch.ones(2, 3, 4, requires_grad=True), given)
+    assert [state.shape for state in states] == [(layers, 3, 4)] * 2
