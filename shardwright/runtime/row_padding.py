@@ -62,12 +62,23 @@ def short_batch(pipeline: Pipeline, whole: Mapping[str, Tensor]) -> ShortBatch |
     return ShortBatch(found[0], size[0], frozenset(other))
 
 
-def row_dims(pipeline: Pipeline, batch: ShortBatch) -> dict[str, int]:
+def row_dims(pipeline: Pipeline, batch: ShortBatch) -> Mapping[str, int]:
     """Along which dimension each output has the rows of the inputs that a call cuts short.
 
     Raises InputError where something mixes the rows, or a lowered file does not say that nothing
     does.
     """
+    dims = _row_dims(pipeline, batch)
+    for name, dim in dims.items():
+        found = pipeline.metadata.tensors.outputs[name].shape[dim]
+        if found % batch.size:
+            raise InputError(
+                f"the file makes {found} rows of {name!r}, which is no multiple of {batch.size}"
+            )
+    return dims
+
+
+def _row_dims(pipeline: Pipeline, batch: ShortBatch) -> Mapping[str, int]:
     said = pipeline.metadata.rows
     if not said or all(task.kind != "dfg" for task in pipeline.supertasks.values()):
         return followed(pipeline, batch.inputs, batch.size)

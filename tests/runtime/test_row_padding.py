@@ -1,5 +1,6 @@
 """Calls with fewer rows than a pipeline was captured with."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -188,3 +189,17 @@ def test_other_shapes_are_refused_as_before() -> None:
                 runner(torch.randn(rows, 4, columns), torch.ones(8))
         with pytest.raises(InputError, match="shapes are static"):
             runner(torch.randn(3, 4, 8), torch.ones(3))
+
+
+def test_a_file_that_takes_fewer_rows_than_it_says_is_refused_fewer(tmp_path: Path) -> None:
+    """Its input has a row more than its slice takes: that of fewer rows would be none at all."""
+    path = tmp_path / "m.json"
+    built(nn.Linear(8, 8), torch.randn(ROWS, 8), devices=1).save(path)
+    file = json.loads(path.read_text())
+    (info,) = file["metadata"]["tensors"]["inputs"].values()
+    info["shape"][0] += 1
+    path.write_text(json.dumps(file))
+    with sw.Runner(path, in_process=True) as runner:
+        assert runner(torch.randn(ROWS + 1, 8)).shape == (ROWS, 8)
+        with pytest.raises(InputError, match=f"no multiple of {ROWS + 1}"):
+            runner(torch.randn(ROWS, 8))
