@@ -36,7 +36,7 @@ _REDUCTIONS = """
     smooth_l1_loss std_mean trapezoid trapz triplet_margin_loss var_mean vdot
 """
 _VIEWS = """
-    _reshape_copy _stack adjoint as_strided as_strided_copy as_strided_scatter atleast_1d atleast_2d
+    _reshape_copy adjoint as_strided as_strided_copy as_strided_scatter atleast_1d atleast_2d
     atleast_3d block_diag cartesian_prod channel_shuffle column_stack combinations concatenate copy
     detach_copy diag diag_embed diagflat diagonal_copy diagonal_scatter dsplit dstack expand_copy
     fliplr flipud hsplit hstack kron lift_fresh_copy mH matrix_H meshgrid moveaxis movedim

@@ -54,6 +54,9 @@ class _Saved:
         The backward's names for what the forward makes, by place; None for what it does not read.
     flat
         Names of those whose kernels read their memory from the first element on.
+    alike
+        Names of those whose kernels read them so too, contiguous or with channels last, but all in
+        one way.
     """
 
     forward: str
@@ -61,6 +64,7 @@ class _Saved:
     results: Sequence[str | None]
     flat: Sequence[str] = ()
     given: Mapping[str, Callable[[Arguments], Any]] = field(default_factory=dict)
+    alike: Sequence[str] = ()
 
     def __call__(self, call: Arguments, inference: Inference) -> None:
         for name, made in zip(self.results, self._made(call, inference), strict=False):
@@ -69,6 +73,7 @@ class _Saved:
                 raise _unlike(name, found, made.shape)
         for name in self.flat:
             _need_flat(name, call[name])
+        _need_one_order([call[name] for name in self.alike])
 
     def _made(self, call: Arguments, inference: Inference) -> Sequence[Any]:
         overload = resolve(f"aten.{self.forward}")
@@ -104,6 +109,26 @@ def _need_flat(name: str, value: Any) -> None:
         )
 
 
+def _need_one_order(values: Sequence[IRValue]) -> None:
+    """Raise GraphError where tensors of one shape are neither all contiguous nor channels last."""
+    for shape in {value.shape for value in values}:
+        rest = shape[2:]
+        last = (math.prod(shape[1:]), 1, *(step * shape[1] for step in contiguous_strides(rest)))
+        ways = (contiguous_strides(shape), last if rest else contiguous_strides(shape))
+        if not any(all(_lies(value, way) for value in values) for way in ways):
+            found = " and ".join(str(list(value.strides or ways[0])) for value in values)
+            raise GraphError(
+                f"has tensors of the strides {found}; its kernel reads them contiguous, or all "
+                "with channels last"
+            )
+
+
+def _lies(value: IRValue, way: Sequence[int]) -> bool:
+    strides = value.strides or contiguous_strides(value.shape)
+    rows = zip(value.shape, strides, way, strict=True)
+    return 0 in value.shape or all(size == 1 or step == want for size, step, want in rows)
+
+
 def _need(value: Any, name: str, shape: Sequence[int]) -> None:
     if isinstance(value, IRValue) and value.shape != tuple(shape):
         raise _unlike(name, value, shape)
@@ -124,6 +149,12 @@ def _last(dims: int) -> Callable[[Arguments], Any]:
 def _embedding_dense_backward(call: Arguments, _: Inference) -> None:
     grad, indices = call["grad_output"], call["indices"]
     _need(grad, "grad_output", (*indices.shape, *grad.shape[-1:]))
+
+
+def _batch_norm(call: Arguments, _: Inference) -> None:
+    channels = call["input"].shape[1:2]
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        _need(call.get(name), name, channels)
 
 
 def _batch_norm_backward(call: Arguments, _: Inference) -> None:
@@ -381,6 +412,7 @@ _RULES: dict[str, Callable[[Arguments, Inference], None]] = {
         ("grad_out", "mean", "rstd"),
         ("mean", "rstd"),
         {"bias": lambda _: None, "eps": lambda _: 1e-5},
+        ("grad_out", "input"),
     ),
     "convolution_backward": _Saved(
         "convolution.default",
@@ -398,6 +430,13 @@ _RULES: dict[str, Callable[[Arguments, Inference], None]] = {
         ("grad_w", "saved_norms"),
     ),
     "glu_backward": _Saved("glu.default", _same("self", "dim"), ("grad_output",)),
+    **dict.fromkeys(
+        (
+            *("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm"),
+            *("_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training"),
+        ),
+        _batch_norm,
+    ),
     "native_batch_norm_backward": _batch_norm_backward,
     "_softmax_backward_data": _alike("grad_output", "output"),
     "_log_softmax_backward_data": _alike("grad_output", "output"),

@@ -62,7 +62,7 @@ def short_batch(pipeline: Pipeline, whole: Mapping[str, Tensor]) -> ShortBatch |
     return ShortBatch(found[0], size[0], frozenset(other))
 
 
-def row_dims(pipeline: Pipeline, batch: ShortBatch) -> Mapping[str, int]:
+def row_dims(pipeline: Pipeline, batch: ShortBatch) -> dict[str, int]:
     """Along which dimension each output has the rows of the inputs that a call cuts short.
 
     Raises InputError where something mixes the rows, or a lowered file does not say that nothing
@@ -78,7 +78,7 @@ def row_dims(pipeline: Pipeline, batch: ShortBatch) -> Mapping[str, int]:
     return dims
 
 
-def _row_dims(pipeline: Pipeline, batch: ShortBatch) -> Mapping[str, int]:
+def _row_dims(pipeline: Pipeline, batch: ShortBatch) -> dict[str, int]:
     said = pipeline.metadata.rows
     if not said or all(task.kind != "dfg" for task in pipeline.supertasks.values()):
         return followed(pipeline, batch.inputs, batch.size)

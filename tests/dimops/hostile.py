@@ -6,10 +6,11 @@ refused by the proof, an error of the run, or run. Whatever ends the process is 
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from shardwright.ir.inference import Inference
 from shardwright.ir.operators import join_call, resolve, signature, split_call
 from shardwright.ir.strided import callable_of
 from shardwright.ir.values import SLOT, IRValue, contiguous_strides
+from tests.dimops.guarded import Guarded
 
 SHAPES = (
     *((), (1,), (2,), (4,), (0,), (2, 4), (4, 2), (4, 4), (3, 4, 4), (2, 4, 4), (1, 2, 4, 4)),
@@ -92,8 +94,6 @@ def _tensor(rng: random.Random, name: str, shape: Any, dtype: torch.dtype) -> to
         tensor = torch.tensor(values, dtype=dtype).reshape(shape)
     else:
         tensor = torch.rand(shape).to(dtype)
-    if tensor.dim() and rng.random() < 0.1:
-        tensor = tensor[..., :1].expand(shape) if tensor.shape[-1] else tensor
     return tensor
 
 
@@ -104,11 +104,42 @@ def _count(shape: Any) -> int:
     return count
 
 
+def _laid(tensor: torch.Tensor, rng: random.Random, memory: Guarded) -> torch.Tensor:
+    """The same numbers in guarded memory, often with other strides, in which elements may meet."""
+    shape, strides = tuple(tensor.shape), list(contiguous_strides(tensor.shape))
+    how = rng.choice(("contiguous", "contiguous", "expanded", "permuted", "last", "any"))
+    if how == "expanded" and shape:
+        strides[rng.randrange(len(shape))] = 0
+    elif how == "permuted":
+        order = rng.sample(range(len(shape)), len(shape))
+        inner = contiguous_strides([shape[dim] for dim in order])
+        for dim, step in zip(order, inner, strict=True):
+            strides[dim] = step
+    elif how == "last" and len(shape) in (4, 5):
+        inner = contiguous_strides((shape[0], *shape[2:], shape[1]))
+        strides = [inner[0], inner[-1], *inner[1:-1]]
+    elif how == "any":
+        strides = [rng.choice((0, 1, 2, 5, step)) for step in strides]
+    reach = 1 + sum((size - 1) * step for size, step in zip(shape, strides, strict=True))
+    room = memory.zeros(0 if 0 in shape else reach, tensor.dtype)
+    laid = room.as_strided(shape, strides)
+    for place in itertools.product(*map(range, shape)):
+        laid[place] = tensor[place]
+    return laid
+
+
 def attempt(op: str, seed: int, inference: Inference) -> str:
     """Prove the call and, where that holds, run it: ``refused``, ``error`` or ``ran``."""
+    rng = random.Random(seed)
+    with Guarded(before=rng.random() < 0.5) as memory:
+        return _attempt(op, seed, inference, lambda tensor: _laid(tensor, rng, memory))
+
+
+def _attempt(op: str, seed: int, inference: Inference, laid: Callable[[Any], Any]) -> str:
     args, kwargs = draw(op, seed)
     overload = resolve(op)
     tensors, attrs = split_call(overload, args, kwargs)
+    tensors = [laid(tensor) for tensor in tensors]
     values = [
         IRValue(i, f"x{i}", tuple(t.shape), dtype_name(t.dtype), strides=_strides(t))
         for i, t in enumerate(tensors)

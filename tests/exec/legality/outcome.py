@@ -6,8 +6,6 @@ between pages that may not be touched.
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import random
 import traceback
 from collections.abc import Mapping
@@ -30,6 +28,7 @@ from shardwright.exec.spots import Spots, extent, find_spots
 from shardwright.exec.task_program import plan_task
 from shardwright.ir.dtypes import itemsize, torch_dtype
 from shardwright.ir.values import contiguous_strides
+from tests.dimops.guarded import Guarded
 from tests.exec.legality.mutants import NUMBERS
 
 
@@ -110,40 +109,6 @@ def _rule(error: BaseException) -> str:
     ]
     told = [name for name in names if name[0] != "call"] or names
     return " ".join(told[-1]) if told else type(error).__name__
-
-
-class Guarded:
-    """Memory that ends, or begins, at a page that may not be touched."""
-
-    def __init__(self, before: bool) -> None:
-        self.before = before
-        self._maps: list[mmap.mmap] = []
-
-    def __enter__(self) -> Guarded:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        """Nothing: the memory goes when the tensors on it do."""
-        self._maps.clear()
-
-    def zeros(self, size: int, dtype: torch.dtype) -> Tensor:
-        """So many zeros."""
-        count, page = size * dtype.itemsize, mmap.PAGESIZE
-        if not count:
-            return torch.zeros(0, dtype=dtype)
-        room = -(-count // page) * page
-        memory = mmap.mmap(-1, room + 2 * page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._maps.append(memory)
-        begin = page if self.before else page + room - count
-        found = torch.frombuffer(memory, dtype=dtype, offset=begin, count=size)
-        base = found.data_ptr() - begin
-        for start in (base, base + page + room):
-            if _LIBC.mprotect(ctypes.c_void_p(start), page, 0):
-                raise OSError(ctypes.get_errno(), "mprotect")
-        return found
-
-
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def run_alone(
