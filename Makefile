@@ -96,6 +96,9 @@ fuzz: setup ## draw programs, and go every way with each: SEEDS=0:200, PROCESSES
 mutants: setup ## 50,000 changed lowered tasks under AddressSanitizer: make mutants FIRST=0 END=50000 AVX512=
 	$(BIN)/python -m tests.exec.legality.mutation $(or $(FIRST),0) $(or $(END),50000) --sanitize $(if $(AVX512),--avx512)
 
+source-mutants: setup ## mutants of the package's own code, and whether its tests detect them: N=80 SEED=17
+	MKL_CBWR=AUTO $(BIN)/python -m tests.source_mutants --count $(or $(N),80) --seed $(or $(SEED),17)
+
 fuzz-files: setup ## mutants of pipeline files, refused or legal: make fuzz-files N=20000 SEED=0
 	MKL_CBWR=AUTO $(BIN)/python -m tests.pipeline.mutation --count $(or $(N),1000) --seed $(or $(SEED),0)
 
