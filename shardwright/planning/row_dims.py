@@ -17,6 +17,7 @@ from typing import NamedTuple, cast
 from shardwright.errors import InputError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.pipeline import MetadataTensor, Pipeline, SuperTask
+from shardwright.pipeline.connections import Connections
 from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.pipeline.schema import BatchRows, MetadataTensors
 from shardwright.planning.follow import Annotations, identifier_at
@@ -70,19 +71,21 @@ class _Following:
     done: set[str] = field(default_factory=set)
     """Groups whose communication is done."""
     graphs: TaskGraphs = field(init=False)
+    connections: Connections = field(init=False)
     known: dict[Hashable, list[_Found]] = field(default_factory=dict)
     """The rows of a task's outputs, by its graph and the rows of its inputs."""
     annotations: dict[Hashable, Annotations] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.graphs = TaskGraphs(self.pipeline)
+        self.connections = self.pipeline.connections
 
     def run(self, inputs: Collection[str]) -> dict[str, int]:
         """The dimension of each output's rows."""
         pieces = self.pipeline.metadata.tensor_slices
         for name, piece in pieces.inputs.items():
             self.rows[name] = _Rows(0, *piece.placements[0]) if piece.origin in inputs else None
-        queues = [deque(names) for names in self.pipeline.connections.order.values()]
+        queues = [deque(names) for names in self.connections.order.values()]
         while any(queues):
             before = sum(map(len, queues))
             for queue in queues:
@@ -120,7 +123,7 @@ class _Following:
         if task.group is None:
             self._compute(name, task)
         elif task.group not in self.done:
-            members = self.pipeline.connections.groups[task.group]
+            members = self.connections.groups[task.group]
             if task.kind != "send" and not heads.issuperset(members):
                 return False
             self._communicate(members)
