@@ -3,12 +3,22 @@
 import gc
 import os
 
+import pytest
+
 # On some processors MKL rounds a product by where in memory its arrays lie, which is another place
 # at every call; told so, it does not. It reads this once, so it is said before anything imports
 # torch; processes that tests start inherit it.
 os.environ.setdefault("MKL_CBWR", "AUTO")
 # What a run before has proved is proved again.
 os.environ["SHARDWRIGHT_KEEP_PROOFS"] = "0"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let operators of newer torches warn: what its C++ says is a warning of Python there."""
+    import torch
+
+    if torch.__version__ >= "2.14":
+        config.addinivalue_line("filterwarnings", "ignore:.*Triggered internally:UserWarning")
 
 
 def pytest_collection_finish() -> None:

@@ -18,6 +18,7 @@ from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.inference import Inference
 from shardwright.ir.operators import named_arguments, resolve, signature, split_call
 from shardwright.ir.quantities import tensor_text
+from shardwright.ir.torch_internals import schema_of
 from shardwright.ir.values import IRValue, contiguous_strides, strides_or_none
 
 Arguments = Mapping[str, Any]
@@ -257,19 +258,21 @@ def _scaled(call: Arguments, _: Inference) -> None:
             raise GraphError(f"scales {size} by {scale} to {made}, not to {size * scale}")
 
 
+_OF_DISTANCES = str(schema_of(resolve("aten._cdist_backward.default")).arguments[0].name)
+"""``grad``, and in torch 2.15 ``grad_output``."""
 _DISTANCES = _Saved(
     "_cdist_forward.default",
     _same("x1", "x2", "p"),
-    ("grad",),
-    ("grad", "cdist", "x1", "x2"),
+    (_OF_DISTANCES,),
+    (_OF_DISTANCES, "cdist", "x1", "x2"),
     {"compute_mode": lambda _: None},
 )
 
 
 def _distances_backward(call: Arguments, inference: Inference) -> None:
     _DISTANCES(call, inference)
-    _need(call["cdist"], "cdist", call["grad"].shape)
-    for name in ("x2", "grad", "cdist"):
+    _need(call["cdist"], "cdist", call[_OF_DISTANCES].shape)
+    for name in ("x2", _OF_DISTANCES, "cdist"):
         if call[name].dtype != call["x1"].dtype:
             raise GraphError(
                 f"has {call[name].dtype} for the argument {name!r}, x1 is {call['x1'].dtype}"

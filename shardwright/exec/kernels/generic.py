@@ -9,6 +9,7 @@ one, are called as they are, and their results copied.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -64,7 +65,9 @@ def _generic(attrs: Mapping[str, Any], ins: Tensors, outs: Tensors) -> Closure:
                 for name, out in zip(names, present(outs), strict=True)
             }
             before = [*map(_lies, trial.values())]
-            form(*args, **kwargs, **trial)
+            with warnings.catch_warnings():  # newer torches say in Python that they resize
+                warnings.simplefilter("ignore")
+                form(*args, **kwargs, **trial)
             keeps = before == [*map(_lies, trial.values())]
             if keeps:
                 return _store_flat([*trial.values()], outs)
