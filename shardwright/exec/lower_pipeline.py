@@ -20,11 +20,14 @@ from shardwright.exec.files import encode
 from shardwright.exec.lowering import lower_graph
 from shardwright.exec.passes.pipeline import prepare
 from shardwright.exec.task_texts import read_task
+from shardwright.ir import IRGraph
 from shardwright.ir.collection import without_collection
 from shardwright.ir.operators import is_built_in
 from shardwright.pipeline import Pipeline, SuperTask, TensorInfo, check
+from shardwright.pipeline.fxtext import decode
 from shardwright.pipeline.graphs import TaskGraphs
-from shardwright.pipeline.schema import Metadata
+from shardwright.pipeline.proof import restated
+from shardwright.pipeline.schema import DeviceKind, Metadata
 from shardwright.planning.row_dims import batches_of
 
 
@@ -82,10 +85,21 @@ def _lowered(pipeline: Pipeline) -> dict[str, str]:
             key = kind, graphs.key(name)
             if key not in known:
                 # Constants are a supertask's inputs: none may be added, none are known.
-                graph = prepare(graphs.of(name), inference=False, constants=False, device=kind)
+                graph = _laid_as_entered(pipeline, name, slot.kind)
+                graph = prepare(graph, inference=False, constants=False, device=kind)
                 known[key] = encode(lower_graph(emit_graph(graph)))
             found[name] = known[key]
     return found
+
+
+def _laid_as_entered(pipeline: Pipeline, name: str, device: DeviceKind) -> IRGraph:
+    """A supertask's graph on inputs that lie as their entries say, as kernels are given them.
+
+    An ``FX`` task reads what another makes as that lies, though elements lie on one another, which
+    no entry says; strides of its views follow from it.
+    """
+    infos = [pipeline.tensors[tensor] for tensor in pipeline.supertasks[name].inputs]
+    return decode(restated(pipeline.data_of(name), infos, device).data, infos, name=name)
 
 
 def _task(task: SuperTask, text: str | None, names: dict[str, str]) -> SuperTask:
