@@ -99,7 +99,7 @@ _BACKWARDS = """
     _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward
     _upsample_nearest_exact3d_backward adaptive_max_pool2d_backward adaptive_max_pool3d_backward
     avg_pool2d_backward avg_pool3d_backward binary_cross_entropy_backward convolution_backward
-    cumprod_backward cummaxmin_backward diagonal_backward elu_backward embedding_backward
+    cumprod_backward cummaxmin_backward diagonal_backward elu_backward
     embedding_dense_backward gather_backward gelu_backward glu_backward grid_sampler_2d_backward
     grid_sampler_3d_backward hardshrink_backward hardsigmoid_backward hardswish_backward
     hardtanh_backward huber_loss_backward index_select_backward

@@ -61,7 +61,13 @@ def test_every_operator_that_a_file_may_call() -> None:
         *("_reshape_alias.default", "_reshape_alias_copy.default", "resize.default"),
         *("segment_reduce.default", "_convert_indices_from_csr_to_coo.default"),
         *("_ctc_loss.default", "_embedding_bag_dense_backward.default", "from_file.default"),
-        *("set.source_Tensor", "_stack.default", "_pack_padded_sequence.default", "relu_.default"),
+        *(
+            "set.source_Tensor",
+            "_stack.default",
+            "embedding_backward.default",
+            "_pack_padded_sequence.default",
+            "relu_.default",
+        ),
     ],
 )
 def test_what_no_file_may_call(op: str) -> None:

@@ -132,7 +132,7 @@ def use_profile(path: Path) -> None:
     assert str(profile)
     assert profile.forward_time + profile.backward_time is not None
     assert str(profile.device_model())
-    assert str(sw.plan(graph(), devices=2, policy="exact", profile=profile))
+    assert str(sw.plan(graph(), devices=2, policy="metis", profile=profile))
 
 
 def use_times(path: Path) -> None:
