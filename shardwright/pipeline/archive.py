@@ -159,7 +159,7 @@ def _refusal(payload: _Payload, entry: zipfile.ZipInfo) -> str:
         return "it is no strided tensor"
     if meta.dtype not in DTYPES:
         return f"torch.export's dtype number {meta.dtype} is none that is known"
-    if entry.compress_type != zipfile.ZIP_STORED:
+    if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
         return "the archive was compressed after torch wrote it"
     return ""
 

@@ -339,7 +339,7 @@ def find_weights(path: str | Path) -> dict[str, Path]:
         index = msgspec.json.decode(read_whole(path), type=_Index)
     except OSError as error:
         raise WeightError(f"{path} cannot be read: {error.strerror}") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise WeightError(f"{path} is no index of a checkpoint: {error}") from None
     for file in dict.fromkeys(index.weight_map.values()):
         if not file.endswith(".safetensors"):

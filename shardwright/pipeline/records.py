@@ -45,7 +45,7 @@ def check_records(path: Path) -> None:
             entry = entries.get(f"data/{key}")
             if entry is None:
                 _refuse(path, f"has no record data/{key}, which a tensor lies in")
-            if entry.compress_type != zipfile.ZIP_STORED:
+            if entry.compress_type != zipfile.ZIP_STORED or entry.compress_size != entry.file_size:
                 _refuse(path, f"was compressed after torch wrote it: data/{key} is packed")
             if entry.file_size != size:
                 _refuse(path, f"has {entry.file_size} bytes in data/{key}, expected {size}")

@@ -90,7 +90,7 @@ def _read(path: Path | None) -> _File:
         return _File(1, {})
     try:
         return msgspec.json.decode(content, type=_File)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProfileError(
             f"the cache of measurements {path} is broken ({error}); delete this file, and what is "
             "needed is measured again"

@@ -156,7 +156,7 @@ def read_manifest(path: Path) -> Manifest:
     """What a checkpoint says of itself. Raises WeightError."""
     try:
         manifest = msgspec.json.decode(read_whole(path / MANIFEST), type=Manifest)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise WeightError(f"{path / MANIFEST} cannot be read: {error}") from None
     if manifest.version != VERSION:
         raise WeightError(

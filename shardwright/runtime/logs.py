@@ -157,7 +157,7 @@ def _rows_until(path: Path, last: int) -> list[bytes]:
     for line in path.read_bytes().splitlines(keepends=True):
         try:
             row = msgspec.json.decode(line, type=_Row)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
         if row.step <= last:
             kept.append(line)

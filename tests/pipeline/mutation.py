@@ -33,6 +33,7 @@ from typing import Any
 SECONDS = 120.0
 """A mutant that takes longer hangs; a good file takes a twentieth, a new process a few."""
 MEMORY = 8 << 30
+"""Of a process; what workers share is not among it."""
 GOOD = ("refused", "legal")
 PROCESSES, FRESH = 4, 1
 
@@ -125,7 +126,7 @@ def _interpreted(file: Path, results: list[Any]) -> dict[str, Any]:
 def work(folder: Path) -> None:
     """Judge the mutants whose numbers come in, one a line, and print what became of them."""
     warnings.simplefilter("ignore")
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     for line in sys.stdin:

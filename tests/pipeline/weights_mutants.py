@@ -73,7 +73,9 @@ def read_plainly(path: Path, format: str) -> dict[str, Tensor]:
         for part in ("weights", "constants"):
             config = entries.get(f"{part}/model_{part}_config.json")
             text = _stored(data, config) if config else b'{"config": {}}'
-            for name, entry in json.loads(text.decode(errors="replace"))["config"].items():
+            for name, entry in json.loads(text.decode(errors="replace"), strict=False)[
+                "config"
+            ].items():
                 content = _stored(data, entries[f"{part}/{entry['path_name']}"])
                 tensors[name] = _tensor(content, entry["tensor_meta"])
     return tensors
@@ -83,7 +85,7 @@ def _stored(data: bytes, entry: zipfile.ZipInfo) -> bytes:
     """An entry's bytes as they lie, whatever its checksum is."""
     name, extra = struct.unpack_from("<HH", data, entry.header_offset + 26)
     begin = entry.header_offset + 30 + name + extra
-    return data[begin : begin + entry.file_size]
+    return data[begin : begin + entry.compress_size]
 
 
 _NUMBERS = {1: "uint8", 5: "int64", 6: "float16", 7: "float32", 8: "float64", 13: "bfloat16"}

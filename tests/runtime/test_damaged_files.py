@@ -14,6 +14,7 @@ import torch
 
 import shardwright as sw
 from shardwright.errors import PlanError, RunError, ShardwrightError, WeightError
+from shardwright.pipeline.paramfiles import find_weights
 from shardwright.runtime.checkpoint import RATES
 from shardwright.runtime.dcp import INDEX
 from shardwright.runtime.logs import JsonLines
@@ -94,6 +95,20 @@ def test_pieces_that_are_cut_short(kept: Path) -> None:
         file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(WeightError, match="damaged"):
         sw.state_dict(kept)
+
+
+@pytest.mark.parametrize("content", [b'{"\xe3\x28": 1}', b'{"a": ' + b"[" * 10**5])
+def test_a_manifest_that_is_no_text(kept: Path, content: bytes) -> None:
+    (kept / "training.json").write_bytes(content)
+    with pytest.raises(WeightError, match="cannot be read"):
+        sw.state_dict(kept)
+
+
+@pytest.mark.parametrize("content", [b'{"\xe3\x28": 1}', b'{"a": ' + b"[" * 10**5])
+def test_an_index_of_weights_that_is_no_text(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "m.safetensors.index.json").write_bytes(content)
+    with pytest.raises(WeightError, match="is no index"):
+        find_weights(tmp_path / "m.safetensors.index.json")
 
 
 def test_a_manifest_that_names_what_is_not_there(kept: Path) -> None:
