@@ -152,6 +152,15 @@ def _embedding_dense_backward(call: Arguments, _: Inference) -> None:
     _need(grad, "grad_output", (*indices.shape, *grad.shape[-1:]))
 
 
+def _recurrent(call: Arguments, _: Inference) -> None:
+    """Weights of every layer and direction, and of an LSTM's projection where it has one."""
+    cells = call["num_layers"] * (2 if call["bidirectional"] else 1)
+    each = 4 if call["has_biases"] else 2
+    found = len(call["params"])
+    if found not in (cells * each, cells * (each + 1)):
+        raise GraphError(f"has {found} weights for {cells} cells of {each} each")
+
+
 def _batch_norm(call: Arguments, _: Inference) -> None:
     channels = call["input"].shape[1:2]
     for name in ("weight", "bias", "running_mean", "running_var"):
@@ -440,6 +449,7 @@ _RULES: dict[str, Callable[[Arguments, Inference], None]] = {
         ),
         _batch_norm,
     ),
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrent),
     "native_batch_norm_backward": _batch_norm_backward,
     "_softmax_backward_data": _alike("grad_output", "output"),
     "_log_softmax_backward_data": _alike("grad_output", "output"),
