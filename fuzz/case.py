@@ -58,8 +58,8 @@ class Case:
 
     @property
     def tolerance(self) -> float:
-        """How near numbers must come, as a part of the largest."""
-        return self._coarse or TOLERANCE[self.facts["dtype"]]
+        """How near numbers must come, as a part of the largest, where eager itself is as near."""
+        return self._coarse or max(TOLERANCE[self.facts["dtype"]], 4 * self._error_of_eager)
 
     @property
     def _coarse(self) -> float:
@@ -101,8 +101,9 @@ class Case:
         if self._coarse:
             return self._coarse
         least = ROUNDING[self.facts["dtype"]]
-        return min(max(least, 4 * self._error_of_eager()), self.tolerance)
+        return min(max(least, 4 * self._error_of_eager), self.tolerance)
 
+    @cached_property
     def _error_of_eager(self) -> float:
         """How far eager is from exact, as a part of the largest number: float32 from float64."""
         own = f"torch.{self.facts['dtype']}"
