@@ -75,9 +75,12 @@ class Inference:
                 f"{_call(op, inputs, attrs)} returns {made[0]!r}; a graph holds operators that "
                 "return tensors"
             )
+        try:
+            corrected = as_kernels_make(overload, made, args)
+        except RuntimeError as error:  # of arguments that only the kernel looks at
+            raise GraphError(f"{_call(op, inputs, attrs)} does not run: {error}") from error
         return tuple(
-            _on_meta(item) if isinstance(item, torch.Tensor) else None
-            for item in as_kernels_make(overload, made, args)
+            _on_meta(item) if isinstance(item, torch.Tensor) else None for item in corrected
         )
 
 

@@ -21,6 +21,7 @@ TRUSTING = (
     "aten.native_group_norm_backward.default",
     "aten._fused_sgd.tensor_lr",
     "aten.lstm.input",
+    "aten.rrelu_with_noise_backward.default",
     "aten._native_batch_norm_legit_no_training.default",
     "aten.as_strided.default",
     "aten._foreach_copy.default",
