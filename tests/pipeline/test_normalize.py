@@ -108,7 +108,7 @@ def test_inputs_and_constants_may_be_given_out_directly(folder: Path) -> None:
     given_out(file, x, "same")
     given_out(file, constant, "weight")
     (folder / "other.json").write_text(json.dumps(file))
-    _, same, weight = sw.run(folder / "other.json", X, in_process=True)
+    _, same, weight = sw.run(folder / "other.json", X, in_process=True).values()
     assert torch.equal(same, X)
     assert weight.shape == (8, 8)
 
