@@ -128,5 +128,11 @@ class Recomputing:
         value, place = self._graph.values[value_id], self._place[user.id]
         if value.producer is None or value_id in self._kept or value_id in read:
             return True
-        stored = value_id not in self.dropped
-        return stored and any(self._place[reader] >= place for reader in value.users)
+        if value_id in self.dropped:
+            return False
+        maker = self._chain.get(value.producer)  # which stores nothing for itself
+        return any(
+            self._place[reader] >= place
+            for reader in value.users
+            if maker is None or self._chain.get(reader) != maker
+        )
