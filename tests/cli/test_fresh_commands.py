@@ -72,7 +72,6 @@ COMMANDS = [
     "simulate step.json",
     "simulate stages.lowered.json --measure",
     "lower tensor.json -o low.json",
-    "codegen stages.json -o stages.py",
     "plan step.plan.json",
     "plan --diff step.plan.json step.plan.json",
     "plan programs.py:make --devices 2 --policy metis --profile model.profile.json",

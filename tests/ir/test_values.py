@@ -61,6 +61,7 @@ def test_a_value_between_other_nodes_is_the_same_in_all_else():
         producer=3,
         users=[4],
         persistent=False,
+        batched=True,
         **others,
     )
     wired = value.wired(5, [6])
