@@ -77,6 +77,7 @@ COMMANDS = [
     "plan programs.py:make --devices 2 --policy metis --profile model.profile.json",
     "build programs.py:train --plan step.plan.json -o built.json",
     "draw programs.py:train --plan step.plan.json -o step.dot",
+    "codegen programs.py:train --plan step.plan.json -o stages.py",
     "profile programs.py:make --n-iter 1 --no-cache",
     "train programs.py:train --mesh pipeline=2 --epochs 1 --checkpoint kept --resume --in-process",
     "cluster --devices 1 --n-iter 1",
