@@ -47,8 +47,8 @@ Simulate = Callable[[IRGraph, Plan, Costs, Cluster], float]
 
 AUTO = "auto"
 FEW_NODES = 200
-"""Candidates of graphs of more nodes are not simulated: building them takes longer than the search,
-and their predictions are within 0.1% of the simulator's."""
+"""Candidates of graphs of more nodes are not simulated: building them takes longer than the search.
+A choice."""
 
 
 @without_collection()
@@ -61,7 +61,7 @@ def auto_plan(
 ) -> Plan:
     """The fastest plan for a graph on a cluster: by ``simulate`` where given, else by prediction.
 
-    Raises PlanError where no plan fits, with what lacks in the nearest.
+    Raises PlanError where no plan fits, with what is missing in the nearest.
     """
     asked = asked or Asked()
     asked.check()

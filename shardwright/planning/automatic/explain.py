@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from shardwright.dimops.bound import Flow
@@ -23,6 +24,8 @@ def _why(best: Found, other: Found) -> str:
     """What another plan takes longer for, on its slowest slot and for a captured batch."""
     if other.options.recompute != "none" and best.options.recompute == "none":
         return "it must compute activations again to fit"
+    if math.isinf(other.simulated):
+        return "it cannot be built"
     if best.simulated < other.simulated and other.seconds <= best.seconds:
         return (
             f"built and simulated it takes {1e3 * other.simulated:.3f} ms, the chosen one "

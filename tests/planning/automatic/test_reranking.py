@@ -65,6 +65,8 @@ def test_what_cannot_be_built_is_not_chosen_and_is_named():
     made = auto_plan(graph, machines, asked=ASKED, simulate=refuse)
     assert (made.nodes, made.training) != (usual.nodes, usual.training)
     assert f"{usual.explanation.plan}: it cannot be built: too odd" in made.explanation.refused
+    (unbuilt,) = (one for one in made.explanation.others if one.plan == usual.explanation.plan)
+    assert unbuilt.why == "it cannot be built"
 
 
 def test_where_none_can_be_built_it_is_what_is_predicted_to_be_fastest(tmp_path):
