@@ -5,7 +5,7 @@
       1 relu(%linear @0) -> %relu @0 f32[64, 128] in %linear
 
 A number after @ is an offset in the arena; a name is that of external memory; ``later`` marks a
-call that is made later than the graph has it. What always holds: equal plans have equal texts.
+call that is made later than the graph has it. Equal plans have equal texts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What fake tensors are made otherwise than by the kernels of the CPU, put right.
+"""Corrections of fake kernels whose dtypes or strides differ from those of the CPU's kernels.
 
-Comes in: the results of an operator on fake tensors. Goes out: results of the same shapes with the
-dtypes and strides that kernels give, on which the checks of files and the memory of plans rely.
-What always holds: a test runs each operator both ways, with arguments that lie in every order.
+The checks of files and the memory of plans rely on the corrected results. A test runs each operator
+both ways, with arguments in every memory order.
 """
 
 from __future__ import annotations
