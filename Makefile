@@ -34,7 +34,7 @@ $(INSTALLED): pyproject.toml .ci/install-torch
 	@# Naming torch again has pip refuse a version that shardwright does not take.
 	$(BIN)/python -m pip install --quiet --editable '.[dev]' 'torch==$(TORCH)'
 	@# Native kernels are built here, where there is a compiler; without one a warning says so.
-	$(BIN)/python -c 'from shardwright.exec.native.library import load; load()'
+	$(BIN)/python -c 'from shardwright.kernels.native.library import load; load()'
 	@touch $@
 
 demo: setup ## a real model, cut in two, run on two processes, compared with the whole
@@ -94,7 +94,7 @@ fuzz: setup ## draw programs, and go every way with each: SEEDS=0:200, PROCESSES
 	$(BIN)/python -m fuzz --seeds $(SEEDS) --processes $(PROCESSES)
 
 mutants: setup ## 50,000 changed lowered tasks under AddressSanitizer: make mutants FIRST=0 END=50000 AVX512=
-	$(BIN)/python -m tests.exec.legality.mutation $(or $(FIRST),0) $(or $(END),50000) --sanitize $(if $(AVX512),--avx512)
+	$(BIN)/python -m tests.kernels.legality.mutation $(or $(FIRST),0) $(or $(END),50000) --sanitize $(if $(AVX512),--avx512)
 
 source-mutants: setup ## mutants of the package's own code, and whether its tests detect them: N=80 SEED=17
 	MKL_CBWR=AUTO $(BIN)/python -m tests.source_mutants --count $(or $(N),80) --seed $(or $(SEED),17)

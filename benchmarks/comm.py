@@ -40,7 +40,7 @@ from shardwright.comm import (
     make_store,
     open_store,
 )
-from shardwright.runtime.inbox import Inbox
+from shardwright.launch.inbox import Inbox
 
 SIZES = (64, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 KINDS = ("send", "all_gather", "all_reduce")

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import torch
 
-from shardwright.dimops.bound import BoundDimop, Carry, bind
-from shardwright.dimops.call import Direct
-from shardwright.dimops.catalog import ROWS, call_of, dimop_of
-from shardwright.dimops.catalog_views import NEED_RESHAPE
-from shardwright.dimops.infer import discover
-from shardwright.dimops.trial import same, take
-from tests.dimops.calls import CASES
-from tests.dimops.case import Case
+from shardwright.ops.bound import BoundDimop, Carry, bind
+from shardwright.ops.call import Direct
+from shardwright.ops.catalog import ROWS, call_of, dimop_of
+from shardwright.ops.catalog_views import NEED_RESHAPE
+from shardwright.ops.infer import discover
+from shardwright.ops.trial import same, take
+from tests.ops.calls import CASES
+from tests.ops.case import Case
 
 
 @dataclass(frozen=True)

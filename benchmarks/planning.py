@@ -31,13 +31,13 @@ from torch.nn import functional as F
 import shardwright as sw
 from benchmarks.measure import console, print_machine
 from benchmarks.models import GPT, loss_of
+from shardwright.clusters import Cluster, Link, Links
+from shardwright.clusters.device import DEVICES
+from shardwright.costs.cost import Analytic
 from shardwright.ir import IRGraph
-from shardwright.layout import Cluster, Link, Links
-from shardwright.layout.device import DEVICES
 from shardwright.planning.forward import forward_view
 from shardwright.planning.splitting.layouts import best_splits
 from shardwright.planning.step import as_step
-from shardwright.profiling.cost import Analytic
 
 NVLINK = Links.of(Link(5e-6, 250e9), Link(5e-6, 250e9), 10e-6)
 INFINIBAND = Links.of(Link(10e-6, 20e9), Link(10e-6, 20e9), 20e-6)

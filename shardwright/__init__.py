@@ -15,15 +15,27 @@ from shardwright.lazy import import_lazily
 from shardwright.version import __version__
 
 if TYPE_CHECKING:
+    from shardwright.building.build import build
+    from shardwright.clusters import Cluster, DeviceModel
+    from shardwright.codegenerate import SynchronousPipeline
     from shardwright.codegenerate.codegen import codegen
-    from shardwright.codegenerate.entry import (
+    from shardwright.compat.entry import (
         build_graph,
         compile_partitioned_model,
         compile_partitoned_model,
         partition_with_profiler,
         pipe_model,
     )
-    from shardwright.dimops import Dimop, infer_annotation, register_op
+    from shardwright.compat.specified import CudaExecutor, compile_cuda, optimize_ir
+    from shardwright.compiler import (
+        CompiledProgram,
+        Replaying,
+        compile,
+        lower,
+        lower_graph,
+    )
+    from shardwright.costs import Analytic, Profile, TaskTimes
+    from shardwright.engine import Timeline
     from shardwright.errors import (
         AnnotationError,
         CaptureError,
@@ -45,21 +57,12 @@ if TYPE_CHECKING:
         WorkerError,
         WriteError,
     )
-    from shardwright.exec import (
-        CompiledProgram,
-        CudaExecutor,
-        Replaying,
-        compile,
-        compile_cuda,
-        lower,
-        lower_graph,
-        optimize_ir,
-    )
     from shardwright.ir import Builder, IRGraph, IRNode, IRValue
-    from shardwright.ir.drawing import Drawing
-    from shardwright.layout import Cluster, DeviceModel
+    from shardwright.ir.drawing.drawing import Drawing
+    from shardwright.ops import Dimop, infer_annotation, register_op
     from shardwright.pipeline import Pipeline
     from shardwright.pipeline.check import check
+    from shardwright.planner import plan
     from shardwright.planning import (
         METIS_partition,
         Partition,
@@ -67,33 +70,18 @@ if TYPE_CHECKING:
         metis_partition,
         partition_by_memory,
         pipedream_partition,
-        plan,
         predict,
-        simulate,
     )
     from shardwright.profiling import (
-        Analytic,
-        Profile,
-        TaskTimes,
         profile,
         profile_cluster,
         profile_device,
         profile_links,
         profile_network,
     )
-    from shardwright.report import TimelineChart, draw
-    from shardwright.runtime import (
-        Runner,
-        Session,
-        SynchronousPipeline,
-        Timeline,
-        TrainResult,
-        profile_tasks,
-        run,
-        state_dict,
-        train,
-        verify,
-    )
+    from shardwright.reporting import TimelineChart, draw
+    from shardwright.runtime import Runner, Session, profile_tasks, run, verify
+    from shardwright.simulation import simulate
     from shardwright.tracing import (
         CaptureWarning,
         Model,
@@ -103,7 +91,7 @@ if TYPE_CHECKING:
         get_ir,
         is_tracing,
     )
-    from shardwright.transform.build import build
+    from shardwright.training import TrainResult, state_dict, train
 
 __all__ = [
     "Analytic",

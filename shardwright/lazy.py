@@ -23,11 +23,8 @@ from types import ModuleType
 from typing import Any
 
 SUPPLIED: dict[str, tuple[str, str]] = {
-    "operators": ("shardwright.exec.operators", "OPERATORS"),
-    "reader of dfg": ("shardwright.exec.task_texts", "read_task"),
-    "rules of the schedule": ("shardwright.schedule.check", "check_schedule"),
-    "pipeline without weights": ("shardwright.transform.build", "without_weights"),
-    "simulation": ("shardwright.transform.plan_time", "simulated_seconds"),
+    "operators": ("shardwright.kernels.operators", "OPERATORS"),
+    "rules of the schedule": ("shardwright.engine.check", "check_schedule"),
 }
 """What earlier folders take from later ones: the module that has it, and its name there."""
 

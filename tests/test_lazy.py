@@ -20,13 +20,13 @@ HEAVY = {
     *("scipy", "networkx", "pymetis", "yaml", "rich", "typer", "ruff", "matplotlib"),
     *("transformers", "hypothesis", "sympy", "torch.export._trace", "torch._dynamo"),
     *("torch._inductor", "torch.distributed.checkpoint", "torch.utils.data.dataloader"),
-    *("shardwright.planning.plan", "shardwright.transform", "shardwright.codegenerate"),
+    *("shardwright.planning.plan", "shardwright.building", "shardwright.codegenerate"),
     *("shardwright.tracing.export", "shardwright.cli"),
 }
 LOADED = """
 import json, sys, torch
 torchs = {*sys.modules}
-import shardwright.runtime.process
+import shardwright.launch.process
 print(json.dumps(sorted({*sys.modules} - torchs)))
 """
 
@@ -72,7 +72,7 @@ def test_a_command_says_how_it_is_called_without_torch(
 
 
 def test_operators_of_this_package_are_there_when_asked_for() -> None:
-    """Whoever reads a file of kernel calls has imported nothing of `shardwright.exec`."""
+    """Whoever reads a file of kernel calls has imported nothing of what writes them."""
     code = (
         "from shardwright.ir.operators import is_built_in, resolve\n"
         "assert is_built_in('shardwright.gemm.default')\n"

@@ -7,7 +7,7 @@ from multiprocessing import get_context
 import shardwright as sw
 from benchmarks.models import GPT
 from benchmarks.planning import CLUSTER, of_tokens, one_core, speed_up, step_graph, tokens
-from shardwright.layout import Cluster
+from shardwright.clusters import Cluster
 
 
 def cores():

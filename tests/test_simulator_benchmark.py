@@ -8,7 +8,7 @@ from benchmarks.simulator import cuts as cutting
 from benchmarks.simulator.cuts import Cut, apart, cuts, every_cut, rows, summary
 from benchmarks.simulator.report import Part, markdown
 from benchmarks.simulator.steps import Program, step_graph
-from shardwright.layout import Cluster
+from shardwright.clusters import Cluster
 from shardwright.planning import predict
 
 

@@ -1,9 +1,9 @@
 """Built pipelines walked task by task, in the file's order, with nothing of the runtime."""
 
+from shardwright.building import build
 from shardwright.ir import compile_graph
 from shardwright.pipeline.fxtext import decode
-from shardwright.planning import plan
-from shardwright.transform import build
+from shardwright.planner import plan
 
 
 def built(graph, devices, **options):

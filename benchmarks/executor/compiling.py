@@ -20,13 +20,13 @@ from rich.table import Table
 from benchmarks.executor.variants import eager_step
 from benchmarks.executor.workloads import ADAMW, WORKLOADS, Workload, trained_gpt
 from benchmarks.measure import console, print_machine
-from shardwright.exec.bind import Binder
-from shardwright.exec.emitters import emit_graph
-from shardwright.exec.exec_plan import make_exec_plan
-from shardwright.exec.lowering import lower_graph
-from shardwright.exec.passes.pipeline import prepare
-from shardwright.exec.replay import Replaying
-from shardwright.exec.sources import source_of
+from shardwright.compiler.bind import Binder
+from shardwright.compiler.exec_plan import make_exec_plan
+from shardwright.compiler.lowering import lower_graph
+from shardwright.compiler.passes.pipeline import prepare
+from shardwright.compiler.replay import Replaying
+from shardwright.compiler.sources import source_of
+from shardwright.kernels.emitters import emit_graph
 
 COMPILED: Mapping[str, Workload] = {
     **WORKLOADS,

@@ -24,7 +24,7 @@ from benchmarks.measure import console, print_machine
 from benchmarks.simulator import cases, cuts
 from benchmarks.simulator.report import Part, markdown, table_of, words_of
 from benchmarks.simulator.steps import MODELS
-from shardwright.layout import Cluster
+from shardwright.clusters import Cluster
 from shardwright.profiling.links import profile_links
 
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 import shardwright as sw
 from benchmarks.simulator.report import milliseconds
 from benchmarks.simulator.steps import MODELS, Program, in_turn, step_graph, take_steps
-from shardwright.layout import Cluster
-from shardwright.planning.simulation.simulated import StepSimulation
+from shardwright.clusters import Cluster
 from shardwright.runtime.memory import COUNT_TENSORS, MEMORY, TENSORS
+from shardwright.simulation.simulated import StepSimulation
 
 SCHEDULES = ("gpipe", "1f1b")
 WITHIN = 0.10

@@ -18,9 +18,10 @@ from scipy.stats import rankdata, spearmanr
 import shardwright as sw
 from benchmarks.simulator.report import milliseconds
 from benchmarks.simulator.steps import gpt, in_turn, step_graph, take_steps
+from shardwright.clusters import Cluster
 from shardwright.ir import IRGraph
-from shardwright.layout import Cluster
-from shardwright.planning import Plan, predict, step_of
+from shardwright.planning import Plan, predict
+from shardwright.planning.assemble import step_of
 from shardwright.planning.forward import forward_view
 from shardwright.planning.training import with_prepared
 

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 import shardwright as sw
 from benchmarks.experiments.models import SIDE, ResNet
 from benchmarks.models import loss_of, minilm, training_gpt
+from shardwright.clusters import Cluster
 from shardwright.ir import IRGraph
-from shardwright.layout import Cluster
-from shardwright.planning.simulation.simulated import StepSimulation
 from shardwright.runtime.task_times import times_of_rounds
+from shardwright.simulation.simulated import StepSimulation
 
 STEPS = 3
 """Steps that follow one another, of which a mean is taken."""

@@ -131,10 +131,10 @@ def build(
     ] = False,
 ) -> None:
     """Capture a model or a training step, split it, and write a pipeline file."""
+    from shardwright.building import build as build_pipeline
     from shardwright.cli.steps import Steps
     from shardwright.cli.userfiles import UserFiles
-    from shardwright.report import device_table, headline
-    from shardwright.transform import build as build_pipeline
+    from shardwright.reporting import device_table, headline
 
     steps, files = Steps(Console(stderr=True)), UserFiles()
     told = Told(
@@ -179,7 +179,7 @@ def check(
     """Check a pipeline file against every rule of the format."""
     from shardwright.cli.steps import Steps
     from shardwright.pipeline import Pipeline
-    from shardwright.report import headline
+    from shardwright.reporting import headline
 
     with Steps(Console(stderr=True)).step("check"):
         pipeline = Pipeline.load(file)
@@ -200,9 +200,9 @@ def show(
     ] = False,
 ) -> None:
     """Show what a pipeline file holds: device slots, supertasks, bytes, communication."""
+    from shardwright.engine.compiling import task_plan
     from shardwright.pipeline import Pipeline
-    from shardwright.report import overview
-    from shardwright.runtime.compiling import task_plan
+    from shardwright.reporting import overview
 
     if schedule and (task is not None or memory):
         raise InputError("--schedule shows the whole file; leave --task and --memory out")
@@ -220,7 +220,8 @@ def show(
 def schedule_text(pipeline: Pipeline, width: int) -> str:
     """The table of a training pipeline's schedule. Raises ScheduleError where it has none."""
     from shardwright.pipeline import Training
-    from shardwright.schedule import format_schedule, schedule_of
+    from shardwright.pipeline.schedule_file import schedule_of
+    from shardwright.schedules import format_schedule
 
     training = pipeline.training or Training()
     schedule = schedule_of(training)
@@ -230,7 +231,7 @@ def schedule_text(pipeline: Pipeline, width: int) -> str:
 
 def graph_text(pipeline: Pipeline, task: str) -> str:
     """The graph of a compute supertask, one node or kernel call a line. Raises InputError."""
-    from shardwright.exec.files import decode as decode_lowered
+    from shardwright.kernels.files import decode as decode_lowered
     from shardwright.pipeline.fxtext import decode
     from shardwright.pipeline.rules import COMPUTE_KINDS
 

@@ -47,7 +47,7 @@ def cluster(
         )
 
     from shardwright.cli.steps import Steps
-    from shardwright.layout import Cluster
+    from shardwright.clusters import Cluster
     from shardwright.profiling import profile_cluster
 
     if file is not None:

@@ -20,16 +20,16 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from shardwright.building import build
 from shardwright.cli.sentences import PAIRS
 from shardwright.cli.steps import Steps
 from shardwright.errors import RunError, VerifyError
 from shardwright.ir.quantities import format_bytes
 from shardwright.pipeline import Pipeline, check
-from shardwright.planning import plan
-from shardwright.report import TimelineChart, new_table, overview, slot_table
+from shardwright.planner import plan
+from shardwright.reporting import TimelineChart, new_table, overview, slot_table
 from shardwright.runtime import Runner
 from shardwright.tracing import capture
-from shardwright.transform import build
 
 BATCH = 8
 ROWS_SHOWN = 8

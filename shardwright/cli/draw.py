@@ -25,8 +25,8 @@ from shardwright.cli.splitting import (
 )
 
 if TYPE_CHECKING:
+    from shardwright.costs import Costs, Profile
     from shardwright.planning import Plan
-    from shardwright.profiling import Costs, Profile
 
 
 def draw(
@@ -63,8 +63,8 @@ def draw(
     """
     from shardwright.cli.steps import Steps
     from shardwright.cli.userfiles import UserFiles
-    from shardwright.ir.drawing import check_format
-    from shardwright.report import draw as draw_graph
+    from shardwright.ir.drawing.graphviz import check_format
+    from shardwright.reporting import draw as draw_graph
 
     check_format(output)
     steps, files = Steps(Console(stderr=True)), UserFiles()
@@ -100,9 +100,9 @@ def draw(
 
 def _costs(profile: Path | None, plan: Plan | None) -> tuple[Profile | Costs, str]:
     """What nodes cost, and in words where that is from."""
-    from shardwright.layout import CPU_CORE
+    from shardwright.clusters import CPU_CORE
+    from shardwright.costs import Analytic, Profile
     from shardwright.planning.plan import cluster_of
-    from shardwright.profiling import Analytic, Profile
 
     if profile is not None:
         found = Profile.load(profile)

@@ -14,10 +14,10 @@ def lower(
 ) -> None:
     """Lower the supertasks of a pipeline file from operators to kernel calls."""
     from shardwright.cli.steps import Steps
-    from shardwright.exec import lower as lower_pipeline
+    from shardwright.compiler import lower as lower_pipeline
+    from shardwright.launch.operators import load_operators
     from shardwright.pipeline import Pipeline
-    from shardwright.report import device_table, headline
-    from shardwright.runtime.operators import load_operators
+    from shardwright.reporting import device_table, headline
 
     steps = Steps(Console(stderr=True))
     with steps.step("load"):

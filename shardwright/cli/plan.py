@@ -83,7 +83,7 @@ def plan(
         raise PlanError("name a program, FILE.py:FUNCTION, or two plans with --diff")
 
     from shardwright.planning import Plan
-    from shardwright.runtime.choosing import check_alone
+    from shardwright.training.choosing import check_alone
 
     if target.endswith(".json"):
         check_alone({f"--{name}": value for name, value in told.given().items()})

@@ -57,8 +57,8 @@ def profile(
 
     from shardwright.cli.steps import Steps
     from shardwright.cli.userfiles import UserFiles
+    from shardwright.costs.profile_chart import chart_format
     from shardwright.profiling import profile as profile_graph
-    from shardwright.profiling.profile_chart import chart_format
 
     if plot is not None:
         chart_format(plot)

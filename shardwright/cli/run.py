@@ -20,20 +20,14 @@ from rich.table import Table
 
 from shardwright.cli.steps import Steps
 from shardwright.cli.tensors import as_call, outputs_by_name, random_inputs, read_inputs
+from shardwright.engine.timeline import Timeline
 from shardwright.errors import InputError
 from shardwright.ir.dtypes import dtype_name
-from shardwright.ir.quantities import tensor_text
+from shardwright.ir.quantities import seconds_text, tensor_text
 from shardwright.ir.structure import Call
 from shardwright.pipeline import Pipeline, write_paramfile
-from shardwright.report import (
-    TimelineChart,
-    new_table,
-    seconds_text,
-    slot_table,
-    task_table,
-)
+from shardwright.reporting import TimelineChart, new_table, slot_table, task_table
 from shardwright.runtime import Runner
-from shardwright.schedule.timeline import Timeline
 
 
 @dataclass(frozen=True, slots=True)

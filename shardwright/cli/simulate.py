@@ -13,8 +13,8 @@ from shardwright.cli.splitting import ClusterFile
 from shardwright.errors import ProfileError
 
 if TYPE_CHECKING:
-    from shardwright.planning.simulation.simulated import StepSimulation
-    from shardwright.profiling import Costs, TaskTimes
+    from shardwright.costs import Costs, TaskTimes
+    from shardwright.simulation.simulated import StepSimulation
 
 
 def simulate(
@@ -48,12 +48,12 @@ def simulate(
     _check_together(measure, times, save_times, threads)
 
     from shardwright.cli.steps import Steps
-    from shardwright.layout import Cluster
+    from shardwright.clusters import Cluster
+    from shardwright.costs import Analytic, TaskTimes
+    from shardwright.engine.agenda import is_training
     from shardwright.pipeline import Pipeline
-    from shardwright.planning.simulation.simulate import simulate as simulate_pipeline
-    from shardwright.profiling import Analytic, TaskTimes
     from shardwright.runtime import profile_tasks
-    from shardwright.schedule.agenda import is_training
+    from shardwright.simulation.simulate import simulate as simulate_pipeline
 
     steps = Steps(Console(stderr=True))
     with steps.step("load"):
@@ -87,12 +87,8 @@ def _check_together(
 
 
 def _report(found: StepSimulation, noun: str, *, timeline: bool) -> None:
-    from shardwright.report import (
-        TimelineChart,
-        seconds_text,
-        simulated_memory_table,
-        simulation_table,
-    )
+    from shardwright.ir.quantities import seconds_text
+    from shardwright.reporting import TimelineChart, simulated_memory_table, simulation_table
 
     console = Console()
     text = f"a {noun} takes {seconds_text(found.step_time)}"

@@ -113,8 +113,8 @@ class Told:
 
     def asked(self, files: UserFiles) -> dict[str, Any]:
         """The arguments of `plan` that the options give. Raises PlanError."""
-        from shardwright.layout import Cluster
-        from shardwright.profiling import Profile
+        from shardwright.clusters import Cluster
+        from shardwright.costs import Profile
 
         if self.mesh is not None and self.policy not in (None, *PARTITIONERS):
             raise PlanError(
@@ -140,9 +140,9 @@ class Told:
 def graph_of(program: Example | TrainingProgram, microbatches: int) -> IRGraph:
     """The graph of a model, or of a training step on one of its microbatches."""
     from shardwright.cli.userfiles import Example
-    from shardwright.runtime.loading import Loading
-    from shardwright.runtime.program import Program
     from shardwright.tracing import capture
+    from shardwright.training.loading import Loading
+    from shardwright.training.program import Program
 
     if isinstance(program, Example):
         return capture(*program)
@@ -159,9 +159,9 @@ def planned(
     """
     from shardwright.cli.userfiles import Example
     from shardwright.planning import Plan
-    from shardwright.runtime.choosing import check_alone, program_with
-    from shardwright.runtime.loading import Loading
     from shardwright.tracing import capture
+    from shardwright.training.choosing import check_alone, program_with
+    from shardwright.training.loading import Loading
 
     chosen = None
     if told.plan is not None:
@@ -180,7 +180,7 @@ def planned(
 
 
 def _for_model(graph: IRGraph, chosen: Plan | None, asked: dict[str, Any]) -> Plan:
-    from shardwright.planning import plan
+    from shardwright.planner import plan
     from shardwright.planning.plan import check_belongs
 
     if chosen is None:

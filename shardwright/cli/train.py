@@ -37,7 +37,7 @@ from shardwright.cli.splitting import (
 from shardwright.errors import InputError, PlanError
 
 if TYPE_CHECKING:
-    from shardwright.runtime import TrainResult
+    from shardwright.training import TrainResult
 
 Target = Annotated[
     str,
@@ -117,11 +117,11 @@ def train(
         raise InputError("--resume, --restarts and --checkpoint-every need --checkpoint DIRECTORY")
 
     from shardwright.cli.userfiles import UserFiles
-    from shardwright.layout import Cluster
+    from shardwright.clusters import Cluster
+    from shardwright.costs import Profile
     from shardwright.pipeline import write_paramfile
     from shardwright.planning import Plan
-    from shardwright.profiling import Profile
-    from shardwright.runtime import train as run_training
+    from shardwright.training import train as run_training
 
     program = UserFiles().training(target)
     with _told_of_stop(checkpoint):
@@ -183,7 +183,7 @@ def _told_of_stop(checkpoint: Path | None) -> Iterator[None]:
 
 def _kept(checkpoint: Path | None) -> str:
     """What is left of a run that was stopped."""
-    from shardwright.runtime.checkpoint import Checkpoints
+    from shardwright.training.checkpoint import Checkpoints
 
     if checkpoint is None:
         return "nothing is kept without --checkpoint DIRECTORY"
@@ -193,7 +193,8 @@ def _kept(checkpoint: Path | None) -> str:
 
 def summary(result: TrainResult) -> Table:
     """How a run went: its steps, losses, times and last evaluation."""
-    from shardwright.report import new_table, seconds_text
+    from shardwright.ir.quantities import seconds_text
+    from shardwright.reporting import new_table
 
     table = new_table("Training", ("", ""))
     table.show_header = False

@@ -18,10 +18,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from shardwright.clusters import Mesh
 from shardwright.ir import IRGraph
 from shardwright.ir.structure import Arguments, Tree
-from shardwright.layout import Mesh
-from shardwright.layout.ranges import Ranges
+from shardwright.sharding.ranges import Ranges
 
 
 @dataclass(frozen=True, slots=True)

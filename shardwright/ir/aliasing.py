@@ -12,7 +12,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from shardwright.ir.operators import is_marker, resolve
-from shardwright.ir.torch_internals import is_composite, schema_of
+from shardwright.torch_internals import is_composite, schema_of
 
 if TYPE_CHECKING:
     from shardwright.ir.graph import IRGraph

@@ -14,8 +14,8 @@ import torch
 
 from shardwright.errors import GraphError
 from shardwright.ir.operators import Parameter, operator_name, signature
-from shardwright.ir.torch_internals import OpOverload
 from shardwright.ir.values import SLOT
+from shardwright.torch_internals import OpOverload
 
 _INT64 = range(-(2**63), 2**63)
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from shardwright.ir.operators import operator_name, signature
-from shardwright.ir.torch_internals import FakeTensor, OpOverload, assert_later
+from shardwright.torch_internals import FakeTensor, OpOverload, assert_later
 
 Call = Mapping[str, Any]
 """Arguments of a call by name."""

@@ -29,9 +29,9 @@ from shardwright.ir.graph import IRGraph
 from shardwright.ir.inference import Inference
 from shardwright.ir.operators import is_marker, operator_name, resolve, signature, split_call
 from shardwright.ir.structure import Arguments, Fixed, Leaf, Parameter, Tree, TupleTree
-from shardwright.ir.torch_internals import OpOverload
 from shardwright.ir.validate import validate
 from shardwright.ir.values import Emitted, IRNode, IRValue, Role, Scope, Source
+from shardwright.torch_internals import OpOverload
 
 ValueLike = IRValue | int
 

@@ -24,8 +24,8 @@ import torch
 
 from shardwright.ir.aliasing import memory_roots
 from shardwright.ir.operators import is_marker, join_call, resolve, signature
-from shardwright.ir.torch_internals import OpOverload, operator_of, overload_of, schema_of
 from shardwright.ir.values import IRNode
+from shardwright.torch_internals import OpOverload, operator_of, overload_of, schema_of
 
 if TYPE_CHECKING:
     from shardwright.ir.graph import IRGraph

@@ -20,9 +20,9 @@ from shardwright.ir.dtypes import describe_dtype, torch_dtype
 from shardwright.ir.operators import flatten_results, join_call, resolve, signature
 from shardwright.ir.strided import callable_of
 from shardwright.ir.structure import flatten_call, leaves, rebuild
-from shardwright.ir.torch_internals import OpOverload
 from shardwright.ir.validate import check_order
 from shardwright.ir.values import IRNode, IRValue
+from shardwright.torch_internals import OpOverload
 
 if TYPE_CHECKING:
     from shardwright.ir.graph import IRGraph

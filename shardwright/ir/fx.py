@@ -26,8 +26,8 @@ from shardwright.ir.operators import (
     signature,
     split_call,
 )
-from shardwright.ir.torch_internals import OpOverload
 from shardwright.ir.values import IRNode, IRValue
+from shardwright.torch_internals import OpOverload
 
 META = "shardwright"
 

@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 import torch
 
 from shardwright.errors import GraphError
-from shardwright.ir.drawing import Drawing, HasStages, Parts, draw_graph
+from shardwright.ir.drawing.drawing import Drawing, draw_graph
+from shardwright.ir.drawing.parts import HasStages, Parts
 from shardwright.ir.execute import run_graph
 from shardwright.ir.structure import Arguments, Tree, leaves
 from shardwright.ir.text import format_graph

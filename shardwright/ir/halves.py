@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from shardwright.ir.torch_internals import OpOverload
+from shardwright.torch_internals import OpOverload
 
 _HALVES = (torch.float16, torch.bfloat16)
 _LISTS = 3

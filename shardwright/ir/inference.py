@@ -17,7 +17,8 @@ from shardwright.errors import GraphError
 from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.kernel_results import as_kernels_make
 from shardwright.ir.operators import flatten_results, join_call, operator_name, resolve
-from shardwright.ir.torch_internals import (
+from shardwright.ir.values import IRValue, contiguous_strides
+from shardwright.torch_internals import (
     FakeTensorMode,
     OpOverload,
     checks_hold,
@@ -25,7 +26,6 @@ from shardwright.ir.torch_internals import (
     schema_of,
     without_fake_failures,
 )
-from shardwright.ir.values import IRValue, contiguous_strides
 
 _ANSWERS = 16384
 """How many are kept: the calls of some dozen models."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from shardwright.ir.operators import resolve
-from shardwright.ir.torch_internals import OpOverload
+from shardwright.torch_internals import OpOverload
 
 _Results = Sequence[torch.Tensor | None]
 _Correct = Callable[[Sequence[Any], Sequence[Any]], tuple[Any, ...]]

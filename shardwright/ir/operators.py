@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 import torch
 
 from shardwright.errors import GraphError
-from shardwright.ir.torch_internals import OpOverload, operator_of, overload_of, schema_of
 from shardwright.ir.values import SLOT, Input, IRNode
 from shardwright.lazy import supplied
+from shardwright.torch_internals import OpOverload, operator_of, overload_of, schema_of
 
 T = TypeVar("T")
 

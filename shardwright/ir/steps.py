@@ -1,7 +1,7 @@
 """Training steps: graphs that hold markers beside operators.
 
 A marker is a node whose ``op`` is no torch operator but a step of training (`Backward`,
-`zero_grad`, `adamw_step`, …), which `transform` expands. What always holds: a marker reads and
+`zero_grad`, `adamw_step`, …), which `building` expands. What always holds: a marker reads and
 makes values like any node, so that what depends on one follows from the edges alone.
 """
 

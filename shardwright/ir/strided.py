@@ -16,7 +16,7 @@ import torch
 from shardwright.ir.bounds import guarded
 from shardwright.ir.halves import is_sgd, widened
 from shardwright.ir.operators import operator_name
-from shardwright.ir.torch_internals import OpOverload
+from shardwright.torch_internals import OpOverload
 
 BY_STRIDES = frozenset(
     f"aten.{name}.default" for name in ("as_strided", "as_strided_copy", "as_strided_scatter")

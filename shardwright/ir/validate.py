@@ -9,8 +9,8 @@ from shardwright.ir.attributes import is_attribute
 from shardwright.ir.dtypes import DTYPES, dtype_name
 from shardwright.ir.operators import Signature, is_marker, listed_inputs, resolve, signature
 from shardwright.ir.structure import leaves
-from shardwright.ir.torch_internals import schema_of
 from shardwright.ir.values import IRNode, IRValue
+from shardwright.torch_internals import schema_of
 
 if TYPE_CHECKING:
     from shardwright.ir.graph import IRGraph

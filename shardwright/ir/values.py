@@ -158,7 +158,7 @@ class Emitted:
     """One kernel call of a node as a backend's emitter wrote it; the call's fields never change.
 
     kind_id, attr_schema, attr_blob
-        Which kernel, and its packed constants (`shardwright.exec.kinds`); None where an emitter
+        Which kernel, and its packed constants (`shardwright.kernels.kinds`); None where an emitter
         left them empty, which lowering refuses.
     inputs, outputs
         Operands by place: the node's inputs count from 0, its outputs follow, then the tensors
@@ -166,8 +166,8 @@ class Emitted:
     temps
         The tensors between the node's calls that this call makes.
     constraints, hints
-        Words for the planner (`shardwright.exec.constraints`): what must hold of the call, and what
-        is good to know.
+        Words for the planner (`shardwright.kernels.constraints`): what must hold of the call, and
+        what is good to know.
     saved
         Places whose values stay where they lie until the run has ended, for a backward that is not
         part of the graph: nothing is written over them.

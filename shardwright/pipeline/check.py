@@ -2,7 +2,7 @@
 
 It reads only the document: no weights, no devices. Operators run on tensors without contents, those
 of each distinct graph once (`proof`). The rules are listed in `rules.RULES`; later ones may rely on
-earlier ones, so `CHECKS` is in order; last come those of the schedule, which `schedule` supplies.
+earlier ones, so `CHECKS` is in order; last come those of the schedule, which `engine` supplies.
 Time is linear in the size of the file.
 """
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from shardwright.dimops.in_files import REFUSED, is_allowed
 from shardwright.errors import GraphError, PipelineError
 from shardwright.ir.operators import is_built_in, resolve
 from shardwright.ir.values import strides_or_none
+from shardwright.ops.in_files import REFUSED, is_allowed
 from shardwright.pipeline.connections import Connections
 from shardwright.pipeline.fxtext import Made
 from shardwright.pipeline.rules import COMPUTE_KINDS, ONE_KIND, broken

@@ -2,7 +2,7 @@
 
 A step goes through the phases ``prepare`` (once), ``forward``, ``backward`` and ``backward_weight``
 (once a microbatch, stage by stage, as the schedule says) and ``update`` (once). What these rules
-leave to `shardwright.schedule` is the order of stages and microbatches.
+leave to `shardwright.schedules` is the order of stages and microbatches.
 """
 
 from __future__ import annotations

@@ -31,9 +31,9 @@ from shardwright.ir.argument_types import check_written
 from shardwright.ir.attributes import from_json, to_json
 from shardwright.ir.dtypes import DTYPES
 from shardwright.ir.operators import join_call, signature, split_call
-from shardwright.ir.torch_internals import OpOverload, schema_of
 from shardwright.ir.values import SLOT, Input
 from shardwright.pipeline.schema import Natural, TensorInfo
+from shardwright.torch_internals import OpOverload, schema_of
 
 Places = Mapping[int, "Reference"]
 

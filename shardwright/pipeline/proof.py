@@ -28,7 +28,6 @@ import torch
 from msgspec import json
 
 from shardwright.atomic import cache_folder
-from shardwright.dimops.trusting import check_shapes
 from shardwright.errors import GraphError
 from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.dtypes import describe_dtype
@@ -36,6 +35,7 @@ from shardwright.ir.inference import Inference
 from shardwright.ir.operators import listed_inputs
 from shardwright.ir.quantities import tensor_text
 from shardwright.ir.values import Input, strides_or_none
+from shardwright.ops.trusting import check_shapes
 from shardwright.pipeline.fxtext import Node, Text, decode, encode, parse, place_of
 from shardwright.pipeline.rules import ONE_KIND
 from shardwright.pipeline.schema import DeviceKind, DType, TensorInfo

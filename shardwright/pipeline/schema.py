@@ -256,7 +256,7 @@ class Microbatches(Struct, forbid_unknown_fields=True):
 
 
 class ScheduleInfo(Struct, forbid_unknown_fields=True):
-    """In which order slots work through stages and microbatches; see `shardwright.schedule`.
+    """In which order slots work through stages and microbatches; see `shardwright.schedules`.
 
     ``placement`` has the pipeline rank of each virtual stage, ``slots`` the device slots of each
     pipeline rank, ``chunks`` is how many stages a rank has.

@@ -1,16 +1,23 @@
 """What the rules need to know of a compute supertask's data, whatever its kind.
 
-Comes in: the data of a supertask, and its kind. Goes out: a `TaskText`. ``FX`` text is read here;
-the reader of the lowered ``dfg`` is what `exec` supplies (`lazy.SUPPLIED`), in every process.
+An operator that is not registered here is named, not needed; only building the graph needs it.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from typing import Literal
 
-from shardwright.lazy import supplied
+import msgspec
+from msgspec import Struct
+
+from shardwright.errors import ExecError, GraphError
+from shardwright.kernels.files import decode
+from shardwright.kernels.kinds import BY_NAME, kind_of
 from shardwright.pipeline.fxtext import Made, parse
 from shardwright.pipeline.proof import prove
 from shardwright.pipeline.schema import DeviceKind, TensorInfo
@@ -41,8 +48,11 @@ class TaskText:
     takes: tuple[Made, ...] | None = None
 
 
-Reader = Callable[[str], TaskText]
-"""Reads a text. Raises GraphError where it is none of its kind."""
+def read_text(kind: str, data: str) -> TaskText:
+    """The data of a compute supertask of this kind. Raises GraphError, PipelineError."""
+    text = _read_fx(data) if kind == "FX" else _read_lowered(data)
+    check_json(data)
+    return text
 
 
 def _read_fx(data: str) -> TaskText:
@@ -51,9 +61,60 @@ def _read_fx(data: str) -> TaskText:
     return TaskText(text.inputs, tuple(text.results()), operators, partial(prove, data))
 
 
-def read_text(kind: str, data: str) -> TaskText:
-    """The data of a compute supertask of this kind. Raises GraphError, PipelineError."""
-    reader: Reader = _read_fx if kind == "FX" else supplied("reader of dfg")
-    text = reader(data)
-    check_json(data)
-    return text
+class _Call(Struct, frozen=True):
+    """What of a call tells which operator it calls by name."""
+
+    kind: int
+    schema: int
+    blob: str = ""
+
+
+class _Outline(Struct, frozen=True):
+    """What of a text is known without knowing any operator."""
+
+    version: Literal[1]
+    inputs: int
+    values: tuple[Made, ...]
+    calls: tuple[_Call, ...]
+    outputs: tuple[int, ...]
+
+
+def _read_lowered(data: str) -> TaskText:
+    """The text of a lowered graph. Raises GraphError where it is none."""
+    try:
+        outline = msgspec.json.decode(data, type=_Outline)
+        called = [(f"call {k}", _operator(call)) for k, call in enumerate(outline.calls)]
+        operators = {op: name for name, op in reversed(called) if op is not None}
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
+        raise GraphError(f"this is not the text of a lowered graph: {error}") from None
+    except (binascii.Error, ValueError, ExecError) as error:
+        raise GraphError(f"a call's attributes cannot be read: {error}") from None
+    count, values = outline.inputs, outline.values
+    if not 0 <= count <= len(values) or any(not 0 <= k < len(values) for k in outline.outputs):
+        raise GraphError(
+            f"{count} inputs and the outputs {list(outline.outputs)} of {len(values)} values"
+        )
+    return TaskText(
+        tuple(f"i{k}" for k in range(count)),
+        tuple(k if k < count else values[k] for k in outline.outputs),
+        operators,
+        lambda infos, slot: _prove(data),
+        values[:count],
+    )
+
+
+def _operator(call: _Call) -> str | None:
+    """The operator of a generic call."""
+    if call.kind != BY_NAME["generic"].id:
+        return None
+    attrs = kind_of(call.kind).unpack(call.schema, base64.b64decode(call.blob, validate=True))
+    found: str = attrs["op"]
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _prove(data: str) -> None:
+    try:
+        decode(data)
+    except ExecError as error:
+        raise GraphError(str(error)) from None

@@ -7,7 +7,6 @@ from shardwright.lazy import import_lazily
 if TYPE_CHECKING:
     from shardwright.planning.beside import plan_beside
     from shardwright.planning.difference import Difference, difference
-    from shardwright.planning.make import make_plan, plan, step_of
     from shardwright.planning.partitions.partition import Partition
     from shardwright.planning.partitions.partitioners import (
         METIS_partition,
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from shardwright.planning.policy import Policy, PolicyGraph, Resource
     from shardwright.planning.predicted import Prediction
     from shardwright.planning.prediction.predict import predict
-    from shardwright.planning.simulation.simulate import simulate
-    from shardwright.planning.simulation.simulated import StepSimulation
     from shardwright.planning.step import Step, as_step
 
 __all__ = [
@@ -36,20 +33,15 @@ __all__ = [
     "SlotLoad",
     "Split",
     "Step",
-    "StepSimulation",
     "Terms",
     "TrainingPlan",
     "as_step",
     "difference",
-    "make_plan",
     "metis_partition",
     "partition_by_memory",
     "pipedream_partition",
-    "plan",
     "plan_beside",
     "predict",
-    "simulate",
-    "step_of",
 ]
 
 import_lazily(__name__)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from shardwright.dimops.bound import BoundDimop
 from shardwright.ir import IRGraph, IRNode
+from shardwright.ops.bound import BoundDimop
 from shardwright.planning.follow import (
     Annotations,
     Following,

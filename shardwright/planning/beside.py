@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from shardwright.clusters import Mesh
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.steps import is_step
-from shardwright.layout import Mesh
 from shardwright.planning.assemble import make_plan, shards_of, step_of
 from shardwright.planning.beside_splits import Part, node_keys, parts_of, splits_beside
 from shardwright.planning.fusions import find_fusions

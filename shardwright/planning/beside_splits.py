@@ -17,10 +17,10 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from shardwright.dimops.bound import BoundDimop, Carry
-from shardwright.dimops.catalog import dimop_of
+from shardwright.clusters import Mesh
 from shardwright.ir import IRGraph, IRNode, IRValue
-from shardwright.layout import Mesh
+from shardwright.ops.bound import BoundDimop, Carry
+from shardwright.ops.catalog import dimop_of
 from shardwright.planning.follow import Annotations, Following
 from shardwright.planning.mesh import compatible
 from shardwright.planning.plan import Assignment, Plan, Split, Terms

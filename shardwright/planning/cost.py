@@ -3,22 +3,15 @@
 `work` is in floating-point operations, a multiply and an add being two. Contractions have theirs;
 every other operator is counted as the bytes it reads and writes, each worth `WORK_PER_BYTE`
 operations, since memory, not arithmetic, is what it takes time for. What operators do is known by
-`profiling.operations`; seconds on a device are in `profiling.cost`.
+`costs.operations`; seconds on a device are in `costs.cost`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
+from shardwright.costs.operations import ELEMENTS, FORMULAS, FREE, LOOKUP, TABLE_PASSES, arithmetic
 from shardwright.ir import IRGraph, IRNode
-from shardwright.profiling.operations import (
-    ELEMENTS,
-    FORMULAS,
-    FREE,
-    LOOKUP,
-    TABLE_PASSES,
-    arithmetic,
-)
 
 WORK_PER_BYTE = 4
 """Operations a core does in the time in which it moves a byte; a CPU core does 3 to 10."""

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from shardwright.dimops.call import Writer
-from shardwright.dimops.catalog import dimop_of
-from shardwright.dimops.catalog_losses import MEAN, SUM
-from shardwright.dimops.catalog_views import NEED_RESHAPE
 from shardwright.errors import GraphError, PlanError
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
 from shardwright.ir.dtypes import torch_dtype
+from shardwright.ops.call import Writer
+from shardwright.ops.catalog import dimop_of
+from shardwright.ops.catalog_losses import MEAN, SUM
+from shardwright.ops.catalog_views import NEED_RESHAPE
 from shardwright.planning.follow import identifier_at
 
 LABELLED = frozenset(

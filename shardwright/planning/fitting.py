@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from shardwright.clusters import Cluster
+from shardwright.costs.cost import Costs
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
-from shardwright.layout import Cluster
 from shardwright.planning.plan import Plan
 from shardwright.planning.predicted import SlotMemory
 from shardwright.planning.prediction.predict import predict
-from shardwright.profiling.cost import Costs
 
 
 def check_fits(graph: IRGraph, plan: Plan, cluster: Cluster, costs: Costs | None) -> None:

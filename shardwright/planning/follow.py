@@ -22,10 +22,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shardwright.dimops.bound import BoundDimop, Flow
-from shardwright.dimops.catalog import dimop_of
 from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.repeats import fingerprint
+from shardwright.ops.bound import BoundDimop, Flow
+from shardwright.ops.catalog import dimop_of
 from shardwright.planning.plan import Split, Terms
 
 

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate, pairwise
 
-from shardwright.dimops.bound import BoundDimop
-from shardwright.dimops.catalog import dimop_of
-from shardwright.dimops.cuts import Cut
 from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.operators import is_marker
 from shardwright.ir.repeats import fingerprint
+from shardwright.ops.bound import BoundDimop
+from shardwright.ops.catalog import dimop_of
+from shardwright.ops.cuts import Cut
 
 Range = tuple[int, int]
 """Half-open."""

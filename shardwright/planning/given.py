@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from shardwright.clusters import Cluster
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
-from shardwright.layout import Cluster
 
 
 def check_graph(graph: object) -> None:

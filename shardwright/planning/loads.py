@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from shardwright.dimops.bound import Flow
-from shardwright.dimops.catalog import dimop_of
+from shardwright.clusters import Mesh
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.repeats import fingerprint
-from shardwright.layout import Mesh
+from shardwright.ops.bound import Flow
+from shardwright.ops.catalog import dimop_of
 from shardwright.planning.cost import node_work
 from shardwright.planning.plan import Assignment, SlotLoad, Split
 

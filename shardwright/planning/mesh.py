@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from shardwright.dimops.catalog import dimop_of
+from shardwright.clusters import Mesh
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode
-from shardwright.layout import Mesh
+from shardwright.ops.catalog import dimop_of
 from shardwright.planning.balance import measure_loads
 from shardwright.planning.pipeline import stage_bounds
 from shardwright.planning.plan import Assignment, Split, Terms

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from shardwright.dimops.catalog import dimop_of
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.operators import is_marker
 from shardwright.ir.steps import forward_nodes
+from shardwright.ops.catalog import dimop_of
 
 
 def parameters_of(graph: IRGraph) -> dict[int, int]:

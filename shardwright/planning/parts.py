@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shardwright.dimops.bound import BoundDimop, BoundPart
-from shardwright.dimops.catalog import dimop_of
-from shardwright.dimops.cuts import Cut, even_cuts
-from shardwright.dimops.dimop import Slice
 from shardwright.errors import AnnotationError, PlanError
 from shardwright.ir import IRGraph, IRNode, IRValue
+from shardwright.ops.bound import BoundDimop, BoundPart
+from shardwright.ops.catalog import dimop_of
+from shardwright.ops.cuts import Cut, even_cuts
+from shardwright.ops.dimop import Slice
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -19,17 +19,17 @@ from pathlib import Path
 
 import msgspec
 
+from shardwright.clusters import Cluster, Mesh
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.dropout import DROPOUT
 from shardwright.ir.quantities import count_text
 from shardwright.ir.repeats import fingerprint
-from shardwright.layout import Cluster, Mesh
 from shardwright.planning.copies import Copy
 from shardwright.planning.explanation import Explanation
 from shardwright.planning.plan_file import read_plan, write_plan
 from shardwright.planning.predicted import Prediction
-from shardwright.schedule import make_schedule, simulate
+from shardwright.schedules import make_schedule, simulate
 
 
 class Split(msgspec.Struct, frozen=True, tag="split", forbid_unknown_fields=True):

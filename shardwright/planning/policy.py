@@ -23,11 +23,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shardwright.dimops.catalog import why_whole
+from shardwright.clusters import Mesh
 from shardwright.errors import AnnotationError, PlanError
 from shardwright.ir import IRGraph
 from shardwright.ir.graph import NodeList
-from shardwright.layout import Mesh
+from shardwright.ops.catalog import why_whole
 from shardwright.planning.parts import (
     Algorithm,
     Item,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import groupby
 
-from shardwright.layout.cluster_file import device_text, links_text
+from shardwright.clusters.cluster_file import device_text, links_text
 from shardwright.planning.plan import Plan
 
 

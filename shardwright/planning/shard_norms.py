@@ -16,9 +16,9 @@ channels each way, and no activations.
 
 from __future__ import annotations
 
-from shardwright.dimops.call import Writer
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
 from shardwright.ir.dtypes import torch_dtype
+from shardwright.ops.call import Writer
 
 NORM = "aten._native_batch_norm_legit_functional.default"
 """Batch norm that makes new running statistics: inputs are x, maybe weight and bias, mean, var."""

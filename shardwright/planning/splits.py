@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from shardwright.dimops.bound import BoundDimop, Carry
 from shardwright.ir import IRGraph, IRNode
+from shardwright.ops.bound import BoundDimop, Carry
 from shardwright.planning.batch import follow_batch
 from shardwright.planning.follow import (
     Annotations,

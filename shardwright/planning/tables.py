@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwright.dimops.catalog import dimop_of
+from shardwright.clusters import Mesh
 from shardwright.ir import IRGraph
-from shardwright.layout import Mesh
+from shardwright.ops.catalog import dimop_of
 from shardwright.planning.plan import Assignment, Split
 
 LOOKUP = "aten.embedding.default"

@@ -15,20 +15,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+import msgspec
+
+from shardwright.clusters import Mesh
+from shardwright.costs.gradients import needing_gradients, trained_parameters
+from shardwright.costs.operations import UPDATE_PASSES
 from shardwright.errors import PlanError, ScheduleError
 from shardwright.ir import IRGraph
-from shardwright.layout import Mesh
+from shardwright.planning.assemble import make_plan
 from shardwright.planning.balance import Loads, measure_loads
 from shardwright.planning.cost import WORK_PER_BYTE, training_work
 from shardwright.planning.forward import forward_view
 from shardwright.planning.mesh import DATA, PIPELINE, split_nodes
+from shardwright.planning.mixing import mixing_notes
 from shardwright.planning.parameters import parameters_of
 from shardwright.planning.pipeline import stage_bounds
-from shardwright.planning.plan import Assignment, TrainingPlan
-from shardwright.planning.step import Step
-from shardwright.profiling.gradients import needing_gradients, trained_parameters
-from shardwright.profiling.operations import UPDATE_PASSES
-from shardwright.schedule import Schedule, make_schedule
+from shardwright.planning.plan import Assignment, Plan, TrainingPlan, fingerprint_graph
+from shardwright.planning.splits import take_apart
+from shardwright.planning.step import Step, as_step, check_one_backward
+from shardwright.schedules import Schedule, make_schedule
 
 SLACK = 1.01
 """A cut may exceed the smallest largest load by this factor where fewer bytes cross."""
@@ -195,3 +200,20 @@ def held_bytes(graph: IRGraph) -> dict[int, int]:
         if graph.values[value_id].role == "state" and parameter in held:
             held[parameter] += graph.values[value_id].nbytes
     return held
+
+
+def plan_step(
+    graph: IRGraph, axes: Mapping[str, int], label: str, names: Sequence[str], options: Options
+) -> Plan:
+    """The plan of a training step over a mesh. Raises PlanError."""
+    options.check(axes)
+    check_one_backward(graph)
+    apart, unfused = take_apart(graph, axes)
+    shards = axes.get(DATA, 1)
+    step = as_step(apart, options.microbatches, shards)
+    put = over_training_mesh(step, axes, names, options)
+    put.notes.extend(mixing_notes(forward_view(apart), options.microbatches, shards))
+    made = make_plan(put.forward, label, names, put.assigned, put.notes, work=put.work)
+    return msgspec.structs.replace(
+        made, fingerprint=fingerprint_graph(graph), unfused=unfused, training=put.training
+    )

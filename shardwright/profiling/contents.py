@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from shardwright.costs.operations import FREE
 from shardwright.ir import Input, IRGraph, IRNode, IRValue
 from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.values import contiguous_strides
-from shardwright.profiling.operations import FREE
 
 Bound = tuple[int, int]
 """A value id, and below what its numbers must be."""

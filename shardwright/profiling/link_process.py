@@ -23,6 +23,8 @@ import msgspec
 import torch
 from torch import Tensor
 
+from shardwright.clusters.cluster_file import ROOTED
+from shardwright.clusters.links import ROUNDS, Kind
 from shardwright.comm import (
     Membership,
     Operation,
@@ -32,9 +34,7 @@ from shardwright.comm import (
     join_group,
     open_store,
 )
-from shardwright.layout.cluster_file import ROOTED
-from shardwright.layout.links import ROUNDS, Kind
-from shardwright.profiling.fit import LinkTime
+from shardwright.costs.fit import LinkTime
 
 ELEMENT = torch.float32
 SAMPLE_BYTES = 8 << 20

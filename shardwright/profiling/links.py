@@ -20,10 +20,10 @@ from typing import IO
 
 import msgspec
 
+from shardwright.clusters import Links
 from shardwright.comm import make_store
+from shardwright.costs.fit import LinkTime, fit_links
 from shardwright.errors import ProfileError
-from shardwright.layout import Links
-from shardwright.profiling.fit import LinkTime, fit_links
 from shardwright.profiling.hardware import present_device
 
 SIZES = (1 << 10, 32 << 10, 1 << 20, 8 << 20)

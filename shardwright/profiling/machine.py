@@ -14,9 +14,9 @@ from collections.abc import Iterator
 import msgspec
 import torch
 
+from shardwright.clusters import CPU_CORE, DEVICES, Cluster, DeviceModel
+from shardwright.costs.fit import Measurement, fit
 from shardwright.ir import Builder, IRGraph
-from shardwright.layout import CPU_CORE, DEVICES, Cluster, DeviceModel
-from shardwright.profiling.fit import Measurement, fit
 from shardwright.profiling.hardware import model_name, present_device
 from shardwright.profiling.links import profile_links
 from shardwright.profiling.measure import Settings, check_counts, measure

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from shardwright.costs.timing import Timing
 from shardwright.errors import ProfileError
 from shardwright.ir import IRGraph, compile_graph
 from shardwright.ir.execute import describe_node
@@ -21,7 +22,6 @@ from shardwright.profiling.backward import measure_backward
 from shardwright.profiling.clock import computing_threads, median_seconds
 from shardwright.profiling.contents import contents
 from shardwright.profiling.memory import peak_bytes
-from shardwright.profiling.timing import Timing
 
 
 @dataclass(frozen=True, slots=True)

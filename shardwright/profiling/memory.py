@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from shardwright.ir.torch_internals import begin_memory_reports, end_memory_reports, log_level
+from shardwright.torch_internals import begin_memory_reports, end_memory_reports, log_level
 
 ERROR = 2
 """The level of torch's messages above warnings."""

@@ -13,20 +13,20 @@ from typing import Any
 
 import torch
 
+from shardwright.costs.cache import Cache
+from shardwright.costs.gradients import needing_gradients, trained_parameters
+from shardwright.costs.granularity import BasicBlocks, Unit, unit_graph, units
+from shardwright.costs.keys import call_key, unit_key, wants_gradients
+from shardwright.costs.layer import MEGABYTE, Layer
+from shardwright.costs.profile import Profile
+from shardwright.costs.roofline import NodeWork, node_work
+from shardwright.costs.timing import Measurement, Timing
 from shardwright.errors import ProfileError
 from shardwright.ir import IRGraph
 from shardwright.ir.quantities import MILLISECOND
 from shardwright.ir.steps import forward_nodes
-from shardwright.profiling.cache import Cache
-from shardwright.profiling.gradients import needing_gradients, trained_parameters
-from shardwright.profiling.granularity import BasicBlocks, Unit, unit_graph, units
 from shardwright.profiling.hardware import model_name, present_device
-from shardwright.profiling.keys import call_key, unit_key, wants_gradients
-from shardwright.profiling.layer import MEGABYTE, Layer
 from shardwright.profiling.measure import Settings, check_counts, measure
-from shardwright.profiling.profile import Profile
-from shardwright.profiling.roofline import NodeWork, node_work
-from shardwright.profiling.timing import Measurement, Timing
 from shardwright.tracing import capture
 
 

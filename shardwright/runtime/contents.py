@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardwright.engine.generator import Slices, part_of
+from shardwright.engine.slot import Slot, wholes_of
+from shardwright.engine.slot_steps import constants_of
 from shardwright.errors import WeightError
 from shardwright.ir.dtypes import torch_dtype
+from shardwright.launch.host import Reply
 from shardwright.pipeline.schema import Document, Placements, StateOrigin
-from shardwright.runtime.generator import Slices, part_of
-from shardwright.runtime.host import Reply
-from shardwright.runtime.slot import Slot, wholes_of
-from shardwright.schedule.slot_steps import constants_of
 
 READ = f"{__name__}:read"
 WRITE = f"{__name__}:write"

@@ -18,12 +18,12 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from shardwright.engine.timeline import Timeline
 from shardwright.errors import RunError
+from shardwright.launch.backend import Backend
+from shardwright.launch.host import Reply
+from shardwright.launch.in_process import InProcess
 from shardwright.pipeline import Pipeline
-from shardwright.runtime.backend import Backend
-from shardwright.runtime.host import Reply
-from shardwright.runtime.in_process import InProcess
-from shardwright.schedule.timeline import Timeline
 
 
 class Driver:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardwright.engine.slot import Slot
 from shardwright.profiling.memory import begin_counting, end_counting
-from shardwright.runtime.slot import Slot
 
 MEMORY = "shardwright.runtime.memory:peak_memory"
 COUNT_TENSORS = "shardwright.runtime.memory:count_tensors"

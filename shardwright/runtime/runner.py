@@ -21,15 +21,15 @@ from typing import Any
 
 from torch import Tensor
 
+from shardwright.engine.agenda import is_training
+from shardwright.engine.generator import Generator
 from shardwright.errors import InputError, RunError
+from shardwright.launch.backend import Finish
+from shardwright.launch.making import Options
+from shardwright.launch.start import Start, checked
 from shardwright.pipeline import Pipeline
-from shardwright.runtime.backend import Finish
 from shardwright.runtime.driver import Driver
-from shardwright.runtime.generator import Generator
-from shardwright.runtime.making import Options
 from shardwright.runtime.row_padding import row_dims, short_batch
-from shardwright.runtime.start import Start, checked
-from shardwright.schedule.agenda import is_training
 
 
 class Runner(Driver):

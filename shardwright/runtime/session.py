@@ -20,15 +20,15 @@ from typing import Any
 
 from torch import Tensor
 
+from shardwright.engine.agenda import default_lookahead, is_training
+from shardwright.engine.generator import Generator
+from shardwright.engine.step_generator import Rows, StepGenerator
 from shardwright.errors import RunError
+from shardwright.launch.making import Options, check_updates, shared_constants
+from shardwright.launch.start import Start, checked
 from shardwright.pipeline import Pipeline
 from shardwright.runtime.contents import READ, WRITE, Contents, Parts
 from shardwright.runtime.driver import Driver
-from shardwright.runtime.generator import Generator
-from shardwright.runtime.making import Options, check_updates, shared_constants
-from shardwright.runtime.start import Start, checked
-from shardwright.runtime.step_generator import Rows, StepGenerator
-from shardwright.schedule.agenda import default_lookahead, is_training
 
 
 class Session(Driver):

@@ -24,19 +24,19 @@ import msgspec
 import torch
 from torch import Tensor
 
+from shardwright.compiler.task_program import TaskProgram
+from shardwright.costs.tasks import TaskTime, TaskTimes, fingerprint_tasks
+from shardwright.engine.compiling import Run
+from shardwright.engine.slot import Slot, Step
 from shardwright.errors import ProfileError
-from shardwright.exec.task_program import TaskProgram
 from shardwright.ir.dtypes import torch_dtype
+from shardwright.launch.making import Options
+from shardwright.launch.start import Start, checked
 from shardwright.pipeline import Document, Pipeline
 from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.profiling.contents import contents
 from shardwright.profiling.memory import Peak, peak_bytes
-from shardwright.profiling.tasks import TaskTime, TaskTimes, fingerprint_tasks
-from shardwright.runtime.compiling import Run
 from shardwright.runtime.driver import Driver
-from shardwright.runtime.making import Options
-from shardwright.runtime.slot import Slot, Step
-from shardwright.runtime.start import Start, checked
 
 MEASURE = f"{__name__}:measure_slot"
 WARM_UP = 2

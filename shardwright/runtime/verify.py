@@ -25,12 +25,12 @@ from torch.overrides import TorchFunctionMode
 from shardwright.errors import VerifyError
 from shardwright.ir import IRGraph
 from shardwright.ir.structure import Tree, describe_result, leaves
-from shardwright.ir.torch_internals import tree_map_only
 from shardwright.pipeline import Pipeline
 from shardwright.profiling.clock import computing_threads
 from shardwright.runtime.contents import Contents
 from shardwright.runtime.rounding import remedy, rounding
 from shardwright.runtime.runner import Runner
+from shardwright.torch_internals import tree_map_only
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ from shardwright.errors import GraphError
 from shardwright.ir.dtypes import dtype_name, torch_dtype
 from shardwright.ir.graph import IRGraph
 from shardwright.ir.operators import is_marker, join_call, resolve, signature
-from shardwright.ir.torch_internals import BEGINS_RANGE
 from shardwright.ir.values import IRNode, IRValue
+from shardwright.torch_internals import BEGINS_RANGE
 
 _graph: ContextVar[IRGraph | None] = ContextVar("graph", default=None)
 

@@ -23,7 +23,7 @@ import torch
 
 from shardwright.errors import CaptureError
 from shardwright.ir.operators import join_call, operator_name
-from shardwright.ir.torch_internals import (
+from shardwright.torch_internals import (
     FakeTensorMode,
     OpOverload,
     TorchDispatchMode,

@@ -16,8 +16,8 @@ from torch import nn
 
 from shardwright.errors import CaptureError
 from shardwright.ir.dtypes import dtype_name
-from shardwright.ir.torch_internals import unsaved_buffers
 from shardwright.ir.values import IRValue
+from shardwright.torch_internals import unsaved_buffers
 from shardwright.tracing.emitter import Emitter
 from shardwright.tracing.export import Program
 from shardwright.tracing.failures import CaptureWarning, line_before

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from shardwright.ir.torch_internals import OpOverload
 from shardwright.ir.values import IRValue
+from shardwright.torch_internals import OpOverload
 from shardwright.tracing.autocast import autocast_casts, has_autocast_rule
 from shardwright.tracing.emitter import Emitter
 from shardwright.tracing.memory import Place

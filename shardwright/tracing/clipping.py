@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from shardwright.ir.torch_internals import NO_GRAD_WRAPPER, SET_GRAD_ENABLED
+from shardwright.torch_internals import NO_GRAD_WRAPPER, SET_GRAD_ENABLED
 from shardwright.tracing.origins import refuse_here
 from shardwright.tracing.step_parameters import StepParameters
 

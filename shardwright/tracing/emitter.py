@@ -17,8 +17,8 @@ from shardwright.errors import CaptureError
 from shardwright.ir.builder import Builder
 from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.operators import operator_name, resolve, split_call
-from shardwright.ir.torch_internals import OpOverload
 from shardwright.ir.values import IRValue, Scope, Source
+from shardwright.torch_internals import OpOverload
 from shardwright.tracing.failures import line_before
 
 

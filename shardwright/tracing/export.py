@@ -22,8 +22,8 @@ import torch.fx
 from torch import nn
 
 from shardwright.errors import CaptureError
-from shardwright.ir.torch_internals import FakeTensor, FakeTensorMode
 from shardwright.ir.values import Source
+from shardwright.torch_internals import FakeTensor, FakeTensorMode
 from shardwright.tracing.empty_weights import check_buffers
 from shardwright.tracing.failures import CaptureWarning, explain, line_before
 from shardwright.tracing.flat import FlatModel

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from shardwright.ir.torch_internals import OpOverload, operator_of, schema_of
+from shardwright.torch_internals import OpOverload, operator_of, schema_of
 
 FACTORY_OPTIONS = ("dtype", "layout", "device", "pin_memory")
 """Parameters that a factory has only where it makes its result itself, without ``out=``."""

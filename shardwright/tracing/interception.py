@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from shardwright.ir.torch_internals import never_compiled
+from shardwright.torch_internals import never_compiled
 
 
 class Replacing(TorchFunctionMode):

@@ -18,9 +18,9 @@ from typing import Literal
 
 import torch
 
-from shardwright.ir.torch_internals import storage_key
 from shardwright.ir.values import IRValue, Source, contiguous_strides
 from shardwright.ir.with_backward import WITH_BACKWARD, identity_backward
+from shardwright.torch_internals import storage_key
 from shardwright.tracing.emitter import Emitter
 from shardwright.tracing.views import Call, View, ViewCall, describe_view
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from shardwright.ir.torch_internals import OpOverload
 from shardwright.ir.values import IRValue
+from shardwright.torch_internals import OpOverload
 from shardwright.tracing.emitter import Emitter
 from shardwright.tracing.memory import Memory, Place
 

@@ -15,7 +15,7 @@ import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from shardwright.errors import CaptureError
-from shardwright.ir.torch_internals import has_step_hooks
+from shardwright.torch_internals import has_step_hooks
 
 
 @dataclass(frozen=True)

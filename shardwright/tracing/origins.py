@@ -23,8 +23,8 @@ import torch.fx
 from torch import nn
 
 from shardwright.errors import CaptureError
-from shardwright.ir.torch_internals import MODULE_CALL as _CALL
 from shardwright.ir.values import Scope, Source
+from shardwright.torch_internals import MODULE_CALL as _CALL
 from shardwright.tracing.failures import is_of_program, line_before
 from shardwright.tracing.flat import PREFIX, FlatModel
 from shardwright.tracing.functions import AUTOCAST_DEVICES, records_gradients

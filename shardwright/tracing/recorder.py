@@ -20,8 +20,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from shardwright.ir.dtypes import torch_dtype
-from shardwright.ir.torch_internals import BEGINS_RANGE
 from shardwright.ir.values import IRValue
+from shardwright.torch_internals import BEGINS_RANGE
 from shardwright.tracing.active import LiveGraph, tracing
 from shardwright.tracing.clipping import Clipping
 from shardwright.tracing.closures import Closure

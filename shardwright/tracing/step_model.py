@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import CaptureError
-from shardwright.ir.torch_internals import has_backward_hooks, has_gradient_hooks
+from shardwright.torch_internals import has_backward_hooks, has_gradient_hooks
 from shardwright.tracing.boundary import Stored, contents_of
 from shardwright.tracing.closures import Closure
 from shardwright.tracing.flat import PREFIX

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from shardwright.errors import CaptureError
-from shardwright.ir.torch_internals import without_torch_function
+from shardwright.torch_internals import without_torch_function
 from shardwright.tracing.origins import refuse_here
 from shardwright.tracing.step_model import StepModel
 

@@ -32,7 +32,8 @@ from torch.fx.experimental.proxy_tensor import (
 )
 from torch.overrides import TorchFunctionMode
 
-from shardwright.ir.torch_internals import (
+from shardwright.ir.values import Source
+from shardwright.torch_internals import (
     FakeTensorMode,
     HigherOrderOperator,
     TracingContext,
@@ -41,7 +42,6 @@ from shardwright.ir.torch_internals import (
     never_compiled,
     tracing,
 )
-from shardwright.ir.values import Source
 from shardwright.tracing.failures import CONTROL_FLOW, FLEX_ATTENTION
 from shardwright.tracing.functions import drop_failed_backwards
 from shardwright.tracing.origins import note_of, refuse_here, take_note

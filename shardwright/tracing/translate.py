@@ -27,14 +27,14 @@ import torch.fx
 from shardwright.errors import GraphError
 from shardwright.ir.operators import allow_namespace, operator_name, split_call
 from shardwright.ir.strided import BY_STRIDES
-from shardwright.ir.torch_internals import (
+from shardwright.ir.values import SLOT, Input, with_absent
+from shardwright.torch_internals import (
     AUTOCAST_SWITCHES,
     SET_GRAD_ENABLED,
     OpOverload,
     operator_of,
     schema_of,
 )
-from shardwright.ir.values import SLOT, Input, with_absent
 from shardwright.tracing.casts import Casts
 from shardwright.tracing.emitter import Emitter
 from shardwright.tracing.functions import BEGIN, END, Backwards

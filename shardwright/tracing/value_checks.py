@@ -21,8 +21,8 @@ from typing import Any
 
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 
-from shardwright.ir.torch_internals import DETECTS_CAUSAL_MASK, FakeTensorMode
 from shardwright.ir.values import Source
+from shardwright.torch_internals import DETECTS_CAUSAL_MASK, FakeTensorMode
 from shardwright.tracing.failures import is_of_program
 
 _ANSWERS: dict[CodeType, bool] = {DETECTS_CAUSAL_MASK: False}

@@ -14,8 +14,8 @@ import torch
 import torch.fx
 
 from shardwright.ir.operators import split_call
-from shardwright.ir.torch_internals import OpOverload, operator_of, schema_of
 from shardwright.ir.values import IRValue
+from shardwright.torch_internals import OpOverload, operator_of, schema_of
 from shardwright.tracing.emitter import Emitter
 from shardwright.tracing.functional_forms import FunctionalForm, functional_form
 from shardwright.tracing.held import Held, is_node, listed

@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shardwright.cli.app import app
-from shardwright.layout import Cluster
+from shardwright.clusters import Cluster
 from shardwright.profiling import machine
 
 FILE = """\

@@ -7,7 +7,8 @@ import pytest
 
 from shardwright import planning as planning_package
 from shardwright.ir import IRGraph
-from shardwright.planning import Plan, plan
+from shardwright.planner import plan
+from shardwright.planning import Plan
 from tests.cli.commands import refused, succeed
 
 pytestmark = pytest.mark.usefixtures("program_folder")

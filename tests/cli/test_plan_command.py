@@ -10,8 +10,8 @@ from typer.main import get_command
 
 from shardwright.cli.app import app
 from shardwright.pipeline import Pipeline
+from shardwright.planner.auto import AUTO
 from shardwright.planning import Plan
-from shardwright.planning.automatic.auto import AUTO
 from shardwright.planning.partitions.partitioners import PARTITIONERS
 from tests.cli.commands import refused, succeed
 from tests.cli.program import SOURCE

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.profiling import Profile
+from shardwright.costs import Profile
 from tests.cli.commands import refused, succeed
 
 pytestmark = pytest.mark.usefixtures("program_folder")

@@ -10,8 +10,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from shardwright.cli.app import app
-from shardwright.layout import Cluster
-from shardwright.profiling.tasks import TaskTime, TaskTimes, fingerprint_tasks
+from shardwright.clusters import Cluster
+from shardwright.costs.tasks import TaskTime, TaskTimes, fingerprint_tasks
 from tests.runtime.linear_step import linear_step
 from tests.runtime.sketch import chain
 

@@ -13,12 +13,12 @@ from shardwright.cli.userfiles import Example, TrainingProgram, UserFiles
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.pipeline.schema import DeviceKind
+from shardwright.planner.auto import AUTO
+from shardwright.planner.make import POLICIES
 from shardwright.planning import Plan
-from shardwright.planning.automatic.auto import AUTO
-from shardwright.planning.make import POLICIES
 from shardwright.planning.partitions.partitioners import PARTITIONERS
 from shardwright.planning.training import RECOMPUTE
-from shardwright.schedule import KINDS
+from shardwright.schedules import KINDS
 
 
 def model(width: int = 8) -> Example:

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from shardwright.codegenerate.expression import Expression
-from shardwright.codegenerate.spelling import Mode, is_typed, spell
+from shardwright.codegenerate.spelling.call import Mode
+from shardwright.codegenerate.spelling.spell import is_typed, spell
 from shardwright.ir import Builder, IRGraph, IRNode
 from shardwright.ir.dtypes import torch_dtype
 

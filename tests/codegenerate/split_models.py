@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.transform.small_models import Gpt
+from tests.building.small_models import Gpt
 
 WIDTH = 20
 

@@ -11,14 +11,14 @@ import shardwright as sw
 from shardwright.codegenerate.sources.from_plan import program_of_plan
 from shardwright.errors import CodegenError, PlanError
 from shardwright.ir import Builder
-from shardwright.planning import plan
+from shardwright.planner import plan
 from shardwright.planning.plan import Assignment
+from tests.building.small_models import batch_of, loss_of, made
+from tests.building.step_files import StepRun
 from tests.codegenerate.program_runs import ProgramRun, check_program, same, stages
 from tests.graphs import language_model, tokens
 from tests.planning.partitions.test_partitioned import masked
 from tests.steps import image_step, language_step
-from tests.transform.small_models import batch_of, loss_of, made
-from tests.transform.step_files import StepRun
 
 
 def checked(graph, planned):

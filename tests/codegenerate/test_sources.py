@@ -8,7 +8,7 @@ from torch import nn
 import shardwright as sw
 from shardwright.codegenerate.codegen import program_of
 from shardwright.errors import CodegenError, PlanError
-from shardwright.planning import plan
+from shardwright.planner import plan
 from tests.codegenerate.program_runs import ProgramRun, check_program, stages
 from tests.graphs import language_model, tokens
 

@@ -11,13 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.codegenerate.expression import Binding, Expression
-from shardwright.codegenerate.spelling import (
-    Mode,
-    imports,
-    is_typed,
-    module_of,
-    spell,
-)
+from shardwright.codegenerate.spelling.call import Mode
+from shardwright.codegenerate.spelling.imports import imports, module_of
+from shardwright.codegenerate.spelling.spell import is_typed, spell
 from shardwright.errors import GraphError
 from shardwright.ir import DROPOUT, Builder, IRGraph, IRValue
 from shardwright.ir.operators import is_random

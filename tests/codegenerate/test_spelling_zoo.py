@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from shardwright.codegenerate.expression import Expression
-from shardwright.codegenerate.spelling import Mode, is_typed, spell
+from shardwright.codegenerate.spelling.call import Mode
+from shardwright.codegenerate.spelling.spell import is_typed, spell
 from shardwright.ir import IRGraph, IRNode, resolve
 from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.operators import flatten_results, is_random, join_call, signature

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from shardwright.codegenerate.stages import join_equal_names, wiring_of
 from shardwright.codegenerate.support.slices import (
     Piece,
     Slices,
@@ -21,7 +22,6 @@ from shardwright.codegenerate.support.slices import (
 )
 from shardwright.codegenerate.support.slots import Slots
 from shardwright.errors import InputError
-from shardwright.runtime.stages import join_equal_names, wiring_of
 
 names = st.from_regex(r"[a-z_]+(\.[a-z0-9_]+)*", fullmatch=True)
 ranges = st.lists(

@@ -20,7 +20,7 @@ from shardwright.comm.distributed import TRANSPORT_VARIABLE
 from shardwright.comm.native import NativeTransport, make_groups
 from shardwright.comm.operation import Membership
 from shardwright.comm.transport import Pending
-from shardwright.runtime.inbox import Inbox
+from shardwright.launch.inbox import Inbox
 from tests.comm.cases import Case, given, operation, same, table, wanted
 
 SIZE = 4

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 import shardwright as sw
 from shardwright.errors import DrawError
 from shardwright.ir import Builder, IRGraph
-from shardwright.ir.drawing import Parts
 from shardwright.ir.drawing.outline import LEGIBLE
+from shardwright.ir.drawing.parts import Parts
 from shardwright.ir.drawing.picture import Box, Group, Picture
 from tests.graphs import language_model
 from tests.ir.random_graphs import RandomGraph, random_graphs

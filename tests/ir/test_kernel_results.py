@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from shardwright.ir.kernel_results import as_kernels_make
-from shardwright.ir.torch_internals import FakeTensorMode
+from shardwright.torch_internals import FakeTensorMode
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

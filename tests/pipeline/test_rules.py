@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import shardwright.engine
 import shardwright.pipeline
-import shardwright.schedule
 from shardwright.pipeline.rules import RULES
 
-SOURCES = [Path(folder.__file__).parent for folder in (shardwright.pipeline, shardwright.schedule)]
-TESTS = [Path(__file__).parent, Path(__file__).parent.parent / "schedule"]
+SOURCES = [Path(folder.__file__).parent for folder in (shardwright.pipeline, shardwright.engine)]
+TESTS = [Path(__file__).parent, Path(__file__).parent.parent / "engine"]
 
 
 def files(folders: list[Path], pattern: str, without: str) -> list[Path]:

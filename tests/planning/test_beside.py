@@ -2,12 +2,14 @@ import pytest
 import torch
 from torch import nn
 
+from shardwright.building import build
 from shardwright.errors import PlanError
-from shardwright.planning import plan, plan_beside, step_of
+from shardwright.launch.making import shared_constants
+from shardwright.planner import plan
+from shardwright.planning import plan_beside
+from shardwright.planning.assemble import step_of
 from shardwright.planning.unfuse import unfuse
-from shardwright.runtime.making import shared_constants
 from shardwright.tracing import compile_ir
-from shardwright.transform import build
 
 
 class Net(nn.Module):

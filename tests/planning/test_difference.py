@@ -5,11 +5,12 @@ import itertools
 import msgspec
 import pytest
 
-from shardwright.layout import CPU_CORE, Cluster, Link, Links
-from shardwright.planning import Plan, plan
+from shardwright.clusters import CPU_CORE, Cluster, Link, Links
+from shardwright.planner import plan
+from shardwright.planner.make import POLICIES
+from shardwright.planning import Plan
 from shardwright.planning.copies import Copy
 from shardwright.planning.difference import Change, difference
-from shardwright.planning.make import POLICIES
 from shardwright.planning.plan import Split, Terms
 from tests.graphs import language_model
 from tests.steps import language_step

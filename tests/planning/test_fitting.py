@@ -4,10 +4,11 @@ import re
 
 import pytest
 
+from shardwright.clusters import Cluster, DeviceModel
 from shardwright.errors import PlanError
-from shardwright.layout import Cluster, DeviceModel
-from shardwright.planning import plan, predict
-from shardwright.planning.make import POLICIES
+from shardwright.planner import plan
+from shardwright.planner.make import POLICIES
+from shardwright.planning import predict
 from tests.graphs import language_model
 from tests.steps import language_step
 

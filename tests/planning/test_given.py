@@ -3,15 +3,10 @@
 import pytest
 from torch import nn
 
+from shardwright.clusters import Cluster
 from shardwright.errors import PlanError
-from shardwright.layout import Cluster
-from shardwright.planning import (
-    metis_partition,
-    partition_by_memory,
-    pipedream_partition,
-    plan,
-    predict,
-)
+from shardwright.planner import plan
+from shardwright.planning import metis_partition, partition_by_memory, pipedream_partition, predict
 from tests.graphs import language_model
 
 GRAPH = language_model(layers=1)

@@ -9,9 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from shardwright.clusters import GLOO, Cluster
 from shardwright.errors import PlanError
-from shardwright.layout import GLOO, Cluster
-from shardwright.planning import Assignment, Plan, plan
+from shardwright.planner import plan
+from shardwright.planning import Assignment, Plan
 from shardwright.planning.plan import check_belongs, cluster_of
 from shardwright.planning.plan_file import read_plan, write_plan
 from tests.graphs import language_model

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import shardwright as sw
-from shardwright.dimops import register_op
 from shardwright.errors import AnnotationError, PlanError
-from shardwright.planning import plan
+from shardwright.ops import register_op
+from shardwright.planner import plan
 from shardwright.planning.plan import assignments
 from shardwright.planning.policy import PolicyGraph, Resource
 from tests.graphs import language_model, tokens

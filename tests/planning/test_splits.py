@@ -4,11 +4,11 @@ from collections import Counter
 
 import pytest
 
+from shardwright.building.localize import localize
 from shardwright.ir import Builder
-from shardwright.planning import plan
+from shardwright.planner import plan
 from shardwright.planning.splits import data, take_apart, tensor
 from shardwright.planning.unfuse import unfuse
-from shardwright.transform.localize import localize
 from tests.planning.projections import (
     addmm,
     interleaved,

@@ -1,6 +1,7 @@
 import pytest
 
-from shardwright.planning import Split, plan
+from shardwright.planner import plan
+from shardwright.planning import Split
 from shardwright.planning.tables import cut_table, find_tables
 from tests.graphs import language_model
 

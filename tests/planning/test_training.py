@@ -6,7 +6,9 @@ import torch
 
 from shardwright.errors import PlanError
 from shardwright.ir import Builder
-from shardwright.planning import Plan, Split, as_step, plan, step_of
+from shardwright.planner import plan
+from shardwright.planning import Plan, Split, as_step
+from shardwright.planning.assemble import step_of
 from shardwright.planning.forward import forward_view
 from shardwright.planning.plan import assignments
 from shardwright.planning.training import measure_training

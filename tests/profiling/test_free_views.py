@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from shardwright.costs.views import moves_nothing
 from shardwright.ir import Builder
-from shardwright.profiling.views import moves_nothing
 from tests.steps import language_step
 
 X = (4, 6)

@@ -5,10 +5,10 @@ import time
 import pytest
 import torch
 
+from shardwright.clusters import Cluster
+from shardwright.clusters.cluster_file import KINDS, ROOTED
 from shardwright.comm.collectives import combine
 from shardwright.errors import DeviceError, ProfileError
-from shardwright.layout import Cluster
-from shardwright.layout.cluster_file import KINDS, ROOTED
 from shardwright.profiling import links, profile_links
 from shardwright.profiling.link_process import measured, operation
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
+from shardwright.clusters import Cluster, Links
 from shardwright.errors import DeviceError, ProfileError
-from shardwright.layout import Cluster, Links
 from shardwright.profiling import machine, profile_cluster, profile_device
 
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from shardwright.costs.gradients import needing_gradients, trained_parameters
+from shardwright.costs.granularity import unit_graph, units
+from shardwright.costs.timing import Timing
 from shardwright.errors import ProfileError
 from shardwright.ir import Builder, IRGraph, Source
 from shardwright.profiling.clock import REPEATS, computing_threads, median_seconds
-from shardwright.profiling.gradients import needing_gradients, trained_parameters
-from shardwright.profiling.granularity import unit_graph, units
 from shardwright.profiling.measure import Settings, alone, measure
-from shardwright.profiling.timing import Timing
 from tests.graphs import language_model
 
 CPU = torch.device("cpu")

@@ -1,7 +1,7 @@
 import torch
 
+from shardwright.costs.gradients import needing_gradients, trained_parameters
 from shardwright.ir import Builder
-from shardwright.profiling.gradients import needing_gradients, trained_parameters
 from tests.steps import language_step
 
 

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from benchmarks.models import GPT, Block
+from shardwright.costs.profile import Profile
 from shardwright.errors import DeviceError, ProfileError
 from shardwright.ir import Builder, IRGraph
 from shardwright.profiling import measure as measuring
 from shardwright.profiling import profile, profile_network
-from shardwright.profiling.profile import Profile
 from shardwright.tracing import capture, compile_ir, empty_weights
 from tests.graphs import language_model
 from tests.runtime.programs import gpt, tokens

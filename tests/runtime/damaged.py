@@ -28,12 +28,12 @@ import torch
 from torch import Tensor, nn
 
 import shardwright as sw
+from shardwright.costs.cache import Cache
+from shardwright.costs.tasks import TaskTimes
+from shardwright.costs.timing import Timing
 from shardwright.errors import ShardwrightError
 from shardwright.pipeline.paramfiles import find_weights, open_paramfile, write_paramfile
-from shardwright.profiling.cache import Cache
-from shardwright.profiling.tasks import TaskTimes
-from shardwright.profiling.timing import Timing
-from shardwright.runtime.logs import JsonLines
+from shardwright.training.logs import JsonLines
 from tests.pipeline.damage import spoil, spoil_bytes, spoil_zip
 
 X = torch.arange(24.0).reshape(4, 6).sin()

@@ -27,7 +27,8 @@ from shardwright.pipeline import (
     TensorInfo,
     Training,
 )
-from shardwright.schedule import make_schedule, schedule_info
+from shardwright.pipeline.schedule_file import schedule_info
+from shardwright.schedules import make_schedule
 from tests.runtime.sketch import Sketch
 
 ROWS, WIDTH = 8, 3

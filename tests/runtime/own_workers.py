@@ -22,7 +22,7 @@ def fork_servers(driver: int | None = None) -> list[int]:
     return [
         pid
         for pid in children(driver or os.getpid())
-        if "shardwright.runtime.fork_server" in _read(Path(f"/proc/{pid}/cmdline"))
+        if "shardwright.launch.fork_server" in _read(Path(f"/proc/{pid}/cmdline"))
     ]
 
 

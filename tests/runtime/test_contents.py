@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from shardwright.engine.slot import make_slot
+from shardwright.engine.slot_steps import constants_of
 from shardwright.errors import WeightError
 from shardwright.pipeline import Pipeline, StateOrigin, TensorInfo
 from shardwright.runtime.contents import READ, WRITE, Contents, write
-from shardwright.runtime.slot import make_slot
-from shardwright.schedule.slot_steps import constants_of
 from tests.runtime.sketch import Sketch, identity
 
 WHOLE = torch.arange(12.0).reshape(4, 3)

@@ -15,11 +15,11 @@ import torch
 import shardwright as sw
 from shardwright.errors import PlanError, RunError, ShardwrightError, WeightError
 from shardwright.pipeline.paramfiles import find_weights
-from shardwright.runtime.checkpoint import RATES
-from shardwright.runtime.dcp import INDEX
-from shardwright.runtime.logs import JsonLines
 from shardwright.tracing.rates import Rates
 from shardwright.tracing.step import Rate
+from shardwright.training.checkpoint import RATES
+from shardwright.training.dcp import INDEX
+from shardwright.training.logs import JsonLines
 from tests.runtime.damaged import STEPS, graph, survey, train
 
 COUNT = 12

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import shardwright as sw
+from shardwright.engine import compiling
 from shardwright.errors import WorkerError
-from shardwright.runtime import compiling
 
 
 class Solves(nn.Module):

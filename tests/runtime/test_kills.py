@@ -21,10 +21,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardwright.runtime import state_dict
+from shardwright.training import state_dict
+from tests.launch.test_processes import wait_until
 from tests.runtime.drivers import ROOT
 from tests.runtime.own_workers import fork_servers, workers
-from tests.runtime.test_processes import wait_until
 
 DRIVER = """
 import gc, os, random, sys, time

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import shardwright as sw
-from shardwright.runtime.operators import Sources, load_operators, sources_for_workers
+from shardwright.launch.operators import Sources, load_operators, sources_for_workers
 from tests.runtime import operators
 from tests.runtime.custom_matmul import Model
 from tests.runtime.sketch import chain

@@ -7,18 +7,20 @@ import pytest
 import torch
 from torch import nn
 
+from shardwright.building import build
 from shardwright.ir import IRGraph
 from shardwright.pipeline import Pipeline
 from shardwright.pipeline import check as check_file
-from shardwright.planning import Plan, plan
-from shardwright.planning.make import POLICIES
+from shardwright.planner import plan
+from shardwright.planner.make import POLICIES
+from shardwright.planning import Plan
 from shardwright.planning.partitions.partitioners import PARTITIONERS
-from shardwright.runtime import train, verify
-from shardwright.runtime.loading import Loading
-from shardwright.runtime.program import Program
-from shardwright.schedule import KINDS
+from shardwright.runtime import verify
+from shardwright.schedules import KINDS
 from shardwright.tracing import capture
-from shardwright.transform import build
+from shardwright.training import train
+from shardwright.training.loading import Loading
+from shardwright.training.program import Program
 from tests.rounding import BITS
 from tests.runtime.programs import GPT, gpt, tokens
 from tests.turns import rotated

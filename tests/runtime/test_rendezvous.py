@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from shardwright.errors import WorkerError
-from shardwright.runtime import Runner, torchrun
-from shardwright.runtime.connection import Answered, from_bytes, to_bytes
-from shardwright.runtime.host import Reply
-from shardwright.runtime.torchrun import Rank
+from shardwright.launch import torchrun
+from shardwright.launch.connection import Answered, from_bytes, to_bytes
+from shardwright.launch.host import Reply
+from shardwright.launch.torchrun import Rank
+from shardwright.runtime import Runner
 from tests.runtime.own_workers import fork_servers, workers
 from tests.runtime.sketch import chain, chain_result
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from shardwright.runtime import train
+from shardwright.training import train
 from tests.runtime.programs import GPT, WIDTH, Trained, tokens
 
 STEPS, BEFORE = 5, 3

@@ -19,11 +19,11 @@ from shardwright.errors import (
     WeightError,
     WorkerError,
 )
+from shardwright.launch.host import Reply
 from shardwright.pipeline import Pipeline, check
-from shardwright.runtime.host import Reply
 from shardwright.runtime.runner import Runner
 from shardwright.runtime.session import Session
-from shardwright.schedule import KINDS
+from shardwright.schedules import KINDS
 from tests.runtime import operators  # noqa: F401
 from tests.runtime.linear_step import ROWS, WIDTH, LinearModel, batches, linear_step
 from tests.runtime.sketch import Sketch, chain

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from shardwright.errors import RunError, WorkerError
-from shardwright.runtime.processes import Processes
+from shardwright.launch.processes import Processes
 from shardwright.runtime.session import Session
+from tests.launch.test_processes import wait_until
+from tests.launch.test_torchrun import torchrun
 from tests.runtime import operators, own_workers
 from tests.runtime.linear_step import ROWS, WIDTH, LinearModel, batches, linear_step, weight
-from tests.runtime.test_processes import wait_until
 from tests.runtime.test_session import LR, assert_close, assert_trains, evaluation, model_of
-from tests.runtime.test_torchrun import torchrun
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from shardwright.errors import InputError, PlanError
-from shardwright.runtime import TrainResult, train
+from shardwright.training import TrainResult, train
 from tests.runtime.programs import Trained, gpt, perceptron, rows, tokens
-from tests.runtime.test_trainer import assert_alike, assert_close
+from tests.training.test_trainer import assert_alike, assert_close
 
 MESHES = [
     {},

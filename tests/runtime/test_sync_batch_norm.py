@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from shardwright.runtime import TrainResult, train
-from tests.runtime.test_trainer import assert_close
+from shardwright.training import TrainResult, train
+from tests.training.test_trainer import assert_close
 
 MESHES = [{"data": 2}, {"data": 4}, {"pipeline": 2, "data": 2}, {"data": 2, "tensor": 2}]
 SIZES = (8, 8, 5, 8)

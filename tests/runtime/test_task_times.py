@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch.nn import functional
 
+from shardwright.building import build
+from shardwright.compiler import lower
+from shardwright.costs import TaskTimes
 from shardwright.errors import ProfileError
-from shardwright.exec import lower
 from shardwright.pipeline import Pipeline
-from shardwright.planning import plan
-from shardwright.profiling import TaskTimes
+from shardwright.planner import plan
 from shardwright.runtime.task_times import profile_tasks, small_step
 from shardwright.tracing import compile_ir
-from shardwright.transform import build
 from tests.graphs import language_model
 from tests.runtime.programs import gpt, tokens
 from tests.runtime.sketch import chain

@@ -2,8 +2,8 @@
 
 import pytest
 
-from shardwright.layout import Cluster, Link, Links
-from shardwright.planning import plan
+from shardwright.clusters import Cluster, Link, Links
+from shardwright.planner import plan
 from shardwright.planning.partitions.partitioners import PARTITIONERS
 from tests.runtime.test_training_by_plan import captured, check
 

@@ -8,14 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from shardwright.dimops.catalog import dimop_of
+from shardwright.clusters import Cluster, DeviceModel
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
-from shardwright.layout import Cluster, DeviceModel
-from shardwright.planning import Plan, Split, plan, step_of
-from shardwright.runtime import TrainResult, train
-from shardwright.runtime.loading import Loading
-from shardwright.runtime.program import Program
+from shardwright.ops.catalog import dimop_of
+from shardwright.planner import plan
+from shardwright.planning import Plan, Split
+from shardwright.planning.assemble import step_of
+from shardwright.training import TrainResult, train
+from shardwright.training.loading import Loading
+from shardwright.training.program import Program
 from tests.runtime.programs import Trained, gpt, perceptron, rows, tokens, trained
 
 

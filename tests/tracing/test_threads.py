@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import optimizer as optimizers
 
 import shardwright as sw
-from shardwright.ir.torch_internals import NO_GRAD_WRAPPER
+from shardwright.torch_internals import NO_GRAD_WRAPPER
 
 X = torch.arange(32.0).view(4, 8) / 32
 

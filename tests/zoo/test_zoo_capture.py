@@ -8,7 +8,7 @@ from tests.tracing.equality import assert_equal_trees
 
 pytest.importorskip("transformers")
 
-from tests.exec.running import assert_close
+from tests.compiler.running import assert_close
 from tests.rounding import BITS
 from tests.zoo.captures import single
 from zoo.models import BY_NAME, MODELS

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from shardwright.autodiff.vjp import Vjps
 from shardwright.tracing import capture
-from shardwright.transform.vjp import Vjps
-from tests.transform.derivatives import distance, run, with_gradients
+from tests.building.derivatives import distance, run, with_gradients
 
 pytest.importorskip("transformers")
 

@@ -5,9 +5,9 @@ from functools import cache
 import pytest
 import torch
 
-from shardwright.exec.passes.pipeline import prepare
-from tests.exec.allocated import peak_of
-from tests.exec.running import assert_close, planned, run_nodes, run_plan
+from shardwright.compiler.passes.pipeline import prepare
+from tests.compiler.allocated import peak_of
+from tests.compiler.running import assert_close, planned, run_nodes, run_plan
 from tests.rounding import BITS
 from tests.zoo.captures import single
 from zoo.models import BY_NAME

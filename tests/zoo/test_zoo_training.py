@@ -8,12 +8,12 @@ from functools import cache
 import pytest
 import torch
 
-from shardwright.exec.bind import plan_graph
-from shardwright.exec.passes.pipeline import prepare
-from shardwright.exec.step import whole_step
+from shardwright.compiler.bind import plan_graph
+from shardwright.compiler.passes.pipeline import prepare
+from shardwright.compiler.step import whole_step
 from shardwright.tracing import capture_step
-from tests.exec.allocated import peak_of
-from tests.exec.passes.rewritten import rewritten
+from tests.compiler.allocated import peak_of
+from tests.compiler.passes.rewritten import rewritten
 
 pytest.importorskip("transformers")
 

@@ -10,9 +10,9 @@ from functools import cache
 import pytest
 import torch
 
-from shardwright.planning import plan
+from shardwright.planner import plan
 from shardwright.tracing import compile_ir
-from tests.transform.step_runs import StepRun
+from tests.building.step_runs import StepRun
 
 pytest.importorskip("transformers")
 

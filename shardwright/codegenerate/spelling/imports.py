@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import sys
 
-from shardwright.dimops import registered
 from shardwright.ir import WITH_BACKWARD
 from shardwright.ir.operators import is_built_in
-from shardwright.ir.torch_internals import registering_module
+from shardwright.ops import registered
+from shardwright.torch_internals import registering_module
 
 LINES = {
     "torch": "import torch",

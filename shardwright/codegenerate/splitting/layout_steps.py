@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from shardwright.errors import CodegenError
-from shardwright.layout import Partial, Placement, Replicate, Shard, Step
-from shardwright.layout.ranges import Ranges
+from shardwright.sharding import Partial, Placement, Replicate, Shard, Step
+from shardwright.sharding.ranges import Ranges
 
 
 class Collective(NamedTuple):

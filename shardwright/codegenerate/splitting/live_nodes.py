@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from shardwright.clusters import Mesh
 from shardwright.codegenerate.splitting.collectives import ALONE
 from shardwright.codegenerate.splitting.split_holdings import StageHoldings
 from shardwright.errors import CodegenError
 from shardwright.ir import IRGraph, IRNode
-from shardwright.layout import Mesh
 
 
 def live_nodes(

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from shardwright.building.slots import SlotGraph
 from shardwright.codegenerate.stage import Port, Stage
 from shardwright.ir import Builder, IRGraph, IRNode
-from shardwright.layout.ranges import Ranges, whole
-from shardwright.transform.slots import SlotGraph
+from shardwright.sharding.ranges import Ranges, whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What the slots of split stages hold, with collectives as nodes and borders as ports.
 
-As `shardwright.transform.holdings`, where communications stand between tasks; here they stand in
+As `shardwright.building.holdings`, where communications stand between tasks; here they stand in
 the slots' graphs, and autograd goes through them. What always holds of gradients, along each axis:
 
     value       its gradient
@@ -24,21 +24,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from shardwright.building.holdings import Holding, Holdings
+from shardwright.building.slots import SlotGraph
+from shardwright.clusters import Mesh
 from shardwright.codegenerate.splitting.layout_steps import collectives
 from shardwright.ir import IRValue, Scope
 from shardwright.ir.dtypes import torch_dtype
-from shardwright.layout import (
-    Layout,
-    Mesh,
-    Partial,
-    Replicate,
-    Shard,
-    Step,
-)
-from shardwright.layout.ranges import Ranges, shape_of, whole
 from shardwright.planning.mesh import DATA
-from shardwright.transform.holdings import Holding, Holdings
-from shardwright.transform.slots import SlotGraph
+from shardwright.sharding import Layout, Partial, Replicate, Shard, Step
+from shardwright.sharding.ranges import Ranges, shape_of, whole
 
 Exchange = Mapping[str, int]
 """The nodes of one collective: its node on each slot."""

@@ -1,6 +1,6 @@
 """Nodes of split stages, written so that autograd's gradients of what they read are right.
 
-As `shardwright.transform.nodes`, with a collective wherever a slot's own backward would make less
+As `shardwright.building.nodes`, with a collective wherever a slot's own backward would make less
 than the gradient that `split_holdings` promises:
 
     a whole that parts read       each slot makes the part that goes through its own work:
@@ -17,14 +17,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shardwright.building.holdings import Holding
+from shardwright.building.nodes import NodeWriter, Parts, Written
+from shardwright.clusters import Mesh
 from shardwright.codegenerate.splitting.split_holdings import StageHoldings
-from shardwright.dimops.catalog import dimop_of
 from shardwright.ir import IRNode, IRValue
-from shardwright.layout import Mesh, Partial, Replicate
+from shardwright.ops.catalog import dimop_of
 from shardwright.planning.plan import Assignment
 from shardwright.planning.splitting.axes import Axis
-from shardwright.transform.holdings import Holding
-from shardwright.transform.nodes import NodeWriter, Parts, Written
+from shardwright.sharding import Partial, Replicate
 
 
 @dataclass

@@ -22,6 +22,10 @@ from dataclasses import replace
 
 import msgspec
 
+from shardwright.building.ends import Ends
+from shardwright.building.holdings import Holding
+from shardwright.building.slots import SlotGraph
+from shardwright.clusters import Cluster, Mesh
 from shardwright.codegenerate.sources.numbering import partition_numbers
 from shardwright.codegenerate.sources.port_names import PortNames
 from shardwright.codegenerate.splitting.live_nodes import live_nodes
@@ -34,12 +38,9 @@ from shardwright.codegenerate.stage import Program, Stage
 from shardwright.ir import IRGraph
 from shardwright.ir.inference import Inference
 from shardwright.ir.structure import leaves
-from shardwright.layout import Cluster, Layout, Mesh
-from shardwright.layout.ranges import format_ranges, whole
 from shardwright.planning.plan import Assignment
-from shardwright.transform.ends import Ends
-from shardwright.transform.holdings import Holding
-from shardwright.transform.slots import SlotGraph
+from shardwright.sharding import Layout
+from shardwright.sharding.ranges import format_ranges, whole
 
 
 def split_stages(

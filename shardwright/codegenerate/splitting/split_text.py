@@ -13,7 +13,7 @@ from shardwright.codegenerate.spelling.literals import quoted
 from shardwright.codegenerate.splitting.collectives import is_collective
 from shardwright.codegenerate.stage import Program, Stage
 from shardwright.ir import WITH_BACKWARD
-from shardwright.layout.ranges import format_ranges
+from shardwright.sharding.ranges import format_ranges
 
 BASE = "SplitStage"
 TYPE = "ClassVar[Slices]"

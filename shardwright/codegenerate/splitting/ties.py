@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from shardwright.codegenerate.stage import Stage
 from shardwright.errors import CodegenError
-from shardwright.layout.ranges import Ranges, format_ranges, whole
+from shardwright.sharding.ranges import Ranges, format_ranges, whole
 
 
 def check_ties(partitions: Sequence[Sequence[Stage]]) -> None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from shardwright.codegenerate.expression import Expression
-from shardwright.codegenerate.spelling import Mode, is_typed, spell
+from shardwright.codegenerate.spelling.call import Mode
 from shardwright.codegenerate.spelling.literals import listed, quoted
+from shardwright.codegenerate.spelling.spell import is_typed, spell
 from shardwright.codegenerate.writing.body import write_body
 from shardwright.codegenerate.writing.classes import Classes
 from shardwright.codegenerate.writing.hints import Act, wanted_names

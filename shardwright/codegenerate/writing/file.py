@@ -9,7 +9,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from shardwright.codegenerate.spelling import module_of
+from shardwright.codegenerate.spelling.imports import module_of
 from shardwright.codegenerate.spelling.literals import described
 from shardwright.codegenerate.splitting.pasting import pasted, taken_names
 from shardwright.codegenerate.splitting.split_text import is_split, slices_table, support_names

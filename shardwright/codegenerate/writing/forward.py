@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Mapping
 
 from shardwright.codegenerate.expression import Expression
-from shardwright.codegenerate.spelling import Mode, is_typed, spell
+from shardwright.codegenerate.spelling.call import Mode
+from shardwright.codegenerate.spelling.spell import is_typed, spell
 from shardwright.codegenerate.splitting.collectives import is_collective, spell_collective
 from shardwright.codegenerate.stage import Program
 from shardwright.codegenerate.writing.backwards import spell_with_backward

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from shardwright.dimops.bound import Flow
+from shardwright.ops.bound import Flow
 from shardwright.planning.automatic.candidates import Found
 from shardwright.planning.explanation import Alternative, SplitReason
 from shardwright.planning.plan import Assignment, Split, Terms

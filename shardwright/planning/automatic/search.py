@@ -18,8 +18,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from shardwright.clusters import Cluster
+from shardwright.costs.worker_time import worker_seconds
 from shardwright.errors import PlanError
-from shardwright.layout import Cluster
 from shardwright.planning.automatic.candidates import Asked, Candidate, Found
 from shardwright.planning.automatic.cutting import Line, cuts, first_readers
 from shardwright.planning.automatic.nearest import nearest_text
@@ -34,7 +35,6 @@ from shardwright.planning.prediction.sums import sums_of
 from shardwright.planning.prediction.timing import order_of
 from shardwright.planning.prediction.update import update_seconds
 from shardwright.planning.training import Options
-from shardwright.planning.worker_time import worker_seconds
 
 ENOUGH = 1.01
 BUBBLE = 0.4

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from shardwright.layout import Cluster, Mesh
+from shardwright.clusters import Cluster, Mesh
 from shardwright.planning.mesh import DATA, PIPELINE
 
 TENSOR = "tensor"

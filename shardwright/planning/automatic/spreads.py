@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from shardwright.clusters import Cluster
+from shardwright.costs.cost import Costs
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
-from shardwright.layout import Cluster
 from shardwright.planning.automatic.shapes import Shape
 from shardwright.planning.follow import Annotations
 from shardwright.planning.mesh import DATA, compatible
@@ -23,7 +24,6 @@ from shardwright.planning.prediction.spread import Spread
 from shardwright.planning.prediction.spreading import spread_over
 from shardwright.planning.splits import SPLITTERS, TAKES_APART, TakingApart
 from shardwright.planning.splitting.layouts import best_splits
-from shardwright.profiling.cost import Costs
 
 SEVERAL = 2
 """Microbatches that stand for any number of more than one."""

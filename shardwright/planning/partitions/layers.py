@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from shardwright.costs import Costs, Layer
+from shardwright.costs.granularity import BasicBlocks, units
 from shardwright.ir import IRGraph, IRValue
 from shardwright.planning.forward import forward_view
 from shardwright.planning.partitions.metis import policy_nodes
 from shardwright.planning.partitions.partition import Partition
 from shardwright.planning.parts import PolicyNode
-from shardwright.profiling import Costs, Layer
-from shardwright.profiling.granularity import BasicBlocks, units
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,7 +116,7 @@ def layer_graph(
     weights: Iterable[Layer] = (),
     costs: Costs | None = None,
 ) -> LayerGraph:
-    """The layers of a graph, ``depth`` modules down (`profiling.granularity.units`).
+    """The layers of a graph, ``depth`` modules down (`costs.granularity.units`).
 
     ``basic_blocks`` are classes of modules, or their names, that are one layer wherever they stand.
     A layer has the weight that was measured of its nodes, or of a layer of its name. Raises

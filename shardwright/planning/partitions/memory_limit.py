@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from shardwright.planning.partitions.shares import Shares
-from shardwright.schedule import make_schedule
+from shardwright.schedules import make_schedule
 
 
 @dataclass(frozen=True, slots=True)

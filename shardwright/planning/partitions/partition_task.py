@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from shardwright.clusters import Cluster, Links
+from shardwright.costs import Analytic, Costs
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.ir.steps import is_step
-from shardwright.layout import Cluster, Links
 from shardwright.planning.forward import forward_view
 from shardwright.planning.given import check_cluster, check_count, check_graph, check_memory
 from shardwright.planning.partitions.memory_limit import MemoryLimit, lacking
@@ -26,7 +27,6 @@ from shardwright.planning.partitions.shares import Shares
 from shardwright.planning.partitions.workload import Workload, workload_of
 from shardwright.planning.pipeline import check_stages
 from shardwright.planning.training import held_bytes
-from shardwright.profiling import Analytic, Costs
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from itertools import accumulate, pairwise
 
 import msgspec
 
+from shardwright.clusters import Cluster, Mesh
+from shardwright.costs import Costs
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.ir.steps import is_step
-from shardwright.layout import Cluster, Mesh
 from shardwright.planning.assemble import make_plan
 from shardwright.planning.copies import Copy, with_copies
 from shardwright.planning.mesh import DATA, PIPELINE, split_nodes
@@ -43,7 +44,6 @@ from shardwright.planning.training import (
     training_plan,
     with_prepared,
 )
-from shardwright.profiling import Costs
 
 PIPEDREAM = "pipedream"
 

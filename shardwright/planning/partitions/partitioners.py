@@ -18,9 +18,10 @@ from collections.abc import Callable, Mapping
 from operator import truediv
 from typing import cast, overload
 
+from shardwright.clusters import Cluster
+from shardwright.costs import Costs
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
-from shardwright.layout import Cluster
 from shardwright.planning.batch import batch_rows
 from shardwright.planning.given import check_devices
 from shardwright.planning.partitions.contiguous import contiguous, recut, stages_between
@@ -48,7 +49,6 @@ from shardwright.planning.partitions.refine import refine
 from shardwright.planning.partitions.shares import Shares
 from shardwright.planning.partitions.weighed import RECUT, REFINED, weighed_stages
 from shardwright.planning.partitions.workload import Workload
-from shardwright.profiling import Costs
 
 # --- policies -------------------------------------------------------------------------------------
 

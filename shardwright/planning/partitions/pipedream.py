@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardwright.clusters import Cluster
 from shardwright.errors import PlanError
-from shardwright.layout import Cluster
 from shardwright.planning.partitions.chains import TOLERANCE, Table, Tables
 from shardwright.planning.partitions.contiguous import cut_places, range_tables
 from shardwright.planning.partitions.memory_limit import MemoryLimit, lacking

@@ -19,14 +19,14 @@ from typing import NamedTuple
 
 import torch
 
+from shardwright.clusters import Links
+from shardwright.costs import Costs
+from shardwright.costs.gradients import needing_gradients, trained_parameters
+from shardwright.costs.operations import FREE
+from shardwright.costs.saved import saved_for_backward, view_bases
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.operators import resolve
-from shardwright.layout import Links
 from shardwright.planning.plan import label_of
-from shardwright.profiling import Costs
-from shardwright.profiling.gradients import needing_gradients, trained_parameters
-from shardwright.profiling.operations import FREE
-from shardwright.profiling.saved import saved_for_backward, view_bases
 
 
 class Sent(NamedTuple):

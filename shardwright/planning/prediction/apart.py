@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
+from shardwright.costs.operations import FREE
+from shardwright.costs.saved import saved_for_stored
 from shardwright.ir import IRGraph
-from shardwright.profiling.operations import FREE
-from shardwright.profiling.saved import saved_for_stored
 
 PASSING = FREE | {"aten.add.Tensor"}
 """Operators whose gradients are those of what they make, seen otherwise."""

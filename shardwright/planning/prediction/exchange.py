@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwright.clusters import Cluster
+from shardwright.clusters.links import Link
+from shardwright.costs.worker_time import worker_seconds
 from shardwright.errors import PlanError
-from shardwright.layout import Cluster
-from shardwright.layout.links import Link
 from shardwright.planning.prediction.sums import Sums
 from shardwright.planning.prediction.timing import Number, Passing, StageTimes, Traffic
-from shardwright.planning.worker_time import worker_seconds
 
 Messages = Mapping[tuple[int, int], tuple[Number, Number]]
 """How many messages, and of how many bytes, by the stage that gives and the one that takes."""

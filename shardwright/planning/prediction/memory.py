@@ -21,7 +21,7 @@ from shardwright.planning.prediction.source import Floats, Integers
 from shardwright.planning.prediction.sums import Sums, added, distinct, gathered_gradients
 from shardwright.planning.prediction.timing import Order
 from shardwright.planning.training import Options
-from shardwright.schedule.held import Held, waits_inside
+from shardwright.schedules.held import Held, waits_inside
 
 __all__ = ["SlotMemory", "left_for_activations", "rank_memory"]
 

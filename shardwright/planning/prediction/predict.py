@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from shardwright.clusters import Cluster, DeviceModel
+from shardwright.costs.cost import Analytic, Costs
 from shardwright.ir import IRGraph
-from shardwright.layout import Cluster, DeviceModel
 from shardwright.planning.given import check_graph
 from shardwright.planning.mesh import DATA
 from shardwright.planning.plan import Plan, cluster_of
@@ -40,7 +41,6 @@ from shardwright.planning.prediction.timing import (
 )
 from shardwright.planning.prediction.update import rank_updates
 from shardwright.planning.training import Options
-from shardwright.profiling.cost import Analytic, Costs
 
 
 def predict(
@@ -171,7 +171,7 @@ def _dealt_out(ranks: int, options: Options, shards: Sequence[int]) -> Sequence[
 
 
 def sends_early(options: Options) -> bool:
-    """Whether gradients are sent before those of weights are made, as `transform` has it."""
+    """Whether gradients are sent before those of weights are made, as `building` has it."""
     return options.recompute == "none"
 
 

@@ -19,25 +19,17 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardwright.clusters import Cluster, DeviceModel, Mesh
+from shardwright.costs.cost import Costs
+from shardwright.costs.operations import ADD_PASSES
 from shardwright.ir.dtypes import torch_dtype
-from shardwright.layout import (
-    Cluster,
-    DeviceModel,
-    Layout,
-    Mesh,
-    Partial,
-    Replicate,
-    Shard,
-    convert,
-)
 from shardwright.planning.plan import Terms
 from shardwright.planning.prediction.segments import Place, Segment
 from shardwright.planning.prediction.source import Floats, Forward, Splits
 from shardwright.planning.prediction.spread import Alike, compute_costs
 from shardwright.planning.prediction.sums import added
 from shardwright.planning.splitting.axes import Axis, wanted
-from shardwright.profiling.cost import Costs
-from shardwright.profiling.operations import ADD_PASSES
+from shardwright.sharding import Layout, Partial, Replicate, Shard, convert
 
 
 @dataclass(frozen=True, slots=True)

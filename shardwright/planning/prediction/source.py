@@ -16,16 +16,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.dimops.bound import BoundDimop
-from shardwright.dimops.catalog import dimop_of
+from shardwright.costs.gradients import needing_gradients, trained_parameters
+from shardwright.costs.saved import saved_beside, saved_for_backward, view_bases
 from shardwright.ir import IRGraph
 from shardwright.ir.repeats import Repeat, crossing_bytes, fingerprint, repeats
+from shardwright.ops.bound import BoundDimop
+from shardwright.ops.catalog import dimop_of
 from shardwright.planning.parameters import parameters_of
 from shardwright.planning.plan import Split, Terms
 from shardwright.planning.prediction.apart import read_apart
 from shardwright.planning.prediction.segments import Segment, segments
-from shardwright.profiling.gradients import needing_gradients, trained_parameters
-from shardwright.profiling.saved import saved_beside, saved_for_backward, view_bases
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

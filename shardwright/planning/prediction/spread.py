@@ -17,6 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.costs.cost import Costs, NodeCost
+from shardwright.costs.operations import FREE
+from shardwright.costs.part import WHOLE, Part
 from shardwright.ir import IRGraph
 from shardwright.ir.operators import is_marker
 from shardwright.planning.plan import Split
@@ -29,9 +32,6 @@ from shardwright.planning.prediction.source import (
     Pairs,
     Splits,
 )
-from shardwright.profiling.cost import Costs, NodeCost
-from shardwright.profiling.operations import FREE
-from shardwright.profiling.part import WHOLE, Part
 
 
 @dataclass(frozen=True)

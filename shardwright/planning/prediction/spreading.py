@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shardwright.clusters import Cluster, Mesh
+from shardwright.costs.cost import Costs
 from shardwright.ir import IRGraph
-from shardwright.layout import Cluster, Mesh
 from shardwright.planning.assemble import planned, shards_of, step_of
 from shardwright.planning.mesh import DATA
 from shardwright.planning.plan import Assignment, Plan, assignments, check_belongs
@@ -21,7 +22,6 @@ from shardwright.planning.prediction.source import Forward, Splits
 from shardwright.planning.prediction.sources import Sources
 from shardwright.planning.prediction.spread import Alike, Spread, spread
 from shardwright.planning.training import Options
-from shardwright.profiling.cost import Costs
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from shardwright.planning.prediction.source import Floats, Integers, Pairs
 from shardwright.planning.prediction.spread import Spread
-from shardwright.schedule.held import ENOUGH_TO_WAIT
+from shardwright.schedules.held import ENOUGH_TO_WAIT
 
 
 class Sent(NamedTuple):

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.schedule import Schedule, make_schedule
-from shardwright.schedule.held import AHEAD, Rows, held_apart, held_at_once
-from shardwright.schedule.prove import execution_order
+from shardwright.schedules import Schedule, make_schedule
+from shardwright.schedules.held import AHEAD, Rows, held_apart, held_at_once
+from shardwright.schedules.prove import execution_order
 
 Number = Any
 """A float, or an array of them."""

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shardwright.layout import DeviceModel
+from shardwright.clusters import DeviceModel
+from shardwright.costs.operations import UPDATE_PASSES
+from shardwright.costs.worker_time import worker_seconds
 from shardwright.planning.prediction.source import Floats, Integers
 from shardwright.planning.prediction.spread import Spread
 from shardwright.planning.prediction.sums import added, distinct
-from shardwright.planning.worker_time import worker_seconds
-from shardwright.profiling.operations import UPDATE_PASSES
 
 COPY_PASSES = 2
 

@@ -2,7 +2,7 @@
 
 Comes in: a call's annotation, and the `Split`, `Terms` or None of one mesh axis. Goes out: an
 `Axis`, which knows the placement in which each input is read and each output made, and in which
-the gradient of an input comes out of the node's backward. `transform` writes nodes by it, and
+the gradient of an input comes out of the node's backward. `building` writes nodes by it, and
 `planning` chooses splits by it: what is planned is what is written.
 """
 
@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardwright.dimops.bound import BoundDimop, Carry, Flow
-from shardwright.layout import Layout, Partial, Placement, Replicate, Shard
+from shardwright.ops.bound import BoundDimop, Carry, Flow
 from shardwright.planning.plan import Split, Terms
+from shardwright.sharding import Layout, Partial, Placement, Replicate, Shard
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,15 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from shardwright.dimops.catalog import why_whole
+from shardwright.clusters import Cluster, Mesh
+from shardwright.costs.cost import Costs, NodeCost
+from shardwright.costs.part import Part
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
-from shardwright.layout import Cluster, Mesh
+from shardwright.ops.catalog import why_whole
 from shardwright.planning.splitting.outline import Outline, outline_of
 from shardwright.planning.splitting.strategies import Choices
 from shardwright.planning.splitting.walk import Walk, walk
-from shardwright.profiling.cost import Costs, NodeCost
-from shardwright.profiling.part import Part
 
 
 class Chosen(msgspec.Struct, frozen=True):

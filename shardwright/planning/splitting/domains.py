@@ -7,7 +7,7 @@ cheapest is left; every axis that may be left whole is, in some strategy.
 
 In training a node at the head of the graph, before which few values have a gradient, comes in
 variants: along an axis along which it and all before it is done whole, its gradients may stay terms
-of a sum, and only those of parameters are put together (`transform.gradients`).
+of a sum, and only those of parameters are put together (`building.gradients`).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.costs.cost import Costs
 from shardwright.errors import PlanError
 from shardwright.ir import IRNode
 from shardwright.ir.execute import describe_node
-from shardwright.layout import Partial
-from shardwright.layout.cuts import largest_shape
-from shardwright.layout.ranges import volume, whole
 from shardwright.planning.plan import Terms
 from shardwright.planning.splitting.outline import Outline
 from shardwright.planning.splitting.strategies import Choice, Shapes, Strategy, choices, strategy
-from shardwright.profiling.cost import Costs
+from shardwright.sharding import Partial
+from shardwright.sharding.cuts import largest_shape
+from shardwright.sharding.ranges import volume, whole
 
 HEAD = 6
 """Values with a gradient that may come before a node whose gradients may stay terms."""

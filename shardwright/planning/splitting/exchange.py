@@ -22,11 +22,11 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.layout import Replicate
-from shardwright.layout.placement import Placements
 from shardwright.planning.splitting.domains import Domain
 from shardwright.planning.splitting.prices import Prices, Table, are_partial
 from shardwright.planning.splitting.strategies import Strategy
+from shardwright.sharding import Replicate
+from shardwright.sharding.placement import Placements
 
 T = TypeVar("T")
 Numbers = NDArray[np.intp]

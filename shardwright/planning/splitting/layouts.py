@@ -24,9 +24,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from shardwright.clusters import Cluster, Mesh
+from shardwright.costs.cost import Costs
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
-from shardwright.layout import Cluster, Mesh
 from shardwright.planning.splitting.chosen import Chosen, mesh_on, price_splits
 from shardwright.planning.splitting.domains import HEAD, Domains, Offers
 from shardwright.planning.splitting.elimination import Order, elimination_order, minimise, widest
@@ -34,7 +35,6 @@ from shardwright.planning.splitting.model import Model, Objective
 from shardwright.planning.splitting.outline import Outline, outline_of
 from shardwright.planning.splitting.reasons import reasons
 from shardwright.planning.splitting.strategies import Choice, Choices
-from shardwright.profiling.cost import Costs
 
 __all__ = ["Chosen", "best_splits", "price_splits"]
 

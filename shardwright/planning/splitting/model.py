@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from shardwright.clusters import Links
 from shardwright.ir.dtypes import itemsize
-from shardwright.layout import Links
 from shardwright.planning.splitting.domains import Domain
 from shardwright.planning.splitting.elimination import Factor
 from shardwright.planning.splitting.exchange import JOINT, TOGETHER, Port, Source, Weight

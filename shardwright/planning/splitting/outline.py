@@ -11,11 +11,11 @@ import weakref
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from shardwright.dimops.bound import BoundDimop
-from shardwright.dimops.catalog import dimop_of
+from shardwright.costs.gradients import needing_gradients, trained_parameters
 from shardwright.ir import IRGraph
 from shardwright.ir.repeats import fingerprint
-from shardwright.profiling.gradients import needing_gradients, trained_parameters
+from shardwright.ops.bound import BoundDimop
+from shardwright.ops.catalog import dimop_of
 
 KEPT = 8
 """How many graphs' outlines are kept: a search asks the same few again and again."""

@@ -1,8 +1,8 @@
-"""What it takes from any layout of a tensor to any other: all of `layout.convert`'s ways at once.
+"""What it takes from any layout of a tensor to any other: all of `sharding.convert`'s ways at once.
 
 Comes in: a tensor's shape and bytes an element, the sizes and links of a mesh's axes, and the
 layouts that may occur. Goes out: `Prices`, a table of seconds between all of them, and the layouts
-on each way. The moves are those of `layout.moves`, their prices those of `convert`; shortest ways
+on each way. The moves are those of `sharding.moves`, their prices those of `convert`; shortest ways
 between all pairs are found by Floyd and Warshall's algorithm on arrays.
 
 What always holds: what the table says of two layouts is what `convert` says, up to a picosecond a
@@ -21,12 +21,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.layout import Links, Partial, Replicate, Shard
-from shardwright.layout.convert import PICOSECOND
-from shardwright.layout.cuts import largest_shape, leaves_none_empty, normal_form
-from shardwright.layout.moves import move_kind, moves
-from shardwright.layout.placement import Placement, Placements
-from shardwright.layout.ranges import Shape
+from shardwright.clusters import Links
+from shardwright.sharding import Partial, Replicate, Shard
+from shardwright.sharding.convert import PICOSECOND
+from shardwright.sharding.cuts import largest_shape, leaves_none_empty, normal_form
+from shardwright.sharding.moves import move_kind, moves
+from shardwright.sharding.placement import Placement, Placements
+from shardwright.sharding.ranges import Shape
 
 STEPS = 256
 """Picoseconds are counted in these parts, of which a step takes one: fewer steps go first."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwright.dimops.catalog import why_whole
+from shardwright.ops.catalog import why_whole
 from shardwright.planning.plan import Split, Terms
 from shardwright.planning.splitting.elimination import Factor, Table
 from shardwright.planning.splitting.model import Model

@@ -2,7 +2,7 @@
 
 Comes in: a call's annotation, the sizes of a mesh's axes, and what each axis may do with the call.
 Goes out: a `Strategy` for what the axes do together, with the placements in which inputs are read,
-outputs made, and gradients of inputs come out of the backward, as `transform` writes them
+outputs made, and gradients of inputs come out of the backward, as `building` writes them
 (`axes.Axis`).
 
 What always holds: in a strategy no slot is without a part; placements are in normal form; where two
@@ -16,15 +16,15 @@ from collections.abc import Collection, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from shardwright.dimops.bound import BoundDimop
+from shardwright.costs.part import WHOLE, Part
 from shardwright.errors import PlanError
-from shardwright.layout import Layout, Partial, Replicate, Shard
-from shardwright.layout.cuts import cuts, largest_shape, normal_form
-from shardwright.layout.placement import Placements
-from shardwright.layout.ranges import Shape
+from shardwright.ops.bound import BoundDimop
 from shardwright.planning.plan import Split, Terms
 from shardwright.planning.splitting.axes import Axis, wanted
-from shardwright.profiling.part import WHOLE, Part
+from shardwright.sharding import Layout, Partial, Replicate, Shard
+from shardwright.sharding.cuts import cuts, largest_shape, normal_form
+from shardwright.sharding.placement import Placements
+from shardwright.sharding.ranges import Shape
 
 Choice = Split | Terms | None
 """What one axis of a mesh does with a node."""

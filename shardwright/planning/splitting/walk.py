@@ -1,9 +1,9 @@
-"""The communication that a choice of splits takes, step by step, as `transform` writes it.
+"""The communication that a choice of splits takes, step by step, as `building` writes it.
 
 Comes in: a forward view, a strategy for each of its nodes, and a mesh. Goes out: every `Move`: a
 conversion step of a value, or of its gradient, with the node that it is done for and the phase.
 
-It walks as `transform` does, on layouts alone. A value is brought to a layout once, from the
+It walks as `building` does, on layouts alone. A value is brought to a layout once, from the
 cheapest that is held, and each step of the way is kept. A gradient's terms are added where they are
 made alike, and each sum is brought to where its value was made. Gradients of parameters are brought
 together once a step, where the first reader has the parameter.
@@ -16,13 +16,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from shardwright.clusters import Cluster, Mesh
 from shardwright.errors import PlanError
 from shardwright.ir import IRNode, IRValue
 from shardwright.ir.dtypes import itemsize
 from shardwright.ir.execute import describe_node
-from shardwright.layout import Cluster, Layout, Mesh, Partial, Replicate, Step, convert
-from shardwright.layout.cuts import largest_shape
-from shardwright.layout.placement import Placements
 from shardwright.planning.plan import Terms
 from shardwright.planning.splitting.outline import Outline
 from shardwright.planning.splitting.strategies import (
@@ -34,6 +32,9 @@ from shardwright.planning.splitting.strategies import (
     normal,
     strategy,
 )
+from shardwright.sharding import Layout, Partial, Replicate, Step, convert
+from shardwright.sharding.cuts import largest_shape
+from shardwright.sharding.placement import Placements
 
 Phase = Literal["forward", "backward", "once"]
 Key = tuple[Literal["value", "gradient", "new"], int, int]

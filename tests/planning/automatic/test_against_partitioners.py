@@ -2,12 +2,12 @@
 
 import pytest
 
+from shardwright.building import build
+from shardwright.clusters import Cluster, DeviceModel
+from shardwright.costs.cost import Analytic
 from shardwright.errors import PlanError
-from shardwright.layout import Cluster, DeviceModel
-from shardwright.planning import plan
-from shardwright.planning.simulation.simulate import simulate
-from shardwright.profiling.cost import Analytic
-from shardwright.transform import build
+from shardwright.planner import plan
+from shardwright.simulation.simulate import simulate
 from tests.planning.automatic.test_auto import EXHAUSTIVE, FAST, cluster, random_step
 from tests.planning.projections import transformer
 from tests.steps import image_step, language_step, trained

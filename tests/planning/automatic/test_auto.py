@@ -5,11 +5,13 @@ import random
 import pytest
 import torch
 
+from shardwright.building import build
+from shardwright.clusters import Cluster, DeviceModel, Link, Links, Mesh
+from shardwright.costs.cost import Analytic
 from shardwright.errors import PlanError
 from shardwright.ir import Builder
-from shardwright.layout import Cluster, DeviceModel, Link, Links, Mesh
-from shardwright.planning import plan
-from shardwright.planning.automatic.auto import auto_plan, write_plan
+from shardwright.planner import plan
+from shardwright.planner.auto import auto_plan, write_plan
 from shardwright.planning.automatic.candidates import SCHEDULES, Asked, Candidate
 from shardwright.planning.automatic.search import Search
 from shardwright.planning.automatic.shapes import Shape
@@ -19,8 +21,6 @@ from shardwright.planning.prediction.predict import estimate, predict
 from shardwright.planning.prediction.spreading import forward_of, spread_over
 from shardwright.planning.prediction.timing import order_of
 from shardwright.planning.training import Options
-from shardwright.profiling.cost import Analytic
-from shardwright.transform import build
 from tests.graphs import language_model
 from tests.planning.projections import transformer
 from tests.steps import finish, image_step, language_step, trained

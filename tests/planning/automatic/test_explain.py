@@ -3,14 +3,15 @@
 import msgspec
 import pytest
 
+from shardwright.clusters import Cluster
+from shardwright.costs.cost import Analytic
 from shardwright.ir import Builder
-from shardwright.layout import Cluster
-from shardwright.planning import Plan, plan
+from shardwright.planner import plan
+from shardwright.planning import Plan
 from shardwright.planning.automatic.candidates import SCHEDULES, Asked
 from shardwright.planning.automatic.search import PROMISE, Search
 from shardwright.planning.automatic.spreads import Spreads
 from shardwright.planning.explanation import Alternative
-from shardwright.profiling.cost import Analytic
 from tests.planning.automatic.test_auto import cluster
 from tests.planning.projections import transformer
 from tests.steps import image_step, trained

@@ -7,17 +7,18 @@ import pytest
 import torch
 from torch import nn
 
+from shardwright.building import build
+from shardwright.building.recompute import recompute
+from shardwright.building.step import localize_step
+from shardwright.clusters import Cluster, DeviceModel
 from shardwright.errors import PlanError
-from shardwright.layout import Cluster, DeviceModel
-from shardwright.planning import plan, step_of
+from shardwright.planner import plan
+from shardwright.planning.assemble import step_of
 from shardwright.planning.forward import forward_view
 from shardwright.planning.prediction.predict import predict
 from shardwright.planning.training import with_prepared
-from shardwright.schedule import KINDS
+from shardwright.schedules import KINDS
 from shardwright.tracing import capture_step
-from shardwright.transform import build
-from shardwright.transform.recompute import recompute
-from shardwright.transform.step import localize_step
 from tests.steps import language_step
 
 WIDTH = 32

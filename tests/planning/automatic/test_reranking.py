@@ -2,16 +2,17 @@
 
 import pytest
 
+from shardwright.building import build
+from shardwright.costs.cost import Analytic
 from shardwright.errors import GraphError
-from shardwright.planning import Plan, plan
-from shardwright.planning.automatic.auto import auto_plan
+from shardwright.planner import plan
+from shardwright.planner.auto import auto_plan
+from shardwright.planner.plan_time import simulated_seconds
+from shardwright.planning import Plan
 from shardwright.planning.automatic.candidates import Asked
 from shardwright.planning.prediction.predict import predict
-from shardwright.planning.simulation.simulate import simulate
-from shardwright.profiling.cost import Analytic
+from shardwright.simulation.simulate import simulate
 from shardwright.tracing import empty_weights
-from shardwright.transform import build
-from shardwright.transform.plan_time import simulated_seconds
 from tests.graphs import language_model
 from tests.planning.automatic.test_auto import by_prediction, cluster, random_step
 from tests.planning.projections import transformer

@@ -4,20 +4,21 @@ import msgspec
 import pytest
 import torch
 
+from shardwright.building import build
+from shardwright.clusters import CPU_CORE, GLOO, Cluster, DeviceModel
+from shardwright.costs import Analytic, NodeCost
 from shardwright.errors import PlanError
 from shardwright.ir import Builder
-from shardwright.layout import CPU_CORE, GLOO, Cluster, DeviceModel
 from shardwright.pipeline import check as check_file
-from shardwright.planning import Plan, plan, step_of
-from shardwright.planning.assemble import planned
+from shardwright.planner import plan
+from shardwright.planning import Plan
+from shardwright.planning.assemble import planned, step_of
 from shardwright.planning.partitions.partition_task import Task
 from shardwright.planning.partitions.partitioners import PARTITIONERS
-from shardwright.profiling import Analytic, NodeCost
-from shardwright.transform import build
+from tests.building.test_training_steps import check, compiled
 from tests.graphs import language_model, tokens
 from tests.planning.projections import transformer
 from tests.steps import language_step
-from tests.transform.test_training_steps import check, compiled
 from tests.walk import walk
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from shardwright.clusters import Cluster
 from shardwright.errors import PlanError
-from shardwright.layout import Cluster
 from shardwright.planning.partitions.partition import make_partition
 from shardwright.planning.partitions.partition_task import task_of
 from shardwright.planning.partitions.partitioners import (

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwright.clusters import Cluster, Link, Links
 from shardwright.errors import PlanError
-from shardwright.layout import Cluster, Link, Links
 from shardwright.planning.partitions.memory_limit import MemoryLimit
 from shardwright.planning.partitions.pipedream import pipedream
 from shardwright.planning.partitions.workload import Stored, Workload

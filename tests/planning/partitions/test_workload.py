@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from shardwright.clusters import CPU_CORE, GLOO
+from shardwright.costs import Analytic
 from shardwright.ir import Builder
-from shardwright.layout import CPU_CORE, GLOO
 from shardwright.planning.forward import forward_view
 from shardwright.planning.partitions.workload import workload_of
 from shardwright.planning.training import held_bytes
-from shardwright.profiling import Analytic
 from tests.graphs import language_model
 from tests.steps import language_step
 

@@ -7,15 +7,15 @@ from collections import defaultdict
 
 import pytest
 
-from shardwright.layout import Cluster, DeviceModel
+from shardwright.building import build
+from shardwright.clusters import Cluster, DeviceModel
+from shardwright.costs.cost import Analytic
 from shardwright.pipeline.graphs import TaskGraphs
-from shardwright.planning import plan
+from shardwright.planner import plan
 from shardwright.planning.prediction.predict import predict
 from shardwright.planning.prediction.spreading import spread_of_plan
-from shardwright.planning.simulation.simulate import simulate
-from shardwright.planning.simulation.task_work import TaskWork
-from shardwright.profiling.cost import Analytic
-from shardwright.transform import build
+from shardwright.simulation.simulate import simulate
+from shardwright.simulation.task_work import TaskWork
 from tests.planning.automatic.test_auto import FAST, random_step
 from tests.planning.projections import transformer
 from tests.steps import language_step, trained

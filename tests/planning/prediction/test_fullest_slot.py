@@ -10,13 +10,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from shardwright.layout import Cluster, DeviceModel
-from shardwright.planning import plan
+from shardwright.building import build
+from shardwright.clusters import Cluster, DeviceModel
+from shardwright.costs.cost import Analytic
+from shardwright.planner import plan
 from shardwright.planning.prediction.predict import predict
-from shardwright.planning.simulation.simulate import simulate
-from shardwright.profiling.cost import Analytic
-from shardwright.schedule import KINDS
-from shardwright.transform import build
+from shardwright.schedules import KINDS
+from shardwright.simulation.simulate import simulate
 from tests.planning.prediction.test_kept import regression
 from tests.steps import language_step
 

@@ -8,17 +8,18 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from shardwright.layout import Cluster
-from shardwright.planning import plan, step_of
+from shardwright.building.activations import demand, stages_of
+from shardwright.building.step import localize_step
+from shardwright.clusters import Cluster
+from shardwright.costs.cost import Analytic
+from shardwright.planner import plan
+from shardwright.planning.assemble import step_of
 from shardwright.planning.forward import forward_view
 from shardwright.planning.prediction.spreading import spread_of_plan
 from shardwright.planning.prediction.sums import sums_of
 from shardwright.planning.training import with_prepared
-from shardwright.profiling.cost import Analytic
-from shardwright.schedule.held import waits_inside
+from shardwright.schedules.held import waits_inside
 from shardwright.tracing import compile_ir
-from shardwright.transform.activations import demand, stages_of
-from shardwright.transform.step import localize_step
 from tests.planning.automatic.test_auto import random_step
 from tests.steps import image_step
 

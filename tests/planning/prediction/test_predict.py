@@ -1,22 +1,23 @@
-"""What plans will take: against what `transform` writes, and laws that hold for any plan."""
+"""What plans will take: against what `building` writes, and laws that hold for any plan."""
 
 import pytest
 import torch
 from torch import nn
 
+from shardwright.building.recompute import saved_bytes
+from shardwright.building.step import localize_step
+from shardwright.clusters import GLOO, Cluster
+from shardwright.costs.cost import Analytic
+from shardwright.costs.worker_time import COMPUTING
 from shardwright.errors import PlanError
-from shardwright.layout import GLOO, Cluster
-from shardwright.planning import plan, step_of
+from shardwright.planner import plan
+from shardwright.planning.assemble import step_of
 from shardwright.planning.prediction.exchange import RankLinks
 from shardwright.planning.prediction.predict import estimate, predict
 from shardwright.planning.prediction.spread import part_of
 from shardwright.planning.prediction.spreading import spread_of_plan
 from shardwright.planning.prediction.sums import sums_of
-from shardwright.planning.worker_time import COMPUTING
-from shardwright.profiling.cost import Analytic
 from shardwright.tracing import capture
-from shardwright.transform.recompute import saved_bytes
-from shardwright.transform.step import localize_step
 from tests.planning.projections import transformer
 from tests.steps import image_step, language_step, trained
 

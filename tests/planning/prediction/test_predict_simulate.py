@@ -2,12 +2,12 @@
 
 import pytest
 
-from shardwright.layout import Cluster
-from shardwright.planning import plan
+from shardwright.building import build
+from shardwright.clusters import Cluster
+from shardwright.costs.cost import Analytic
+from shardwright.planner import plan
 from shardwright.planning.prediction.predict import predict
-from shardwright.planning.simulation.simulate import simulate
-from shardwright.profiling.cost import Analytic
-from shardwright.transform import build
+from shardwright.simulation.simulate import simulate
 from tests.steps import language_step
 
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from shardwright.layout import DeviceModel
+from shardwright.clusters import DeviceModel
+from shardwright.costs.operations import UPDATE_PASSES
+from shardwright.costs.worker_time import COMPUTING
 from shardwright.planning.prediction.update import COPY_PASSES, update_seconds
-from shardwright.planning.worker_time import COMPUTING
-from shardwright.profiling.operations import UPDATE_PASSES
 
 DEVICE = DeviceModel("core", "cpu", 10**9, flops=1e9, bandwidth=1e6)
 GRADIENTS = np.array([1e6, 0.0])

@@ -1,4 +1,4 @@
-"""Schedules in time: as `schedule.simulate` lays them out, with messages, and many at once."""
+"""Schedules in time: as `schedules.simulate` lays them out, with messages, and many at once."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.planning.prediction.timing import Passing, StageTimes, Traffic, lay_out, order_of
-from shardwright.schedule import KINDS, simulate
+from shardwright.schedules import KINDS, simulate
 
 durations = st.floats(0.1, 10)
 

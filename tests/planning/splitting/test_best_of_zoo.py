@@ -2,12 +2,12 @@
 
 import pytest
 
+from shardwright.clusters import Cluster
+from shardwright.clusters.links import LINKS
+from shardwright.costs.cost import Analytic
 from shardwright.errors import PlanError
-from shardwright.layout import Cluster
-from shardwright.layout.links import LINKS
 from shardwright.planning.mesh import split_nodes
 from shardwright.planning.splitting.layouts import best_splits, price_splits
-from shardwright.profiling.cost import Analytic
 
 pytest.importorskip("transformers")
 

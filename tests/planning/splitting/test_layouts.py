@@ -7,9 +7,10 @@ from collections import Counter
 import pytest
 import torch
 
+from shardwright.clusters import Cluster, Link, Links
+from shardwright.costs.cost import Analytic
 from shardwright.errors import PlanError
 from shardwright.ir import Builder
-from shardwright.layout import Cluster, Link, Links
 from shardwright.planning.forward import forward_view
 from shardwright.planning.mesh import split_nodes
 from shardwright.planning.plan import Split
@@ -20,7 +21,6 @@ from shardwright.planning.splitting.layouts import best_splits, price_splits
 from shardwright.planning.splitting.outline import outline_of
 from shardwright.planning.splitting.walk import communications, walk
 from shardwright.planning.step import as_step
-from shardwright.profiling.cost import Analytic
 from tests.planning.projections import linear, stacked, transformer
 from tests.steps import finish, language_step, trained
 

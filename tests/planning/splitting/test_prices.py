@@ -5,20 +5,11 @@ import itertools
 import numpy as np
 import pytest
 
+from shardwright.clusters import Cluster, Link, Links, Mesh
 from shardwright.errors import PlanError
-from shardwright.layout import (
-    Cluster,
-    Layout,
-    Link,
-    Links,
-    Mesh,
-    Partial,
-    Replicate,
-    Shard,
-    convert,
-)
 from shardwright.planning.splitting.prices import Tensor, prices
 from shardwright.planning.splitting.strategies import normal
+from shardwright.sharding import Layout, Partial, Replicate, Shard, convert
 
 SLOW = Links.of(Link(3e-5, 1e8), Link(5e-5, 2e8), 1e-4)
 CASES = [

@@ -5,8 +5,9 @@ import random
 import numpy as np
 import pytest
 
+from shardwright.clusters import Cluster
+from shardwright.costs.cost import Analytic
 from shardwright.errors import PlanError
-from shardwright.layout import Cluster
 from shardwright.planning.forward import forward_view
 from shardwright.planning.splitting.chosen import mesh_on, price_splits
 from shardwright.planning.splitting.domains import Domains
@@ -14,7 +15,6 @@ from shardwright.planning.splitting.elimination import Factor, Memory, minimise
 from shardwright.planning.splitting.model import Model, Objective
 from shardwright.planning.splitting.outline import outline_of
 from shardwright.planning.step import as_step
-from shardwright.profiling.cost import Analytic
 from tests.planning.projections import linear, stacked, transformer
 from tests.steps import image_step, language_step
 

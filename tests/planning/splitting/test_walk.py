@@ -6,22 +6,24 @@ import msgspec
 import pytest
 import torch
 
+from shardwright.building.localize import localize
+from shardwright.building.step import localize_step
+from shardwright.clusters import Cluster, Mesh
+from shardwright.costs.cost import Analytic
 from shardwright.ir.dtypes import itemsize
-from shardwright.layout import Cluster, Mesh
-from shardwright.layout.ranges import volume
-from shardwright.planning import Assignment, make_plan, plan, step_of
+from shardwright.planner import plan
+from shardwright.planning import Assignment
+from shardwright.planning.assemble import make_plan, step_of
 from shardwright.planning.forward import forward_view
 from shardwright.planning.splitting.chosen import price_splits
 from shardwright.planning.splitting.layouts import best_splits
 from shardwright.planning.splitting.outline import outline_of
 from shardwright.planning.splitting.walk import communications, walk
 from shardwright.planning.unfuse import unfuse
-from shardwright.profiling.cost import Analytic
-from shardwright.transform.localize import localize
-from shardwright.transform.step import localize_step
+from shardwright.sharding.ranges import volume
+from tests.building.step_runs import StepRun
 from tests.planning.projections import linear, stacked, transformer
 from tests.steps import image_step, language_step, trained
-from tests.transform.step_runs import StepRun
 
 
 def nbytes(slot, value_id):

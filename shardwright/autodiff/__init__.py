@@ -1,0 +1,1 @@
+"""Derivatives of calls and segments, taken from torch itself, with the least that is saved."""

@@ -1,0 +1,212 @@
+"""A function of tensors as a graph of the operators that it runs below autograd.
+
+Comes in: a function, and the kinds of the tensors it takes. Goes out: a graph under construction
+with what the function called, in order, and the values that its results are. What always holds:
+nothing is computed (tensors are fake), the graph is functional and flat, and a result that is an
+argument is the argument's value. `tracing.translate` makes values of the calls, as it does of an
+exported program: it follows views and in-place writes, and drops copies that do nothing.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.fx
+
+from shardwright.errors import GraphError
+from shardwright.ir import Builder
+from shardwright.ir.dtypes import dtype_name, torch_dtype
+from shardwright.ir.kernel_results import as_kernels_make
+from shardwright.ir.values import IRValue, contiguous_strides
+from shardwright.torch_internals import (
+    FakeTensorMode,
+    OpOverload,
+    TorchDispatchMode,
+    operator_of,
+    without_autocast,
+    without_dispatch_modes,
+)
+from shardwright.tracing.emitter import Emitter
+from shardwright.tracing.memory import Place
+from shardwright.tracing.translate import Translator
+
+Function = Callable[[list[torch.Tensor]], Sequence[torch.Tensor | None]]
+
+
+class Kind(NamedTuple):
+    """What an operator may ask of a tensor without its contents; strides None: contiguous."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    strides: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, value: IRValue) -> Kind:
+        """The kind of a value."""
+        return cls(value.shape, value.dtype, value.strides)
+
+
+class Record(NamedTuple):
+    """What was recorded: ``builder.graph`` has the arguments as inputs.
+
+    ``results`` are value ids, None where the function returned None.
+    """
+
+    builder: Builder
+    results: list[int | None]
+
+
+def record(function: Function, kinds: Sequence[Kind], mode: FakeTensorMode, device: str) -> Record:
+    """Run ``function`` on fake tensors of these kinds and record its operators.
+
+    Raises CaptureError or GraphError where what it calls cannot be in a graph.
+    """
+    recorder = _Recorder()
+    with without_autocast(), mode:
+        tensors = [_fake(kind, device) for kind in kinds]
+        for tensor in tensors:
+            recorder.argument(tensor)
+        with recorder:
+            results = function(tensors)
+    recorder.graph.output([recorder.node_of(item) for item in results if item is not None])
+    builder = Builder("record")
+    translator = Translator(Emitter(builder))
+    roots = [_root(builder, translator, tensor) for tensor in tensors]
+    places: list[Place] = translator.walk(recorder.graph, roots)
+    made = iter([translator.memory.read(place).id for place in places])
+    return Record(builder, [None if item is None else next(made) for item in results])
+
+
+def _fake(kind: Kind, device: str) -> torch.Tensor:
+    strides = kind.strides or contiguous_strides(kind.shape)
+    dtype = torch_dtype(kind.dtype)
+    return torch.empty_strided(kind.shape, strides, dtype=dtype, device=device)
+
+
+def _root(builder: Builder, translator: Translator, tensor: torch.Tensor) -> Place:
+    dtype = dtype_name(tensor.dtype)
+    value = builder.input("x", tensor.shape, dtype, strides=tensor.stride())
+    return translator.memory.root(tensor, value, "input", value.name)
+
+
+def _apart(tensor: torch.Tensor) -> torch.Tensor:
+    shape, strides = tensor.shape, tensor.stride()
+    return torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
+
+
+_UNSAFE = frozenset(
+    {
+        torch.ops.aten.unsafe_split.Tensor,
+        torch.ops.aten.unsafe_split_with_sizes.default,
+        torch.ops.aten.unsafe_chunk.default,
+    }
+)
+"""Their results are taken apart: torch writes to one and reads none of the others through it."""
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes each call that reaches the kernels, as a node of an fx graph."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.graph = torch.fx.Graph()
+        self._nodes: dict[int, torch.fx.Node] = {}
+        self._kept: list[torch.Tensor] = []
+        """Tensors in play; while they live no other has their id."""
+        self._places: dict[int, tuple[torch.fx.Node, int] | None] = {}
+        """By tensor's id the node of several results, and which of them it is."""
+
+    def argument(self, tensor: torch.Tensor) -> None:
+        """Take an argument of the function."""
+        self._file(tensor, self.graph.placeholder(f"x{len(self._kept)}"))
+
+    def node_of(self, tensor: torch.Tensor) -> torch.fx.Node:
+        """The node that made a tensor. Raises GraphError where none did."""
+        if id(tensor) not in self._nodes:
+            self._constant(tensor)
+        return self._nodes[id(tensor)]
+
+    def _keep_shape(self, tensor: torch.Tensor) -> None:
+        """Let the node that made a tensor know it as it is, before it is another view of itself.
+
+        Kernels that torch composes of others transpose and unsqueeze in place what they made.
+        """
+        before = tensor.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        self._kept.append(before)
+        node, place = self._nodes[id(tensor)], self._places[id(tensor)]
+        node.meta["val"] = before
+        if place is not None:
+            parent, index = place
+            made = list(parent.meta["val"])
+            made[index] = before
+            parent.meta["val"] = tuple(made)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not isinstance(func, OpOverload) or func.namespace == "prim":
+            return func(*args, **kwargs)
+        node = self._call(func, args, kwargs)
+        if torch.Tag.inplace_view in func.tags:
+            self._keep_shape(args[0])
+        made = func(*args, **kwargs)
+        if func in _UNSAFE:
+            made = [*map(_apart, made)]
+        elif isinstance(made, tuple):
+            made = as_kernels_make(func, made, args)
+        elif isinstance(made, torch.Tensor):
+            (made,) = as_kernels_make(func, (made,), args)
+        self._file(made, node)
+        return made
+
+    def _call(
+        self, func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> torch.fx.Node:
+        given = tuple(map(self._argument, args))
+        named = {key: self._argument(item) for key, item in kwargs.items()}
+        return self.graph.create_node("call_function", func, given, named, name=operator_of(func))
+
+    def _argument(self, item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            return self.node_of(item)
+        if isinstance(item, (list, tuple)):
+            return [self._argument(one) for one in item]
+        return item
+
+    def _file(
+        self,
+        made: Any,
+        node: torch.fx.Node,
+        place: tuple[torch.fx.Node, int] | None = None,
+    ) -> None:
+        node.meta["val"] = made
+        if isinstance(made, torch.Tensor):
+            self._nodes[id(made)] = node
+            self._places[id(made)] = place
+            self._kept.append(made)
+        elif isinstance(made, (list, tuple)):
+            for i, item in enumerate(made):
+                if isinstance(item, torch.Tensor):
+                    one = self.graph.call_function(operator.getitem, (node, i))
+                    self._file(item, one, (node, i))
+
+    def _constant(self, tensor: torch.Tensor) -> None:
+        """A number that the function holds in a tensor, as a call that makes it anew."""
+        if tensor.numel() != 1 or type(tensor) is not torch.Tensor:
+            raise GraphError(
+                f"a backward reads a tensor {list(tensor.shape)} that is none of its operator's "
+                "arguments; give it to the operator as an argument"
+            )
+        with without_dispatch_modes():
+            number = tensor.item()
+        options: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
+        call = (list(tensor.shape), number)
+        self._file(tensor, self.graph.call_function(torch.ops.aten.full.default, call, options))

@@ -1,0 +1,7 @@
+"""From a graph and a plan to a pipeline."""
+
+from shardwright.building.build import build
+
+__all__ = [
+    "build",
+]

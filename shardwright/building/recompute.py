@@ -1,0 +1,240 @@
+"""Recomputation: less of the forward is kept for the backward, and done again there.
+
+Comes in: the slots of a training step. Goes out: the same slots, in whose backward the nodes of a
+block that are done again stand before the first that reads what they make, and what reads it reads
+it from there. What always holds: the same operators are called on the same tensors, so that every
+number keeps its bits (dropout too, whose mask follows from counters).
+
+    none   all that the backward reads is kept
+    full   only the inputs of each repeated layer are kept, or of the stage where nothing repeats
+    auto   as much is kept as a slot has memory for, what is cheapest to do again being given up
+           first: one price a byte on each slot, the lowest at which it fits, and of what that
+           gives up as few layers as will do
+
+What a slot has memory for is counted as the planner does: a worker that waits begins the forward
+behind the backward that it waits with, so that the tensors of one more microbatch are there
+(`schedules.held`).
+
+Under a zero-bubble schedule weight gradients come later than the backward that does nodes again;
+what they read of these is held until then, and does not count in ``memory``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from shardwright.building.activations import Block, Demand, Stage, demand, stages_of
+from shardwright.building.mincut import kept_at
+from shardwright.building.slots import Item, Localized, Place, SlotGraph
+from shardwright.errors import PlanError
+from shardwright.ir import IRGraph, IRNode
+from shardwright.planning.plan import TrainingPlan
+from shardwright.schedules import make_schedule
+from shardwright.schedules.held import Held, held_at_once, waits_inside
+
+LOWEST, HIGHEST = -1, 30
+"""Prices that are tried are 2 to the power of numbers up to the highest; at the lowest all is kept.
+A byte costs more to do again than its price only in products of a billion terms."""
+
+
+def recompute(localized: Localized, training: TrainingPlan) -> Localized:
+    """The slots with as much done again in the backward as the plan says.
+
+    Raises PlanError where a slot's activations do not fit in the plan's memory in any way.
+    """
+    if training.recompute == "none":
+        return localized
+    stages = list(stages_of(localized))
+    if training.recompute == "full":
+        chosen = {block: demand(block, ()) for stage in stages for block in stage.blocks}
+    else:
+        chosen = _Budget(training, stages).choose()
+    slots = {
+        device: _rewritten(slot, [stage for stage in stages if stage.device == device], chosen)
+        for device, slot in localized.slots.items()
+    }
+    return replace(localized, slots=slots)
+
+
+def saved_bytes(localized: Localized) -> dict[tuple[str, int], int]:
+    """The bytes that each stage on each slot keeps of a microbatch, from forward to backward."""
+    return {
+        (stage.device, stage.stage): stage.kept_bytes(
+            demand(block, block.needed) for block in stage.blocks
+        )
+        for stage in stages_of(localized)
+    }
+
+
+# --- within a budget ------------------------------------------------------------------------------
+
+
+class _Budget:
+    """Chooses what to keep so that each slot's activations fit in its memory."""
+
+    def __init__(self, training: TrainingPlan, stages: Sequence[Stage]) -> None:
+        assert training.memory is not None
+        self._memory = training.memory
+        self._stages = stages
+        self._schedule = make_schedule(
+            training.schedule,
+            ranks=len(training.slots),
+            microbatches=training.microbatches,
+            chunks=training.chunks,
+        )
+        self._solved: dict[tuple[Hashable, int], frozenset[int]] = {}
+        """What equal blocks keep at a price: positions among what they make."""
+        self._kinds = {
+            block: _kind(stage.graph, block) for stage in stages for block in stage.blocks
+        }
+
+    def choose(self) -> dict[Block, Demand]:
+        """What each block keeps and does again."""
+        chosen: dict[Block, Demand] = {}
+        for device in dict.fromkeys(stage.device for stage in self._stages):
+            chosen |= self._choose([stage for stage in self._stages if stage.device == device])
+        return chosen
+
+    def _choose(self, stages: Sequence[Stage]) -> dict[Block, Demand]:
+        """The same for the stages of one slot."""
+        graphs = [(stage.graph, block) for stage in stages for block in stage.blocks]
+
+        def at(exponent: int, count: int = len(graphs)) -> dict[Block, Demand]:
+            """The first blocks at this price, the others at the one below."""
+            return {
+                block: self._demand(graph, block, exponent if i < count else exponent - 1)
+                for i, (graph, block) in enumerate(graphs)
+            }
+
+        held = self._held(stages, at(LOWEST))
+
+        def peak(exponent: int, count: int = len(graphs)) -> float:
+            return self._peak(stages, at(exponent, count), held)
+
+        def fits(exponent: int, count: int = len(graphs)) -> bool:
+            return peak(exponent, count) <= self._memory
+
+        if fits(LOWEST):
+            return at(LOWEST)
+        if not fits(HIGHEST):
+            raise PlanError(
+                f"the activations of slot {stages[0].device!r} take "
+                f"{peak(HIGHEST):.0f} bytes even if all that can be is computed "
+                f"again, but memory is {self._memory}; give more memory, fewer or smaller "
+                "microbatches, or more slots"
+            )
+        exponent = _first(range(LOWEST + 1, HIGHEST), fits)
+        count = _first(range(1, len(graphs)), lambda count: fits(exponent, count))
+        return at(exponent, count)
+
+    def _demand(self, graph: IRGraph, block: Block, exponent: int) -> Demand:
+        """What a block keeps at a price; equal blocks are solved once."""
+        made = [value_id for node in block.nodes for value_id in node.outputs]
+        key = (self._kinds[block], exponent)
+        if exponent == LOWEST:
+            return demand(block, block.needed)
+        if key not in self._solved:
+            kept = kept_at(graph, block, 2.0**exponent)
+            self._solved[key] = frozenset(i for i, value_id in enumerate(made) if value_id in kept)
+        return demand(block, {made[i] for i in self._solved[key]})
+
+    def _held(self, stages: Sequence[Stage], everything: Mapping[Block, Demand]) -> Held:
+        """How many microbatches a slot holds at once."""
+        schedule, rank = self._schedule, self._schedule.placement[stages[0].stage]
+        kept = sum(_kept_bytes(stage, everything) for stage in stages)
+        waits = waits_inside(sum(stage.brought for stage in stages), kept)
+        waiting = held_at_once(schedule, rank, inside=True) if waits else None
+        return Held(held_at_once(schedule, rank), waiting)
+
+    def _peak(self, stages: Sequence[Stage], chosen: Mapping[Block, Demand], held: Held) -> float:
+        """The most bytes of activations that a slot holds at once."""
+        sizes = {stage.stage: _kept_bytes(stage, chosen) for stage in stages}
+        rank = self._schedule.placement[stages[0].stage]
+        return held.most([sizes.get(stage, 0) for stage in self._schedule.stages_of(rank)])
+
+
+def _kept_bytes(stage: Stage, chosen: Mapping[Block, Demand]) -> int:
+    """What a stage keeps of a microbatch."""
+    return stage.kept_bytes(chosen[block] for block in stage.blocks)
+
+
+def _first(numbers: range, holds: Callable[[int], bool]) -> int:
+    """The first number for which something holds, as it does for all after it; else the end."""
+    low, high = numbers.start, numbers.stop
+    while low < high:
+        middle = (low + high) // 2
+        if holds(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _kind(graph: IRGraph, block: Block) -> Hashable:
+    """Equal for blocks that do the same, and of whose values the same are needed and fixed."""
+    position: dict[int, int] = {}
+    found: list[Hashable] = []
+    for node in block.nodes:
+        reads = tuple(position.get(v) for v in node.inputs)
+        for value_id in node.outputs:
+            position[value_id] = len(position)
+        made = tuple(
+            (graph.values[v].shape, graph.values[v].dtype, v in block.needed, v in block.fixed)
+            for v in node.outputs
+        )
+        shapes = tuple(graph.values[v].shape for v in node.inputs)
+        found.append((node.op, reads, shapes, made))
+    return tuple(found)
+
+
+# --- doing nodes again ----------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Again:
+    """Nodes of a block to be done again before the first backward node that reads of them."""
+
+    nodes: Sequence[IRNode]
+    copies: dict[int, int] = field(default_factory=dict)
+    """Value to the value that is made again."""
+
+
+def _rewritten(
+    slot: SlotGraph, stages: Sequence[Stage], chosen: Mapping[Block, Demand]
+) -> SlotGraph:
+    """A slot whose backward does nodes again and reads what they make."""
+    waiting: dict[tuple[Place, int], _Again] = {}
+    for stage in stages:
+        for block in stage.blocks:
+            again = _Again(chosen[block].again)
+            made = (v for node in again.nodes for v in node.outputs)
+            gone = (v for v in made if v not in chosen[block].kept)
+            waiting |= dict.fromkeys(((Place("backward", stage.stage), v) for v in gone), again)
+    items: list[Item] = []
+    places: list[Place] = []
+    for item, place in zip(slot.items, slot.places, strict=True):
+        if isinstance(item, IRNode):
+            found = {v: waiting[place, v] for v in item.inputs if (place, v) in waiting}
+            for again in found.values():
+                items += _do(slot, again)
+            if found:
+                item = replace(
+                    item, inputs=[found[v].copies[v] if v in found else v for v in item.inputs]
+                )
+        items.append(item)
+        places += [place] * (len(items) - len(places))
+    return replace(slot, items=items, places=places, noted=len(slot.builder.graph.nodes))
+
+
+def _do(slot: SlotGraph, again: _Again) -> list[IRNode]:
+    """The nodes once more, unless they stand there already."""
+    if again.copies:
+        return []
+    graph = slot.builder.graph
+    before = len(graph.nodes)
+    for node in again.nodes:
+        for value_id in node.inputs:
+            again.copies.setdefault(value_id, value_id)
+        slot.builder.copy_node(graph, node, again.copies)
+    return graph.nodes[before:]

@@ -1,0 +1,286 @@
+"""The update of a training step on the slots: what stands behind its backward, node by node.
+
+A parameter belongs to the mesh that first read it. Its gradient is brought together there, in the
+layout in which it lies, and each slot of the mesh updates its slice; with ZeRO the slice is smaller
+still, as each slot along the axis ``data`` has its own. State lies as the update needs it. Whoever
+else holds the parameter gets the new contents from there, so that all copies stay the same.
+
+Clipping and the optimizers' markers become one call a slot for all of its parameters. What else
+stands there (gradients added to older ones, scaled, …) is done on each slot's slice where it works
+element by element, and on all of the tensor else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from shardwright.building.clip import limited, scaled, total_norm
+from shardwright.building.gradients import NO_GRADIENT
+from shardwright.building.holdings import Holding, Holdings
+from shardwright.building.optimizers import OPTIMIZERS, RATE_DTYPES, Tensors
+from shardwright.building.slots import SlotGraph
+from shardwright.clusters import Mesh
+from shardwright.errors import PlanError
+from shardwright.ir import IRNode, IRValue
+from shardwright.ir.operators import is_marker
+from shardwright.planning.mesh import DATA
+from shardwright.planning.parameters import is_elementwise, parameters_of
+from shardwright.planning.plan import Plan
+from shardwright.planning.step import Step
+from shardwright.sharding import Layout, Replicate, Shard
+
+
+class Totals(Protocol):
+    """Whoever brings the terms of a parameter's gradient together."""
+
+    def total(self, gradient: int, mesh: Mesh, layout: Layout) -> Holding:
+        """Their sum on a mesh in a layout."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where a parameter is updated, and how what has its shape lies there."""
+
+    mesh: Mesh
+    layout: Layout
+    shape: tuple[int, ...]
+
+    def layout_of(self, value: IRValue) -> Layout:
+        """How a value lies there; numbers are on every slot."""
+        return self.layout if value.shape == self.shape else Layout.replicated(self.mesh)
+
+
+class Update:
+    """Writes the update on the slots.
+
+    What always holds: the gradient and the state of a parameter, and the parameter's new contents,
+    lie as its `Home` says.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        plan: Plan,
+        holdings: Holdings,
+        gradients: Totals,
+        device_kind: str = "cpu",
+    ) -> None:
+        assert plan.training is not None
+        self._rate_dtype = RATE_DTYPES.get(device_kind)
+        self._graph = step.graph
+        self._zero = plan.training.zero
+        self._holdings = holdings
+        self._gradients = gradients
+        self._owners = parameters_of(step.graph)
+        self._made_by_backward = frozenset(
+            value_id
+            for node in step.graph.nodes
+            if node.op == "Backward"
+            for value_id in node.outputs
+        )
+        self._homes: dict[int, Home] = {}
+
+    def add(self, node: IRNode) -> None:
+        """Write a node that stands behind the backward. Raises PlanError for unknown markers."""
+        if node.op in OPTIMIZERS:
+            self._optimize(node)
+        elif node.op in _MARKERS:
+            _MARKERS[node.op](self, node)
+        elif is_marker(node.op):
+            raise PlanError(
+                f"{node.op} is no marker that can be split over slots; known are "
+                f"{', '.join((*OPTIMIZERS, *_MARKERS))}"
+            )
+        else:
+            self._operate(node)
+
+    # --- where things are ---------------------------------------------------------------------
+
+    def _home(self, value_id: int) -> Home:
+        """Where the parameter is updated that a value belongs to, or is."""
+        parameter = self._owners.get(value_id, value_id)
+        if parameter not in self._homes:
+            if parameter not in self._holdings.held:
+                raise PlanError(NO_GRADIENT.format(name=self._graph.values[parameter].names[0]))
+            held = self._holdings.held[parameter][0]
+            shape, layout = self._graph.values[parameter].shape, held.layout
+            if self._zero:
+                layout = split_further(layout, held.mesh, shape)
+            self._homes[parameter] = Home(held.mesh, layout, shape)
+        return self._homes[parameter]
+
+    def _at(self, value_id: int, home: Home) -> Holding:
+        """A value at a home; what the slots hold of a parameter is not loaded once more."""
+        layout = home.layout_of(self._graph.values[value_id])
+        if value_id in self._made_by_backward:
+            return self._gradients.total(value_id, home.mesh, layout)
+        if value_id in self._holdings.held:
+            return self._holdings.fetch_held(value_id, home.mesh, layout)
+        return self._holdings.fetch(value_id, home.mesh, layout)
+
+    def _gradient(self, value_id: int) -> Holding:
+        """A gradient at the home of its parameter."""
+        return self._at(value_id, self._home(value_id))
+
+    def _add(self, value_id: int, home: Home, local: Mapping[str, int]) -> None:
+        layout = home.layout_of(self._graph.values[value_id])
+        self._holdings.add(value_id, Holding(home.mesh, layout, local))
+
+    # --- markers ------------------------------------------------------------------------------
+
+    def _optimize(self, node: IRNode) -> None:
+        """New parameters and states, by one call a slot."""
+        optimizer = OPTIMIZERS[node.op]
+        count = len(node.attrs["parameters"])
+        rate, *rest = node.inputs
+        parameters, gradients, *states = _lists(rest, count)
+        assert len(states) == len(optimizer.states(node.attrs))
+        homes = [self._home(value_id) for value_id in parameters]
+        held = [
+            [self._gradient(value_id) for value_id in gradients],
+            *(
+                [self._at(value_id, home) for value_id, home in zip(ids, homes, strict=True)]
+                for ids in (parameters, *states)
+            ),
+        ]
+        made: list[dict[str, int]] = [{} for _ in node.outputs]
+        for device, slot in self._holdings.slots.items():
+            at = [i for i, home in enumerate(homes) if device in home.mesh.devices]
+            if not at:
+                continue
+            grads, olds, *old_states = (
+                [_dense(slot, holdings[i].local[device]) for i in at] for holdings in held
+            )
+            new = optimizer.write(
+                slot.builder, node.attrs, self._rate(rate, slot), grads, Tensors(olds, old_states)
+            )
+            for k, values in enumerate((new.parameters, *new.states)):
+                for i, value in zip(at, values, strict=True):
+                    made[k * count + i][device] = value.id
+        for k, value_id in enumerate(node.outputs):
+            self._add(value_id, homes[k % count], made[k])
+
+    def _rate(self, value_id: int, slot: SlotGraph) -> IRValue:
+        """The learning rate on one slot, as its kernels read it."""
+        mesh = Mesh((), (), (slot.device,))
+        held = self._holdings.fetch(value_id, mesh, Layout.replicated(mesh))
+        rate = slot.value(held.local[slot.device])
+        if self._rate_dtype is None:
+            return rate
+        return slot.builder.call("aten.to.dtype", rate, self._rate_dtype)  # type: ignore[no-any-return]
+
+    def _clip_norm(self, node: IRNode) -> None:
+        """Gradients scaled by their norm over all slots."""
+        gradients = [self._gradient(value_id) for value_id in node.inputs]
+        norm = total_norm(self._holdings, node, gradients)
+
+        def write(slot: SlotGraph, values: Sequence[IRValue]) -> Sequence[IRValue]:
+            return scaled(slot.builder, node, slot.value(norm.local[slot.device]), values)
+
+        self._on_slots(node.inputs, node.outputs[1:], gradients, write)
+
+    def _clip_value(self, node: IRNode) -> None:
+        """Gradients within limits."""
+        gradients = [self._gradient(value_id) for value_id in node.inputs]
+
+        def write(slot: SlotGraph, values: Sequence[IRValue]) -> Sequence[IRValue]:
+            return limited(slot.builder, node.attrs, values)
+
+        self._on_slots(node.inputs, node.outputs, gradients, write)
+
+    def _nothing(self, node: IRNode) -> None:
+        """Gradients begin with zeros at each step."""
+
+    def _on_slots(
+        self,
+        old: Sequence[int],
+        new: Sequence[int],
+        gradients: Sequence[Holding],
+        write: Callable[[SlotGraph, Sequence[IRValue]], Sequence[IRValue]],
+    ) -> None:
+        """Gradients in the place of others, all those of a slot by one call."""
+        made: list[dict[str, int]] = [{} for _ in new]
+        for device, slot in self._holdings.slots.items():
+            at = [i for i, holding in enumerate(gradients) if device in holding.local]
+            if at:
+                values = [slot.value(gradients[i].local[device]) for i in at]
+                for i, value in zip(at, write(slot, values), strict=True):
+                    made[i][device] = value.id
+        for before, after, local in zip(old, new, made, strict=True):
+            self._add(after, self._home(before), local)
+
+    # --- operators ----------------------------------------------------------------------------
+
+    def _operate(self, node: IRNode) -> None:
+        """An operator between markers: on slices where it works element by element."""
+        owned = next((v for v in node.inputs if v in self._owners), None)
+        if owned is not None and is_elementwise(self._graph, node):
+            self._write(node, self._home(owned))
+        else:
+            mesh = self._mesh_of(node) if owned is None else self._home(owned).mesh
+            self._write(node, Home(mesh, Layout.replicated(mesh), ()))
+
+    def _mesh_of(self, node: IRNode) -> Mesh:
+        """Where the first of a node's inputs is that is anywhere; all slots where none is."""
+        held = (self._holdings.held.get(value_id) for value_id in node.inputs)
+        found = next((holdings[0].mesh for holdings in held if holdings), None)
+        slots = self._holdings.slots
+        return found or Mesh(("slots",), (len(slots),), tuple(slots))
+
+    def _write(self, node: IRNode, home: Home) -> None:
+        """The operator on each slot of a mesh."""
+        held = [self._at(value_id, home) for value_id in node.inputs]
+        made: list[dict[str, int]] = [{} for _ in node.outputs]
+        for device in home.mesh.devices:
+            slot = self._holdings.slots[device]
+            inputs = [holding.local[device] for holding in held]
+            results = slot.builder.emit(
+                node.op, inputs, node.attrs, scopes=node.scopes, source=node.source
+            )
+            results = results if isinstance(results, list) else [results]
+            for local, value in zip(made, results, strict=True):
+                local[device] = value.id
+        for value_id, local in zip(node.outputs, made, strict=True):
+            self._add(value_id, home, local)
+
+
+_MARKERS: dict[str, Callable[[Update, IRNode], None]] = {
+    "clip_grad_norm": Update._clip_norm,
+    "clip_grad_value": Update._clip_value,
+    "zero_grad": Update._nothing,
+}
+"""Markers that are no optimizers."""
+
+
+def split_further(layout: Layout, mesh: Mesh, shape: tuple[int, ...]) -> Layout:
+    """The layout with the tensor split along the axis ``data`` too, where it can be.
+
+    Of dimensions that nothing else splits and that are long enough: one that splits evenly before
+    others, the outermost of several.
+    """
+    if DATA not in mesh.axes:
+        return layout
+    axis = mesh.axis(DATA)
+    size = mesh.sizes[axis]
+    taken = {found.dim for found in layout.placements if isinstance(found, Shard)}
+    free = [dim for dim, length in enumerate(shape) if dim not in taken and length >= size]
+    if not free or not isinstance(layout.placements[axis], Replicate):
+        return layout
+    dim = min(free, key=lambda dim: (shape[dim] % size > 0, dim))
+    return layout.replace(axis, Shard(dim)).normal(mesh, shape)
+
+
+def _dense(slot: SlotGraph, value_id: int) -> IRValue:
+    """A slot's value without gaps, in the order of its dimensions."""
+    value = slot.value(value_id)
+    if value.strides is None:
+        return value
+    return slot.builder.call("aten.contiguous.default", value)  # type: ignore[no-any-return]
+
+
+def _lists(value_ids: Sequence[int], count: int) -> Iterator[Sequence[int]]:
+    """Ids of so many parameters after another."""
+    return (value_ids[start : start + count] for start in range(0, len(value_ids), count))

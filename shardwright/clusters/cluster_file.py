@@ -1,0 +1,239 @@
+"""The file that says what a cluster is, in YAML.
+
+    hosts: 4                    or lists of names: [[a0, a1], [b0, b1]]
+    devices_per_host: 8         with a number of hosts
+    links:
+      inside: nvlink3           a name in LINKS, or
+      between: {latency: 5 us, bandwidth: 25 GB/s}
+    device: A100-80GB           a name in DEVICES, or the fields of a DeviceModel:
+    # {name: mine, kind: cuda, memory: 80 GB, flops: 16 TFLOP/s, half_flops: 250 TFLOP/s,
+    #  bandwidth: 1.7 TB/s, overhead: 5 us}
+
+Links may tell kinds of communication apart: ``start`` of a collective, ``send`` and ``collective``,
+or any of `KINDS` by its name, each with a latency and a bandwidth; those in `ROOTED` only by name,
+else they are not known. What always holds: what is
+written is read as the same; links that the slots need are never made up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, get_args
+
+import yaml
+
+from shardwright.clusters.device import DEVICES, DeviceKind, DeviceModel
+from shardwright.clusters.links import LINKS, Link, Links
+from shardwright.clusters.mesh import Group
+from shardwright.clusters.units import Quantity, written
+from shardwright.clusters.yaml_tree import Branch, read_tree
+from shardwright.errors import PlanError
+
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+ROOTED = ("broadcast", "reduce")
+KINDS = ("send", *COLLECTIVES, *ROOTED)
+"""The kinds of communication that a file may tell apart."""
+MOST_SLOTS = 10**6
+"""More than any cluster has; a number of hosts beyond that is a slip."""
+
+_DEVICE: Mapping[str, Quantity] = {
+    "memory": "bytes",
+    "flops": "operations a second",
+    "half_flops": "operations a second",
+    "bandwidth": "bytes a second",
+    "overhead": "seconds",
+}
+_LINK: Mapping[str, Quantity] = {"latency": "seconds", "bandwidth": "bytes a second"}
+
+
+class Machines(NamedTuple):
+    """What a file says; links are None where it says nothing of them, and no slot needs them."""
+
+    hosts: tuple[Group, ...]
+    device: DeviceModel
+    inside: Links | None
+    between: Links | None
+
+
+def named_slots(devices: int, per_host: int) -> tuple[Group, ...]:
+    """The slots d0, d1, … on hosts of so many each, the last with what is left."""
+    names = [f"d{i}" for i in range(devices)]
+    return tuple(tuple(names[i : i + per_host]) for i in range(0, devices, per_host))
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+
+def read_machines(text: str, file: str) -> Machines:
+    """What the text of a cluster file says. Raises PlanError, which names line and key."""
+    root = read_tree(text, file)
+    fields = root.fields(("hosts", "devices_per_host", "device", "links"))
+    hosts = _hosts(root, fields)
+    device = _device(_needed(root, fields, "device", "what each slot is"))
+    links = fields["links"].fields(("inside", "between")) if "links" in fields else {}
+    needed = {
+        "inside": (any(len(host) > 1 for host in hosts), "a host has several slots"),
+        "between": (len(hosts) > 1, f"there are {len(hosts)} hosts"),
+    }
+    for name, (is_needed, why) in needed.items():
+        if is_needed and name not in links:
+            raise fields.get("links", root).error(
+                f"there is no link {name!r}, but {why}; give links.{name} a latency and a "
+                f"bandwidth, or a name: {', '.join(LINKS)}"
+            )
+    found = {name: _links(branch) for name, branch in links.items()}
+    return Machines(hosts, device, found.get("inside"), found.get("between"))
+
+
+def _needed(at: Branch, fields: Mapping[str, Branch], key: str, meaning: str) -> Branch:
+    if key not in fields:
+        raise at.error(f"the key {key!r} is missing: {meaning}")
+    return fields[key]
+
+
+def _hosts(root: Branch, fields: Mapping[str, Branch]) -> tuple[Group, ...]:
+    hosts = _needed(root, fields, "hosts", "how many hosts, or the names of the slots of each")
+    if hosts.is_list:
+        if "devices_per_host" in fields:
+            raise fields["devices_per_host"].error("hosts names the slots already; leave this out")
+        found = tuple(tuple(item.text() for item in host.items()) for host in hosts.items())
+        if not found or not all(found):
+            raise hosts.error("found a host without slots, expected one slot or more on each host")
+        return found
+    count = hosts.count()
+    per_host = _needed(root, fields, "devices_per_host", "how many slots a host has").count()
+    if count * per_host > MOST_SLOTS:
+        raise hosts.error(f"found {count * per_host} slots, expected {MOST_SLOTS} at most")
+    return named_slots(count * per_host, per_host)
+
+
+def _device(at: Branch) -> DeviceModel:
+    if at.is_text:
+        if at.text() not in DEVICES:
+            raise at.error(f"found {at.text()!r}, expected one of {', '.join(DEVICES)}, or fields")
+        return DEVICES[at.text()]
+    fields = at.fields(("name", "kind", *_DEVICE))
+    kind = _needed(at, fields, "kind", ", ".join(get_args(DeviceKind)))
+    if kind.text() not in get_args(DeviceKind):
+        raise kind.error(
+            f"found {kind.text()!r}, expected one of {', '.join(get_args(DeviceKind))}"
+        )
+    for key in ("name", "memory", "flops", "bandwidth"):
+        _needed(at, fields, key, f"a device has name, kind, {', '.join(_DEVICE)}")
+    numbers: dict[str, Any] = {
+        key: fields[key].number(unit) for key, unit in _DEVICE.items() if key in fields
+    }
+    try:
+        return DeviceModel(fields["name"].text(), kind.text(), **numbers)  # type: ignore[arg-type]
+    except PlanError as error:
+        raise at.error(str(error)) from None
+
+
+def _links(at: Branch) -> Links:
+    if at.is_text:
+        if at.text() not in LINKS:
+            raise at.error(f"found {at.text()!r}, expected one of {', '.join(LINKS)}, or fields")
+        return LINKS[at.text()]
+    fields = at.fields(("latency", "bandwidth", "start", "collective", *KINDS))
+    each: dict[str, Any] = {
+        kind: _link(at, fields, kind) for kind in KINDS if kind not in ROOTED or kind in fields
+    }
+    start = fields["start"].number("seconds") if "start" in fields else 0.0
+    try:
+        return Links(**each, start=start)
+    except PlanError as error:
+        raise fields["start"].error(str(error)) from None
+
+
+def _link(at: Branch, fields: Mapping[str, Branch], kind: str) -> Link:
+    """The link of a kind: its own, that of all collectives, or that of everything."""
+    names = (kind, "collective") if kind in COLLECTIVES else (kind,)
+    own = next((fields[name] for name in names if name in fields), None)
+    if own is not None:
+        at, fields = own, own.fields(tuple(_LINK))
+    for key in _LINK:
+        if key not in fields:
+            raise at.error(
+                f"{kind} lacks a {key}; give {key} for all kinds of communication, or {kind}: "
+                "{latency: …, bandwidth: …}"
+            )
+    numbers = [fields[key].number(unit) for key, unit in _LINK.items()]
+    try:
+        return Link(*numbers)
+    except PlanError as error:
+        raise at.error(str(error)) from None
+
+
+# --- writing ----------------------------------------------------------------------------------
+
+
+def write_machines(machines: Machines) -> str:
+    """The text of a cluster file."""
+    both = {"inside": machines.inside, "between": machines.between}
+    links = {name: _written_links(found) for name, found in both.items() if found}
+    hosts = _written_hosts(machines.hosts)
+    return "".join(
+        (
+            _yaml(hosts, inline="devices_per_host" not in hosts),
+            _yaml({"links": links}) if links else "",
+            _yaml({"device": _written_device(machines.device)}, inline=False),
+        )
+    )
+
+
+def _yaml(document: dict[str, Any], inline: bool = True) -> str:
+    """YAML with the innermost lists and mappings on one line each, or one line a value."""
+    style = None if inline else False
+    text = yaml.safe_dump(document, sort_keys=False, default_flow_style=style, width=1000)
+    return str(text)
+
+
+def _written_hosts(hosts: Sequence[Group]) -> dict[str, Any]:
+    per_host = len(hosts[0]) if hosts else 1
+    if hosts and tuple(hosts) == named_slots(len(hosts) * per_host, per_host):
+        return {"hosts": len(hosts), "devices_per_host": per_host}
+    return {"hosts": [list(host) for host in hosts]}
+
+
+def links_text(links: Links) -> str:
+    """Links as a file says them, on one line."""
+    return _on_a_line(_written_links(links))
+
+
+def _on_a_line(found: str | dict[str, Any]) -> str:
+    """A name as it is, or fields in braces."""
+    text = yaml.safe_dump(found, sort_keys=False, default_flow_style=True, width=1000)
+    return found if isinstance(found, str) else str(text).strip()
+
+
+def device_text(device: DeviceModel) -> str:
+    """A device as a file says it, on one line."""
+    return _on_a_line(_written_device(device))
+
+
+def _written_device(device: DeviceModel) -> str | dict[str, str]:
+    if DEVICES.get(device.name) == device:
+        return device.name
+    numbers = {key: getattr(device, key) for key in _DEVICE}
+    return {"name": device.name, "kind": device.kind} | {
+        key: written(number, _DEVICE[key]) for key, number in numbers.items() if number is not None
+    }
+
+
+def _written_links(links: Links) -> str | dict[str, Any]:
+    for name, known in LINKS.items():
+        if known == links:
+            return name
+    each = {kind: getattr(links, kind) for kind in ("send", *COLLECTIVES)}
+    told = {kind: link for kind in ROOTED if (link := getattr(links, kind)) is not None}
+    rooted: dict[str, Any] = {kind: _written_link(link) for kind, link in told.items()}
+    start = {"start": written(links.start, "seconds")} if links.start else {}
+    if len(set(each.values())) == 1:
+        return _written_link(links.send) | start | rooted
+    if len({each[kind] for kind in COLLECTIVES}) == 1:
+        each = {"send": links.send, "collective": links.all_gather}
+    return start | {kind: _written_link(link) for kind, link in each.items()} | rooted
+
+
+def _written_link(link: Link) -> dict[str, str]:
+    return {key: written(getattr(link, key), unit) for key, unit in _LINK.items()}

@@ -1,0 +1,279 @@
+"""`SynchronousPipeline`: generated partitions as one module, run in this process by GPipe.
+
+Comes in: the dict that ``create_pipeline_configuration`` of a generated file gives. Goes out: a
+module that is called as the model is. What always holds: its parameters and buffers are those of
+the stages, under the model's names; a call has ended when it returns; gradients are what the model
+gives for the same microbatches.
+
+On the CPU each stage has a thread. Where a stage lies on a GPU, is a slot of a split one, or there
+is one microbatch, the caller's thread asks for everything in GPipe's order: GPUs work beside it by
+themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from shardwright.codegenerate.captured_shapes import captured_shapes, check_shapes
+from shardwright.codegenerate.differentiable import call_stages
+from shardwright.codegenerate.gpipe import Call
+from shardwright.codegenerate.microbatching import Cutting, Reduction
+from shardwright.codegenerate.splitting.collectives import SLOTS
+from shardwright.codegenerate.stage_devices import Copies
+from shardwright.codegenerate.stage_states import beneath, has, load_stage
+from shardwright.codegenerate.stages import (
+    devices_of,
+    join_equal_names,
+    places,
+    ties_kept,
+    wiring_of,
+)
+from shardwright.codegenerate.sweeps import StageThreads
+from shardwright.errors import InputError
+
+
+class SynchronousPipeline(nn.Module):
+    """Stages of a model, run on microbatches forward and backward.
+
+    configuration
+        What ``create_pipeline_configuration(model)`` of a generated file returns.
+    microbatches
+        In how many a batch is cut, evenly, larger ones first. Stages of a generated file compute
+        with the shapes that they were captured with: those of one microbatch.
+    batch_dim
+        The dimension of inputs and outputs that is cut.
+    batched
+        The inputs that are cut; the others are given whole. If not given, those that along
+        ``batch_dim`` are ``microbatches`` times as long as captured; of stages that do not say how
+        they were captured, those that are as long as the first input.
+    reduce
+        For each output without a batch dimension how it is made of those of the microbatches:
+        ``mean`` (weighed by rows), ``sum``, or ``first`` where all are equal. An output that is as
+        long as a microbatch is taken for rows of it, so name it here where it is none. A mean over
+        what does not have as many terms in each row, as a loss with ``ignore_index`` or weights of
+        classes, is no mean of means: let the model give numerator and denominator, and reduce
+        both by ``sum``.
+    checkpoint
+        Compute activations again in the backward instead of keeping them (GPipe's
+        re-materialization).
+
+    Called with the model's tensors by position, in the order of ``inputs``, or by name; gives its
+    outputs, one tensor or a tuple in the order of ``outputs``. Raises InputError where
+    configuration or arguments do not fit, WorkerError with stage and microbatch where a stage
+    fails. GPipe: Yanping Huang and others, arXiv 1811.06965.
+    """
+
+    def __init__(
+        self,
+        configuration: Mapping[Any, Any],
+        microbatches: int,
+        *,
+        batch_dim: int = 0,
+        batched: Collection[str] | None = None,
+        reduce: Mapping[str, Reduction] | None = None,
+        checkpoint: bool = False,
+    ) -> None:
+        super().__init__()
+        wiring = wiring_of(configuration)
+        join_equal_names(wiring.stages)
+        self._cutting = Cutting(microbatches, batch_dim, batched, reduce)
+        self._cutting.check(wiring.inputs, wiring.outputs)
+        self._stages = wiring.stages
+        self.inputs, self.outputs = wiring.inputs, wiring.outputs
+        self.checkpoint = checkpoint
+        self._copies = Copies()
+        self._threads = StageThreads(len(wiring.stages))
+        self._drawing: dict[tuple[bool, ...], frozenset[int]] = {}
+
+    @property
+    def microbatches(self) -> int:
+        """In how many a batch is cut."""
+        return self._cutting.count
+
+    @property
+    def stages(self) -> tuple[nn.Module, ...]:
+        """The modules of the stages, in order."""
+        return tuple(stage.module for stage in self._stages)
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Any:
+        """The model's outputs; see the class."""
+        given = self._named(args, kwargs)
+        check_shapes(self._stages, self._cutting, given)
+        batch = self._cutting.cut(given, captured_shapes(self._stages))
+        made = self._made(batch.parts)
+        found = [
+            given[name]
+            if name in given
+            else self._cutting.join(name, [part[name] for part in made], batch)
+            for name in self.outputs
+        ]
+        return found[0] if len(found) == 1 else tuple(found)
+
+    def close(self) -> None:
+        """End the threads; a later call begins others. Dropping the pipeline ends them too."""
+        self._threads.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def extra_repr(self) -> str:
+        """What `repr` says of it."""
+        return f"{len(self._stages)} stages, {self.microbatches} microbatches"
+
+    # --- a call ----------------------------------------------------------------------------
+
+    def _named(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The tensors of a call by name, in the model's order. Raises InputError."""
+        given = dict(zip(self.inputs, args, strict=False)) | dict(kwargs)
+        unknown = set(kwargs) - set(self.inputs[len(args) :])
+        if len(args) > len(self.inputs) or unknown or len(given) < len(self.inputs):
+            raise InputError(
+                f"{len(args)} positional arguments and the names {sorted(kwargs)} were given; "
+                f"the inputs are: {', '.join(self.inputs)}"
+            )
+        return {name: _as_tensor(name, given[name]) for name in self.inputs}
+
+    def _made(self, parts: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+        """What the stages make of each microbatch, of that which the model returns."""
+        devices = devices_of(self._stages)
+        threaded = self._runs_in_threads(devices, parts)
+        modes = tuple(module.training for stage in self.stages for module in stage.modules())
+        everything = frozenset(range(len(self._stages)))
+        drawing = self._drawing.get(modes, everything) if threaded else frozenset()
+        generator = torch.get_rng_state() if drawing else None
+        call = Call(
+            stages=self._stages,
+            devices=devices,
+            microbatches=len(parts),
+            wanted=tuple(dict.fromkeys(name for name in self.outputs if name not in self.inputs)),
+            recording=torch.is_grad_enabled() and self._wants_gradients(parts),
+            copies=self._copies,
+            recompute=self.checkpoint,
+            drawing=drawing,
+            seed=int(torch.randint(2**62, ())) if drawing else 0,
+        )
+        made, drew = call_stages(call, parts, self._threads, threaded=threaded)
+        if generator is not None and not drew:
+            torch.set_rng_state(generator)
+        if threaded:
+            self._drawing.setdefault(modes, drew)
+        return made
+
+    def _runs_in_threads(
+        self, devices: Sequence[torch.device | None], parts: Sequence[Mapping[str, Tensor]]
+    ) -> bool:
+        """Whether each stage has a thread: where they all compute on the CPU, at one time.
+
+        Stages that are split over processes talk to other ranks, in the same order on each.
+        """
+        split = any(hasattr(stage, SLOTS) for stage in self.stages)
+        used = {tensor.device for tensor in parts[0].values()} | set(devices)
+        on_cpu = all(device is None or device.type == "cpu" for device in used)
+        return on_cpu and not split and len(parts) > 1 and len(self._stages) > 1
+
+    def _wants_gradients(self, parts: Sequence[Mapping[str, Tensor]]) -> bool:
+        return any(tensor.requires_grad for part in parts for tensor in part.values()) or any(
+            tensor.requires_grad for stage in self.stages for _, tensor in places(stage)
+        )
+
+    # --- what torch asks of a module -------------------------------------------------------
+    # The stages are no submodules by name, but each is one without a name: what they hold has
+    # the model's names here, and in whatever this module is a part of.
+
+    def named_children(self) -> Iterator[tuple[str, nn.Module]]:
+        """The stages; through them `train`, `eval`, `to` and `apply` find what they change."""
+        for number, stage in enumerate(self.stages):
+            yield f"stage{number}", stage
+
+    def named_modules(
+        self,
+        memo: set[nn.Module] | None = None,
+        prefix: str = "",
+        remove_duplicate: bool = True,
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """All modules by the model's names, under which two stages may have one each."""
+        memo = set() if memo is None else memo
+        if self not in memo:
+            if remove_duplicate:
+                memo.add(self)
+            yield prefix, self
+            for stage in self.stages:
+                yield from stage.named_modules(memo, prefix, remove_duplicate)
+
+    def get_submodule(self, target: str) -> nn.Module:
+        """The module of this path. Raises AttributeError, also where it is cut in two."""
+        found = [stage for stage in self.stages if has(stage.get_submodule, target)]
+        if not target or not found:
+            return super().get_submodule(target)
+        if len(found) > 1:
+            raise AttributeError(
+                f"{target!r} lies in {len(found)} stages in part; ask one of pipeline.stages"
+            )
+        return found[0].get_submodule(target)
+
+    def get_parameter(self, target: str) -> nn.Parameter:
+        """The parameter of this path, in whatever stage. Raises AttributeError."""
+        for stage in self.stages:
+            if has(stage.get_parameter, target):
+                return stage.get_parameter(target)
+        raise AttributeError(f"no stage has a parameter {target!r}")
+
+    def get_buffer(self, target: str) -> Tensor:
+        """The buffer of this path, in whatever stage. Raises AttributeError."""
+        for stage in self.stages:
+            if has(stage.get_buffer, target):
+                return stage.get_buffer(target)
+        raise AttributeError(f"no stage has a buffer {target!r}")
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        for stage in self.stages:
+            stage.state_dict(destination=destination, prefix=prefix, keep_vars=keep_vars)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Let each stage load what is its own; what none knows is unexpected."""
+        own = beneath(state_dict, prefix)
+        assign = bool(local_metadata.get("assign_to_params_buffers", False))
+        unknown, missing = dict.fromkeys(own), dict[str, None]()
+        with ties_kept(self.stages):
+            for stage in self.stages:
+                found, errors = load_stage(stage, own, assign)
+                error_msgs += errors
+                missing |= dict.fromkeys(found.missing_keys)
+                unknown = {key: None for key in found.unexpected_keys if key in unknown}
+        missing_keys += [prefix + key for key in missing]
+        unexpected_keys += [prefix + key for key in unknown]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        with ties_kept(self.stages):
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+
+def _as_tensor(name: str, given: Any) -> Tensor:
+    """A tensor that was given, or that of a number. Raises InputError."""
+    if isinstance(given, bool | int | float):
+        return torch.tensor(given)
+    if not isinstance(given, Tensor):
+        raise InputError(
+            f"the input {name!r} is a {type(given).__name__}; give a tensor. Those of lists and "
+            "dicts are inputs of their own, by the names that `inputs` lists"
+        )
+    return given

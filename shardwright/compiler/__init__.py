@@ -1,0 +1,22 @@
+"""Execution plans: a graph as a flat list of kernel calls on memory that is planned ahead."""
+
+from typing import TYPE_CHECKING
+
+from shardwright.lazy import import_lazily
+
+if TYPE_CHECKING:
+    from shardwright.compiler.compile import compile
+    from shardwright.compiler.lower_pipeline import lower
+    from shardwright.compiler.lowering import lower_graph
+    from shardwright.compiler.program import CompiledProgram
+    from shardwright.compiler.replay import Replaying
+
+__all__ = [
+    "CompiledProgram",
+    "Replaying",
+    "compile",
+    "lower",
+    "lower_graph",
+]
+
+import_lazily(__name__)

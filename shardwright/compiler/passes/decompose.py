@@ -1,0 +1,330 @@
+"""Decomposition: every operator becomes what kinds of kernels exist for.
+
+    linear, mm, addmm           shardwright::gemm, transposes of its operands as flags
+    baddbmm                     bmm, products and a sum
+    with_backward               what it was given
+    stack                       cat of unsqueezed
+    sum of another dtype        a cast and a sum
+    what torch composes         what torch composes it of (`composites`)
+
+Comes in: any graph. Goes out: one that makes the same, whose values that others read have the
+layouts that they had. What has no rule stays as it is, and so does a call on which a rule's result
+would lie in memory in another way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardwright.compiler.passes.composites import Composites
+from shardwright.compiler.passes.rewriter import (
+    Rewriter,
+    Tensor,
+    bound,
+    call_attributes,
+    same_layout,
+)
+from shardwright.ir import WITH_BACKWARD, IRGraph, IRNode, IRValue
+from shardwright.ir.dtypes import dtype_name
+from shardwright.ir.inference import Inference
+from shardwright.ir.values import Input
+from shardwright.kernels.operators import GEMM
+
+Results = list[int | None]
+FLOATS = ("f32", "f64", "f16", "bf16")
+NO_CAST = {
+    "layout": None,
+    "device": None,
+    "pin_memory": None,
+    "non_blocking": False,
+    "memory_format": None,
+}
+"""What a cast (``aten._to_copy.default``) says besides its dtype."""
+
+
+def decompose(
+    graph: IRGraph,
+    *,
+    composites: Composites | None = None,
+    known: Inference | None = None,
+) -> IRGraph:
+    """The graph in operators that have kernels.
+
+    ``composites`` and ``known`` remember what was recorded and inferred for the next graph.
+    """
+    decomposer = Decomposer(Rewriter(graph, known), composites or Composites())
+    for node in graph.nodes:
+        decomposer.node(node)
+    return decomposer.rewriter.finish(prune=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call to decompose: inputs are ids of the result, ``outputs`` the values it is to make."""
+
+    op: str
+    inputs: Sequence[int]
+    attrs: Mapping[str, Any]
+    outputs: Sequence[IRValue | None]
+    like: IRNode
+
+    @property
+    def output(self) -> IRValue:
+        """The first thing that it makes."""
+        assert self.outputs[0] is not None
+        return self.outputs[0]
+
+
+class Decomposer:
+    """Takes one graph apart."""
+
+    def __init__(self, rewriter: Rewriter, composites: Composites) -> None:
+        self.rewriter = rewriter
+        self._composites = composites
+        self._flipped: dict[int, int] = {}
+        """Values of two dimensions to those that they are the transposes of."""
+
+    def node(self, node: IRNode) -> None:
+        """Take apart a node of the source."""
+        rewriter = self.rewriter
+        outputs = [None if i is None else rewriter.source.values[i] for i in node.results]
+        inputs = [rewriter.now(value_id) for value_id in node.inputs]
+        made = self.lower(Call(node.op, inputs, node.attrs, outputs, node), composed=True)
+        pairs = [
+            (old, new)
+            for old, new in zip(outputs, made, strict=True)
+            if old is not None and new is not None
+        ]
+        if all(same_layout(old, rewriter.of(new)) for old, new in pairs):
+            for old, new in pairs:
+                rewriter.replace(old.id, new)
+        else:
+            self._emit(node.op, inputs, outputs, node.attrs, node)
+
+    def lower(self, call: Call, *, composed: bool) -> Results:
+        """Append what does the call's work; gives what it makes, by place."""
+        rule = RULES.get(call.op)
+        if rule is not None and (made := rule(self, call)) is not None:
+            return made
+        if composed and (made := self._apart(call)) is not None:
+            return made
+        return self._emit(call.op, call.inputs, call.outputs, call.attrs, call.like)
+
+    def then(self, op: str, inputs: Sequence[int], attrs: Mapping[str, Any], call: Call) -> int:
+        """Append a call of one result on the way to a call's result; gives its id."""
+        value = self._inferred(op, inputs, attrs, call)
+        self._emit(op, inputs, [value], attrs, call.like)
+        return value.id
+
+    def ends(self, op: str, inputs: Sequence[int], attrs: Mapping[str, Any], call: Call) -> Results:
+        """Append the call whose result stands for a call's one result, under its name if it can."""
+        value = self._inferred(op, inputs, attrs, call)
+        if same_layout(value, call.output):
+            value = call.output
+        return self._emit(op, inputs, [value], attrs, call.like)
+
+    def _inferred(
+        self, op: str, inputs: Sequence[int], attrs: Mapping[str, Any], call: Call
+    ) -> IRValue:
+        """A fresh value as the operator makes it."""
+        rewriter = self.rewriter
+        (found,) = rewriter.inference.outputs(op, [rewriter.of(i) for i in inputs], attrs)
+        assert found is not None
+        dtype = dtype_name(found.dtype)
+        name = call.output.name
+        return rewriter.made.new_value(name, found.shape, dtype, strides=found.stride())
+
+    def last(self, op: str, inputs: Sequence[int], attrs: Mapping[str, Any], call: Call) -> Results:
+        """Append the call that makes a call's one result."""
+        return self._emit(op, inputs, [call.output], attrs, call.like)
+
+    def matrix(self, value_id: int) -> tuple[int, bool]:
+        """The matrix that a value is, or is the transpose of; and whether it is that."""
+        found = self._flipped.get(value_id)
+        return (value_id, False) if found is None else (found, True)
+
+    def _emit(
+        self,
+        op: str,
+        inputs: Sequence[int],
+        outputs: Sequence[IRValue | None],
+        attrs: Mapping[str, Any],
+        like: IRNode,
+    ) -> Results:
+        self.rewriter.emit(op, inputs, outputs, attrs, like)
+        if op in _TRANSPOSES and _flips(self.rewriter.of(inputs[0]), attrs) and outputs[0]:
+            self._flipped[outputs[0].id] = inputs[0]
+        return [None if value is None else value.id for value in outputs]
+
+    def _apart(self, call: Call) -> Results | None:
+        """Append what torch composes the operator of, None where it does not."""
+        values = [self.rewriter.of(value_id) for value_id in call.inputs]
+        template = self._composites.of(call.op, values, call.attrs)
+        if template is None or len(template.results) != len(call.outputs):
+            return None
+        here = dict(zip(template.graph.inputs, call.inputs, strict=True))
+        wanted = {
+            made: value
+            for made, value in zip(template.results, call.outputs, strict=True)
+            if made is not None and value and same_layout(template.graph.values[made], value)
+        }
+        for node in template.graph.nodes:
+            outputs = [
+                None
+                if i is None
+                else wanted.get(i) or self.rewriter.fresh(template.graph.values[i])
+                for i in node.results
+            ]
+            inputs = [here[i] for i in node.inputs]
+            inner = Call(node.op, inputs, node.attrs, outputs, call.like)
+            made = self.lower(inner, composed=False)
+            here |= {
+                old: new
+                for old, new in zip(node.results, made, strict=True)
+                if old is not None and new is not None
+            }
+        return [None if i is None else here[i] for i in template.results]
+
+
+_TRANSPOSES = (
+    "aten.t.default",
+    "aten.transpose.int",
+    "aten.permute.default",
+    "aten.numpy_T.default",
+    "aten.mT.default",
+)
+
+
+def _flips(value: IRValue, attrs: Mapping[str, Any]) -> bool:
+    """Whether one of `_TRANSPOSES` turns the value, a matrix, over."""
+    if len(value.shape) != 2:
+        return False
+    dims = attrs.get("dims") or [attrs.get("dim0", 1), attrs.get("dim1", 0)]
+    return [dim % 2 for dim in dims] in ([1, 0], [0, 1]) and (
+        "dims" not in attrs or dims[0] % 2 == 1
+    )
+
+
+# --- rules -----------------------------------------------------------------------------------
+
+
+def _are_floats(decomposer: Decomposer, *values: Any) -> bool:
+    """Whether these are tensors of one dtype of floats, or None."""
+    found = [decomposer.rewriter.of(v) for v in values if v is not None]
+    return len({v.dtype for v in found}) == 1 and found[0].dtype in FLOATS
+
+
+def _gemm(
+    decomposer: Decomposer,
+    call: Call,
+    a: tuple[int, bool],
+    b: tuple[int, bool],
+    *,
+    bias: Any = None,
+    residual: Any = None,
+    alpha: float = 1.0,
+) -> Results | None:
+    """The call as a gemm, where its result is contiguous as a gemm's is."""
+    if call.output.strides is not None or not _are_floats(decomposer, a[0], b[0], bias, residual):
+        return None
+    inputs, attrs = call_attributes(
+        GEMM,
+        {
+            "a": Tensor(a[0]),
+            "b": Tensor(b[0]),
+            "bias": bias,
+            "residual": residual,
+            "transpose_a": a[1],
+            "transpose_b": b[1],
+            "activation": 0,
+            "alpha": alpha,
+        },
+    )
+    return decomposer.last(GEMM, inputs, attrs, call)
+
+
+def _linear(decomposer: Decomposer, call: Call) -> Results | None:
+    given = bound(call.op, call.inputs, call.attrs)
+    x, w, bias = (given[name] for name in ("input", "weight", "bias"))
+    if len(decomposer.rewriter.of(x).shape) < 2 or len(decomposer.rewriter.of(w).shape) != 2:
+        return None
+    matrix, flipped = decomposer.matrix(w)
+    left = decomposer.matrix(x)
+    return _gemm(decomposer, call, left, (matrix, not flipped), bias=bias)
+
+
+def _mm(decomposer: Decomposer, call: Call) -> Results | None:
+    a, b = call.inputs
+    return _gemm(decomposer, call, decomposer.matrix(a), decomposer.matrix(b))
+
+
+def _addmm(decomposer: Decomposer, call: Call) -> Results | None:
+    given = bound(call.op, call.inputs, call.attrs)
+    added, a, b = (given[name] for name in ("self", "mat1", "mat2"))
+    if given["beta"] != 1 or isinstance(given["alpha"], Tensor):
+        return None
+    shape = decomposer.rewriter.of(added).shape
+    if shape not in (call.output.shape, call.output.shape[-1:]):
+        return None
+    role = "bias" if len(shape) == 1 else "residual"
+    operands = decomposer.matrix(a), decomposer.matrix(b)
+    alpha = float(given["alpha"])
+    return _gemm(decomposer, call, *operands, alpha=alpha, **{role: added})
+
+
+def _baddbmm(decomposer: Decomposer, call: Call) -> Results | None:
+    given = bound(call.op, call.inputs, call.attrs)
+    if isinstance(given["alpha"], Tensor) or isinstance(given["beta"], Tensor):
+        return None
+    made = decomposer.then("aten.bmm.default", [given["batch1"], given["batch2"]], {}, call)
+    if given["alpha"] != 1:
+        made = decomposer.then("aten.mul.Tensor", [made], {"other": given["alpha"]}, call)
+    added = given["self"]
+    if given["beta"] == 0:
+        return [made]
+    if given["beta"] != 1:
+        added = decomposer.then("aten.mul.Tensor", [added], {"other": given["beta"]}, call)
+    return decomposer.ends("aten.add.Tensor", [made, added], {"alpha": 1}, call)
+
+
+def _stack(decomposer: Decomposer, call: Call) -> Results | None:
+    dim = call.attrs["dim"] % len(call.output.shape)
+    parts = [
+        decomposer.then("aten.unsqueeze.default", [value_id], {"dim": dim}, call)
+        for value_id in call.inputs
+    ]
+    listed = [Input(i) for i in range(len(parts))]
+    return decomposer.ends("aten.cat.default", parts, {"tensors": listed, "dim": dim}, call)
+
+
+def _sum(decomposer: Decomposer, call: Call) -> Results | None:
+    """A sum of another dtype than its input's: the cast can then be part of what is before it."""
+    (x,) = call.inputs
+    dtype = call.attrs["dtype"]
+    if dtype is None or dtype_name(dtype) == decomposer.rewriter.of(x).dtype:
+        return None
+    cast = decomposer.then("aten._to_copy.default", [x], {"dtype": dtype, **NO_CAST}, call)
+    return decomposer.ends(call.op, [cast], {**call.attrs, "dtype": None}, call)
+
+
+Rule = Callable[[Decomposer, Call], Results | None]
+
+
+def _with_backward(decomposer: Decomposer, call: Call) -> Results:
+    """What it was given first: nothing is differentiated any more."""
+    return [call.inputs[item.index] for item in call.attrs["made"]]
+
+
+RULES: Mapping[str, Rule] = {
+    "aten.linear.default": _linear,
+    "aten.mm.default": _mm,
+    "aten.addmm.default": _addmm,
+    "aten.baddbmm.default": _baddbmm,
+    "aten.stack.default": _stack,
+    "aten.sum.default": _sum,
+    "aten.sum.dim_IntList": _sum,
+    WITH_BACKWARD: _with_backward,
+}
+"""By the operator's full name; a rule that gives None leaves the call as it is."""

@@ -1,0 +1,267 @@
+"""Chains of elementwise operators, each as one `shardwright::chain`.
+
+Comes in: a graph. Goes out: the same, in which elementwise operators that feed one another, of one
+family (`families`) and in one group (`grouping`), are one node; values that others read too are
+further outputs of it. An addition, a ReLU, its gradient or a cast that stands alone stays what it
+is: they are kinds of their own.
+
+What always holds: every step rounds as it did, and what others read lies in memory as it did; where
+a chain could not say so, smaller ones are tried whose values all lie alike. A constant of no
+dimension is a literal. A chain has at most `LONGEST` instructions and `WIDEST` operands.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardwright.compiler.passes.elementwise import Writer
+from shardwright.compiler.passes.families import CAST, family, instructions, length
+from shardwright.compiler.passes.grouping import Fuses, groups
+from shardwright.compiler.passes.holding import Holding
+from shardwright.compiler.passes.order import units
+from shardwright.compiler.passes.recompute import Done, Recomputing
+from shardwright.compiler.passes.rewriter import Rewriter
+from shardwright.ir import IRGraph, IRNode, IRValue
+from shardwright.ir.values import Input
+from shardwright.kernels.chains import Chain, Instruction, Load, Operand, Result, check_chain
+from shardwright.kernels.elementwise import result_strides, strides_of
+from shardwright.kernels.operators import CHAIN
+
+LONGEST = 30
+WIDEST = 16
+
+_ALONE = frozenset(
+    {"aten.relu.default", "aten.threshold_backward.default", CAST, "aten.add.Tensor"}
+)
+"""What stays as it is where nothing fuses with it; an addition only if it is of two tensors."""
+
+
+def fuse_elementwise(graph: IRGraph) -> IRGraph:
+    """The graph with chains."""
+    found = _Fuser(graph).found()
+    if not found:
+        return graph
+    rewriter = Rewriter(graph)
+    for unit in units(graph, [written.nodes for written in found.values()]):
+        if (written := found.get(unit[0].id)) is None:
+            rewriter.keep(unit[0])
+        elif written.outputs:
+            _emit(rewriter, written)
+    return rewriter.finish(prune=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A chain, and the nodes that it stands for; inputs are value ids, in the chain's order.
+
+    Without outputs it is left out: whoever needs what it makes does that again.
+    """
+
+    nodes: Sequence[IRNode]
+    inputs: list[int]
+    outputs: list[IRValue]
+    chain: Chain
+
+
+class _Fuser:
+    """Finds the chains of one graph."""
+
+    def __init__(self, graph: IRGraph) -> None:
+        self._graph = graph
+        self._kept = {*graph.outputs, *graph.updates.values()}
+        self._families = {n.id: f for n in graph.nodes if (f := family(graph, n)) is not None}
+        self._holding = Holding(graph)
+
+    def found(self) -> dict[int, Written]:
+        """Chains by the id of the first node in each."""
+        every = [
+            written.nodes
+            for group in groups(self._graph, self._graph.nodes, self._fuses, self._kept)
+            if group[0].id in self._families
+            for written in self._chains(group, self._fuses_alike)
+        ]
+        chains = Recomputing(self._graph, every, self._families, self._kept, self._read, self._can)
+        found = {}
+        for done in chains.chains:
+            written = self._written(done, chains.dropped)
+            assert written is not None
+            found[done.nodes[0].id] = written
+        return found
+
+    def _chains(self, group: list[IRNode], otherwise: Fuses | None) -> Iterator[Written]:
+        """The chains of a group; where it is none, of what in it fuses ``otherwise``."""
+        for part in self._parts(group):
+            if not _is_worth_it(part):
+                continue
+            if (written := self._written(Done(part))) is not None:
+                yield written
+            elif otherwise is not None and len(part) > 1:
+                for smaller in groups(self._graph, part, otherwise, self._kept):
+                    yield from self._chains(smaller, None)
+
+    def _fuses(self, value_id: int, user: IRNode) -> bool:
+        value = self._graph.values[value_id]
+        if value.producer is None or user.id not in self._families:
+            return False
+        maker = self._families.get(value.producer)
+        return maker == self._families[user.id] and value.dtype in (maker.wide, "bool")
+
+    def _fuses_alike(self, value_id: int, user: IRNode) -> bool:
+        """Likewise, and what both make lies alike in memory."""
+        values = self._graph.values
+        made, read = values[user.outputs[0]], values[value_id]
+        return self._fuses(value_id, user) and _sized_strides(made) == _sized_strides(read)
+
+    def _parts(self, group: list[IRNode]) -> list[list[IRNode]]:
+        """A group, or pieces of it one after another that are not too long or wide or late."""
+        pieces: list[list[IRNode]] = [[]]
+        for node in group:
+            if pieces[-1] and not self._fits([*pieces[-1], node]):
+                pieces.append([])
+            pieces[-1].append(node)
+        return [part for piece in pieces for part in self._holding.pieces(piece)]
+
+    def _fits(self, nodes: Sequence[IRNode]) -> bool:
+        made = self._made(nodes)
+        return self._is_small(nodes, len(self._read(nodes)) + len(made))
+
+    def _is_small(self, nodes: Sequence[IRNode], operands: int) -> bool:
+        return operands <= WIDEST and sum(length(node) or 0 for node in nodes) <= LONGEST
+
+    def _can(self, done: Done, dropped: Collection[int]) -> bool:
+        """Whether a chain can do so much, where nobody stores some values."""
+        written = self._written(done, dropped)
+        if written is None:
+            return False
+        return self._is_small(done.every, len(written.inputs) + len(written.outputs))
+
+    def _read(self, nodes: Sequence[IRNode]) -> list[int]:
+        """The values that nodes read of others, without those that are literals."""
+        made = {node.outputs[0] for node in nodes}
+        every = dict.fromkeys(value_id for node in nodes for value_id in node.inputs)
+        return [v for v in every if v not in made and literal(self._graph, v) is None]
+
+    def _made(self, nodes: Sequence[IRNode]) -> list[int]:
+        """The values that others read of nodes, or that nobody reads."""
+        inside = {node.id for node in nodes}
+        every = [node.outputs[0] for node in nodes]
+        users = {v: self._graph.values[v].users for v in every}
+        return [
+            v for v in every if v in self._kept or not users[v] or not inside.issuperset(users[v])
+        ]
+
+    def _written(self, done: Done, dropped: Collection[int] = ()) -> Written | None:
+        """The chain of a group, None where its results would lie in another way, or round so."""
+        values = self._graph.values
+        outputs = [values[v] for v in self._made(done.nodes) if v not in dropped]
+        nodes = _needed(done.every, outputs)
+        read = self._read(nodes)
+        if not outputs:
+            return Written(done.nodes, [], [], Chain((), ()))
+        order = _order([values[value_id] for value_id in read], outputs)
+        if order is None or not self._says_what_is_wide(nodes, read, outputs):
+            return None
+        inputs = [value.id for value in order]
+        operands: dict[int, Operand] = {v: Load(i) for i, v in enumerate(inputs)}
+        for value_id in (value_id for node in nodes for value_id in node.inputs):
+            if (number := literal(self._graph, value_id)) is not None:
+                operands[value_id] = number
+        writer = Writer(operands.__getitem__)
+        for node in nodes:
+            operands[node.outputs[0]] = self._result(writer, operands, node)
+        numbers = [_number(writer, operands[value.id]) for value in outputs]
+        chain = Chain(tuple(writer.instructions), tuple(numbers))
+        check_chain(chain)
+        return Written(done.nodes, inputs, outputs, chain)
+
+    def _result(self, writer: Writer, operands: Mapping[int, Operand], node: IRNode) -> Operand:
+        """What a node computes; a cast to another float is what it casts."""
+        made = self._graph.values[node.outputs[0]]
+        if node.op == CAST and made.dtype != "bool":
+            return operands[node.inputs[0]]
+        result = instructions(writer, node)
+        assert result is not None
+        return result
+
+    def _says_what_is_wide(
+        self, nodes: Sequence[IRNode], read: Sequence[int], outputs: Sequence[IRValue]
+    ) -> bool:
+        """Whether a chain with an inner f64 has an operand of f64, which makes it compute so."""
+        values = self._graph.values
+        inner = {values[node.outputs[0]].dtype for node in nodes}
+        ends = [*(values[value_id] for value_id in read), *outputs]
+        return "f64" not in inner or any(value.dtype == "f64" for value in ends)
+
+
+def _is_worth_it(group: Sequence[IRNode]) -> bool:
+    """Whether a chain is better than the nodes as they are."""
+    (first, *others) = group
+    if others or first.op not in _ALONE:
+        return True
+    return first.op == "aten.add.Tensor" and len(first.inputs) == 1
+
+
+def _needed(nodes: Sequence[IRNode], outputs: Iterable[IRValue]) -> list[IRNode]:
+    """Those of the nodes that the outputs need, in order."""
+    needed = {value.id for value in outputs}
+    found = []
+    for node in reversed(nodes):
+        if node.outputs[0] in needed:
+            needed.update(node.inputs)
+            found.append(node)
+    return found[::-1]
+
+
+def literal(graph: IRGraph, value_id: int) -> float | None:
+    """The number that a value is in every run, where it is a constant of no dimension."""
+    value = graph.values[value_id]
+    if value.role != "constant" or value.shape or value.dtype not in ("f32", "f64"):
+        return None
+    tensor = graph.tensors.get(value_id)
+    if tensor is None or tensor.is_meta or value_id in graph.updates:
+        return None
+    return math.nan if tensor.isnan() else float(tensor)
+
+
+def _order(inputs: Sequence[IRValue], outputs: Sequence[IRValue]) -> list[IRValue] | None:
+    """The inputs in an order that gives the outputs their strides, None where there is none.
+
+    Of inputs that lie in different ways the first one decides.
+    """
+    wanted = _sized_strides(outputs[0])
+    if not inputs or any(_sized_strides(value) != wanted for value in outputs):
+        return None
+    alike = [v for v in inputs if v.shape == outputs[0].shape and _sized_strides(v) == wanted]
+    for order in ([*inputs], [*alike[:1], *(v for v in inputs if v not in alike[:1])]):
+        given = [(value.shape, strides_of(value.shape, value.strides)) for value in order]
+        found = result_strides(outputs[0].shape, given)
+        if [s for s, size in zip(found, outputs[0].shape, strict=True) if size > 1] == wanted:
+            return order
+    return None
+
+
+def _sized_strides(value: IRValue) -> list[int]:
+    """The strides of dimensions with more than one element."""
+    strides = strides_of(value.shape, value.strides)
+    return [stride for stride, size in zip(strides, value.shape, strict=True) if size > 1]
+
+
+def _number(writer: Writer, operand: Operand) -> int:
+    """The instruction whose result an output is; one that leaves an input as it is, if need be."""
+    if not isinstance(operand, Result):
+        writer.instructions.append(Instruction("mul", (operand, 1.0)))
+        return len(writer.instructions) - 1
+    return operand.index
+
+
+def _emit(rewriter: Rewriter, written: Written) -> None:
+    attrs: dict[str, Any] = {
+        "inputs": [Input(i) for i in range(len(written.inputs))],
+        "program": str(written.chain),
+        "dtypes": " ".join(value.dtype for value in written.outputs),
+    }
+    inputs = [rewriter.now(value_id) for value_id in written.inputs]
+    rewriter.emit(CHAIN, inputs, written.outputs, attrs, written.nodes[-1])

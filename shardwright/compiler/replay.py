@@ -1,0 +1,268 @@
+"""Capture once, replay often: which capture a feed belongs to, and what a replay takes from it.
+
+A capture is a graph made ready for inputs of one kind: a bound plan on the CPU, a recorded CUDA
+graph on a GPU. Comes in: a feed, tensors by name. Goes out: the capture of its key, made where
+there is none yet, and the tensors that it copies.
+
+What always holds:
+
+    a capture belongs to one `Key`; whether a tensor is contiguous is no part of it
+    a replay takes from the feed what is of the policy's ``copy_roles``, and of the rest nothing:
+    in training weights, state and step go on from where they are, whatever is fed
+    no more captures are kept than the bound says; the least lately used goes first, and what it
+    trained stays, since the tensors are the program's
+    a warm-up leaves the tensors that a run writes, and the random numbers, as they were
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Generic, Literal, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from shardwright.compiler.feeds import check_feed
+from shardwright.errors import ExecError, InputError
+from shardwright.ir.dtypes import describe_dtype, torch_dtype
+from shardwright.ir.values import STORED_ROLES, Role
+
+Mode = Literal["inference", "train"]
+MODES: tuple[Mode, ...] = ("inference", "train")
+
+BOUND = 8
+"""How many captures a program keeps where nobody says."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Replaying:
+    """How a program is captured and replayed.
+
+    mode
+        ``train`` where a run changes what it is run with, else ``inference``; None for what the
+        program is.
+    static_roles
+        Roles of values that keep their place in memory from one replay to the next.
+    copy_roles
+        Roles of values that each replay takes from its feed; what else is fed is ignored.
+    bound
+        How many captures are kept: one for each set of shapes that is fed.
+    warm_up
+        How many runs come before a capture; None for what the device needs.
+
+    Roles may come in any collection. Raises ExecError for what makes no sense.
+    """
+
+    mode: Mode | None = None
+    static_roles: AbstractSet[Role] = frozenset(STORED_ROLES)
+    copy_roles: AbstractSet[Role] = frozenset({"input"})
+    bound: int = BOUND
+    warm_up: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in (None, *MODES):
+            raise ExecError(f"replay mode {self.mode!r}; it is one of {', '.join(MODES)}")
+        check_count("bound", self.bound, 1)
+        if self.warm_up is not None:
+            check_count("warm_up", self.warm_up, 0)
+        for name in ("static_roles", "copy_roles"):
+            object.__setattr__(self, name, _roles(name, getattr(self, name)))
+        if "input" not in self.copy_roles:
+            raise ExecError("copy_roles lacks 'input': a replay takes its inputs from the feed")
+        if self.mode == "train" and (fed := self.copy_roles - {"input"}):
+            raise ExecError(
+                f"copy_roles has {sorted(fed)} in training, where each replay would set back what "
+                "the one before it learned; a training replay takes inputs alone"
+            )
+
+    def of_mode(self, mode: Mode) -> Replaying:
+        """The same for a program of this mode. Raises ExecError where it was meant for another."""
+        if self.mode not in (None, mode):
+            raise ExecError(
+                f"replay mode {self.mode!r}, but the program is for {mode}: a module is compiled "
+                "for inference, a function that runs a step for training; leave the mode out"
+            )
+        return replace(self, mode=mode)
+
+    @property
+    def fixed(self) -> AbstractSet[Role]:
+        """Roles of stored values whose contents may become part of the plan."""
+        return self.static_roles - self.copy_roles
+
+
+def check_count(name: str, count: object, least: int) -> None:
+    """Raise ExecError where an option is no whole number from ``least`` up."""
+    if not isinstance(count, int) or isinstance(count, bool) or count < least:
+        raise ExecError(f"{name}={count!r}; it is a whole number from {least} up")
+
+
+def _roles(name: str, given: object) -> frozenset[Role]:
+    """The roles of an option. Raises ExecError for what is no role of a feed's value."""
+    known = "input", *STORED_ROLES
+    if isinstance(given, str) or not isinstance(given, Collection):
+        raise ExecError(f"{name}={given!r}; it is a set of roles, such as {{'input', 'param'}}")
+    if unknown := [role for role in given if role not in known]:
+        raise ExecError(
+            f"{name} has {unknown}; a feed holds inputs, or values that are stored "
+            f"({', '.join(STORED_ROLES)})"
+        )
+    return frozenset(given)
+
+
+class Fed(NamedTuple):
+    """One tensor of a feed, as far as a capture depends on it."""
+
+    name: str
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, name: str, tensor: Tensor) -> Fed:
+        """What is known of a tensor."""
+        return cls(name, tensor.shape, tensor.dtype, tensor.device)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What two feeds have alike that share a capture. ``plan`` tells programs apart."""
+
+    mode: Mode | None
+    plan: object
+    static_roles: AbstractSet[Role]
+    copy_roles: AbstractSet[Role]
+    signature: tuple[Fed, ...]
+
+    @classmethod
+    def of(cls, replaying: Replaying, plan: object, feed: Mapping[str, Tensor]) -> Key:
+        """The key of a feed."""
+        signature = tuple(Fed.of(name, tensor) for name, tensor in feed.items())
+        return cls(replaying.mode, plan, replaying.static_roles, replaying.copy_roles, signature)
+
+
+@dataclass(slots=True)
+class Captures(Generic[T]):
+    """Captures by key, at most ``bound`` of them; several programs may share one."""
+
+    bound: int = BOUND
+    kept: OrderedDict[object, T] = field(default_factory=OrderedDict)
+
+    def get(self, key: object, make: Callable[[], T]) -> T:
+        """The capture of a key, made by ``make`` where there is none; the oldest makes room."""
+        if key in self.kept:
+            self.kept.move_to_end(key)
+            return self.kept[key]
+        made = make()
+        while len(self.kept) >= self.bound:
+            self.kept.popitem(last=False)
+        self.kept[key] = made
+        return made
+
+    def forget(self, is_meant: Callable[[object], bool] = lambda key: True) -> None:
+        """Let go of the captures whose keys are meant."""
+        for key in [key for key in self.kept if is_meant(key)]:
+            del self.kept[key]
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+
+class Known(NamedTuple):
+    """A value that a feed may name: its role, shape and dtype (a short name)."""
+
+    role: Role
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def taken(
+    feed: Mapping[str, Tensor],
+    known: Mapping[str, Known],
+    replaying: Replaying,
+    device: torch.device,
+    *,
+    optional: Collection[str] = (),
+) -> dict[str, Tensor]:
+    """What a replay takes of a feed, in the order of ``known``; shapes are not looked at.
+
+    ``optional`` inputs may be left out. Raises InputError for what is no feed, a name that there is
+    not, an input that is missing, another dtype, or another device.
+    """
+    check_feed(feed)
+    if unknown := sorted(feed.keys() - known.keys()):
+        inputs = [name for name, value in known.items() if value.role == "input"]
+        raise InputError(
+            f"the feed has {unknown[0]!r}, which the program does not know; its inputs are "
+            f"{', '.join(inputs) or 'none'}"
+        )
+    found = {}
+    for name, value in known.items():
+        if value.role not in replaying.copy_roles:
+            continue
+        if name in feed:
+            found[name] = _fitting(name, feed[name], value, device)
+        elif value.role == "input" and name not in optional:
+            raise InputError(f"input {name!r} is not in the feed, which has {sorted(feed)}")
+    return found
+
+
+def _fitting(name: str, tensor: Tensor, value: Known, device: torch.device) -> Tensor:
+    if not isinstance(tensor, Tensor):
+        raise InputError(
+            f"{value.role} {name!r} is {tensor!r}, no tensor; feed a tensor of {value.dtype}"
+        )
+    if tensor.dtype != torch_dtype(value.dtype):
+        raise InputError(
+            f"{value.role} {name!r} is of {describe_dtype(tensor.dtype)}, but the program is for "
+            f"{value.dtype}; cast it, or compile again with such tensors"
+        )
+    check_device(name, tensor, device)
+    if value.role != "input" and tuple(tensor.shape) != value.shape:
+        raise InputError(
+            f"{value.role} {name!r} is {list(tensor.shape)}, but the program has "
+            f"{list(value.shape)}; what is stored keeps its shape"
+        )
+    return tensor
+
+
+def check_device(name: str, tensor: Tensor, device: torch.device) -> None:
+    """Raise InputError where a tensor of a feed is not dense, or not where the program runs."""
+    if tensor.layout != torch.strided:
+        raise InputError(
+            f"input {name!r} is {tensor.layout}, but a program takes dense tensors; give "
+            f"{name}.to_dense()"
+        )
+    if tensor.device.type != device.type or device.index not in (None, tensor.device.index):
+        raise InputError(
+            f"input {name!r} is on {tensor.device}, but the program runs on {device}; move it there"
+        )
+
+
+@contextmanager
+def as_before(written: Sequence[Tensor], device: torch.device) -> Iterator[None]:
+    """What is run inside leaves these tensors, and the random numbers, as they were."""
+    before = [tensor.detach().clone() for tensor in written]
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, content in zip(written, before, strict=True):
+                    tensor.copy_(content)
+
+
+def warm_up(
+    run: Callable[[], object], times: int, written: Sequence[Tensor], device: torch.device
+) -> None:
+    """Run so many times, and leave what a run writes, and the random numbers, as they were."""
+    if times:
+        with as_before(written, device):
+            for _ in range(times):
+                run()

@@ -1,0 +1,232 @@
+"""Operators that passes write and native kernels run, defined in plain torch.
+
+    gemm               act(alpha * op(a) op(b) + bias + residual)
+    chain              a program over one element (see `chains`)
+    cross_entropy      log-softmax and negative log-likelihood of classes, and its gradient
+    conv               act(convolution + bias + residual)
+
+What always holds: each is functional, has a fake, and its reference here is what every kernel of
+the kind of the same name is held against. Activations are numbers of `kinds.ACTIVATIONS`. Every
+process that imports the package has them; no file has to require a module for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from shardwright.errors import ExecError
+from shardwright.ir.dropout import DROPOUT
+from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.with_backward import WITH_BACKWARD
+from shardwright.kernels.chains import evaluate, parse_chain
+from shardwright.kernels.elementwise import result_strides
+from shardwright.kernels.kinds import ACTIVATIONS
+
+GEMM = "shardwright.gemm.default"
+CHAIN = "shardwright.chain.default"
+CROSS_ENTROPY = "shardwright.cross_entropy.default"
+CROSS_ENTROPY_BACKWARD = "shardwright.cross_entropy_bwd.default"
+CONV = "shardwright.conv.default"
+
+_aten = torch.ops.aten
+_FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "none": lambda x: x,
+    "relu": torch.relu,
+    "gelu": lambda x: _aten.gelu.default(x),
+    "gelu_tanh": lambda x: _aten.gelu.default(x, approximate="tanh"),
+    "silu": _aten.silu.default,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+}
+
+
+def activate(x: torch.Tensor, activation: int) -> torch.Tensor:
+    """``x`` through the activation of this number. Raises ExecError where there is none."""
+    if not 0 <= activation < len(ACTIVATIONS):
+        known = ", ".join(f"{i} {name}" for i, name in enumerate(ACTIVATIONS))
+        raise ExecError(f"activation {activation} is unknown; known are {known}")
+    return _FUNCTIONS[ACTIVATIONS[activation]](x)
+
+
+# --- gemm ------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("shardwright::gemm", mutates_args=())
+def gemm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    transpose_a: bool,
+    transpose_b: bool,
+    activation: int,
+    alpha: float,
+) -> torch.Tensor:
+    """``a`` [.., m, k] times ``b`` [k, n], with what follows it; contiguous [.., m, n].
+
+    Transposed, ``a`` is [k, m] and ``b`` is [n, k]. ``bias`` is [n], ``residual`` of the result's
+    shape.
+    """
+    left = a.t() if transpose_a else a
+    right = b.t() if transpose_b else b
+    rows = left.flatten(0, -2)
+    if bias is None:
+        product = torch.mm(rows, right)
+        product = product if alpha == 1 else product * alpha
+    else:
+        product = torch.addmm(bias, rows, right, alpha=alpha)
+    product = product.reshape(*left.shape[:-1], right.shape[1])
+    made = activate(product if residual is None else product + residual, activation)
+    return made.contiguous()
+
+
+@gemm.register_fake
+def _(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    transpose_a: bool,
+    transpose_b: bool,
+    activation: int,
+    alpha: float,
+) -> torch.Tensor:
+    rows = (a.shape[1],) if transpose_a else a.shape[:-1]
+    return a.new_empty((*rows, b.shape[0 if transpose_b else 1]))
+
+
+# --- elementwise chains ----------------------------------------------------------------------
+
+
+@torch.library.custom_op("shardwright::chain", mutates_args=())
+def chain(inputs: Sequence[torch.Tensor], program: str, dtypes: str) -> list[torch.Tensor]:
+    """The outputs of a chain's program, stored as the short names in ``dtypes`` say."""
+    stored = [torch_dtype(name) for name in dtypes.split()]
+    made = evaluate(parse_chain(program), inputs, stored)
+    return [empty.copy_(tensor) for empty, tensor in zip(_empty(inputs, dtypes), made, strict=True)]
+
+
+@chain.register_fake
+def _(inputs: Sequence[torch.Tensor], program: str, dtypes: str) -> list[torch.Tensor]:
+    return _empty(inputs, dtypes)
+
+
+def _empty(inputs: Sequence[torch.Tensor], dtypes: str) -> list[torch.Tensor]:
+    """Where the outputs go, in the layout of an elementwise operator's result."""
+    shape = torch.broadcast_shapes(*(tensor.shape for tensor in inputs))
+    strides = result_strides(shape, [(tensor.shape, tensor.stride()) for tensor in inputs])
+    return [
+        inputs[0].new_empty_strided(shape, strides, dtype=torch_dtype(name))
+        for name in dtypes.split()
+    ]
+
+
+# --- cross entropy ---------------------------------------------------------------------------
+
+
+@torch.library.custom_op("shardwright::cross_entropy", mutates_args=())
+def cross_entropy(
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignore: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Loss, total weight and log-probabilities of ``x`` [n, c] for classes ``target`` [n].
+
+    ``reduction`` is 0 (none), 1 (mean) or 2 (sum); rows whose class is ``ignore`` do not count.
+    """
+    log_probs = _aten._log_softmax.default(x, 1, False).contiguous()
+    loss, total = _aten.nll_loss_forward.default(log_probs, target, weight, reduction, ignore)
+    return loss, total, log_probs
+
+
+@cross_entropy.register_fake
+def _(
+    x: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignore: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    shape = target.shape if reduction == 0 else ()
+    return x.new_empty(shape), x.new_empty(()), x.new_empty(x.shape)
+
+
+@torch.library.custom_op("shardwright::cross_entropy_bwd", mutates_args=())
+def cross_entropy_bwd(
+    dloss: torch.Tensor,
+    log_probs: torch.Tensor,
+    target: torch.Tensor,
+    total_weight: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignore: int,
+) -> torch.Tensor:
+    """The gradient of `cross_entropy`'s loss with respect to ``x``."""
+    inner = _aten.nll_loss_backward.default(
+        dloss, log_probs, target, weight, reduction, ignore, total_weight
+    )
+    made: torch.Tensor = _aten._log_softmax_backward_data.default(
+        inner, log_probs, 1, log_probs.dtype
+    )
+    return made.contiguous()
+
+
+@cross_entropy_bwd.register_fake
+def _(
+    dloss: torch.Tensor,
+    log_probs: torch.Tensor,
+    target: torch.Tensor,
+    total_weight: torch.Tensor,
+    weight: torch.Tensor | None,
+    reduction: int,
+    ignore: int,
+) -> torch.Tensor:
+    return log_probs.new_empty(log_probs.shape)
+
+
+# --- convolution -----------------------------------------------------------------------------
+
+
+@torch.library.custom_op("shardwright::conv", mutates_args=())
+def conv(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    activation: int,
+) -> torch.Tensor:
+    """A convolution of ``x`` [b, c, ..] with ``w`` [out, c / groups, ..], and what follows it."""
+    return _conv(x, w, bias, residual, stride, padding, dilation, groups, activation)
+
+
+def _conv(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    activation: int,
+) -> torch.Tensor:
+    made: torch.Tensor = torch.convolution(
+        x, w, bias, stride, padding, dilation, False, [0] * len(stride), groups
+    )
+    return activate(made if residual is None else made + residual, activation)
+
+
+conv.register_fake(_conv)
+
+OPERATORS = frozenset(
+    (GEMM, CHAIN, CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD, CONV, DROPOUT, WITH_BACKWARD)
+)
+"""What this package defines in the namespace ``shardwright``, and every process has."""

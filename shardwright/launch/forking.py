@@ -1,0 +1,271 @@
+"""Starting workers through a fork server: the driver's side.
+
+`fork_worker` gives a `Forked`, a process like one of `subprocess`. The server starts with the first
+worker and ends with this process. There is another one for each change of what libraries read of
+the environment when they are loaded. Variables, module path, working directory and standard output
+a worker has from the driver as they are now; limits and priorities are those of the server's start.
+"""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
+
+import msgspec
+
+from shardwright.errors import LaunchError
+
+_MODULE = "shardwright.launch.fork_server"
+_READ_AT_LOAD = (
+    *("ATEN", "CUDA", "GLIBC", "GOMP", "KMP", "LD_", "MALLOC", "MKL", "OMP", "OPENBLAS", "PYTHON"),
+    *("PYTORCH", "TORCH"),
+)
+"""How names of variables begin that are read once, when torch is loaded."""
+_IN_SERVER = {"OMP_NUM_THREADS": "1"}
+"""A server computes nothing; its workers say by themselves with how many threads they do."""
+_PATIENCE = 2.0
+"""Seconds that a server gets to end when its connection has ended."""
+_LOST = 255
+"""The exit code of a worker of which nobody says how it ended."""
+
+
+LENGTH = struct.Struct("=Q")
+PID = struct.Struct("=q")
+STATUS = struct.Struct("=i")
+DESCRIPTORS = 6
+"""Those that come with a `Fork`; see `fork_server`."""
+
+
+class Fork(msgspec.Struct, frozen=True):
+    """A worker to start: its rank of ``size``, and what its process begins with.
+
+    ``environment`` are all variables, ``path`` is `sys.path`, ``folder`` the working directory, as
+    bytes, which need not be text.
+    """
+
+    rank: int
+    size: int
+    environment: dict[bytes, bytes]
+    path: tuple[bytes, ...]
+    folder: bytes
+
+
+class Forked:
+    """A worker process, as far as one of `subprocess.Popen` is needed.
+
+    ``status`` is the end of the pipe from which the server's word of its end is read.
+    """
+
+    def __init__(self, pid: int, status: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._lock = threading.Lock()
+        self._status = status
+        self._process: int | None = None
+        with suppress(ProcessLookupError):  # It has ended already.
+            self._process = os.pidfd_open(pid)
+        weakref.finalize(self, _close, status, self._process)
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while the process runs."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until the process has ended; its exit code. Raises subprocess.TimeoutExpired."""
+        if self._process is not None and self.returncode is None:
+            watched = select.poll()
+            watched.register(self._process, select.POLLIN)
+            if not watched.poll(None if timeout is None else 1e3 * timeout):
+                assert timeout is not None, "without a limit one waits for the end"
+                raise subprocess.TimeoutExpired(f"worker of process {self.pid}", timeout)
+        with self._lock:
+            if self.returncode is None:
+                said = os.read(self._status, STATUS.size)
+                self.returncode = STATUS.unpack(said)[0] if said else _LOST
+            return self.returncode
+
+    def kill(self) -> None:
+        """End the process now, if it runs."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._process, signal.SIGKILL)
+
+
+def _close(*descriptors: int | None) -> None:
+    for descriptor in descriptors:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+@cache
+def can_fork() -> bool:
+    """Whether this system tells of a process's end by a descriptor, as Linux does since 5.3.
+
+    Where it does not, or forbids it, libraries may not bear a fork either.
+    """
+    try:
+        watched = os.pidfd_open(os.getpid())
+        try:
+            signal.pidfd_send_signal(watched, 0)
+        finally:
+            os.close(watched)
+    except (AttributeError, OSError):
+        return False
+    return True
+
+
+class _Server:
+    """A fork server's process and the connection to it."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._connection, theirs = map(_no_standard, socket.socketpair())
+        driver = os.pidfd_open(os.getpid())
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", _MODULE, str(theirs.fileno()), str(driver)],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), driver),
+                env=environment,
+                process_group=0,  # The terminal's Ctrl-C is for the driver.
+            )
+        except OSError:
+            self._connection.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(driver)
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the server runs."""
+        return self._process.poll() is None
+
+    def fork(self, request: Fork, descriptors: tuple[int, ...]) -> Forked:
+        """Start a worker with these descriptors. Raises LaunchError where the server has ended."""
+        text = msgspec.msgpack.encode(request)
+        ours, theirs = os.pipe()
+        with ExitStack() as stack:
+            closing = stack.enter_context(ExitStack())
+            closing.callback(os.close, ours)
+            stack.callback(os.close, theirs)
+            output, errors = (stack.enter_context(_standard(number)) for number in (1, 2))
+            try:
+                given = [*descriptors, output, errors, theirs]
+                socket.send_fds(self._connection, [LENGTH.pack(len(text))], given)
+                self._connection.sendall(text)
+                answer = self._connection.recv(PID.size, socket.MSG_WAITALL)
+            except OSError:
+                answer = b""
+            except BaseException:
+                self.end()  # What it answers belongs to nobody any more.
+                raise
+            if not answer:
+                with suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_PATIENCE)
+                self.end()
+                raise LaunchError(
+                    "the process that workers are forked from ended with exit code "
+                    f"{self._process.returncode}; what it printed says more"
+                )
+            closing.pop_all()
+            return Forked(PID.unpack(answer)[0], ours)
+
+    def forget(self) -> None:
+        """In a forked copy of this process: let go of what is the original's."""
+        self._connection.close()
+        self._process.returncode = 0  # Else it would be missed: it is no child of this process.
+
+    def end(self) -> None:
+        """End the server; its workers go on."""
+        self._connection.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def _no_standard(connection: socket.socket) -> socket.socket:
+    """The connection, under a number that is not one of the three standard ones."""
+    if connection.fileno() > 2:
+        return connection
+    with connection:
+        return socket.socket(fileno=fcntl.fcntl(connection, fcntl.F_DUPFD_CLOEXEC, 3))
+
+
+@contextmanager
+def _standard(number: int) -> Iterator[int]:
+    """Standard output or error; where a program started here would have none, what takes all."""
+    try:
+        is_passed_on = os.get_inheritable(number)
+    except OSError:
+        is_passed_on = False
+    if is_passed_on:
+        yield number
+    else:
+        with open(os.devnull, "wb") as nothing:
+            yield nothing.fileno()
+
+
+_servers: dict[frozenset[tuple[str, str]], _Server] = {}
+_lock = threading.Lock()
+
+
+def fork_worker(
+    rank: int, size: int, descriptors: tuple[int, ...], environment: Mapping[str, str]
+) -> Forked:
+    """Start the worker of a rank with its end of a connection, the notice board and the store.
+
+    Raises LaunchError, or OSError where there is no server and none can be started.
+    """
+    request = Fork(
+        rank,
+        size,
+        {os.fsencode(name): os.fsencode(text) for name, text in environment.items()},
+        tuple(map(os.fsencode, sys.path)),
+        os.getcwdb(),
+    )
+    with _lock:
+        return _server(environment).fork(request, descriptors)
+
+
+def _server(environment: Mapping[str, str]) -> _Server:
+    """The server for an environment, whatever number of threads that asks for."""
+    environment = {**environment, **_IN_SERVER}
+    read = {name: text for name, text in environment.items() if name.startswith(_READ_AT_LOAD)}
+    read.pop("PYTHONPATH", None)
+    key = frozenset(read.items())
+    if key in _servers and not _servers[key].is_there:
+        _servers.pop(key).end()
+    if key not in _servers:
+        _servers[key] = _Server(environment)
+    return _servers[key]
+
+
+@atexit.register
+def _end_servers() -> None:
+    for server in _servers.values():
+        server.end()
+
+
+def _forget_servers() -> None:
+    """In a forked copy of this process, which has servers of its own."""
+    global _lock
+    _lock = threading.Lock()
+    for server in _servers.values():
+        server.forget()
+    _servers.clear()
+
+
+os.register_at_fork(after_in_child=_forget_servers)

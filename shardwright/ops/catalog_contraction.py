@@ -1,0 +1,202 @@
+"""Rows of operators that multiply and add along shared dimensions: products and attention.
+
+    linear      a b k+, n k+, n -> a b n
+    bmm         b m k+, b k+ n -> b m n
+
+Where the product splits along what it sums over, each part's result is a term of the sum; a bias
+is a term as well, and only one part adds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from shardwright.ops.call import Call, Dims, Emitter, Inputs, Local, Row, Rule, letters, text
+
+
+def contraction(
+    call: Call,
+    inputs: Sequence[Dims],
+    output: Dims,
+    *,
+    terms: Sequence[int] = (),
+    optional: dict[int, str] | None = None,
+) -> Rule:
+    """A sum of products over the names that the output lacks, plus the terms.
+
+    Each tensor's names stand for its dimensions; sizes of 1 beside longer ones are broadcast.
+    """
+    lengths: dict[str, int] = {}
+    for names, shape in zip(inputs, call.inputs, strict=True):
+        for name, size in zip(names, shape, strict=True):
+            lengths[name] = max(size, lengths.get(name, 1))
+
+    def written(names: Dims, shape: Sequence[int]) -> Dims:
+        return [
+            "1" if size == 1 else name if name in output else f"{name}+"
+            for name, size in zip(names, shape, strict=True)
+        ]
+
+    factors = [idx for idx in range(len(inputs)) if idx not in terms]
+    return Rule(
+        text(
+            [written(*pair) for pair in zip(inputs, call.inputs, strict=True)],
+            [["1" if lengths[name] == 1 else name for name in output]],
+        ),
+        terms=frozenset(terms),
+        optional=optional or {},
+        linear=tuple((idx, *terms) for idx in factors),
+    )
+
+
+def linear(call: Call) -> Rule:
+    """Rows times the transposed weight, plus a bias."""
+    lead = letters(len(call.inputs[0]) - 1, without="kn")
+    columns = ["n"] if len(call.inputs[1]) == 2 else []
+    inputs = [[*lead, "k"], [*columns, "k"]]
+    if call.has("bias"):
+        return contraction(
+            call, [*inputs, columns], lead + columns, terms=[2], optional={2: "bias"}
+        )
+    return contraction(call, inputs, lead + columns)
+
+
+def matmul(call: Call) -> Rule:
+    """As torch.matmul: vectors, matrices, and stacks of matrices that are broadcast."""
+    left, right = call.inputs
+    stack = letters(max(len(left), len(right), 2) - 2, without="mkn")
+    rows = ["m"] if len(left) > 1 else []
+    columns = ["n"] if len(right) > 1 else []
+    inputs = [
+        [*stack[len(stack) - max(len(left) - 2, 0) :], *rows, "k"],
+        [*stack[len(stack) - max(len(right) - 2, 0) :], "k", *columns],
+    ]
+    return contraction(call, inputs, stack + rows + columns)
+
+
+def product(equation: str, *, terms: Sequence[int] = ()) -> Row:
+    """A row for an operator of fixed ranks; terms are broadcast to the output from the right."""
+    left, output = equation.split(" -> ")
+    sides = [side.split() for side in left.split(", ")]
+
+    def row(call: Call) -> Rule:
+        inputs = [
+            names[len(names) - len(shape) :]
+            for names, shape in zip(sides, call.inputs, strict=True)
+        ]
+        return contraction(call, inputs, output.split(), terms=terms)
+
+    return row
+
+
+def bilinear(call: Call) -> Rule:
+    """Rows of two inputs through one matrix for each column of the output, plus a bias."""
+    lead = letters(len(call.inputs[0]) - 1, without="ijn")
+    inputs = [[*lead, "i"], [*lead, "j"], ["n", "i", "j"]]
+    if call.has("bias"):
+        inputs.append(["n"])
+        return contraction(call, inputs, [*lead, "n"], terms=[3], optional={3: "bias"})
+    return contraction(call, inputs, [*lead, "n"])
+
+
+def einsum(call: Call) -> Rule:
+    """The equation, with or without spaces; an ellipsis is written out."""
+    equation = str(call.attrs["equation"]).replace(" ", "")
+    left, arrow, right = equation.partition("->")
+    sides = left.split(",")
+    ranks = [
+        len(shape) - len(side.replace("...", ""))
+        for side, shape in zip(sides, call.inputs, strict=True)
+    ]
+    dots = [f"_{i}" for i in range(max(ranks))]
+    if not arrow:
+        singles = sorted({c for c in left if c.isalpha() and left.count(c) == 1})
+        right = ("..." if "..." in left else "") + "".join(singles)
+
+    def names(side: str, rank: int) -> Dims:
+        before, ellipsis, after = side.partition("...")
+        return [*before, *(dots[len(dots) - rank :] if ellipsis else []), *after]
+
+    inputs = [names(side, rank) for side, rank in zip(sides, ranks, strict=True)]
+    return contraction(call, inputs, names(right, len(dots)))
+
+
+def attention(call: Call) -> Rule | None:
+    """Stacks of queries over keys and values: everything splits but keys and what is compared.
+
+    With grouped queries the heads are ``(h g)``: g query heads to each key head.
+    """
+    if call.attrs["dropout_p"] > 0:
+        return None
+    query, key, value, *mask = call.inputs
+    lead = letters(len(query) - 2, without="ldshge")
+    full = call.outputs[0][:-2]
+
+    def stacked(shape: Sequence[int], names: Dims, last: Dims) -> Dims:
+        """Dimensions before the last two, of which those of size 1 are broadcast."""
+        sizes = shape[:-2]
+        names = names[len(names) - len(sizes) :]
+        return ["1" if size == 1 else n for size, n in zip(sizes, names, strict=True)] + last
+
+    heads = shared = lead
+    lengths = {}
+    if call.attrs["enable_gqa"] and lead and full[-1] != key[-3]:
+        lengths = {"h": key[-3], "g": full[-1] // key[-3]}
+        heads = [*lead[:-1], "(h g)" if key[-3] > 1 else "g"]
+        shared = [*lead[:-1], "h"]
+    ends = [["l", "d^"], ["s^", "d^"], ["s^", "e"]]
+    inputs = [
+        stacked(query, heads, ends[0]),
+        stacked(key, shared, ends[1]),
+        stacked(value, shared, ends[2]),
+    ]
+    for shape in mask:
+        rows = ["1" if shape[-2] == 1 else "l", "1" if shape[-1] == 1 else "s^"]
+        inputs.append(stacked(shape, heads, rows))
+    output = ["1" if size == 1 else n for size, n in zip(full, heads, strict=True)]
+    return Rule(
+        text(inputs, [[*output, "l", "e"]]),
+        lengths=lengths,
+        emit=causal_part if call.attrs["is_causal"] else None,
+        linear=((2,),),
+    )
+
+
+def causal_part(e: Emitter, local: Local, inputs: Inputs) -> Any:
+    """Part of the queries sees the keys up to its own places, counted in the whole."""
+    attrs = dict(local.call.attrs)
+    if "l" in local.cuts:
+        attrs["is_causal"] = False
+        del attrs["attn_mask"]
+        seen = e.call(
+            "aten.ones.default", [local.lengths["l"], local.lengths["s"]], dtype=torch.bool
+        )
+        inputs = [*inputs, e.call("aten.tril.default", seen, local.start("l"))]
+    return e.emit(local.call.op, inputs, attrs)
+
+
+def grouped_matmul(call: Call) -> Rule:
+    """Rows in groups, each times the matrix of its group; offsets say where groups end."""
+    return Rule("m^ k+, e^ k+ n, e^ -> m^ n", linear=((0,), (1,)))
+
+
+ROWS: dict[str, Row] = {
+    "aten.linear.default": linear,
+    "aten.matmul.default": matmul,
+    "aten.mm.default": product("m k, k n -> m n"),
+    "aten.bmm.default": product("b m k, b k n -> b m n"),
+    "aten.mv.default": product("m k, k -> m"),
+    "aten.dot.default": product("k, k -> "),
+    "aten.outer.default": product("m, n -> m n"),
+    "aten.addmm.default": product("m n, m k, k n -> m n", terms=[0]),
+    "aten.addmv.default": product("m, m k, k -> m", terms=[0]),
+    "aten.baddbmm.default": product("b m n, b m k, b k n -> b m n", terms=[0]),
+    "aten.addbmm.default": product("m n, b m k, b k n -> m n", terms=[0]),
+    "aten.bilinear.default": bilinear,
+    "aten.einsum.default": einsum,
+    "aten.scaled_dot_product_attention.default": attention,
+    "transformers.grouped_mm_fallback.default": grouped_matmul,
+}

@@ -1,0 +1,215 @@
+"""Rows of layers: normalization, convolution, pooling, resizing, recurrence.
+
+layer_norm    a b c^, c^, c^ -> a b c^
+group_norm    n (g 4^) 8^ 8^, (g 4^), (g 4^) -> n (g 4^) 8^ 8^     the groups split
+conv2d        n c+ 8 8, o c+ 3 3, o -> n o 6 6                     the bias is a term
+"""
+
+from __future__ import annotations
+
+from shardwright.ops.call import Call, Dims, Row, Rule, fixed, named, text, whole, words
+
+# --- normalization ------------------------------------------------------------------------------
+
+
+def layer_norm(call: Call) -> Rule:
+    """The last dimensions, as many as the normalized shape has, stay whole."""
+    shape, last = call.inputs[0], len(call.attrs["normalized_shape"])
+    dims = set(range(len(shape) - last, len(shape)))
+    names = whole(named(shape), dims)
+    inputs = [names] + [names[len(shape) - last :]] * (len(call.inputs) - 1)
+    statistics = ["1" if i in dims else name for i, name in enumerate(names)]
+    return Rule(text(inputs, [names, *[statistics] * (len(call.outputs) - 1)]))
+
+
+def group_norm(call: Call) -> Rule:
+    """Rows and groups split: a part has its share of the groups."""
+    shape, groups = call.inputs[0], int(call.attrs["num_groups"])
+    channels = bracket("g", groups, f"{shape[1] // groups}")
+    names = [*named(shape[:1], without="g"), channels, *map(str, shape[2:])]
+    inputs = [names] + [[channels]] * (len(call.inputs) - 1)
+    return Rule(
+        text(inputs, [names]),
+        lengths={"g": groups} if groups > 1 else {},
+        attrs=lambda local: {"num_groups": local.lengths.get("g", 1)},
+    )
+
+
+def bracket(groups: str, number: int, rest: str) -> str:
+    """The dimension of so many groups of ``rest``."""
+    if number == 1:
+        return rest
+    return groups if rest == "1" else f"({groups} {rest})"
+
+
+def batch_norm(call: Call) -> Rule:
+    """With running statistics everything splits; with those of the batch only the channels."""
+    batch = call.attrs.get("training", call.attrs.get("train", True))
+    return channel_norm(call, set() if not batch else {0, *range(2, len(call.inputs[0]))})
+
+
+def instance_norm(call: Call) -> Rule:
+    """Rows and channels split where their own statistics are used; else as batch_norm."""
+    if not call.attrs["use_input_stats"]:
+        return channel_norm(call, set())
+    statistics = call.has("running_mean")
+    dims = set(range(2, len(call.inputs[0])))
+    return channel_norm(call, dims | ({0} if statistics else set()))
+
+
+def channel_norm(call: Call, mixed: set[int]) -> Rule:
+    """Vectors of a value a channel go with the first input; ``mixed`` dimensions stay whole."""
+    shape = call.inputs[0]
+    names = whole(named(shape), mixed)
+    vectors = [[names[1]]] * (len(call.inputs) - 1)
+    made = [
+        [names[1] if size == shape[1] else str(size) for size in output]
+        for output in call.outputs[1:]
+    ]
+    return Rule(text([names, *vectors], [names, *made]))
+
+
+# --- convolution and pooling --------------------------------------------------------------------
+
+
+def convolution(call: Call) -> Rule:
+    """Rows and channels split: the inputs' by terms of a sum, or channels by their groups.
+
+    Places split where windows touch without overlap, as for patches.
+    """
+    image, kernel = call.inputs[0], call.inputs[1]
+    spatial, transposed = len(kernel) - 2, "transpose" in call.op or call.attrs.get("transposed")
+    groups = int(call.attrs["groups"])
+    rows = named(image[: len(image) - spatial - 1], without="cog")
+    patches = [] if transposed else patch_dims(call, spatial)
+    places = [f"({name} {size})" if size > 1 else name for name, size in patches] or [
+        str(size) for size in image[-spatial:]
+    ]
+    made = [name for name, _ in patches] or [str(size) for size in call.outputs[0][-spatial:]]
+    taps = [str(size) for size in kernel[2:]]
+    if groups == 1:
+        ins, outs = channel("c+", image[-spatial - 1]), channel("o", call.outputs[0][-spatial - 1])
+        weight = [ins, outs] if transposed else [outs, ins]
+    else:
+        each = [image[-spatial - 1] // groups, call.outputs[0][-spatial - 1] // groups]
+        ins, outs = (bracket("g", groups, str(size)) for size in each)
+        weight = [ins, str(each[1])] if transposed else [outs, str(each[0])]
+    inputs = [[*rows, ins, *places], [*weight, *taps]] + [[outs]] * call.has("bias")
+    biased = call.has("bias")
+    return Rule(
+        text(inputs, [[*rows, outs, *made]]),
+        lengths={"g": groups} if groups > 1 else {},
+        terms=frozenset({2} if biased else ()),
+        optional={2: "bias"} if biased else {},
+        attrs=(lambda local: {"groups": local.lengths["g"]}) if groups > 1 else None,
+        linear=((0, 2), (1, 2)) if biased else ((0,), (1,)),
+    )
+
+
+def channel(name: str, size: int) -> str:
+    """A dimension of channels; a single one is not split."""
+    return name if size > 1 else "1"
+
+
+def patch_dims(call: Call, spatial: int) -> list[tuple[str, int]]:
+    """Names of the places and the sizes of their patches; empty where windows overlap or miss."""
+    taps = call.inputs[1][2:]
+    places = call.inputs[0][-spatial:]
+    strides = [*call.attrs["stride"]] * (spatial if len(call.attrs["stride"]) == 1 else 1)
+    unpadded = call.attrs["padding"] in ([0] * spatial, [0], "valid")
+    dense = all(amount == 1 for amount in call.attrs["dilation"])
+    fits = all(
+        size == stride and place % size == 0
+        for size, stride, place in zip(taps, strides, places, strict=True)
+    )
+    if not (unpadded and dense and fits):
+        return []
+    return [(f"p{i}", size) for i, size in enumerate(taps)]
+
+
+def over_places(spatial: int) -> Row:
+    """A row for pooling and resizing: all but the last ``spatial`` dimensions split."""
+
+    def row(call: Call) -> Rule:
+        shape = call.inputs[0]
+        places = set(range(len(shape) - spatial, len(shape)))
+        names = named(shape)
+        outputs = [fixed(names, output, places) for output in call.outputs]
+        return Rule(text([fixed(names, shape, places)], outputs))
+
+    return row
+
+
+def grid_sampler(call: Call) -> Rule:
+    """Points of an image: rows, channels and points split."""
+    image, grid = call.inputs
+    spatial = len(image) - 2
+    points = [f"p{i}" if size > 1 else "1" for i, size in enumerate(grid[1:-1])]
+    rows = channel("n", image[0])
+    inputs: list[Dims] = [
+        [rows, channel("c", image[1]), *map(str, image[2:])],
+        [rows, *points, str(spatial)],
+    ]
+    return Rule(text(inputs, [[rows, channel("c", image[1]), *points]]))
+
+
+# --- recurrence ---------------------------------------------------------------------------------
+
+
+def recurrent(states: int) -> Row:
+    """A row for lstm, gru and rnn over sequences: sequences of the batch split."""
+
+    def row(call: Call) -> Rule | None:
+        attrs = call.attrs
+        if len(call.inputs[0]) != 3 or (attrs["train"] and attrs["dropout"] > 0):
+            return None  # one sequence, or random numbers
+        outside = 0 if attrs["batch_first"] else 1
+
+        def batched(shape: tuple[int, ...], place: int) -> Dims:
+            names = [str(size) for size in shape]
+            return [*names[:place], channel("n", shape[place]), *names[place + 1 :]]
+
+        state_inputs = call.inputs[1 : 1 + states]
+        weights = [[str(size) for size in shape] for shape in call.inputs[1 + states :]]
+        inputs = [batched(call.inputs[0], outside), *(batched(s, 1) for s in state_inputs)]
+        outputs = [batched(call.outputs[0], outside), *(batched(s, 1) for s in call.outputs[1:])]
+        return Rule(text([*inputs, *weights], outputs))
+
+    return row
+
+
+OVER_PLACES = words("""
+    max_pool{n}d.default avg_pool{n}d.default adaptive_avg_pool{n}d.default
+    adaptive_max_pool{n}d.default upsample_nearest{n}d.vec upsample_nearest{n}d.default
+    _upsample_nearest_exact{n}d.vec reflection_pad{n}d.default replication_pad{n}d.default
+""")
+"""For one, two and three dimensions of places."""
+
+ROWS: dict[str, Row] = {
+    "aten.layer_norm.default": layer_norm,
+    "aten.native_layer_norm.default": layer_norm,
+    "aten.rms_norm.default": layer_norm,
+    "aten.group_norm.default": group_norm,
+    "aten.batch_norm.default": batch_norm,
+    "aten._native_batch_norm_legit_functional.default": batch_norm,
+    "aten._native_batch_norm_legit_no_training.default": batch_norm,
+    "aten.instance_norm.default": instance_norm,
+    **{f"aten.conv{n}d.{kind}": convolution for n in (1, 2, 3) for kind in ("default", "padding")},
+    "aten.conv_transpose1d.default": convolution,
+    "aten.conv_transpose2d.input": convolution,
+    "aten.conv_transpose3d.input": convolution,
+    "aten.convolution.default": convolution,
+    **{f"aten.{name.format(n=n)}": over_places(n) for name in OVER_PLACES for n in (1, 2, 3)},
+    **{f"aten.max_pool{n}d_with_indices.default": over_places(n) for n in (2, 3)},
+    "aten.upsample_linear1d.vec": over_places(1),
+    "aten.upsample_bilinear2d.vec": over_places(2),
+    "aten.upsample_bilinear2d.default": over_places(2),
+    "aten.upsample_bicubic2d.vec": over_places(2),
+    "aten.upsample_trilinear3d.vec": over_places(3),
+    "aten._upsample_bilinear2d_aa.vec": over_places(2),
+    "aten.grid_sampler.default": grid_sampler,
+    "aten.lstm.input": recurrent(2),
+    "aten.gru.input": recurrent(1),
+    "aten.rnn_tanh.input": recurrent(1),
+    "aten.rnn_relu.input": recurrent(1),
+}

@@ -1,0 +1,425 @@
+"""Rows of operators that move elements without computing: reshape, permute, expand, cut and join.
+
+    view, (2, 12, 32) as (2, 12, 4, 8)     a b (c d) -> a b c d
+    transpose of 1 and 2                   a b c -> a c b
+    chunk in 3 of dimension 1              a 96 -> a 32, a 32, a 32
+
+Sizes among the arguments are those of the whole; a part's are its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from shardwright.ops.call import (
+    Call,
+    Dims,
+    Emitter,
+    Inputs,
+    Local,
+    Row,
+    Rule,
+    Shape,
+    aligned,
+    fixed,
+    letters,
+    named,
+    text,
+    whole,
+)
+
+FIRST = ((0,),)
+"""Linear in the first input."""
+
+
+# --- reshape ------------------------------------------------------------------------------------
+
+
+def factorize(before: Shape, after: Shape) -> tuple[list[Dims], list[Dims], dict[str, int]]:
+    """The common factors of two shapes in row-major order, for each dimension of both; lengths.
+
+    ``(6, 4)`` and ``(8, 3)`` share a leading factor of 2, whose rest (``3 4`` and ``4 3``) is
+    written in numbers: nothing in it splits both.
+    """
+    ends: tuple[list[Dims], list[Dims]] = ([[] for _ in before], [[] for _ in after])
+    rests = (list(before), list(after))
+    places = [0, 0]
+    lengths: dict[str, int] = {}
+    names = iter(letters(len(before) + len(after) + 1))
+    while True:
+        for side in (0, 1):
+            while places[side] < len(rests[side]) and rests[side][places[side]] == 1:
+                places[side] += 1
+        if places[0] == len(before) or places[1] == len(after):
+            return (*ends, lengths)
+        sizes = [rests[side][places[side]] for side in (0, 1)]
+        shared = math.gcd(*sizes)
+        if shared == 1:
+            _fill_in_numbers(ends, rests, places)
+            continue
+        name = next(names)
+        lengths[name] = shared
+        for side in (0, 1):
+            ends[side][places[side]].append(name)
+            rests[side][places[side]] //= shared
+
+
+def _fill_in_numbers(
+    ends: Sequence[list[Dims]], rests: Sequence[list[int]], places: list[int]
+) -> None:
+    """Write the sizes at hand as numbers, until both sides have passed as many elements."""
+    products = [1, 1]
+    while products[0] != products[1] or products[0] == 1:
+        side = 0 if products[0] <= products[1] else 1
+        place = places[side]
+        products[side] *= rests[side][place]
+        if rests[side][place] != 1:
+            ends[side][place].append(str(rests[side][place]))
+        rests[side][place] = 1
+        places[side] += 1
+
+
+def bracketed(dims: Sequence[Dims]) -> Dims:
+    """Each dimension's factors in brackets, where they are several; ``1`` where there is none."""
+    return [
+        "1" if not factors else factors[0] if len(factors) == 1 else f"({' '.join(factors)})"
+        for factors in dims
+    ]
+
+
+def reshape(call: Call) -> Rule:
+    """The dimensions' common factors: a part is reshaped to its own sizes."""
+    before, after = call.inputs[0], call.outputs[0]
+    if 0 in before:
+        return Rule(text([[str(n) for n in before]], [[str(n) for n in after]]))
+    left, right, lengths = factorize(before, after)
+    return Rule(
+        text([bracketed(left)], [bracketed(right)]),
+        lengths=lengths,
+        attrs=LOCAL_SIZES.get(call.op),
+        emit=reshaped if call.op in NEED_RESHAPE else None,
+        linear=FIRST,
+    )
+
+
+def sizes_of_unflatten(local: Local) -> dict[str, list[int]]:
+    """The sizes that one dimension becomes, here."""
+    dim = local.call.dim()
+    return {"sizes": local.size()[dim : dim + len(local.call.attrs["sizes"])]}
+
+
+LOCAL_SIZES: dict[str, Callable[[Local], dict[str, list[int]]]] = {
+    "aten.reshape.default": lambda local: {"shape": local.size()},
+    "aten.unflatten.int": sizes_of_unflatten,
+}
+NEED_RESHAPE = {
+    "aten.view.default",
+    "aten._unsafe_view.default",
+    "aten.squeeze.default",
+    "aten.squeeze.dim",
+    "aten.squeeze.dims",
+}
+"""A part may be a slice, of which there is no view, or have a size of 1 that is to stay."""
+
+
+def reshaped(e: Emitter, local: Local, inputs: Inputs) -> Any:
+    """A part reshaped to its own sizes."""
+    return e.call("aten.reshape.default", inputs[0], local.size())
+
+
+# --- permute ------------------------------------------------------------------------------------
+
+Permutation = Callable[[torch.Tensor, Call], torch.Tensor]
+"""The operator itself, on a tensor whose sizes say which dimension is which."""
+
+PERMUTATIONS: dict[str, Permutation] = {
+    "aten.transpose.int": lambda x, call: x.transpose(call.attrs["dim0"], call.attrs["dim1"]),
+    "aten.swapaxes.default": lambda x, call: x.transpose(call.attrs["axis0"], call.attrs["axis1"]),
+    "aten.swapdims.default": lambda x, call: x.transpose(call.attrs["dim0"], call.attrs["dim1"]),
+    "aten.permute.default": lambda x, call: x.permute(call.attrs["dims"]),
+    "aten.movedim.int": lambda x, call: x.movedim(call.attrs["source"], call.attrs["destination"]),
+    "aten.movedim.intlist": lambda x, call: x.movedim(
+        call.attrs["source"], call.attrs["destination"]
+    ),
+    "aten.t.default": lambda x, call: x.permute(tuple(reversed(range(x.dim())))),
+    "aten.numpy_T.default": lambda x, call: x.permute(tuple(reversed(range(x.dim())))),
+    "aten.mT.default": lambda x, call: x.mT,
+}
+
+
+def permute(call: Call) -> Rule:
+    """Each dimension keeps its name where it goes."""
+    shape = call.inputs[0]
+    order = torch.empty(tuple(range(len(shape))), device="meta")
+    places = PERMUTATIONS[call.op](order, call).shape
+    names = named(shape)
+    return Rule(text([names], [[names[place] for place in places]]), linear=FIRST)
+
+
+# --- expand and repeat --------------------------------------------------------------------------
+
+
+def expand(call: Call) -> Rule:
+    """New sizes are identifiers that only the output has."""
+    shape, full = call.inputs[0], call.outputs[0]
+    names = named(full)
+    lengths = {name: size for name, size in zip(names, full, strict=True) if name != "1"}
+    return Rule(
+        text([aligned(shape, names, full)], [names]),
+        lengths=lengths,
+        attrs=lambda local: {"size": local.size()},
+        linear=FIRST,
+    )
+
+
+def broadcast(call: Call) -> Rule:
+    """Several inputs, each expanded to the shape that all have together."""
+    full = call.outputs[0]
+    names = named(full)
+    inputs = [aligned(shape, names, full) for shape in call.inputs]
+    return Rule(text(inputs, [names] * len(call.outputs)))
+
+
+def repeat(name: str) -> Row:
+    """A row for repeating the whole: ``a -> (r a)``, where the copies split."""
+
+    def row(call: Call) -> Rule:
+        shape, full = call.inputs[0], call.outputs[0]
+        repeats = list(call.attrs[name])
+        missing = len(full) - len(repeats)
+        repeats = [1] * missing + repeats
+        ends = dict(enumerate(letters(len(full)), start=len(shape) - len(full)))
+        copies = {f"r{i}": count for i, count in enumerate(repeats) if count != 1}
+        inputs = ["1" if shape[i] == 1 else ends[i] for i in range(len(shape))]
+        padded = ["1"] * (len(full) - len(shape)) + inputs
+        output = [
+            kept if f"r{i}" not in copies else f"r{i}" if kept == "1" else f"(r{i} {kept})"
+            for i, kept in enumerate(padded)
+        ]
+
+        def attrs(local: Local) -> dict[str, list[int]]:
+            counts = [local.lengths.get(f"r{i}", 1) for i in range(len(full))]
+            return {name: counts[missing:]}
+
+        return Rule(text([inputs], [output]), lengths=copies, attrs=attrs, linear=FIRST)
+
+    return row
+
+
+def repeat_interleave(call: Call) -> Rule:
+    """Each element several times in a row: ``a -> (a r)``, where what is repeated splits."""
+    shape, dim = call.inputs[0], call.attrs["dim"]
+    names = named(shape, without="r")
+    copies = str(call.attrs["repeats"])
+
+    def repeated(factors: Dims) -> str:
+        kept = [factor for factor in (*factors, copies) if factor != "1"]
+        return bracketed([kept])[0]
+
+    if dim is None:
+        output = [repeated(names)]
+    else:
+        output = [repeated([name]) if i == call.dim() else name for i, name in enumerate(names)]
+    changed = {"output_size": None}
+    return Rule(text([names], [output]), attrs=lambda local: changed, linear=FIRST)
+
+
+# --- cut and join -------------------------------------------------------------------------------
+
+
+OF_LENGTH = frozenset(("aten.narrow.default", "aten.split.sizes", "aten.split_with_sizes.default"))
+"""Operators that are told how long their results are."""
+
+
+def pieces(call: Call) -> Rule:
+    """Slices of one dimension, in one or several outputs: that one stays whole.
+
+    Where all of it is taken it may be split, unless the call names its length.
+    """
+    return _along_one(call, call.inputs[0], linear=FIRST, by_length=call.op in OF_LENGTH)
+
+
+def concatenation(call: Call) -> Rule:
+    """Several inputs joined along one dimension, which stays whole."""
+    shape = max(call.inputs, key=len)
+    return _along_one(call, shape, linear=(tuple(range(len(call.inputs))),))
+
+
+def _along_one(
+    call: Call, shape: Shape, linear: tuple[tuple[int, ...], ...], *, by_length: bool = False
+) -> Rule:
+    dim = int(call.attrs["dim"]) % len(shape)
+    names = named(shape)
+    unchanged = not by_length and all(item == shape for item in (*call.inputs, *call.outputs))
+
+    def dims(item: Shape) -> Dims:
+        if len(item) != len(shape):  # an empty tensor of one dimension, which cat passes over
+            return [str(size) for size in item]
+        return names if unchanged else fixed(names, item, {dim})
+
+    return Rule(text(list(map(dims, call.inputs)), list(map(dims, call.outputs))), linear=linear)
+
+
+def one_less(call: Call) -> Rule:
+    """Slices that lose their dimension: select, unbind."""
+    shape, dim = call.inputs[0], call.dim()
+    names = fixed(named(shape), shape, {dim})
+    return Rule(text([names], [names[:dim] + names[dim + 1 :]] * len(call.outputs)), linear=FIRST)
+
+
+def stack(call: Call) -> Rule:
+    """Inputs joined along a new dimension, which stays whole."""
+    shape = call.outputs[0]
+    dim = int(call.attrs["dim"]) % len(shape)
+    names = fixed(named(shape), shape, {dim})
+    inputs = [names[:dim] + names[dim + 1 :]] * len(call.inputs)
+    return Rule(text(inputs, [names]), linear=(tuple(range(len(call.inputs))),))
+
+
+def whole_along(name: str) -> Row:
+    """A row for operators of one input and output of equal shape that mix certain dimensions."""
+
+    def row(call: Call) -> Rule:
+        names = whole(named(call.inputs[0]), call.dims(name))
+        return Rule(text([names], [names]), linear=FIRST)
+
+    return row
+
+
+def pad(call: Call) -> Rule:
+    """Padded dimensions stay whole."""
+    amounts = call.attrs["pad"]
+    shape, padded = call.inputs[0], call.outputs[0]
+    rank = len(shape)
+    dims = {rank - 1 - i // 2 for i, amount in enumerate(amounts) if amount != 0}
+    names = named(shape)
+    zero = call.attrs.get("mode", "constant") != "constant" or not call.attrs.get("value")
+    return Rule(
+        text([fixed(names, shape, dims)], [fixed(names, padded, dims)]),
+        linear=FIRST if zero else (),
+    )
+
+
+def triangle(call: Call) -> Rule:
+    """A triangle of the last two dimensions; a part's diagonal is moved by where it starts."""
+    names = [*letters(len(call.inputs[0]) - 2, without="mn"), "m", "n"]
+
+    def attrs(local: Local) -> dict[str, int]:
+        return {"diagonal": call.attrs["diagonal"] + local.start("m") - local.start("n")}
+
+    return Rule(text([names], [names]), attrs=attrs, linear=FIRST)
+
+
+def diagonal(call: Call) -> Rule:
+    """The diagonal of two dimensions, which stay whole, at the end."""
+    shape = call.inputs[0]
+    dims = {call.dim("dim1"), call.dim("dim2")}
+    names = fixed(named(shape), shape, dims)
+    kept = [name for i, name in enumerate(names) if i not in dims]
+    return Rule(text([names], [[*kept, str(call.outputs[0][-1])]]), linear=FIRST)
+
+
+def windows(call: Call) -> Rule:
+    """Windows along one dimension, which stays whole; their elements are a new last one."""
+    shape, full = call.inputs[0], call.outputs[0]
+    dim = call.dim("dimension")
+    names = named(shape)
+    output = fixed(names, full, {dim})
+    return Rule(text([fixed(names, shape, {dim})], [[*output, str(full[-1])]]), linear=FIRST)
+
+
+def meshgrid(call: Call) -> Rule:
+    """Each input along a dimension of its own, in every output."""
+    sizes = [shape[0] if shape else 1 for shape in call.inputs]
+    names = ["1" if size == 1 else name for size, name in zip(sizes, letters(9), strict=False)]
+    output = list(names)
+    if call.attrs.get("indexing") == "xy" and len(names) > 1:
+        output[:2] = reversed(output[:2])
+    inputs = [[name] if shape else [] for name, shape in zip(names, call.inputs, strict=True)]
+    return Rule(text(inputs, [output] * len(names)))
+
+
+def pixel_shuffle(call: Call) -> Rule:
+    """Channels become places: ``(c r s) h w -> c (h r) (w s)``."""
+    factor = int(call.attrs["upscale_factor"])
+    lead = letters(len(call.inputs[0]) - 3, without="chw")
+    inputs = [*lead, f"(c {factor} {factor})", "h", "w"]
+    return Rule(text([inputs], [[*lead, "c", f"(h {factor})", f"(w {factor})"]]), linear=FIRST)
+
+
+def pixel_unshuffle(call: Call) -> Rule:
+    """Places become channels: ``c (h r) (w s) -> (c r s) h w``."""
+    factor = int(call.attrs["downscale_factor"])
+    lead = letters(len(call.inputs[0]) - 3, without="chw")
+    inputs = [*lead, "c", f"(h {factor})", f"(w {factor})"]
+    return Rule(text([inputs], [[*lead, f"(c {factor} {factor})", "h", "w"]]), linear=FIRST)
+
+
+def as_complex(call: Call) -> Rule:
+    """Pairs of the last dimension become numbers, or the other way round."""
+    ends = [[*named(min(call.inputs[0], call.outputs[0], key=len))] for _ in range(2)]
+    ends[len(call.outputs[0]) > len(call.inputs[0])].append("2")
+    return Rule(text(ends[:1], ends[1:]), linear=FIRST)
+
+
+ROWS: dict[str, Row] = {
+    **dict.fromkeys(
+        (
+            "aten.view.default",
+            "aten._unsafe_view.default",
+            "aten.reshape.default",
+            "aten.flatten.using_ints",
+            "aten.ravel.default",
+            "aten.unflatten.int",
+            "aten.unsqueeze.default",
+            "aten.squeeze.default",
+            "aten.squeeze.dim",
+            "aten.squeeze.dims",
+        ),
+        reshape,
+    ),
+    **dict.fromkeys(PERMUTATIONS, permute),
+    **dict.fromkeys(
+        (
+            "aten.slice.Tensor",
+            "aten.narrow.default",
+            "aten.split.Tensor",
+            "aten.split.sizes",
+            "aten.split_with_sizes.default",
+            "aten.chunk.default",
+            "aten.tensor_split.sections",
+            "aten.tensor_split.indices",
+            "aten.unsafe_chunk.default",
+        ),
+        pieces,
+    ),
+    "aten.expand.default": expand,
+    "aten.broadcast_to.default": expand,
+    "aten.broadcast_tensors.default": broadcast,
+    "aten.repeat.default": repeat("repeats"),
+    "aten.tile.default": repeat("dims"),
+    "aten.repeat_interleave.self_int": repeat_interleave,
+    "aten.select.int": one_less,
+    "aten.unbind.int": one_less,
+    "aten.cat.default": concatenation,
+    "aten.concat.default": concatenation,
+    "aten.stack.default": stack,
+    "aten.flip.default": whole_along("dims"),
+    "aten.roll.default": whole_along("dims"),
+    "aten.pad.default": pad,
+    "aten.constant_pad_nd.default": pad,
+    "aten.tril.default": triangle,
+    "aten.triu.default": triangle,
+    "aten.diagonal.default": diagonal,
+    "aten.unfold.default": windows,
+    "aten.meshgrid.indexing": meshgrid,
+    "aten.meshgrid.default": meshgrid,
+    "aten.pixel_shuffle.default": pixel_shuffle,
+    "aten.pixel_unshuffle.default": pixel_unshuffle,
+    "aten.view_as_complex.default": as_complex,
+    "aten.view_as_real.default": as_complex,
+}

@@ -1,1 +1,0 @@
-"""A pipeline file simulated task by task, as its workers walk it."""

@@ -1,0 +1,115 @@
+"""How many microbatches a pipeline rank holds at once, from their forward to their backward.
+
+Comes in: a schedule and a rank. Goes out: `Held`: numbers of microbatches of each of its stages, in
+their order, that it holds at some time; or `Apart`, those whose backward is still to come and those
+of which only weight gradients are. A worker looks one action ahead: while a backward waits,
+for the gradients of another stage or for other slots inside its own, the forward behind it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from shardwright.schedules.schedule import Schedule
+
+Rows = tuple[tuple[int, ...], ...]
+"""Numbers of microbatches of each stage, once for each time that counts."""
+
+AHEAD = 0.5
+"""How much of the next forward a slot has done that waits for others of its stage now and again. It
+depends on who is late; in simulations of transformers it is a third to a half."""
+ENOUGH_TO_WAIT = 0.01
+"""Of what is kept so much is brought by communication where slots wait; a loss alone is less."""
+
+
+class Held(NamedTuple):
+    """What a rank holds at once; where its slots wait for one another, ``waiting`` what then."""
+
+    usual: Rows
+    waiting: Rows | None = None
+
+    def most(self, each: ArrayLike) -> float:
+        """The most that a rank holds of which a microbatch has so much in each stage."""
+        alone = max(np.dot(row, each) for row in self.usual)
+        if self.waiting is None:
+            return float(alone)
+        ahead = max(np.dot(row, each) for row in self.waiting)
+        return float(alone + AHEAD * (ahead - alone))
+
+
+class Apart(NamedTuple):
+    """What a rank holds at once under a schedule with weight gradients of their own.
+
+    A row has, of each stage, the microbatches without a backward, then, again of each stage, those
+    that only wait for their weight gradients. ``before`` are times behind a forward, ``behind``
+    those behind a backward.
+    """
+
+    before: Rows
+    behind: Rows
+
+
+def held_apart(schedule: Schedule, rank: int, *, inside: bool = False) -> Apart:
+    """The same as `held_at_once`, and what is held behind backwards."""
+    stages = schedule.stages_of(rank)
+    place = {stage: i for i, stage in enumerate(stages)}
+    count = len(stages)
+    now = [0] * (2 * count)
+    before, behind = set[tuple[int, ...]](), set[tuple[int, ...]]()
+    for action, following in pairwise((*schedule.actions[rank], None)):
+        assert action is not None
+        at = place[action.stage]
+        if action.kind == "F":
+            now[at] += 1
+            before.add(tuple(now))
+        elif action.kind == "B":
+            waits = inside or action.stage < schedule.stages - 1
+            if waits and following is not None and following.kind == "F":
+                ahead = place[following.stage]
+                before.add(tuple(held + (i == ahead) for i, held in enumerate(now)))
+            now[at] -= 1
+            now[count + at] += 1
+            behind.add(tuple(now))
+        else:
+            now[count + at] -= 1
+    return Apart(_largest(before), _largest(behind))
+
+
+def held_at_once(schedule: Schedule, rank: int, *, inside: bool = False) -> Rows:
+    """Numbers of microbatches held at once of a rank's stages, those less than others left out.
+
+    ``inside`` is where each backward waits, for other slots of its own stage.
+    """
+    stages = schedule.stages_of(rank)
+    place = {stage: i for i, stage in enumerate(stages)}
+    now, found = [0] * len(stages), set()
+    for action, following in pairwise((*schedule.actions[rank], None)):
+        assert action is not None
+        waits = action.kind == "B" and (inside or action.stage < schedule.stages - 1)
+        if waits and following is not None and following.kind == "F":
+            ahead = place[following.stage]
+            found.add(tuple(count + (i == ahead) for i, count in enumerate(now)))
+        if action.kind == "F":
+            now[place[action.stage]] += 1
+            if following is None or following.kind != "F":  # behind another forward it holds more
+                found.add(tuple(now))
+        elif action.kind == schedule.works[-1]:
+            now[place[action.stage]] -= 1
+    return _largest(found)
+
+
+def waits_inside(brought: float, kept: float) -> bool:
+    """Whether slots of a stage wait for one another: bytes that they bring each other and keep."""
+    return brought > ENOUGH_TO_WAIT * kept
+
+
+def _largest(found: Collection[tuple[int, ...]]) -> Rows:
+    """Of distinct rows of numbers those that no other has at least as much as in every place."""
+    rows = np.array(sorted(found))
+    within = (rows[:, None] <= rows).all(axis=2).sum(axis=1)  # each is within itself
+    return tuple(tuple(row) for row in rows[within == 1].tolist())

@@ -1,0 +1,204 @@
+"""The cheapest way from one layout of a tensor to another, on one mesh.
+
+Comes in: a mesh, the whole tensor's shape and bytes an element, the layouts that a producer gives
+and a consumer wants, and a cluster that prices collectives. Goes out: a `Conversion`, the steps to
+take; none where the layouts agree.
+
+The way is found by Dijkstra's search over layouts, along the `moves` that are right. What a move
+costs depends on how much the slots hold at that moment, so it may pay to slice along one axis
+before communicating along another. No step cuts so finely that a slot is left without data, unless
+the target does.
+
+What always holds: no sequence of right moves is cheaper by the cluster's prices; among equally
+cheap ones the shortest is taken, then the first in the order of axes and placements, so that the
+same question always has the same answer. Answers are kept.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import msgspec
+
+from shardwright.clusters.cluster import Cluster
+from shardwright.clusters.links import Links
+from shardwright.clusters.mesh import Group, Mesh
+from shardwright.errors import PlanError
+from shardwright.sharding.cuts import largest_shape, leaves_none_empty
+from shardwright.sharding.layout import Layout
+from shardwright.sharding.moves import Step, move_kind, moves
+from shardwright.sharding.placement import Partial, Placement, Placements, Replicate, Shard
+from shardwright.sharding.ranges import Ranges, Shape
+
+PICOSECOND = 1e-12
+"""Prices are compared in whole picoseconds: sums of these do not depend on their order."""
+
+
+class Conversion(msgspec.Struct, frozen=True):
+    """The steps that take a tensor of ``shape`` from one layout to another on a mesh.
+
+    The layouts of the steps are in normal form.
+    """
+
+    mesh: Mesh
+    shape: Shape
+    source: Layout
+    target: Layout
+    steps: tuple[Step, ...]
+
+    @property
+    def seconds(self) -> float:
+        """What all steps take together."""
+        return sum(step.seconds for step in self.steps)
+
+    @property
+    def layouts(self) -> tuple[Layout, ...]:
+        """The layout before the first step, and after each, in normal form."""
+        return (
+            self.source.normal(self.mesh, self.shape),
+            *(step.after for step in self.steps),
+        )
+
+    def groups(self, step: Step) -> tuple[Group, ...]:
+        """The slots that take ``step`` together, each group in the order of its members."""
+        return self.mesh.groups(step.axis)
+
+    def slices(self, layout: Layout) -> tuple[Ranges, ...]:
+        """What each slot holds in one of the layouts, in the order of ``mesh.devices``."""
+        return layout.slices(self.mesh, self.shape)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{list(self.shape)} on {self.mesh}: {self.source} -> {self.target}, "
+            f"{len(self.steps)} steps, {self.seconds * 1e6:.1f} µs"
+        ]
+        return "\n".join([*lines, *(f"  {step}" for step in self.steps)])
+
+
+def convert(
+    source: Layout,
+    target: Layout,
+    *,
+    mesh: Mesh,
+    shape: Shape,
+    itemsize: int = 4,
+    cluster: Cluster | None = None,
+) -> Conversion:
+    """The cheapest steps from ``source`` to ``target``.
+
+    ``shape`` is the whole tensor's, ``itemsize`` bytes an element; without a cluster all slots are
+    processes of one host. Raises PlanError where a layout does not fit mesh or shape, or where the
+    target is a partial sum that the source is not.
+    """
+    shape = tuple(shape)
+    start, goal = source.normal(mesh, shape), target.normal(mesh, shape)
+    for axis in goal.partial_axes(mesh):
+        if start.placements[axis] != goal.placements[axis]:
+            raise PlanError(
+                f"no communication turns {source} into {target}: along axis {mesh.axes[axis]!r} "
+                f"the target is {goal.placements[axis]}, which only a producer can give"
+            )
+    links = (cluster or Cluster((mesh.devices,))).links(mesh)
+    steps = _cheapest(start.placements, goal.placements, mesh.sizes, shape, itemsize, links)
+    return Conversion(mesh, shape, source, target, steps)
+
+
+@lru_cache(maxsize=1 << 16)
+def _cheapest(
+    source: Placements,
+    target: Placements,
+    sizes: tuple[int, ...],
+    shape: Shape,
+    itemsize: int,
+    links: tuple[Links, ...],
+) -> tuple[Step, ...]:
+    """Dijkstra's search. Labels are (picoseconds, steps, way); the way breaks ties."""
+    terrain = _Terrain(target, sizes, shape, itemsize, links, _units(target, len(shape)))
+    queue: list[_Label] = [(0, 0, (), source)]
+    done: set[Placements] = set()
+    while queue:
+        spent, length, way, here = heapq.heappop(queue)
+        if here == target:
+            return terrain.steps(source, way)
+        if here in done:
+            continue
+        done.add(here)
+        for axis, there in terrain.moves(here):
+            if there not in done:
+                price = terrain.price(axis, here, there)
+                onward = (*way, (axis, _rank(there[axis])))
+                heapq.heappush(queue, (spent + price, length + 1, onward, there))
+    raise AssertionError(f"no way from {Layout(source)} to {Layout(target)}")
+
+
+_Rank = tuple[int, int]
+_Way = tuple[tuple[int, _Rank], ...]
+"""Moves as (axis, rank of the new placement)."""
+_Label = tuple[int, int, _Way, Placements]
+
+
+def _units(target: Placements, ndim: int) -> list[list[int]]:
+    """The units in which a way may cut each dimension: one, and the target's."""
+    wanted = {(p.dim, p.unit) for p in target if isinstance(p, Shard)}
+    return [sorted({1, *(unit for d, unit in wanted if d == dim)}) for dim in range(ndim)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Terrain:
+    """What one search walks on: the moves that lead to a target, and their prices."""
+
+    target: Placements
+    sizes: tuple[int, ...]
+    shape: Shape
+    itemsize: int
+    links: tuple[Links, ...]
+    units: Sequence[Sequence[int]]
+    held: dict[Placements, int] = field(default_factory=dict)
+
+    def moves(self, here: Placements) -> Iterator[tuple[int, Placements]]:
+        """The right moves that can be part of a way."""
+        for axis, there in moves(here, self.sizes, self.shape, self.units):
+            want = self.target[axis]
+            if isinstance(want, Partial):
+                continue
+            coarser = not isinstance(there[axis], Shard)
+            if coarser or there[axis] == want or leaves_none_empty(there, self.sizes, self.shape):
+                yield axis, there
+
+    def price(self, axis: int, here: Placements, there: Placements) -> int:
+        """Picoseconds of a move."""
+        kind = move_kind(here[axis], there[axis])
+        nbytes = max(self._nbytes(here), self._nbytes(there))
+        return round(self.links[axis].seconds(kind, self.sizes[axis], nbytes) / PICOSECOND)
+
+    def steps(self, source: Placements, way: _Way) -> tuple[Step, ...]:
+        """The moves of a way, one after the other."""
+        found, here = [], source
+        for axis, rank in way:
+            there = (*here[:axis], _ranked(rank), *here[axis + 1 :])
+            seconds = self.price(axis, here, there) * PICOSECOND
+            found.append(Step(axis, Layout(here), Layout(there), seconds))
+            here = there
+        return tuple(found)
+
+    def _nbytes(self, placements: Placements) -> int:
+        """The most bytes that a slot holds."""
+        if placements not in self.held:
+            largest = largest_shape(placements, self.sizes, self.shape)
+            self.held[placements] = math.prod(largest) * self.itemsize
+        return self.held[placements]
+
+
+def _rank(placement: Placement) -> _Rank:
+    """The order of placements a move may lead to: Replicate, then Shard by dimension and unit."""
+    return (placement.dim + 1, placement.unit) if isinstance(placement, Shard) else (0, 0)
+
+
+def _ranked(rank: _Rank) -> Placement:
+    """The inverse of `_rank`."""
+    dim, unit = rank
+    return Shard(dim - 1, unit) if dim else Replicate()

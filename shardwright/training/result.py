@@ -1,0 +1,87 @@
+"""What a run of training leaves: losses, evaluations, and the trained tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shardwright.errors import WeightError
+from shardwright.pipeline import Pipeline
+from shardwright.planning import Plan
+from shardwright.runtime.session import Session
+from shardwright.training.checkpoint import find_checkpoint, read_manifest
+from shardwright.training.dcp import Piece, read_pieces, stored_in
+from shardwright.training.logs import StepReport
+
+_STEPS_OWN = ("optimizer.", "grad.")
+"""How names of state begin that is not the model's."""
+
+
+@dataclass
+class TrainResult:
+    """A run of `train`; under torchrun the ranks behind the first have no reports.
+
+    steps
+        How many steps the model has seen, those before a resumed run's first included.
+    reports
+        One a step of this run, in order.
+    plan, pipeline
+        How it was run.
+    model
+        The program's state_dict.
+    state
+        All state of the step, the optimizers' included, whole tensors by name.
+    """
+
+    plan: Plan
+    pipeline: Pipeline
+    steps: int = 0
+    reports: list[StepReport] = field(default_factory=list)
+    model: dict[str, Tensor] = field(default_factory=dict)
+    state: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def losses(self) -> list[float]:
+        """The loss of each step of this run."""
+        return [report.loss for report in self.reports]
+
+    @property
+    def seconds(self) -> list[float]:
+        """What each step of this run took."""
+        return [report.seconds for report in self.reports]
+
+    @property
+    def evaluations(self) -> dict[int, dict[str, float]]:
+        """What evaluations found, by the step that they followed."""
+        return {r.step: r.evaluation for r in self.reports if r.evaluation is not None}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The trained model's ``state_dict()``, as one device would have it."""
+        return dict(self.model)
+
+
+def state_dict(source: TrainResult | Session | str | Path) -> dict[str, Tensor]:
+    """The state_dict of a trained model, as one device has it: whole tensors by original names.
+
+    ``source`` is what `train` returned, a checkpoint, or a directory of checkpoints, whose latest
+    is read. Or a `Session`, which knows only what its pipeline has: tied parameters are there once,
+    and what the step does not use is not. Raises WeightError where there is no checkpoint.
+    """
+    if isinstance(source, TrainResult):
+        return source.state_dict()
+    if isinstance(source, Session):
+        state = source.state()
+        return {name: state[name] for name in state if not name.startswith(_STEPS_OWN)}
+    path = find_checkpoint(source)
+    stored, names = stored_in(path), read_manifest(path).model
+    if lacking := [name for name in names if name not in stored]:
+        raise WeightError(
+            f"the checkpoint {path} has no {lacking[0]!r}, of which it says that the model has it; "
+            "it is damaged: take another"
+        )
+    found = {name: torch.empty(stored[name].shape, dtype=stored[name].dtype) for name in names}
+    read_pieces(path, {Piece.whole(name, tensor): tensor for name, tensor in found.items()})
+    return found

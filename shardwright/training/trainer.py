@@ -1,0 +1,208 @@
+"""`train`: an ordinary training step for one device, run on a mesh.
+
+    first batch → Program (the step's graph) → plan → build → Session → steps
+
+This module puts the parts together; `training_run` goes through the steps.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from torch.optim.lr_scheduler import LRScheduler
+
+from shardwright.building import build
+from shardwright.clusters import Cluster
+from shardwright.compiler import lower as lowered
+from shardwright.costs import Profile
+from shardwright.launch.torchrun import is_torchrun
+from shardwright.pipeline.schema import DeviceKind
+from shardwright.planning import Plan
+from shardwright.tracing.rates import Factor, Rates
+from shardwright.training.buckets import StepBuckets, shape_text
+from shardwright.training.choosing import program_with
+from shardwright.training.evaluation import Evaluation
+from shardwright.training.loading import Data, Loading
+from shardwright.training.result import TrainResult
+from shardwright.training.training_options import Options
+from shardwright.training.training_run import TrainingRun
+
+
+def train(
+    step_fn: Callable[..., Any],
+    data: Data,
+    *,
+    mesh: Mapping[str, int] | None = None,
+    devices: int | Cluster | None = None,
+    policy: str | None = None,
+    plan: Plan | None = None,
+    profile: Profile | None = None,
+    microbatches: int | None = None,
+    schedule: str | None = None,
+    chunks: int | None = None,
+    recompute: str | None = None,
+    memory: int | None = None,
+    zero: int | None = None,
+    device_kind: DeviceKind = "cpu",
+    lower: bool = False,
+    epochs: int | None = None,
+    steps: int | None = None,
+    evaluate: Callable[..., Any] | None = None,
+    eval_data: Data | None = None,
+    eval_every: int | None = None,
+    scheduler: LRScheduler | Sequence[LRScheduler] | Factor | None = None,
+    checkpoint: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    resume: bool | Literal["auto"] = False,
+    restarts: int = 0,
+    log: str | Path | None = None,
+    tensorboard: str | Path | None = None,
+    trace: str | Path | None = None,
+    quiet: bool = False,
+    in_process: bool = False,
+    timeout: float = 60.0,
+    threads: int = 1,
+    modules: Sequence[str] = (),
+    drop_last: bool = False,
+    write_back: bool = True,
+    seed: int = 0,
+) -> TrainResult:
+    """Train on a mesh of devices with a step written for one.
+
+    step_fn
+        Runs one step: computes a loss from a batch, and calls ``backward()``, the optimizer's
+        ``step()`` and ``zero_grad()``. It reaches its model and optimizer as any function does.
+        What it returns is reported; the loss is the number called ``loss``, or the first.
+    data
+        The batches, each a tuple or dict of arguments or the one argument: a DataLoader, a list, or
+        a function from the number of a pass to one. For batches of another shape than the first
+        one's, such as a shorter last one, a program of their own is made on the same state; it
+        takes their rows in equal microbatches.
+    drop_last
+        Whether batches of fewer rows than the first are left out.
+    mesh, devices, policy, profile, microbatches, schedule, chunks, recompute, memory, zero
+        As in `plan`, which has defaults for those that are not given; one slot, or as many as
+        torchrun has ranks, where neither mesh nor devices is given. With ``policy="auto"`` the
+        number of microbatches is searched for too, unless it is given. Or, in place of all of
+        them, ``plan``, made for the graph of one microbatch.
+    device_kind
+        As in `build`: what every slot is.
+    lower
+        Whether slots run kernel calls in place of operators; see `shardwright.lower`.
+    evaluate, eval_data, eval_every
+        A function of a batch whose numbers are averaged over ``eval_data``, every so many steps
+        and at the end. Its modules are in eval mode.
+    scheduler
+        One of torch's for the optimizer, stepped once a step, or a function from the step (0 on)
+        to what the optimizer's rate is multiplied by. Those that step_fn steps need not be given.
+    epochs, steps
+        How many passes over the data, or steps in all; whichever ends first.
+    checkpoint, checkpoint_every, resume
+        A directory for checkpoints, one every so many steps and one at the end. With ``resume``
+        the run goes on from the latest, if there is one, with the same batches, rates and dropout
+        as if it had never stopped; the mesh may be another.
+    restarts
+        How often workers that were lost are replaced, from the last checkpoint on.
+    log, tensorboard, quiet
+        A file of JSON lines, a directory for TensorBoard, and whether to show nothing. What is
+        shown goes to the error stream: a line for each phase before the first step, then steps.
+    trace
+        A file for a Chrome trace of who did what in each step, as `simulate` writes one of what is
+        to be expected. It grows with the steps: take few.
+    in_process, timeout, threads, modules
+        As for a `Runner`.
+    seed
+        Of the data's order and of dropout.
+    write_back
+        Whether the program's model and optimizer get the trained values at the end.
+
+    Under torchrun every rank calls it alike and is one slot; rank 0 reports. Raises CaptureError,
+    PlanError, InputError, and RunError with its kinds where workers fail.
+    """
+    options = Options(
+        epochs=epochs,
+        steps=steps,
+        eval_every=eval_every,
+        checkpoint=checkpoint,
+        checkpoint_every=checkpoint_every,
+        resume=bool(resume),
+        restarts=restarts,
+        log=log,
+        tensorboard=tensorboard,
+        trace=trace,
+        quiet=quiet,
+        in_process=in_process,
+        timeout=timeout,
+        threads=threads,
+        modules=modules,
+        drop_last=drop_last,
+        write_back=write_back,
+        seed=seed,
+    )
+    options.check(data, evaluate=evaluate is not None, eval_data=eval_data is not None)
+    display = options.make_display()
+    loading = Loading(data, seed=seed, epochs=epochs)
+    if plan is None and devices is None and mesh is None:
+        devices = _slots(in_process)
+    asked = {
+        "devices": devices,
+        "policy": policy,
+        "mesh": mesh,
+        "profile": profile,
+        "microbatches": microbatches,
+        "schedule": schedule,
+        "chunks": chunks,
+        "recompute": recompute,
+        "memory": memory,
+        "zero": zero,
+    }
+    first = loading.first()
+    display.note(f"capturing the step with a batch of {shape_text(first)}")
+    program, plan = program_with(step_fn, first, asked, plan=plan, seed=seed, note=display.note)
+    graph = program.graph
+    evaluation = None
+    if evaluate is not None and eval_data is not None:
+        display.note("capturing and planning the evaluation")
+        evaluation = Evaluation(
+            evaluate,
+            eval_data,
+            step=graph,
+            plan=plan,
+            device_kind=device_kind,
+            seed=seed,
+            lower=lower,
+        )
+        evaluation.prepare()
+    display.note(f"building {'and lowering ' * lower}the pipeline")
+    pipeline = build(graph, plan, device_kind=device_kind)
+    pipeline = lowered(pipeline) if lower else pipeline
+    buckets = StepBuckets(
+        step_fn,
+        program,
+        plan,
+        pipeline,
+        device_kind=device_kind,
+        seed=seed,
+        lower=lower,
+        note=display.note,
+    )
+    if not drop_last:
+        buckets.prepare(loading.other_shapes(program.batch, steps))
+    return TrainingRun(
+        options=options,
+        loading=loading,
+        program=program,
+        buckets=buckets,
+        rates=Rates(program.captured.rates, scheduler, program.captured.schedulers),
+        evaluation=evaluation,
+        result=TrainResult(plan, pipeline),
+        display=display,
+    ).run()
+
+
+def _slots(in_process: bool) -> int:
+    """How many slots where nobody says: as many as torchrun has ranks."""
+    return int(os.environ["WORLD_SIZE"]) if is_torchrun() and not in_process else 1

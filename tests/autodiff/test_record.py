@@ -1,0 +1,91 @@
+"""What a function runs below autograd becomes a functional graph."""
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from shardwright.autodiff.record import Function, Kind, record
+from shardwright.errors import GraphError
+from shardwright.ir import IRGraph
+from tests.building.derivatives import run
+
+MODE = FakeTensorMode()
+
+
+def recorded(function: Function, *shapes: tuple[int, ...]) -> IRGraph:
+    found = record(function, [Kind(shape, "f64", None) for shape in shapes], MODE, "cpu")
+    return found.builder.finish([v for v in found.results if v is not None])
+
+
+def operators(graph: IRGraph) -> list[str]:
+    return [node.op.split(".")[1] for node in graph.nodes]
+
+
+def same(function: Function, *shapes: tuple[int, ...]) -> list[str]:
+    """Hold the graph of a function against the function; gives its operators."""
+    graph = recorded(function, *shapes)
+    tensors = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    expected = function([tensor.clone() for tensor in tensors])
+    for found, expectation in zip(run(graph, tensors), expected, strict=True):
+        assert torch.equal(found, expectation)
+    return operators(graph)
+
+
+def test_composite_operators_are_taken_apart():
+    assert same(lambda t: [torch.nn.functional.linear(*t)], (2, 3), (4, 3)) == ["t", "mm"]
+
+
+def test_writes_become_new_values():
+    def function(tensors):
+        total = torch.zeros_like(tensors[0])
+        total[:, 1:] += tensors[0][:, 1:]
+        total.mul_(2)
+        return [total]
+
+    assert not any(op.endswith("_") for op in same(function, (2, 3)))
+
+
+def test_pieces_that_are_written_to_are_apart():
+    """Recurrent cells write gates in place; the pieces of an unsafe split share nothing."""
+
+    def function(tensors):
+        first, second = torch.ops.aten.unsafe_split.Tensor(tensors[0] + 0, 2, 1)
+        return [first.sigmoid_() * second.tanh_()]
+
+    assert "unsafe_split" in same(function, (2, 4))
+
+
+def test_an_argument_may_be_a_result_and_a_result_nothing():
+    found = record(lambda t: [t[1], None, t[0]], [Kind((2,), "f64", None)] * 2, MODE, "cpu")
+    first, second = found.builder.graph.inputs
+    assert found.results == [second, None, first]
+    assert found.builder.graph.nodes == []
+
+
+def test_numbers_in_tensors_are_made_anew():
+    assert same(lambda t: [t[0] * torch.tensor(3.0, dtype=torch.float64)], (2,))
+
+
+def test_tensors_from_outside_are_refused():
+    outside = torch.randn(3)
+    with pytest.raises(GraphError, match=r"reads a tensor \[3\] that is none of its operator's"):
+        recorded(lambda t: [t[0] + outside], (3,))
+
+
+def test_strides_are_those_of_the_kernels():
+    """The fake backward of a layer norm keeps its input's strides, the kernels do not."""
+    kind = Kind((2, 3, 4), "f64", (12, 1, 3))
+
+    def function(tensors):
+        x = tensors[0].requires_grad_()
+        with torch.enable_grad():
+            y = torch.nn.functional.layer_norm(x, (4,))
+        return torch.autograd.grad(y, x, torch.ones_like(y))
+
+    found = record(function, [kind], MODE, "cpu")
+    assert found.builder.graph.values[found.results[0]].strides is None
+
+
+def test_nothing_runs_under_autocast():
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert same(lambda t: [t[0] @ t[1]], (2, 3), (3, 2)) == ["mm"]

@@ -1,0 +1,189 @@
+"""Hand-made training steps whose schedules cannot be carried out, and how long the proof takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from shardwright.engine import check_schedule
+from shardwright.errors import PipelineError
+from shardwright.pipeline import Document, Microbatches, ScheduleInfo, SuperTask, TensorInfo, check
+from shardwright.pipeline.schedule_file import schedule_info
+from shardwright.schedules import KINDS, make_schedule
+from tests.pipeline.training import message, training_step
+
+
+def schedule(**fields: object) -> Callable[[Document], None]:
+    """A change of the schedule's numbers."""
+
+    def change(document: Document) -> None:
+        training = document.training
+        assert training is not None
+        assert training.schedule is not None
+        training.schedule = msgspec.structs.replace(training.schedule, **fields)
+
+    return change
+
+
+def refused(document: Document) -> PipelineError:
+    with pytest.raises(PipelineError) as caught:
+        check(document)
+    return caught.value
+
+
+def test_a_training_step_passes() -> None:
+    check(training_step())
+
+
+def test_a_document_without_a_schedule_passes() -> None:
+    document = training_step()
+    document.training = None
+    check_schedule(document)
+
+
+def test_the_files_rules_come_first() -> None:
+    document = training_step()
+    document.supertasks["d0.F0.0"].stage = None
+    assert refused(document).rule == "stages"
+
+
+def test_an_unknown_kind() -> None:
+    document = training_step()
+    schedule(kind="1f1c")(document)
+    error = refused(document)
+    assert error.rule == "schedule"
+    assert "training.schedule.kind" in str(error)
+
+
+def test_a_placement_of_another_kind() -> None:
+    document = training_step()
+    schedule(placement=(1, 0), slots=(("d1",), ("d0",)))(document)
+    error = refused(document)
+    assert error.rule == "schedule"
+    assert "training.schedule.placement" in str(error)
+
+
+def test_a_stage_that_reads_what_a_later_one_makes() -> None:
+    """Two stages on one slot, the first of which reads what the second makes."""
+    document = chain(1, 2, "interleaved")
+    first, second = document.supertasks["d0.F0"], document.supertasks["d0.F1"]
+    first.inputs, second.inputs = (second.outputs[0],), ("x",)
+    with pytest.raises(PipelineError) as caught:
+        check_schedule(document)
+    error = caught.value
+    assert (error.rule, error.task, error.tensor) == ("schedule-order", "d0.F0", "h1")
+    assert "'d0.F1' makes the tensor in F0 of stage 1" in str(error)
+
+
+def chain(ranks: int, chunks: int, kind: str, microbatches: int = 4, tasks: int = 1) -> Document:
+    """One slot a rank; each stage reads what the one before makes, and back.
+
+    Only the schedule's check is for it: the graphs are missing.
+    """
+    made = make_schedule(kind, ranks=ranks, chunks=chunks, microbatches=microbatches)
+    document = training_step()
+    document.devices = {f"d{i}": document.devices["d0"] for i in range(ranks)}
+    document.tensors = {}
+    supertasks = {}
+
+    def compute(device: str, phase: str, stage: int, read: str, make: str) -> str:
+        for i in range(tasks):
+            name = f"{device}.{phase[0].upper()}{stage}" + (f".{i}" if i else "")
+            output = make if i == tasks - 1 else f"{make}.{i}"
+            document.tensors[output] = TensorInfo((), "f32")
+            task = SuperTask("FX", (read,), (output,), device, "{}", phase=phase, stage=stage)  # type: ignore[arg-type]
+            supertasks[name] = task
+            read = output
+        return read
+
+    def move(read: str, phase: str, source: int, target: int) -> str:
+        devices = [f"d{made.placement[stage]}" for stage in (source, target)]
+        if devices[0] == devices[1]:
+            return read
+        got = f"{read}@{devices[1]}"
+        document.tensors[got] = TensorInfo((), "f32")
+        places = (f"{phase} {source}", f"{phase} {target}")
+        both = message(
+            f"{phase[0]}{source}", (devices[0], places[0], read), (devices[1], places[1], got)
+        )
+        supertasks.update(both)
+        return got
+
+    read = "x"
+    for stage in range(made.stages):
+        read = compute(f"d{made.placement[stage]}", "forward", stage, read, f"h{stage}")
+        if stage + 1 < made.stages:
+            read = move(read, "forward", stage, stage + 1)
+    for stage in reversed(range(made.stages)):
+        read = compute(f"d{made.placement[stage]}", "backward", stage, read, f"g{stage}")
+        if stage:
+            read = move(read, "backward", stage, stage - 1)
+    document.supertasks = supertasks
+    assert document.training is not None
+    document.training.replaces = {}
+    document.training.microbatches = Microbatches(microbatches)
+    document.training.schedule = schedule_info(made, [[device] for device in document.devices])
+    return document
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("microbatches", [1, 3, 8])
+def test_stages_in_a_row_never_deadlock(kind: str, microbatches: int) -> None:
+    chunks = make_schedule(kind, ranks=3, microbatches=1).chunks
+    check_schedule(chain(3, chunks, kind, microbatches))
+
+
+def test_a_message_against_the_stages_deadlocks() -> None:
+    """Stage 0 waits in its forward for what stage 1 makes in its own, which waits for stage 0."""
+    document = chain(2, 1, "1f1b")
+    document.tensors |= {"late": TensorInfo((), "f32"), "late@d0": TensorInfo((), "f32")}
+    late = message("late", ("d1", "forward 1", "late"), ("d0", "forward 0", "late@d0"))
+    document.supertasks = late | document.supertasks
+    document.supertasks["late.send"] = document.supertasks.pop("late.send")
+    with pytest.raises(PipelineError) as caught:
+        check_schedule(document)
+    error = caught.value
+    assert error.rule == "schedule-deadlock"
+    assert "'d0' stands at 'late.recv' of microbatch 0, waiting for 'late.send'" in str(error)
+    assert "'d1' stands at 'f0.recv' of microbatch 0, waiting for 'f0.send'" in str(error)
+
+
+def reductions(orders: list[list[str]]) -> Document:
+    """Slots of one rank that reduce in these orders, once a microbatch."""
+    document = chain(1, 1, "gpipe", 2)
+    document.devices = {f"d{i}": document.devices["d0"] for i in range(len(orders))}
+    document.supertasks = {
+        f"{group}.{i}": SuperTask(
+            *("all_reduce", ("x",), ("y",), f"d{i}", None, group, i, {"reduce_op": "sum"}),
+            phase="forward",
+            stage=0,
+        )
+        for i, order in enumerate(orders)
+        for group in order
+    }
+    info = ScheduleInfo("gpipe", 1, 1, (0,), (tuple(document.devices),))
+    schedule(slots=info.slots)(document)
+    return document
+
+
+def test_reductions_in_one_order_meet() -> None:
+    check_schedule(reductions([["a", "b"]] * 3))
+
+
+def test_reductions_in_two_orders_do_not() -> None:
+    with pytest.raises(PipelineError) as caught:
+        check_schedule(reductions([["a", "b"], ["a", "b"], ["b", "a"]]))
+    assert caught.value.rule == "schedule-deadlock"
+    assert "'d0' stands at 'a.0' of microbatch 0, waiting for 'a.2'" in str(caught.value)
+    assert "'d2' stands at 'b.2' of microbatch 0, waiting for 'b.0'" in str(caught.value)
+
+
+@pytest.mark.timeout(60)
+def test_a_deep_step_is_proved() -> None:
+    """64 layers on 8 slots that reduce twice a layer, 32 microbatches, both ways."""
+    document = reductions([[f"g{i}" for i in range(256)]] * 8)
+    assert document.training is not None
+    document.training.microbatches = Microbatches(32)
+    check_schedule(document)

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardwright.engine.timeline import Event
+from shardwright.ir.dtypes import DTYPES, torch_dtype
+from shardwright.launch.connection import (
+    Begin,
+    Connection,
+    Done,
+    Failed,
+    Start,
+    Stop,
+    from_bytes,
+    to_bytes,
+)
+from shardwright.launch.operators import Sources
+from shardwright.launch.script import Script
+from tests.comm.cases import same
+
+Ends = tuple[Connection, Connection]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    pair = tuple(map(Connection, socket.socketpair()))
+    yield pair
+    for end in pair:
+        end.close()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Start(1, b"{}", None, 1, True, Sources(("a.b",), Script("a.py", "", ("a", "b"))), 1),
+        Begin(7),
+        Stop(),
+        Done(7, [Event("d0", 0, 7, "t", "compute", 0.5, 1.5)]),
+        Failed("ValueError", "no", "Traceback", "task", None),
+    ],
+)
+def test_messages_come_as_they_went(ends: Ends, message) -> None:
+    ends[0].send(message)
+    assert ends[1].receive() == (message, {})
+
+
+@given(
+    dtype=st.sampled_from(list(DTYPES)),
+    shape=st.lists(st.integers(0, 3), max_size=4).map(tuple),
+    data=st.data(),
+)
+def test_tensors_keep_dtype_shape_and_strides(dtype, shape, data) -> None:
+    order = data.draw(st.permutations(range(len(shape))))
+    tensor = torch.ones(shape).cumsum(0).to(torch_dtype(dtype)) if shape else torch.tensor(1.0)
+    tensor = tensor.permute(order)
+    sockets = socket.socketpair()
+    with sockets[0], sockets[1]:
+        Connection(sockets[0]).send(Begin(0), {"x": tensor, "y": torch.arange(3)})
+        _, tensors = Connection(sockets[1]).receive()
+    assert list(tensors) == ["x", "y"]
+    assert same(tensors["x"], tensor)
+    strides = zip(tensor.shape, tensors["x"].stride(), tensor.stride(), strict=True)
+    assert all(a == b for size, a, b in strides if size > 1 and tensor.numel())
+
+
+def test_large_tensors_and_many_senders(ends: Ends) -> None:
+    large = torch.arange(1_000_000)
+    senders = [
+        threading.Thread(target=ends[0].send, args=(Begin(i), {"x": large + i})) for i in range(3)
+    ]
+    for sender in senders:
+        sender.start()
+    for _ in senders:
+        message, tensors = ends[1].receive()
+        assert torch.equal(tensors["x"], large + message.call)
+    for sender in senders:
+        sender.join()
+
+
+def test_tensors_with_gaps_are_packed_in_memory_that_lives_until_it_is_sent() -> None:
+    wide = torch.randn(8, 50, 12, dtype=torch.float64)
+    given = {str(column): wide[:, :, column] for column in range(12)}
+    _, found = from_bytes(to_bytes(Stop(), given))
+    assert all(same(found[name], tensor) for name, tensor in given.items())
+
+
+def test_the_end_is_noticed(ends: Ends) -> None:
+    ends[0].close()
+    with pytest.raises(EOFError):
+        ends[1].receive()
+    with pytest.raises(OSError, match="Broken pipe"):
+        ends[1].send(Stop())
+
+
+def test_a_message_cut_off_is_an_end(ends: Ends) -> None:
+    ends[0]._socket.sendall(b"\x10\x00\x00")
+    ends[0].close()
+    with pytest.raises(EOFError):
+        ends[1].receive()
+
+
+def test_closing_wakes_who_reads(ends: Ends) -> None:
+    closing = threading.Timer(0.1, ends[1].close)
+    closing.start()
+    with pytest.raises(EOFError):
+        ends[1].receive()
+    closing.join()

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from shardwright.errors import LaunchError
+from shardwright.launch.torchrun import outputs_on_first_slot
+from shardwright.pipeline import check
+from shardwright.runtime import Runner, run
+from tests.runtime.sketch import (
+    chain,
+    chain_result,
+    every_collective,
+    every_collective_result,
+)
+
+ROOT = Path(__file__).parents[2]
+X = torch.ones(3, 4)
+
+
+def test_outputs_come_to_the_first_slot() -> None:
+    pipeline = chain(3)
+    moved = outputs_on_first_slot(pipeline)
+    check(moved)
+    assert list(moved.metadata.tensor_slices.outputs) == ["y2@d0"]
+    assert moved.tasks_of("d2")[-1] == "send.y2"
+    assert moved.tasks_of("d0")[-1] == "recv.y2"
+    assert torch.equal(run(moved, X, in_process=True), chain_result(X, 3))
+    assert list(pipeline.metadata.tensor_slices.outputs) == ["y2"]
+
+
+def test_outputs_that_are_there_stay() -> None:
+    pipeline = every_collective(2)
+    moved = outputs_on_first_slot(pipeline)
+    x = torch.ones(5, 5)
+    assert list(moved.metadata.tensor_slices.outputs) == ["y@d0", "z"]
+    found = run(moved, x, in_process=True)
+    assert all(map(torch.equal, found.values(), every_collective_result(x, 2)))
+
+
+def rank_environment(rank: int, size: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def test_another_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in rank_environment(0, 3, 1).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(LaunchError, match="3 ranks were started for the 2 device slots"):
+        Runner(chain(2))
+    assert torch.equal(run(chain(2), X, in_process=True), chain_result(X)), "in_process is local"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_port_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for name, value in rank_environment(0, 2, port).items():
+            monkeypatch.setenv(name, value)
+        threads = torch.get_num_threads()
+        with pytest.raises(LaunchError, match=rf"127\.0\.0\.1:{port}.*[Cc]hoose another"):
+            Runner(chain(2), threads=threads + 1)
+        assert torch.get_num_threads() == threads
+
+
+SCRIPT = """
+import sys, torch
+from shardwright.errors import InputError
+from shardwright.runtime import Runner, run
+from tests.runtime.sketch import chain, chain_result, every_collective, every_collective_result
+from tests.engine.test_call_worker import counting
+
+x = torch.ones(5, 5)
+found = run(every_collective(2), x)
+with Runner(chain(2), trace=True) as runner:
+    try:
+        runner(y=x)
+    except InputError:
+        pass
+    y = runner(torch.ones(3, 4))
+    stream = [torch.randn(3, 4, generator=torch.Generator().manual_seed(i)) for i in range(5)]
+    ys = list(runner.map(stream))
+    tasks = {event.task for event in runner.timeline.events}
+with Runner(counting()) as runner:
+    counts = list(runner.map([torch.zeros(1)] * 3))
+if runner._backend._rank == 0:
+    assert all(map(torch.equal, found.values(), every_collective_result(x, 2)))
+    assert torch.equal(y, chain_result(torch.ones(3, 4)))
+    assert all(torch.equal(y, chain_result(x)) for x, y in zip(stream, ys, strict=True))
+    assert {"d0.0", "send.y0@d1", "recv.y1"} <= tasks, tasks
+    assert counts == [0, 1, 2]
+else:
+    assert (found, y, ys, counts) == (None, None, [None] * 5, [None] * 3)
+assert not torch.distributed.is_initialized()
+sys.stdout.write("as it should be\\n")
+"""
+
+OWN_GROUP = """
+import sys, torch, torch.distributed as dist
+from shardwright.runtime import Runner
+from tests.runtime.sketch import chain, chain_result
+dist.init_process_group("gloo")
+with Runner(chain(2)) as runner:
+    y = runner(torch.ones(3, 4))
+assert dist.get_rank() or torch.equal(y, chain_result(torch.ones(3, 4)))
+dist.barrier()
+dist.destroy_process_group()
+sys.stdout.write("as it should be\\n")
+"""
+
+
+def torchrun(tmp_path: Path, script: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    return subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+         str(ranks), str(path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.processes
+def test_two_ranks_alone_then_within_a_programs_group(tmp_path: Path) -> None:
+    done = torchrun(tmp_path, SCRIPT + OWN_GROUP)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("as it should be") == 4
+
+
+GONE = """
+import os, sys, time, torch
+from shardwright.runtime import Runner
+from tests.runtime.sketch import chain
+from shardwright.errors import WorkerError
+
+def run(act, timeout):
+    try:
+        with Runner(chain(2), timeout=timeout) as runner:
+            runner(torch.ones(3, 4))
+            if int(os.environ["RANK"]) == 1:
+                act()
+            runner(torch.ones(3, 4))
+            runner(torch.ones(3, 4))
+    except WorkerError as error:
+        said = f"rank {os.environ['RANK']} says: {error} {error.__notes__}"
+        sys.stdout.write(said + "\\n")
+
+run(lambda: time.sleep(6), 1)
+run(lambda: os._exit(0), 60)
+"""
+
+
+@pytest.mark.processes
+def test_a_rank_hangs_then_ends(tmp_path: Path) -> None:
+    done = torchrun(tmp_path, GONE)
+    said = [line for line in done.stdout.splitlines() if "rank 0 says:" in line]
+    assert done.returncode == 0, done.stderr
+    assert "terminate called" not in done.stderr
+    assert len(said) == 2, done.stdout
+    for line, message in zip(said, ("nothing came for 1 s", "rank 1 is gone"), strict=True):
+        assert message in line
+        assert "recv.y1" in line

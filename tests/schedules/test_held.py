@@ -1,0 +1,56 @@
+"""How many microbatches a rank holds at once."""
+
+import pytest
+
+from shardwright.schedules import make_schedule
+from shardwright.schedules.held import Held, held_apart, held_at_once, waits_inside
+
+
+def rows(kind, rank, *, inside=False, microbatches=4):
+    schedule = make_schedule(kind, ranks=2, microbatches=microbatches)
+    return held_at_once(schedule, rank, inside=inside)
+
+
+def test_a_forward_goes_ahead_while_a_backward_waits():
+    assert [rows("1f1b", rank) for rank in (0, 1)] == [((3,),), ((1,),)]
+    assert [rows("gpipe", rank) for rank in (0, 1)] == [((4,),), ((4,),)]
+    assert rows("zb-v", 0) == ((3, 1), (4, 0))
+
+
+def test_a_last_stage_waits_too_where_its_slots_wait_for_one_another():
+    assert rows("1f1b", 1, inside=True) == ((2,),)
+    assert rows("1f1b", 1, inside=True, microbatches=1) == ((1,),)
+
+
+def test_the_most_is_that_of_the_fullest_time():
+    assert Held(((3, 1), (4, 0))).most([10, 1]) == 40
+    assert Held(((3, 1), (4, 0))).most([10, 20]) == 50
+
+
+def test_a_slot_that_waits_now_and_again_has_done_half_of_the_next_forward():
+    assert Held(((1,),), ((2,),)).most([10]) == pytest.approx(15)
+
+
+def test_a_loss_alone_lets_nobody_wait():
+    assert not waits_inside(4, 1000)
+    assert waits_inside(40, 1000)
+
+
+def test_behind_a_backward_only_weight_gradients_wait():
+    """A row has those without a backward, then those without weight gradients."""
+    schedule = make_schedule("zb-h1", ranks=2, microbatches=4)
+    first, last = (held_apart(schedule, rank) for rank in range(2))
+    assert (first.before, first.behind) == (((2, 0),), ((1, 1),))
+    assert (last.before, last.behind) == (((1, 1),), ((0, 2),))
+
+
+@pytest.mark.parametrize("kind", ["zb-h1", "zb-v"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_apart_or_not_as_many_are_held(kind, rank):
+    schedule = make_schedule(kind, ranks=2, microbatches=4)
+    count = len(schedule.stages_of(rank))
+    whole = {sum(row) for row in held_at_once(schedule, rank)}
+    assert max(sum(row) for row in held_apart(schedule, rank).before) == max(whole)
+    for row in held_apart(schedule, rank).behind:
+        assert len(row) == 2 * count
+        assert sum(row) <= max(whole)
