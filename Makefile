@@ -12,8 +12,8 @@ test test-all test-fast test-gpu docs: export OMP_NUM_THREADS ?= 1
 test test-all test-fast test-gpu docs: export PYTHONDONTWRITEBYTECODE :=
 # The zoo is compared to the last bit: MKL shall not round by where in memory arrays lie.
 zoo: export MKL_CBWR ?= AUTO
-# Tests that watch processes by the clock run one by one.
-PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile
+# Files in the order of their names: sorted by size, the few long ones came last, one at a time.
+PARALLEL := --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 SEEDS ?= 0:200
 PROCESSES ?= 2
@@ -43,7 +43,8 @@ demo: setup ## a real model, cut in two, run on two processes, compared with the
 test: setup ## lint, types and the tests that need no GPU
 	@$(MAKE) --no-print-directory --jobs=2 lint types types-of-torch
 	$(BIN)/pytest $(PARALLEL) -m 'not gpu and not processes and not exhaustive'
-	$(BIN)/pytest -m 'processes and not gpu and not exhaustive'
+	@# These watch processes by the clock: two at a time at most.
+	$(BIN)/pytest $(PARALLEL) --maxprocesses 2 -m 'processes and not gpu and not exhaustive'
 
 test-all: test ## those, and the tests that try everything there is
 	$(BIN)/pytest $(PARALLEL) -m 'exhaustive and not gpu'
