@@ -6,8 +6,6 @@ TORCH ?= 2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-# One thread an operator: the processes of a test share the machine, and sums stay in one order.
-test test-all test-fast test-gpu docs: export OMP_NUM_THREADS ?= 1
 # Every process of a test imports the package; it is compiled once.
 test test-all test-fast test-gpu docs: export PYTHONDONTWRITEBYTECODE :=
 # The zoo is compared to the last bit: MKL shall not round by where in memory arrays lie.

@@ -9,6 +9,8 @@ import pytest
 # at every call; told so, it does not. It reads this once, so it is said before anything imports
 # torch; processes that tests start inherit it.
 os.environ.setdefault("MKL_CBWR", "AUTO")
+# One thread an operator: processes of a test share the machine, and sums stay in one order.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What a run before has proved is proved again.
 os.environ["SHARDWRIGHT_KEEP_PROOFS"] = "0"
 
