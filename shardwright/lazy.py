@@ -24,7 +24,6 @@ from typing import Any
 
 SUPPLIED: dict[str, tuple[str, str]] = {
     "operators": ("shardwright.kernels.operators", "OPERATORS"),
-    "rules of the schedule": ("shardwright.engine.check", "check_schedule"),
 }
 """What earlier folders take from later ones: the module that has it, and its name there."""
 

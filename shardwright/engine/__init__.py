@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from shardwright.lazy import import_lazily
 
 if TYPE_CHECKING:
-    from shardwright.engine.check import check_schedule, phases_of
     from shardwright.engine.generator import Generator
     from shardwright.engine.timeline import Event, SlotSummary, Timeline
 
@@ -14,8 +13,6 @@ __all__ = [
     "Generator",
     "SlotSummary",
     "Timeline",
-    "check_schedule",
-    "phases_of",
 ]
 
 import_lazily(__name__)

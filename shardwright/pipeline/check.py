@@ -2,7 +2,7 @@
 
 It reads only the document: no weights, no devices. Operators run on tensors without contents, those
 of each distinct graph once (`proof`). The rules are listed in `rules.RULES`; later ones may rely on
-earlier ones, so `CHECKS` is in order; last come those of the schedule, which `engine` supplies.
+earlier ones, so `CHECKS` is in order; last comes that of the schedule.
 Time is linear in the size of the file.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shardwright.lazy import supplied
 from shardwright.pipeline.check_compute import check_blobs, check_graphs
 from shardwright.pipeline.check_groups import check_groups
 from shardwright.pipeline.check_landing import check_landing
@@ -23,6 +22,7 @@ from shardwright.pipeline.check_microbatches import check_microbatches
 from shardwright.pipeline.check_order import check_deadlock, check_order
 from shardwright.pipeline.check_parts import check_parts
 from shardwright.pipeline.check_phases import check_phases
+from shardwright.pipeline.check_schedule import check_schedule
 from shardwright.pipeline.check_structure import check_structure
 from shardwright.pipeline.check_tasks import (
     check_devices,
@@ -70,6 +70,7 @@ CHECKS: tuple[Callable[[Document, Connections], None], ...] = (
     check_deadlock,
     check_blobs,
     check_graphs,
+    check_schedule,
 )
 
 
@@ -87,5 +88,3 @@ def check_rules(document: Document) -> None:
     connections = connect(document)
     for rule in CHECKS:
         rule(document, connections)
-    if document.training is not None and document.training.schedule is not None:
-        supplied("rules of the schedule")(document)

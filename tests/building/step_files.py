@@ -11,10 +11,10 @@ from torch import Tensor
 from shardwright.comm.collectives import combine
 from shardwright.comm.operation import memberships
 from shardwright.comm.wire import conform
-from shardwright.engine import phases_of
 from shardwright.ir import compile_graph
 from shardwright.ir.dtypes import torch_dtype
 from shardwright.pipeline import Pipeline
+from shardwright.pipeline.check_schedule import phases_of
 from shardwright.pipeline.fxtext import decode
 from shardwright.pipeline.rules import MICROBATCH_PHASES
 from shardwright.pipeline.schedule_file import schedule_of

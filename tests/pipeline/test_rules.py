@@ -5,21 +5,19 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import shardwright.engine
 import shardwright.pipeline
 from shardwright.pipeline.rules import RULES
 
-SOURCES = [Path(folder.__file__).parent for folder in (shardwright.pipeline, shardwright.engine)]
-TESTS = [Path(__file__).parent, Path(__file__).parent.parent / "engine"]
+SOURCE = Path(shardwright.pipeline.__file__).parent
+TESTS = Path(__file__).parent
 
 
-def files(folders: list[Path], pattern: str, without: str) -> list[Path]:
-    found = (path for folder in folders for path in folder.glob(pattern))
-    return [path for path in found if path.stem != without]
+def files(folder: Path, pattern: str, without: str) -> list[Path]:
+    return [path for path in folder.glob(pattern) if path.stem != without]
 
 
 def test_every_rule_is_raised_somewhere_and_tested() -> None:
-    source = "".join(path.read_text() for path in files(SOURCES, "*.py", "rules"))
+    source = "".join(path.read_text() for path in files(SOURCE, "*.py", "rules"))
     tests = "".join(path.read_text() for path in files(TESTS, "test_*.py", "test_rules"))
     computed = {"one-input-task", "one-output-task"}  # raised as one-{kind}-task
     for rule in RULES:
@@ -28,6 +26,6 @@ def test_every_rule_is_raised_somewhere_and_tested() -> None:
 
 
 def test_every_rule_that_is_raised_is_listed() -> None:
-    for path in files(SOURCES, "*.py", "rules"):
+    for path in files(SOURCE, "*.py", "rules"):
         for rule in re.findall(r'\bbroken\(\s*"([^"]*)"', path.read_text()):
             assert rule in RULES, (path.name, rule)

@@ -1,6 +1,6 @@
 """The rules of a file's schedule: that the step of a training pipeline comes to its end.
 
-`pipeline.check` proves them last, behind the rules of the file itself. What is left is the order of
+What is left is the order of
 work that follows from the file and its schedule together: each slot does its supertasks action by
 action. Shown is that a supertask finds what it reads made before, and that no slot waits for ever:
 the step is gone through communication by communication, where a send waits for nobody, a recv for
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shardwright.errors import PipelineError, ScheduleError
-from shardwright.pipeline.connections import Connections, connect
+from shardwright.pipeline.connections import Connections
 from shardwright.pipeline.rules import broken
 from shardwright.pipeline.schedule_file import schedule_of
 from shardwright.pipeline.schema import Document, Phase
@@ -27,7 +27,7 @@ _PHASES: dict[Work, Phase] = {"F": "forward", "B": "backward", "W": "backward_we
 _KINDS: dict[str | None, Work] = {phase: kind for kind, phase in _PHASES.items()}
 
 
-def check_schedule(document: Document) -> None:
+def check_schedule(document: Document, connections: Connections) -> None:
     """Raise PipelineError where slots cannot work as the schedule says; other rules hold already.
 
     ``rule`` is a key of `pipeline.rules.RULES`; ``task`` and ``tensor`` say where.
@@ -38,7 +38,6 @@ def check_schedule(document: Document) -> None:
         schedule = schedule_of(document.training)
     except ScheduleError as error:
         raise broken("schedule", str(error)) from None
-    connections = connect(document)
     _check_reads(document, connections, schedule)
     _check_deadlock(document, connections, schedule)
 

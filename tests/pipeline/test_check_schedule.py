@@ -7,12 +7,17 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from shardwright.engine import check_schedule
 from shardwright.errors import PipelineError
 from shardwright.pipeline import Document, Microbatches, ScheduleInfo, SuperTask, TensorInfo, check
+from shardwright.pipeline.check_schedule import check_schedule
+from shardwright.pipeline.connections import connect
 from shardwright.pipeline.schedule_file import schedule_info
 from shardwright.schedules import KINDS, make_schedule
 from tests.pipeline.training import message, training_step
+
+
+def check_order_of(document: Document) -> None:
+    check_schedule(document, connect(document))
 
 
 def schedule(**fields: object) -> Callable[[Document], None]:
@@ -40,7 +45,7 @@ def test_a_training_step_passes() -> None:
 def test_a_document_without_a_schedule_passes() -> None:
     document = training_step()
     document.training = None
-    check_schedule(document)
+    check_order_of(document)
 
 
 def test_the_files_rules_come_first() -> None:
@@ -71,7 +76,7 @@ def test_a_stage_that_reads_what_a_later_one_makes() -> None:
     first, second = document.supertasks["d0.F0"], document.supertasks["d0.F1"]
     first.inputs, second.inputs = (second.outputs[0],), ("x",)
     with pytest.raises(PipelineError) as caught:
-        check_schedule(document)
+        check_order_of(document)
     error = caught.value
     assert (error.rule, error.task, error.tensor) == ("schedule-order", "d0.F0", "h1")
     assert "'d0.F1' makes the tensor in F0 of stage 1" in str(error)
@@ -132,7 +137,7 @@ def chain(ranks: int, chunks: int, kind: str, microbatches: int = 4, tasks: int 
 @pytest.mark.parametrize("microbatches", [1, 3, 8])
 def test_stages_in_a_row_never_deadlock(kind: str, microbatches: int) -> None:
     chunks = make_schedule(kind, ranks=3, microbatches=1).chunks
-    check_schedule(chain(3, chunks, kind, microbatches))
+    check_order_of(chain(3, chunks, kind, microbatches))
 
 
 def test_a_message_against_the_stages_deadlocks() -> None:
@@ -143,7 +148,7 @@ def test_a_message_against_the_stages_deadlocks() -> None:
     document.supertasks = late | document.supertasks
     document.supertasks["late.send"] = document.supertasks.pop("late.send")
     with pytest.raises(PipelineError) as caught:
-        check_schedule(document)
+        check_order_of(document)
     error = caught.value
     assert error.rule == "schedule-deadlock"
     assert "'d0' stands at 'late.recv' of microbatch 0, waiting for 'late.send'" in str(error)
@@ -169,12 +174,12 @@ def reductions(orders: list[list[str]]) -> Document:
 
 
 def test_reductions_in_one_order_meet() -> None:
-    check_schedule(reductions([["a", "b"]] * 3))
+    check_order_of(reductions([["a", "b"]] * 3))
 
 
 def test_reductions_in_two_orders_do_not() -> None:
     with pytest.raises(PipelineError) as caught:
-        check_schedule(reductions([["a", "b"], ["a", "b"], ["b", "a"]]))
+        check_order_of(reductions([["a", "b"], ["a", "b"], ["b", "a"]]))
     assert caught.value.rule == "schedule-deadlock"
     assert "'d0' stands at 'a.0' of microbatch 0, waiting for 'a.2'" in str(caught.value)
     assert "'d2' stands at 'b.2' of microbatch 0, waiting for 'b.0'" in str(caught.value)
@@ -186,4 +191,4 @@ def test_a_deep_step_is_proved() -> None:
     document = reductions([[f"g{i}" for i in range(256)]] * 8)
     assert document.training is not None
     document.training.microbatches = Microbatches(32)
-    check_schedule(document)
+    check_order_of(document)
