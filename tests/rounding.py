@@ -5,7 +5,7 @@ to it. Where the layout of its arrays says it too, as on AMD's processors, a pro
 copy, or one product in place of several, differs by rounding.
 """
 
-from shardwright.runtime.rounding import Rounding, rounding
+from shardwright.runtime.verify import Rounding, rounding
 
 BITS = 0.0 if rounding() == Rounding(by_alignment=False, by_layout=False) else 1e-6
 """What ``max|a - b|`` is to be at most, in parts of ``max|b|``."""

@@ -27,7 +27,7 @@ from torch import nn
 from torch.distributed.pipelining import SplitPoint, pipeline
 
 import shardwright as sw
-from shardwright.runtime.rounding import rounding
+from shardwright.runtime.verify import rounding
 from zoo import gradients
 from zoo.models import MODELS, ZooModel
 

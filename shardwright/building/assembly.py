@@ -18,10 +18,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 import shardwright.pipeline as pl
-from shardwright.building.originals import Originals, slice_of
 from shardwright.building.segments import Meeting, Segment, Task
 from shardwright.building.slots import Localized, Part, Place
-from shardwright.building.weights import WeightSource
+from shardwright.building.weights import Originals, WeightSource, slice_of
 from shardwright.errors import PlanError
 from shardwright.ir import Builder, IRGraph, IRValue
 from shardwright.ir.operators import is_built_in

@@ -14,15 +14,14 @@ from typing import Literal
 import shardwright.pipeline as pl
 from shardwright.building.assembly import Assembly
 from shardwright.building.localize import localize
-from shardwright.building.originals import Originals
 from shardwright.building.recompute import recompute
 from shardwright.building.segments import tasks
 from shardwright.building.slots import Localized
-from shardwright.building.step import localize_step
-from shardwright.building.weights import NoContents, Rename, WeightSource
+from shardwright.building.update import localize_step
+from shardwright.building.weights import NoContents, Originals, Rename, WeightSource
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
-from shardwright.pipeline.check_parts import are_parts, stored_wholes
+from shardwright.pipeline.check_tensors import are_parts, stored_wholes
 from shardwright.pipeline.schedule_file import schedule_info
 from shardwright.planning.assemble import planned, step_of
 from shardwright.planning.plan import Plan, TrainingPlan, check_belongs

@@ -26,8 +26,13 @@ from shardwright.costs.granularity import BasicBlocks
 from shardwright.errors import CodegenError, ProfileError
 from shardwright.ir import IRGraph
 from shardwright.ir.values import IRValue
-from shardwright.planning.partitions.layered import LayerEdgeWeight, LayerWeight
-from shardwright.planning.partitions.layers import LayerGraph, LayerNode, layer_graph
+from shardwright.planning.partitions.layers import (
+    LayerEdgeWeight,
+    LayerGraph,
+    LayerNode,
+    LayerWeight,
+    layer_graph,
+)
 from shardwright.planning.partitions.partitioned import plan_of_partition
 from shardwright.planning.partitions.partitioners import metis_partition
 from shardwright.profiling import profile

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 
 from shardwright.building.live import Live, live_parts
 from shardwright.building.slots import Localized, SlotGraph
-from shardwright.building.step import localize_step
+from shardwright.building.update import localize_step
 from shardwright.errors import PlanError
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
 from shardwright.ir.collection import without_collection

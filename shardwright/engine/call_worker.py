@@ -19,8 +19,8 @@ from torch import Tensor
 from shardwright.comm.transport import Pending, Transport
 from shardwright.engine.agenda import Entry
 from shardwright.engine.board import Board, State
-from shardwright.engine.call_order import call_order, last_given
 from shardwright.engine.slot import Slot, Step
+from shardwright.engine.walk import call_order, last_given
 from shardwright.engine.worker import Worker
 
 

@@ -11,6 +11,7 @@ program overwrites what a later supertask of its turn still reads.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shardwright.engine.agenda import is_training
@@ -182,3 +183,42 @@ def _is_read_by_one(document: Document, connections: Connections, old: str) -> b
         user for user in connections.users[old] if document.supertasks[user].phase != "update"
     }
     return len(readers) == 1
+
+
+# --- microbatches ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Microbatching:
+    """How a batch is cut.
+
+    ``inputs`` and ``outputs`` are the pipeline's tensors of which there is one a microbatch, each
+    with the dimension along which that of microbatch i lies further on; an output of a single
+    microbatch may have none.
+    """
+
+    n: int
+    inputs: Mapping[str, int]
+    outputs: Mapping[str, int | None]
+
+    @classmethod
+    def of(cls, document: Document, connections: Connections | None = None) -> Microbatching:
+        """How a document says it."""
+        if not is_training(document):
+            return cls(1, {}, {})
+        assert document.training is not None
+        assert document.training.microbatches is not None
+        dims, slices = document.training.microbatches.dim, document.metadata.tensor_slices
+        connections = connections or connect(document)
+        inputs = {
+            name: dims[piece.origin]
+            for name, piece in slices.inputs.items()
+            if piece.origin in dims
+            and not all(runs_once(document, user) for user in connections.users.get(name, ()))
+        }
+        outputs = {
+            name: dims.get(piece.origin)
+            for name, piece in slices.outputs.items()
+            if not runs_once(document, connections.producers[name][0])
+        }
+        return cls(document.training.microbatches.n, inputs, outputs)

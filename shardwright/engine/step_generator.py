@@ -19,7 +19,7 @@ from torch import Tensor
 from shardwright.comm.spec import TensorSpec
 from shardwright.comm.wire import conform
 from shardwright.engine.generator import Generator, Slices, part_of
-from shardwright.engine.microbatches import Microbatching
+from shardwright.engine.replacement import Microbatching
 from shardwright.errors import InputError
 from shardwright.ir.dtypes import torch_dtype
 from shardwright.pipeline.schema import Document, MetadataTensor

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from shardwright.comm.operation import Membership
 from shardwright.comm.spec import TensorSpec
-from shardwright.engine.occurrences import Occurrence, occurrences_of
 from shardwright.engine.slot import Slot, Step, storage_of
-from shardwright.engine.slot_steps import Does
+from shardwright.engine.slot_steps import Does, Occurrence, occurrences_of
 from shardwright.engine.step_plan import StepPlan
 from shardwright.pipeline.schema import Document
 

@@ -23,8 +23,8 @@ from torch import Tensor
 from shardwright.comm.transport import Pending, Transport
 from shardwright.comm.wire import conform
 from shardwright.engine.board import Board, State
-from shardwright.engine.occurrences import Occurrence
 from shardwright.engine.slot import Slot, storage_of
+from shardwright.engine.slot_steps import Occurrence
 from shardwright.engine.step_programs import StepPrograms
 from shardwright.engine.walk import Cursor, Walk
 from shardwright.engine.worker import Worker

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from shardwright.engine.occurrences import Occurrence, PlannedTurn
+from shardwright.engine.slot_steps import Occurrence, PlannedTurn, SlotStep
 
 
 @dataclass(slots=True, eq=False)
@@ -111,3 +111,33 @@ class Walk:
     def _may_begin(self, occurrence: Occurrence) -> bool:
         """Whether it needs nothing that is still to be done."""
         return all(self._done[index] for index in occurrence.after)
+
+
+# --- several calls --------------------------------------------------------------------------------
+#
+# Each call has a place in the slot's steps. Steps up to the last that gives something to another
+# slot go first, since somebody may be waiting for it; else the oldest call does. No call comes up
+# to the one before it.
+
+
+def call_order(places: Sequence[int], steps: int, last_given: int, *, serial: bool) -> list[int]:
+    """The calls that may move, in the order to try them: indices of ``places``, oldest first.
+
+    ``last_given`` is what `last_given` says of the slot's ``steps``; with ``serial`` one call ends
+    before the next starts.
+    """
+    if serial:
+        return [k for k in range(len(places))[:1] if places[k] < steps]
+    limit, found = steps, []
+    for k, place in enumerate(places):
+        if place < limit:
+            found.append(k)
+        limit = min(limit, place)
+    found.sort(key=lambda k: places[k] >= last_given)
+    return found
+
+
+def last_given(steps: Sequence[SlotStep]) -> int:
+    """Up to which place, itself left out, a slot still gives something to another."""
+    gives = [i for i, step in enumerate(steps) if step.communicates and step.inputs]
+    return gives[-1] + 1 if gives else 0

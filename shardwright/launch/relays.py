@@ -10,7 +10,7 @@ from __future__ import annotations
 from shardwright.comm.operation import Membership, Operation, operations
 from shardwright.comm.spec import TensorSpec
 from shardwright.engine.agenda import is_training
-from shardwright.engine.microbatches import Microbatching
+from shardwright.engine.replacement import Microbatching
 from shardwright.engine.step_plan import Relay
 from shardwright.pipeline.schema import Document
 

@@ -11,19 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shardwright.pipeline.check_compute import check_blobs, check_graphs
-from shardwright.pipeline.check_groups import check_groups
-from shardwright.pipeline.check_landing import check_landing
+from shardwright.pipeline.check_groups import check_groups, check_landing
 from shardwright.pipeline.check_metadata import (
     check_originals,
     check_slices,
+    check_structure,
     check_training,
 )
-from shardwright.pipeline.check_microbatches import check_microbatches
 from shardwright.pipeline.check_order import check_deadlock, check_order
-from shardwright.pipeline.check_parts import check_parts
-from shardwright.pipeline.check_phases import check_phases
+from shardwright.pipeline.check_phases import check_microbatches, check_phases
 from shardwright.pipeline.check_schedule import check_schedule
-from shardwright.pipeline.check_structure import check_structure
 from shardwright.pipeline.check_tasks import (
     check_devices,
     check_ends,
@@ -36,6 +33,7 @@ from shardwright.pipeline.check_tensors import (
     check_kinds,
     check_locality,
     check_outputs,
+    check_parts,
     check_sizes,
     check_states,
     check_tensor_sets,

@@ -16,8 +16,7 @@ import torch
 
 from shardwright.errors import WeightError
 from shardwright.ir.dtypes import torch_dtype
-from shardwright.pipeline.check_parts import are_parts, stored_wholes
-from shardwright.pipeline.check_tensors import format_ranges
+from shardwright.pipeline.check_tensors import are_parts, format_ranges, stored_wholes
 from shardwright.pipeline.paramfiles import Paramfile, TensorsInMemory, open_paramfile
 from shardwright.pipeline.schema import ParamfileFormat, ParamValue, TensorInfo
 

@@ -8,21 +8,28 @@ so that what flows between them flows one way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import msgspec
 
 from shardwright.clusters import Mesh
 from shardwright.errors import PlanError
-from shardwright.ir import IRGraph, IRNode
+from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.steps import is_step
+from shardwright.ops.bound import BoundDimop, Carry
+from shardwright.ops.catalog import dimop_of
 from shardwright.planning.assemble import make_plan, shards_of, step_of
-from shardwright.planning.beside_splits import Part, node_keys, parts_of, splits_beside
+from shardwright.planning.follow import Annotations, Following
 from shardwright.planning.fusions import find_fusions
-from shardwright.planning.mesh import whole_notes
+from shardwright.planning.mesh import compatible, whole_notes
 from shardwright.planning.plan import (
     Assignment,
     Plan,
+    Split,
+    Terms,
     TrainingPlan,
     fingerprint_graph,
     input_texts,
@@ -188,3 +195,237 @@ def _first_home(needed: Sequence[set[int]], first: int, meshes: Mapping[int, Mes
 def _has_all(stage: int, needed: Sequence[set[int]], meshes: Mapping[int, Mesh]) -> bool:
     """Whether a stage's slots have all of the stored values that are needed."""
     return all(any(meshes[stage] == meshes[home] for home in homes) for homes in needed)
+
+
+# --- splits ---------------------------------------------------------------------------------------
+#
+# A stored value that the step has is read as the step holds it, as far as annotations allow.
+#
+# A node that does in both graphs the same, at the same place of the model and with the same stored
+# values, is split alike. Where lengths differ (a batch of another size) it is split by the same, in
+# units that fit, or not at all where a batch has fewer rows than there are slots. Where the step
+# has no such node (a batch norm that no longer counts) a split is followed on from what the node
+# reads.
+
+
+Part = tuple[str, tuple[tuple[int, int], ...] | None]
+"""A stored value by its name, and which part of it, where a fused one is taken apart."""
+Key = tuple[str, str, tuple[Part, ...], int]
+"""Scope, operator, stored values read, and how many such nodes come before."""
+Held = tuple[int, int] | None
+"""The dimension of a stored value that an axis splits, and the unit; None where it is whole."""
+WHOLE = Carry("whole")
+
+
+def splits_beside(
+    graph: IRGraph, meshes: Sequence[Mesh], step: IRGraph, plan: Plan
+) -> list[tuple[Split | Terms | None, ...]]:
+    """What each axis of a node's mesh splits of it, for each node of ``graph``.
+
+    ``step`` is the graph whose leading nodes ``plan`` assigns.
+    """
+    assigned = [plan.assignments[index] for index in plan.nodes]
+    axes = dict.fromkeys(axis for mesh in meshes for axis in mesh.axes)
+    copies = {copy.node + i + 1 for i, copy in enumerate(sorted(plan.copies))}
+    columns = {axis: _Along(graph, meshes, step, assigned, copies, axis) for axis in axes}
+    found = {axis: column.run() for axis, column in columns.items()}
+    splits = []
+    for i, (node, mesh) in enumerate(zip(graph.nodes, meshes, strict=True)):
+        made = tuple(found[axis][i] for axis in mesh.axes)
+        alike = all(node.id in columns[axis].kept for axis in mesh.axes)
+        splits.append(made if alike else compatible(graph, node, mesh.sizes, made))
+    return splits
+
+
+def node_keys(graph: IRGraph, nodes: Iterable[IRNode]) -> list[Key]:
+    """By what each node is known in another graph of the same model."""
+    seen: Counter[tuple[str, str, tuple[Part, ...]]] = Counter()
+    keys = []
+    for node in nodes:
+        kind = node.scope, node.op, tuple(_stored_parts(graph, node))
+        keys.append((*kind, seen[kind]))
+        seen[kind] += 1
+    return keys
+
+
+def parts_of(value: IRValue) -> list[Part]:
+    """A stored value under each of its names."""
+    return [(name, value.placements) for name in value.names]
+
+
+def _stored_parts(graph: IRGraph, node: IRNode) -> list[Part]:
+    """The stored values that a node reads."""
+    return [part for v in node.inputs for part in parts_of(graph.values[v])[:1]]
+
+
+def _size(mesh: Mesh, axis: str) -> int:
+    return mesh.sizes[mesh.axes.index(axis)] if axis in mesh.axes else 1
+
+
+@dataclass(slots=True)
+class _Along:
+    """The splits along one axis; `run` gives them."""
+
+    graph: IRGraph
+    meshes: Sequence[Mesh]
+    step: IRGraph
+    assigned: Sequence[Assignment]
+    copies: Collection[int]
+    """Positions of nodes that stages do again: copies of those right before them."""
+    axis: str
+    following: Following = field(init=False)
+    alike: dict[Key, tuple[IRNode, Split | Terms | None]] = field(default_factory=dict)
+    held: dict[Part, set[Held]] = field(default_factory=dict)
+    kept: dict[int, Split | Terms | None] = field(default_factory=dict)
+    """By node id: what is done as in the step, units included."""
+
+    def __post_init__(self) -> None:
+        self.following = Following(self.graph, 1, Annotations(self.graph))
+        pairs = zip(self.step.nodes, self.assigned, strict=False)
+        once = [pair for i, pair in enumerate(pairs) if i not in self.copies]
+        keys = node_keys(self.step, [node for node, _ in once])
+        for key, (node, assignment) in zip(keys, once, strict=True):
+            if self.axis in assignment.mesh.axes:
+                split = assignment.splits[assignment.mesh.axes.index(self.axis)]
+                self.alike[key] = node, split
+                self._note_held(node, split)
+
+    def _note_held(self, node: IRNode, split: Split | Terms | None) -> None:
+        """Note how the stored values lie that a node of the step reads."""
+        carries, unit = [WHOLE] * len(node.inputs), 1
+        if isinstance(split, Split):
+            bound = dimop_of(self.step, node)
+            assert bound is not None, "a node that is split has an annotation"
+            carries, unit = [_sharded(c) for c in bound.flow(split.identifier).inputs], split.unit
+        for value_id, carry in zip(node.inputs, carries, strict=True):
+            lies = None if carry.dim is None else (carry.dim, carry.unit * unit)
+            for part in parts_of(self.step.values[value_id]):
+                self.held.setdefault(part, set()).add(lies)
+
+    def run(self) -> list[Split | Terms | None]:
+        """The split of each node of the graph."""
+        for node, key, mesh in zip(
+            self.graph.nodes, node_keys(self.graph, self.graph.nodes), self.meshes, strict=True
+        ):
+            self.following.size = _size(mesh, self.axis)
+            if self.following.size == 1:
+                self.following.keep_whole(node)
+            elif not self._as_in_step(node, key):
+                self._go_on(node)
+        return [
+            self.kept.get(node.id, split)
+            for node, split in zip(self.graph.nodes, self.following.splits(), strict=True)
+        ]
+
+    def _as_in_step(self, node: IRNode, key: Key) -> bool:
+        """Do with a node what the step does with its like; whether there is one that fits."""
+        like, split = self.alike.get(key, (None, None))
+        bound = self.following.bound(node)
+        if like is None or (bound is None and split is not None):
+            return False
+        if isinstance(split, Split):
+            assert bound is not None
+            if not self._same_length(bound, like, split):
+                return self._in_other_units(node, bound, split.identifier)
+        elif isinstance(split, Terms) and not self._has_terms(node, bound, split):
+            return False
+        self._keep(node, bound, split)
+        return True
+
+    def _has_terms(self, node: IRNode, bound: BoundDimop | None, split: Terms) -> bool:
+        """Whether what a node reads lies as terms that it can go on with."""
+        return bound is not None and self.following.linear(node, bound) == split
+
+    def _in_other_units(self, node: IRNode, bound: BoundDimop, identifier: str) -> bool:
+        """Split a node by an identifier, where it is long enough and stored values lie so."""
+        fits = self.following.fits(node, bound, identifier)
+        if not fits or not self._reads_right(node, bound, identifier):
+            return False
+        self._split_by(node, bound, identifier)
+        return True
+
+    def _same_length(self, bound: BoundDimop, like: IRNode, split: Split) -> bool:
+        """Whether what a node of the step is split by is as long in a call of this graph."""
+        there = dimop_of(self.step, like)
+        assert there is not None, "a node that is split has an annotation"
+        name = split.identifier
+        return name in bound.identifiers and bound.length(name) == there.length(name)
+
+    def _keep(self, node: IRNode, bound: BoundDimop | None, split: Split | Terms | None) -> None:
+        """Do with a node exactly this, and lead what reads it on in the same units."""
+        following = self.following
+        self.kept[node.id] = split
+        if isinstance(split, Terms):
+            following.keep_terms(node, split)
+        elif split is None or bound is None:
+            following.keep_whole(node)
+        else:
+            following.split(node, bound, split.identifier)
+            region = following.region(following.chosen[node.id][1])
+            units = bound.length(split.identifier) // split.unit
+            following.lengths[region] = math.gcd(following.lengths[region], units)
+
+    def _go_on(self, node: IRNode) -> None:
+        """Split a node by what it reads, stored values as the step holds them."""
+        following, bound = self.following, self.following.bound(node)
+        if bound is None:
+            following.keep_whole(node)
+        elif (identifier := self._identifier(node, bound)) is not None:
+            self._split_by(node, bound, identifier)
+        elif (terms := following.linear(node, bound)) is not None:
+            following.keep_terms(node, terms)
+        else:
+            following.keep_whole(node)
+
+    def _split_by(self, node: IRNode, bound: BoundDimop, identifier: str) -> None:
+        """Split a node, in the units of the stored values that it reads."""
+        unit = self._stored_unit(node, bound, identifier)
+        if unit is None:
+            self.following.split(node, bound, identifier)
+        else:
+            self._keep(node, bound, Split(identifier, unit))
+
+    def _identifier(self, node: IRNode, bound: BoundDimop) -> str | None:
+        """What reads stored values as they lie, else what moves fewer bytes than gathering."""
+        following = self.following
+        fitting = [i for i in bound.identifiers if following.fits(node, bound, i)]
+        right = [i for i in fitting if self._reads_right(node, bound, i)]
+        if right and not self._reads_right(node, bound, None):
+            return min(right, key=lambda i: following.cost(node, bound.flow(i)))
+        choice = following.onward(node, bound)
+        if choice is None or choice.identifier not in right:
+            return None
+        return choice.identifier if choice.bytes <= following.cost(node, None) else None
+
+    def _reads_right(self, node: IRNode, bound: BoundDimop, identifier: str | None) -> bool:
+        """Whether a split, or none, reads every stored value as the step holds it."""
+        for held, carry in self._stored(node, bound, identifier):
+            dims = {None if lies is None else lies[0] for lies in held}
+            if carry.dim not in dims:
+                return False
+        return True
+
+    def _stored_unit(self, node: IRNode, bound: BoundDimop, identifier: str) -> int | None:
+        """The unit of a split that cuts stored values where the step does."""
+        for held, carry in self._stored(node, bound, identifier):
+            for lies in held:
+                if lies is not None and lies[0] == carry.dim and lies[1] % carry.unit == 0:
+                    return lies[1] // carry.unit
+        return None
+
+    def _stored(
+        self, node: IRNode, bound: BoundDimop, identifier: str | None
+    ) -> Iterator[tuple[set[Held], Carry]]:
+        """How the step holds each stored value that a node reads, and how a split reads it."""
+        carries = [WHOLE] * len(node.inputs)
+        if identifier is not None:
+            carries = [_sharded(carry) for carry in bound.flow(identifier).inputs]
+        for value_id, carry in zip(node.inputs, carries, strict=True):
+            for part in parts_of(self.graph.values[value_id])[:1]:
+                if part in self.held:
+                    yield self.held[part], carry
+
+
+def _sharded(carry: Carry) -> Carry:
+    """A carry as a shard or whole: what is not split is held whole."""
+    return carry if carry.kind == "shard" else WHOLE

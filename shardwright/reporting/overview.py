@@ -6,26 +6,30 @@ alike) stands once with a count, so that a deep model on many slots stays readab
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
+from rich.tree import Tree
 
 from shardwright.ir.quantities import count_text, format_bytes
 from shardwright.pipeline.connections import connect
+from shardwright.pipeline.rules import FAMILY_OF
 from shardwright.pipeline.schema import Document, SuperTask
-from shardwright.pipeline.text import training_lines
+from shardwright.pipeline.text import format_slice, training_lines
 from shardwright.reporting.quantities import device_text, slots_text, type_of
 from shardwright.reporting.tables import new_table
 from shardwright.reporting.totals import (
     communication_groups,
     constants_of,
+    operator_count,
     slot_totals,
     total_bytes,
 )
-from shardwright.reporting.tree import supertask_tree
 
 
 def overview(document: Document) -> RenderableType:
@@ -118,3 +122,191 @@ def _types_text(document: Document, tasks: Sequence[SuperTask]) -> str:
     made = next(name for task in tasks for name in task.outputs)
     types = dict.fromkeys((type_of(document, given), type_of(document, made)))
     return " → ".join(types)
+
+
+# --- the tree of tasks ----------------------------------------------------------------------------
+#
+# What repeats is drawn once: slots that do the same with parts of the same weights share a branch,
+# and supertasks that recur in turn (the layers of a stack) stand once under a count.
+
+
+NAMES_SHOWN = 4
+"""How many tensor names a line of the tree gives before it counts the rest."""
+
+_ARROWS = {"send": "→", "recv": "←"}
+_Tasks = Sequence[tuple[str, SuperTask]]
+
+
+def supertask_tree(document: Document) -> Tree:
+    """The pipeline's inputs, each slot with its supertasks in file order, and the outputs."""
+    tree = Tree(Text(document.name, style="bold"))
+    _add_slices(tree.add("inputs"), document, "inputs")
+    lines = _Lines(document, communication_groups(document))
+    for slots in _alike(document).values():
+        title = Text.assemble((slots[0], "bold"), f"  {device_text(document.devices[slots[0]])}")
+        if len(slots) > 1:
+            title.append(f", likewise on {slots_text(slots[1:], list(document.devices))}")
+        lines.add(tree.add(title), _tasks_of(document, slots[0]))
+    _add_slices(tree.add("outputs"), document, "outputs")
+    return tree
+
+
+def _add_slices(branch: Tree, document: Document, side: str) -> None:
+    """A line for each slice of the originals, with all slots that have it."""
+    held: dict[tuple[str, object], list[str]] = {}
+    slices = getattr(document.metadata.tensor_slices, side)
+    for name, part in slices.items():
+        held.setdefault((part.origin, part.placements), []).append(name)
+    for names in held.values():
+        part = slices[names[0]]
+        shape = getattr(document.metadata.tensors, side)[part.origin].shape
+        taken = format_slice(part.origin, part.placements, shape)
+        slots = slots_text([str(slices[name].device) for name in names], list(document.devices))
+        branch.add(
+            Text(
+                f"{names[0]}{' …' if len(names) > 1 else ''} {type_of(document, names[0])} "
+                f"on {slots}, {f'all of {taken}' if taken == part.origin else taken}"
+            )
+        )
+
+
+# --- slots that work alike ------------------------------------------------------------------------
+
+
+def _tasks_of(document: Document, slot: str) -> list[tuple[str, SuperTask]]:
+    return [(name, task) for name, task in document.supertasks.items() if task.device == slot]
+
+
+def _alike(document: Document) -> dict[Hashable, list[str]]:
+    """Slots that run the same graphs on slices of the same weights, the first one leading."""
+    found: dict[Hashable, list[str]] = {}
+    for slot in document.devices:
+        work = tuple(_work(document, task) for _, task in _tasks_of(document, slot))
+        found.setdefault(work, []).append(slot)
+    return found
+
+
+def _work(document: Document, task: SuperTask) -> Hashable:
+    """What a supertask does, whatever its tensors and slots are called."""
+    tensors = [document.tensors[name] for name in (*task.inputs, *task.outputs)]
+    weights = tuple(info.value.name for info in tensors if info.value is not None)
+    types = tuple((info.shape, info.dtype) for info in tensors)
+    return (task.kind, task.data_blob or task.data, repr(task.metadata), weights, types)
+
+
+# --- supertasks that recur ------------------------------------------------------------------------
+
+
+class Run(NamedTuple):
+    """``times`` repetitions of ``period`` items, from ``start`` on."""
+
+    start: int
+    period: int
+    times: int
+
+    @property
+    def covered(self) -> int:
+        """How many items."""
+        return self.period * self.times
+
+
+def runs(keys: Sequence[Hashable]) -> Iterator[Run]:
+    """A sequence as runs that follow one another; what does not repeat is a run of one.
+
+    From each place on the run that covers most is taken, of these the one of the shortest period.
+    """
+    start = 0
+    while start < len(keys):
+        found = Run(start, 1, 1)
+        for period in range(1, (len(keys) - start) // 2 + 1):
+            run = Run(start, period, _times(keys, start, period))
+            if run.times > 1 and run.covered > found.covered:
+                found = run
+        yield found
+        start += found.covered
+
+
+def _times(keys: Sequence[Hashable], start: int, period: int) -> int:
+    """How often the ``period`` items at ``start`` stand there one after another."""
+    times = 1
+    while all(
+        at + period < len(keys) and keys[at] == keys[at + period]
+        for at in range(start + (times - 1) * period, start + times * period)
+    ):
+        times += 1
+    return times
+
+
+# --- lines ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """Draws supertasks under a branch."""
+
+    document: Document
+    groups: dict[str, list[SuperTask]]
+
+    def add(self, branch: Tree, tasks: _Tasks) -> None:
+        """A line for each supertask, or for as many as there are in a run."""
+        for run in runs([self._key(name, task) for name, task in tasks]):
+            first = tasks[run.start : run.start + run.period]
+            if run.times == 1 or run.period == 1:
+                branch.add(self._line(tasks[run.start : run.start + run.covered]))
+            else:
+                self.add(branch.add(Text(f"{run.times} times, the first:")), first)
+
+    def _key(self, name: str, task: SuperTask) -> Hashable:
+        """What supertasks of a run have in common: the graph that they share, or the members."""
+        if FAMILY_OF[task.kind] != "communication":
+            return task.data_blob or ("alone", name)
+        types = tuple(type_of(self.document, name) for name in (*task.inputs, *task.outputs))
+        return (task.kind, tuple(self._others(task)), repr(task.metadata), types)
+
+    def _others(self, task: SuperTask) -> list[str]:
+        members = self.groups[str(task.group)]
+        return [str(member.device) for member in members if member.device != task.device]
+
+    def _line(self, run: _Tasks) -> Text:
+        if FAMILY_OF[run[0][1].kind] == "communication":
+            return self._communication(run)
+        return self._compute(run)
+
+    def _communication(self, run: _Tasks) -> Text:
+        """One communication supertask, or several alike in a row; the type is the result's."""
+        task = run[0][1]
+        others = slots_text(self._others(task), list(self.document.devices))
+        tensors = task.inputs + task.outputs
+        return Text.assemble(
+            (_names_of(run), "magenta"),
+            f"  {task.kind} ",
+            f"{len(run)} × " if len(run) > 1 else "",
+            f"{_ARROWS.get(task.kind, '↔')} {others}: ",
+            (f"{' → '.join(tensors)} {type_of(self.document, tensors[-1])}", "dim"),
+        )
+
+    def _compute(self, run: _Tasks) -> Text:
+        """One compute supertask, or several in a row that run the same graph."""
+        document, (_, task), (_, last) = self.document, run[0], run[-1]
+        constants = constants_of(document, (task for _, task in run))
+        stored = format_bytes(total_bytes(document, constants))
+        variables = [name for name in task.inputs if not document.tensors[name].is_constant]
+        return Text.assemble(
+            (_names_of(run), "cyan"),
+            f"  {task.kind} ",
+            f"{len(run)} × " if len(run) > 1 else "",
+            count_text(operator_count(document, task), "operator"),
+            f", {count_text(len(constants), 'constant')} of {stored}" if constants else "",
+            ": ",
+            (f"{_names_text(variables)} → {_names_text(last.outputs)}", "dim"),
+        )
+
+
+def _names_of(run: _Tasks) -> str:
+    return run[0][0] if len(run) == 1 else f"{run[0][0]} … {run[-1][0]}"
+
+
+def _names_text(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:NAMES_SHOWN])
+    rest = len(names) - NAMES_SHOWN
+    return f"{shown} and {rest} more" if rest > 0 else shown

@@ -51,7 +51,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 
 from shardwright.errors import WeightError, WriteError
 from shardwright.ir.dtypes import dtype_name, torch_dtype
-from shardwright.pipeline.check_parts import are_parts
+from shardwright.pipeline.check_tensors import are_parts
 from shardwright.pipeline.schema import Placements
 from shardwright.torch_internals import storage_info
 

@@ -11,6 +11,8 @@ alone, not from when a run was interrupted; a run that fails leaves its last che
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
 import warnings
 from collections import deque
@@ -22,7 +24,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from types import FrameType, TracebackType
+from typing import Any, NoReturn, Self
 
 import torch
 
@@ -41,7 +44,6 @@ from shardwright.training.own_rows import rows_of
 from shardwright.training.program import DRAWS, Program, batch_size
 from shardwright.training.result import TrainResult
 from shardwright.training.saving import Saver
-from shardwright.training.stopping import Stopping
 from shardwright.training.training_options import Options
 
 AHEAD = 2
@@ -353,3 +355,60 @@ class TrainingRun:
 
 def _starting(count: int) -> str:
     return f"starting {count} workers" if count > 1 else "starting a worker"
+
+
+# --- stopping -------------------------------------------------------------------------------------
+#
+# A second one ends the process as it always does.
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopping:
+    """Takes the signals while it is entered; a context manager.
+
+    It leaves them alone if not ``wanted``, where the program has handlers of its own or ignores
+    them, and in threads that are not the main one, which gets no signals.
+    """
+
+    def __init__(self, *, wanted: bool) -> None:
+        self._wanted = wanted
+        self._signal: int | None = None
+        self._before: dict[int, Any] = {}
+
+    @property
+    def requested(self) -> bool:
+        """Whether a signal has come."""
+        return self._signal is not None
+
+    def end(self) -> NoReturn:
+        """Raise KeyboardInterrupt, or SystemExit for SIGTERM."""
+        assert self._signal is not None, "a signal has come"
+        if self._signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + self._signal)
+
+    def __enter__(self) -> Self:
+        if self._wanted and threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._signal is None:
+            self._signal = number
+            return
+        signal.signal(number, self._before[number])
+        signal.raise_signal(number)

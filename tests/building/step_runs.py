@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from shardwright.building.step import localize_step
+from shardwright.building.update import localize_step
 from shardwright.ir import IRGraph
 from shardwright.planning import Plan
 from shardwright.planning.assemble import step_of

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import shardwright as sw
-from shardwright.building.step import localize_step
+from shardwright.building.update import localize_step
 from shardwright.errors import PlanError
 from shardwright.ir import Builder
 from shardwright.planning.assemble import step_of

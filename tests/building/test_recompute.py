@@ -9,7 +9,7 @@ import torch
 from shardwright.building import build
 from shardwright.building.recompute import recompute, saved_bytes
 from shardwright.building.segments import Segment, tasks
-from shardwright.building.step import localize_step
+from shardwright.building.update import localize_step
 from shardwright.clusters.device import CPU_CORE
 from shardwright.costs.cost import Analytic
 from shardwright.errors import PlanError

@@ -14,8 +14,7 @@ from shardwright.building.ends import Ends
 from shardwright.building.holdings import Holding
 from shardwright.building.localize import empty_holdings
 from shardwright.building.slots import Localized, Place
-from shardwright.building.step import localize_step
-from shardwright.building.update import Update, split_further
+from shardwright.building.update import Update, localize_step, split_further
 from shardwright.clusters import Mesh
 from shardwright.errors import PlanError
 from shardwright.ir import Builder

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.engine.call_order import call_order, last_given
 from shardwright.engine.slot_steps import slot_steps
+from shardwright.engine.walk import call_order, last_given
 from tests.runtime.sketch import chain
 
 

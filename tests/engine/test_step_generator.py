@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardwright.engine.microbatches import Microbatching
+from shardwright.engine.replacement import Microbatching
 from shardwright.engine.step_generator import Rows, StepGenerator
 from shardwright.errors import InputError
 from tests.runtime.linear_step import ROWS, WIDTH, linear_step

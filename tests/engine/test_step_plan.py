@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.engine.occurrences import Occurrence
-from shardwright.engine.slot_steps import slot_steps
+from shardwright.engine.slot_steps import Occurrence, slot_steps
 from shardwright.engine.step_plan import StepPlan, plan_step
 from shardwright.pipeline import Pipeline
 from tests.runtime.linear_step import linear_step

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import shardwright as sw
 from shardwright.errors import PipelineError
 from shardwright.pipeline import Pipeline
-from shardwright.pipeline.check_parts import are_parts
+from shardwright.pipeline.check_tensors import are_parts
 
 X = torch.ones(4, 8)
 

@@ -13,8 +13,7 @@ from shardwright.clusters import GLOO, Cluster
 from shardwright.errors import PlanError
 from shardwright.planner import plan
 from shardwright.planning import Assignment, Plan
-from shardwright.planning.plan import check_belongs, cluster_of
-from shardwright.planning.plan_file import read_plan, write_plan
+from shardwright.planning.plan import check_belongs, cluster_of, read_plan, write_plan
 from tests.graphs import language_model
 from tests.steps import language_step, trained
 

@@ -2,7 +2,7 @@ import pytest
 
 from shardwright.planner import plan
 from shardwright.planning import Split
-from shardwright.planning.tables import cut_table, find_tables
+from shardwright.planning.pipeline import cut_table, find_tables
 from tests.graphs import language_model
 
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.pipeline.schema import Document
-from shardwright.reporting.tree import Run, runs, supertask_tree
+from shardwright.reporting.overview import Run, runs, supertask_tree
 
 Draw = Callable[..., str]
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from shardwright.runtime.rounding import Rounding, _differs, _matrices, _placed, remedy, rounding
+from shardwright.runtime.verify import Rounding, _differs, _matrices, _placed, remedy, rounding
 
 PROBE = sys.modules[rounding.__module__]
 ALIKE = Rounding(by_alignment=False, by_layout=False)

@@ -8,8 +8,7 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.errors import VerifyError
-from shardwright.runtime.rounding import Rounding
-from shardwright.runtime.verify import compare, other_weights, verify
+from shardwright.runtime.verify import Rounding, compare, other_weights, verify
 from tests.runtime.sketch import chain, chain_result, chain_weight
 
 X = torch.randn(3, 4)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwright.engine.occurrences import Occurrence, PlannedTurn
-from shardwright.engine.slot_steps import SlotStep
+from shardwright.engine.slot_steps import Occurrence, PlannedTurn, SlotStep
 from shardwright.engine.walk import Walk
 
 

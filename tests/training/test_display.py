@@ -2,8 +2,8 @@ import io
 
 from rich.console import Console
 
-from shardwright.training.display import Display
 from shardwright.training.logs import StepReport
+from shardwright.training.training_options import Display
 
 
 def report(step: int, **more: object) -> StepReport:

@@ -18,7 +18,7 @@ from shardwright.pipeline.schema import (
     TensorInfo,
 )
 from shardwright.training.dcp import write_index
-from shardwright.training.shards import as_written, load_slot, owned, save_slot
+from shardwright.training.saving import as_written, load_slot, owned, save_slot
 
 WHOLE = (4, 6)
 

@@ -6,16 +6,19 @@ table of all ranges of nodes, and a dynamic program, in O(stages · n²) time an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shardwright.errors import PlanError
-from shardwright.planning.partitions.chains import Table, Tables, best_chain
-from shardwright.planning.partitions.memory_limit import MemoryLimit
-from shardwright.planning.partitions.workload import Workload
+from shardwright.planning.partitions.workload import Shares, Workload
+from shardwright.schedules import make_schedule
 
 MOST_NODES = 2000
 """Beyond that many nodes a contiguous cut is looked for at so many places only."""
@@ -155,3 +158,152 @@ def _first_readers(readers: Sequence[int], begin: int) -> list[tuple[int, int, i
             found.append((start, reader + 1, reader))
             start = reader + 1
     return found
+
+
+# --- dynamic programming --------------------------------------------------------------------------
+#
+# Of all chains with that many stages no other has a smaller largest cost, and none of those with
+# the same largest cost sends less.
+
+
+Table = NDArray[np.float64]
+TOLERANCE = 1e-12
+"""Costs this near to each other, relatively, are equal: sums in another order differ by less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What the stage between two cuts carries; ``seconds`` is infinite where there is none.
+
+    ``sent`` are the seconds of what it receives, ``stored`` the bytes that it holds, ``kept`` those
+    that it holds of each microbatch that is under way.
+    """
+
+    seconds: Table
+    sent: Table
+    stored: Table
+    kept: Table
+
+    def fitting(self, stage: int, stages: int, limit: MemoryLimit | None) -> Table:
+        """The seconds, infinite where stage number ``stage`` would not fit in memory."""
+        if limit is None:
+            return self.seconds
+        held = self.held(stage, stages, limit)
+        return np.where(held <= limit.nbytes, self.seconds, np.inf)
+
+    def held(self, stage: int, stages: int, limit: MemoryLimit) -> Table:
+        """The bytes that stage number ``stage`` of so many would hold."""
+        return self.stored + limit.under_way(stage, stages) * self.kept
+
+
+def best_chain(
+    tables: Tables, stages: int, limit: MemoryLimit | None = None, *, allowed: float = 0.0
+) -> list[int]:
+    """The cuts 0 = c0 < c1 < … = n between ``stages`` stages.
+
+    Costs up to ``allowed`` are as good as smaller ones. Raises PlanError where no chain has that
+    many stages that all fit in memory.
+    """
+    fitting = [tables.fitting(stage, stages, limit) for stage in range(stages)]
+    bound = _walk(fitting, np.maximum)[0]
+    if not np.isfinite(bound):
+        raise PlanError(_too_full(tables, stages, limit))
+    bound = max(bound * (1 + TOLERANCE), allowed)
+    sending = [np.where(table <= bound, tables.sent, np.inf) for table in fitting]
+    return _walk(sending, np.add)[1]
+
+
+def _walk(tables: Sequence[Table], join: Any) -> tuple[float, list[int]]:
+    """The least that stages come to, one table a stage, joined by sum or maximum, and the cuts."""
+    best = tables[0][0]
+    choices = []
+    for table in tables[1:]:
+        joined = join(best[:, None], table)
+        choices.append(joined.argmin(0))
+        best = joined.min(0)
+    cuts = [len(best) - 1]
+    for choice in reversed(choices):
+        cuts.append(int(choice[cuts[-1]]))
+    return float(best[-1]), [0, *reversed(cuts)]
+
+
+def _too_full(tables: Tables, stages: int, limit: MemoryLimit | None) -> str:
+    uncut = f"the graph cannot be cut in {stages} stages; ask for fewer"
+    if limit is None:
+        return uncut
+    held = [
+        np.where(np.isfinite(tables.seconds), tables.held(stage, stages, limit), np.inf)
+        for stage in range(stages)
+    ]
+    least, cuts = _walk(held, np.maximum)
+    if not np.isfinite(least):
+        return uncut
+    fullest = max(range(stages), key=lambda stage: held[stage][cuts[stage], cuts[stage + 1]])
+    return limit.message(fullest, stages, least)
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimit:
+    """``nbytes`` of a slot, in a step of so many microbatches in the order of a schedule.
+
+    ``chunks`` is how many stages a rank has, ``names`` the slot of each stage, for messages. Of a
+    model that is not trained nothing is held for a backward, so the schedule does not matter.
+    """
+
+    nbytes: float
+    microbatches: int = 1
+    schedule: str = "1f1b"
+    chunks: int = 1
+    names: tuple[str, ...] = ()
+
+    def under_way(self, stage: int, stages: int) -> int:
+        """How many microbatches a stage holds at most between their forwards and backwards."""
+        return _peaks(self.schedule, stages // self.chunks, self.chunks, self.microbatches)[stage]
+
+    def held(self, shares: Shares, replicas: Sequence[int] | None = None) -> list[float]:
+        """The bytes that each slot of a rank holds at most; one slot each by default."""
+        replicas = [1] * len(shares.stored) if replicas is None else replicas
+        stages = len(shares.ranks)
+        counts: list[list[int]] = [[] for _ in shares.stored]
+        for stage, rank in enumerate(shares.ranks):
+            counts[rank].append(self.under_way(stage, stages))
+        return [
+            stored + kept * sum(found) / len(found) / slots
+            for stored, kept, found, slots in zip(
+                shares.stored, shares.kept, counts, replicas, strict=True
+            )
+        ]
+
+    def message(self, stage: int, stages: int, least: float) -> str:
+        """That no partition fits, and what would."""
+        return (
+            f"no cut in {stages} stages fits in memory: even the least full leaves stage {stage}"
+            f"{f' on slot {self.names[stage]!r}' if self.names else ''} with "
+            f"{lacking(least, self.nbytes)}"
+        )
+
+
+REMEDY = "plan for more devices or smaller microbatches, or compute activations again (recompute=)"
+
+
+def lacking(least: float, room: float) -> str:
+    """So many bytes, how many lack, and what would do."""
+    return (
+        f"{least:.0f} bytes, {least - room:.0f} more than a slot's {room:.0f}; it would fit in "
+        f"slots of {math.ceil(least)} bytes: give those, {REMEDY}"
+    )
+
+
+@lru_cache(maxsize=256)
+def _peaks(kind: str, ranks: int, chunks: int, microbatches: int) -> Sequence[int]:
+    """The most microbatches that each stage holds, from its forward to its last backward work."""
+    schedule = make_schedule(kind, ranks=ranks, microbatches=microbatches, chunks=chunks)
+    change = {"F": 1, schedule.works[-1]: -1}
+    held, peaks = [0] * schedule.stages, [0] * schedule.stages
+    for action in (action for actions in schedule.actions for action in actions):
+        held[action.stage] += change.get(action.kind, 0)
+        peaks[action.stage] = max(peaks[action.stage], held[action.stage])
+    return peaks

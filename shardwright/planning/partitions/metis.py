@@ -8,19 +8,26 @@ others are scaled.
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from numbers import Real
-from typing import Any, TypeVar
+from pathlib import Path
+from threading import Lock
+from typing import Any, NamedTuple, TypeVar
 
 import pymetis
 
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
-from shardwright.planning.partitions.ordering import as_stages
-from shardwright.planning.partitions.unheard import unheard
-from shardwright.planning.partitions.workload import Workload
+from shardwright.planning.partitions.contiguous import recut
+from shardwright.planning.partitions.ordering import as_stages, moved_note
+from shardwright.planning.partitions.refine import refine
+from shardwright.planning.partitions.workload import Sent, Shares, Workload
 from shardwright.planning.parts import PolicyNode
 
 NodeWeight = Callable[[PolicyNode], float]
@@ -171,3 +178,93 @@ def _whole(weights: Sequence[float], least: int) -> list[int]:
         return [max(least, int(weight)) for weight in weights]
     scale = LARGEST_TOTAL / total
     return [max(least, round(weight * scale)) for weight in weights]
+
+
+# --- output of C code -----------------------------------------------------------------------------
+
+
+STDOUT = 1
+"""The file descriptor that C code prints to, whatever `sys.stdout` is."""
+_ONE_AT_A_TIME = Lock()
+"""What the output was must be known."""
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Nothing that C code prints to the standard output is heard."""
+    library = ctypes.CDLL(None)
+    with _ONE_AT_A_TIME:
+        library.fflush(None)
+        kept = _duplicate(STDOUT)
+        try:
+            if kept is not None:
+                with Path(os.devnull).open("wb") as nowhere:
+                    os.dup2(nowhere.fileno(), STDOUT)
+            yield
+        finally:
+            library.fflush(None)
+            if kept is not None:
+                os.dup2(kept, STDOUT)
+                os.close(kept)
+
+
+def _duplicate(descriptor: int) -> int | None:
+    """Another descriptor of the same file; None where it is closed."""
+    try:
+        return os.dup(descriptor)
+    except OSError:
+        return None
+
+
+# --- stages by weights ----------------------------------------------------------------------------
+#
+# Weights are all that counts; no stage weighs more than METIS allows unless its parts could not be
+# made stages otherwise.
+
+
+RECUT = "to where the best cut along the order of the stages has them"
+REFINED = "one after another, to stages where they leave less to the fullest, or less to send"
+"""What notes say of nodes that were moved."""
+BALANCE = 1.03
+"""METIS's parts may weigh so much more than an even share; refinement goes no further."""
+
+
+class WeighedStages(NamedTuple):
+    """The stage of each node, what had to be moved, and the weight that no mending may exceed."""
+
+    stages: list[int]
+    notes: list[str]
+    load: Callable[[Shares], float]
+
+
+def weighed_stages(
+    workload: Workload,
+    count: int,
+    weights: Sequence[float],
+    edges: Mapping[Edge, float],
+    options: Mapping[str, int],
+) -> WeighedStages:
+    """So many stages by weights. Raises PlanError as `metis_stages` does."""
+    stages, notes = metis_stages(workload, count, weights, edges, options)
+    factor = 1 + options["ufactor"] / 1000 if "ufactor" in options else BALANCE
+    allowed = factor * sum(weights) / count
+    weighed = _weighed(workload, weights, edges)
+    better = recut(weighed, stages, allowed=allowed)
+    notes += moved_note(workload, stages, better, RECUT)
+    stages = refine(weighed, better, load=lambda shares: max(allowed, *shares.work))
+    notes += moved_note(workload, better, stages, REFINED)
+    return WeighedStages(stages, notes, lambda shares: max(allowed, *_sums(weights, shares.stages)))
+
+
+def _sums(weights: Sequence[float], stages: Sequence[int]) -> list[float]:
+    """The weight of each stage."""
+    found = [0.0] * (max(stages) + 1)
+    for weight, stage in zip(weights, stages, strict=True):
+        found[stage] += weight
+    return found
+
+
+def _weighed(workload: Workload, weights: Sequence[float], edges: Mapping[Edge, float]) -> Workload:
+    """The workload in which nodes and edges take what their weights say."""
+    sent = tuple(Sent(a, (b,), weight, 0) for (a, b), weight in edges.items())
+    return replace(workload, seconds=tuple(weights), sent=sent, stored=())

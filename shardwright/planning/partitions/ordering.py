@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import permutations
 
-from shardwright.planning.partitions.shares import Shares
-from shardwright.planning.partitions.workload import Workload
+from shardwright.planning.partitions.workload import Shares, Workload
 
 MOST_ORDERS = 7
 """All orders of up to that many parts are tried."""

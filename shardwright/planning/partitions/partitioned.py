@@ -23,8 +23,7 @@ from shardwright.ir.steps import is_step
 from shardwright.planning.assemble import make_plan
 from shardwright.planning.copies import Copy, with_copies
 from shardwright.planning.mesh import DATA, PIPELINE, split_nodes
-from shardwright.planning.partitions.partition import Partition
-from shardwright.planning.partitions.partition_task import Task
+from shardwright.planning.partitions.partition import Partition, Task
 from shardwright.planning.partitions.partitioners import PARTITIONERS
 from shardwright.planning.pipeline import check_stages
 from shardwright.planning.plan import (

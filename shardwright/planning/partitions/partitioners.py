@@ -25,13 +25,15 @@ from shardwright.ir import IRGraph
 from shardwright.planning.batch import batch_rows
 from shardwright.planning.given import check_devices
 from shardwright.planning.partitions.contiguous import contiguous, recut, stages_between
-from shardwright.planning.partitions.layered import (
+from shardwright.planning.partitions.layers import (
     LayerEdgeWeight,
+    LayerGraph,
     LayerWeight,
     partition_layers,
 )
-from shardwright.planning.partitions.layers import LayerGraph
 from shardwright.planning.partitions.metis import (
+    RECUT,
+    REFINED,
     Edge,
     EdgeWeight,
     NodeWeight,
@@ -40,15 +42,13 @@ from shardwright.planning.partitions.metis import (
     policy_nodes,
     weigh_edges,
     weigh_nodes,
+    weighed_stages,
 )
 from shardwright.planning.partitions.ordering import moved_note
-from shardwright.planning.partitions.partition import Partition
-from shardwright.planning.partitions.partition_task import Task, task_of
+from shardwright.planning.partitions.partition import Partition, Task, task_of
 from shardwright.planning.partitions.pipedream import pipedream
 from shardwright.planning.partitions.refine import refine
-from shardwright.planning.partitions.shares import Shares
-from shardwright.planning.partitions.weighed import RECUT, REFINED, weighed_stages
-from shardwright.planning.partitions.workload import Workload
+from shardwright.planning.partitions.workload import Shares, Workload
 
 # --- policies -------------------------------------------------------------------------------------
 

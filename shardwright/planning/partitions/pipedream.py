@@ -23,9 +23,15 @@ import numpy as np
 
 from shardwright.clusters import Cluster
 from shardwright.errors import PlanError
-from shardwright.planning.partitions.chains import TOLERANCE, Table, Tables
-from shardwright.planning.partitions.contiguous import cut_places, range_tables
-from shardwright.planning.partitions.memory_limit import MemoryLimit, lacking
+from shardwright.planning.partitions.contiguous import (
+    TOLERANCE,
+    MemoryLimit,
+    Table,
+    Tables,
+    cut_places,
+    lacking,
+    range_tables,
+)
 from shardwright.planning.partitions.workload import Workload
 
 LARGEST_TABLE = 5e8

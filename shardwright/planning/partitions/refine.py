@@ -15,9 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from shardwright.planning.partitions.memory_limit import MemoryLimit
-from shardwright.planning.partitions.shares import Shares
-from shardwright.planning.partitions.workload import Workload
+from shardwright.planning.partitions.contiguous import MemoryLimit
+from shardwright.planning.partitions.workload import Shares, Workload
 
 PASSES = 4
 PATIENCE = 40

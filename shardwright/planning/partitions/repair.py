@@ -16,8 +16,7 @@ from typing import NamedTuple
 from shardwright.planning.copies import Copy
 from shardwright.planning.partitions.ordering import named
 from shardwright.planning.partitions.refine import most_seconds
-from shardwright.planning.partitions.shares import Shares
-from shardwright.planning.partitions.workload import Workload
+from shardwright.planning.partitions.workload import Shares, Workload
 
 LARGEST_CONE = 24
 """So many nodes are done again for one value at most."""

@@ -9,7 +9,7 @@ from torch import nn
 
 from shardwright.building import build
 from shardwright.building.recompute import recompute
-from shardwright.building.step import localize_step
+from shardwright.building.update import localize_step
 from shardwright.clusters import Cluster, DeviceModel
 from shardwright.errors import PlanError
 from shardwright.planner import plan

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from shardwright.errors import PlanError
-from shardwright.planning.partitions.chains import Tables, best_chain
-from shardwright.planning.partitions.memory_limit import MemoryLimit
+from shardwright.planning.partitions.contiguous import MemoryLimit, Tables, best_chain
 
 
 def tables(seconds, sent=None):

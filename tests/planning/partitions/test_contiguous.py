@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from shardwright.errors import PlanError
 from shardwright.planning.partitions.contiguous import (
+    MemoryLimit,
     contiguous,
     cut_places,
     range_tables,
     recut,
     stages_between,
 )
-from shardwright.planning.partitions.memory_limit import MemoryLimit
 from shardwright.planning.partitions.ordering import as_stages
 from shardwright.planning.partitions.workload import Sent, Workload
 from tests.planning.workloads import (

@@ -10,10 +10,14 @@ from hypothesis import strategies as st
 import shardwright as sw
 from shardwright.errors import PlanError
 from shardwright.planning.assemble import planned
-from shardwright.planning.partitions.layered import grouped, partition_layers
-from shardwright.planning.partitions.layers import LayerGraph, layer_graph
+from shardwright.planning.partitions.layers import (
+    LayerGraph,
+    grouped,
+    layer_graph,
+    partition_layers,
+)
 from shardwright.planning.partitions.partitioned import plan_of_partition
-from shardwright.planning.partitions.shares import Shares
+from shardwright.planning.partitions.workload import Shares
 from tests.graphs import language_model, tokens
 from tests.planning.workloads import workloads
 from tests.steps import language_step

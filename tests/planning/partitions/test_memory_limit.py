@@ -2,9 +2,8 @@
 
 import pytest
 
-from shardwright.planning.partitions.memory_limit import MemoryLimit
-from shardwright.planning.partitions.shares import Shares
-from shardwright.planning.partitions.workload import Sent, Stored, Workload
+from shardwright.planning.partitions.contiguous import MemoryLimit
+from shardwright.planning.partitions.workload import Sent, Shares, Stored, Workload
 
 
 @pytest.mark.parametrize(

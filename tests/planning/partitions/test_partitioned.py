@@ -13,7 +13,7 @@ from shardwright.pipeline import check as check_file
 from shardwright.planner import plan
 from shardwright.planning import Plan
 from shardwright.planning.assemble import planned, step_of
-from shardwright.planning.partitions.partition_task import Task
+from shardwright.planning.partitions.partition import Task
 from shardwright.planning.partitions.partitioners import PARTITIONERS
 from tests.building.test_training_steps import check, compiled
 from tests.graphs import language_model, tokens

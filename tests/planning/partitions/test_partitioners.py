@@ -4,8 +4,7 @@ import pytest
 
 from shardwright.clusters import Cluster
 from shardwright.errors import PlanError
-from shardwright.planning.partitions.partition import make_partition
-from shardwright.planning.partitions.partition_task import task_of
+from shardwright.planning.partitions.partition import make_partition, task_of
 from shardwright.planning.partitions.partitioners import (
     PARTITIONERS,
     metis_partition,

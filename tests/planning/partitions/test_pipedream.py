@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shardwright.clusters import Cluster, Link, Links
 from shardwright.errors import PlanError
-from shardwright.planning.partitions.memory_limit import MemoryLimit
+from shardwright.planning.partitions.contiguous import MemoryLimit
 from shardwright.planning.partitions.pipedream import pipedream
 from shardwright.planning.partitions.workload import Stored, Workload
 from tests.planning.workloads import kept_by, seconds_of, stored_by, workloads

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.planning.partitions.memory_limit import MemoryLimit
+from shardwright.planning.partitions.contiguous import MemoryLimit
 from shardwright.planning.partitions.ordering import as_stages
 from shardwright.planning.partitions.refine import refine
-from shardwright.planning.partitions.shares import Shares
-from shardwright.planning.partitions.workload import Sent, Workload
+from shardwright.planning.partitions.workload import Sent, Shares, Workload
 from tests.planning.workloads import (
     acyclic_partitions,
     is_acyclic,

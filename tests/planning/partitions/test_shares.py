@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.planning.partitions.shares import Shares
+from shardwright.planning.partitions.workload import Shares
 from tests.planning.workloads import (
     kept_by,
     members,

@@ -18,7 +18,7 @@ def output_of(program: str) -> str:
 def test_what_c_code_prints_is_not_heard() -> None:
     program = """
         import ctypes
-        from shardwright.planning.partitions.unheard import unheard
+        from shardwright.planning.partitions.metis import unheard
 
         library = ctypes.CDLL(None)
         library.puts(b"before")
@@ -56,7 +56,7 @@ def test_a_closed_output_stays_closed() -> None:
     program = """
         import os, sys
         os.close(1)
-        from shardwright.planning.partitions.unheard import unheard
+        from shardwright.planning.partitions.metis import unheard
 
         with unheard():
             pass

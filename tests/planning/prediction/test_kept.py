@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from shardwright.building.activations import demand, stages_of
-from shardwright.building.step import localize_step
+from shardwright.building.update import localize_step
 from shardwright.clusters import Cluster
 from shardwright.costs.cost import Analytic
 from shardwright.planner import plan

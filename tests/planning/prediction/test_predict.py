@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from shardwright.building.recompute import saved_bytes
-from shardwright.building.step import localize_step
+from shardwright.building.update import localize_step
 from shardwright.clusters import GLOO, Cluster
 from shardwright.costs.cost import Analytic
 from shardwright.costs.worker_time import COMPUTING

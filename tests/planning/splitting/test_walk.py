@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shardwright.building.localize import localize
-from shardwright.building.step import localize_step
+from shardwright.building.update import localize_step
 from shardwright.clusters import Cluster, Mesh
 from shardwright.costs.cost import Analytic
 from shardwright.ir.dtypes import itemsize
