@@ -25,7 +25,7 @@ from benchmarks.simulator import cases, cuts
 from benchmarks.simulator.report import Part, markdown, table_of, words_of
 from benchmarks.simulator.steps import MODELS
 from shardwright.clusters import Cluster
-from shardwright.profiling.links import profile_links
+from shardwright.profiling.machine import profile_links
 
 
 def of_cases(options: argparse.Namespace, cluster: Cluster) -> Part | None:

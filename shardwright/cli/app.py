@@ -19,7 +19,6 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from shardwright.atomic import replacing
-from shardwright.cli.cluster import cluster as cluster_command
 from shardwright.cli.codegen import codegen as codegen_command
 from shardwright.cli.draw import draw as draw_command
 from shardwright.cli.lower import lower as lower_command
@@ -39,6 +38,7 @@ from shardwright.cli.options import (
     writable,
 )
 from shardwright.cli.plan import plan as plan_command
+from shardwright.cli.profile import cluster as cluster_command
 from shardwright.cli.profile import profile as profile_command
 from shardwright.cli.simulate import simulate as simulate_command
 from shardwright.cli.splitting import (

@@ -11,7 +11,7 @@ step of n of them: plans with different n are compared by what one microbatch's 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -22,21 +22,24 @@ from shardwright.errors import ShardwrightError
 from shardwright.ir import IRGraph
 from shardwright.ir.collection import without_collection
 from shardwright.ir.quantities import count_text
+from shardwright.ops.bound import Flow
 from shardwright.planning.assemble import make_plan
 from shardwright.planning.automatic.candidates import Asked, Found
-from shardwright.planning.automatic.explain import alternatives, done_whole, split_reasons
 from shardwright.planning.automatic.search import Search
 from shardwright.planning.automatic.spreads import SEVERAL, Spreads
 from shardwright.planning.batch import batch_rows
-from shardwright.planning.explanation import Explanation
+from shardwright.planning.explanation import Alternative, Explanation, SplitReason
 from shardwright.planning.mesh import whole_notes
 from shardwright.planning.plan import (
     Assignment,
     Plan,
+    Split,
+    Terms,
     TrainingPlan,
     assignments,
 )
 from shardwright.planning.prediction.predict import estimate_plan
+from shardwright.planning.prediction.source import Forward
 from shardwright.planning.prediction.spreading import spread_of_plan
 from shardwright.planning.prediction.timing import order_of
 from shardwright.planning.step import check_one_backward
@@ -177,3 +180,116 @@ def _training(found: Found, meshes: Sequence[Mesh], work: Sequence[int]) -> Trai
     options = found.options
     order = order_of(options.schedule, len(meshes), options.microbatches, options.chunks)
     return training_plan(options, order.schedule, meshes, found.stages.tolist(), work)
+
+
+# --- explanation ----------------------------------------------------------------------------------
+
+
+def alternatives(best: Found, others: Sequence[Found]) -> tuple[Alternative, ...]:
+    """What else was looked at, the fastest first, and why it is not chosen."""
+    return tuple(
+        Alternative(str(other), other.seconds, other.peak, _why(best, other))
+        for other in sorted(others, key=lambda other: other.seconds)
+    )
+
+
+def _why(best: Found, other: Found) -> str:
+    """What another plan takes longer for, on its slowest slot and for a captured batch."""
+    if other.options.recompute != "none" and best.options.recompute == "none":
+        return "it must compute activations again to fit"
+    if math.isinf(other.simulated):
+        return "it cannot be built"
+    if best.simulated < other.simulated and other.seconds <= best.seconds:
+        return (
+            f"built and simulated it takes {1e3 * other.simulated:.3f} ms, the chosen one "
+            f"{1e3 * best.simulated:.3f} ms"
+        )
+    work = other.work - best.work
+    waits = (other.seconds - other.work) - (best.seconds - best.work)
+    if max(work, waits) <= 0:
+        return "as fast"
+    if work >= waits:
+        return (
+            f"its slowest slot is at work {1e3 * work:.3f} ms longer, communication inside the "
+            "mesh and what is done once a step included"
+        )
+    return f"its slots wait {1e3 * waits:.3f} ms longer for one another"
+
+
+def split_reasons(
+    source: Forward, assigned: Sequence[Assignment], reasons: Sequence[str]
+) -> tuple[SplitReason, ...]:
+    """Equal nodes that are split alike, in the order of the first of each.
+
+    ``reasons`` are those of nodes where they are known.
+    """
+    groups: dict[tuple[str, str, str], list[int]] = {}
+    for i, found in _shared(assigned):
+        said = reasons[i] if i < len(reasons) else ""
+        key = source.view.nodes[i].op, _text(found), said or _reason(source, i, found)
+        groups.setdefault(key, []).append(i)
+    return tuple(
+        SplitReason(len(at), op, source.view.nodes[at[0]].scope, split, reason)
+        for (op, split, reason), at in groups.items()
+    )
+
+
+def _shared(assigned: Sequence[Assignment]) -> Iterator[tuple[int, Assignment]]:
+    """The nodes that several slots share, by position."""
+    return ((i, found) for i, found in enumerate(assigned) if found.mesh.devices[1:])
+
+
+def _axes(found: Assignment) -> Iterator[tuple[str, Split | Terms | None]]:
+    return zip(found.mesh.axes, found.splits, strict=True)
+
+
+def _text(found: Assignment) -> str:
+    """What each axis does with a node: ``data: b, tensor: n by 64``."""
+    words = []
+    for axis, split in _axes(found):
+        if isinstance(split, Split):
+            unit = f" by {split.unit}" if split.unit > 1 else ""
+            words.append(f"{axis}: {split.identifier}{unit}")
+        else:
+            words.append(f"{axis}: {'terms of a sum' if isinstance(split, Terms) else 'whole'}")
+    return ", ".join(words)
+
+
+def _reason(source: Forward, position: int, found: Assignment) -> str:
+    """Why a node is split so by policies that follow one rule for each axis."""
+    bound = source.bound(position)
+    if bound is None:
+        return "no annotation"
+    reasons = []
+    for axis, split in _axes(found):
+        if axis == "data":
+            reasons.append("it has the batch" if split else "it has no batch")
+        elif isinstance(split, Split):
+            reasons.append(_of_tensors(source, position, bound.flow(split.identifier)))
+        elif isinstance(split, Terms):
+            reasons.append("it is linear: the sum is done behind it")
+        else:
+            reasons.append("nothing that it reads comes split, and it has no matrix to split")
+    return "; ".join(dict.fromkeys(reasons))
+
+
+def _of_tensors(source: Forward, position: int, flow: Flow) -> str:
+    """Why an inner axis splits a node."""
+    values = source.view.values
+    inputs = source.view.nodes[position].inputs
+    cut = [
+        values[v].is_stored
+        for v, carry in zip(inputs, flow.inputs, strict=True)
+        if carry.kind == "shard"
+    ]
+    if any(carry.kind == "partial" for carry in flow.outputs):
+        return "what it sums over comes split: partial sums, put together behind it"
+    if cut and all(cut):
+        return "columns of its stored matrix, which nothing else has"
+    return "what it reads comes split so"
+
+
+def done_whole(source: Forward, assigned: Sequence[Assignment]) -> tuple[str, ...]:
+    """Operators that every slot of a stage does in full, for want of an annotation."""
+    nodes = source.view.nodes
+    return tuple(sorted({nodes[i].op for i, _ in _shared(assigned) if source.bound(i) is None}))

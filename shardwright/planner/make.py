@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from shardwright.building.build import without_weights
 from shardwright.clusters import Cluster
 from shardwright.costs.cost import Analytic, Costs
 from shardwright.costs.profile import Profile
@@ -14,10 +15,8 @@ from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.ir.steps import is_step
 from shardwright.planner.auto import AUTO, auto_plan
-from shardwright.planner.plan_time import simulated_seconds
 from shardwright.planning.assemble import make_plan
 from shardwright.planning.automatic.candidates import Asked
-from shardwright.planning.fitting import check_fits
 from shardwright.planning.given import check_count, check_devices, check_graph
 from shardwright.planning.mesh import AXES, PIPELINE, over_mesh
 from shardwright.planning.partitions.partitioned import Machines, plan_by_partition
@@ -25,8 +24,11 @@ from shardwright.planning.partitions.partitioners import PARTITIONERS
 from shardwright.planning.pipeline import pipeline
 from shardwright.planning.plan import Plan, fingerprint_graph
 from shardwright.planning.policy import Policy, by_policy, policy_name
+from shardwright.planning.predicted import SlotMemory
+from shardwright.planning.prediction.predict import predict
 from shardwright.planning.splits import take_apart
 from shardwright.planning.training import Options, plan_step
+from shardwright.simulation.simulate import simulate
 
 __all__ = ["POLICIES", "plan"]
 
@@ -215,3 +217,45 @@ def _axes(devices: int | None, policy: str, mesh: Mapping[str, int] | None) -> M
             "as many"
         )
     return mesh
+
+
+# --- memory ---------------------------------------------------------------------------------------
+#
+# Of every slot of a plan that passes no more bytes are predicted than the cluster's device has.
+
+
+def check_fits(graph: IRGraph, plan: Plan, cluster: Cluster, costs: Costs | None) -> None:
+    """Raise PlanError where a slot would hold more than it has room for, with what lacks."""
+    fullest = max(predict(graph, plan, cluster, costs).slots, key=lambda slot: slot.memory.total)
+    held, room = fullest.memory.total, cluster.device.memory
+    if held > room:
+        raise PlanError(
+            f"the plan for {graph.name!r} by {plan.policy} does not fit: slot {fullest.device!r} "
+            f"would hold {fullest.memory}, {held - room} bytes more than its {room}; it would fit "
+            f"in slots of {held} bytes; {', '.join(_remedies(plan, fullest.memory))}, or let "
+            "policy='auto' look for a plan that fits"
+        )
+
+
+def _remedies(plan: Plan, held: SlotMemory) -> Iterator[str]:
+    """What leaves a slot less to hold, or more room."""
+    yield "give those, or more slots"
+    if plan.training is not None and held.activations > held.total // 4:
+        yield "take smaller microbatches"
+        if plan.training.recompute == "none":
+            yield "give recompute='full'"
+
+
+# --- simulated time -------------------------------------------------------------------------------
+
+
+CALLS = 16
+"""So many calls of a model follow one another: how long one takes alone says little."""
+
+
+def simulated_seconds(graph: IRGraph, plan: Plan, costs: Costs, cluster: Cluster) -> float:
+    """Seconds of the built plan for each batch of the captured size."""
+    pipeline = without_weights(graph, plan)
+    if plan.training is None:
+        return simulate(pipeline, costs, cluster, calls=CALLS).step_time
+    return simulate(pipeline, costs, cluster).step_time / plan.training.microbatches

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 from shardwright.lazy import import_lazily
 
 if TYPE_CHECKING:
-    from shardwright.profiling.links import profile_links
-    from shardwright.profiling.machine import profile_cluster, profile_device
+    from shardwright.profiling.machine import profile_cluster, profile_device, profile_links
     from shardwright.profiling.profiler import profile, profile_network
 
 __all__ = [

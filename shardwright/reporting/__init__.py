@@ -3,10 +3,14 @@
 from shardwright.ir.quantities import count_text, seconds_text
 from shardwright.reporting.chart import TimelineChart
 from shardwright.reporting.drawing import draw
-from shardwright.reporting.durations import slot_table, task_table
 from shardwright.reporting.overview import device_table, headline, overview
-from shardwright.reporting.simulated import simulated_memory_table, simulation_table
-from shardwright.reporting.tables import new_table
+from shardwright.reporting.tables import (
+    new_table,
+    simulated_memory_table,
+    simulation_table,
+    slot_table,
+    task_table,
+)
 
 __all__ = [
     "TimelineChart",

@@ -22,10 +22,10 @@ from shardwright.pipeline.rules import FAMILY_OF
 from shardwright.pipeline.schema import Document, SuperTask
 from shardwright.pipeline.text import format_slice, training_lines
 from shardwright.reporting.quantities import device_text, slots_text, type_of
-from shardwright.reporting.tables import new_table
-from shardwright.reporting.totals import (
+from shardwright.reporting.tables import (
     communication_groups,
     constants_of,
+    new_table,
     operator_count,
     slot_totals,
     total_bytes,

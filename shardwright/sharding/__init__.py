@@ -1,9 +1,8 @@
 """How the slots of a mesh hold a tensor, and the cheapest communication from one way to another."""
 
-from shardwright.sharding.convert import Conversion, convert
+from shardwright.sharding.convert import Conversion, Step, convert
 from shardwright.sharding.crossing import Crossing, cross
 from shardwright.sharding.layout import Layout
-from shardwright.sharding.moves import Step
 from shardwright.sharding.placement import Partial, Placement, Replicate, Shard
 from shardwright.sharding.transfer import Assembly, Piece, Transfer, transfer
 

@@ -25,8 +25,7 @@ import msgspec
 from shardwright.clusters.cluster import Cluster
 from shardwright.clusters.mesh import Mesh
 from shardwright.sharding.convert import PICOSECOND, Conversion, convert
-from shardwright.sharding.cuts import cuts, leaves_none_empty
-from shardwright.sharding.layout import Layout
+from shardwright.sharding.layout import Layout, cuts, leaves_none_empty
 from shardwright.sharding.placement import Partial, Placement, Placements, Replicate, Shard
 from shardwright.sharding.ranges import Shape
 from shardwright.sharding.transfer import Transfer, transfer

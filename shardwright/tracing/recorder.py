@@ -9,7 +9,7 @@ nothing of the caller's changes; and torch is as before when the step has run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -18,14 +18,14 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.overrides import TorchFunctionMode
 
 from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.values import IRValue
-from shardwright.torch_internals import BEGINS_RANGE
+from shardwright.torch_internals import BEGINS_RANGE, never_compiled
 from shardwright.tracing.active import LiveGraph, tracing
 from shardwright.tracing.clipping import Clipping
 from shardwright.tracing.closures import Closure
-from shardwright.tracing.interception import Replacing, replaced_attribute
 from shardwright.tracing.marks import MARK, Backward, Clip, Own, Record, Update, ZeroGrad
 from shardwright.tracing.optimizers import Group, groups_of
 from shardwright.tracing.origins import refuse_here
@@ -320,3 +320,59 @@ def _listed(value: Any) -> list[Any]:
     if value is None:
         return []
     return [value] if isinstance(value, torch.Tensor) else list(value)
+
+
+# --- replacing in one thread ---------------------------------------------------------------------
+#
+# Everything is as before when the block ends, however it ends.
+
+
+class Replacing(TorchFunctionMode):
+    """Calls ``replacements`` in place of functions of torch, and all others with stand-ins.
+
+    ``stand_in`` gives for each tensor that reaches torch the one to use in its place.
+    """
+
+    def __init__(
+        self,
+        replacements: Mapping[Any, Callable[..., Any]],
+        stand_in: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        super().__init__()
+        self._replacements = replacements
+        self._stand_in = stand_in
+
+    @never_compiled
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        replacement = self._replacements.get(func)
+        if replacement is not None:
+            return replacement(*args, **(kwargs or {}))
+        return func(*self._replaced(args), **self._replaced(kwargs or {}))
+
+    def _replaced(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._stand_in(value)
+        if type(value) in (list, tuple):
+            return type(value)(map(self._replaced, value))
+        if type(value) is dict:
+            return {key: self._replaced(item) for key, item in value.items()}
+        return value
+
+
+@contextmanager
+def replaced_attribute(owner: Any, name: str, replacement: Any) -> Iterator[None]:
+    """An attribute of an object replaced, or put before its class's."""
+    before = vars(owner).get(name, _ABSENT)
+    setattr(owner, name, replacement)
+    try:
+        yield
+    finally:
+        if before is _ABSENT:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+
+_ABSENT = object()

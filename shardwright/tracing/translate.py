@@ -41,10 +41,9 @@ from shardwright.tracing.functions import BEGIN, END, Backwards
 from shardwright.tracing.held import Held, is_node, listed
 from shardwright.tracing.marks import MARK
 from shardwright.tracing.memory import Memory, Place
-from shardwright.tracing.norms import NORMS
 from shardwright.tracing.origins import Note, Scopes, note_of
 from shardwright.tracing.views import ViewCall, same_geometry
-from shardwright.tracing.writes import Writes
+from shardwright.tracing.writes import NORMS, Writes
 
 Translated = Callable[[int, list[Place], Sequence[torch.Tensor]], list[Place]]
 """From a mark's number, the places it reads and what it makes to the places of that."""

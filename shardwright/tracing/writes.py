@@ -7,8 +7,10 @@ it is written to; only operators that are views in place (``x.squeeze_()``) chan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx
@@ -17,7 +19,6 @@ from shardwright.ir.operators import split_call
 from shardwright.ir.values import IRValue
 from shardwright.torch_internals import OpOverload, operator_of, schema_of
 from shardwright.tracing.emitter import Emitter
-from shardwright.tracing.functional_forms import FunctionalForm, functional_form
 from shardwright.tracing.held import Held, is_node, listed
 from shardwright.tracing.memory import Memory, Place
 from shardwright.tracing.views import ViewCall
@@ -128,3 +129,152 @@ def _named_arguments(overload: OpOverload, node: torch.fx.Node) -> dict[str, Any
     schema = schema_of(overload).arguments
     given = dict(zip((item.name for item in schema), node.args, strict=False)) | node.kwargs
     return {item.name: given.get(item.name, item.default_value) for item in schema}
+
+
+# --- functional forms -----------------------------------------------------------------------------
+#
+# From an overload whose schema is mutable, such as ``aten.add_.Tensor``, ``aten.fill_.Scalar``,
+# ``aten.add.out`` or ``aten._foreach_add_.List``. to the functional one with the same
+# parameters, such as ``aten.add.Tensor``, and which arguments it stands in for. The two have the same parameters, in order and by type, the written ones of an ``out=`` left out,
+# so the functional one draws the same random numbers and rounds alike.
+
+
+FACTORY_OPTIONS = ("dtype", "layout", "device", "pin_memory")
+"""Parameters that a factory has only where it makes its result itself, without ``out=``."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionalForm:
+    """``overload`` gives the new contents of the arguments named in ``writes``.
+
+    ``reads`` maps its parameters to the arguments of the mutable call; ``takes_dtype`` says that
+    it is a factory, and makes its result of the dtype it is told.
+    """
+
+    overload: OpOverload
+    reads: tuple[tuple[str, str], ...]
+    writes: tuple[str, ...]
+    takes_dtype: bool
+
+
+@cache
+def functional_form(overload: OpOverload) -> FunctionalForm | None:
+    """The functional form of a mutable overload, or None where torch has none."""
+    arguments = schema_of(overload).arguments
+    writes = tuple(argument.name for argument in arguments if _is_written(argument))
+    kept = [argument for argument in arguments if not argument.is_out]
+    for candidate in _candidates(overload):
+        extra = _extra_parameters(kept, candidate)
+        if extra is not None and _returns_enough(candidate, len(writes)):
+            found = schema_of(candidate).arguments[: len(kept)]
+            reads = tuple((to.name, at.name) for to, at in zip(found, kept, strict=True))
+            return FunctionalForm(candidate, reads, writes, "dtype" in extra)
+    return None
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _candidates(overload: OpOverload) -> Iterator[OpOverload]:
+    """Overloads that do not write, of the packets that may hold the functional form."""
+    name = operator_of(overload)
+    plain = f"__{name[3:]}" if name.startswith("__i") else name.removesuffix("_")
+    namespace = getattr(torch.ops, overload.namespace)
+    for packet_name in dict.fromkeys((plain, f"{plain}_functional", name)):
+        packet = getattr(namespace, packet_name, None)
+        for overload_name in packet.overloads() if packet else ():
+            candidate = getattr(packet, overload_name)
+            if not schema_of(candidate).is_mutable:
+                yield candidate
+
+
+def _extra_parameters(wanted: list[Any], candidate: OpOverload) -> set[str] | None:
+    """What ``candidate`` takes beyond ``wanted``, if it is nothing but a factory's options."""
+    found = schema_of(candidate).arguments
+    extra = {argument.name for argument in found[len(wanted) :]}
+    same = [str(argument.type) for argument in wanted] == [
+        str(argument.type) for argument in found[: len(wanted)]
+    ]
+    return extra if same and extra <= set(FACTORY_OPTIONS) else None
+
+
+def _returns_enough(candidate: OpOverload, count: int) -> bool:
+    """Whether it returns at least ``count`` tensors, or a list of them."""
+    returns = schema_of(candidate).returns
+    return len(returns) >= count or any("List" in str(item.type) for item in returns)
+
+
+# --- norms in training ----------------------------------------------------------------------------
+
+
+_FUNCTIONAL = "aten._native_batch_norm_legit_functional.default"
+
+
+class Norm(NamedTuple):
+    """``writes(attrs)`` says whether a call updates statistics; ``emit`` writes such a call."""
+
+    writes: Callable[[dict[str, Any]], bool]
+    emit: Callable[[Emitter, Memory, list[Place], dict[str, Any]], IRValue]
+
+
+def _batch_norm(
+    emitter: Emitter, memory: Memory, places: list[Place], attrs: dict[str, Any]
+) -> IRValue:
+    x, *affine, mean, var = map(memory.read, places)
+    weight, bias = _affine(affine, attrs)
+    result, _, _, new_mean, new_var = emitter.call(
+        _FUNCTIONAL, x, weight, bias, mean, var, True, attrs["momentum"], attrs["eps"]
+    )
+    _update(emitter, memory, places[-2:], [new_mean, new_var])
+    return result
+
+
+def _instance_norm(
+    emitter: Emitter, memory: Memory, places: list[Place], attrs: dict[str, Any]
+) -> IRValue:
+    """Batch norm over ``[1, batch * channels, ...]``; the statistics are means over the batch."""
+    x, *affine, mean, var = map(memory.read, places)
+    batch, channels, *rest = x.shape
+    weight, bias = (
+        emitter.one("aten.repeat.default", value, [batch]) if value else None
+        for value in _affine(affine, attrs)
+    )
+    flat = emitter.one("aten.contiguous.default", x)
+    flat = emitter.one("aten.view.default", flat, [1, batch * channels, *rest])
+    stats = [emitter.one("aten.repeat.default", value, [batch]) for value in (mean, var)]
+    result, _, _, *new = emitter.call(
+        _FUNCTIONAL, flat, weight, bias, *stats, True, attrs["momentum"], attrs["eps"]
+    )
+    rows = [emitter.one("aten.view.default", value, [batch, channels]) for value in new]
+    means = [emitter.one("aten.mean.dim", value, [0]) for value in rows]
+    _update(emitter, memory, places[-2:], means)
+    return emitter.one("aten.view.default", result, list(x.shape))
+
+
+def _affine(values: list[IRValue], attrs: dict[str, Any]) -> tuple[IRValue | None, IRValue | None]:
+    """Weight and bias, where the call has them."""
+    left = iter(values)
+    weight, bias = (None if name in attrs else next(left) for name in ("weight", "bias"))
+    return weight, bias
+
+
+def _update(emitter: Emitter, memory: Memory, places: list[Place], values: list[IRValue]) -> None:
+    for place, value in zip(places, values, strict=True):
+        statistics = emitter.cast(value, place.spec.dtype)
+        emitter.hide(statistics)
+        memory.write(place, statistics)
+
+
+def _has_statistics(attrs: dict[str, Any]) -> bool:
+    return "running_mean" not in attrs
+
+
+NORMS: dict[OpOverload, Norm] = {
+    torch.ops.aten.batch_norm.default: Norm(
+        lambda attrs: attrs["training"] and _has_statistics(attrs), _batch_norm
+    ),
+    torch.ops.aten.instance_norm.default: Norm(
+        lambda attrs: attrs["use_input_stats"] and _has_statistics(attrs), _instance_norm
+    ),
+}

@@ -9,7 +9,7 @@ from shardwright.clusters import Cluster
 from shardwright.clusters.cluster_file import KINDS, ROOTED
 from shardwright.comm.collectives import combine
 from shardwright.errors import DeviceError, ProfileError
-from shardwright.profiling import links, profile_links
+from shardwright.profiling import machine, profile_links
 from shardwright.profiling.link_process import measured, operation
 
 FEW = {"sizes": (1 << 8, 1 << 16), "samples": 1}
@@ -64,7 +64,7 @@ def test_a_device_that_is_not_there_is_refused(device):
 @pytest.mark.processes
 def test_three_ranks_without_shared_memory_of_which_two_meet_too(monkeypatch):
     monkeypatch.setenv("SHARDWRIGHT_TRANSPORT", "gloo")
-    times = links.measure_links(3, "cpu", FEW["sizes"], 1, 100.0)
+    times = machine.measure_links(3, "cpu", FEW["sizes"], 1, 100.0)
     assert {time.members for time in times} == {2, 3}
     assert all(time.seconds > 0 for time in times)
 

@@ -1,7 +1,7 @@
 from collections.abc import Callable
 
 from shardwright.engine.timeline import Event, Timeline
-from shardwright.reporting.durations import slot_table, task_table
+from shardwright.reporting.tables import slot_table, task_table
 
 Draw = Callable[..., str]
 Stream = Callable[[int], list[Event]]

@@ -1,5 +1,5 @@
 from shardwright.pipeline.schema import Document
-from shardwright.reporting.totals import SlotTotals, communication_groups, slot_totals
+from shardwright.reporting.tables import SlotTotals, communication_groups, slot_totals
 
 
 def test_a_slots_work_is_counted_from_shapes(document: Document) -> None:

@@ -16,7 +16,7 @@ from shardwright.comm.collectives import combine
 from shardwright.comm.operation import Operation
 from shardwright.comm.spec import TensorSpec
 from shardwright.sharding import Conversion, Layout, Partial, Replicate, Shard, Step, Transfer
-from shardwright.sharding.cuts import cuts
+from shardwright.sharding.layout import cuts
 from shardwright.sharding.ranges import Ranges, within
 
 UNITS = (1, 2, 6)

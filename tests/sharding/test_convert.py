@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from shardwright.clusters import ETHERNET, GLOO, Cluster, Link, Links, Mesh
 from shardwright.errors import PlanError
 from shardwright.sharding import Conversion, Layout, Partial, Replicate, Shard, convert
-from shardwright.sharding.cuts import leaves_none_empty
-from shardwright.sharding.moves import KINDS, moves
+from shardwright.sharding.convert import KINDS, moves
+from shardwright.sharding.layout import leaves_none_empty
 from shardwright.sharding.ranges import volume
 from tests.sharding.simulation import (
     draw_terms,

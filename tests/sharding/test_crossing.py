@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from shardwright.clusters import Cluster, Link, Links, Mesh
 from shardwright.errors import PlanError
 from shardwright.sharding import Layout, Partial, Replicate, Shard, convert, cross, transfer
-from shardwright.sharding.cuts import leaves_none_empty
+from shardwright.sharding.layout import leaves_none_empty
 from tests.sharding.simulation import (
     deliver,
     draw_terms,

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from shardwright.clusters import Mesh
 from shardwright.sharding import Layout, Shard
-from shardwright.sharding.cuts import Cut, largest_shape, leaves_none_empty
+from shardwright.sharding.layout import Cut, largest_shape, leaves_none_empty
 from shardwright.sharding.ranges import shape_of, volume
 from tests.sharding.simulation import cut as cut_out
 from tests.sharding.simulation import layouts, meshes, shapes

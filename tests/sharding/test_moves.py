@@ -7,7 +7,7 @@ import torch
 
 from shardwright.clusters import Mesh
 from shardwright.sharding import Layout, Partial, Replicate, Shard, Step
-from shardwright.sharding.moves import KINDS, moves
+from shardwright.sharding.convert import KINDS, moves
 from tests.sharding.simulation import draw_terms, fits, lay_out, reduce_terms, take
 
 ROWS = [

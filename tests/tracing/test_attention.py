@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from shardwright.ir import Builder, resolve
 from shardwright.ir.operators import operator_name, split_call
-from shardwright.tracing.attention import write_attention
+from shardwright.tracing.dropout import write_attention
 from shardwright.tracing.emitter import Emitter, is_value
 
 SDPA = resolve("aten.scaled_dot_product_attention.default")

@@ -20,7 +20,6 @@ import torch
 
 from shardwright.compiler.passes.channels_last import channels_last
 from shardwright.compiler.passes.composites import Composites
-from shardwright.compiler.passes.concatenations import order_concatenations
 from shardwright.compiler.passes.dead_code import remove_dead_code
 from shardwright.compiler.passes.decompose import decompose
 from shardwright.compiler.passes.fold import fold_constants
@@ -28,9 +27,11 @@ from shardwright.compiler.passes.fold_norms import fold_norms
 from shardwright.compiler.passes.fuse_convs import fuse_convs
 from shardwright.compiler.passes.fuse_elementwise import fuse_elementwise
 from shardwright.compiler.passes.fuse_gemm import fuse_gemm
-from shardwright.compiler.passes.losses import fuse_losses
-from shardwright.compiler.passes.mean_losses import mean_losses
-from shardwright.compiler.passes.subexpressions import merge_common_subexpressions
+from shardwright.compiler.passes.losses import fuse_losses, mean_losses
+from shardwright.compiler.passes.subexpressions import (
+    merge_common_subexpressions,
+    order_concatenations,
+)
 from shardwright.ir import IRGraph
 from shardwright.ir.collection import without_collection
 from shardwright.ir.inference import Inference

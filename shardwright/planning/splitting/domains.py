@@ -27,7 +27,7 @@ from shardwright.planning.plan import Terms
 from shardwright.planning.splitting.outline import Outline
 from shardwright.planning.splitting.strategies import Choice, Shapes, Strategy, choices, strategy
 from shardwright.sharding import Partial
-from shardwright.sharding.cuts import largest_shape
+from shardwright.sharding.layout import largest_shape
 from shardwright.sharding.ranges import volume, whole
 
 HEAD = 6

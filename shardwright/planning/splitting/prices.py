@@ -2,8 +2,8 @@
 
 Comes in: a tensor's shape and bytes an element, the sizes and links of a mesh's axes, and the
 layouts that may occur. Goes out: `Prices`, a table of seconds between all of them, and the layouts
-on each way. The moves are those of `sharding.moves`, their prices those of `convert`; shortest ways
-between all pairs are found by Floyd and Warshall's algorithm on arrays.
+on each way. The moves and their prices are those of `sharding.convert`; shortest ways between all
+pairs are found by Floyd and Warshall's algorithm on arrays.
 
 What always holds: what the table says of two layouts is what `convert` says, up to a picosecond a
 step, and the way is the same.
@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 
 from shardwright.clusters import Links
 from shardwright.sharding import Partial, Replicate, Shard
-from shardwright.sharding.convert import PICOSECOND
-from shardwright.sharding.cuts import largest_shape, leaves_none_empty, normal_form
-from shardwright.sharding.moves import move_kind, moves
+from shardwright.sharding.convert import PICOSECOND, move_kind, moves
+from shardwright.sharding.layout import largest_shape, leaves_none_empty, normal_form
 from shardwright.sharding.placement import Placement, Placements
 from shardwright.sharding.ranges import Shape
 

@@ -22,7 +22,7 @@ from shardwright.ops.bound import BoundDimop
 from shardwright.planning.plan import Split, Terms
 from shardwright.planning.splitting.axes import Axis, wanted
 from shardwright.sharding import Layout, Partial, Replicate, Shard
-from shardwright.sharding.cuts import cuts, largest_shape, normal_form
+from shardwright.sharding.layout import cuts, largest_shape, normal_form
 from shardwright.sharding.placement import Placements
 from shardwright.sharding.ranges import Shape
 

@@ -33,7 +33,7 @@ from shardwright.planning.splitting.strategies import (
     strategy,
 )
 from shardwright.sharding import Layout, Partial, Replicate, Step, convert
-from shardwright.sharding.cuts import largest_shape
+from shardwright.sharding.layout import largest_shape
 from shardwright.sharding.placement import Placements
 
 Phase = Literal["forward", "backward", "once"]

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from shardwright.compiler.passes.decompose import decompose
-from shardwright.compiler.passes.losses import fuse_losses
-from shardwright.compiler.passes.mean_losses import mean_losses
+from shardwright.compiler.passes.losses import fuse_losses, mean_losses
 from shardwright.ir import Builder, IRGraph, IRValue
 from tests.compiler.passes.rewritten import calls, operators, rewritten
 

@@ -7,7 +7,7 @@ from shardwright.costs.cost import Analytic
 from shardwright.errors import GraphError
 from shardwright.planner import plan
 from shardwright.planner.auto import auto_plan
-from shardwright.planner.plan_time import simulated_seconds
+from shardwright.planner.make import simulated_seconds
 from shardwright.planning import Plan
 from shardwright.planning.automatic.candidates import Asked
 from shardwright.planning.prediction.predict import predict

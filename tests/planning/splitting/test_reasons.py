@@ -9,8 +9,7 @@ from shardwright.clusters import Cluster, Link, Links
 from shardwright.costs.cost import Analytic
 from shardwright.ir import Builder
 from shardwright.planning.plan import Split, Terms
-from shardwright.planning.splitting.layouts import best_splits, price_splits
-from shardwright.planning.splitting.reasons import says
+from shardwright.planning.splitting.layouts import best_splits, price_splits, says
 from tests.planning.projections import linear, stacked, transformer
 
 QUICK = Links.of(Link(1e-6, 20e9), Link(1e-6, 20e9), 5e-6)
