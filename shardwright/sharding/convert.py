@@ -4,6 +4,13 @@ Comes in: a mesh, the whole tensor's shape and bytes an element, the layouts tha
 and a consumer wants, and a cluster that prices collectives. Goes out: a `Conversion`, the steps to
 take; none where the layouts agree.
 
+A move changes the placement along one axis of the mesh, for all groups of slots along that axis at
+once. The table `KINDS` says which collective does it; `moves` lists those that are right. One into
+or out of ``Shard(dim)`` is right only where its axis is the innermost of those that split ``dim``.
+Gathering along an outer axis joins pieces that are no neighbours in the whole: with
+``[Shard(0), Shard(0)]`` on 2 × 2, the slots (0, 0) and (1, 0) hold the first and the third quarter.
+Slicing along an outer axis would need elements that the slot does not hold.
+
 The way is found by Dijkstra's search over layouts, along the `moves` that are right. What a move
 costs depends on how much the slots hold at that moment, so it may pay to slice along one axis
 before communicating along another. No step cuts so finely that a slot is left without data, unless

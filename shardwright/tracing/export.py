@@ -369,9 +369,9 @@ def _is_number(made: Any) -> bool:
 
 # --- branches on values ---------------------------------------------------------------------------
 #
-# A question about the contents of a fake tensor, asked by Python (``if``, ``assert``), gets the answer
-# that lets the program go on, where the other one only raises; torch's own error where both go on,
-# since a graph has one path. A check that is left out so is among `Answers.left_out`.
+# A question about the contents of a fake tensor, asked by Python (``if``, ``assert``), gets the
+# answer that lets the program go on, where the other one only raises; torch's own error where both
+# go on, since a graph has one path. A check that is left out so is among `Answers.left_out`.
 #
 #     if not torch.isfinite(loss).all(): raise ...     as if it were finite
 #     assert labels.max() < 10                         as if it held

@@ -134,9 +134,9 @@ def _named_arguments(overload: OpOverload, node: torch.fx.Node) -> dict[str, Any
 # --- functional forms -----------------------------------------------------------------------------
 #
 # From an overload whose schema is mutable, such as ``aten.add_.Tensor``, ``aten.fill_.Scalar``,
-# ``aten.add.out`` or ``aten._foreach_add_.List``. to the functional one with the same
-# parameters, such as ``aten.add.Tensor``, and which arguments it stands in for. The two have the same parameters, in order and by type, the written ones of an ``out=`` left out,
-# so the functional one draws the same random numbers and rounds alike.
+# ``aten.add.out`` or ``aten._foreach_add_.List``, to the functional one with the same parameters,
+# such as ``aten.add.Tensor``. The two have the same parameters, in order and by type, the written
+# ones of an ``out=`` left out, so the functional one draws the same numbers and rounds alike.
 
 
 FACTORY_OPTIONS = ("dtype", "layout", "device", "pin_memory")

@@ -132,7 +132,15 @@ def _write_backward(rewriter: Rewriter, loss: IRNode, softmax: IRNode) -> None:
     rewriter.emit(CROSS_ENTROPY_BACKWARD, inputs, [output], attrs, softmax)
 
 
-# --- A cross entropy that is summed and divided by its count is the mean --------------------------
+# --- means ----------------------------------------------------------------------------------------
+#
+#     labels = sum(target != ignore)
+#     cross_entropy(x, target, sum) / labels                  cross_entropy(x, target, mean)
+#     cross_entropy_bwd(dloss / labels, .., sum)              cross_entropy_bwd(dloss, .., mean)
+#
+# Training steps count labels so that several microbatches can share one denominator. Where there is
+# one microbatch, the total weight of a loss without weights is its count of labels: the numbers are
+# those of the division.
 
 
 _MEAN, _SUM = 1, 2

@@ -78,7 +78,12 @@ def _equal(graph: IRGraph, a: IRNode, b: IRNode) -> bool:
     )
 
 
-# --- A contiguous copy of a concatenation in another order is a concatenation in that order -------
+# --- concatenations -------------------------------------------------------------------------------
+#
+#     clone(permute(cat(a, b, c)))   becomes   cat(permute(a), permute(b), permute(c))
+#
+# One copy where there were two: the gradients of queries, keys and values that attention's backward
+# leaves stacked go straight to the layout that the gradient of their projection is read in.
 
 
 _CAT = "aten.cat.default"
