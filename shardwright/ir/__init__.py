@@ -6,7 +6,6 @@ from shardwright.ir.execute import Program, compile_graph
 from shardwright.ir.fx import from_fx, to_fx
 from shardwright.ir.graph import IRGraph
 from shardwright.ir.operators import resolve
-from shardwright.ir.parse import parse_graph
 from shardwright.ir.text import format_graph
 from shardwright.ir.validate import validate
 from shardwright.ir.values import SLOT, Input, IRNode, IRValue, Scope, Source
@@ -27,7 +26,6 @@ __all__ = [
     "compile_graph",
     "format_graph",
     "from_fx",
-    "parse_graph",
     "resolve",
     "to_fx",
     "validate",

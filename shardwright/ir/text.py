@@ -11,8 +11,7 @@
     result {...}
 
 Where a call returns no tensor stands ``_``: ``%dx: f32[4, 8], _, _ = …_backward.default(…)``.
-An ``in`` line says which modules stand around the nodes after it, outermost first. `parse_graph`
-reads the text back into an equal graph.
+An ``in`` line says which modules stand around the nodes after it, outermost first.
 """
 
 from __future__ import annotations

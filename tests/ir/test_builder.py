@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from shardwright.errors import GraphError
-from shardwright.ir import Builder, IRGraph, Scope, Source, parse_graph
+from shardwright.ir import Builder, IRGraph, Scope, Source
 from shardwright.ir.structure import Leaf, Parameter, TupleTree
 
 
@@ -275,7 +275,6 @@ def test_state_may_begin_with_zeros() -> None:
     total = builder.call("aten.add.Tensor", x, state)
     graph = builder.finish(total, updates={state.id: total.id})
     assert not graph.tensors
-    assert parse_graph(str(graph)) == graph
     assert graph.run(torch.ones(2)).tolist() == [1.0, 1.0]
 
 
