@@ -29,8 +29,8 @@ from shardwright.torch_internals import (
     without_autocast,
     without_dispatch_modes,
 )
-from shardwright.tracing.emitter import Emitter
-from shardwright.tracing.memory import Place
+from shardwright.tracing.emitter import GraphEmitter
+from shardwright.tracing.memory import TensorView
 from shardwright.tracing.translate import Translator
 
 Function = Callable[[list[torch.Tensor]], Sequence[torch.Tensor | None]]
@@ -73,9 +73,9 @@ def record(function: Function, kinds: Sequence[Kind], mode: FakeTensorMode, devi
             results = function(tensors)
     recorder.graph.output([recorder.node_of(item) for item in results if item is not None])
     builder = Builder("record")
-    translator = Translator(Emitter(builder))
+    translator = Translator(GraphEmitter(builder))
     roots = [_root(builder, translator, tensor) for tensor in tensors]
-    places: list[Place] = translator.walk(recorder.graph, roots)
+    places: list[TensorView] = translator.walk(recorder.graph, roots)
     made = iter([translator.memory.read(place).id for place in places])
     return Record(builder, [None if item is None else next(made) for item in results])
 
@@ -86,7 +86,7 @@ def _fake(kind: Kind, device: str) -> torch.Tensor:
     return torch.empty_strided(kind.shape, strides, dtype=dtype, device=device)
 
 
-def _root(builder: Builder, translator: Translator, tensor: torch.Tensor) -> Place:
+def _root(builder: Builder, translator: Translator, tensor: torch.Tensor) -> TensorView:
     dtype = dtype_name(tensor.dtype)
     value = builder.input("x", tensor.shape, dtype, strides=tensor.stride())
     return translator.memory.root(tensor, value, "input", value.name)

@@ -14,13 +14,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.building.live import given_by
-from shardwright.building.slots import Border, Communication, Localized, Place, SlotGraph
+from shardwright.building.slots import Border, LocalCommunication, Localized, PhaseStage, SlotGraph
 from shardwright.costs.saved import view_bases
 from shardwright.ir import IRGraph, IRNode
 
 
 @dataclass(slots=True, eq=False)
-class Block:
+class LayerActivations:
     """A layer of a stage: its nodes in order, and what must be there of what they make.
 
     ``fixed`` are values that are kept if anything needs them, ``needed`` those that the stage's
@@ -37,7 +37,7 @@ class Block:
 
 
 @dataclass(slots=True)
-class Stage:
+class StageForward:
     """A stage's forward on one slot.
 
     ``outside`` is what its backward reads that its nodes do not make; ``bases`` has, for each view
@@ -48,7 +48,7 @@ class Stage:
     device: str
     stage: int
     graph: IRGraph
-    blocks: list[Block]
+    blocks: list[LayerActivations]
     outside: set[int]
     bases: Mapping[int, int]
     brought: int
@@ -71,7 +71,7 @@ class Demand:
     again: tuple[IRNode, ...]
 
 
-def stages_of(localized: Localized) -> Iterator[Stage]:
+def stages_of(localized: Localized) -> Iterator[StageForward]:
     """The stages of all slots whose backward reads anything."""
     for slot in localized.slots.values():
         stages = {p.stage for p in slot.places if p.phase == "forward" and p.stage is not None}
@@ -93,8 +93,10 @@ def _renewed(localized: Localized, slot: SlotGraph) -> set[int]:
     return {old.value for old, new in updates if new.value in made}
 
 
-def _stage(slot: SlotGraph, number: int, renewed: set[int], bases: Mapping[int, int]) -> Stage:
-    blocks = _blocks(slot, Place("forward", number))
+def _stage(
+    slot: SlotGraph, number: int, renewed: set[int], bases: Mapping[int, int]
+) -> StageForward:
+    blocks = _blocks(slot, PhaseStage("forward", number))
     home = {v: block for block in blocks for node in block.nodes for v in node.outputs}
     for block in blocks:
         for node in block.nodes:
@@ -111,47 +113,47 @@ def _stage(slot: SlotGraph, number: int, renewed: set[int], bases: Mapping[int, 
         for value_id in _read(slot.device, item):
             if value_id in home:
                 home[value_id].needed[value_id] = None
-                if isinstance(item, Communication) or place.stage != number:
+                if isinstance(item, LocalCommunication) or place.stage != number:
                     home[value_id].fixed.add(value_id)
             elif value_id not in made and place.stage == number:
                 outside.add(value_id)
         made.update(_made(slot.device, item))
-    graph, brought = slot.builder.graph, _brought(slot, Place("forward", number))
-    return Stage(slot.device, number, graph, blocks, outside, bases, brought)
+    graph, brought = slot.builder.graph, _brought(slot, PhaseStage("forward", number))
+    return StageForward(slot.device, number, graph, blocks, outside, bases, brought)
 
 
-def _brought(slot: SlotGraph, place: Place) -> int:
+def _brought(slot: SlotGraph, place: PhaseStage) -> int:
     """Bytes that communication inside a stage brings a slot; messages come from other stages."""
     return sum(
         slot.value(value_id).nbytes
         for item, where in zip(slot.items, slot.places, strict=True)
-        if where == place and isinstance(item, Communication) and item.kind != "send"
+        if where == place and isinstance(item, LocalCommunication) and item.kind != "send"
         for value_id in _made(slot.device, item)
     )
 
 
-def _blocks(slot: SlotGraph, place: Place) -> list[Block]:
+def _blocks(slot: SlotGraph, place: PhaseStage) -> list[LayerActivations]:
     """The nodes of a place, cut at its borders."""
-    blocks = [Block()]
+    blocks = [LayerActivations()]
     for item, where in zip(slot.items, slot.places, strict=True):
         if where == place and isinstance(item, IRNode):
             blocks[-1].nodes.append(item)
         elif where == place and isinstance(item, Border):
-            blocks.append(Block())
+            blocks.append(LayerActivations())
     return [block for block in blocks if block.nodes]
 
 
-def _read(device: str, item: IRNode | Communication) -> Sequence[int]:
+def _read(device: str, item: IRNode | LocalCommunication) -> Sequence[int]:
     return item.inputs if isinstance(item, IRNode) else given_by(device, item)
 
 
-def _made(device: str, item: IRNode | Communication) -> Sequence[int]:
+def _made(device: str, item: IRNode | LocalCommunication) -> Sequence[int]:
     if isinstance(item, IRNode):
         return item.outputs
     return [m.gets for m in item.members if m.device == device and m.gets is not None]
 
 
-def demand(block: Block, kept: Collection[int]) -> Demand:
+def demand(block: LayerActivations, kept: Collection[int]) -> Demand:
     """What a block keeps, and does again, if of its own values it keeps at most these."""
     makers = block.makers()
     found: set[int] = set()

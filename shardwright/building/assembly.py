@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 import shardwright.pipeline as pl
-from shardwright.building.segments import Meeting, Segment, Task
-from shardwright.building.slots import Localized, Part, Place
+from shardwright.building.segments import CommunicationSegment, ComputeSegment, Task
+from shardwright.building.slots import Localized, LocalSlice, PhaseStage
 from shardwright.building.weights import Originals, WeightSource, slice_of
 from shardwright.errors import PlanError
 from shardwright.ir import Builder, IRGraph, IRValue
@@ -33,7 +33,7 @@ from shardwright.planning.batch import batch_rows
 
 
 @dataclass
-class Assembly:
+class DocumentWriter:
     """Tensors and tasks, as far as they have been added."""
 
     originals: Originals
@@ -107,12 +107,12 @@ class Assembly:
 
     def add(self, task: Task) -> None:
         """A segment or a communication."""
-        if isinstance(task, Segment):
+        if isinstance(task, ComputeSegment):
             self._add_segment(task)
         else:
             self._add_meeting(task)
 
-    def _add_segment(self, segment: Segment) -> None:
+    def _add_segment(self, segment: ComputeSegment) -> None:
         """A compute task."""
         device = segment.device
         graph = self.localized.slots[device].builder.graph
@@ -138,7 +138,7 @@ class Assembly:
         info = self.tensors[name]
         return msgspec.structs.replace(info, strides=self.strides.get(name, info.strides))
 
-    def _add_meeting(self, meeting: Meeting) -> None:
+    def _add_meeting(self, meeting: CommunicationSegment) -> None:
         """A task for each member of a communication, all in one group."""
         group = f"g{self.groups}"
         self.groups += 1
@@ -160,12 +160,12 @@ class Assembly:
             )
             self._add(f"{group}.{kind}.{member.device}", task, place)
 
-    def _add(self, name: str, task: pl.SuperTask, place: Place) -> None:
+    def _add(self, name: str, task: pl.SuperTask, place: PhaseStage) -> None:
         task.phase, task.stage = place.phase, place.stage
         self.tasks[name] = task
         self.makers.update(dict.fromkeys(task.outputs, name))
 
-    def _add_identity(self, part: Part, name: str, place: Place) -> str:
+    def _add_identity(self, part: LocalSlice, name: str, place: PhaseStage) -> str:
         """A task that hands a slot's value on as a produced tensor called ``name``."""
         value = self.localized.slots[part.device].value(part.value)
         source = self.tensor(part.device, part.value, "i0")
@@ -195,7 +195,7 @@ class Assembly:
         ends += [new for _, new in self.localized.updates]
         read = {(part.device, part.value) for part in ends}
         for task in tasks:
-            if isinstance(task, Segment):
+            if isinstance(task, ComputeSegment):
                 read.update((task.device, value_id) for value_id in task.inputs)
             else:
                 members = task.communication.members
@@ -207,7 +207,7 @@ class Assembly:
         slices = zip(self.originals.outputs, self.localized.outputs, strict=True)
         for (origin, value_id), parts in slices:
             value = self.originals.graph.values[value_id]
-            last = Place("update") if self._given_once(value_id) else None
+            last = PhaseStage("update") if self._given_once(value_id) else None
             for part in parts:
                 name = self.names.get((part.device, part.value), "")
                 place = self._place(part)
@@ -221,17 +221,17 @@ class Assembly:
         """Whether an output of a training step is not put together from the microbatches'."""
         return self.originals.microbatches > 1 and value_id not in self.originals.dims
 
-    def _place(self, part: Part) -> Place:
+    def _place(self, part: LocalSlice) -> PhaseStage:
         """Where a slot's value is made; for one that comes from outside, where it is there."""
         name = self.names.get((part.device, part.value), "")
         if name in self.makers:
             maker = self.tasks[self.makers[name]]
-            return Place(maker.phase, maker.stage)
+            return PhaseStage(maker.phase, maker.stage)
         if not self.stages:
-            return Place()
+            return PhaseStage()
         if (part.device, part.value) in self.batched:
-            return Place("forward", self.stages[part.device])
-        return Place("update")
+            return PhaseStage("forward", self.stages[part.device])
+        return PhaseStage("update")
 
     def add_updates(self) -> None:
         """Which produced tensor replaces which stored one, on every slot that has it.
@@ -243,7 +243,7 @@ class Assembly:
             if tensor is not None:
                 self.replaces[self._replacement(new, tensor)] = tensor
 
-    def _replacement(self, new: Part, old: str) -> str:
+    def _replacement(self, new: LocalSlice, old: str) -> str:
         """The produced tensor of a slot's new value, not yet used as one."""
         name = self.names.get((new.device, new.value), "")
         if name not in self.makers or name in self.replaces:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import shardwright.pipeline as pl
-from shardwright.building.assembly import Assembly
+from shardwright.building.assembly import DocumentWriter
 from shardwright.building.localize import localize
 from shardwright.building.recompute import recompute
 from shardwright.building.segments import tasks
@@ -64,7 +64,9 @@ def written(
     """The pipeline whose weights a source finds, not checked yet."""
     check_belongs(plan, graph)
     originals, localized = _on_slots(graph, plan, device_kind)
-    assembly = Assembly(originals, localized, source, _first_stages(plan.training), device_kind)
+    assembly = DocumentWriter(
+        originals, localized, source, _first_stages(plan.training), device_kind
+    )
     found = tasks(localized, weights_apart=_splits_backward(plan.training))
     assembly.add_inputs(found)
     for task in found:
@@ -139,7 +141,7 @@ def _first_stages(training: TrainingPlan | None) -> dict[str, int]:
 
 def _finish(
     name: str,
-    assembly: Assembly,
+    assembly: DocumentWriter,
     devices: dict[str, pl.Device],
     training: pl.Training | None,
 ) -> pl.Pipeline:
@@ -169,7 +171,7 @@ def _finish(
     )
 
 
-def _training(assembly: Assembly, plan: Plan) -> pl.Training | None:
+def _training(assembly: DocumentWriter, plan: Plan) -> pl.Training | None:
     """Replacements, and for a training step how often tasks run."""
     if plan.training is None:
         return pl.Training(assembly.replaces) if assembly.replaces else None

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from shardwright.building.holdings import Holding, Holdings
-from shardwright.building.slots import Part, Place
+from shardwright.building.holdings import Holdings, PlacedValue
+from shardwright.building.slots import LocalSlice, PhaseStage
 from shardwright.clusters import Mesh
 from shardwright.ir import IRGraph, IRValue
 from shardwright.ir.dtypes import torch_dtype
@@ -25,9 +25,9 @@ class Ends:
     graph: IRGraph
     holdings: Holdings
     microbatches: int = 1
-    made: dict[int, list[Part]] = field(default_factory=dict)
+    made: dict[int, list[LocalSlice]] = field(default_factory=dict)
     """Slices that cover the outputs that are there already."""
-    sums: list[tuple[Part, Part]] = field(default_factory=list)
+    sums: list[tuple[LocalSlice, LocalSlice]] = field(default_factory=list)
 
     def results(self) -> None:
         """Bring out what the forward of a training step gives, before anything else is written."""
@@ -35,19 +35,19 @@ class Ends:
             if value_id in self.holdings.held and value_id not in self.made:
                 self.made[value_id] = self._result(self.graph.values[value_id])
 
-    def inputs(self) -> dict[int, list[Part]]:
+    def inputs(self) -> dict[int, list[LocalSlice]]:
         """The slices of inputs that slots take."""
-        found: dict[int, list[Part]] = {}
+        found: dict[int, list[LocalSlice]] = {}
         for (value_id, device, ranges), local in self.holdings.loaded.items():
             if self.graph.values[value_id].role == "input":
-                found.setdefault(value_id, []).append(Part(device, local, ranges))
+                found.setdefault(value_id, []).append(LocalSlice(device, local, ranges))
         return found
 
-    def outputs(self) -> list[list[Part]]:
+    def outputs(self) -> list[list[LocalSlice]]:
         """Slices that cover each output, each slice from the first slot that holds it."""
         return [self.made.get(v) or self._distinct(v) for v in self.graph.outputs]
 
-    def updates(self) -> list[tuple[Part, Part]]:
+    def updates(self) -> list[tuple[LocalSlice, LocalSlice]]:
         """For each slice of a stored value that a slot holds, the slice that replaces it."""
         found = list(self.sums)
         for old, new in self.graph.updates.items():
@@ -63,7 +63,7 @@ class Ends:
                 )
         return list(dict.fromkeys(found))
 
-    def _loaded(self, value_id: int) -> list[Holding]:
+    def _loaded(self, value_id: int) -> list[PlacedValue]:
         """Where the slots have a stored value in store, not made from what they have."""
         slots = self.holdings.slots
         return [
@@ -72,7 +72,7 @@ class Ends:
             if all(slots[device].value(v).is_stored for device, v in holding.local.items())
         ]
 
-    def _written_only(self, old: int, new: int) -> Iterator[tuple[Part, Part]]:
+    def _written_only(self, old: int, new: int) -> Iterator[tuple[LocalSlice, LocalSlice]]:
         """A buffer that nothing reads: it lies where its new contents are made, copied into it."""
         holdings = self.holdings
         held = holdings.held.get(new)
@@ -88,28 +88,28 @@ class Ends:
                 pair = (slot.value(holding.local[device]) for holding in (before, made))
                 local[device] = slot.builder.call("aten.copy.default", *pair).id
             copied = holdings.derive(self.graph.values[new])
-            after = holdings.add(copied.id, Holding(mesh, whole_layout, local))
+            after = holdings.add(copied.id, PlacedValue(mesh, whole_layout, local))
         return zip(
             holdings.parts(self.graph.values[old], before),
             holdings.parts(copied, after),
             strict=True,
         )
 
-    def _renewed(self, new: int, old: Holding) -> Holding:
+    def _renewed(self, new: int, old: PlacedValue) -> PlacedValue:
         """New contents where the old ones lie; brought there when they are made."""
         held = self.holdings.held.get(new)
         updated = held is not None and held[0].place.phase == "update"
-        with self.holdings.at(Place("update") if updated else old.place, old.mesh.devices):
+        with self.holdings.at(PhaseStage("update") if updated else old.place, old.mesh.devices):
             return self.holdings.fetch(new, old.mesh, old.layout)
 
-    def _result(self, value: IRValue) -> list[Part]:
+    def _result(self, value: IRValue) -> list[LocalSlice]:
         holding = self.holdings.held[value.id][0]
         with self.holdings.at(holding.place, holding.mesh.devices):
             if self.microbatches > 1 and not value.shape and value.producer is not None:
                 return self._summed(value, holding)
             return self._distinct(value.id)
 
-    def _summed(self, value: IRValue, holding: Holding) -> list[Part]:
+    def _summed(self, value: IRValue, holding: PlacedValue) -> list[LocalSlice]:
         """A number as the sum over all microbatches, the mean where it is of floating point.
 
         Terms of a sum over slots are put together when they are complete, once a step.
@@ -119,8 +119,8 @@ class Ends:
             for device in holding.mesh.devices
         }
         total = self.holdings.derive(value)
-        with self.holdings.at(Place("update"), holding.mesh.devices):
-            self.holdings.add(total.id, Holding(holding.mesh, holding.layout, local))
+        with self.holdings.at(PhaseStage("update"), holding.mesh.devices):
+            self.holdings.add(total.id, PlacedValue(holding.mesh, holding.layout, local))
             return self._distinct(total.id)
 
     def _accumulated(self, device: str, value: IRValue, local: int) -> int:
@@ -130,18 +130,18 @@ class Ends:
             term = builder.call("aten.div.Scalar", term, self.microbatches)
         before = slot.zeros(f"sum.{value.name}", (), value.dtype)
         after: IRValue = builder.call("aten.add.Tensor", before, term)
-        ends = (Part(device, before.id, whole(())), Part(device, after.id, whole(())))
+        ends = (LocalSlice(device, before.id, whole(())), LocalSlice(device, after.id, whole(())))
         self.sums.append(ends)
         return after.id
 
-    def _distinct(self, value_id: int) -> list[Part]:
+    def _distinct(self, value_id: int) -> list[LocalSlice]:
         value = self.holdings.values[value_id]
         held = self.holdings.held.get(value_id, [])
         ready = next((h for h in held if not h.layout.partial_axes(h.mesh)), None)
         if ready is None:
             mesh = held[0].mesh if held else _one_slot(next(iter(self.holdings.slots)))
             ready = self.holdings.fetch(value_id, mesh, Layout.replicated(mesh))
-        found: dict[object, Part] = {}
+        found: dict[object, LocalSlice] = {}
         for slice_ in self.holdings.parts(value, ready):
             found.setdefault(slice_.ranges, slice_)
         return list(found.values())

@@ -29,9 +29,9 @@ from dataclasses import dataclass
 from shardwright.autodiff.accumulate import add_into
 from shardwright.autodiff.differentiate import Differentiator
 from shardwright.autodiff.vjp import Vjps
-from shardwright.building.holdings import Holding, Holdings
-from shardwright.building.nodes import Written
-from shardwright.building.slots import BORDER, Part, Place
+from shardwright.building.holdings import Holdings, PlacedValue
+from shardwright.building.nodes import LocalNode
+from shardwright.building.slots import BORDER, LocalSlice, PhaseStage
 from shardwright.clusters import Mesh
 from shardwright.errors import PlanError
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
@@ -39,7 +39,7 @@ from shardwright.ir.dtypes import torch_dtype
 from shardwright.sharding import Layout, Partial, Replicate
 from shardwright.sharding.ranges import whole
 
-_Key = tuple[Mesh, Layout, Place]
+_Key = tuple[Mesh, Layout, PhaseStage]
 """Which contributions to a gradient are added where they are made."""
 
 NO_GRADIENT = (
@@ -59,7 +59,7 @@ class _Accumulated:
     after: IRValue
 
 
-class Gradients:
+class GradientWriter:
     """Writes the backward on the slots, and knows where each gradient is.
 
     ``backward`` is the graph's ``Backward`` node.
@@ -92,23 +92,23 @@ class Gradients:
         """The same as derived values, once nothing is added to them any more."""
         self._accumulated: dict[tuple[int, _Key, str], _Accumulated] = {}
 
-    def begin(self, written: Sequence[Written]) -> None:
+    def begin(self, written: Sequence[LocalNode]) -> None:
         """Begin at the loss of a forward that stands as ``written`` says."""
         self._note_whole_axes(written)
         loss = self._graph.values[self._backward.inputs[0]]
         held = self._holdings.held[loss.id][0]
-        place = Place("backward", held.place.stage)
+        place = PhaseStage("backward", held.place.stage)
         with self._holdings.at(place, held.mesh.devices):
             seed = self._seed(loss, held.mesh)
             self._contribute(loss.id, Layout.replicated(held.mesh), held.mesh, seed, {})
 
-    def through(self, written: Written) -> None:
+    def through(self, written: LocalNode) -> None:
         """Go backward through a node."""
         node, mesh = written.node, written.mesh
         if not any(output in self._made for output in node.outputs):
             return
         for device in mesh.devices:
-            self._slots[device].go(Place("backward", written.place.stage))
+            self._slots[device].go(PhaseStage("backward", written.place.stage))
         wanted = [
             index
             for index, value_id in enumerate(node.inputs)
@@ -140,13 +140,13 @@ class Gradients:
             }
             self._contribute(node.inputs[index], layout, mesh, local, own)
 
-    def border(self, written: Written) -> None:
+    def border(self, written: LocalNode) -> None:
         """One repeated layer meets the next before this node."""
         for device in written.mesh.devices:
-            self._slots[device].go(Place("backward", written.place.stage))
+            self._slots[device].go(PhaseStage("backward", written.place.stage))
             self._slots[device].add(BORDER)
 
-    def total(self, gradient: int, mesh: Mesh, layout: Layout) -> Holding:
+    def total(self, gradient: int, mesh: Mesh, layout: Layout) -> PlacedValue:
         """The sum of the terms of a parameter's gradient, on this mesh in this layout."""
         parameter = self._parameters[gradient]
         if parameter not in self._made:
@@ -154,12 +154,12 @@ class Gradients:
             raise PlanError(NO_GRADIENT.format(name=name))
         return self._total(parameter, mesh, layout)
 
-    def updates(self) -> list[tuple[Part, Part]]:
+    def updates(self) -> list[tuple[LocalSlice, LocalSlice]]:
         """Accumulators, and what replaces them after a microbatch."""
         return [
             (
-                Part(device, found.before.id, whole(found.before.shape)),
-                Part(device, found.after.id, whole(found.after.shape)),
+                LocalSlice(device, found.before.id, whole(found.before.shape)),
+                LocalSlice(device, found.after.id, whole(found.after.shape)),
             )
             for (_, _, device), found in self._accumulated.items()
         ]
@@ -191,7 +191,7 @@ class Gradients:
             for device, value in values.items()
         }
 
-    def _note_whole_axes(self, written: Sequence[Written]) -> None:
+    def _note_whole_axes(self, written: Sequence[LocalNode]) -> None:
         """Find along which axes a node, and all before it that has a gradient, is done whole."""
         made: dict[int, tuple[Mesh, frozenset[int]]] = {}
         for stands in written:
@@ -205,7 +205,7 @@ class Gradients:
             self._whole_axes[stands.node.id] = axes
             made |= dict.fromkeys(stands.node.outputs, (stands.mesh, axes))
 
-    def _axes_kept_partial(self, written: Written) -> frozenset[int]:
+    def _axes_kept_partial(self, written: LocalNode) -> frozenset[int]:
         """The axes along which a node goes on with terms of its gradients."""
         groups = [key for value_id in written.node.outputs for key in self._made.get(value_id, {})]
         return frozenset(
@@ -217,7 +217,7 @@ class Gradients:
             )
         )
 
-    def _given(self, written: Written, kept: Collection[int]) -> dict[str, dict[int, IRValue]]:
+    def _given(self, written: LocalNode, kept: Collection[int]) -> dict[str, dict[int, IRValue]]:
         """The gradients of what a node made, by local value, for each slot.
 
         Along the axes in ``kept`` they are terms of a sum.
@@ -242,7 +242,7 @@ class Gradients:
                     given[device][made.local[device]] = local
         return given
 
-    def _distinct(self, written: Written, wanted: Sequence[int]) -> Iterator[int]:
+    def _distinct(self, written: LocalNode, wanted: Sequence[int]) -> Iterator[int]:
         """One input of those that are the same local values."""
         seen: set[tuple[int, ...]] = set()
         for index in wanted:
@@ -331,14 +331,14 @@ class Gradients:
         """A contribution as a value: what a parameter's is after the last microbatch is read."""
         mesh, layout, place = key
         if value_id in self._trained:
-            place = Place("update")
+            place = PhaseStage("update")
         term = self._holdings.derive(self._graph.values[value_id]).id
         with self._holdings.at(place, mesh.devices):
             ids = {device: value.id for device, value in local.items()}
-            self._holdings.add(term, Holding(mesh, layout, ids))
+            self._holdings.add(term, PlacedValue(mesh, layout, ids))
         return term
 
-    def _total(self, value_id: int, mesh: Mesh, layout: Layout) -> Holding:
+    def _total(self, value_id: int, mesh: Mesh, layout: Layout) -> PlacedValue:
         """The gradient of a value on this mesh in this layout, the terms made last first."""
         terms = self._derived(value_id)
         held = [self._holdings.fetch(term, mesh, layout) for term in terms]
@@ -346,9 +346,9 @@ class Gradients:
             return held[0]
         local = {device: self._sum(device, held) for device in mesh.devices}
         total = self._holdings.derive(self._graph.values[value_id])
-        return self._holdings.add(total.id, Holding(mesh, held[0].layout, local))
+        return self._holdings.add(total.id, PlacedValue(mesh, held[0].layout, local))
 
-    def _sum(self, device: str, terms: Sequence[Holding]) -> int:
+    def _sum(self, device: str, terms: Sequence[PlacedValue]) -> int:
         """What a slot has of several terms, added in their order."""
         slot = self._slots[device]
         first, *others = (slot.value(term.local[device]) for term in terms)
@@ -361,7 +361,7 @@ class Gradients:
         return self._slots[device].builder
 
 
-def _held(written: Written, index: int) -> Holding:
+def _held(written: LocalNode, index: int) -> PlacedValue:
     """How an input that is read is held."""
     holding = written.inputs[index]
     assert holding is not None

@@ -1,14 +1,14 @@
 """Where each value is, and how it gets to where it is wanted.
 
-A `Holding` is a value on the slots of a mesh in a layout. `Holdings.fetch` gives the holding that
-a node asks for: an existing one, or one made from the cheapest existing one by slices, collectives
-and messages, which it writes into the slots. What it makes is kept, each step of the way included,
-so that a conversion is done once however many nodes want it. Inputs and stored values are nowhere
-until they are asked for, and then everywhere at no cost: each slot takes its slice.
+A `PlacedValue` is a value on the slots of a mesh in a layout. `Holdings.fetch` gives the holding
+that a node asks for: an existing one, or one made from the cheapest existing one by slices,
+collectives and messages, which it writes into the slots. What it makes is kept, each step of the
+way included, so that a conversion is done once however many nodes want it. Inputs and stored values
+are nowhere until they are asked for, and then everywhere at no cost: each slot takes its slice.
 
-What a value needs on its way is done where the slots stand, in the `Place` of who asks for it. What
-a slot does for others is done in the place where it made the value: a stage sends its own results,
-and what is made once a step travels once a step.
+What a value needs on its way is done where the slots stand, in the `PhaseStage` of who asks for it.
+What a slot does for others is done in the place where it made the value: a stage sends its own
+results, and what is made once a step travels once a step.
 """
 
 from __future__ import annotations
@@ -17,25 +17,38 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
-from shardwright.building.slots import Communication, Member, Part, Place, SlotGraph
+from shardwright.building.slots import (
+    GroupMember,
+    LocalCommunication,
+    LocalSlice,
+    PhaseStage,
+    SlotGraph,
+)
 from shardwright.clusters import Cluster, Mesh
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRValue
 from shardwright.ir.dtypes import itemsize
 from shardwright.ir.values import sent_strides
-from shardwright.sharding import Conversion, Crossing, Layout, Step, convert, cross
+from shardwright.sharding import (
+    Crossing,
+    Layout,
+    Redistribution,
+    RedistributionStep,
+    convert,
+    cross,
+)
 from shardwright.sharding.ranges import Ranges, shape_of, whole, within
-from shardwright.sharding.transfer import Assembly, Transfer
+from shardwright.sharding.transfer import SliceAssembly, Transfer
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class PlacedValue:
     """A value on a mesh: the local value of each of its slots, and the place it was made in."""
 
     mesh: Mesh
     layout: Layout
     local: Mapping[str, int]
-    place: Place = field(default_factory=Place)
+    place: PhaseStage = field(default_factory=PhaseStage)
 
 
 @dataclass(slots=True)
@@ -49,11 +62,11 @@ class Holdings:
     slots: Mapping[str, SlotGraph]
     cluster: Cluster
     values: dict[int, IRValue] = field(init=False)
-    communications: list[Communication] = field(default_factory=list)
-    held: dict[int, list[Holding]] = field(default_factory=dict)
+    communications: list[LocalCommunication] = field(default_factory=list)
+    held: dict[int, list[PlacedValue]] = field(default_factory=dict)
     loaded: dict[tuple[int, str, Ranges], int] = field(default_factory=dict)
     """Slices of inputs and stored values, by value, slot and ranges."""
-    cut: dict[tuple[str, Place, int, Ranges], int] = field(default_factory=dict)
+    cut: dict[tuple[str, PhaseStage, int, Ranges], int] = field(default_factory=dict)
     """Slices of local values, by slot, where they were cut, local value and ranges within it."""
 
     def __post_init__(self) -> None:
@@ -65,14 +78,14 @@ class Holdings:
         self.values[value.id] = value
         return value
 
-    def add(self, value_id: int, holding: Holding) -> Holding:
+    def add(self, value_id: int, holding: PlacedValue) -> PlacedValue:
         """Note that the slots hold a value, made where they stand now."""
         place = self.slots[holding.mesh.devices[0]].place
         holding = replace(holding, place=place)
         self.held.setdefault(value_id, []).append(holding)
         return holding
 
-    def fetch(self, value_id: int, mesh: Mesh, layout: Layout) -> Holding:
+    def fetch(self, value_id: int, mesh: Mesh, layout: Layout) -> PlacedValue:
         """The value on this mesh in this layout, loaded or brought there where need be."""
         value = self.values[value_id]
         layout = layout.normal(mesh, value.shape)
@@ -81,7 +94,7 @@ class Holdings:
             return self._load(value, mesh, layout)
         return found or self.fetch_held(value_id, mesh, layout)
 
-    def fetch_held(self, value_id: int, mesh: Mesh, layout: Layout) -> Holding:
+    def fetch_held(self, value_id: int, mesh: Mesh, layout: Layout) -> PlacedValue:
         """As `fetch`, from what the slots hold already: a stored value is not loaded again."""
         value, held = self.values[value_id], self.held[value_id]
         layout = layout.normal(mesh, value.shape)
@@ -93,25 +106,25 @@ class Holdings:
         )
         return self._bring(value, held[source], mesh, layout)
 
-    def _found(self, value_id: int, mesh: Mesh, layout: Layout) -> Holding | None:
+    def _found(self, value_id: int, mesh: Mesh, layout: Layout) -> PlacedValue | None:
         held = self.held.get(value_id, ())
         return next((h for h in held if (h.mesh, h.layout) == (mesh, layout)), None)
 
-    def parts(self, value: IRValue, holding: Holding) -> Iterator[Part]:
+    def parts(self, value: IRValue, holding: PlacedValue) -> Iterator[LocalSlice]:
         """The slices of a holding, in the order of its mesh."""
         slices = holding.layout.slices(holding.mesh, value.shape)
         for device, ranges in zip(holding.mesh.devices, slices, strict=True):
-            yield Part(device, holding.local[device], ranges)
+            yield LocalSlice(device, holding.local[device], ranges)
 
     # --- inputs and stored values -------------------------------------------------------------
 
-    def _load(self, value: IRValue, mesh: Mesh, layout: Layout) -> Holding:
+    def _load(self, value: IRValue, mesh: Mesh, layout: Layout) -> PlacedValue:
         slices = layout.slices(mesh, value.shape)
         local = {
             device: self._load_slice(value, device, ranges)
             for device, ranges in zip(mesh.devices, slices, strict=True)
         }
-        return self.add(value.id, Holding(mesh, layout, local))
+        return self.add(value.id, PlacedValue(mesh, layout, local))
 
     def _load_slice(self, value: IRValue, device: str, ranges: Ranges) -> int:
         key = (value.id, device, ranges)
@@ -141,19 +154,21 @@ class Holdings:
 
     # --- from one holding to another ----------------------------------------------------------
 
-    def _seconds(self, value: IRValue, source: Holding, mesh: Mesh, layout: Layout) -> float:
+    def _seconds(self, value: IRValue, source: PlacedValue, mesh: Mesh, layout: Layout) -> float:
         """What it would take to bring the value."""
         if source.mesh == mesh:
             return self._conversion(value, source.layout, layout, mesh).seconds
         return self._crossing(value, source, mesh, layout).seconds
 
-    def _conversion(self, value: IRValue, source: Layout, to: Layout, mesh: Mesh) -> Conversion:
+    def _conversion(self, value: IRValue, source: Layout, to: Layout, mesh: Mesh) -> Redistribution:
         size = itemsize(value.dtype)
         return convert(
             source, to, mesh=mesh, shape=value.shape, itemsize=size, cluster=self.cluster
         )
 
-    def _crossing(self, value: IRValue, source: Holding, mesh: Mesh, layout: Layout) -> Crossing:
+    def _crossing(
+        self, value: IRValue, source: PlacedValue, mesh: Mesh, layout: Layout
+    ) -> Crossing:
         return cross(
             source.layout,
             layout,
@@ -164,7 +179,9 @@ class Holdings:
             cluster=self.cluster,
         )
 
-    def _bring(self, value: IRValue, source: Holding, mesh: Mesh, layout: Layout) -> Holding:
+    def _bring(
+        self, value: IRValue, source: PlacedValue, mesh: Mesh, layout: Layout
+    ) -> PlacedValue:
         if source.mesh == mesh:
             with self._once(source, mesh.devices):
                 return self._convert(
@@ -180,7 +197,7 @@ class Holdings:
             return self._convert(value, arriving, crossing.after)
 
     @contextmanager
-    def at(self, place: Place, devices: Iterable[str]) -> Iterator[None]:
+    def at(self, place: PhaseStage, devices: Iterable[str]) -> Iterator[None]:
         """What these slots are given to do within is done at ``place``."""
         with ExitStack() as stack:
             for device in devices:
@@ -188,27 +205,33 @@ class Holdings:
             yield
 
     @contextmanager
-    def _once(self, source: Holding, devices: Sequence[str]) -> Iterator[None]:
+    def _once(self, source: PlacedValue, devices: Sequence[str]) -> Iterator[None]:
         """What comes from a place that is visited once a step is brought there, not at each use."""
         with self.at(source.place, devices if source.place.phase == "prepare" else ()):
             yield
 
-    def _convert(self, value: IRValue, holding: Holding, conversion: Conversion) -> Holding:
+    def _convert(
+        self, value: IRValue, holding: PlacedValue, conversion: Redistribution
+    ) -> PlacedValue:
         """Take the steps of a conversion, keeping what each makes."""
         for step in conversion.steps:
             known = self._known(value.id, holding.mesh, step.after)
             holding = known or self._take(value, holding, conversion, step)
         return holding
 
-    def _known(self, value_id: int, mesh: Mesh, layout: Layout) -> Holding | None:
+    def _known(self, value_id: int, mesh: Mesh, layout: Layout) -> PlacedValue | None:
         """What was made of a value where the slots stand now."""
         wanted = (mesh, layout, self.slots[mesh.devices[0]].place)
         found = (h for h in self.held[value_id] if (h.mesh, h.layout, h.place) == wanted)
         return next(found, None)
 
     def _take(
-        self, value: IRValue, holding: Holding, conversion: Conversion, step: Step
-    ) -> Holding:
+        self,
+        value: IRValue,
+        holding: PlacedValue,
+        conversion: Redistribution,
+        step: RedistributionStep,
+    ) -> PlacedValue:
         mesh, local = conversion.mesh, dict[str, int]()
         before, after = (
             dict(zip(mesh.devices, conversion.slices(layout), strict=True))
@@ -218,13 +241,13 @@ class Holdings:
             held = {device: before[device] for device in group}
             wanted = {device: after[device] for device in group}
             local |= self._step(value, holding, step, held, wanted)
-        return self.add(value.id, Holding(mesh, step.after, local))
+        return self.add(value.id, PlacedValue(mesh, step.after, local))
 
     def _step(
         self,
         value: IRValue,
-        holding: Holding,
-        step: Step,
+        holding: PlacedValue,
+        step: RedistributionStep,
         before: Mapping[str, Ranges],
         after: Mapping[str, Ranges],
     ) -> dict[str, int]:
@@ -235,8 +258,8 @@ class Holdings:
                 for device, ranges in after.items()
             }
         gets = {device: self._new(device, value, shape_of(after[device])).id for device in after}
-        members = tuple(Member(d, holding.local[d], gets[d]) for d in after)
-        self._communicate(Communication(step.kind, step.metadata, members))
+        members = tuple(GroupMember(d, holding.local[d], gets[d]) for d in after)
+        self._communicate(LocalCommunication(step.kind, step.metadata, members))
         return gets
 
     def _new(self, device: str, value: IRValue, shape: tuple[int, ...]) -> IRValue:
@@ -249,7 +272,7 @@ class Holdings:
         strides = sent_strides(sent.shape, sent.strides)
         return self.slots[device].builder.input(sent.name, sent.shape, sent.dtype, strides=strides)
 
-    def _communicate(self, communication: Communication) -> None:
+    def _communicate(self, communication: LocalCommunication) -> None:
         self.communications.append(communication)
         for member in communication.members:
             self.slots[member.device].add(communication)
@@ -257,18 +280,22 @@ class Holdings:
     # --- messages -----------------------------------------------------------------------------
 
     def _transfer(
-        self, value: IRValue, holding: Holding, transfer: Transfer, mesh: Mesh, layout: Layout
-    ) -> Holding:
+        self, value: IRValue, holding: PlacedValue, transfer: Transfer, mesh: Mesh, layout: Layout
+    ) -> PlacedValue:
         """Send what slots lack, and put together what they need."""
         origin = {part.device: part.ranges for part in self.parts(value, holding)}
         local = {
             assembly.device: self._assemble(value, holding, origin, assembly)
             for assembly in transfer.assemblies
         }
-        return self.add(value.id, Holding(mesh, layout, local))
+        return self.add(value.id, PlacedValue(mesh, layout, local))
 
     def _assemble(
-        self, value: IRValue, holding: Holding, origin: Mapping[str, Ranges], assembly: Assembly
+        self,
+        value: IRValue,
+        holding: PlacedValue,
+        origin: Mapping[str, Ranges],
+        assembly: SliceAssembly,
     ) -> int:
         """One slot's slice, of pieces."""
         pieces = []
@@ -279,8 +306,11 @@ class Holdings:
                 pieces.append(sent)
                 continue
             got = self._received(piece.destination, self.slots[piece.source].value(sent)).id
-            members = (Member(piece.source, sent, None), Member(piece.destination, None, got))
-            self._communicate(Communication("send", {}, members))
+            members = (
+                GroupMember(piece.source, sent, None),
+                GroupMember(piece.destination, None, got),
+            )
+            self._communicate(LocalCommunication("send", {}, members))
             pieces.append(got)
         builder = self.slots[assembly.device].builder
         if not pieces:

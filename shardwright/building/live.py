@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from shardwright.building.slots import Communication, Item, Localized, Part, SlotGraph
+from shardwright.building.slots import Item, LocalCommunication, Localized, LocalSlice, SlotGraph
 from shardwright.ir import IRNode
 
 
@@ -26,12 +26,14 @@ class Live:
     wanted: set[int] = field(default_factory=set)
     values: set[int] = field(default_factory=set)
     nodes: set[int] = field(default_factory=set)
-    communications: set[Communication] = field(default_factory=set)
+    communications: set[LocalCommunication] = field(default_factory=set)
 
 
 def live_parts(localized: Localized) -> dict[str, Live]:
     """What is live on each slot."""
-    walks = {device: _Walk(slot, len(slot.items)) for device, slot in localized.slots.items()}
+    walks = {
+        device: _LivenessWalk(slot, len(slot.items)) for device, slot in localized.slots.items()
+    }
     for part in _ends(localized):
         walks[part.device].live.wanted.add(part.value)
         walks[part.device].live.values.add(part.value)
@@ -49,7 +51,7 @@ def live_parts(localized: Localized) -> dict[str, Live]:
     return {device: walk.live for device, walk in walks.items()}
 
 
-def _ends(localized: Localized) -> Iterator[Part]:
+def _ends(localized: Localized) -> Iterator[LocalSlice]:
     """Slices of outputs, and new contents of stored values that something reads."""
     outputs = [part for parts in localized.outputs for part in parts]
     yield from outputs
@@ -63,24 +65,24 @@ def _reads(device: str, item: Item) -> Sequence[int]:
     """The values of a slot that an item reads."""
     if isinstance(item, IRNode):
         return item.inputs
-    return given_by(device, item) if isinstance(item, Communication) else ()
+    return given_by(device, item) if isinstance(item, LocalCommunication) else ()
 
 
-def given_by(device: str, communication: Communication) -> tuple[int, ...]:
+def given_by(device: str, communication: LocalCommunication) -> tuple[int, ...]:
     """The value that a slot gives to a communication, or nothing."""
     members = (member for member in communication.members if member.device == device)
     return tuple(member.gives for member in members if member.gives is not None)
 
 
 @dataclass(slots=True)
-class _Walk:
+class _LivenessWalk:
     """Goes through a slot's items from the end; ``at`` is behind the next one."""
 
     slot: SlotGraph
     at: int
     live: Live = field(default_factory=Live)
 
-    def back_to(self, communication: Communication | None) -> None:
+    def back_to(self, communication: LocalCommunication | None) -> None:
         """Mark the live nodes down to a communication, or to the beginning; goes past it."""
         while self.at > 0:
             self.at -= 1
@@ -89,6 +91,6 @@ class _Walk:
                 if not self.live.values.isdisjoint(item.outputs):
                     self.live.nodes.add(item.id)
                     self.live.values.update(item.inputs)
-            elif isinstance(item, Communication):
+            elif isinstance(item, LocalCommunication):
                 assert item is communication, "members meet communications in one order"
                 return

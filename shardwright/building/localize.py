@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from shardwright.building.ends import Ends
 from shardwright.building.holdings import Holdings
-from shardwright.building.nodes import NodeWriter, Written
-from shardwright.building.slots import BORDER, Localized, Place, SlotGraph
+from shardwright.building.nodes import LocalNode, NodeWriter
+from shardwright.building.slots import BORDER, Localized, PhaseStage, SlotGraph
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.ir.execute import describe_node
@@ -25,7 +25,7 @@ from shardwright.sharding import Layout
 def localize(graph: IRGraph, plan: Plan) -> Localized:
     """The slots of a planned graph. Raises PlanError where the plan cannot be carried out."""
     holdings = empty_holdings(graph, plan)
-    places = [Place()] * len(graph.nodes)
+    places = [PhaseStage()] * len(graph.nodes)
     write_forward(graph, plan, holdings, places)
     return finish(holdings, Ends(graph, holdings))
 
@@ -38,8 +38,8 @@ def empty_holdings(graph: IRGraph, plan: Plan) -> Holdings:
 
 
 def write_forward(
-    graph: IRGraph, plan: Plan, holdings: Holdings, places: Sequence[Place]
-) -> dict[int, Written]:
+    graph: IRGraph, plan: Plan, holdings: Holdings, places: Sequence[PhaseStage]
+) -> dict[int, LocalNode]:
     """Write the nodes that the plan assigns, in their places, stage after stage.
 
     They are given by position, in the order in which they were written. Raises PlanError where a
@@ -63,7 +63,7 @@ def write_forward(
     return written
 
 
-def _stage_after_stage(graph: IRGraph, plan: Plan, places: Sequence[Place]) -> list[int]:
+def _stage_after_stage(graph: IRGraph, plan: Plan, places: Sequence[PhaseStage]) -> list[int]:
     """Positions of nodes by stage, those of one stage as they stand; what is prepared is first."""
     found = [-1 if place.stage is None else place.stage for place in places]
     stages = plan.stages or found

@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from shardwright.building.activations import Block
+from shardwright.building.activations import LayerActivations
 from shardwright.ir import IRGraph
 from shardwright.planning.cost import node_work
 
 SOURCE, SINK = "source", "sink"
 
 
-def kept_at(graph: IRGraph, block: Block, price: float) -> frozenset[int]:
+def kept_at(graph: IRGraph, block: LayerActivations, price: float) -> frozenset[int]:
     """The values of a block to keep if each byte costs ``price`` floating-point operations.
 
     What the block keeps in any case is not among them.
@@ -48,7 +48,9 @@ def kept_at(graph: IRGraph, block: Block, price: float) -> frozenset[int]:
     return frozenset(_kept(block, variable, there))
 
 
-def _kept(block: Block, variable: Collection[int], there: Collection[object]) -> set[int]:
+def _kept(
+    block: LayerActivations, variable: Collection[int], there: Collection[object]
+) -> set[int]:
     """Values that are there though their node is not done again."""
     return {
         value_id

@@ -2,8 +2,8 @@
 
 Whole where it is not split, else the part that its dimension annotation gives there. What a node
 reads is fetched in the layout that it asks for, and what it makes is held in the layout that its
-split gives. `NodeWriter.add` gives a `Written`: what was written where, and how the node's tensors
-lie along each axis of the mesh, which is what its gradients follow from.
+split gives. `NodeWriter.add` gives a `LocalNode`: what was written where, and how the node's
+tensors lie along each axis of the mesh, which is what its gradients follow from.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shardwright.building.holdings import Holding, Holdings
-from shardwright.building.slots import Place, SlotGraph
+from shardwright.building.holdings import Holdings, PlacedValue
+from shardwright.building.slots import PhaseStage, SlotGraph
 from shardwright.clusters import Mesh
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode, IRValue
@@ -22,13 +22,13 @@ from shardwright.ops.bound import BoundDimop, BoundPart
 from shardwright.ops.catalog import dimop_of
 from shardwright.ops.cuts import Cut
 from shardwright.planning.plan import Assignment, Split, Terms
-from shardwright.planning.splitting.axes import Axis, wanted
+from shardwright.planning.splitting.axes import NodeAxis, wanted
 from shardwright.sharding import Layout, Partial
 from shardwright.sharding.ranges import part
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class LocalNode:
     """A node as it stands on the slots of its mesh.
 
     inputs, outputs
@@ -43,17 +43,17 @@ class Written:
 
     node: IRNode
     mesh: Mesh
-    inputs: tuple[Holding | None, ...]
-    outputs: tuple[Holding, ...]
+    inputs: tuple[PlacedValue | None, ...]
+    outputs: tuple[PlacedValue, ...]
     nodes: Mapping[str, Sequence[IRNode]]
-    axes: Sequence[Axis]
-    place: Place
+    axes: Sequence[NodeAxis]
+    place: PhaseStage
 
 
-class Parts(NamedTuple):
+class SplitNode(NamedTuple):
     """A split node: the layouts that it reads and makes, and its part on each slot."""
 
-    axes: tuple[Axis, ...]
+    axes: tuple[NodeAxis, ...]
     inputs: tuple[Layout | None, ...]
     outputs: tuple[Layout, ...]
     terms: tuple[bool, ...]
@@ -70,9 +70,9 @@ class NodeWriter:
     graph: IRGraph
     slots: Mapping[str, SlotGraph]
     holdings: Holdings
-    known: dict[object, Parts] = field(default_factory=dict)
+    known: dict[object, SplitNode] = field(default_factory=dict)
 
-    def add(self, node: IRNode, assignment: Assignment) -> Written:
+    def add(self, node: IRNode, assignment: Assignment) -> LocalNode:
         """Write a node on the slots of its mesh. Raises PlanError."""
         assignment = self._settled(node, assignment)
         if any(split is not None for split in assignment.splits):
@@ -95,7 +95,7 @@ class NodeWriter:
         held = [h for h in self.holdings.held.get(value_id, ()) if h.mesh == mesh]
         return bool(held) and all(h.layout.placements[axis] == Partial() for h in held)
 
-    def _add_copies(self, node: IRNode, mesh: Mesh) -> Written:
+    def _add_copies(self, node: IRNode, mesh: Mesh) -> LocalNode:
         """The node as it is, on every slot of the mesh."""
         whole = Layout.replicated(mesh)
         sources = [self.holdings.fetch(value_id, mesh, whole) for value_id in node.inputs]
@@ -119,10 +119,10 @@ class NodeWriter:
             for local, value in zip(made, values, strict=True):
                 local[device] = value.id
         outputs = [
-            self.holdings.add(value_id, Holding(mesh, whole, local))
+            self.holdings.add(value_id, PlacedValue(mesh, whole, local))
             for value_id, local in zip(node.outputs, made, strict=True)
         ]
-        axes = [Axis(None, None, "sum")] * mesh.ndim
+        axes = [NodeAxis(None, None, "sum")] * mesh.ndim
         return self._written(node, mesh, sources, outputs, starts, axes)
 
     def _ends(self, mesh: Mesh) -> dict[str, int]:
@@ -133,25 +133,25 @@ class NodeWriter:
         self,
         node: IRNode,
         mesh: Mesh,
-        inputs: Sequence[Holding | None],
-        outputs: Sequence[Holding],
+        inputs: Sequence[PlacedValue | None],
+        outputs: Sequence[PlacedValue],
         starts: Mapping[str, int],
-        axes: Sequence[Axis],
-    ) -> Written:
+        axes: Sequence[NodeAxis],
+    ) -> LocalNode:
         """What was written since the slots had as many nodes as ``starts`` says."""
         nodes = {
             device: tuple(self.slots[device].builder.graph.nodes[start:])
             for device, start in starts.items()
         }
         place = self.slots[mesh.devices[0]].place
-        return Written(node, mesh, tuple(inputs), tuple(outputs), nodes, axes, place)
+        return LocalNode(node, mesh, tuple(inputs), tuple(outputs), nodes, axes, place)
 
     def _outputs(self, node: IRNode) -> list[IRValue]:
         return [self.graph.values[value_id] for value_id in node.outputs]
 
     # --- split nodes --------------------------------------------------------------------------
 
-    def _add_parts(self, node: IRNode, assignment: Assignment) -> Written:
+    def _add_parts(self, node: IRNode, assignment: Assignment) -> LocalNode:
         """The node's part on each slot of the mesh."""
         mesh, split = assignment.mesh, self._split(node, assignment)
         sources = [
@@ -173,11 +173,11 @@ class NodeWriter:
         outputs = []
         for value_id, layout, local in zip(node.outputs, split.outputs, made, strict=True):
             layout = layout.normal(mesh, self.graph.values[value_id].shape)
-            outputs.append(self.holdings.add(value_id, Holding(mesh, layout, local)))
+            outputs.append(self.holdings.add(value_id, PlacedValue(mesh, layout, local)))
         return self._written(node, mesh, sources, outputs, starts, split.axes)
 
     def operands(
-        self, node: IRNode, split: Parts, sources: Sequence[Holding | None]
+        self, node: IRNode, split: SplitNode, sources: Sequence[PlacedValue | None]
     ) -> dict[str, list[IRValue | None]]:
         """What the part on each slot reads: a term to add is read by the first slots alone."""
         return {
@@ -190,7 +190,7 @@ class NodeWriter:
             for device in split.parts
         }
 
-    def _split(self, node: IRNode, assignment: Assignment) -> Parts:
+    def _split(self, node: IRNode, assignment: Assignment) -> SplitNode:
         """Layouts and parts, worked out once for all nodes that do the same."""
         key = (fingerprint(self.graph, node), assignment)
         if key not in self.known:
@@ -201,11 +201,11 @@ class NodeWriter:
         return self.known[key]
 
 
-def _work_out(bound: BoundDimop, assignment: Assignment) -> Parts:
-    mesh, axes = assignment.mesh, [Axis.of(bound, split) for split in assignment.splits]
+def _work_out(bound: BoundDimop, assignment: Assignment) -> SplitNode:
+    mesh, axes = assignment.mesh, [NodeAxis.of(bound, split) for split in assignment.splits]
     count = len(bound.call.inputs)
     coordinates = dict(zip(mesh.devices, mesh.coordinates(), strict=True))
-    return Parts(
+    return SplitNode(
         axes=tuple(axes),
         inputs=tuple(wanted(axes, i) for i in range(count)),
         outputs=tuple(

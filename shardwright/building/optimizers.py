@@ -29,7 +29,7 @@ RATE_DTYPES = {"cuda": torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
-class Tensors:
+class OptimizerTensors:
     """What one call reads or makes; each of ``states`` has as many values as ``parameters``."""
 
     parameters: Values
@@ -45,7 +45,7 @@ class Optimizer:
     """
 
     states: Callable[[Attrs], tuple[str, ...]]
-    write: Callable[[Builder, Attrs, IRValue, Values, Tensors], Tensors]
+    write: Callable[[Builder, Attrs, IRValue, Values, OptimizerTensors], OptimizerTensors]
 
 
 def _adam_states(attrs: Attrs) -> tuple[str, ...]:
@@ -53,12 +53,14 @@ def _adam_states(attrs: Attrs) -> tuple[str, ...]:
     return ("exp_avg", "exp_avg_sq", *largest, "step")
 
 
-def _adam(op: str) -> Callable[[Builder, Attrs, IRValue, Values, Tensors], Tensors]:
+def _adam(
+    op: str,
+) -> Callable[[Builder, Attrs, IRValue, Values, OptimizerTensors], OptimizerTensors]:
     """Adam or AdamW, with the step counted first."""
 
     def write(
-        builder: Builder, attrs: Attrs, rate: IRValue, gradients: Values, old: Tensors
-    ) -> Tensors:
+        builder: Builder, attrs: Attrs, rate: IRValue, gradients: Values, old: OptimizerTensors
+    ) -> OptimizerTensors:
         averages, squares, *largest, counts = old.states
         steps = _call(builder, "aten._foreach_add.Scalar", counts, counts, 1)
         beta1, beta2 = attrs["betas"]
@@ -78,7 +80,7 @@ def _adam(op: str) -> Callable[[Builder, Attrs, IRValue, Values, Tensors], Tenso
             maximize=attrs["maximize"],
         )
         parameters, _, *states = _lists(made, len(old.parameters))
-        return Tensors(parameters, [*states, steps])
+        return OptimizerTensors(parameters, [*states, steps])
 
     return write
 
@@ -87,7 +89,9 @@ def _sgd_states(attrs: Attrs) -> tuple[str, ...]:
     return ("momentum_buffer",) if attrs["momentum"] else ()
 
 
-def _sgd(builder: Builder, attrs: Attrs, rate: IRValue, gradients: Values, old: Tensors) -> Tensors:
+def _sgd(
+    builder: Builder, attrs: Attrs, rate: IRValue, gradients: Values, old: OptimizerTensors
+) -> OptimizerTensors:
     """SGD, with momentum or without."""
     lists = [old.parameters, gradients, old.states[0] if old.states else []]
     made = _call(
@@ -104,7 +108,7 @@ def _sgd(builder: Builder, attrs: Attrs, rate: IRValue, gradients: Values, old: 
         is_first_step=False,
     )
     parameters, _, *states = _lists(made, len(old.parameters))
-    return Tensors(parameters, states)
+    return OptimizerTensors(parameters, states)
 
 
 def _call(builder: Builder, op: str, like: Iterable[IRValue], *args: Any, **kwargs: Any) -> Values:

@@ -24,14 +24,20 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shardwright.building.activations import Block, Demand, Stage, demand, stages_of
+from shardwright.building.activations import (
+    Demand,
+    LayerActivations,
+    StageForward,
+    demand,
+    stages_of,
+)
 from shardwright.building.mincut import kept_at
-from shardwright.building.slots import Item, Localized, Place, SlotGraph
+from shardwright.building.slots import Item, Localized, PhaseStage, SlotGraph
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.planning.plan import TrainingPlan
 from shardwright.schedules import make_schedule
-from shardwright.schedules.held import Held, held_at_once, waits_inside
+from shardwright.schedules.held import HeldMicrobatches, held_at_once, waits_inside
 
 LOWEST, HIGHEST = -1, 30
 """Prices that are tried are 2 to the power of numbers up to the highest; at the lowest all is kept.
@@ -73,7 +79,7 @@ def saved_bytes(localized: Localized) -> dict[tuple[str, int], int]:
 class _Budget:
     """Chooses what to keep so that each slot's activations fit in its memory."""
 
-    def __init__(self, training: TrainingPlan, stages: Sequence[Stage]) -> None:
+    def __init__(self, training: TrainingPlan, stages: Sequence[StageForward]) -> None:
         assert training.memory is not None
         self._memory = training.memory
         self._stages = stages
@@ -89,18 +95,18 @@ class _Budget:
             block: _kind(stage.graph, block) for stage in stages for block in stage.blocks
         }
 
-    def choose(self) -> dict[Block, Demand]:
+    def choose(self) -> dict[LayerActivations, Demand]:
         """What each block keeps and does again."""
-        chosen: dict[Block, Demand] = {}
+        chosen: dict[LayerActivations, Demand] = {}
         for device in dict.fromkeys(stage.device for stage in self._stages):
             chosen |= self._choose([stage for stage in self._stages if stage.device == device])
         return chosen
 
-    def _choose(self, stages: Sequence[Stage]) -> dict[Block, Demand]:
+    def _choose(self, stages: Sequence[StageForward]) -> dict[LayerActivations, Demand]:
         """The same for the stages of one slot."""
         graphs = [(stage.graph, block) for stage in stages for block in stage.blocks]
 
-        def at(exponent: int, count: int = len(graphs)) -> dict[Block, Demand]:
+        def at(exponent: int, count: int = len(graphs)) -> dict[LayerActivations, Demand]:
             """The first blocks at this price, the others at the one below."""
             return {
                 block: self._demand(graph, block, exponent if i < count else exponent - 1)
@@ -128,7 +134,7 @@ class _Budget:
         count = _first(range(1, len(graphs)), lambda count: fits(exponent, count))
         return at(exponent, count)
 
-    def _demand(self, graph: IRGraph, block: Block, exponent: int) -> Demand:
+    def _demand(self, graph: IRGraph, block: LayerActivations, exponent: int) -> Demand:
         """What a block keeps at a price; equal blocks are solved once."""
         made = [value_id for node in block.nodes for value_id in node.outputs]
         key = (self._kinds[block], exponent)
@@ -139,22 +145,29 @@ class _Budget:
             self._solved[key] = frozenset(i for i, value_id in enumerate(made) if value_id in kept)
         return demand(block, {made[i] for i in self._solved[key]})
 
-    def _held(self, stages: Sequence[Stage], everything: Mapping[Block, Demand]) -> Held:
+    def _held(
+        self, stages: Sequence[StageForward], everything: Mapping[LayerActivations, Demand]
+    ) -> HeldMicrobatches:
         """How many microbatches a slot holds at once."""
         schedule, rank = self._schedule, self._schedule.placement[stages[0].stage]
         kept = sum(_kept_bytes(stage, everything) for stage in stages)
         waits = waits_inside(sum(stage.brought for stage in stages), kept)
         waiting = held_at_once(schedule, rank, inside=True) if waits else None
-        return Held(held_at_once(schedule, rank), waiting)
+        return HeldMicrobatches(held_at_once(schedule, rank), waiting)
 
-    def _peak(self, stages: Sequence[Stage], chosen: Mapping[Block, Demand], held: Held) -> float:
+    def _peak(
+        self,
+        stages: Sequence[StageForward],
+        chosen: Mapping[LayerActivations, Demand],
+        held: HeldMicrobatches,
+    ) -> float:
         """The most bytes of activations that a slot holds at once."""
         sizes = {stage.stage: _kept_bytes(stage, chosen) for stage in stages}
         rank = self._schedule.placement[stages[0].stage]
         return held.most([sizes.get(stage, 0) for stage in self._schedule.stages_of(rank)])
 
 
-def _kept_bytes(stage: Stage, chosen: Mapping[Block, Demand]) -> int:
+def _kept_bytes(stage: StageForward, chosen: Mapping[LayerActivations, Demand]) -> int:
     """What a stage keeps of a microbatch."""
     return stage.kept_bytes(chosen[block] for block in stage.blocks)
 
@@ -171,7 +184,7 @@ def _first(numbers: range, holds: Callable[[int], bool]) -> int:
     return low
 
 
-def _kind(graph: IRGraph, block: Block) -> Hashable:
+def _kind(graph: IRGraph, block: LayerActivations) -> Hashable:
     """Equal for blocks that do the same, and of whose values the same are needed and fixed."""
     position: dict[int, int] = {}
     found: list[Hashable] = []
@@ -201,18 +214,20 @@ class _Again:
 
 
 def _rewritten(
-    slot: SlotGraph, stages: Sequence[Stage], chosen: Mapping[Block, Demand]
+    slot: SlotGraph, stages: Sequence[StageForward], chosen: Mapping[LayerActivations, Demand]
 ) -> SlotGraph:
     """A slot whose backward does nodes again and reads what they make."""
-    waiting: dict[tuple[Place, int], _Again] = {}
+    waiting: dict[tuple[PhaseStage, int], _Again] = {}
     for stage in stages:
         for block in stage.blocks:
             again = _Again(chosen[block].again)
             made = (v for node in again.nodes for v in node.outputs)
             gone = (v for v in made if v not in chosen[block].kept)
-            waiting |= dict.fromkeys(((Place("backward", stage.stage), v) for v in gone), again)
+            waiting |= dict.fromkeys(
+                ((PhaseStage("backward", stage.stage), v) for v in gone), again
+            )
     items: list[Item] = []
-    places: list[Place] = []
+    places: list[PhaseStage] = []
     for item, place in zip(slot.items, slot.places, strict=True):
         if isinstance(item, IRNode):
             found = {v: waiting[place, v] for v in item.inputs if (place, v) in waiting}

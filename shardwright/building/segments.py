@@ -1,10 +1,10 @@
 """From slots to tasks: runs of nodes between communications become graphs.
 
-Comes in: what each slot does, in order, and when. Goes out: one list of `Segment`s and `Meeting`s
-for all slots, phase after phase, in an order that every slot can follow: a communication stands
-behind the segments that its members run before it. A run of nodes is of one place; it ends at a
-communication of that place and where one repeated layer meets the next, so that equal layers give
-equal text and share it in the file.
+Comes in: what each slot does, in order, and when. Goes out: one list of `ComputeSegment`s and
+`CommunicationSegment`s for all slots, phase after phase, in an order that every slot can follow: a
+communication stands behind the segments that its members run before it. A run of nodes is of one
+place; it ends at a communication of that place and where one repeated layer meets the next, so that
+equal layers give equal text and share it in the file.
 
 Where weight gradients are to stand apart, segments of the phase ``backward`` make only what other
 slots and stages wait for. What nobody waits for before the update is one segment a layer, of the
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 
 from shardwright.autodiff.split_backward import split_backward
 from shardwright.building.live import Live, given_by, live_parts
-from shardwright.building.slots import Border, Communication, Localized, Place, SlotGraph
+from shardwright.building.slots import Border, LocalCommunication, Localized, PhaseStage, SlotGraph
 from shardwright.ir import IRGraph, IRNode
 
 ORDER = ("prepare", "forward", "backward", "update")
@@ -32,7 +32,7 @@ _LETTERS = {"prepare": "P", "forward": "F", "backward": "B", "backward_weight": 
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class ComputeSegment:
     """Nodes of one slot that become one compute task, the values they read and those they give.
 
     Positions, not names, decide the order of both, so that equal layers give equal tasks.
@@ -43,18 +43,18 @@ class Segment:
     nodes: tuple[IRNode, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    place: Place
+    place: PhaseStage
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class CommunicationSegment:
     """A communication, and the place of each member's part in it."""
 
-    communication: Communication
-    places: tuple[Place, ...]
+    communication: LocalCommunication
+    places: tuple[PhaseStage, ...]
 
 
-Task = Segment | Meeting
+Task = ComputeSegment | CommunicationSegment
 
 
 def tasks(localized: Localized, *, weights_apart: bool = True) -> list[Task]:
@@ -77,7 +77,7 @@ def tasks(localized: Localized, *, weights_apart: bool = True) -> list[Task]:
             for device in members:
                 found += queues[device].until(communication)
             places = tuple(queues[device].place for device in members)
-            found.append(Meeting(communication, places))
+            found.append(CommunicationSegment(communication, places))
     for queue in queues.values():
         found += queue.until(None)
     return sorted(found, key=_rank)
@@ -85,7 +85,7 @@ def tasks(localized: Localized, *, weights_apart: bool = True) -> list[Task]:
 
 def _rank(task: Task) -> int:
     """Where a task's phase stands in the file: a message with the last of its members."""
-    places = (task.place,) if isinstance(task, Segment) else task.places
+    places = (task.place,) if isinstance(task, ComputeSegment) else task.places
     return max(_RANKS[place.phase] for place in places)
 
 
@@ -97,29 +97,29 @@ class _Queue:
 
     def __init__(self, device: str, steps: Sequence[_Step], live: Live) -> None:
         self.device = device
-        self.place = Place()
+        self.place = PhaseStage()
         self._steps = deque(steps)
         self._leaving = live.wanted.union(*(step.read for step in steps))
-        self._counts: Counter[Place] = Counter()
+        self._counts: Counter[PhaseStage] = Counter()
 
-    def until(self, communication: Communication | None) -> Iterator[Segment]:
+    def until(self, communication: LocalCommunication | None) -> Iterator[ComputeSegment]:
         """The segments before a communication, or all that are left; goes past it."""
         while self._steps:
             step = self._steps.popleft()
-            if isinstance(step, _Call):
+            if isinstance(step, _CommunicationItem):
                 assert step.communication is communication, "all meet in one order"
                 self.place = step.place
                 return
-            if isinstance(step, _Run):
+            if isinstance(step, _NodeRun):
                 yield self._segment(step)
 
-    def _segment(self, run: _Run) -> Segment:
+    def _segment(self, run: _NodeRun) -> ComputeSegment:
         made = [value_id for node in run.nodes for value_id in node.outputs]
         outputs = tuple(value_id for value_id in made if value_id in self._leaving)
         inputs, name = tuple(run.read), self._name(run.place)
-        return Segment(name, self.device, tuple(run.nodes), inputs, outputs, run.place)
+        return ComputeSegment(name, self.device, tuple(run.nodes), inputs, outputs, run.place)
 
-    def _name(self, place: Place) -> str:
+    def _name(self, place: PhaseStage) -> str:
         """``d0.3``; in a training step ``d0.F1.3``, of phase and stage."""
         count = self._counts[place]
         self._counts[place] += 1
@@ -133,10 +133,10 @@ class _Queue:
 
 
 @dataclass(slots=True)
-class _Run:
+class _NodeRun:
     """Nodes of one place that become one task."""
 
-    place: Place
+    place: PhaseStage
     nodes: list[IRNode] = field(default_factory=list)
 
     @property
@@ -151,23 +151,23 @@ class _Run:
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _CommunicationItem:
     """A slot's part in a communication: what it gives is what it reads."""
 
-    communication: Communication
-    place: Place
+    communication: LocalCommunication
+    place: PhaseStage
     read: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Edge:
+class _LayerEnd:
     """One repeated layer of a place ends."""
 
-    place: Place
+    place: PhaseStage
     read: tuple[int, ...] = ()
 
 
-_Step = _Run | _Call | _Edge
+_Step = _NodeRun | _CommunicationItem | _LayerEnd
 
 
 def _steps(slot: SlotGraph, live: Live) -> list[_Step]:
@@ -176,12 +176,12 @@ def _steps(slot: SlotGraph, live: Live) -> list[_Step]:
     for item, place in zip(slot.items, slot.places, strict=True):
         if isinstance(item, Border):
             cutter.close(place)
-            cutter.steps.append(_Edge(place))
+            cutter.steps.append(_LayerEnd(place))
         elif isinstance(item, IRNode):
             if item.id in live.nodes:
                 cutter.add(item, place)
         elif item in live.communications:
-            cutter.meet(_Call(item, place, given_by(slot.device, item)))
+            cutter.meet(_CommunicationItem(item, place, given_by(slot.device, item)))
     cutter.close_all()
     return cutter.steps
 
@@ -191,23 +191,23 @@ class _Cutter:
     """Cuts the items of a slot in runs; runs of several places may be open at once."""
 
     steps: list[_Step] = field(default_factory=list)
-    open: dict[Place, _Run] = field(default_factory=dict)
-    makers: dict[int, _Run] = field(default_factory=dict)
+    open: dict[PhaseStage, _NodeRun] = field(default_factory=dict)
+    makers: dict[int, _NodeRun] = field(default_factory=dict)
     """The run that makes a value."""
 
-    def add(self, node: IRNode, place: Place) -> None:
+    def add(self, node: IRNode, place: PhaseStage) -> None:
         """Put a node at the end of its place's run."""
-        run = self.open.setdefault(place, _Run(place))
+        run = self.open.setdefault(place, _NodeRun(place))
         run.nodes.append(node)
         self.makers.update(dict.fromkeys(node.outputs, run))
 
-    def meet(self, call: _Call) -> None:
+    def meet(self, call: _CommunicationItem) -> None:
         """A communication ends the run of its place, and the one that makes what it gives."""
         self.close(call.place)
         self._make(call.read)
         self.steps.append(call)
 
-    def close(self, place: Place) -> None:
+    def close(self, place: PhaseStage) -> None:
         """End the run of a place, behind those that it reads from."""
         run = self.open.pop(place, None)
         if run is not None:
@@ -232,16 +232,16 @@ class _Cutter:
 
 def _others_wait(steps: Sequence[_Step]) -> bool:
     """Whether a slot gives anything away in its backward."""
-    calls = (step for step in steps if isinstance(step, _Call))
+    calls = (step for step in steps if isinstance(step, _CommunicationItem))
     return any(call.place.phase == "backward" and call.read for call in calls)
 
 
 def _weights_apart(steps: Sequence[_Step], slot: SlotGraph, live: Live) -> Iterator[_Step]:
     """The steps with what nobody waits for taken out of backward runs, one run a layer for it."""
     parts = _parts(steps, slot.builder.graph)
-    waiting: dict[Place, _Run] = {}
+    waiting: dict[PhaseStage, _NodeRun] = {}
     for step in steps:
-        if isinstance(step, _Edge) and step.place in waiting:
+        if isinstance(step, _LayerEnd) and step.place in waiting:
             yield waiting.pop(step.place)
         if id(step) not in parts:
             yield step
@@ -249,10 +249,10 @@ def _weights_apart(steps: Sequence[_Step], slot: SlotGraph, live: Live) -> Itera
         early, late = parts[id(step)]
         weights = [node for node in late if not live.values.isdisjoint(node.outputs)]
         if early:
-            yield _Run(step.place, early)
+            yield _NodeRun(step.place, early)
         if weights:
             place = replace(step.place, phase="backward_weight")
-            waiting.setdefault(step.place, _Run(place)).nodes += weights
+            waiting.setdefault(step.place, _NodeRun(place)).nodes += weights
     yield from waiting.values()
 
 
@@ -261,14 +261,14 @@ def _parts(steps: Sequence[_Step], graph: IRGraph) -> dict[int, tuple[list[IRNod
 
     Others are the members of communications, and other stages of the slot.
     """
-    runs = [step for step in steps if isinstance(step, _Run) and step.place.phase == "backward"]
+    runs = [step for step in steps if isinstance(step, _NodeRun) and step.place.phase == "backward"]
     homes = {v: run.place for run in runs for node in run.nodes for v in node.outputs}
     found: dict[int, tuple[list[IRNode], list[IRNode]]] = {}
     needed: set[int] = set()
     for step in reversed(steps):
         if step.place.phase != "backward":
             continue
-        if not isinstance(step, _Run):
+        if not isinstance(step, _NodeRun):
             needed.update(step.read)
             continue
         early, late = split_backward(graph, step.nodes, needed)

@@ -5,8 +5,9 @@ communications, and borders between repeated layers. Communications stand once i
 and once in the items of each member, in the same order everywhere, so that no two slots can wait
 for each other.
 
-In a training step each item has a `Place` beside it: the phase and the stage whose work it is. What
-a slot sends is the work of the stage that made it, what it receives of the stage that reads it.
+In a training step each item has a `PhaseStage` beside it: the phase and the stage whose work it is.
+What a slot sends is the work of the stage that made it, what it receives of the stage that reads
+it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from shardwright.sharding.ranges import Ranges
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class GroupMember:
     """A slot's part in a communication: the value it gives and the value it gets."""
 
     device: str
@@ -31,7 +32,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Communication:
+class LocalCommunication:
     """One collective, or one message, among members in the order of their index in the group.
 
     ``kind`` is a kind of the format; a message is ``send`` and has the sender first.
@@ -39,7 +40,7 @@ class Communication:
 
     kind: str
     metadata: Mapping[str, int | str]
-    members: tuple[Member, ...]
+    members: tuple[GroupMember, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,11 @@ class Border:
 
 BORDER = Border()
 
-Item = IRNode | Communication | Border
+Item = IRNode | LocalCommunication | Border
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PhaseStage:
     """When an item is done: a phase of a training step, and the virtual stage it belongs to.
 
     Both are None where a graph runs forward once; ``stage`` is None in ``prepare`` and ``update``.
@@ -73,8 +74,8 @@ class SlotGraph:
     device: str
     builder: Builder
     items: list[Item] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
-    place: Place = field(default_factory=Place)
+    places: list[PhaseStage] = field(default_factory=list)
+    place: PhaseStage = field(default_factory=PhaseStage)
     noted: int = 0
     """How many nodes of the graph stand in ``items`` already."""
 
@@ -100,13 +101,13 @@ class SlotGraph:
         self.places += [self.place] * (len(nodes) - self.noted)
         self.noted = len(nodes)
 
-    def add(self, item: Communication | Border) -> None:
+    def add(self, item: LocalCommunication | Border) -> None:
         """Put a communication or a border behind everything written so far."""
         self.note()
         self.items.append(item)
         self.places.append(self.place)
 
-    def go(self, place: Place) -> None:
+    def go(self, place: PhaseStage) -> None:
         """What is written from now on is done at ``place``."""
         if place != self.place:
             self.note()
@@ -122,7 +123,7 @@ class SlotGraph:
             self.places += [place] * len(found)
 
     @contextmanager
-    def at(self, place: Place) -> Iterator[None]:
+    def at(self, place: PhaseStage) -> Iterator[None]:
         """What is written within is done at ``place``."""
         before = self.place
         self.go(place)
@@ -131,7 +132,7 @@ class SlotGraph:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LocalSlice:
     """A slice of an original tensor as a value on a slot."""
 
     device: str
@@ -152,7 +153,7 @@ class Localized:
     """
 
     slots: Mapping[str, SlotGraph]
-    communications: Sequence[Communication]
-    inputs: Mapping[int, Sequence[Part]]
-    outputs: Sequence[Sequence[Part]]
-    updates: Sequence[tuple[Part, Part]]
+    communications: Sequence[LocalCommunication]
+    inputs: Mapping[int, Sequence[LocalSlice]]
+    outputs: Sequence[Sequence[LocalSlice]]
+    updates: Sequence[tuple[LocalSlice, LocalSlice]]

@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from shardwright.building.ends import Ends
-from shardwright.building.gradients import NO_GRADIENT, Gradients
-from shardwright.building.holdings import Holding, Holdings
+from shardwright.building.gradients import NO_GRADIENT, GradientWriter
+from shardwright.building.holdings import Holdings, PlacedValue
 from shardwright.building.localize import empty_holdings, finish, layer_borders, write_forward
-from shardwright.building.nodes import Written
-from shardwright.building.optimizers import OPTIMIZERS, RATE_DTYPES, Tensors
-from shardwright.building.slots import Localized, Place, SlotGraph
+from shardwright.building.nodes import LocalNode
+from shardwright.building.optimizers import OPTIMIZERS, RATE_DTYPES, OptimizerTensors
+from shardwright.building.slots import Localized, PhaseStage, SlotGraph
 from shardwright.clusters import Mesh
 from shardwright.errors import PlanError
 from shardwright.ir import Builder, IRNode, IRValue
@@ -32,20 +32,20 @@ from shardwright.ir.operators import is_marker
 from shardwright.planning.mesh import DATA
 from shardwright.planning.parameters import is_elementwise, parameters_of
 from shardwright.planning.plan import Plan
-from shardwright.planning.step import Step
+from shardwright.planning.step import PreparedStep
 from shardwright.sharding import Layout, Partial, Replicate, Shard
 
 
 class Totals(Protocol):
     """Whoever brings the terms of a parameter's gradient together."""
 
-    def total(self, gradient: int, mesh: Mesh, layout: Layout) -> Holding:
+    def total(self, gradient: int, mesh: Mesh, layout: Layout) -> PlacedValue:
         """Their sum on a mesh in a layout."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class ParameterLayout:
     """Where a parameter is updated, and how what has its shape lies there."""
 
     mesh: Mesh
@@ -57,16 +57,16 @@ class Home:
         return self.layout if value.shape == self.shape else Layout.replicated(self.mesh)
 
 
-class Update:
+class UpdateWriter:
     """Writes the update on the slots.
 
     What always holds: the gradient and the state of a parameter, and the parameter's new contents,
-    lie as its `Home` says.
+    lie as its `ParameterLayout` says.
     """
 
     def __init__(
         self,
-        step: Step,
+        step: PreparedStep,
         plan: Plan,
         holdings: Holdings,
         gradients: Totals,
@@ -85,7 +85,7 @@ class Update:
             if node.op == "Backward"
             for value_id in node.outputs
         )
-        self._homes: dict[int, Home] = {}
+        self._homes: dict[int, ParameterLayout] = {}
 
     def add(self, node: IRNode) -> None:
         """Write a node that stands behind the backward. Raises PlanError for unknown markers."""
@@ -103,7 +103,7 @@ class Update:
 
     # --- where things are ---------------------------------------------------------------------
 
-    def _home(self, value_id: int) -> Home:
+    def _home(self, value_id: int) -> ParameterLayout:
         """Where the parameter is updated that a value belongs to, or is."""
         parameter = self._owners.get(value_id, value_id)
         if parameter not in self._homes:
@@ -113,10 +113,10 @@ class Update:
             shape, layout = self._graph.values[parameter].shape, held.layout
             if self._zero:
                 layout = split_further(layout, held.mesh, shape)
-            self._homes[parameter] = Home(held.mesh, layout, shape)
+            self._homes[parameter] = ParameterLayout(held.mesh, layout, shape)
         return self._homes[parameter]
 
-    def _at(self, value_id: int, home: Home) -> Holding:
+    def _at(self, value_id: int, home: ParameterLayout) -> PlacedValue:
         """A value at a home; what the slots hold of a parameter is not loaded once more."""
         layout = home.layout_of(self._graph.values[value_id])
         if value_id in self._made_by_backward:
@@ -125,13 +125,13 @@ class Update:
             return self._holdings.fetch_held(value_id, home.mesh, layout)
         return self._holdings.fetch(value_id, home.mesh, layout)
 
-    def _gradient(self, value_id: int) -> Holding:
+    def _gradient(self, value_id: int) -> PlacedValue:
         """A gradient at the home of its parameter."""
         return self._at(value_id, self._home(value_id))
 
-    def _add(self, value_id: int, home: Home, local: Mapping[str, int]) -> None:
+    def _add(self, value_id: int, home: ParameterLayout, local: Mapping[str, int]) -> None:
         layout = home.layout_of(self._graph.values[value_id])
-        self._holdings.add(value_id, Holding(home.mesh, layout, local))
+        self._holdings.add(value_id, PlacedValue(home.mesh, layout, local))
 
     # --- markers ------------------------------------------------------------------------------
 
@@ -159,7 +159,11 @@ class Update:
                 [_dense(slot, holdings[i].local[device]) for i in at] for holdings in held
             )
             new = optimizer.write(
-                slot.builder, node.attrs, self._rate(rate, slot), grads, Tensors(olds, old_states)
+                slot.builder,
+                node.attrs,
+                self._rate(rate, slot),
+                grads,
+                OptimizerTensors(olds, old_states),
             )
             for k, values in enumerate((new.parameters, *new.states)):
                 for i, value in zip(at, values, strict=True):
@@ -202,7 +206,7 @@ class Update:
         self,
         old: Sequence[int],
         new: Sequence[int],
-        gradients: Sequence[Holding],
+        gradients: Sequence[PlacedValue],
         write: Callable[[SlotGraph, Sequence[IRValue]], Sequence[IRValue]],
     ) -> None:
         """Gradients in the place of others, all those of a slot by one call."""
@@ -225,7 +229,7 @@ class Update:
             self._write(node, self._home(owned))
         else:
             mesh = self._mesh_of(node) if owned is None else self._home(owned).mesh
-            self._write(node, Home(mesh, Layout.replicated(mesh), ()))
+            self._write(node, ParameterLayout(mesh, Layout.replicated(mesh), ()))
 
     def _mesh_of(self, node: IRNode) -> Mesh:
         """Where the first of a node's inputs is that is anywhere; all slots where none is."""
@@ -234,7 +238,7 @@ class Update:
         slots = self._holdings.slots
         return found or Mesh(("slots",), (len(slots),), tuple(slots))
 
-    def _write(self, node: IRNode, home: Home) -> None:
+    def _write(self, node: IRNode, home: ParameterLayout) -> None:
         """The operator on each slot of a mesh."""
         held = [self._at(value_id, home) for value_id in node.inputs]
         made: list[dict[str, int]] = [{} for _ in node.outputs]
@@ -251,10 +255,10 @@ class Update:
             self._add(value_id, home, local)
 
 
-_MARKERS: dict[str, Callable[[Update, IRNode], None]] = {
-    "clip_grad_norm": Update._clip_norm,
-    "clip_grad_value": Update._clip_value,
-    "zero_grad": Update._nothing,
+_MARKERS: dict[str, Callable[[UpdateWriter, IRNode], None]] = {
+    "clip_grad_norm": UpdateWriter._clip_norm,
+    "clip_grad_value": UpdateWriter._clip_value,
+    "zero_grad": UpdateWriter._nothing,
 }
 """Markers that are no optimizers."""
 
@@ -303,7 +307,7 @@ GUARD = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
-class _Norm:
+class _GradientNorm:
     """A norm as a sum of powers of magnitudes (``order``), or the largest of them (infinity)."""
 
     order: float
@@ -338,12 +342,12 @@ class _Norm:
         return builder.call("aten.pow.Tensor_Scalar", value, exponent)  # type: ignore[no-any-return]
 
 
-def total_norm(holdings: Holdings, node: IRNode, gradients: Sequence[Holding]) -> Holding:
+def total_norm(holdings: Holdings, node: IRNode, gradients: Sequence[PlacedValue]) -> PlacedValue:
     """The norm of all gradients, held by every slot. Raises PlanError for orders below 1."""
     order = float(node.attrs["norm_type"])
     if not order >= 1:
         raise PlanError(f"clip_grad_norm with norm_type={order}; from 1 up, or infinity, is known")
-    norm, total = _Norm(order), holdings.graph.values[node.outputs[0]]
+    norm, total = _GradientNorm(order), holdings.graph.values[node.outputs[0]]
     counted = _counted(gradients)
     slots = Mesh(("slots",), (len(holdings.slots),), tuple(holdings.slots))
     local = {}
@@ -352,15 +356,15 @@ def total_norm(holdings: Holdings, node: IRNode, gradients: Sequence[Holding]) -
         local[device] = norm.term(slot.builder, tensors, total).id
     layout = Layout.of(norm.reduction).normal(slots, ())
     terms = holdings.derive(total)
-    holdings.add(terms.id, Holding(slots, layout, local))
+    holdings.add(terms.id, PlacedValue(slots, layout, local))
     reduced = holdings.fetch(terms.id, slots, Layout.of(Replicate()))
     found = {}
     for device, slot in holdings.slots.items():
         found[device] = norm.whole(slot.builder, slot.value(reduced.local[device])).id
-    return holdings.add(total.id, Holding(slots, reduced.layout, found))
+    return holdings.add(total.id, PlacedValue(slots, reduced.layout, found))
 
 
-def _counted(gradients: Sequence[Holding]) -> dict[str, list[int]]:
+def _counted(gradients: Sequence[PlacedValue]) -> dict[str, list[int]]:
     """What each slot counts: a slice that several slots hold is the first one's."""
     counted: dict[str, list[int]] = {}
     for holding in gradients:
@@ -396,7 +400,7 @@ def limited(
 # --- the whole step -------------------------------------------------------------------------------
 
 
-def localize_step(step: Step, plan: Plan, device_kind: str = "cpu") -> Localized:
+def localize_step(step: PreparedStep, plan: Plan, device_kind: str = "cpu") -> Localized:
     """The slots of a planned training step: forward, backward and update.
 
     Raises PlanError where the plan cannot be carried out, GraphError where an operator has no
@@ -406,19 +410,19 @@ def localize_step(step: Step, plan: Plan, device_kind: str = "cpu") -> Localized
     graph = step.graph
     holdings = empty_holdings(graph, plan)
     places = [
-        Place("prepare") if position in step.prepare else Place("forward", stage)
+        PhaseStage("prepare") if position in step.prepare else PhaseStage("forward", stage)
         for position, stage in enumerate(plan.training.stages[: step.forward])
     ]
     written = write_forward(graph, plan, holdings, places)
     borders = layer_borders(graph)
     backward = next(node for node in graph.nodes if node.op == "Backward")
-    gradients = Gradients(holdings, backward, plan.training.microbatches, device_kind)
-    update = Update(step, plan, holdings, gradients, device_kind)
+    gradients = GradientWriter(holdings, backward, plan.training.microbatches, device_kind)
+    update = UpdateWriter(step, plan, holdings, gradients, device_kind)
     ends = Ends(graph, holdings, plan.training.microbatches)
     ends.results()
     _backward(gradients, written, borders)
     for slot in holdings.slots.values():
-        slot.go(Place("update"))
+        slot.go(PhaseStage("update"))
     for node in graph.nodes[step.forward :]:
         if node is not backward:
             update.add(node)
@@ -429,7 +433,7 @@ def localize_step(step: Step, plan: Plan, device_kind: str = "cpu") -> Localized
 
 
 def _backward(
-    gradients: Gradients, written: Mapping[int, Written], borders: Collection[int]
+    gradients: GradientWriter, written: Mapping[int, LocalNode], borders: Collection[int]
 ) -> None:
     """Write the gradients of everything that the loss depends on, last node first."""
     gradients.begin(list(written.values()))

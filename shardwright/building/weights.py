@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import shardwright.pipeline as pl
-from shardwright.building.slots import Part
+from shardwright.building.slots import LocalSlice
 from shardwright.errors import WeightError
 from shardwright.ir import IRGraph, IRValue
 from shardwright.ir.structure import leaves
@@ -26,7 +26,7 @@ from shardwright.pipeline import (
     open_paramfile,
 )
 from shardwright.pipeline.paramfiles import Paramfile
-from shardwright.planning.step import Step
+from shardwright.planning.step import PreparedStep
 
 CARRIED = "weights.safetensors"
 """The path under which carried tensors stand until the pipeline is saved."""
@@ -195,7 +195,7 @@ class Originals:
     whole: Mapping[int, int] = field(default_factory=dict)
 
     @classmethod
-    def of_step(cls, step: Step, microbatches: int) -> Originals:
+    def of_step(cls, step: PreparedStep, microbatches: int) -> Originals:
         """Those of a training step."""
         return cls(step.graph, microbatches, step.dims, step.whole)
 
@@ -211,7 +211,7 @@ class Originals:
         """Names and value ids of the outputs."""
         return list(zip(self.graph.output_names, self.graph.outputs, strict=True))
 
-    def slice_of_input(self, value_id: int, part: Part) -> pl.MetadataTensorSlice:
+    def slice_of_input(self, value_id: int, part: LocalSlice) -> pl.MetadataTensorSlice:
         """What a slot takes of an input, of a microbatch or of the whole batch."""
         value = self.graph.values[self.whole.get(value_id, value_id)]
         return slice_of(value, value.name, part)
@@ -257,7 +257,7 @@ class Originals:
         return pl.Microbatches(self.microbatches, dims)
 
 
-def slice_of(value: IRValue, origin: str, part: Part) -> pl.MetadataTensorSlice:
+def slice_of(value: IRValue, origin: str, part: LocalSlice) -> pl.MetadataTensorSlice:
     """What a tensor is of an original input or output."""
     return pl.MetadataTensorSlice(
         placements=part.ranges,

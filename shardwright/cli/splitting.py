@@ -142,12 +142,12 @@ def graph_of(program: Example | TrainingProgram, microbatches: int) -> IRGraph:
     from shardwright.cli.userfiles import Example
     from shardwright.tracing import capture
     from shardwright.training.loading import Loading
-    from shardwright.training.program import Program
+    from shardwright.training.program import TrainingProgram
 
     if isinstance(program, Example):
         return capture(*program)
     batch = Loading(program.data, seed=0).first()
-    return Program(program.step_fn, batch, microbatches=microbatches, seed=0).graph
+    return TrainingProgram(program.step_fn, batch, microbatches=microbatches, seed=0).graph
 
 
 def planned(

@@ -19,10 +19,10 @@ from shardwright.ir import Builder, IRGraph, IRNode, IRValue
 from shardwright.ir.collection import without_collection
 from shardwright.ir.dropout import DROPOUT
 from shardwright.ir.steps import is_step
-from shardwright.planning import Step
+from shardwright.planning import PreparedStep
 from shardwright.planning.assemble import step_of
 from shardwright.planning.mesh import PIPELINE
-from shardwright.planning.training import Options, plan_step
+from shardwright.planning.training import StepOptions, plan_step
 from shardwright.tracing import CapturedStep
 from shardwright.tracing.dropout import RNG
 
@@ -40,16 +40,16 @@ def whole_step(captured: CapturedStep, device_kind: str = "cpu") -> IRGraph:
             "its backward() and lets an optimizer step. A forward is compiled as a module"
         )
     captured.graph.check()
-    planned = plan_step(captured.graph, {PIPELINE: 1}, PIPELINE, ("d0",), Options())
+    planned = plan_step(captured.graph, {PIPELINE: 1}, PIPELINE, ("d0",), StepOptions())
     step = step_of(captured.graph, planned)
     localized = localize_step(step, planned, device_kind)
-    return _Whole(captured.graph, step, localized).written()
+    return _WholeStep(captured.graph, step, localized).written()
 
 
-class _Whole:
+class _WholeStep:
     """Writes the one slot of a localized step as a graph of its own."""
 
-    def __init__(self, captured: IRGraph, step: Step, localized: Localized) -> None:
+    def __init__(self, captured: IRGraph, step: PreparedStep, localized: Localized) -> None:
         ((self._device, self._slot),) = localized.slots.items()
         self._captured = captured
         self._step = step

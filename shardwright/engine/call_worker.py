@@ -19,13 +19,13 @@ from torch import Tensor
 from shardwright.comm.transport import Pending, Transport
 from shardwright.engine.agenda import Entry
 from shardwright.engine.board import Board, State
-from shardwright.engine.slot import Slot, Step
+from shardwright.engine.slot import Instruction, SlotProgram
 from shardwright.engine.walk import call_order, last_given
 from shardwright.engine.worker import Worker
 
 
 @dataclass(slots=True)
-class _Cursor:
+class _CallCursor:
     """A call's place in the steps, its tensors, and what of its communication is under way."""
 
     call: int
@@ -40,7 +40,7 @@ class CallWorker(Worker):
 
     def __init__(
         self,
-        slot: Slot,
+        slot: SlotProgram,
         transport: Transport,
         *,
         trace: bool = False,
@@ -51,14 +51,14 @@ class CallWorker(Worker):
         super().__init__(slot, transport, entries, trace=trace, board=board)
         self._shares = shares
         self._serial = transport.in_order or bool(slot.replaces)
-        self._cursors: deque[_Cursor] = deque()
+        self._cursors: deque[_CallCursor] = deque()
         self._end = len(slot.steps)
         self._last_given = last_given(slot.plain.steps)
 
     def begin(self, call: int, inputs: Mapping[str, Tensor]) -> None:
         """Take on a call, with the pipeline inputs of this slot."""
         tensors = {name: tensor.to(self.slot.device) for name, tensor in inputs.items()}
-        self._cursors.append(_Cursor(call, tensors))
+        self._cursors.append(_CallCursor(call, tensors))
 
     def advance(self) -> bool:
         """Do one step of one call. False where there is nothing to do but wait."""
@@ -81,13 +81,13 @@ class CallWorker(Worker):
         self._cursors.clear()
         self._forget()
 
-    def _turns(self) -> list[_Cursor]:
+    def _turns(self) -> list[_CallCursor]:
         """The calls that may move, in the order to try them."""
         places = [cursor.position for cursor in self._cursors]
         order = call_order(places, self._end, self._last_given, serial=self._serial)
         return [self._cursors[k] for k in order]
 
-    def _advance(self, cursor: _Cursor) -> bool:
+    def _advance(self, cursor: _CallCursor) -> bool:
         step = self.slot.steps[cursor.position]
         self._at = self.entries[cursor.position]
         if step.program is not None:
@@ -101,7 +101,7 @@ class CallWorker(Worker):
             cursor.tensors.pop(name, None)
         return True
 
-    def _communicate(self, cursor: _Cursor, step: Step) -> bool:
+    def _communicate(self, cursor: _CallCursor, step: Instruction) -> bool:
         assert step.membership is not None
         if cursor.pending is None:
             self._board.write(State.WORKING, cursor.call, cursor.position)
@@ -119,7 +119,7 @@ class CallWorker(Worker):
         cursor.pending = None
         return True
 
-    def _gather(self, cursor: _Cursor, step: Step) -> list[Tensor]:
+    def _gather(self, cursor: _CallCursor, step: Instruction) -> list[Tensor]:
         tensors, constants = cursor.tensors, self.slot.constants
         return [tensors[name] if name in tensors else constants[name] for name in step.inputs]
 

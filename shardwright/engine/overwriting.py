@@ -73,7 +73,7 @@ class _Survey:
         self._graphs = graphs
         self._replacements = found
         self._sharing = {old: frozenset((old,)) for old in found.written}
-        self._lives = _Lives(document, connections)
+        self._lives = _TensorLives(document, connections)
 
     def of(self, task: str) -> Overwriting:
         over = self._replacements.in_place.get(task, {})
@@ -119,7 +119,7 @@ class _Survey:
         return frozenset(fresh)
 
 
-class _Lives:
+class _TensorLives:
     """Until when tensors are read, in the order of one microbatch and of the file."""
 
     def __init__(self, document: Document, connections: Connections) -> None:

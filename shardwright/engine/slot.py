@@ -1,8 +1,8 @@
 """One device slot's part of a pipeline, made ready to run.
 
-In come a checked document, a slot's name and the contents of its constants; out comes a `Slot`: its
-supertasks in file order (`slot_steps`) as `Step`s, with graphs compiled (`compiling`) and
-communication looked up.
+In come a checked document, a slot's name and the contents of its constants; out comes a
+`SlotProgram`: its supertasks in file order (`slot_steps`) as `Instruction`s, with graphs compiled
+(`compiling`) and communication looked up.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _EVENT_KINDS: dict[str, EventKind] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Instruction:
     """A supertask as data, with either its programs or its place in a communication.
 
     kind
@@ -75,7 +75,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class SlotProgram:
     """What a worker needs to run one slot.
 
     plain
@@ -90,7 +90,7 @@ class Slot:
     rank: int
     device: torch.device
     plain: SlotSteps
-    steps: tuple[Step, ...]
+    steps: tuple[Instruction, ...]
     constants: dict[str, Tensor]
     wholes: dict[str, StateOrigin] = field(default_factory=dict)
 
@@ -107,7 +107,7 @@ class Slot:
 
 def make_slot(
     document: Document, name: str, constants: Mapping[str, Tensor], *, fixed: bool = False
-) -> Slot:
+) -> SlotProgram:
     """Compile a slot. Raises GraphError, ExecError, DeviceError.
 
     ``fixed`` promises that nobody changes constants but the slot's own programs.
@@ -116,7 +116,7 @@ def make_slot(
     plain = slot_steps(document, name, graphs)
     device = torch_device(name, document.devices[name])
     compiled = compile_tasks(document, plain.overwriting, device, graphs, fixed=fixed)
-    return Slot(
+    return SlotProgram(
         name=name,
         rank=list(document.devices).index(name),
         device=device,
@@ -168,17 +168,17 @@ def torch_device(name: str, device: Device) -> torch.device:
 
 def _steps(
     document: Document, slot: SlotSteps, compiled: Mapping[str, Compiled]
-) -> tuple[Step, ...]:
+) -> tuple[Instruction, ...]:
     parts = memberships(document)
     steps = []
     for step in slot.steps:
         kind = _EVENT_KINDS.get(document.supertasks[step.task].kind, "collective")
         if step.communicates:
             part = parts[step.task]
-            steps.append(Step(step, kind, membership=part, nbytes=_moved_bytes(part)))
+            steps.append(Instruction(step, kind, membership=part, nbytes=_moved_bytes(part)))
         else:
             found = compiled[step.task]
-            steps.append(Step(step, kind, found.program, found.first))
+            steps.append(Instruction(step, kind, found.program, found.first))
     return tuple(steps)
 
 

@@ -26,7 +26,7 @@ from shardwright.pipeline.schema import Document, MetadataTensor
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class InputRows:
     """The rows of an input that a slot reads: half-open ranges of ``dim``, in order."""
 
     dim: int
@@ -52,7 +52,7 @@ class StepGenerator(Generator):
         self._dims = pipeline.training.microbatches.dim
         self._own = self.own_rows(slot) if slot is not None else {}
 
-    def own_rows(self, slot: str) -> dict[str, Rows]:
+    def own_rows(self, slot: str) -> dict[str, InputRows]:
         """Which rows of each batch input a slot reads; none of those that it does not need."""
         found: dict[str, list[tuple[int, int]]] = {
             name: [] for name in self._originals.inputs if name in self._dims
@@ -63,7 +63,9 @@ class StepGenerator(Generator):
                 steps = range(self._cut.n) if name in self._cut.inputs else range(1)
                 size = self._microbatch_size(piece.origin)
                 found[piece.origin] += [(start + i * size, end + i * size) for i in steps]
-        return {name: Rows(self._dims[name], _merged(ranges)) for name, ranges in found.items()}
+        return {
+            name: InputRows(self._dims[name], _merged(ranges)) for name, ranges in found.items()
+        }
 
     def cut(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Slices:
         """What each device slot takes; every slot is a key. Raises InputError.
@@ -149,7 +151,7 @@ class StepGenerator(Generator):
         )
 
 
-def _is_own(tensor: Tensor, rows: Rows, expected: MetadataTensor) -> bool:
+def _is_own(tensor: Tensor, rows: InputRows, expected: MetadataTensor) -> bool:
     shape = list(expected.shape)
     shape[rows.dim] = rows.count
     return list(tensor.shape) == shape and rows.count < expected.shape[rows.dim]

@@ -252,7 +252,7 @@ def _made(occurrence: Occurrence) -> Iterator[object]:
 
 
 @dataclass(slots=True)
-class _Use:
+class _ResourceUse:
     """Who made a resource as it is now, if anybody did, and who has read it since."""
 
     makers: tuple[int, ...] = ()
@@ -290,16 +290,16 @@ def _near(earlier: Sequence[PlannedTurn], turn: PlannedTurn, lookahead: int) -> 
 
 def _needs(turns: Sequence[PlannedTurn], sharing: Sharing) -> dict[int, set[int]]:
     """What each occurrence waits for: makers of what it reads, readers of what it overwrites."""
-    uses: dict[object, _Use] = {}
+    uses: dict[object, _ResourceUse] = {}
     needed: dict[int, set[int]] = {}
     for occurrence in occurrences_of(turns):
         mine = needed.setdefault(occurrence.index, set())
         for resource in _read(occurrence, sharing):
-            use = uses.setdefault(resource, _Use())
+            use = uses.setdefault(resource, _ResourceUse())
             use.readers.append(occurrence.index)
             mine.update(use.makers)
         for resource in _made(occurrence):
-            use = uses.setdefault(resource, _Use())
+            use = uses.setdefault(resource, _ResourceUse())
             mine.update(use.readers, use.makers)
-            uses[resource] = _Use((occurrence.index,))
+            uses[resource] = _ResourceUse((occurrence.index,))
     return needed

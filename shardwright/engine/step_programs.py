@@ -1,8 +1,8 @@
 """A slot's step, laid out, with what runs each occurrence.
 
 In come a slot, made ready, and its `StepPlan`; out come `StepPrograms`: for every occurrence the
-`Step` that has its program or its place in a communication. What stands in no file gets its program
-here.
+`Instruction` that has its program or its place in a communication. What stands in no file gets its
+program here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shardwright.comm.operation import Membership
 from shardwright.comm.spec import TensorSpec
-from shardwright.engine.slot import Slot, Step, storage_of
+from shardwright.engine.slot import Instruction, SlotProgram, storage_of
 from shardwright.engine.slot_steps import Does, Occurrence, occurrences_of
 from shardwright.engine.step_plan import StepPlan
 from shardwright.pipeline.schema import Document
@@ -26,24 +26,24 @@ class StepPrograms:
     """A step's plan; ``steps`` by `Occurrence.index`, ``inputs`` that come once a microbatch."""
 
     plan: StepPlan
-    steps: tuple[Step, ...]
+    steps: tuple[Instruction, ...]
     inputs: Mapping[str, TensorSpec]
 
 
 def bind(
     document: Document,
-    slot: Slot,
+    slot: SlotProgram,
     plan: StepPlan,
     relays: Mapping[str, Membership] | None = None,
 ) -> StepPrograms:
     """Give a plan's occurrences the slot's steps; ``relays`` are places in operations by task."""
     known = {step.task: step for step in slot.steps}
 
-    def step_of(occurrence: Occurrence) -> Step:
+    def step_of(occurrence: Occurrence) -> Instruction:
         of = occurrence.step
         if of.does == "relay":
-            return Step(of, None, membership=(relays or {})[of.task])
-        return known[of.task] if of.task in known else Step(of, None, _PROGRAMS[of.does])
+            return Instruction(of, None, membership=(relays or {})[of.task])
+        return known[of.task] if of.task in known else Instruction(of, None, _PROGRAMS[of.does])
 
     found = sorted(occurrences_of(plan.turns), key=lambda occurrence: occurrence.index)
     inputs = {name: TensorSpec.of(document.tensors[name]) for name in plan.inputs}

@@ -1,6 +1,6 @@
 """A worker of a training pipeline: one step after another on the slot's state.
 
-A step is laid out beforehand (`step_plan`). `advance` does what `Walk` chooses: it starts what
+A step is laid out beforehand (`step_plan`). `advance` does what `SlotWalk` chooses: it starts what
 communication it can, else computes the next occurrence of the oldest turn that can go on. So
 communication is under way while the worker computes, and what follows runs while the oldest turn
 waits for others, up to some actions ahead of it. The next step begins when the slot has done all of
@@ -23,15 +23,15 @@ from torch import Tensor
 from shardwright.comm.transport import Pending, Transport
 from shardwright.comm.wire import conform
 from shardwright.engine.board import Board, State
-from shardwright.engine.slot import Slot, storage_of
+from shardwright.engine.slot import SlotProgram, storage_of
 from shardwright.engine.slot_steps import Occurrence
 from shardwright.engine.step_programs import StepPrograms
-from shardwright.engine.walk import Cursor, Walk
+from shardwright.engine.walk import Cursor, SlotWalk
 from shardwright.engine.worker import Worker
 
 
 @dataclass(slots=True)
-class _Posted:
+class _PostedTransfer:
     """A communication that was started; ``storage`` is the memory that it reads."""
 
     step: int
@@ -43,12 +43,12 @@ class _Posted:
 
 
 @dataclass(slots=True)
-class _Run:
+class StepRun:
     """A step under way: its tensors by space, and how far it has come."""
 
     step: int
     spaces: list[dict[str, Tensor]]
-    walk: Walk
+    walk: SlotWalk
 
     @property
     def turns(self) -> deque[Cursor]:
@@ -65,7 +65,7 @@ class StepWorker(Worker):
 
     def __init__(
         self,
-        slot: Slot,
+        slot: SlotProgram,
         programs: StepPrograms,
         transport: Transport,
         *,
@@ -77,8 +77,8 @@ class StepWorker(Worker):
         self._plan = programs.plan
         self._programs = programs
         self._lookahead = lookahead
-        self._runs: deque[_Run] = deque()
-        self._posted: list[_Posted] = []
+        self._runs: deque[StepRun] = deque()
+        self._posted: list[_PostedTransfer] = []
 
     def begin(self, call: int, inputs: Mapping[str, Tensor]) -> None:
         """Take on a step; what there is once a microbatch has that for a leading dimension."""
@@ -91,13 +91,13 @@ class StepWorker(Worker):
                     space[name] = conform(part, self._programs.inputs[name])
             else:
                 spaces[n][name] = tensor
-        walk = Walk(
+        walk = SlotWalk(
             self._plan.turns,
             self._plan.count,
             lookahead=self._lookahead,
             in_order=self._transport.in_order,
         )
-        self._runs.append(_Run(call, [*spaces, self.slot.constants], walk))
+        self._runs.append(StepRun(call, [*spaces, self.slot.constants], walk))
 
     def advance(self) -> bool:
         """Take what has arrived, or do one occurrence. False where there is only waiting."""
@@ -127,11 +127,11 @@ class StepWorker(Worker):
         self._posted.clear()
         self._forget()
 
-    def _current(self) -> _Run | None:
+    def _current(self) -> StepRun | None:
         """The oldest step with work left to do here."""
         return next((run for run in self._runs if run.turns), None)
 
-    def _take(self, run: _Run) -> bool:
+    def _take(self, run: StepRun) -> bool:
         """Take what has arrived; says whether anything has. Lets go of what has left."""
         arrived = [posted for posted in self._posted if not posted.over and self._is_there(posted)]
         for posted in arrived:
@@ -146,11 +146,11 @@ class StepWorker(Worker):
             self._let_leave()
         return bool(arrived)
 
-    def _is_there(self, posted: _Posted) -> bool:
+    def _is_there(self, posted: _PostedTransfer) -> bool:
         self._at = self.entries[posted.occurrence.entry]
         return posted.pending.ready()
 
-    def _go_on(self, run: _Run) -> bool:
+    def _go_on(self, run: StepRun) -> bool:
         """Start a communication, or else compute."""
         found = run.walk.choose(lambda occurrence: self._is_read(occurrence.step.writes))
         if found is None:
@@ -159,7 +159,7 @@ class StepWorker(Worker):
         act(run, *found)
         return True
 
-    def _start(self, run: _Run, cursor: Cursor, occurrence: Occurrence) -> None:
+    def _start(self, run: StepRun, cursor: Cursor, occurrence: Occurrence) -> None:
         """Start a communication."""
         membership = self._programs.steps[occurrence.index].membership
         assert membership is not None
@@ -170,10 +170,10 @@ class StepWorker(Worker):
         call = run.step * (self._plan.microbatches + 1) + occurrence.space
         pending = self._transport.start(membership, call, tensor)
         storage = storage_of(tensor) if tensor is not None else None
-        self._posted.append(_Posted(run.step, cursor, occurrence, pending, storage))
+        self._posted.append(_PostedTransfer(run.step, cursor, occurrence, pending, storage))
         run.walk.begin(cursor)
 
-    def _run(self, run: _Run, cursor: Cursor, occurrence: Occurrence) -> None:
+    def _run(self, run: StepRun, cursor: Cursor, occurrence: Occurrence) -> None:
         """Compute."""
         step = self._programs.steps[occurrence.index]
         program = step.first if occurrence.first else step.program
@@ -185,7 +185,7 @@ class StepWorker(Worker):
         self._drop(run, occurrence)
         run.walk.compute(cursor, occurrence)
 
-    def _drop(self, run: _Run, occurrence: Occurrence) -> None:
+    def _drop(self, run: StepRun, occurrence: Occurrence) -> None:
         """Let go of what nothing reads any more."""
         for space, name in occurrence.drops:
             run.spaces[space].pop(name, None)
@@ -202,7 +202,7 @@ class StepWorker(Worker):
         """Forget communication that is over and whose bytes have all left."""
         self._posted = [posted for posted in self._posted if not self._is_over(posted)]
 
-    def _is_over(self, posted: _Posted) -> bool:
+    def _is_over(self, posted: _PostedTransfer) -> bool:
         entry = posted.occurrence.entry
         step = self._programs.steps[posted.occurrence.index]
         return posted.over and self._has_left(posted.step, entry, step, posted.pending)
@@ -221,5 +221,5 @@ class StepWorker(Worker):
         return True
 
 
-def _gather(run: _Run, occurrence: Occurrence) -> list[Tensor]:
+def _gather(run: StepRun, occurrence: Occurrence) -> list[Tensor]:
     return [run.spaces[space][name] for space, name in occurrence.reads]

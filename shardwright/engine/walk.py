@@ -1,6 +1,6 @@
 """How a slot walks through its training step: what it may begin, and what comes first.
 
-In comes a step, laid out; the owner of a `Walk` asks what to do (`choose`), does it, and tells
+In comes a step, laid out; the owner of a `SlotWalk` asks what to do (`choose`), does it, and tells
 what began and what is done. The runtime does the work, the simulator lets time pass; so both take
 the same way for the same durations.
 
@@ -40,7 +40,7 @@ class Cursor:
         return self.next is None and not self.waiting
 
 
-class Walk:
+class SlotWalk:
     """One step under way on a slot; ``in_order`` is for transports that need it.
 
     ``turns`` are those that are left, the oldest first.

@@ -21,7 +21,7 @@ from shardwright.comm.transport import Pending, Transport
 from shardwright.engine.agenda import Entry
 from shardwright.engine.board import Board, State
 from shardwright.engine.compiling import Run
-from shardwright.engine.slot import Slot, Step, storage_of
+from shardwright.engine.slot import Instruction, SlotProgram, storage_of
 from shardwright.engine.timeline import Event, EventKind
 
 
@@ -42,7 +42,7 @@ class Worker(ABC):
 
     def __init__(
         self,
-        slot: Slot,
+        slot: SlotProgram,
         transport: Transport,
         entries: Sequence[Entry],
         *,
@@ -124,7 +124,7 @@ class Worker(ABC):
     # --- for the two kinds ------------------------------------------------------------------
 
     def _compute(
-        self, call: int, index: int, step: Step, run: Run, inputs: list[Tensor]
+        self, call: int, index: int, step: Instruction, run: Run, inputs: list[Tensor]
     ) -> Iterator[tuple[str, Tensor]]:
         """Run a program; ``index`` is that of its entry. Gives what it makes, by name."""
         self._board.write(State.WORKING, call, index)
@@ -135,7 +135,7 @@ class Worker(ABC):
             self._note(call, self.entries[index], step.kind, start, time.monotonic())
         return zip(step.outputs, outputs, strict=True)
 
-    def _has_left(self, call: int, index: int, step: Step, pending: Pending) -> bool:
+    def _has_left(self, call: int, index: int, step: Instruction, pending: Pending) -> bool:
         """Whether all that a communication sends has left; its event is noted then."""
         self._at = self.entries[index]
         interval = pending.interval()

@@ -1,8 +1,8 @@
 """Everything that is asked of one slot, in the order in which it is asked.
 
 A slot runs calls, or steps, of its own pipeline; calls of other pipelines that use its constants;
-and requests, functions of this package that are called with the `Slot`. A `Host` hands each to the
-worker that does it.
+and requests, functions of this package that are called with the `SlotProgram`. A `Host` hands each
+to the worker that does it.
 
 What always holds: what is asked of another worker, and every request, begins when all that was
 asked before is over on this slot; so an evaluation between two steps sees the contents between
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from shardwright.engine.slot import Slot
+from shardwright.engine.slot import SlotProgram
 from shardwright.engine.worker import Finished, Worker
 from shardwright.errors import RunError
 
@@ -55,7 +55,7 @@ class Load(NamedTuple):
 
     number: int
     pipeline: int
-    make: Callable[[Slot], Worker]
+    make: Callable[[SlotProgram], Worker]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ def _answer(number: int, act: Callable[[], Reply]) -> Answer:
         return Answer(number, error=error)
 
 
-def _call(slot: Slot, request: Request) -> Reply:
+def _call(slot: SlotProgram, request: Request) -> Reply:
     """Call a request's function. Raises RunError where there is none of that name."""
     module, _, name = request.function.partition(":")
     if not module.startswith(_PACKAGE):

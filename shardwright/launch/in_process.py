@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shardwright.comm.local import LocalTransport, Switchboard
 from shardwright.engine.generator import Slices
-from shardwright.engine.slot import Slot, torch_device
+from shardwright.engine.slot import SlotProgram, torch_device
 from shardwright.engine.slot_steps import constants_of
 from shardwright.engine.timeline import Event
 from shardwright.engine.worker import Finished, Worker
@@ -53,7 +53,7 @@ class InProcess(Backend):
         board = Switchboard()
         self._switchboards.append(board)
 
-        def make(slot: Slot) -> Worker:
+        def make(slot: SlotProgram) -> Worker:
             names = constants_of(pipeline, slot.name)
             mine = {name: slot.constants[shared[name]] for name in names if name in shared}
             return self._worker(pipeline, slot.name, mine, board)

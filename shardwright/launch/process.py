@@ -34,7 +34,7 @@ from shardwright.comm import (
     operations,
 )
 from shardwright.engine.board import Board, State
-from shardwright.engine.slot import Slot, torch_device
+from shardwright.engine.slot import SlotProgram, torch_device
 from shardwright.engine.slot_steps import constants_of
 from shardwright.engine.worker import Finished, Worker
 from shardwright.launch.connection import (
@@ -159,7 +159,7 @@ class WorkerProcess:
         return None
 
     def _make_another(
-        self, start: Start, message: Another, tensors: dict[str, Tensor], slot: Slot
+        self, start: Start, message: Another, tensors: dict[str, Tensor], slot: SlotProgram
     ) -> Worker:
         """The worker of another pipeline on this slot."""
         document = msgspec.json.decode(message.document, type=Document)

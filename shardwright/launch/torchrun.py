@@ -37,7 +37,7 @@ from shardwright.comm import (
 )
 from shardwright.engine.agenda import Entry
 from shardwright.engine.generator import Slices
-from shardwright.engine.slot import Slot, torch_device
+from shardwright.engine.slot import SlotProgram, torch_device
 from shardwright.engine.slot_steps import constants_of
 from shardwright.engine.timeline import Event
 from shardwright.engine.worker import Finished, Worker
@@ -193,7 +193,9 @@ class Rank(Backend):
         assert self._store is not None, "the ranks have met"
         return join_group(self._store, self._rank, len(self._kinds), self._kinds)
 
-    def _make_another(self, pipeline: Pipeline, shared: Mapping[str, str], slot: Slot) -> Worker:
+    def _make_another(
+        self, pipeline: Pipeline, shared: Mapping[str, str], slot: SlotProgram
+    ) -> Worker:
         """The worker of another pipeline on this slot."""
         infos = constants_of(pipeline, slot.name)
         mine = {name: slot.constants[shared[name]] for name in infos if name in shared}

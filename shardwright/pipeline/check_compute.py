@@ -11,7 +11,7 @@ from shardwright.ir.operators import is_built_in, resolve
 from shardwright.ir.values import strides_or_none
 from shardwright.ops.in_files import REFUSED, is_allowed
 from shardwright.pipeline.connections import Connections
-from shardwright.pipeline.fxtext import Made
+from shardwright.pipeline.fxtext import MadeTensor
 from shardwright.pipeline.rules import COMPUTE_KINDS, ONE_KIND, broken
 from shardwright.pipeline.schema import Document, SuperTask, TensorInfo
 from shardwright.pipeline.task_texts import TaskText, read_text
@@ -206,7 +206,7 @@ def _check_results(document: Document, name: str, task: SuperTask, text: TaskTex
             )
 
 
-def _strides(spec: TensorInfo | Made) -> tuple[int, ...] | None:
+def _strides(spec: TensorInfo | MadeTensor) -> tuple[int, ...] | None:
     return strides_or_none(spec.shape, spec.strides)
 
 

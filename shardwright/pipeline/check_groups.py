@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CommunicationGroup:
     """One communication: its members by ``device_idx``, with the tensors that each has."""
 
     name: str
@@ -57,7 +57,7 @@ class Group:
 def check_groups(document: Document, connections: Connections) -> None:
     """Every group is one whole communication."""
     for name, tasks in connections.groups.items():
-        group = Group(name, document, tuple(tasks))
+        group = CommunicationGroup(name, document, tuple(tasks))
         for check in (
             _check_kinds,
             _check_members,
@@ -69,7 +69,7 @@ def check_groups(document: Document, connections: Connections) -> None:
             check(group)
 
 
-def _check_kinds(group: Group) -> None:
+def _check_kinds(group: CommunicationGroup) -> None:
     kinds = [task.kind for task in group.members]
     pair = {"send", "recv"}
     if pair.isdisjoint(kinds):
@@ -84,7 +84,7 @@ def _check_kinds(group: Group) -> None:
         )
 
 
-def _check_members(group: Group) -> None:
+def _check_members(group: CommunicationGroup) -> None:
     indices = [task.device_idx for task in group.members]
     if indices != list(range(len(indices))):
         odd = next(i for i, index in enumerate(indices) if index != i)
@@ -108,7 +108,7 @@ def _check_members(group: Group) -> None:
                 raise group.broken("group-members", f"{key} {root!r} is no member's device", i)
 
 
-def _check_metadata(group: Group) -> None:
+def _check_metadata(group: CommunicationGroup) -> None:
     first = group.members[0]
     for i, task in enumerate(group.members):
         if task.metadata != first.metadata:
@@ -129,7 +129,7 @@ def _check_metadata(group: Group) -> None:
             )
 
 
-def _check_message(group: Group) -> None:
+def _check_message(group: CommunicationGroup) -> None:
     """A message arrives in the phase in which it was sent, or later in the same microbatch."""
     send, recv = group.members
     steps = [
@@ -150,7 +150,7 @@ def _when(task: SuperTask) -> str:
     return f"phase {task.phase}{stage}"
 
 
-def _check_dtypes(group: Group) -> None:
+def _check_dtypes(group: CommunicationGroup) -> None:
     tensors = group.document.tensors
     dtype = (group.inputs or group.outputs)[0].dtype
     for i, task in enumerate(group.members):
@@ -170,7 +170,7 @@ def _check_dtypes(group: Group) -> None:
         )
 
 
-def _check_dims(group: Group) -> None:
+def _check_dims(group: CommunicationGroup) -> None:
     ndim = len((group.inputs or group.outputs)[0].shape)
     for i, task in enumerate(group.members):
         for name in (*task.inputs, *task.outputs):
@@ -183,7 +183,9 @@ def _check_dims(group: Group) -> None:
             )
 
 
-def _shape_error(group: Group, member: int, tensor: str, expected: str) -> PipelineError:
+def _shape_error(
+    group: CommunicationGroup, member: int, tensor: str, expected: str
+) -> PipelineError:
     info = group.document.tensors[tensor]
     kind = group.members[member].kind
     return broken(
@@ -198,7 +200,7 @@ def _shape_error(group: Group, member: int, tensor: str, expected: str) -> Pipel
 
 
 @dataclass(frozen=True, slots=True)
-class Shapes:
+class GroupShapes:
     """What a kind of communication makes of shapes.
 
     ``expected`` gives, from the group, the shape that each member's input must have and that each
@@ -206,30 +208,30 @@ class Shapes:
     sizes along ``dim`` must not grow.
     """
 
-    expected: Callable[[Group], tuple[Sequence[Shape], Sequence[Shape]]]
+    expected: Callable[[CommunicationGroup], tuple[Sequence[Shape], Sequence[Shape]]]
     pieces: tuple[tuple[str, str], ...] = ()
 
 
-def _all_alike(group: Group) -> tuple[Sequence[Shape], Sequence[Shape]]:
+def _all_alike(group: CommunicationGroup) -> tuple[Sequence[Shape], Sequence[Shape]]:
     shape = group.inputs[0].shape
     return [shape] * len(group.inputs), [shape] * len(group.outputs)
 
 
-def _gathered(group: Group) -> tuple[Sequence[Shape], Sequence[Shape]]:
+def _gathered(group: CommunicationGroup) -> tuple[Sequence[Shape], Sequence[Shape]]:
     dim = group.dim("dim")
     inputs = [info.shape for info in group.inputs]
     whole = _with(inputs[0], dim, sum(shape[dim] for shape in inputs))
     return [_with(inputs[0], dim, -1)] * len(inputs), [whole] * len(inputs)
 
 
-def _scattered(group: Group) -> tuple[Sequence[Shape], Sequence[Shape]]:
+def _scattered(group: CommunicationGroup) -> tuple[Sequence[Shape], Sequence[Shape]]:
     dim = group.dim("dim")
     outputs = [info.shape for info in group.outputs]
     whole = _with(group.inputs[0].shape, dim, sum(shape[dim] for shape in outputs))
     return [whole] * len(outputs), [_with(whole, dim, -1)] * len(outputs)
 
 
-def _exchanged(group: Group) -> tuple[Sequence[Shape], Sequence[Shape]]:
+def _exchanged(group: CommunicationGroup) -> tuple[Sequence[Shape], Sequence[Shape]]:
     """Input i holds piece i of ``dst_dim`` and all of ``src_dim``; output i the mirror."""
     src, dst = group.dim("src_dim"), group.dim("dst_dim")
     if src == dst:
@@ -242,7 +244,9 @@ def _exchanged(group: Group) -> tuple[Sequence[Shape], Sequence[Shape]]:
     return [inputs] * len(group.tasks), [outputs] * len(group.tasks)
 
 
-def _exchanged_in_place(group: Group, dim: int) -> tuple[Sequence[Shape], Sequence[Shape]]:
+def _exchanged_in_place(
+    group: CommunicationGroup, dim: int
+) -> tuple[Sequence[Shape], Sequence[Shape]]:
     """Split and joined along one dimension: each input is cut as evenly as can be."""
     count = len(group.tasks)
     first = group.inputs[0].shape
@@ -255,18 +259,18 @@ def _with(shape: Shape, dim: int, size: int) -> Shape:
     return (*shape[:dim], size, *shape[dim + 1 :])
 
 
-SHAPES: dict[str, Shapes] = {
-    "send": Shapes(_all_alike),
-    "reduce": Shapes(_all_alike),
-    "broadcast": Shapes(_all_alike),
-    "all_reduce": Shapes(_all_alike),
-    "all_gather": Shapes(_gathered, (("inputs", "dim"),)),
-    "reduce_scatter": Shapes(_scattered, (("outputs", "dim"),)),
-    "all_to_all": Shapes(_exchanged, (("outputs", "src_dim"), ("inputs", "dst_dim"))),
+SHAPES: dict[str, GroupShapes] = {
+    "send": GroupShapes(_all_alike),
+    "reduce": GroupShapes(_all_alike),
+    "broadcast": GroupShapes(_all_alike),
+    "all_reduce": GroupShapes(_all_alike),
+    "all_gather": GroupShapes(_gathered, (("inputs", "dim"),)),
+    "reduce_scatter": GroupShapes(_scattered, (("outputs", "dim"),)),
+    "all_to_all": GroupShapes(_exchanged, (("outputs", "src_dim"), ("inputs", "dst_dim"))),
 }
 
 
-def _check_shapes(group: Group) -> None:
+def _check_shapes(group: CommunicationGroup) -> None:
     row = SHAPES[group.members[0].kind]
     for side, shapes in zip(("inputs", "outputs"), row.expected(group), strict=True):
         expected = iter(shapes)
@@ -277,14 +281,14 @@ def _check_shapes(group: Group) -> None:
         _check_pieces(group, side, group.dim(key))
 
 
-def _check_shape(group: Group, member: int, tensor: str, expected: Shape) -> None:
+def _check_shape(group: CommunicationGroup, member: int, tensor: str, expected: Shape) -> None:
     found = group.document.tensors[tensor].shape
     if any(want not in (-1, size) for size, want in zip(found, expected, strict=True)):
         sizes = ", ".join("any" if size == -1 else str(size) for size in expected)
         raise _shape_error(group, member, tensor, f"[{sizes}]")
 
 
-def _check_pieces(group: Group, side: str, dim: int) -> None:
+def _check_pieces(group: CommunicationGroup, side: str, dim: int) -> None:
     names = [getattr(task, side)[0] for task in group.members]
     sizes = [group.document.tensors[name].shape[dim] for name in names]
     for i in range(1, len(sizes)):

@@ -113,7 +113,7 @@ class _Visit(NamedTuple):
 
 def _check_deadlock(document: Document, connections: Connections, schedule: Schedule) -> None:
     """All slots come to the end of the step."""
-    walk = _Walk(document, connections)
+    walk = _ScheduleWalk(document, connections)
     for device in document.devices:
         walk.visits[device] = list(_visits(document, connections, schedule, device))
     stuck = walk.run()
@@ -147,7 +147,7 @@ Moment = tuple[str | None, int | None]
 
 
 @dataclass(slots=True)
-class _Walk:
+class _ScheduleWalk:
     """Takes the slots through the communications of a step."""
 
     document: Document

@@ -10,7 +10,7 @@ from shardwright.pipeline.rules import (
     FAMILIES,
     FAMILY_OF,
     REDUCE_OPS,
-    Communication,
+    CommunicationRule,
     MetadataType,
     broken,
 )
@@ -163,7 +163,7 @@ def _counts(task: SuperTask) -> Iterator[tuple[str, int, int]]:
         yield "outputs", len(task.outputs), outputs
 
 
-def _expected_counts(row: Communication, task: SuperTask) -> tuple[int, int]:
+def _expected_counts(row: CommunicationRule, task: SuperTask) -> tuple[int, int]:
     assert task.metadata is not None
     is_root = row.root is not None and task.metadata[row.root] == task.device
     return row.root_tensors if is_root else row.tensors

@@ -35,17 +35,17 @@ from shardwright.ir.values import SLOT, Input
 from shardwright.pipeline.schema import Natural, TensorInfo
 from shardwright.torch_internals import OpOverload, schema_of
 
-Places = Mapping[int, "Reference"]
+Places = Mapping[int, "FXReference"]
 
 
-class Reference(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class FXReference(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A tensor of the text: an input, what a node makes, or one of several things it makes."""
 
     ref: str
     index: Natural | None = None
 
 
-class Made(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class MadeTensor(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A tensor that a node makes; ``strides`` stand where it is not contiguous."""
 
     shape: tuple[Natural, ...]
@@ -53,35 +53,35 @@ class Made(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     strides: tuple[Natural, ...] | None = None
 
 
-class Node(Struct, frozen=True, forbid_unknown_fields=True):
-    """One operator call; in a parsed text references stand as `Reference`."""
+class FXNode(Struct, frozen=True, forbid_unknown_fields=True):
+    """One operator call; in a parsed text references stand as `FXReference`."""
 
     name: str
     op: str
     args: list[Any]
     kwargs: dict[str, Any]
-    outputs: tuple[Made | None, ...]
+    outputs: tuple[MadeTensor | None, ...]
 
     @property
-    def made(self) -> dict[Reference, Made]:
+    def made(self) -> dict[FXReference, MadeTensor]:
         """The tensors that the node makes, in order, by how they are referred to."""
         if len(self.outputs) == 1 and self.outputs[0]:
-            return {Reference(self.name): self.outputs[0]}
-        return {Reference(self.name, i): made for i, made in enumerate(self.outputs) if made}
+            return {FXReference(self.name): self.outputs[0]}
+        return {FXReference(self.name, i): made for i, made in enumerate(self.outputs) if made}
 
 
-class Text(Struct, frozen=True, forbid_unknown_fields=True):
+class FXText(Struct, frozen=True, forbid_unknown_fields=True):
     """A whole graph."""
 
     version: Literal[1]
     inputs: tuple[str, ...]
-    nodes: tuple[Node, ...]
-    outputs: tuple[Reference, ...]
+    nodes: tuple[FXNode, ...]
+    outputs: tuple[FXReference, ...]
 
-    def results(self) -> list[Made | int]:
+    def results(self) -> list[MadeTensor | int]:
         """Each output as what a node makes, or as the position of the input that it is."""
-        found: dict[Reference, Made | int] = {
-            Reference(name): k for k, name in enumerate(self.inputs)
+        found: dict[FXReference, MadeTensor | int] = {
+            FXReference(name): k for k, name in enumerate(self.inputs)
         }
         for node in self.nodes:
             found.update(node.made)
@@ -111,20 +111,20 @@ def encode_part(
     ``inputs`` are the values that they read from outside, stored ones included, ``outputs`` those
     that are asked for. Raises GraphError where a node is a marker.
     """
-    places = {value_id: Reference(f"i{k}") for k, value_id in enumerate(inputs)}
+    places = {value_id: FXReference(f"i{k}") for k, value_id in enumerate(inputs)}
     encoded = []
     for k, node in enumerate(nodes):
         encoded.append(_encode_node(graph, node, f"n{k}", places))
         places.update(zip(node.outputs, encoded[-1].made, strict=True))
     names = tuple(places[value_id].ref for value_id in inputs)
     results = tuple(places[value_id] for value_id in outputs)
-    return msgspec.json.encode(Text(1, names, tuple(encoded), results)).decode()
+    return msgspec.json.encode(FXText(1, names, tuple(encoded), results)).decode()
 
 
-def _encode_node(graph: IRGraph, node: IRNode, name: str, places: Places) -> Node:
+def _encode_node(graph: IRGraph, node: IRNode, name: str, places: Places) -> FXNode:
     inputs = [places[value_id] for value_id in node.inputs]
     args, kwargs = join_call(resolve(node.op), inputs, node.attrs, SLOT)
-    return Node(
+    return FXNode(
         name,
         node.op,
         [_encode_argument(item) for item in args],
@@ -133,15 +133,15 @@ def _encode_node(graph: IRGraph, node: IRNode, name: str, places: Places) -> Nod
     )
 
 
-def _encode_result(graph: IRGraph, value_id: int | None) -> Made | None:
+def _encode_result(graph: IRGraph, value_id: int | None) -> MadeTensor | None:
     if value_id is None:
         return None
     value = graph.values[value_id]
-    return Made(value.shape, value.dtype, value.strides)
+    return MadeTensor(value.shape, value.dtype, value.strides)
 
 
 def _encode_argument(value: Any) -> Any:
-    if isinstance(value, Reference):
+    if isinstance(value, FXReference):
         return value
     if isinstance(value, list | tuple):
         return [_encode_argument(item) for item in value]
@@ -151,10 +151,10 @@ def _encode_argument(value: Any) -> Any:
 # --- reading -------------------------------------------------------------------------------
 
 
-def parse(text: str) -> Text:
+def parse(text: str) -> FXText:
     """The parts of a text, with names, references and dtypes that are right. Raises GraphError."""
     try:
-        parsed = msgspec.json.decode(text, type=Text)
+        parsed = msgspec.json.decode(text, type=FXText)
         return _named(parsed)
     except (msgspec.DecodeError, UnicodeEncodeError, ValueError) as error:
         raise GraphError(f"this is not the text of a graph: {error}") from None
@@ -162,13 +162,13 @@ def parse(text: str) -> Text:
         raise GraphError("the text nests deeper than any graph does; it is damaged") from None
 
 
-def _named(parsed: Text) -> Text:
-    """The parts with `Reference` for references, each to what is there. Raises GraphError."""
+def _named(parsed: FXText) -> FXText:
+    """The parts with `FXReference` for references, each to what is there. Raises GraphError."""
     names = [*parsed.inputs, *(node.name for node in parsed.nodes)]
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise GraphError(f"the name {twice!r} stands twice among the inputs and nodes")
-    known = {Reference(name) for name in parsed.inputs}
+    known = {FXReference(name) for name in parsed.inputs}
     nodes = []
     for node in parsed.nodes:
         nodes.append(_bind(node, known))
@@ -178,13 +178,13 @@ def _named(parsed: Text) -> Text:
     return msgspec.structs.replace(parsed, nodes=tuple(nodes))
 
 
-def place_of(node: Node) -> str:
+def place_of(node: FXNode) -> str:
     """A node in a message."""
     return f"node {node.name!r} ({node.op})"
 
 
-def _bind(node: Node, known: set[Reference]) -> Node:
-    """The node with `Reference` for references. Raises GraphError."""
+def _bind(node: FXNode, known: set[FXReference]) -> FXNode:
+    """The node with `FXReference` for references. Raises GraphError."""
     where = place_of(node)
     for made in node.made.values():
         _check_made(made, where)
@@ -193,20 +193,20 @@ def _bind(node: Node, known: set[Reference]) -> Node:
     return msgspec.structs.replace(node, args=args, kwargs=kwargs)
 
 
-def _bind_argument(data: Any, known: set[Reference], where: str) -> Any:
+def _bind_argument(data: Any, known: set[FXReference], where: str) -> Any:
     if isinstance(data, list):
         return [_bind_argument(item, known, where) for item in data]
     if not isinstance(data, dict) or "ref" not in data:
         return data
     try:
-        reference = msgspec.convert(data, Reference)
+        reference = msgspec.convert(data, FXReference)
     except msgspec.ValidationError as error:
         raise GraphError(f"{where}: {data!r} is no reference: {error}") from None
     _check_reference(reference, known, where)
     return reference
 
 
-def _check_reference(reference: Reference, known: set[Reference], where: str) -> None:
+def _check_reference(reference: FXReference, known: set[FXReference], where: str) -> None:
     if reference not in known:
         index = "" if reference.index is None else f" with index {reference.index}"
         raise GraphError(
@@ -215,7 +215,7 @@ def _check_reference(reference: Reference, known: set[Reference], where: str) ->
         )
 
 
-def _check_made(made: Made, where: str) -> None:
+def _check_made(made: MadeTensor, where: str) -> None:
     if made.dtype not in DTYPES:
         raise GraphError(
             f"{where} makes a tensor of the unknown dtype {made.dtype!r}; known are "
@@ -228,7 +228,7 @@ def _check_made(made: Made, where: str) -> None:
         )
 
 
-def decode(text: str | Text, inputs: Sequence[TensorInfo], name: str = "graph") -> IRGraph:
+def decode(text: str | FXText, inputs: Sequence[TensorInfo], name: str = "graph") -> IRGraph:
     """The graph of a text, bound to tensors with the shapes and dtypes of ``inputs``.
 
     Raises GraphError where the text is not a graph's, where an operator is not to be had, or where
@@ -238,10 +238,10 @@ def decode(text: str | Text, inputs: Sequence[TensorInfo], name: str = "graph") 
     if len(parsed.inputs) != len(inputs):
         raise GraphError(f"the graph takes {len(parsed.inputs)} tensors, given are {len(inputs)}")
     builder = Builder(name)
-    values: dict[Reference, IRValue] = {}
+    values: dict[FXReference, IRValue] = {}
     for k, info in enumerate(inputs):
         value = builder.input(f"i{k}", info.shape, info.dtype, strides=info.strides)
-        values[Reference(parsed.inputs[k])] = value
+        values[FXReference(parsed.inputs[k])] = value
     for k, node in enumerate(parsed.nodes):
         made = _decode_node(builder, node, f"n{k}", values)
         values.update(zip(node.made, made, strict=True))
@@ -249,7 +249,7 @@ def decode(text: str | Text, inputs: Sequence[TensorInfo], name: str = "graph") 
 
 
 def _decode_node(
-    builder: Builder, node: Node, name: str, values: Mapping[Reference, IRValue]
+    builder: Builder, node: FXNode, name: str, values: Mapping[FXReference, IRValue]
 ) -> list[IRValue]:
     """Append the call; gives what it makes."""
     overload = resolve(node.op)
@@ -273,8 +273,8 @@ def _is_tensor(item: Any) -> bool:
     return isinstance(item, IRValue)
 
 
-def _decode_argument(data: Any, values: Mapping[Reference, IRValue]) -> Any:
-    if isinstance(data, Reference):
+def _decode_argument(data: Any, values: Mapping[FXReference, IRValue]) -> Any:
+    if isinstance(data, FXReference):
         return values[data]
     if isinstance(data, list):
         return [_decode_argument(item, values) for item in data]
@@ -284,7 +284,7 @@ def _decode_argument(data: Any, values: Mapping[Reference, IRValue]) -> Any:
     return value
 
 
-def _check_operator(overload: OpOverload, node: Node) -> None:
+def _check_operator(overload: OpOverload, node: FXNode) -> None:
     """The operator opens no file, and returns as many things as the node says."""
     schema = schema_of(overload)
     where = place_of(node)

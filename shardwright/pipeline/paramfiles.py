@@ -400,7 +400,7 @@ def check_records(path: Path) -> None:
             _refuse(path, "has entries of one name")
         if "data.pkl" not in entries:
             _refuse(path, "has no data.pkl")
-        reader = _Storages(io.BytesIO(archive.read(entries["data.pkl"])))
+        reader = _StorageUnpickler(io.BytesIO(archive.read(entries["data.pkl"])))
         reader.load()
         for key, size in reader.sizes:
             entry = entries.get(f"data/{key}")
@@ -438,7 +438,7 @@ class _Anything(dict[Any, Any]):
         """Nothing."""
 
 
-class _Storages(pickle.Unpickler):
+class _StorageUnpickler(pickle.Unpickler):
     """Finds keys and bytes of the storages, and makes nothing."""
 
     def __init__(self, file: io.BytesIO) -> None:

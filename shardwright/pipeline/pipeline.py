@@ -116,7 +116,7 @@ class Pipeline(Document, dict=True):
         path = Path(path)
         if not path.parent.is_dir():
             raise broken("file", f"the directory {path.parent} does not exist; make it first")
-        stored = _Stored(self, path)
+        stored = _StoredTensors(self, path)
         document = msgspec.structs.replace(self, tensors=stored.tensors)
         data = serialize.write(plain_document(document) if plain else document)
         with replacing(path) as temporary:
@@ -148,7 +148,7 @@ class Pipeline(Document, dict=True):
         return format_pipeline(self)
 
 
-class _Stored:
+class _StoredTensors:
     """A pipeline's tensors as a file at ``path`` names them, and what to write beside it.
 
     tensors

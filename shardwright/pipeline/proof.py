@@ -36,7 +36,7 @@ from shardwright.ir.operators import listed_inputs
 from shardwright.ir.quantities import tensor_text
 from shardwright.ir.values import Input, strides_or_none
 from shardwright.ops.trusting import check_shapes
-from shardwright.pipeline.fxtext import Node, Text, decode, encode, parse, place_of
+from shardwright.pipeline.fxtext import FXNode, FXText, decode, encode, parse, place_of
 from shardwright.pipeline.rules import ONE_KIND
 from shardwright.pipeline.schema import DeviceKind, DType, TensorInfo
 
@@ -136,12 +136,12 @@ _MOST_MARKS = 10_000
 """Empty files: of some hundred models."""
 
 
-def _is_fixed(node: Node) -> bool:
+def _is_fixed(node: FXNode) -> bool:
     """Whether what a call makes depends on torch and this package alone."""
     return node.op.startswith(("aten.", "shardwright."))
 
 
-def _decoded(text: Text, inputs: Sequence[_Taken]) -> IRGraph:
+def _decoded(text: FXText, inputs: Sequence[_Taken]) -> IRGraph:
     taken = [TensorInfo(shape, dtype, strides=strides) for shape, dtype, strides in inputs]
     return decode(text, taken)
 
@@ -205,7 +205,7 @@ def _numbered(value: Any, numbers: Mapping[int, int]) -> Any:
     return Input(numbers[value.index]) if isinstance(value, Input) else value
 
 
-def _check_results(graph: IRGraph, node: IRNode, written: Node, slot: DeviceKind) -> None:
+def _check_results(graph: IRGraph, node: IRNode, written: FXNode, slot: DeviceKind) -> None:
     made = _results(graph, node)
     if len(made) != len(written.outputs):
         raise GraphError(f"makes {len(made)} tensors, the text says {len(written.outputs)}")

@@ -101,7 +101,7 @@ def broken(
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class KindFields:
     """Which fields stand on the supertasks of some kinds; all others must be absent.
 
     ``one_of`` are fields of which exactly one stands.
@@ -113,9 +113,9 @@ class Family:
     optional: tuple[str, ...] = ()
 
 
-FAMILIES: dict[str, Family] = {
-    "compute": Family(("dfg", "FX"), ("device",), ("data", "data_blob"), ("phase", "stage")),
-    "communication": Family(
+FAMILIES: dict[str, KindFields] = {
+    "compute": KindFields(("dfg", "FX"), ("device",), ("data", "data_blob"), ("phase", "stage")),
+    "communication": KindFields(
         (
             "send",
             "recv",
@@ -129,8 +129,8 @@ FAMILIES: dict[str, Family] = {
         ("device", "group", "device_idx", "metadata"),
         optional=("phase", "stage"),
     ),
-    "input": Family(("input",)),
-    "output": Family(("output",)),
+    "input": KindFields(("input",)),
+    "output": KindFields(("output",)),
 }
 FAMILY_OF: dict[str, str] = {kind: name for name, row in FAMILIES.items() for kind in row.kinds}
 """Kind of a supertask to the name of its family."""
@@ -177,7 +177,7 @@ MetadataType = Literal["reduce_op", "device", "dim"]
 
 
 @dataclass(frozen=True, slots=True)
-class Communication:
+class CommunicationRule:
     """One kind of communication: its metadata, and how many inputs and outputs a member has.
 
     ``root`` is the metadata key that names the one device whose counts are ``root_tensors``.
@@ -189,13 +189,13 @@ class Communication:
     root_tensors: tuple[int, int] = (1, 1)
 
 
-COMMUNICATION: dict[str, Communication] = {
-    "send": Communication({}, (1, 0)),
-    "recv": Communication({}, (0, 1)),
-    "reduce": Communication({"reduce_op": "reduce_op", "dst": "device"}, (1, 0), root="dst"),
-    "all_gather": Communication({"dim": "dim"}, (1, 1)),
-    "all_reduce": Communication({"reduce_op": "reduce_op"}, (1, 1)),
-    "reduce_scatter": Communication({"reduce_op": "reduce_op", "dim": "dim"}, (1, 1)),
-    "all_to_all": Communication({"src_dim": "dim", "dst_dim": "dim"}, (1, 1)),
-    "broadcast": Communication({"src": "device"}, (0, 1), root="src"),
+COMMUNICATION: dict[str, CommunicationRule] = {
+    "send": CommunicationRule({}, (1, 0)),
+    "recv": CommunicationRule({}, (0, 1)),
+    "reduce": CommunicationRule({"reduce_op": "reduce_op", "dst": "device"}, (1, 0), root="dst"),
+    "all_gather": CommunicationRule({"dim": "dim"}, (1, 1)),
+    "all_reduce": CommunicationRule({"reduce_op": "reduce_op"}, (1, 1)),
+    "reduce_scatter": CommunicationRule({"reduce_op": "reduce_op", "dim": "dim"}, (1, 1)),
+    "all_to_all": CommunicationRule({"src_dim": "dim", "dst_dim": "dim"}, (1, 1)),
+    "broadcast": CommunicationRule({"src": "device"}, (0, 1), root="src"),
 }

@@ -18,7 +18,7 @@ from msgspec import Struct
 from shardwright.errors import ExecError, GraphError
 from shardwright.kernels.files import decode
 from shardwright.kernels.kinds import BY_NAME, kind_of
-from shardwright.pipeline.fxtext import Made, parse
+from shardwright.pipeline.fxtext import MadeTensor, parse
 from shardwright.pipeline.proof import prove
 from shardwright.pipeline.schema import DeviceKind, TensorInfo
 from shardwright.pipeline.serialize import check_json
@@ -42,10 +42,10 @@ class TaskText:
     """
 
     inputs: tuple[str, ...]
-    results: tuple[Made | int, ...]
+    results: tuple[MadeTensor | int, ...]
     operators: Mapping[str, str]
     prove: Callable[[Sequence[TensorInfo], DeviceKind], None]
-    takes: tuple[Made, ...] | None = None
+    takes: tuple[MadeTensor, ...] | None = None
 
 
 def read_text(kind: str, data: str) -> TaskText:
@@ -61,7 +61,7 @@ def _read_fx(data: str) -> TaskText:
     return TaskText(text.inputs, tuple(text.results()), operators, partial(prove, data))
 
 
-class _Call(Struct, frozen=True):
+class _LoweredCall(Struct, frozen=True):
     """What of a call tells which operator it calls by name."""
 
     kind: int
@@ -69,20 +69,20 @@ class _Call(Struct, frozen=True):
     blob: str = ""
 
 
-class _Outline(Struct, frozen=True):
+class _LoweredOutline(Struct, frozen=True):
     """What of a text is known without knowing any operator."""
 
     version: Literal[1]
     inputs: int
-    values: tuple[Made, ...]
-    calls: tuple[_Call, ...]
+    values: tuple[MadeTensor, ...]
+    calls: tuple[_LoweredCall, ...]
     outputs: tuple[int, ...]
 
 
 def _read_lowered(data: str) -> TaskText:
     """The text of a lowered graph. Raises GraphError where it is none."""
     try:
-        outline = msgspec.json.decode(data, type=_Outline)
+        outline = msgspec.json.decode(data, type=_LoweredOutline)
         called = [(f"call {k}", _operator(call)) for k, call in enumerate(outline.calls)]
         operators = {op: name for name, op in reversed(called) if op is not None}
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
@@ -103,7 +103,7 @@ def _read_lowered(data: str) -> TaskText:
     )
 
 
-def _operator(call: _Call) -> str | None:
+def _operator(call: _LoweredCall) -> str | None:
     """The operator of a generic call."""
     if call.kind != BY_NAME["generic"].id:
         return None

@@ -25,7 +25,7 @@ from shardwright.ir.quantities import count_text
 from shardwright.ops.bound import Flow
 from shardwright.planning.assemble import make_plan
 from shardwright.planning.automatic.candidates import Asked, Found
-from shardwright.planning.automatic.search import Search
+from shardwright.planning.automatic.search import PlanSearch
 from shardwright.planning.automatic.spreads import SEVERAL, Spreads
 from shardwright.planning.batch import batch_rows
 from shardwright.planning.explanation import Alternative, Explanation, SplitReason
@@ -71,7 +71,7 @@ def auto_plan(
     spreads = Spreads(graph, cluster, costs or Analytic(cluster.device))
     if spreads.training:
         check_one_backward(graph)
-    search = Search(spreads, cluster, asked)
+    search = PlanSearch(spreads, cluster, asked)
     found = [_repriced(search, one) for one in search.run()]
     found.sort(key=lambda one: one.seconds)
     refused = [f"{shape}: {why}" for shape, why in search.refused.items()]
@@ -81,7 +81,7 @@ def auto_plan(
     return _explained(search, found, refused)
 
 
-def _simulated(search: Search, found: Found, simulate: Simulate, refused: list[str]) -> Found:
+def _simulated(search: PlanSearch, found: Found, simulate: Simulate, refused: list[str]) -> Found:
     """The candidate with its simulated time; infinite, and noted, where it cannot be built."""
     spreads, cluster = search.spreads, search.cluster
     plan = msgspec.structs.replace(
@@ -95,7 +95,7 @@ def _simulated(search: Search, found: Found, simulate: Simulate, refused: list[s
     return replace(found, simulated=seconds)
 
 
-def _explained(search: Search, found: Sequence[Found], refused: Sequence[str]) -> Plan:
+def _explained(search: PlanSearch, found: Sequence[Found], refused: Sequence[str]) -> Plan:
     """The plan of the first candidate with its prediction, and with what it is compared with."""
     best, spread = found[0], found[0].spread
     chosen = msgspec.structs.replace(write_plan(search.spreads, search.cluster, best), policy=AUTO)
@@ -112,7 +112,7 @@ def _explained(search: Search, found: Sequence[Found], refused: Sequence[str]) -
     return msgspec.structs.replace(chosen, prediction=best.prediction, explanation=explanation)
 
 
-def _repriced(search: Search, found: Found) -> Found:
+def _repriced(search: PlanSearch, found: Found) -> Found:
     """The candidate as `predict` has it.
 
     The search prices what a step does once as of `SEVERAL` microbatches.

@@ -19,7 +19,7 @@ from shardwright.planning.assemble import make_plan
 from shardwright.planning.automatic.candidates import Asked
 from shardwright.planning.given import check_count, check_devices, check_graph
 from shardwright.planning.mesh import AXES, PIPELINE, over_mesh
-from shardwright.planning.partitions.partitioned import Machines, plan_by_partition
+from shardwright.planning.partitions.partitioned import PlanMachines, plan_by_partition
 from shardwright.planning.partitions.partitioners import PARTITIONERS
 from shardwright.planning.pipeline import pipeline
 from shardwright.planning.plan import Plan, fingerprint_graph
@@ -27,7 +27,7 @@ from shardwright.planning.policy import Policy, by_policy, policy_name
 from shardwright.planning.predicted import SlotMemory
 from shardwright.planning.prediction.predict import predict
 from shardwright.planning.splits import take_apart
-from shardwright.planning.training import Options, plan_step
+from shardwright.planning.training import StepOptions, plan_step
 from shardwright.simulation.simulate import simulate
 
 __all__ = ["POLICIES", "plan"]
@@ -111,7 +111,7 @@ def _made(
         )
     options = asked.options()
     training = is_step(graph)
-    if not training and options != Options():
+    if not training and options != StepOptions():
         raise PlanError(
             f"the graph {graph.name!r} is no training step, but {_given(options)} is for one; "
             "capture a step with compile_ir, or leave it out"
@@ -144,10 +144,10 @@ def _made(
     return msgspec.structs.replace(made, fingerprint=fingerprint_graph(graph), unfused=unfused)
 
 
-def _given(options: Options) -> str:
+def _given(options: StepOptions) -> str:
     """The first option that is not the default, as it is written."""
-    default = Options()
-    for name in Options.__slots__:
+    default = StepOptions()
+    for name in StepOptions.__slots__:
         if getattr(options, name) != getattr(default, name):
             return f"{name}={getattr(options, name)!r}"
     raise AssertionError("all options have their defaults")
@@ -175,12 +175,12 @@ def _cluster(devices: int | Cluster | None, mesh: Mapping[str, int] | None) -> C
 
 def _machines(
     devices: int | Cluster | None, names: tuple[str, ...], costs: Costs | None
-) -> Machines:
+) -> PlanMachines:
     """The machines that stages are for; how much memory they have is known of a cluster alone."""
     known = isinstance(devices, Cluster)
     cluster = devices if isinstance(devices, Cluster) else Cluster((names,))
     memory = float(cluster.device.memory) if known else None
-    return Machines(cluster, costs or Analytic(cluster.device), memory)
+    return PlanMachines(cluster, costs or Analytic(cluster.device), memory)
 
 
 def _costs(profile: Profile | Costs | None) -> Costs | None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shardwright.planning.policy import Policy, PolicyGraph, Resource
     from shardwright.planning.predicted import Prediction
     from shardwright.planning.prediction.predict import predict
-    from shardwright.planning.step import Step, as_step
+    from shardwright.planning.step import PreparedStep, as_step
 
 __all__ = [
     "Assignment",
@@ -29,10 +29,10 @@ __all__ = [
     "Policy",
     "PolicyGraph",
     "Prediction",
+    "PreparedStep",
     "Resource",
     "SlotLoad",
     "Split",
-    "Step",
     "Terms",
     "TrainingPlan",
     "as_step",

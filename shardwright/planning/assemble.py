@@ -23,7 +23,7 @@ from shardwright.planning.plan import (
     input_texts,
     label_of,
 )
-from shardwright.planning.step import Step, as_step
+from shardwright.planning.step import PreparedStep, as_step
 from shardwright.planning.unfuse import unfuse
 
 
@@ -65,7 +65,7 @@ def planned(graph: IRGraph, plan: Plan) -> IRGraph:
     return copied(apart, plan.copies, plan.stages) if plan.copies else apart
 
 
-def step_of(graph: IRGraph, plan: Plan) -> Step:
+def step_of(graph: IRGraph, plan: Plan) -> PreparedStep:
     """The step whose forward nodes a plan assigns."""
     assert plan.training is not None
     step = as_step(unfuse(graph, plan.unfused), plan.training.microbatches, shards_of(plan))
@@ -85,7 +85,7 @@ def shards_of(plan: Plan) -> int:
 
 
 @dataclass(slots=True)
-class _Slot:
+class _SlotSum:
     nodes: int = 0
     work: float = 0
     stored: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -107,7 +107,7 @@ def slot_loads(
     work = [node_work(graph, node) for node in graph.nodes] if work is None else work
     every = dict.fromkeys(found.mesh for found in assigned)
     first = _alike(devices, every)
-    slots = {device: _Slot() for device in dict.fromkeys(first.values())}
+    slots = {device: _SlotSum() for device in dict.fromkeys(first.values())}
     meshes = {mesh: [device for device in mesh.devices if device in slots] for mesh in every}
     flows = _Flows(graph)
     homes: dict[int, Sequence[str]] = {}

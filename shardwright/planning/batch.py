@@ -14,8 +14,8 @@ from shardwright.ir import IRGraph, IRNode
 from shardwright.ops.bound import BoundDimop
 from shardwright.planning.follow import (
     Annotations,
-    Following,
     Sharded,
+    SplitPropagation,
     follow,
     identifier_at,
 )
@@ -40,11 +40,13 @@ def batch_rows(graph: IRGraph) -> int:
     return max((graph.values[v].shape[dim] for v, dim in batch_dims(graph).items()), default=0)
 
 
-def follow_batch(graph: IRGraph, size: int, annotations: Annotations | None = None) -> Following:
+def follow_batch(
+    graph: IRGraph, size: int, annotations: Annotations | None = None
+) -> SplitPropagation:
     """The graph split by batch along an axis of ``size`` slots."""
     batched = batch_dims(graph)
 
-    def seed(following: Following, node: IRNode, bound: BoundDimop) -> str | None:
+    def seed(following: SplitPropagation, node: IRNode, bound: BoundDimop) -> str | None:
         for i, value_id in enumerate(node.inputs):
             if value_id in batched:
                 identifier = identifier_at(bound, i, batched[value_id])

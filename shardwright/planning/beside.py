@@ -22,7 +22,7 @@ from shardwright.ir.steps import is_step
 from shardwright.ops.bound import BoundDimop, Carry
 from shardwright.ops.catalog import dimop_of
 from shardwright.planning.assemble import make_plan, shards_of, step_of
-from shardwright.planning.follow import Annotations, Following
+from shardwright.planning.follow import Annotations, SplitPropagation
 from shardwright.planning.fusions import find_fusions
 from shardwright.planning.mesh import compatible, whole_notes
 from shardwright.planning.plan import (
@@ -34,8 +34,8 @@ from shardwright.planning.plan import (
     fingerprint_graph,
     input_texts,
 )
-from shardwright.planning.step import Step, as_step, check_one_backward
-from shardwright.planning.training import Options, measure_work, stage_work, with_prepared
+from shardwright.planning.step import PreparedStep, as_step, check_one_backward
+from shardwright.planning.training import StepOptions, measure_work, stage_work, with_prepared
 from shardwright.planning.unfuse import unfuse
 
 
@@ -110,7 +110,7 @@ def _in_time(
 ) -> TrainingPlan:
     """A step's plan in time with other microbatches. Raises PlanError where they are too few."""
     ranks = len(training.slots)
-    options = Options(microbatches, training.schedule, training.chunks)
+    options = StepOptions(microbatches, training.schedule, training.chunks)
     return msgspec.structs.replace(
         training,
         microbatches=microbatches,
@@ -135,7 +135,7 @@ def _taken_apart(graph: IRGraph, step_graph: IRGraph, plan: Plan) -> tuple[int, 
     )
 
 
-def _homes(step: Step, training: TrainingPlan) -> dict[Part, set[int]]:
+def _homes(step: PreparedStep, training: TrainingPlan) -> dict[Part, set[int]]:
     """The stages that read each stored value, or each part of a fused one."""
     homes: dict[Part, set[int]] = {}
     for node, stage in zip(step.graph.nodes, training.stages, strict=False):
@@ -147,7 +147,7 @@ def _homes(step: Step, training: TrainingPlan) -> dict[Part, set[int]]:
 
 def _stages(
     graph: IRGraph,
-    step: Step,
+    step: PreparedStep,
     training: TrainingPlan,
     meshes: Mapping[int, Mesh],
     prepared: int,
@@ -227,7 +227,7 @@ def splits_beside(
     assigned = [plan.assignments[index] for index in plan.nodes]
     axes = dict.fromkeys(axis for mesh in meshes for axis in mesh.axes)
     copies = {copy.node + i + 1 for i, copy in enumerate(sorted(plan.copies))}
-    columns = {axis: _Along(graph, meshes, step, assigned, copies, axis) for axis in axes}
+    columns = {axis: _BesideSplits(graph, meshes, step, assigned, copies, axis) for axis in axes}
     found = {axis: column.run() for axis, column in columns.items()}
     splits = []
     for i, (node, mesh) in enumerate(zip(graph.nodes, meshes, strict=True)):
@@ -263,7 +263,7 @@ def _size(mesh: Mesh, axis: str) -> int:
 
 
 @dataclass(slots=True)
-class _Along:
+class _BesideSplits:
     """The splits along one axis; `run` gives them."""
 
     graph: IRGraph
@@ -273,14 +273,14 @@ class _Along:
     copies: Collection[int]
     """Positions of nodes that stages do again: copies of those right before them."""
     axis: str
-    following: Following = field(init=False)
+    following: SplitPropagation = field(init=False)
     alike: dict[Key, tuple[IRNode, Split | Terms | None]] = field(default_factory=dict)
     held: dict[Part, set[Held]] = field(default_factory=dict)
     kept: dict[int, Split | Terms | None] = field(default_factory=dict)
     """By node id: what is done as in the step, units included."""
 
     def __post_init__(self) -> None:
-        self.following = Following(self.graph, 1, Annotations(self.graph))
+        self.following = SplitPropagation(self.graph, 1, Annotations(self.graph))
         pairs = zip(self.step.nodes, self.assigned, strict=False)
         once = [pair for i, pair in enumerate(pairs) if i not in self.copies]
         keys = node_keys(self.step, [node for node, _ in once])

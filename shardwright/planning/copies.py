@@ -33,7 +33,7 @@ def with_copies(
     """
     if not copies:
         return graph, list(stages)
-    writing = _Writing(graph)
+    writing = _CopyWriter(graph)
     found = []
     by_node = {at: list(same) for at, same in groupby(sorted(copies), key=lambda copy: copy.node)}
     for position, node in enumerate(graph.nodes):
@@ -59,7 +59,7 @@ def copied(graph: IRGraph, copies: Sequence[Copy], stages: Sequence[int]) -> IRG
     return with_copies(graph, copies, originals)[0]
 
 
-class _Writing:
+class _CopyWriter:
     """A graph written again, under the ids it has."""
 
     def __init__(self, graph: IRGraph) -> None:

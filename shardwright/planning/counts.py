@@ -45,7 +45,7 @@ RESHAPING = NEED_RESHAPE | SIZED.keys()
 Key = tuple[object, ...]
 
 
-class _Whole(NamedTuple):
+class _WholeBatchValue(NamedTuple):
     """A value of the whole batch, and its batch dimension; None where it has none."""
 
     value: IRValue
@@ -67,7 +67,7 @@ class Counts:
     microbatches: int
     whole_inputs: dict[int, IRValue] = field(default_factory=dict)
     """Inputs of the whole batch, by the original input's id."""
-    wholes: dict[int, _Whole | None] = field(default_factory=dict)
+    wholes: dict[int, _WholeBatchValue | None] = field(default_factory=dict)
     divisors: dict[Key, IRValue] = field(default_factory=dict)
     """By what they depend on."""
     nodes: Mapping[int, IRNode] = field(init=False)
@@ -136,25 +136,25 @@ class Counts:
 
     # --- values of the whole batch ------------------------------------------------------------
 
-    def _whole(self, value_id: int) -> _Whole | None:
+    def _whole(self, value_id: int) -> _WholeBatchValue | None:
         """A value as the whole batch makes it; None where that takes more than row by row."""
         if value_id not in self.wholes:
             self.wholes[value_id] = self._make_whole(self.graph.values[value_id])
         return self.wholes[value_id]
 
-    def _make_whole(self, value: IRValue) -> _Whole | None:
+    def _make_whole(self, value: IRValue) -> _WholeBatchValue | None:
         if value.producer is not None:
             return self._again(self.nodes[value.producer])
         dim = self.batch.get(value.id)
         if dim is None:
-            return _Whole(self._here(value.id), None)
+            return _WholeBatchValue(self._here(value.id), None)
         shape = [*value.shape]
         shape[dim] *= self.microbatches
         made = self.builder.input(value.name, shape, value.dtype)
         self.whole_inputs[value.id] = made
-        return _Whole(made, dim)
+        return _WholeBatchValue(made, dim)
 
-    def _again(self, node: IRNode) -> _Whole | None:
+    def _again(self, node: IRNode) -> _WholeBatchValue | None:
         """A node written for the whole batch."""
         inputs = [self._whole(value_id) for value_id in node.inputs]
         given = [whole for whole in inputs if whole is not None]
@@ -165,10 +165,10 @@ class Counts:
             return None
         op, attrs, dim = form
         values = [whole.value for whole in given]
-        return _Whole(_writer(self.builder, node).emit(op, values, attrs), dim)
+        return _WholeBatchValue(_writer(self.builder, node).emit(op, values, attrs), dim)
 
     def _form_of_whole(
-        self, node: IRNode, given: Sequence[_Whole]
+        self, node: IRNode, given: Sequence[_WholeBatchValue]
     ) -> tuple[str, dict[str, Any], int | None] | None:
         """The call that a node is for the whole batch, and the batch's dimension of its result."""
         if all(whole.dim is None for whole in given):
@@ -185,7 +185,7 @@ class Counts:
         return None
 
     def _joined_along(
-        self, node: IRNode, given: Sequence[_Whole], op: str, attrs: dict[str, Any]
+        self, node: IRNode, given: Sequence[_WholeBatchValue], op: str, attrs: dict[str, Any]
     ) -> int | None:
         """Along which dimension a call on the whole batch joins what a node makes of microbatches.
 

@@ -41,14 +41,14 @@ State = Sharded | str | None
 ``min``); None where every slot has all of it."""
 
 
-class Choice(NamedTuple):
+class SplitChoice(NamedTuple):
     """An identifier to split a node by, and what it costs in bytes moved."""
 
     identifier: str
     bytes: int
 
 
-Seed = Callable[["Following", IRNode, BoundDimop], str | None]
+Seed = Callable[["SplitPropagation", IRNode, BoundDimop], str | None]
 """Names the identifier by which a node begins a split, None where it does not."""
 
 
@@ -75,7 +75,7 @@ class Annotations:
 
 
 @dataclass(slots=True)
-class Following:
+class SplitPropagation:
     """The states of all values so far, and what was chosen for nodes."""
 
     graph: IRGraph
@@ -194,9 +194,9 @@ class Following:
                     total += 2 * self.value(value_id).nbytes
         return total
 
-    def onward(self, node: IRNode, bound: BoundDimop) -> Choice | None:
+    def onward(self, node: IRNode, bound: BoundDimop) -> SplitChoice | None:
         """The cheapest identifier along which the node can go on with a shard that it reads."""
-        found: dict[str, Choice] = {}
+        found: dict[str, SplitChoice] = {}
         for i, value_id in enumerate(node.inputs):
             state = self.state(value_id)
             if isinstance(state, Sharded):
@@ -205,7 +205,7 @@ class Following:
                     continue
                 if self.fits(node, bound, identifier):
                     cost = self.cost(node, bound.flow(identifier))
-                    found[identifier] = Choice(identifier, cost)
+                    found[identifier] = SplitChoice(identifier, cost)
         return min(found.values(), key=lambda choice: choice.bytes, default=None)
 
     def linear(self, node: IRNode, bound: BoundDimop) -> Terms | None:
@@ -365,14 +365,14 @@ def follow(
     seeds: Sequence[Seed] = (),
     scatters: Sequence[Seed] = (),
     annotations: Annotations | None = None,
-) -> Following:
+) -> SplitPropagation:
     """What an axis of ``size`` slots does with each node.
 
     ``eager`` seeds go before everything else. Then a node goes on with a shard that it reads, else
     ``seeds`` may begin a split there, else it goes on with terms of a sum that it reads, else
     ``scatters`` may, else it is done whole. ``annotations`` are the graph's, where they are known.
     """
-    following = Following(graph, size, annotations or Annotations(graph))
+    following = SplitPropagation(graph, size, annotations or Annotations(graph))
     for node in graph.nodes:
         bound = following.bound(node)
         if bound is None or (node.inputs and all(map(following.is_weight, node.inputs))):
@@ -393,14 +393,14 @@ def follow(
 
 
 def _first(
-    seeds: Sequence[Seed], following: Following, node: IRNode, bound: BoundDimop
+    seeds: Sequence[Seed], following: SplitPropagation, node: IRNode, bound: BoundDimop
 ) -> str | None:
     """What the first seed that begins a split at a node says."""
     found = (seed(following, node, bound) for seed in seeds)
     return next((identifier for identifier in found if identifier is not None), None)
 
 
-def _onward(following: Following, node: IRNode, bound: BoundDimop) -> str | None:
+def _onward(following: SplitPropagation, node: IRNode, bound: BoundDimop) -> str | None:
     """The identifier to go on with, where that moves no more bytes than gathering."""
     choice = following.onward(node, bound)
     if choice is None or choice.bytes > following.cost(node, None):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from shardwright.ir import IRGraph, IRNode
 from shardwright.planning.batch import batch_rows, follow_batch
 from shardwright.planning.counts import is_mean_loss
-from shardwright.planning.follow import Following, Sharded
+from shardwright.planning.follow import Sharded, SplitPropagation
 from shardwright.planning.shard_norms import has_shards, normalizes_batch
 
 FEW = 8
@@ -34,7 +34,7 @@ def mixing_notes(forward: IRGraph, microbatches: int, shards: int) -> list[str]:
 
 def mixing_nodes(forward: IRGraph) -> list[IRNode]:
     """The operators that mix the batch."""
-    walk, alone = _Walk(follow_batch(forward, 1)), batch_rows(forward) == 1
+    walk, alone = _MixingWalk(follow_batch(forward, 1)), batch_rows(forward) == 1
     return [n for n in forward.nodes if walk.mixes(n) or (alone and normalizes_batch(n))]
 
 
@@ -66,10 +66,10 @@ def _name(node: IRNode) -> str:
 
 
 @dataclass(slots=True)
-class _Walk:
+class _MixingWalk:
     """Goes through the nodes of a graph that was split by batch, in their order."""
 
-    following: Following
+    following: SplitPropagation
     sums: set[int] = field(default_factory=set)
     """Values that are sums over the batch, or linear in such."""
 

@@ -54,7 +54,7 @@ class Resource:
         return len(self.devices)
 
 
-class _Partition(NamedTuple):
+class _PolicyPartition(NamedTuple):
     identifier: str
     parts: tuple[SubNode, ...]
 
@@ -69,7 +69,7 @@ class PolicyGraph:
         self._graph = graph
         self._resource = resource
         self._nodes = NodeList(PolicyNode(i, node, graph) for i, node in enumerate(graph.nodes))
-        self._partitions: dict[Item, _Partition] = {}
+        self._partitions: dict[Item, _PolicyPartition] = {}
         self._devices: dict[Item, str] = {}
         self._taken: dict[tuple[PolicyNode, str], Item] = {}
         """What of a node is on a slot."""
@@ -112,7 +112,7 @@ class PolicyGraph:
             ways = "; ".join(map(str, algo.ways()))
             raise AnnotationError(f"{node}: {error}; it can be split by {ways}") from None
         self._check_room(parts[0])
-        self._partitions[node] = _Partition(identifier, parts)
+        self._partitions[node] = _PolicyPartition(identifier, parts)
         return list(parts)
 
     def assign(self, node: Item, device: str | int) -> None:
@@ -191,7 +191,7 @@ class PolicyGraph:
         mesh = Mesh(AXES[: len(levels)], sizes, self._slots(parts))
         return Assignment(mesh, tuple(Split(level.identifier) for level in levels))
 
-    def _grid(self, node: PolicyNode) -> tuple[list[_Partition], list[SubNode]]:
+    def _grid(self, node: PolicyNode) -> tuple[list[_PolicyPartition], list[SubNode]]:
         """A partition for each axis, and the parts of all of them, row-major."""
         levels = [self._partitions[node]]
         parts = list(levels[0].parts)

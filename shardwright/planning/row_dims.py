@@ -23,7 +23,7 @@ from shardwright.pipeline.schema import BatchRows, MetadataTensors
 from shardwright.planning.follow import Annotations, identifier_at
 
 
-class _Rows(NamedTuple):
+class _BatchRows(NamedTuple):
     """A tensor has rows ``start`` to ``stop`` of the batch along ``dim``, each as long."""
 
     dim: int
@@ -31,7 +31,7 @@ class _Rows(NamedTuple):
     stop: int
 
 
-_Found = _Rows | None
+_Found = _BatchRows | None
 """None of a tensor that has no rows: the same for any batch."""
 
 
@@ -57,11 +57,11 @@ def row_dims(pipeline: Pipeline, inputs: Collection[str], size: int) -> dict[str
     """
     if pipeline.origin is not None:
         return _row_dims_of_graph(pipeline.origin.graph, pipeline.metadata.tensors, inputs, size)
-    return _Following(pipeline, size).run(inputs)
+    return _RowFollowing(pipeline, size).run(inputs)
 
 
 @dataclass(slots=True)
-class _Following:
+class _RowFollowing:
     """Goes through the tasks of a pipeline, each device's in order."""
 
     pipeline: Pipeline
@@ -84,7 +84,9 @@ class _Following:
         """The dimension of each output's rows."""
         pieces = self.pipeline.metadata.tensor_slices
         for name, piece in pieces.inputs.items():
-            self.rows[name] = _Rows(0, *piece.placements[0]) if piece.origin in inputs else None
+            self.rows[name] = (
+                _BatchRows(0, *piece.placements[0]) if piece.origin in inputs else None
+            )
         queues = [deque(names) for names in self.connections.order.values()]
         while any(queues):
             before = sum(map(len, queues))
@@ -107,7 +109,7 @@ class _Following:
             if rows is not None and whole[rows.dim] % self.size == 0:
                 unit = whole[rows.dim] // self.size
                 placed = piece.placements[rows.dim] == (rows.start * unit, rows.stop * unit)
-            dim = None if rows is None else _Rows(rows.dim, 0, self.size)
+            dim = None if rows is None else _BatchRows(rows.dim, 0, self.size)
             if placed is False or found.setdefault(piece.origin, dim) != dim:
                 raise InputError(f"the output {piece.origin!r} mixes the rows of the batch")
         return {name: rows.dim for name, rows in found.items() if rows is not None}
@@ -154,7 +156,7 @@ class _Following:
         shapes = [self.pipeline.tensors[tensor].shape for tensor in (*sources, *outputs)]
         try:
             made = _THROUGH[tasks[0].kind](
-                _Exchange(
+                _RowExchange(
                     [self.rows.get(tensor) for tensor in sources],
                     shapes[: len(sources)],
                     shapes[len(sources) :],
@@ -171,7 +173,7 @@ def _row_dims_of_graph(
 ) -> dict[str, int]:
     """As `row_dims`, from the graph that a pipeline was built from in this process."""
     given, made = _by_place(originals.inputs), _by_place(originals.outputs)
-    rows = [_Rows(0, 0, size) if name in inputs else None for name in given]
+    rows = [_BatchRows(0, 0, size) if name in inputs else None for name in given]
     ends = [*graph.outputs, *graph.updates.values()]
     found = _through_graph(graph, rows, Annotations(graph), ends)
     for old, changed in zip(graph.updates, found[len(made) :], strict=True):
@@ -200,8 +202,8 @@ def _through_graph(
 
 
 def _through_node(
-    annotations: Annotations, node: IRNode, read: Mapping[int, _Rows]
-) -> dict[int, _Rows]:
+    annotations: Annotations, node: IRNode, read: Mapping[int, _BatchRows]
+) -> dict[int, _BatchRows]:
     """The rows in what a node makes. Raises InputError where it mixes them."""
     bound = annotations.of(node)
     if bound is None:
@@ -220,7 +222,7 @@ def _through_node(
     if not agree or any(carry.kind != "shard" for carry in flow.outputs):
         raise InputError(f"{_place(node)} mixes the rows of the batch")
     made = zip(node.outputs, flow.outputs, strict=True)
-    return {v: _Rows(carry.dim, start, stop) for v, carry in made if carry.dim is not None}
+    return {v: _BatchRows(carry.dim, start, stop) for v, carry in made if carry.dim is not None}
 
 
 def _place(node: IRNode) -> str:
@@ -230,7 +232,7 @@ def _place(node: IRNode) -> str:
 # --- through communication ----------------------------------------------------------------------
 
 
-class _Exchange(NamedTuple):
+class _RowExchange(NamedTuple):
     """A communication: the rows and shapes of what is given, the shapes of what is made."""
 
     given: Sequence[_Found]
@@ -239,22 +241,22 @@ class _Exchange(NamedTuple):
     options: Mapping[str, int]
 
 
-def _same(of: _Exchange) -> list[_Found]:
+def _same(of: _RowExchange) -> list[_Found]:
     """Everybody has the rows that all who give have."""
     return [_only(of.given)] * len(of.made)
 
 
-def _gathered(of: _Exchange) -> list[_Found]:
+def _gathered(of: _RowExchange) -> list[_Found]:
     dim = of.options["dim"]
     return [_joined(of.given, [shape[dim] for shape in of.shapes], dim)] * len(of.made)
 
 
-def _scattered(of: _Exchange) -> list[_Found]:
+def _scattered(of: _RowExchange) -> list[_Found]:
     dim = of.options["dim"]
     return _parts(_only(of.given), [shape[dim] for shape in of.made], dim)
 
 
-def _exchanged(of: _Exchange) -> list[_Found]:
+def _exchanged(of: _RowExchange) -> list[_Found]:
     source, target = of.options["src_dim"], of.options["dst_dim"]
     lengths = [shape[source] for shape in of.made]
     parts = [_parts(rows, lengths, source) for rows in of.given]
@@ -262,7 +264,7 @@ def _exchanged(of: _Exchange) -> list[_Found]:
     return [_joined(rows, [shape[target] for shape in of.shapes], target) for rows in received]
 
 
-_THROUGH: Mapping[str, Callable[[_Exchange], list[_Found]]] = {
+_THROUGH: Mapping[str, Callable[[_RowExchange], list[_Found]]] = {
     "send": _same,
     "recv": _same,
     "broadcast": _same,
@@ -283,7 +285,7 @@ def _parts(rows: _Found, lengths: Sequence[int], dim: int) -> list[_Found]:
     if rest or any(length % unit or not length for length in lengths):
         raise InputError("pieces are no rows")
     ends = accumulate((length // unit for length in lengths), initial=rows.start)
-    return [_Rows(dim, start, stop) for start, stop in pairwise(ends)]
+    return [_BatchRows(dim, start, stop) for start, stop in pairwise(ends)]
 
 
 def _joined(parts: Sequence[_Found], lengths: Sequence[int], dim: int) -> _Found:
@@ -295,7 +297,7 @@ def _joined(parts: Sequence[_Found], lengths: Sequence[int], dim: int) -> _Found
     consecutive = all(one.stop == following.start for one, following in pairwise(present))
     if len(sizes) > 1 or not consecutive or any(rows.dim != dim for rows in present):
         raise InputError("pieces are not joined as rows")
-    return _Rows(dim, present[0].start, present[-1].stop)
+    return _BatchRows(dim, present[0].start, present[-1].stop)
 
 
 def _only(rows: Sequence[_Found]) -> _Found:

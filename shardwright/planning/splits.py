@@ -27,9 +27,9 @@ from shardwright.ops.bound import BoundDimop, Carry
 from shardwright.planning.batch import follow_batch
 from shardwright.planning.follow import (
     Annotations,
-    Following,
     Seed,
     Sharded,
+    SplitPropagation,
     follow,
     identifier_at,
 )
@@ -46,12 +46,12 @@ WHOLE_SHARE = 0.05
 be on every slot."""
 
 
-def data(graph: IRGraph, size: int, annotations: Annotations | None = None) -> Following:
+def data(graph: IRGraph, size: int, annotations: Annotations | None = None) -> SplitPropagation:
     """Split by batch."""
     return follow_batch(graph, size, annotations)
 
 
-def tensor(graph: IRGraph, size: int, annotations: Annotations | None = None) -> Following:
+def tensor(graph: IRGraph, size: int, annotations: Annotations | None = None) -> SplitPropagation:
     """Split by columns, then rows."""
     known = annotations or Annotations(graph)
     return _sparing(
@@ -61,7 +61,7 @@ def tensor(graph: IRGraph, size: int, annotations: Annotations | None = None) ->
     )
 
 
-def sequence(graph: IRGraph, size: int, annotations: Annotations | None = None) -> Following:
+def sequence(graph: IRGraph, size: int, annotations: Annotations | None = None) -> SplitPropagation:
     """Split by columns, then rows, and by sequence between."""
     known = annotations or Annotations(graph)
     return _sparing(
@@ -75,7 +75,7 @@ def sequence(graph: IRGraph, size: int, annotations: Annotations | None = None) 
     )
 
 
-def _sparing(split: Callable[[Seed], Following]) -> Following:
+def _sparing(split: Callable[[Seed], SplitPropagation]) -> SplitPropagation:
     """Without columns that are gathered at once, where that leaves little more on every slot."""
     spared = split(_columns_that_lead_on)
     allowed = WHOLE_SHARE * spared.stored_bytes
@@ -93,7 +93,7 @@ class Splitter(Protocol):
 
     def __call__(
         self, graph: IRGraph, size: int, annotations: Annotations | None = None
-    ) -> Following:
+    ) -> SplitPropagation:
         """Split it; ``annotations`` are the graph's, where they are known."""
 
 
@@ -154,7 +154,7 @@ class TakingApart:
         known.append((following.sizes, self._in_columns(following)))
         return known[-1][1]
 
-    def _in_columns(self, following: Following) -> tuple[int, ...]:
+    def _in_columns(self, following: SplitPropagation) -> tuple[int, ...]:
         """As `_split_by_columns`, from what an axis does with the graph of all parts."""
         view = following.graph
         names: dict[bool, set[str]] = {True: set(), False: set()}
@@ -181,12 +181,14 @@ def _that_takes_apart(axes: Mapping[str, int]) -> str | None:
     return next((name for name in axes if name in TAKES_APART and axes[name] > 1), None)
 
 
-def _columns(following: Following, node: IRNode, bound: BoundDimop) -> str | None:
+def _columns(following: SplitPropagation, node: IRNode, bound: BoundDimop) -> str | None:
     """What only a stored matrix and the result have."""
     return max(_fitting_columns(following, node, bound), default=(0, None))[1]
 
 
-def _columns_that_lead_on(following: Following, node: IRNode, bound: BoundDimop) -> str | None:
+def _columns_that_lead_on(
+    following: SplitPropagation, node: IRNode, bound: BoundDimop
+) -> str | None:
     """Of the columns those that can be read as they are."""
     found = (
         (stored, identifier)
@@ -197,7 +199,7 @@ def _columns_that_lead_on(following: Following, node: IRNode, bound: BoundDimop)
 
 
 def _fitting_columns(
-    following: Following, node: IRNode, bound: BoundDimop
+    following: SplitPropagation, node: IRNode, bound: BoundDimop
 ) -> Iterator[tuple[int, str]]:
     """The bytes that are split by each identifier of stored matrices and the result alone."""
     for identifier, partial in _stored_alone(following, node, bound):
@@ -205,7 +207,7 @@ def _fitting_columns(
             yield _split_bytes(following, node, bound.flow(identifier).inputs), identifier
 
 
-def _vocabulary(following: Following, node: IRNode, bound: BoundDimop) -> str | None:
+def _vocabulary(following: SplitPropagation, node: IRNode, bound: BoundDimop) -> str | None:
     """The rows of a table in which a node looks up, where it is worth it."""
     for identifier, partial in _stored_alone(following, node, bound):
         if partial:
@@ -218,7 +220,7 @@ def _vocabulary(following: Following, node: IRNode, bound: BoundDimop) -> str | 
 
 
 def _stored_alone(
-    following: Following, node: IRNode, bound: BoundDimop
+    following: SplitPropagation, node: IRNode, bound: BoundDimop
 ) -> Iterator[tuple[str, bool]]:
     """What stored matrices have and no other input, and whether its split makes partial sums.
 
@@ -242,7 +244,7 @@ def _stored_alone(
             yield identifier, partial
 
 
-def _split_bytes(following: Following, node: IRNode, carries: Sequence[Carry]) -> int:
+def _split_bytes(following: SplitPropagation, node: IRNode, carries: Sequence[Carry]) -> int:
     """Bytes of a node's weights that are split."""
     return sum(
         following.value(v).nbytes
@@ -251,7 +253,7 @@ def _split_bytes(following: Following, node: IRNode, carries: Sequence[Carry]) -
     )
 
 
-def _is_tied(following: Following, node: IRNode, bound: BoundDimop, identifier: str) -> bool:
+def _is_tied(following: SplitPropagation, node: IRNode, bound: BoundDimop, identifier: str) -> bool:
     """Whether another node has as its columns what is a table's vocabulary here."""
     for table, carry in zip(node.inputs, bound.flow(identifier).inputs, strict=True):
         for reader in (following.nodes[user] for user in following.value(table).users):
@@ -266,7 +268,7 @@ def _is_tied(following: Following, node: IRNode, bound: BoundDimop, identifier: 
     return False
 
 
-def _rows(following: Following, node: IRNode, bound: BoundDimop) -> str | None:
+def _rows(following: SplitPropagation, node: IRNode, bound: BoundDimop) -> str | None:
     """The split of a stored matrix's rows, where the other input comes split that way."""
     if not any(map(following.is_weight, node.inputs)):
         return None
@@ -287,7 +289,7 @@ def _rows(following: Following, node: IRNode, bound: BoundDimop) -> str | None:
     return None
 
 
-def _along_sequence(following: Following, node: IRNode, bound: BoundDimop) -> str | None:
+def _along_sequence(following: SplitPropagation, node: IRNode, bound: BoundDimop) -> str | None:
     """The sequence dimension of a partial sum: the last but one that can be split."""
     for i, value_id in enumerate(node.inputs):
         if isinstance(following.state(value_id), str):

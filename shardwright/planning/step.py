@@ -1,9 +1,9 @@
 """What a plan and a build see of a training step: its forward, made ready to be cut.
 
-Comes in: a step graph (`compile_ir`) and the number of microbatches. Goes out: a `Step`, whose
-graph computes the same and is in one order: nodes that are done once a step (``prepare``), the
-forward, and then the markers with what reads them. What the program does behind its backward that
-does not need it stands in the forward.
+Comes in: a step graph (`compile_ir`) and the number of microbatches. Goes out: a `PreparedStep`,
+whose graph computes the same and is in one order: nodes that are done once a step (``prepare``),
+the forward, and then the markers with what reads them. What the program does behind its backward
+that does not need it stands in the forward.
 
 The mean over labels that may be ignored becomes a quotient: the sum of all rows' losses, and the
 number of labels that count (`counts`). Parts of a batch have sums that add up, where their means do
@@ -14,7 +14,7 @@ other in the step. Plain means over equal microbatches need nothing.
 Batch norm has the statistics of a microbatch, and where the batch is split over data shards, those
 of each shard, unless it is a SyncBatchNorm (`shard_norms`).
 
-What always holds: the same graph and numbers give the same `Step`, ids included.
+What always holds: the same graph and numbers give the same `PreparedStep`, ids included.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from shardwright.planning.shard_norms import (
 
 
 @dataclass(frozen=True)
-class Step:
+class PreparedStep:
     """A training step in the order in which it is cut.
 
     graph
@@ -70,14 +70,14 @@ class Step:
         return forward_view(self.graph)
 
 
-def as_step(graph: IRGraph, microbatches: int, shards: int = 1) -> Step:
+def as_step(graph: IRGraph, microbatches: int, shards: int = 1) -> PreparedStep:
     """The step of a graph whose batch comes in microbatches, each split over data shards.
 
     Raises PlanError where there is not one backward for all of it, or where the labels of a mean
     are counted only as the microbatches come.
     """
     check_one_backward(graph)
-    return _Writing(graph, microbatches, shards).run()
+    return _StepWriter(graph, microbatches, shards).run()
 
 
 def check_one_backward(graph: IRGraph) -> None:
@@ -104,7 +104,7 @@ def is_mixed_by_shards(graph: IRGraph, shards: int) -> bool:
     )
 
 
-class _Writing:
+class _StepWriter:
     """A step graph written again; `run` gives it."""
 
     def __init__(self, graph: IRGraph, microbatches: int, shards: int) -> None:
@@ -117,7 +117,7 @@ class _Writing:
         self.rows = batch_rows(graph)
         self.counts = Counts(graph, self.builder, self.mapping, batch_dims(graph), microbatches)
 
-    def run(self) -> Step:
+    def run(self) -> PreparedStep:
         forward = forward_nodes(self.graph)
         for node in forward:
             self.counts.prepare(node)
@@ -129,7 +129,7 @@ class _Writing:
         for node in self._others(forward):
             self.builder.copy_node(self.graph, node, self.mapping)
         graph, whole = self._finish()
-        return Step(
+        return PreparedStep(
             graph,
             written[-1] if written else prepared,
             frozenset(range(prepared)),

@@ -1,7 +1,7 @@
 """How a training step is put on a mesh: virtual stages, their ranks, their schedule.
 
-Comes in: a `Step`, the axes of a mesh, and a schedule. Goes out: an assignment for each forward
-node, and a `TrainingPlan`. The forward is cut in contiguous stages, one or several for each
+Comes in: a `PreparedStep`, the axes of a mesh, and a schedule. Goes out: an assignment for each
+forward node, and a `TrainingPlan`. The forward is cut in contiguous stages, one or several for each
 pipeline rank, so that the largest share of a step's work that any of them has is as small as can
 be, unless one would hold far more than its share of parameters, gradients and states.
 
@@ -32,7 +32,7 @@ from shardwright.planning.parameters import parameters_of
 from shardwright.planning.pipeline import stage_bounds
 from shardwright.planning.plan import Assignment, Plan, TrainingPlan, fingerprint_graph
 from shardwright.planning.splits import take_apart
-from shardwright.planning.step import Step, as_step, check_one_backward
+from shardwright.planning.step import PreparedStep, as_step, check_one_backward
 from shardwright.schedules import Schedule, make_schedule
 
 SLACK = 1.01
@@ -43,7 +43,7 @@ RECOMPUTE = ("none", "full", "auto")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class StepOptions:
     """What a training plan is asked for."""
 
     microbatches: int = 1
@@ -96,7 +96,7 @@ class OnMesh:
 
 
 def over_training_mesh(
-    step: Step, axes: Mapping[str, int], devices: Sequence[str], options: Options
+    step: PreparedStep, axes: Mapping[str, int], devices: Sequence[str], options: StepOptions
 ) -> OnMesh:
     """Put a step on slots of a mesh with these axes. Raises PlanError."""
     forward = forward_view(step.graph)
@@ -115,7 +115,7 @@ def over_training_mesh(
     return OnMesh(forward, assigned, work, training, notes)
 
 
-def _stages(step: Step, forward: IRGraph, loads: Loads, count: int) -> list[int]:
+def _stages(step: PreparedStep, forward: IRGraph, loads: Loads, count: int) -> list[int]:
     """The virtual stage of each node; what is done once a step has that of what reads it."""
     prepared = len(step.prepare)
     bounds = stage_bounds(forward, loads, count, first=prepared, slack=SLACK)
@@ -137,7 +137,7 @@ def with_prepared(forward: IRGraph, stages: Sequence[int]) -> list[int]:
 
 
 def training_plan(
-    options: Options,
+    options: StepOptions,
     schedule: Schedule,
     ranks: Sequence[Mesh],
     stages: Sequence[int],
@@ -169,7 +169,7 @@ def stage_work(work: Sequence[int], stages: Sequence[int], count: int) -> tuple[
 # --- what a step takes --------------------------------------------------------------------------
 
 
-def measure_training(step: Step, forward: IRGraph, microbatches: int) -> Loads:
+def measure_training(step: PreparedStep, forward: IRGraph, microbatches: int) -> Loads:
     """Work of a microbatch and stored bytes of every forward node of a step."""
     loads = measure_loads(forward, held_bytes(step.graph))
     total = list(accumulate(measure_work(step, forward, microbatches), initial=0))
@@ -178,7 +178,7 @@ def measure_training(step: Step, forward: IRGraph, microbatches: int) -> Loads:
     )
 
 
-def measure_work(step: Step, forward: IRGraph, microbatches: int) -> list[int]:
+def measure_work(step: PreparedStep, forward: IRGraph, microbatches: int) -> list[int]:
     """Work of a microbatch of every forward node of a step."""
     trained = trained_parameters(step.graph)
     needing = needing_gradients(forward, trained)
@@ -203,7 +203,7 @@ def held_bytes(graph: IRGraph) -> dict[int, int]:
 
 
 def plan_step(
-    graph: IRGraph, axes: Mapping[str, int], label: str, names: Sequence[str], options: Options
+    graph: IRGraph, axes: Mapping[str, int], label: str, names: Sequence[str], options: StepOptions
 ) -> Plan:
     """The plan of a training step over a mesh. Raises PlanError."""
     options.check(axes)

@@ -46,11 +46,11 @@ def unfuse(
         found = {position: found[position] for position in positions}
     if not found:
         return graph
-    return _Rewriting(graph, [found.get(i) for i in range(len(graph.nodes))]).run()
+    return _Unfusing(graph, [found.get(i) for i in range(len(graph.nodes))]).run()
 
 
 @dataclass(slots=True)
-class _Rewriting:
+class _Unfusing:
     """The graph written again; `run` gives it."""
 
     graph: IRGraph

@@ -56,7 +56,7 @@ class TimelineChart:
             return
         rows = _by_slot(self.events)
         label_width = max(map(len, rows)) + 2
-        axis = _Axis.over(self.events, max(20, options.max_width - label_width))
+        axis = _TimeAxis.over(self.events, max(20, options.max_width - label_width))
         yield Text(" " * label_width + axis.text(), style="dim")
         for slot, events in rows.items():
             yield Text.assemble((slot.ljust(label_width), "bold"), *_row(events, axis))
@@ -64,7 +64,7 @@ class TimelineChart:
 
 
 @dataclass(frozen=True, slots=True)
-class _Axis:
+class _TimeAxis:
     """Seconds to columns: column ``c`` is ``start + c * step`` to ``start + (c + 1) * step``."""
 
     start: float
@@ -72,7 +72,7 @@ class _Axis:
     columns: int
 
     @classmethod
-    def over(cls, events: Sequence[Event], columns: int) -> _Axis:
+    def over(cls, events: Sequence[Event], columns: int) -> _TimeAxis:
         start = min(event.start for event in events)
         span = max(event.end for event in events) - start
         return cls(start, max(span, 1e-9) / columns, columns)
@@ -113,7 +113,7 @@ def _by_slot(events: Sequence[Event]) -> dict[str, list[Event]]:
     return rows
 
 
-def _row(events: Sequence[Event], axis: _Axis) -> Iterator[tuple[str, str]]:
+def _row(events: Sequence[Event], axis: _TimeAxis) -> Iterator[tuple[str, str]]:
     """Runs of equal cells as (letters, style)."""
     few = len(events) * COLUMNS_AN_EVENT <= axis.columns
     cells = _widened(events, axis) if few else _dominant(events, axis)
@@ -127,7 +127,7 @@ def _letters(event: Event | None) -> tuple[EventKind, int] | None:
     return (event.kind, event.call) if event else None
 
 
-def _widened(events: Sequence[Event], axis: _Axis) -> dict[int, Event]:
+def _widened(events: Sequence[Event], axis: _TimeAxis) -> dict[int, Event]:
     """Each event in all the columns it touches: waits below, communication, computing above it,
     and on top what fits in a column or two, the shortest last.
     """
@@ -139,7 +139,7 @@ def _widened(events: Sequence[Event], axis: _Axis) -> dict[int, Event]:
     return {column: e for e in sorted(events, key=height) for column in axis.cells(e)}
 
 
-def _dominant(events: Sequence[Event], axis: _Axis) -> dict[int, Event]:
+def _dominant(events: Sequence[Event], axis: _TimeAxis) -> dict[int, Event]:
     """For each column the event that took most of it; computing where they took the same."""
     shares: dict[int, tuple[float, Event]] = {}
     for event in sorted(events, key=lambda event: _DEPTH[event.kind]):

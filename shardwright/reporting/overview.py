@@ -197,7 +197,7 @@ def _work(document: Document, task: SuperTask) -> Hashable:
 # --- supertasks that recur ------------------------------------------------------------------------
 
 
-class Run(NamedTuple):
+class TaskRun(NamedTuple):
     """``times`` repetitions of ``period`` items, from ``start`` on."""
 
     start: int
@@ -210,16 +210,16 @@ class Run(NamedTuple):
         return self.period * self.times
 
 
-def runs(keys: Sequence[Hashable]) -> Iterator[Run]:
+def runs(keys: Sequence[Hashable]) -> Iterator[TaskRun]:
     """A sequence as runs that follow one another; what does not repeat is a run of one.
 
     From each place on the run that covers most is taken, of these the one of the shortest period.
     """
     start = 0
     while start < len(keys):
-        found = Run(start, 1, 1)
+        found = TaskRun(start, 1, 1)
         for period in range(1, (len(keys) - start) // 2 + 1):
-            run = Run(start, period, _times(keys, start, period))
+            run = TaskRun(start, period, _times(keys, start, period))
             if run.times > 1 and run.covered > found.covered:
                 found = run
         yield found

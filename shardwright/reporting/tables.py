@@ -140,7 +140,7 @@ def total_bytes(document: Document, names: Iterable[str]) -> int:
     return sum(document.tensors[name].nbytes for name in names)
 
 
-class _NodeList(msgspec.Struct):
+class _NodeCountText(msgspec.Struct):
     """The part of a text that tells how many operators an FX graph has, or calls a lowered one."""
 
     nodes: list[msgspec.Raw] = []
@@ -151,7 +151,7 @@ def operator_count(document: Document, task: SuperTask) -> int:
     """How many operators a compute supertask's graph calls; if it is lowered, how many kernels."""
     if FAMILY_OF[task.kind] != "compute":
         return 0
-    found = msgspec.json.decode(data_of(document, task), type=_NodeList)
+    found = msgspec.json.decode(data_of(document, task), type=_NodeCountText)
     return len(found.nodes) + len(found.calls)
 
 

@@ -8,10 +8,10 @@ if TYPE_CHECKING:
     from shardwright.runtime.runner import Runner, run
     from shardwright.runtime.session import Session
     from shardwright.runtime.task_times import profile_tasks
-    from shardwright.runtime.verify import Difference, Report, verify
+    from shardwright.runtime.verify import OutputDifference, Report, verify
 
 __all__ = [
-    "Difference",
+    "OutputDifference",
     "Report",
     "Runner",
     "Session",

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from shardwright.engine.agenda import default_lookahead, is_training
 from shardwright.engine.generator import Generator
-from shardwright.engine.step_generator import Rows, StepGenerator
+from shardwright.engine.step_generator import InputRows, StepGenerator
 from shardwright.errors import RunError
 from shardwright.launch.making import Options, check_updates, shared_constants
 from shardwright.launch.start import Start, checked
@@ -141,7 +141,7 @@ class Session(Driver):
         if error is not None and (here or not isinstance(error, RunError)):
             self._broken = error
 
-    def own_part(self) -> dict[str, Rows]:
+    def own_part(self) -> dict[str, InputRows]:
         """Under torchrun, the rows of each batch input that this rank reads, by input.
 
         A rank may give `step` inputs of these rows alone, in their order. Empty where this process

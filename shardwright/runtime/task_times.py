@@ -27,7 +27,7 @@ from torch import Tensor
 from shardwright.compiler.task_program import TaskProgram
 from shardwright.costs.tasks import TaskTime, TaskTimes, fingerprint_tasks
 from shardwright.engine.compiling import Run
-from shardwright.engine.slot import Slot, Step
+from shardwright.engine.slot import Instruction, SlotProgram
 from shardwright.errors import ProfileError
 from shardwright.ir.dtypes import torch_dtype
 from shardwright.launch.making import Options
@@ -51,7 +51,7 @@ BLOCK = 16 << 20
 """Bytes; larger ones might come from the system and go back to it."""
 
 
-class Order(msgspec.Struct, frozen=True):
+class MeasuringOrder(msgspec.Struct, frozen=True):
     """What a slot is to do: the pipeline's text, and for how many rounds and seconds at least."""
 
     document: bytes
@@ -98,7 +98,7 @@ def times_of_rounds(driver: Driver, rounds: int, seconds: float = 0.0) -> tuple[
 
     Beside them are the seconds of a round of the slowest slot.
     """
-    order = Order(driver.pipeline.to_json(), rounds, seconds)
+    order = MeasuringOrder(driver.pipeline.to_json(), rounds, seconds)
     found = driver.call_workers(MEASURE, msgspec.to_builtins(order))
     tasks = {
         task: TaskTime(*numbers)
@@ -109,10 +109,12 @@ def times_of_rounds(driver: Driver, rounds: int, seconds: float = 0.0) -> tuple[
     return TaskTimes(tasks, fingerprint_tasks(driver.pipeline)), longest
 
 
-def measure_slot(slot: Slot, arguments: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def measure_slot(
+    slot: SlotProgram, arguments: Any, tensors: Mapping[str, Tensor]
+) -> dict[str, Any]:
     """On a slot: seconds and bytes of each of its supertasks, and seconds of a round of all."""
     del tensors
-    order = msgspec.convert(arguments, Order)
+    order = msgspec.convert(arguments, MeasuringOrder)
     document = msgspec.json.decode(order.document, type=Document)
     with torch.random.fork_rng(devices=[slot.device] if slot.device.type == "cuda" else []):
         return _Measuring(slot, document).over(order)
@@ -133,7 +135,7 @@ def small_step(document: Document, numbers: Mapping[str, int]) -> list[int]:
 
 
 @dataclass(slots=True)
-class _Measured:
+class _MeasuredTask:
     """A program, the inputs that it reads in turn, and what it made last."""
 
     run: Run
@@ -158,22 +160,22 @@ def _needs(run: Run, peak: Peak) -> tuple[int, int]:
 class _Measuring:
     """The distinct programs of a slot, by number, each with inputs of its own."""
 
-    def __init__(self, slot: Slot, document: Document) -> None:
+    def __init__(self, slot: SlotProgram, document: Document) -> None:
         self._slot = slot
         self._document = document
         self._graphs = TaskGraphs(document)
-        self._programs: list[_Measured] = []
+        self._programs: list[_MeasuredTask] = []
         self._numbers: dict[str, int] = {}
         known: dict[int, int] = {}
         for step in slot.steps:
             if step.program is not None:
                 number = known.setdefault(id(step.program), len(self._programs))
                 if number == len(self._programs):
-                    self._programs.append(_Measured(step.program, self._inputs_of(step)))
+                    self._programs.append(_MeasuredTask(step.program, self._inputs_of(step)))
                 self._numbers[step.task] = number
         self._order = small_step(document, self._numbers)
 
-    def over(self, order: Order) -> dict[str, Any]:
+    def over(self, order: MeasuringOrder) -> dict[str, Any]:
         """Run round after round, and say what was found."""
         peaks = [self._peak(program) for program in self._programs]
         self._make_room(max((peak.most for peak in peaks), default=0))
@@ -210,7 +212,7 @@ class _Measuring:
         if self._slot.device.type == "cuda":
             torch.cuda.synchronize(self._slot.device)
 
-    def _peak(self, program: _Measured) -> Peak:
+    def _peak(self, program: _MeasuredTask) -> Peak:
         """The most bytes beyond a program's inputs, and what it leaves."""
         inputs = program.next_inputs()
         with torch.no_grad():
@@ -225,7 +227,7 @@ class _Measuring:
             blocks = [torch.empty(BLOCK, dtype=torch.uint8) for _ in range(nbytes // BLOCK + 2)]
             del blocks
 
-    def _inputs_of(self, step: Step) -> list[list[Tensor]]:
+    def _inputs_of(self, step: Instruction) -> list[list[Tensor]]:
         """The inputs of a supertask for a microbatch and for the next, or those of the step.
 
         They are the slot's constants, but for those that the program overwrites; of these each
@@ -242,7 +244,7 @@ class _Measuring:
             sets.append([found[name] for name in step.inputs])
         return sets
 
-    def _drawn(self, step: Step) -> list[Tensor]:
+    def _drawn(self, step: Instruction) -> list[Tensor]:
         """Tensors like a supertask's inputs, with contents that its operators can read."""
         device, document = self._slot.device, self._document
         if document.supertasks[step.task].kind == "FX":

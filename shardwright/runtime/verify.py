@@ -35,7 +35,7 @@ from shardwright.torch_internals import tree_map_only
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class OutputDifference:
     """One output: the largest ``|a - b|``, the largest ``|b|``, and whether it is within bounds."""
 
     output: str
@@ -59,7 +59,7 @@ class Difference:
 class Report:
     """What `verify` found; prints as a line an output."""
 
-    outputs: tuple[Difference, ...]
+    outputs: tuple[OutputDifference, ...]
 
     @property
     def equal(self) -> bool:
@@ -168,7 +168,7 @@ def _about_weights(pipeline: Pipeline | str | Path, model: object) -> str:
     )
 
 
-def compare(name: str, found: Tensor, expected: Tensor, tolerance: float) -> Difference:
+def compare(name: str, found: Tensor, expected: Tensor, tolerance: float) -> OutputDifference:
     """Hold one tensor against another. Raises VerifyError for another shape or dtype."""
     if found.shape != expected.shape or found.dtype != expected.dtype:
         raise VerifyError(
@@ -184,7 +184,7 @@ def compare(name: str, found: Tensor, expected: Tensor, tolerance: float) -> Dif
     finite = b[b.isfinite()]
     scale = float(finite.abs().max()) if finite.numel() else 0.0
     within = bool(same.all()) if tolerance == 0 else largest <= tolerance * scale
-    return Difference(name, largest, scale, within)
+    return OutputDifference(name, largest, scale, within)
 
 
 def _real(tensor: Tensor) -> Tensor:

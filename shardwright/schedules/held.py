@@ -1,9 +1,10 @@
 """How many microbatches a pipeline rank holds at once, from their forward to their backward.
 
-Comes in: a schedule and a rank. Goes out: `Held`: numbers of microbatches of each of its stages, in
-their order, that it holds at some time; or `Apart`, those whose backward is still to come and those
-of which only weight gradients are. A worker looks one action ahead: while a backward waits,
-for the gradients of another stage or for other slots inside its own, the forward behind it is done.
+Comes in: a schedule and a rank. Goes out: `HeldMicrobatches`: numbers of microbatches of each of
+its stages, in their order, that it holds at some time; or `Apart`, those whose backward is still to
+come and those of which only weight gradients are. A worker looks one action ahead: while a backward
+waits, for the gradients of another stage or for other slots inside its own, the forward behind it
+is done.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ENOUGH_TO_WAIT = 0.01
 """Of what is kept so much is brought by communication where slots wait; a loss alone is less."""
 
 
-class Held(NamedTuple):
+class HeldMicrobatches(NamedTuple):
     """What a rank holds at once; where its slots wait for one another, ``waiting`` what then."""
 
     usual: Rows

@@ -1,8 +1,8 @@
 """The cheapest way from one layout of a tensor to another, on one mesh.
 
 Comes in: a mesh, the whole tensor's shape and bytes an element, the layouts that a producer gives
-and a consumer wants, and a cluster that prices collectives. Goes out: a `Conversion`, the steps to
-take; none where the layouts agree.
+and a consumer wants, and a cluster that prices collectives. Goes out: a `Redistribution`, the steps
+to take; none where the layouts agree.
 
 A move changes the placement along one axis of the mesh, for all groups of slots along that axis at
 once. The table `KINDS` says which collective does it; `moves` lists those that are right. One into
@@ -35,7 +35,14 @@ from shardwright.clusters.cluster import Cluster
 from shardwright.clusters.links import Kind, Links
 from shardwright.clusters.mesh import Group, Mesh
 from shardwright.errors import PlanError
-from shardwright.sharding.layout import Cut, Layout, Lengths, cuts, largest_shape, leaves_none_empty
+from shardwright.sharding.layout import (
+    Layout,
+    LayoutCut,
+    Lengths,
+    cuts,
+    largest_shape,
+    leaves_none_empty,
+)
 from shardwright.sharding.placement import Partial, Placement, Placements, Replicate, Shard
 from shardwright.sharding.ranges import Ranges, Shape
 
@@ -49,7 +56,7 @@ KINDS: Mapping[tuple[type, type], Kind] = {
 """The collective from one placement to another. Nothing leads to ``Partial``."""
 
 
-class Step(msgspec.Struct, frozen=True):
+class RedistributionStep(msgspec.Struct, frozen=True):
     """One move, done along mesh axis ``axis`` by every group of slots at once.
 
     ``before`` and ``after`` are the layouts, which differ in that axis only; ``seconds`` is what
@@ -120,7 +127,7 @@ def moves(
         targets: list[Placement] = [
             shard
             for shard in shards
-            if _is_normal(Cut(axis, shard, sizes[axis], lengths[shard.dim]))
+            if _is_normal(LayoutCut(axis, shard, sizes[axis], lengths[shard.dim]))
         ]
         if not isinstance(source, Replicate):
             targets.append(Replicate())
@@ -128,7 +135,7 @@ def moves(
             yield axis, (*placements[:axis], target, *placements[axis + 1 :])
 
 
-def _is_normal(cut: Cut) -> bool:
+def _is_normal(cut: LayoutCut) -> bool:
     """Whether a cut can be made, and does not do what one without a unit does."""
     return cut.shard.unit == 1 or (cut.fits and not cut.is_even)
 
@@ -140,7 +147,7 @@ PICOSECOND = 1e-12
 """Prices are compared in whole picoseconds: sums of these do not depend on their order."""
 
 
-class Conversion(msgspec.Struct, frozen=True):
+class Redistribution(msgspec.Struct, frozen=True):
     """The steps that take a tensor of ``shape`` from one layout to another on a mesh.
 
     The layouts of the steps are in normal form.
@@ -150,7 +157,7 @@ class Conversion(msgspec.Struct, frozen=True):
     shape: Shape
     source: Layout
     target: Layout
-    steps: tuple[Step, ...]
+    steps: tuple[RedistributionStep, ...]
 
     @property
     def seconds(self) -> float:
@@ -165,7 +172,7 @@ class Conversion(msgspec.Struct, frozen=True):
             *(step.after for step in self.steps),
         )
 
-    def groups(self, step: Step) -> tuple[Group, ...]:
+    def groups(self, step: RedistributionStep) -> tuple[Group, ...]:
         """The slots that take ``step`` together, each group in the order of its members."""
         return self.mesh.groups(step.axis)
 
@@ -189,7 +196,7 @@ def convert(
     shape: Shape,
     itemsize: int = 4,
     cluster: Cluster | None = None,
-) -> Conversion:
+) -> Redistribution:
     """The cheapest steps from ``source`` to ``target``.
 
     ``shape`` is the whole tensor's, ``itemsize`` bytes an element; without a cluster all slots are
@@ -206,7 +213,7 @@ def convert(
             )
     links = (cluster or Cluster((mesh.devices,))).links(mesh)
     steps = _cheapest(start.placements, goal.placements, mesh.sizes, shape, itemsize, links)
-    return Conversion(mesh, shape, source, target, steps)
+    return Redistribution(mesh, shape, source, target, steps)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -217,7 +224,7 @@ def _cheapest(
     shape: Shape,
     itemsize: int,
     links: tuple[Links, ...],
-) -> tuple[Step, ...]:
+) -> tuple[RedistributionStep, ...]:
     """Dijkstra's search. Labels are (picoseconds, steps, way); the way breaks ties."""
     terrain = _Terrain(target, sizes, shape, itemsize, links, _units(target, len(shape)))
     queue: list[_Label] = [(0, 0, (), source)]
@@ -277,13 +284,13 @@ class _Terrain:
         nbytes = max(self._nbytes(here), self._nbytes(there))
         return round(self.links[axis].seconds(kind, self.sizes[axis], nbytes) / PICOSECOND)
 
-    def steps(self, source: Placements, way: _Way) -> tuple[Step, ...]:
+    def steps(self, source: Placements, way: _Way) -> tuple[RedistributionStep, ...]:
         """The moves of a way, one after the other."""
         found, here = [], source
         for axis, rank in way:
             there = (*here[:axis], _ranked(rank), *here[axis + 1 :])
             seconds = self.price(axis, here, there) * PICOSECOND
-            found.append(Step(axis, Layout(here), Layout(there), seconds))
+            found.append(RedistributionStep(axis, Layout(here), Layout(there), seconds))
             here = there
         return tuple(found)
 

@@ -24,7 +24,7 @@ import msgspec
 
 from shardwright.clusters.cluster import Cluster
 from shardwright.clusters.mesh import Mesh
-from shardwright.sharding.convert import PICOSECOND, Conversion, convert
+from shardwright.sharding.convert import PICOSECOND, Redistribution, convert
 from shardwright.sharding.layout import Layout, cuts, leaves_none_empty
 from shardwright.sharding.placement import Partial, Placement, Placements, Replicate, Shard
 from shardwright.sharding.ranges import Shape
@@ -34,9 +34,9 @@ from shardwright.sharding.transfer import Transfer, transfer
 class Crossing(msgspec.Struct, frozen=True):
     """Steps on the mesh that gives, messages to the mesh that takes, steps there."""
 
-    before: Conversion
+    before: Redistribution
     transfer: Transfer
-    after: Conversion
+    after: Redistribution
     seconds: float
 
     def __str__(self) -> str:
@@ -126,7 +126,10 @@ def _refilled(
 
 
 def _cheapest(
-    befores: Sequence[Conversion], afters: Sequence[Conversion], itemsize: int, cluster: Cluster
+    befores: Sequence[Redistribution],
+    afters: Sequence[Redistribution],
+    itemsize: int,
+    cluster: Cluster,
 ) -> Crossing:
     """The best pair; those whose steps alone cost more than the best found are not looked at."""
     pairs = sorted(itertools.product(befores, afters), key=lambda p: p[0].seconds + p[1].seconds)

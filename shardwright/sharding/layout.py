@@ -141,7 +141,7 @@ Lengths = tuple[int, ...]
 """The distinct lengths of ranges, ascending."""
 
 
-class Cut(NamedTuple):
+class LayoutCut(NamedTuple):
     """A dimension, or each of the parts that outer cuts left of it, cut along one axis."""
 
     axis: int
@@ -170,12 +170,12 @@ class Cut(NamedTuple):
         return tuple(sorted(found))
 
 
-def cuts(placements: Placements, sizes: Sequence[int], shape: Shape) -> Iterator[Cut]:
+def cuts(placements: Placements, sizes: Sequence[int], shape: Shape) -> Iterator[LayoutCut]:
     """Every cut that a layout makes, the outermost first; an axis of one slot makes none."""
     lengths: list[Lengths] = [(size,) for size in shape]
     for axis, (placement, parts) in enumerate(zip(placements, sizes, strict=True)):
         if isinstance(placement, Shard) and parts > 1:
-            cut = Cut(axis, placement, parts, lengths[placement.dim])
+            cut = LayoutCut(axis, placement, parts, lengths[placement.dim])
             lengths[placement.dim] = cut.left
             yield cut
 
@@ -219,7 +219,7 @@ def cut_slices(placements: Placements, sizes: tuple[int, ...], shape: Shape) -> 
     return tuple(zip(*spans, strict=True)) if spans else ((),) * math.prod(sizes)
 
 
-def _spans(size: int, made: Sequence[Cut], sizes: tuple[int, ...]) -> list[Range]:
+def _spans(size: int, made: Sequence[LayoutCut], sizes: tuple[int, ...]) -> list[Range]:
     """The range of one dimension at each coordinate."""
     spans = []
     for coordinate in coordinates(sizes):

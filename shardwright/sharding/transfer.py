@@ -26,7 +26,7 @@ from shardwright.sharding.layout import Layout
 from shardwright.sharding.ranges import Range, Ranges, Shape, format_ranges, overlap, volume
 
 
-class Piece(msgspec.Struct, frozen=True):
+class TransferPiece(msgspec.Struct, frozen=True):
     """A box of the whole tensor that ``destination`` takes from ``source``."""
 
     source: str
@@ -42,7 +42,7 @@ class Piece(msgspec.Struct, frozen=True):
         return f"{self.source} -> {self.destination} {format_ranges(self.ranges)}"
 
 
-class Assembly(msgspec.Struct, frozen=True):
+class SliceAssembly(msgspec.Struct, frozen=True):
     """How a slot makes its slice, ``ranges``, of ``pieces``.
 
     ``joins`` are concatenations to do one after the other: ``(dim, count)`` joins each run of
@@ -51,7 +51,7 @@ class Assembly(msgspec.Struct, frozen=True):
 
     device: str
     ranges: Ranges
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TransferPiece, ...]
     joins: tuple[tuple[int, int], ...]
 
 
@@ -59,10 +59,10 @@ class Transfer(msgspec.Struct, frozen=True):
     """The assemblies of a tensor of ``shape``, one a slot of the wanting mesh, in its order."""
 
     shape: Shape
-    assemblies: tuple[Assembly, ...]
+    assemblies: tuple[SliceAssembly, ...]
 
     @property
-    def sends(self) -> tuple[Piece, ...]:
+    def sends(self) -> tuple[TransferPiece, ...]:
         """The messages. Slots that all keep this order cannot wait for one another in a ring."""
         pieces = (piece for assembly in self.assemblies for piece in assembly.pieces)
         return tuple(piece for piece in pieces if piece.is_sent)
@@ -176,12 +176,12 @@ def _deal(tiles: Tiles, needs: Sequence[_Need]) -> dict[_Need, str]:
 
 def _assembly(
     device: str, box: Ranges, needs: Sequence[_Need], senders: dict[_Need, str]
-) -> Assembly:
-    pieces = tuple(Piece(senders[need], device, need.ranges) for need in needs)
-    return Assembly(device, box, pieces, _joins(pieces, len(box)))
+) -> SliceAssembly:
+    pieces = tuple(TransferPiece(senders[need], device, need.ranges) for need in needs)
+    return SliceAssembly(device, box, pieces, _joins(pieces, len(box)))
 
 
-def _joins(pieces: Sequence[Piece], ndim: int) -> tuple[tuple[int, int], ...]:
+def _joins(pieces: Sequence[TransferPiece], ndim: int) -> tuple[tuple[int, int], ...]:
     """The last dimension first: there neighbours in row-major order are neighbours in space."""
     counts = [len({piece.ranges[dim] for piece in pieces}) for dim in range(ndim)]
     return tuple((dim, counts[dim]) for dim in reversed(range(ndim)) if counts[dim] > 1)

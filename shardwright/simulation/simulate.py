@@ -37,9 +37,15 @@ from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.planning.given import check_graph
 from shardwright.planning.plan import Plan, cluster_of
 from shardwright.simulation.simulated import SlotSimulation, StepSimulation, Wait, added_up
-from shardwright.simulation.simulated_memory import Storage
+from shardwright.simulation.simulated_memory import SimulatedStorage
 from shardwright.simulation.simulated_network import Network
-from shardwright.simulation.simulated_slot import Awaited, Posted, SimulatedSlot, StepSlot, World
+from shardwright.simulation.simulated_slot import (
+    Awaited,
+    SimulatedSlot,
+    SimulatedTransfer,
+    StepSlot,
+    World,
+)
 from shardwright.simulation.task_work import TaskWork
 
 
@@ -298,13 +304,13 @@ def _reason(slot: str, awaited: Awaited | None) -> tuple[str, tuple[str, ...]]:
 
 
 @dataclass(slots=True, eq=False)
-class _Call:
+class _SimulatedCall:
     """A call under way: its place in the steps, and its communication."""
 
     call: int
     place: int = 0
-    pending: Posted | None = None
-    leaving: list[Posted] = field(default_factory=list)
+    pending: SimulatedTransfer | None = None
+    leaving: list[SimulatedTransfer] = field(default_factory=list)
     places: set[Hashable] = field(default_factory=set)
 
 
@@ -313,15 +319,15 @@ class CallSlot(SimulatedSlot):
 
     def __init__(self, rank: int, steps: SlotSteps, world: World) -> None:
         super().__init__(rank, steps, world)
-        self._calls: deque[_Call] = deque()
+        self._calls: deque[_SimulatedCall] = deque()
         self._serial = bool(steps.replaces)
         self._last_given = last_given(steps.steps)
 
     def begin(self, call: int, inputs: Mapping[str, int]) -> None:
         """Take on a call."""
-        found = _Call(call)
+        found = _SimulatedCall(call)
         for name, nbytes in inputs.items():
-            self.ledger.hold((call, name), Storage(nbytes, "activations"))
+            self.ledger.hold((call, name), SimulatedStorage(nbytes, "activations"))
             found.places.add((call, name))
         self.ledger.note(0)
         self._calls.append(found)
@@ -344,7 +350,7 @@ class CallSlot(SimulatedSlot):
                 return busy
         return self._retire(now)
 
-    def _move_on(self, call: _Call, now: float) -> float | None:
+    def _move_on(self, call: _SimulatedCall, now: float) -> float | None:
         """Do a call's next step; None where it waits for others."""
         step = self.steps.steps[call.place]
         if step.communicates:
@@ -354,7 +360,7 @@ class CallSlot(SimulatedSlot):
         self._step_over(call, step, places[1])
         return busy
 
-    def _communicate(self, call: _Call, step: SlotStep, now: float) -> float | None:
+    def _communicate(self, call: _SimulatedCall, step: SlotStep, now: float) -> float | None:
         busy = 0.0
         if call.pending is None:
             places = self._places(call, step.inputs), self._places(call, step.outputs)
@@ -369,7 +375,7 @@ class CallSlot(SimulatedSlot):
             call.pending = None
         return busy
 
-    def _step_over(self, call: _Call, step: SlotStep, made: Sequence[Hashable]) -> None:
+    def _step_over(self, call: _SimulatedCall, step: SlotStep, made: Sequence[Hashable]) -> None:
         """A step is done: there is what it makes, and no more what nothing reads after it."""
         call.place += 1
         call.places.update(made)
@@ -394,7 +400,7 @@ class CallSlot(SimulatedSlot):
     def _entry(self, step: SlotStep) -> Entry:
         return Entry(step.task, next(iter((*step.inputs, *step.outputs)), None))
 
-    def _places(self, call: _Call, names: Sequence[str]) -> tuple[Hashable, ...]:
+    def _places(self, call: _SimulatedCall, names: Sequence[str]) -> tuple[Hashable, ...]:
         constants = self.steps.constants
         return tuple(
             ("constant", name) if name in constants else (call.call, name) for name in names

@@ -20,7 +20,7 @@ ITEMS = tuple(name for name in SlotMemory.__struct_fields__ if name != "updated"
 
 
 @dataclass(slots=True, eq=False)
-class Storage:
+class SimulatedStorage:
     """Memory that tensors lie in; ``item`` is what it counts as, ``users`` how many lie there.
 
     A ``block`` stays with the slot when nobody uses it any more: memory for messages.
@@ -29,11 +29,11 @@ class Storage:
     nbytes: int
     item: str
     users: int = 0
-    block: Block | None = None
+    block: MessageBlock | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Block:
+class MessageBlock:
     """A piece of a slot's memory for messages, which others read where it is.
 
     ``seen`` are the slots that have read there, ``holders`` how many still do, or will.
@@ -52,21 +52,21 @@ class Ledger:
         self.held = dict.fromkeys(ITEMS, 0)
         self.peak = dict.fromkeys(ITEMS, 0)
         self.most = -1
-        self._storages: dict[Hashable, Storage] = {}
-        self._blocks: dict[int, list[Block]] = {}
+        self._storages: dict[Hashable, SimulatedStorage] = {}
+        self._blocks: dict[int, list[MessageBlock]] = {}
         for name, (nbytes, item) in constants.items():
-            self.hold(("constant", name), Storage(nbytes, item))
+            self.hold(("constant", name), SimulatedStorage(nbytes, item))
         self.note(0)
 
     def __contains__(self, place: Hashable) -> bool:
         """Whether there is a tensor at a place."""
         return place in self._storages
 
-    def storage(self, place: Hashable) -> Storage:
+    def storage(self, place: Hashable) -> SimulatedStorage:
         """What the tensor at a place lies in."""
         return self._storages[place]
 
-    def hold(self, place: Hashable, storage: Storage) -> None:
+    def hold(self, place: Hashable, storage: SimulatedStorage) -> None:
         """There is a tensor at ``place`` from now on."""
         self.drop(place)
         if not storage.users and storage.block is None:
@@ -95,24 +95,24 @@ class Ledger:
 
     # --- messages that stand where others read them -----------------------------------------
 
-    def lend(self, nbytes: int, holders: int) -> Block:
+    def lend(self, nbytes: int, holders: int) -> MessageBlock:
         """A block for a message to so many; one that nobody reads any more, or a new one."""
         capacity = _capacity(nbytes)
         for block in self._blocks.setdefault(capacity, []):
             if not block.holders:
                 block.holders = holders
                 return block
-        block = Block(capacity, {self.slot}, holders)
+        block = MessageBlock(capacity, {self.slot}, holders)
         self._blocks[capacity].append(block)
         self.held["messages"] += capacity
         return block
 
-    def see(self, block: Block) -> Storage:
+    def see(self, block: MessageBlock) -> SimulatedStorage:
         """A message of another slot; its memory is this one's too as soon as it reads there."""
         if self.slot not in block.seen:
             block.seen.add(self.slot)
             self.held["messages"] += block.nbytes
-        return Storage(block.nbytes, "messages", block=block)
+        return SimulatedStorage(block.nbytes, "messages", block=block)
 
     def memory(self) -> SlotMemory:
         """The most that was held at once."""

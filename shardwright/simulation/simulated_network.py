@@ -1,7 +1,7 @@
 """Communication in simulated time: who starts when, and when the others have it.
 
-In come the members' starts, at their times; out comes for each a `Part`, which says when its result
-is there, and for how long the member itself is busy with it.
+In come the members' starts, at their times; out comes for each a `SimulatedMember`, which says when
+its result is there, and for how long the member itself is busy with it.
 
 Where slots are CPU cores, members move their bytes themselves, as `comm` does in shared memory: a
 sender copies what it sends, and in a collective each member copies and adds, round by round, when
@@ -22,7 +22,7 @@ from typing import cast
 from shardwright.clusters import Cluster, Links
 from shardwright.clusters.links import Kind
 from shardwright.comm.operation import Membership, Operation
-from shardwright.simulation.simulated_memory import Block
+from shardwright.simulation.simulated_memory import MessageBlock
 
 Wake = Callable[[float, str], None]
 """Tells a slot that something may be there for it at a time."""
@@ -33,7 +33,7 @@ one. In the second they tell one another that their parts are written (`comm.roo
 
 
 @dataclass(slots=True, eq=False)
-class Part:
+class SimulatedMember:
     """A member's part in one communication.
 
     began
@@ -48,13 +48,13 @@ class Part:
         Where what it gives stands, if others read it there.
     """
 
-    exchange: Exchange
+    exchange: SimulatedExchange
     member: int
     began: float
     ready_at: float | None = None
     left_at: float = 0.0
     over: bool = False
-    block: Block | None = None
+    block: MessageBlock | None = None
 
     def is_ready(self, now: float) -> bool:
         """Whether there is something to take."""
@@ -66,14 +66,14 @@ class Part:
 
 
 @dataclass(slots=True, eq=False)
-class Exchange(ABC):
+class SimulatedExchange(ABC):
     """One communication of a group, in one call; ``parts`` are of the members that have come."""
 
     operation: Operation
     slots: tuple[str, ...]
     links: Links
     wake: Wake
-    parts: dict[int, Part] = field(default_factory=dict)
+    parts: dict[int, SimulatedMember] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -101,15 +101,15 @@ class Exchange(ABC):
         return [member for member, spec in enumerate(self.operation.inputs) if spec is not None]
 
     @abstractmethod
-    def start(self, part: Part, now: float) -> float:
+    def start(self, part: SimulatedMember, now: float) -> float:
         """A member comes; the seconds that this keeps it busy."""
 
-    def take(self, part: Part, now: float) -> float:
+    def take(self, part: SimulatedMember, now: float) -> float:
         """A member takes what is there."""
         part.over, part.ready_at = True, None
         return 0.0
 
-    def _ready(self, part: Part, at: float) -> None:
+    def _ready(self, part: SimulatedMember, at: float) -> None:
         part.ready_at = at
         self.wake(at, self.slots[part.member])
 
@@ -123,10 +123,10 @@ class Exchange(ABC):
                     self._ready(other, max(now, giver.left_at + travels))
 
 
-class _Given(Exchange):
+class _Given(SimulatedExchange):
     """One member gives, the others get, moved by the one that gives: send and broadcast."""
 
-    def start(self, part: Part, now: float) -> float:
+    def start(self, part: SimulatedMember, now: float) -> float:
         """The giver copies; whoever gets waits for the giver."""
         self.parts[part.member] = part
         busy = 0.0
@@ -139,17 +139,17 @@ class _Given(Exchange):
 
 
 @dataclass(slots=True, eq=False)
-class _Together(Exchange):
+class _Together(SimulatedExchange):
     """A collective whose members do the work, each a share of it in each round."""
 
     posted: dict[int, list[float]] = field(default_factory=dict)
 
-    def start(self, part: Part, now: float) -> float:
+    def start(self, part: SimulatedMember, now: float) -> float:
         """The first round."""
         self.parts[part.member] = part
         return self._post(part, now)
 
-    def take(self, part: Part, now: float) -> float:
+    def take(self, part: SimulatedMember, now: float) -> float:
         """The next round, or the end."""
         part.ready_at = None
         if len(self.posted[part.member]) == self._rounds:
@@ -166,7 +166,7 @@ class _Together(Exchange):
         """Seconds of each round, and of taking the result."""
         return self.seconds / (self._rounds + 1)
 
-    def _post(self, part: Part, now: float) -> float:
+    def _post(self, part: SimulatedMember, now: float) -> float:
         busy = self._share
         part.left_at = now + busy
         mine = self.posted.setdefault(part.member, [])
@@ -180,7 +180,7 @@ class _Together(Exchange):
 
 
 @dataclass(slots=True, eq=False)
-class _Beside(Exchange):
+class _Beside(SimulatedExchange):
     """A communication that devices do beside their work.
 
     ``lines`` are free from a time on: one for each pair of slots, one for each slot's collectives.
@@ -188,7 +188,7 @@ class _Beside(Exchange):
 
     lines: dict[object, float] = field(default_factory=dict)
 
-    def start(self, part: Part, now: float) -> float:
+    def start(self, part: SimulatedMember, now: float) -> float:
         """Bytes move as soon as all that is needed is there, and the line is free."""
         self.parts[part.member] = part
         if self.operation.kind in ("send", "broadcast"):
@@ -201,7 +201,7 @@ class _Beside(Exchange):
                 self._ready(other, end)
         return 0.0
 
-    def _given(self, part: Part, now: float) -> None:
+    def _given(self, part: SimulatedMember, now: float) -> None:
         if part.member in self.givers:
             begin = max(now, self.lines.get(self.slots, 0.0))
             part.left_at = self.lines[self.slots] = begin + self.moving
@@ -219,23 +219,23 @@ class Network:
         self._slots = slots
         self._cluster = cluster
         self._wake = wake
-        self._open: dict[tuple[str, int], Exchange] = {}
+        self._open: dict[tuple[str, int], SimulatedExchange] = {}
         self._lines: dict[object, float] = {}
 
-    def start(self, membership: Membership, call: int, now: float) -> tuple[Part, float]:
+    def start(self, membership: Membership, call: int, now: float) -> tuple[SimulatedMember, float]:
         """A member starts its part of a call's communication; its seconds busy with that."""
         operation, member = membership.operation, membership.member
         key = (operation.group, call)
         if key not in self._open:
             self._open[key] = self._exchange(operation)
         exchange = self._open[key]
-        part = Part(exchange, member, now)
+        part = SimulatedMember(exchange, member, now)
         busy = exchange.start(part, now)
         if len(exchange.parts) == operation.size:
             del self._open[key]
         return part, busy
 
-    def _exchange(self, operation: Operation) -> Exchange:
+    def _exchange(self, operation: Operation) -> SimulatedExchange:
         slots = tuple(self._slots[rank] for rank in operation.ranks)
         links = self._cluster.among(slots)
         if self._cluster.device.kind != "cpu":

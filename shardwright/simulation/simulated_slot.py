@@ -18,10 +18,10 @@ from shardwright.engine.agenda import Entry
 from shardwright.engine.slot_steps import Occurrence, Place, SlotStep, SlotSteps
 from shardwright.engine.step_plan import StepPlan
 from shardwright.engine.timeline import Event, EventKind
-from shardwright.engine.walk import Cursor, Walk
+from shardwright.engine.walk import Cursor, SlotWalk
 from shardwright.pipeline.schema import Document
-from shardwright.simulation.simulated_memory import Ledger, Storage, constant_items
-from shardwright.simulation.simulated_network import Network, Part, Wake
+from shardwright.simulation.simulated_memory import Ledger, SimulatedStorage, constant_items
+from shardwright.simulation.simulated_network import Network, SimulatedMember, Wake
 from shardwright.simulation.task_work import TaskWork
 
 _EVENT_KINDS: dict[str, EventKind] = {"FX": "compute", "send": "send", "recv": "recv"}
@@ -52,7 +52,7 @@ class World:
 
 
 @dataclass(slots=True, eq=False)
-class Posted:
+class SimulatedTransfer:
     """A communication that was started; ``storage`` is what it reads, ``outputs`` where it goes.
 
     ``at`` is its place in the walk through a training step.
@@ -61,8 +61,8 @@ class Posted:
     call: int
     entry: Entry
     step: SlotStep
-    part: Part
-    storage: Storage | None
+    part: SimulatedMember
+    storage: SimulatedStorage | None
     outputs: tuple[Hashable, ...]
     at: tuple[Cursor, Occurrence] | None = None
 
@@ -72,7 +72,7 @@ class Awaited(NamedTuple):
 
     call: int
     entry: Entry
-    posted: Posted | None = None
+    posted: SimulatedTransfer | None = None
 
 
 class SimulatedSlot(ABC):
@@ -92,7 +92,9 @@ class SimulatedSlot(ABC):
         self._idle_for: Awaited | None = None
         constants = constant_items(steps)
         self.ledger = Ledger(steps.slot, constants)
-        self.ledger.hold("programs", Storage(world.work.kept(steps.overwriting), "temporaries"))
+        self.ledger.hold(
+            "programs", SimulatedStorage(world.work.kept(steps.overwriting), "temporaries")
+        )
         self.ledger.note(0)
 
     @abstractmethod
@@ -158,12 +160,12 @@ class SimulatedSlot(ABC):
         if work.is_lowered(step.task):
             self._let_go(step, reads)
         ledger.note(needed.most)
-        made: dict[int, Storage] = {}
+        made: dict[int, SimulatedStorage] = {}
         for place, home in zip(writes, needed.homes, strict=True):
             if home.input is not None:
                 ledger.hold(place, ledger.storage(reads[home.input]))
             else:
-                new = made.setdefault(home.storage, Storage(home.nbytes, "activations"))
+                new = made.setdefault(home.storage, SimulatedStorage(home.nbytes, "activations"))
                 ledger.hold(place, new)
         if work.is_lowered(step.task):
             for k, place in enumerate(writes):
@@ -184,7 +186,7 @@ class SimulatedSlot(ABC):
             found = [a for a, b in zip(found[::2], found[1::2], strict=True) if a is not b]
         nbytes = sum(storage.nbytes for storage in found)
         for place in writes:
-            self.ledger.hold(place, Storage(nbytes, "activations"))
+            self.ledger.hold(place, SimulatedStorage(nbytes, "activations"))
         self.ledger.note(0)
         return self._world.work.moving(step.does, nbytes)
 
@@ -195,7 +197,7 @@ class SimulatedSlot(ABC):
         step: SlotStep,
         places: tuple[Sequence[Hashable], tuple[Hashable, ...]],
         now: float,
-    ) -> tuple[Posted, float]:
+    ) -> tuple[SimulatedTransfer, float]:
         """Start a communication; ``call`` is the call, and the number that members tell it by."""
         membership = self._world.memberships[step.task]
         part, busy = self._world.network.start(membership, call[1], now)
@@ -206,10 +208,10 @@ class SimulatedSlot(ABC):
             self.ledger.note(0)
         busy += self._world.overhead
         self.moving += busy
-        found = Posted(call[0], entry, step, part, storage, writes)
+        found = SimulatedTransfer(call[0], entry, step, part, storage, writes)
         return found, busy
 
-    def _take(self, posted: Posted, now: float) -> float:
+    def _take(self, posted: SimulatedTransfer, now: float) -> float:
         """Take what has come of a communication."""
         busy = posted.part.take(now)
         self.moving += busy
@@ -218,7 +220,7 @@ class SimulatedSlot(ABC):
             self._note_communication(posted, now + busy)
         return busy
 
-    def _receive(self, posted: Posted) -> None:
+    def _receive(self, posted: SimulatedTransfer) -> None:
         """Its result is there, in the giver's block or in memory of this slot's own."""
         membership = self._world.memberships[posted.step.task]
         operation = membership.operation
@@ -229,13 +231,13 @@ class SimulatedSlot(ABC):
             storage = posted.storage
             if storage is None or not given:
                 nbytes = operation.gotten(membership.member).nbytes
-                storage = self.ledger.see(block) if block else Storage(nbytes, "messages")
+                storage = self.ledger.see(block) if block else SimulatedStorage(nbytes, "messages")
             self.ledger.hold(posted.outputs[0], storage)
             self.ledger.note(0)
         if posted.part.block is not None and not given:
             posted.part.block.holders = 0
 
-    def _note_communication(self, posted: Posted, end: float) -> None:
+    def _note_communication(self, posted: SimulatedTransfer, end: float) -> None:
         membership = self._world.memberships[posted.step.task]
         operation, parts = membership.operation, posted.part.exchange.parts
         began = min(parts[member].began for member in posted.part.exchange.givers)
@@ -269,7 +271,7 @@ class SimulatedSlot(ABC):
             )
         )
 
-    def _has_left(self, posted: Posted, now: float) -> bool:
+    def _has_left(self, posted: SimulatedTransfer, now: float) -> bool:
         """Whether a communication is over, and all that it sends has left."""
         part = posted.part
         if part.over and part.left_at > now:
@@ -286,17 +288,17 @@ def _nbytes(membership: Membership) -> int:
 
 # --- training steps -------------------------------------------------------------------------------
 #
-# The way through a step is the `Walk` that the runtime's `StepWorker` takes, over the same plan:
-# what has arrived is taken first, then communication is started, else the next thing is computed.
-# The next step begins when the slot has done all of this one.
+# The way through a step is the `SlotWalk` that the runtime's `StepWorker` takes, over the same
+# plan: what has arrived is taken first, then communication is started, else the next thing is
+# computed. The next step begins when the slot has done all of this one.
 
 
 @dataclass(slots=True, eq=False)
-class _Run:
+class _SimulatedStepRun:
     """A step under way; ``places`` are where its tensors are."""
 
     call: int
-    walk: Walk
+    walk: SlotWalk
     places: set[Hashable] = field(default_factory=set)
 
 
@@ -309,16 +311,16 @@ class StepSlot(SimulatedSlot):
         super().__init__(rank, steps, world)
         self._plan = plan
         self._lookahead = lookahead
-        self._runs: deque[_Run] = deque()
-        self._posted: list[Posted] = []
+        self._runs: deque[_SimulatedStepRun] = deque()
+        self._posted: list[SimulatedTransfer] = []
 
     def begin(self, call: int, inputs: Mapping[str, int]) -> None:
         """Take on a step; what comes once a microbatch lies in one tensor."""
-        walk = Walk(self._plan.turns, self._plan.count, lookahead=self._lookahead)
-        run, n = _Run(call, walk), self._plan.microbatches
+        walk = SlotWalk(self._plan.turns, self._plan.count, lookahead=self._lookahead)
+        run, n = _SimulatedStepRun(call, walk), self._plan.microbatches
         for name, nbytes in inputs.items():
             spaces = range(n) if name in self._plan.inputs else range(n, n + 1)
-            whole = Storage(nbytes * len(spaces), "activations")
+            whole = SimulatedStorage(nbytes * len(spaces), "activations")
             for place in self._places(run, [(space, name) for space in spaces]):
                 self.ledger.hold(place, whole)
                 run.places.add(place)
@@ -349,11 +351,11 @@ class StepSlot(SimulatedSlot):
                 return act(run, *found, now)
         return self._retire(now)
 
-    def _current(self) -> _Run | None:
+    def _current(self) -> _SimulatedStepRun | None:
         """The oldest step with work left to do here."""
         return next((run for run in self._runs if run.walk.turns), None)
 
-    def _arrive(self, run: _Run, posted: Posted, now: float) -> float:
+    def _arrive(self, run: _SimulatedStepRun, posted: SimulatedTransfer, now: float) -> float:
         busy = self._take(posted, now)
         if posted.part.over:
             assert posted.at is not None
@@ -362,7 +364,9 @@ class StepSlot(SimulatedSlot):
             self._posted = [p for p in self._posted if not self._has_left(p, now + busy)]
         return busy
 
-    def _post(self, run: _Run, cursor: Cursor, occurrence: Occurrence, now: float) -> float:
+    def _post(
+        self, run: _SimulatedStepRun, cursor: Cursor, occurrence: Occurrence, now: float
+    ) -> float:
         entry, step = self._plan.entries[occurrence.entry], occurrence.step
         number = run.call * (self._plan.microbatches + 1) + occurrence.space
         reads, writes = self._reads(run, occurrence), self._writes(run, occurrence)
@@ -372,7 +376,9 @@ class StepSlot(SimulatedSlot):
         run.walk.begin(cursor)
         return busy
 
-    def _do(self, run: _Run, cursor: Cursor, occurrence: Occurrence, now: float) -> float:
+    def _do(
+        self, run: _SimulatedStepRun, cursor: Cursor, occurrence: Occurrence, now: float
+    ) -> float:
         entry, step = self._plan.entries[occurrence.entry], occurrence.step
         places = self._reads(run, occurrence), self._writes(run, occurrence)
         busy = self._compute(run.call, entry, step, places, now, first=occurrence.first)
@@ -380,7 +386,9 @@ class StepSlot(SimulatedSlot):
         run.walk.compute(cursor, occurrence)
         return busy
 
-    def _finish(self, run: _Run, made: Sequence[Hashable], occurrence: Occurrence) -> None:
+    def _finish(
+        self, run: _SimulatedStepRun, made: Sequence[Hashable], occurrence: Occurrence
+    ) -> None:
         """There is what an occurrence makes, and no more what nothing reads after it."""
         run.places.update(made)
         for place in self._places(run, occurrence.drops):
@@ -411,15 +419,15 @@ class StepSlot(SimulatedSlot):
 
     # --- where tensors are ------------------------------------------------------------------
 
-    def _places(self, run: _Run, places: Sequence[Place]) -> tuple[Hashable, ...]:
+    def _places(self, run: _SimulatedStepRun, places: Sequence[Place]) -> tuple[Hashable, ...]:
         last = self._plan.microbatches + 1
         return tuple(
             ("constant", name) if space == last else (run.call, space, name)
             for space, name in places
         )
 
-    def _reads(self, run: _Run, occurrence: Occurrence) -> tuple[Hashable, ...]:
+    def _reads(self, run: _SimulatedStepRun, occurrence: Occurrence) -> tuple[Hashable, ...]:
         return self._places(run, occurrence.reads)
 
-    def _writes(self, run: _Run, occurrence: Occurrence) -> tuple[Hashable, ...]:
+    def _writes(self, run: _SimulatedStepRun, occurrence: Occurrence) -> tuple[Hashable, ...]:
         return self._places(run, [(occurrence.space, name) for name in occurrence.step.outputs])

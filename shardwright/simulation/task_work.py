@@ -32,7 +32,7 @@ from shardwright.torch_internals import (
 )
 
 
-class Home(NamedTuple):
+class OutputMemory(NamedTuple):
     """Where an output lies: in the memory of the input ``input``, or in new memory.
 
     Outputs of one supertask with the same ``storage`` share new memory of ``nbytes``.
@@ -47,7 +47,7 @@ class Footprint(NamedTuple):
     """``most`` bytes at once beyond the inputs, outputs included; where each output lies."""
 
     most: int
-    homes: tuple[Home, ...]
+    homes: tuple[OutputMemory, ...]
 
     @property
     def left(self) -> int:
@@ -71,7 +71,7 @@ def footprint(
     program = compile_graph(graph, donated=donated, zeros=zeros)
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad():
         inputs = [_fake(graph.values[value_id]) for value_id in program.arguments]
-        with _Storages(inputs) as storages:
+        with _StorageCounter(inputs) as storages:
             outputs = program(inputs)
             outputs = [t.clone() if k in fresh else t for k, t in enumerate(outputs)]
         del fake
@@ -83,21 +83,21 @@ def _fake(value: IRValue) -> Tensor:
     return torch.empty_strided(value.shape, strides, dtype=torch_dtype(value.dtype))
 
 
-def _homes(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[Home]:
+def _homes(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> list[OutputMemory]:
     given = {storage_key(tensor): k for k, tensor in enumerate(inputs)}
     made: dict[int, int] = {}
     found = []
     for tensor in outputs:
         storage = storage_key(tensor)
         if storage in given:
-            found.append(Home(given[storage]))
+            found.append(OutputMemory(given[storage]))
         else:
             number = made.setdefault(storage, len(made))
-            found.append(Home(None, number, tensor.untyped_storage().nbytes()))
+            found.append(OutputMemory(None, number, tensor.untyped_storage().nbytes()))
     return found
 
 
-class _Storages(TorchDispatchMode):
+class _StorageCounter(TorchDispatchMode):
     """Counts the bytes of the storages that operators make, as long as something shows them."""
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
@@ -212,9 +212,9 @@ class TaskWork:
     def _lowered(self, spec: SuperTask, memory: Overwriting) -> Footprint:
         """All that is not made in an input's memory has its own."""
         homes = [
-            Home(spec.inputs.index(memory.over[name]))
+            OutputMemory(spec.inputs.index(memory.over[name]))
             if name in memory.over
-            else Home(None, k, self.document.tensors[name].nbytes)
+            else OutputMemory(None, k, self.document.tensors[name].nbytes)
             for k, name in enumerate(spec.outputs)
         ]
         found = Footprint(0, tuple(homes))

@@ -97,7 +97,7 @@ def has_autocast_rule(overload: OpOverload, device_type: str) -> bool:
     return has_kernel_for(overload, f"Autocast{device_type.upper()}")
 
 
-class _Recorder(TorchDispatchMode):
+class _CastRecorder(TorchDispatchMode):
     """Notes the operators that reach kernels with the dtypes they see, and casts of inputs."""
 
     def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
@@ -120,7 +120,7 @@ class _Recorder(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Recorder) and (
+        return isinstance(other, _CastRecorder) and (
             (self.operators, self.casts, self.results)
             == (other.operators, other.casts, other.results)
         )
@@ -135,7 +135,7 @@ def _run(
     device_type: str,
     dtype: torch.dtype | None,
     input_dtypes: Sequence[torch.dtype] | None = None,
-) -> _Recorder:
+) -> _CastRecorder:
     """Run the call on fake tensors, under autocast where ``dtype`` is given."""
     with FakeTensorMode():
         fakes = [
@@ -149,7 +149,7 @@ def _run(
         ]
         args, kwargs = join_call(overload, fakes, attrs, torch.device(device_type))
         region = torch.autocast(device_type, dtype=dtype, enabled=dtype is not None)
-        recorder = _Recorder(fakes)
+        recorder = _CastRecorder(fakes)
         with region, recorder:
             result = overload(*args, **kwargs)
         recorder.results = _dtypes(result)

@@ -1,8 +1,8 @@
 """Where a graph begins and ends: inputs and stored values before it, updates after it.
 
 Comes in: an exported program, and what the tensors are that it takes beside its inputs. Goes out:
-a `Place` for each of the program's placeholders, and, once it is translated, which stored values
-have new contents. What always holds: one tensor is one value, whatever its names.
+a `TensorView` for each of the program's placeholders, and, once it is translated, which stored
+values have new contents. What always holds: one tensor is one value, whatever its names.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from shardwright.errors import CaptureError
 from shardwright.ir.dtypes import dtype_name
 from shardwright.ir.values import IRValue
 from shardwright.torch_internals import unsaved_buffers
-from shardwright.tracing.emitter import Emitter
-from shardwright.tracing.export import Program
+from shardwright.tracing.emitter import GraphEmitter
+from shardwright.tracing.export import TracedProgram
 from shardwright.tracing.failures import CaptureWarning, line_before
-from shardwright.tracing.memory import Memory, Owner, Place
+from shardwright.tracing.memory import Owner, ProgramMemory, TensorView
 from shardwright.tracing.wrapped import parts_of
 
 
 @dataclass(eq=False)
-class Stored:
+class StoredTensor:
     """A tensor that exists before the program: its contents and all its names.
 
     ``role`` is None where it follows from how the module holds the tensor.
@@ -39,15 +39,15 @@ class Stored:
     persistent: bool = True
 
 
-def contents_of(model: nn.Module) -> dict[str, Stored]:
+def contents_of(model: nn.Module) -> dict[str, StoredTensor]:
     """Parameters and buffers by name; tied ones are the same object under several names."""
-    found: dict[int, Stored] = {}
-    by_name: dict[str, Stored] = {}
+    found: dict[int, StoredTensor] = {}
+    by_name: dict[str, StoredTensor] = {}
     unsaved = set(_unsaved(model))
     for named in (model.named_parameters, model.named_buffers):
         for path, tensor in named(remove_duplicate=False):
             for name, part in parts_of(path, tensor):
-                stored = found.setdefault(id(part), Stored(part))
+                stored = found.setdefault(id(part), StoredTensor(part))
                 stored.names.append(name)
                 by_name[name] = stored
     for stored in found.values():
@@ -71,10 +71,10 @@ class Boundary:
 
     def __init__(
         self,
-        emitter: Emitter,
-        memory: Memory,
-        program: Program,
-        contents: Mapping[str, Stored],
+        emitter: GraphEmitter,
+        memory: ProgramMemory,
+        program: TracedProgram,
+        contents: Mapping[str, StoredTensor],
         constants: Mapping[int, str],
     ) -> None:
         self._builder = emitter.builder
@@ -83,13 +83,13 @@ class Boundary:
         self._program = program
         self._contents = dict(contents)
         self._constants = constants
-        self._found: dict[int, Stored] = {}
-        self._inputs: list[Place] = []
-        self._places: dict[int, Place] = {}
+        self._found: dict[int, StoredTensor] = {}
+        self._inputs: list[TensorView] = []
+        self._places: dict[int, TensorView] = {}
 
     # --- what exists before the first node --------------------------------------------------
 
-    def roots(self, input_names: Iterable[str]) -> list[Place]:
+    def roots(self, input_names: Iterable[str]) -> list[TensorView]:
         """A place for each placeholder of the program, in order. Raises CaptureError."""
         specs = (node.meta["val"] for node in self._program.graph.find_nodes(op="placeholder"))
         stored = [
@@ -100,7 +100,7 @@ class Boundary:
             self._input(name, spec) for name, spec in zip(input_names, specs, strict=True)
         ]
 
-    def constant(self, target: str) -> Place:
+    def constant(self, target: str) -> TensorView:
         """A place for a tensor that the program merely uses. Raises CaptureError."""
         if target not in self._program.constants:
             raise CaptureError(
@@ -119,7 +119,7 @@ class Boundary:
                 "`with sw.empty_weights():`"
             )
         name = self._constants.get(id(tensor), name)
-        stored = self._found.setdefault(id(tensor), Stored(tensor, [name]))
+        stored = self._found.setdefault(id(tensor), StoredTensor(tensor, [name]))
         return self._stored_value(stored, "constant", spec)
 
     @property
@@ -127,11 +127,11 @@ class Boundary:
         """The values of the inputs, in the order of their names."""
         return [place.first.id for place in self._inputs]
 
-    def place_of(self, stored: Stored) -> Place | None:
+    def place_of(self, stored: StoredTensor) -> TensorView | None:
         """Where a stored tensor stands; None where the program does not take it."""
         return self._places.get(id(stored))
 
-    def _input(self, name: str, spec: torch.Tensor) -> Place:
+    def _input(self, name: str, spec: torch.Tensor) -> TensorView:
         value = self._builder.input(
             name,
             spec.shape,
@@ -144,7 +144,7 @@ class Boundary:
         self._inputs.append(place)
         return place
 
-    def _stored_value(self, stored: Stored, role: Owner, spec: torch.Tensor) -> Place:
+    def _stored_value(self, stored: StoredTensor, role: Owner, spec: torch.Tensor) -> TensorView:
         """A parameter, a buffer or a constant; a tied one is the same place again."""
         if id(stored) not in self._places:
             role = stored.role or role

@@ -16,14 +16,14 @@ import torch
 from shardwright.ir.values import IRValue
 from shardwright.torch_internals import OpOverload
 from shardwright.tracing.autocast import autocast_casts, has_autocast_rule
-from shardwright.tracing.emitter import Emitter
-from shardwright.tracing.memory import Place
+from shardwright.tracing.emitter import GraphEmitter
+from shardwright.tracing.memory import TensorView
 
 
 class Casts:
     """The casts made in the autocast region at hand; `leave` forgets them."""
 
-    def __init__(self, emitter: Emitter) -> None:
+    def __init__(self, emitter: GraphEmitter) -> None:
         self._emitter = emitter
         self._made: dict[tuple[int, torch.dtype, bool], IRValue] = {}
 
@@ -34,7 +34,7 @@ class Casts:
     def of(
         self,
         overload: OpOverload,
-        places: Sequence[Place],
+        places: Sequence[TensorView],
         values: list[IRValue],
         attrs: dict[str, Any],
         autocast: Sequence[tuple[str, torch.dtype]],

@@ -26,7 +26,7 @@ from shardwright.ir.dropout import DROPOUT
 from shardwright.ir.graph import IRGraph
 from shardwright.ir.structure import Arguments, leaves, with_keyword
 from shardwright.ir.values import IRNode, IRValue, contiguous_strides
-from shardwright.tracing.emitter import Emitter
+from shardwright.tracing.emitter import GraphEmitter
 
 RNG = "rng"
 """The name of the input that counts."""
@@ -40,7 +40,7 @@ def philox_dropout(graph: IRGraph, seed: int) -> IRGraph:
     """
     if not any(map(_drops, graph.nodes)):
         return graph
-    return _Rewriting(graph, (seed + 2**63) % 2**64 - 2**63).run()
+    return _DropoutRewriting(graph, (seed + 2**63) % 2**64 - 2**63).run()
 
 
 def _drops(node: IRNode) -> bool:
@@ -57,7 +57,7 @@ _RECURRENT = ("aten.lstm.", "aten.gru.", "aten.rnn_tanh.", "aten.rnn_relu.")
 class _Sites:
     """Writes dropouts, each at a site of its own."""
 
-    emitter: Emitter
+    emitter: GraphEmitter
     seed: int
     rng: IRValue
     count: int = 0
@@ -73,7 +73,7 @@ class _Sites:
         return self.dropped(self.emitter.one("aten.new_ones.default", x, list(shape)), p)
 
 
-class _Rewriting:
+class _DropoutRewriting:
     """The graph written again; `run` gives it."""
 
     def __init__(self, graph: IRGraph, seed: int) -> None:
@@ -82,7 +82,7 @@ class _Rewriting:
         self.mapping: dict[int, int] = {}  # values here by the original's id
         self.arguments = self._arguments()
         rng = self._begin()
-        self.sites = _Sites(Emitter(self.builder), seed, rng)
+        self.sites = _Sites(GraphEmitter(self.builder), seed, rng)
 
     def run(self) -> IRGraph:
         graph = self.graph
@@ -141,7 +141,7 @@ class _Rewriting:
             self.mapping[value_id] = _with_strides(emitter, value, strides).id
 
 
-def _with_strides(e: Emitter, value: IRValue, strides: Sequence[int] | None) -> IRValue:
+def _with_strides(e: GraphEmitter, value: IRValue, strides: Sequence[int] | None) -> IRValue:
     """The value with its elements in another order in memory, where it has one."""
     wanted = strides or contiguous_strides(value.shape)
     found = value.strides or contiguous_strides(value.shape)
@@ -224,7 +224,7 @@ _RULES: dict[str, Callable[[_Sites, IRNode, Inputs], list[IRValue]]] = {
 
 
 def write_attention(
-    e: Emitter,
+    e: GraphEmitter,
     inputs: Sequence[IRValue],
     attrs: dict[str, Any],
     dropped: Callable[[IRValue], IRValue],
@@ -245,7 +245,7 @@ def write_attention(
     return e.one("aten.matmul.default", dropped(e.one(softmax, scores, -1)), value)
 
 
-def _repeated(e: Emitter, value: IRValue, heads: int) -> IRValue:
+def _repeated(e: GraphEmitter, value: IRValue, heads: int) -> IRValue:
     """Each head several times in a row, so that there are ``heads``."""
     times = heads // value.shape[-3]
     if times == 1:
@@ -253,18 +253,18 @@ def _repeated(e: Emitter, value: IRValue, heads: int) -> IRValue:
     return e.one("aten.repeat_interleave.self_int", value, times, -3)
 
 
-def _later_keys(e: Emitter, scores: IRValue) -> IRValue:
+def _later_keys(e: GraphEmitter, scores: IRValue) -> IRValue:
     """Whether a key stands behind its query."""
     every = e.one("aten.ones.default", list(scores.shape[-2:]), dtype=torch.bool)
     return e.one("aten.triu.default", every, 1)
 
 
-def _with_mask(e: Emitter, scores: IRValue, mask: IRValue) -> IRValue:
+def _with_mask(e: GraphEmitter, scores: IRValue, mask: IRValue) -> IRValue:
     """Bools say which keys count; numbers are added."""
     if mask.dtype == "bool":
         return _masked(e, scores, e.one("aten.logical_not.default", mask))
     return e.one("aten.add.Tensor", scores, mask)
 
 
-def _masked(e: Emitter, scores: IRValue, away: IRValue) -> IRValue:
+def _masked(e: GraphEmitter, scores: IRValue, away: IRValue) -> IRValue:
     return e.one("aten.masked_fill.Scalar", scores, away, -math.inf)

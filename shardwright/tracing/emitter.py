@@ -22,7 +22,7 @@ from shardwright.torch_internals import OpOverload
 from shardwright.tracing.failures import line_before
 
 
-class Emitter:
+class GraphEmitter:
     """Emits into ``builder``.
 
     ``scopes`` and ``source`` belong to the next nodes, and ``records`` says whether the program

@@ -75,7 +75,7 @@ def one_at_a_time() -> AbstractContextManager[object]:
     return _captures
 
 
-class Constant(NamedTuple):
+class TracedConstant(NamedTuple):
     """A tensor that is neither given nor stored; ``spec`` is what was traced in its place."""
 
     name: str
@@ -84,7 +84,7 @@ class Constant(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Program:
+class TracedProgram:
     """The calls of a flat model.
 
     The graph's placeholders are the tensors ``stored``, by their paths in the model, then the
@@ -94,11 +94,13 @@ class Program:
 
     graph: torch.fx.Graph
     stored: tuple[tuple[str, Owner], ...]
-    constants: dict[str, Constant]
+    constants: dict[str, TracedConstant]
     left_out: tuple[Source, ...]
 
 
-def export_flat(flat: FlatModel, tensors: list[torch.Tensor], *, stacklevel: int = 2) -> Program:
+def export_flat(
+    flat: FlatModel, tensors: list[torch.Tensor], *, stacklevel: int = 2
+) -> TracedProgram:
     """The program of ``flat`` on tensors like ``tensors``. Raises CaptureError.
 
     Warnings are of the line ``stacklevel`` frames up, 1 being the caller's.
@@ -130,7 +132,7 @@ def export_flat(flat: FlatModel, tensors: list[torch.Tensor], *, stacklevel: int
     return program
 
 
-def _traced(flat: FlatModel, tensors: list[torch.Tensor]) -> Program:
+def _traced(flat: FlatModel, tensors: list[torch.Tensor]) -> TracedProgram:
     check_buffers(flat.model)
     mode, answers = fake_mode()
     names = _attribute_names(flat.model)
@@ -139,7 +141,7 @@ def _traced(flat: FlatModel, tensors: list[torch.Tensor]) -> Program:
     arguments = [_like(mode, index, tensor) for index, tensor in enumerate(tensors)]
     traced = trace(flat.forward, arguments, [fake for _, _, fake in stored], mode)
     constants = dict(_constants(traced, mode, names))
-    return Program(
+    return TracedProgram(
         traced.graph,
         tuple((path, owner) for path, owner, _ in stored),
         constants,
@@ -216,7 +218,7 @@ def _attribute_names(model: nn.Module) -> dict[int, str]:
 
 def _constants(
     traced: Traced, mode: FakeTensorMode, names: dict[int, str]
-) -> Iterator[tuple[str, Constant]]:
+) -> Iterator[tuple[str, TracedConstant]]:
     numbers = itertools.count()
     for target, tensor in traced.constants.items():
         name = names.get(id(tensor)) or f"lifted_tensor_{next(numbers)}"
@@ -225,7 +227,7 @@ def _constants(
                 f"a tensor of shape {list(tensor.shape)} was taken past torch's operators, as by "
                 "`x.data`: use x.detach()"
             )
-        yield target, Constant(name, tensor, mode.from_tensor(tensor, static_shapes=True))
+        yield target, TracedConstant(name, tensor, mode.from_tensor(tensor, static_shapes=True))
 
 
 @contextmanager

@@ -15,10 +15,10 @@ from shardwright.ir.builder import Builder
 from shardwright.ir.graph import IRGraph
 from shardwright.ir.structure import Arguments, leaves
 from shardwright.ir.values import IRValue
-from shardwright.tracing.boundary import Boundary, Stored
+from shardwright.tracing.boundary import Boundary, StoredTensor
 from shardwright.tracing.dead_code import remove_dead_code
-from shardwright.tracing.emitter import Emitter
-from shardwright.tracing.export import Program
+from shardwright.tracing.emitter import GraphEmitter
+from shardwright.tracing.export import TracedProgram
 from shardwright.tracing.flat import PREFIX, FlatModel
 from shardwright.tracing.origins import Scopes
 from shardwright.tracing.translate import Translator
@@ -36,8 +36,8 @@ class ExportedGraph:
         self,
         name: str,
         flat: FlatModel,
-        program: Program,
-        contents: Mapping[str, Stored],
+        program: TracedProgram,
+        contents: Mapping[str, StoredTensor],
         roots: tuple[str, ...] = (PREFIX,),
         constants: Mapping[int, str] | None = None,
         *,
@@ -45,7 +45,7 @@ class ExportedGraph:
     ) -> None:
         self.flat = flat
         self.program = program
-        self.emitter = Emitter(Builder(name))
+        self.emitter = GraphEmitter(Builder(name))
         self.builder = self.emitter.builder
         self.translator = Translator(
             self.emitter, Scopes(flat, roots), updates_parameters=updates_parameters

@@ -77,7 +77,7 @@ class FlatModel(nn.Module):
         return ()
 
 
-class _Slot(NamedTuple):
+class _ModuleSlot(NamedTuple):
     """A place of a module that holds a parameter or a buffer."""
 
     module: nn.Module
@@ -91,15 +91,15 @@ class _Slot(NamedTuple):
         return tensor
 
 
-def _slots(model: nn.Module) -> Iterator[_Slot]:
+def _slots(model: nn.Module) -> Iterator[_ModuleSlot]:
     for prefix, module in model.named_modules():
         for kind in ("_parameters", "_buffers"):
             for key, tensor in getattr(module, kind).items():
                 if tensor is not None:
-                    yield _Slot(module, kind, key, f"{prefix}.{key}" if prefix else key)
+                    yield _ModuleSlot(module, kind, key, f"{prefix}.{key}" if prefix else key)
 
 
-def _assigned(slot: _Slot) -> torch.Tensor:
+def _assigned(slot: _ModuleSlot) -> torch.Tensor:
     """The tensor that the model put into a buffer's place."""
     if slot.kind == "_parameters":
         raise CaptureError(

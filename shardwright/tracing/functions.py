@@ -32,9 +32,9 @@ from shardwright.ir.operators import resolve
 from shardwright.ir.values import is_dense
 from shardwright.ir.with_backward import WITH_BACKWARD
 from shardwright.torch_internals import backward_class, never_compiled, set_backward_class
-from shardwright.tracing.emitter import Emitter
+from shardwright.tracing.emitter import GraphEmitter
 from shardwright.tracing.failures import line_before
-from shardwright.tracing.memory import Memory, Place, Storage
+from shardwright.tracing.memory import ProgramMemory, TensorView, TracedStorage
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
 
@@ -156,7 +156,7 @@ def _traced(cls: type[Function], args: tuple[Any, ...], kwargs: dict[str, Any]) 
             for item in results
         ]
         try:
-            with _Backward():
+            with _TracedBackward():
                 found = ctx.apply(*handed)
                 fitting = list(_pairs(ctx, given, found))
             inputs, gradients = [x for x, _ in fitting], [g for _, g in fitting]
@@ -194,7 +194,7 @@ class _Context:
     saved_variables = saved_tensors
 
 
-class _Backward(TorchFunctionMode):
+class _TracedBackward(TorchFunctionMode):
     """Refuses a backward that differentiates something itself."""
 
     @never_compiled
@@ -267,12 +267,12 @@ def drop_failed_backwards(graph: torch.fx.Graph) -> None:
 class Backwards:
     """Turns what stands between `BEGIN` and `END` into the graph of a backward."""
 
-    def __init__(self, emitter: Emitter, memory: Memory) -> None:
+    def __init__(self, emitter: GraphEmitter, memory: ProgramMemory) -> None:
         self._emitter = emitter
         self._memory = memory
         self._start = 0
         self._seeds: list[IRValue] = []
-        self._versions: dict[Storage, int] = {}
+        self._versions: dict[TracedStorage, int] = {}
         self._made_up: list[tuple[int, str]] = []
         """Nodes that stand for gradients, which nothing may need in the end, and of what."""
         self._inside = False
@@ -292,7 +292,7 @@ class Backwards:
         """Whether a node belongs to a backward that has failed already."""
         return bool(self._failure) and node.target is not END
 
-    def begin(self, specs: Sequence[torch.Tensor]) -> list[Place]:
+    def begin(self, specs: Sequence[torch.Tensor]) -> list[TensorView]:
         """Stand-ins for the gradients of what a Function made."""
         graph = self._emitter.builder.graph
         self._inside, self._failure = True, ""
@@ -364,7 +364,7 @@ class Backwards:
                 )
 
 
-def _dense(emitter: Emitter, value: IRValue) -> IRValue:
+def _dense(emitter: GraphEmitter, value: IRValue) -> IRValue:
     """The value, copied where its elements lie apart or share memory."""
     if is_dense(value.shape, value.strides):
         return value

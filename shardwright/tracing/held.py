@@ -11,13 +11,13 @@ from typing import Any
 
 import torch.fx
 
-from shardwright.tracing.memory import Memory
+from shardwright.tracing.memory import ProgramMemory
 
 
-class Held:
+class TranslatedNodes:
     """Each translated node with what it stands for."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: ProgramMemory) -> None:
         self._memory = memory
         self._by_node: dict[torch.fx.Node, Any] = {}
 

@@ -1,9 +1,9 @@
 """From marks to markers: the nodes of a graph that stand for a step of training.
 
 Comes in: a mark of the exported program, its record, and the places it reads. Goes out: a marker
-node (`Backward`, `zero_grad`, `clip_grad_norm`, `adamw_step`, …) with what it makes. What always
-holds: parameters, gradients and state are values that never change; each marker makes new ones,
-and from then on the program reads those.
+node (`BackwardMark`, `zero_grad`, `clip_grad_norm`, `adamw_step`, …) with what it makes. What
+always holds: parameters, gradients and state are values that never change; each marker makes new
+ones, and from then on the program reads those.
 
     Backward         loss, [gradient]              -> a gradient a parameter
     zero_grad        nothing                       -> nothing
@@ -22,17 +22,17 @@ import torch
 
 from shardwright.ir.dtypes import dtype_name, torch_dtype
 from shardwright.ir.values import IRValue
-from shardwright.tracing.emitter import Emitter
-from shardwright.tracing.marks import Backward, Clip, Own, Record, Update, ZeroGrad
-from shardwright.tracing.memory import Memory, Place
-from shardwright.tracing.optimizers import Group
+from shardwright.tracing.emitter import GraphEmitter
+from shardwright.tracing.marks import BackwardMark, Clip, Own, Record, UpdateMark, ZeroGrad
+from shardwright.tracing.memory import ProgramMemory, TensorView
+from shardwright.tracing.optimizers import OptimizerGroup
 
 
 class RateInput(NamedTuple):
     """The learning rate of a group, as an input of the graph."""
 
     input: str
-    group: Group
+    group: OptimizerGroup
     value: IRValue
 
 
@@ -47,8 +47,8 @@ class Markers:
 
     def __init__(
         self,
-        emitter: Emitter,
-        memory: Memory,
+        emitter: GraphEmitter,
+        memory: ProgramMemory,
         records: Sequence[Record],
         originals: Mapping[str, torch.Tensor],
         carried: Collection[str],
@@ -64,8 +64,8 @@ class Markers:
         self._zeros: set[int] = set()
 
     def translate(
-        self, number: int, reads: list[Place], specs: Sequence[torch.Tensor]
-    ) -> list[Place]:
+        self, number: int, reads: list[TensorView], specs: Sequence[torch.Tensor]
+    ) -> list[TensorView]:
         """Emit the marker of a mark; gives the places of the tensors that the mark made."""
         record = self._records[number]
         rule = _RULES[type(record)]
@@ -78,8 +78,8 @@ class Markers:
     # --- the rules --------------------------------------------------------------------------
 
     def _backward(
-        self, record: Backward, reads: list[Place], specs: Sequence[torch.Tensor]
-    ) -> list[Place]:
+        self, record: BackwardMark, reads: list[TensorView], specs: Sequence[torch.Tensor]
+    ) -> list[TensorView]:
         count = 1 + record.has_gradient
         given, old = reads[:count], dict(zip(record.existing, reads[count:], strict=True))
         self._memory.differentiated = True
@@ -104,7 +104,7 @@ class Markers:
                 new.append(value)
         return [self._memory.root(spec, value) for spec, value in zip(specs, new, strict=True)]
 
-    def _existing(self, name: str, place: Place | None) -> IRValue | None:
+    def _existing(self, name: str, place: TensorView | None) -> IRValue | None:
         """What a new gradient is added to; None where that is nothing, or zeros."""
         if place is not None:
             value = self._memory.read(place)
@@ -117,8 +117,8 @@ class Markers:
         return None
 
     def _zero_grad(
-        self, record: ZeroGrad, reads: list[Place], specs: Sequence[torch.Tensor]
-    ) -> list[Place]:
+        self, record: ZeroGrad, reads: list[TensorView], specs: Sequence[torch.Tensor]
+    ) -> list[TensorView]:
         attrs = {"parameters": list(record.parameters), "set_to_none": record.set_to_none}
         self._marker("zero_grad", [], attrs, [])
         for place in reads:
@@ -127,7 +127,9 @@ class Markers:
             self._memory.write(place, zeros)
         return []
 
-    def _clip(self, record: Clip, reads: list[Place], specs: Sequence[torch.Tensor]) -> list[Place]:
+    def _clip(
+        self, record: Clip, reads: list[TensorView], specs: Sequence[torch.Tensor]
+    ) -> list[TensorView]:
         values = [self._memory.read(place) for place in reads]
         made = [self._like("total_norm", spec) for spec in specs]
         made += [
@@ -140,8 +142,8 @@ class Markers:
         return [self._memory.root(spec, value) for spec, value in zip(specs, made, strict=False)]
 
     def _update(
-        self, record: Update, reads: list[Place], specs: Sequence[torch.Tensor]
-    ) -> list[Place]:
+        self, record: UpdateMark, reads: list[TensorView], specs: Sequence[torch.Tensor]
+    ) -> list[TensorView]:
         group, names = record.group, record.parameters
         parameters = reads[: len(names)]
         values = [self._memory.read(place) for place in reads]
@@ -159,7 +161,9 @@ class Markers:
             self._state[where] = (self._state[where][0], value)
         return []
 
-    def _own(self, record: Own, reads: list[Place], specs: Sequence[torch.Tensor]) -> list[Place]:
+    def _own(
+        self, record: Own, reads: list[TensorView], specs: Sequence[torch.Tensor]
+    ) -> list[TensorView]:
         made = self._marker(
             record.op,
             [self._memory.read(place) for place in reads],
@@ -170,7 +174,7 @@ class Markers:
 
     # --- what they read ---------------------------------------------------------------------
 
-    def _rate(self, group: Group) -> IRValue:
+    def _rate(self, group: OptimizerGroup) -> IRValue:
         """The input with the learning rate of a group."""
         for rate in self.rates:
             if rate.group is group:
@@ -180,7 +184,7 @@ class Markers:
         self.rates.append(RateInput(name, group, value))
         return value
 
-    def _state_of(self, group: Group, name: str, key: str) -> IRValue:
+    def _state_of(self, group: OptimizerGroup, name: str, key: str) -> IRValue:
         """The optimizer's state of a parameter at this point, begun where it is read first."""
         where = (id(group.optimizer), name, key)
         if where not in self._state:
@@ -229,10 +233,10 @@ class Markers:
         )
 
 
-_RULES: dict[type, Callable[..., list[Place]]] = {
-    Backward: Markers._backward,
+_RULES: dict[type, Callable[..., list[TensorView]]] = {
+    BackwardMark: Markers._backward,
     ZeroGrad: Markers._zero_grad,
     Clip: Markers._clip,
-    Update: Markers._update,
+    UpdateMark: Markers._update,
     Own: Markers._own,
 }

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from shardwright.tracing.optimizers import Group
+from shardwright.tracing.optimizers import OptimizerGroup
 
 _LIBRARY = torch.library.Library("shardwright_step", "DEF")
 _LIBRARY.define("mark(int number, Tensor[] reads, Tensor[] like) -> Tensor[]")
@@ -35,7 +35,7 @@ torch.fx.node.has_side_effect(MARK)  # or export drops what nothing reads
 
 
 @dataclass(frozen=True)
-class Backward:
+class BackwardMark:
     """Reads the loss, the gradient it is given if any, and the gradients that exist already.
 
     ``parameters`` get a gradient, ``existing`` of them had one, and the others' are made.
@@ -67,10 +67,10 @@ class Clip:
 
 
 @dataclass(frozen=True)
-class Update:
+class UpdateMark:
     """An optimizer's step for one group: reads parameters, then their gradients."""
 
-    group: Group
+    group: OptimizerGroup
     parameters: tuple[str, ...]
 
 
@@ -83,4 +83,4 @@ class Own:
     names: tuple[str, ...]
 
 
-Record = Backward | ZeroGrad | Clip | Update | Own
+Record = BackwardMark | ZeroGrad | Clip | UpdateMark | Own

@@ -21,14 +21,14 @@ import torch
 from shardwright.ir.values import IRValue, Source, contiguous_strides
 from shardwright.ir.with_backward import WITH_BACKWARD, identity_backward
 from shardwright.torch_internals import storage_key
-from shardwright.tracing.emitter import Emitter
-from shardwright.tracing.views import Call, View, ViewCall, describe_view
+from shardwright.tracing.emitter import GraphEmitter
+from shardwright.tracing.views import ViewCall, ViewOperator, ViewRow, describe_view
 
 Owner = Literal["input", "param", "buffer", "state", "constant", "tmp"]
 
 
 @dataclass(slots=True, eq=False)
-class Storage:
+class TracedStorage:
     """Memory: ``version`` counts the writes, ``seen`` is the last version that was read.
 
     ``keys`` are its identities among fake tensors; ``owner`` and ``name`` say whose it is,
@@ -46,7 +46,7 @@ class Storage:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class TensorView:
     """A tensor of the program: the root of a storage, or ``origin`` of its ``parent``.
 
     ``spec`` is export's fake tensor, ``value`` the contents at ``version``, ``first`` those at the
@@ -54,11 +54,11 @@ class Place:
     of its own, though its memory is another's.
     """
 
-    storage: Storage
+    storage: TracedStorage
     spec: torch.Tensor
     value: IRValue
     version: int = 0
-    parent: Place | None = None
+    parent: TensorView | None = None
     origin: ViewCall | None = None
     detached: bool = False
     settled: bool = False
@@ -68,7 +68,7 @@ class Place:
         self.first = self.value
 
     @property
-    def root(self) -> Place:
+    def root(self) -> TensorView:
         """The tensor that is the whole storage."""
         return self if self.parent is None else self.parent.root
 
@@ -78,22 +78,22 @@ class Place:
         return self.storage.owner != "tmp"
 
 
-class Memory:
+class ProgramMemory:
     """All storages of a program.
 
     ``updates_parameters`` says that the program may write to its parameters, as a step does.
     """
 
-    def __init__(self, emitter: Emitter, *, updates_parameters: bool = False) -> None:
+    def __init__(self, emitter: GraphEmitter, *, updates_parameters: bool = False) -> None:
         self.emitter = emitter
         self.differentiated = False
         """Whether the program has called a backward."""
         self._updates_parameters = updates_parameters
-        self._storages: dict[int, Storage] = {}
+        self._storages: dict[int, TracedStorage] = {}
 
     def root(
         self, spec: torch.Tensor, value: IRValue, owner: Owner = "tmp", name: str = ""
-    ) -> Place:
+    ) -> TensorView:
         """A tensor that is a view of no other."""
         place = self.copy(spec, value, owner, name)
         other = self._storages.setdefault(storage_key(spec), place.storage)
@@ -103,33 +103,33 @@ class Memory:
 
     def copy(
         self, spec: torch.Tensor, value: IRValue, owner: Owner = "tmp", name: str = ""
-    ) -> Place:
+    ) -> TensorView:
         """A tensor with memory of its own, though its fake may share another's."""
-        storage = Storage({storage_key(spec)}, owner, name or value.name)
-        return Place(storage, spec, value)
+        storage = TracedStorage({storage_key(spec)}, owner, name or value.name)
+        return TensorView(storage, spec, value)
 
-    def join(self, spec: torch.Tensor, place: Place) -> None:
+    def join(self, spec: torch.Tensor, place: TensorView) -> None:
         """Say that ``spec`` lies in the storage of ``place``, though its fake does not."""
         place.storage.keys.add(storage_key(spec))
 
-    def parent_of(self, spec: torch.Tensor, candidates: list[Place]) -> Place | None:
+    def parent_of(self, spec: torch.Tensor, candidates: list[TensorView]) -> TensorView | None:
         """The first of ``candidates`` that shares its storage with ``spec``."""
         key = storage_key(spec)
         return next((place for place in candidates if key in place.storage.keys), None)
 
-    def view(self, parent: Place, value: IRValue, origin: ViewCall) -> Place:
+    def view(self, parent: TensorView, value: IRValue, origin: ViewCall) -> TensorView:
         """A tensor that is a view of ``parent``, whose contents are current."""
         cuts = not self.emitter.records or origin.name == "detach"
         detached = cuts and self.emitter.flows(parent.value)
         storage = parent.storage
-        return Place(storage, origin.part, value, storage.version, parent, origin, detached)
+        return TensorView(storage, origin.part, value, storage.version, parent, origin, detached)
 
-    def read(self, place: Place) -> IRValue:
+    def read(self, place: TensorView) -> IRValue:
         """The contents of ``place`` at this point of the program."""
         place.storage.seen = place.storage.version
         return self._current(place)
 
-    def _current(self, place: Place) -> IRValue:
+    def _current(self, place: TensorView) -> IRValue:
         if place.version != place.storage.version and place.parent is not None:
             place.value = self._apply(self._view(place).read, self._current(place.parent))
             place.version = place.storage.version
@@ -137,7 +137,7 @@ class Memory:
             return self.emitter.detached(place.value)
         return place.value
 
-    def write(self, place: Place, value: IRValue) -> None:
+    def write(self, place: TensorView, value: IRValue) -> None:
         """``place`` has the contents ``value`` from this point on, of its shape and dtype.
 
         Raises CaptureError.
@@ -152,7 +152,7 @@ class Memory:
         if updates:
             self._begin_anew(place.root)
 
-    def _begin_anew(self, root: Place) -> None:
+    def _begin_anew(self, root: TensorView) -> None:
         """A parameter's gradient is that of its new contents, not of what they were made of.
 
         Behind a backward no gradient is asked for any more, and the new contents stand alone.
@@ -169,7 +169,7 @@ class Memory:
         root.value = value
         emitter.let_flow(value)
 
-    def replace(self, place: Place, value: IRValue) -> None:
+    def replace(self, place: TensorView, value: IRValue) -> None:
         """``place``, a root, has the contents ``value`` from here on, as a step of training says.
 
         No rule for the program's own writes holds: parameters are replaced, and a gradient that
@@ -180,11 +180,11 @@ class Memory:
         place.storage.written = place.storage.written or self.emitter.source
         self._store(place, value)
 
-    def versions(self) -> dict[Storage, int]:
+    def versions(self) -> dict[TracedStorage, int]:
         """How often each storage was written to."""
         return {storage: storage.version for storage in self._storages.values()}
 
-    def settle(self, place: Place, value: IRValue) -> None:
+    def settle(self, place: TensorView, value: IRValue) -> None:
         """``place`` has the value ``value``, equal to its own but for its gradient.
 
         Where its memory is another tensor's, neither may be written to from here on.
@@ -192,7 +192,7 @@ class Memory:
         place.value, place.version, place.detached = value, place.storage.version, False
         place.settled = place.parent is not None
 
-    def _store(self, place: Place, value: IRValue) -> None:
+    def _store(self, place: TensorView, value: IRValue) -> None:
         """Write to the root first, then note the new values on the way back."""
         if place.parent is None:
             value = self._with_strides(place, value)
@@ -208,10 +208,10 @@ class Memory:
         if same_layout(value, place.spec):
             place.value, place.version = value, place.storage.version
 
-    def _apply(self, call: Call | None, value: IRValue) -> IRValue:
+    def _apply(self, call: ViewOperator | None, value: IRValue) -> IRValue:
         return value if call is None else self.emitter.one(call.op, value, *call.args)
 
-    def _view(self, place: Place) -> View:
+    def _view(self, place: TensorView) -> ViewRow:
         assert place.origin is not None
         if place.settled:
             raise self.emitter.refuse(
@@ -226,7 +226,7 @@ class Memory:
             )
         return view
 
-    def _with_strides(self, place: Place, value: IRValue) -> IRValue:
+    def _with_strides(self, place: TensorView, value: IRValue) -> IRValue:
         """``value`` laid out as ``place`` is: a write keeps a tensor's strides."""
         if same_layout(value, place.spec):
             return value
@@ -236,14 +236,14 @@ class Memory:
 
     # --- what may be written ----------------------------------------------------------------
 
-    def _check_parameter(self, place: Place, value: IRValue) -> None:
+    def _check_parameter(self, place: TensorView, value: IRValue) -> None:
         if self.emitter.records and self.emitter.is_differentiable(value):
             raise self.emitter.refuse(
                 f"the step writes to its parameter {place.storage.name!r} what has a gradient "
                 "itself; write inside `with torch.no_grad():`"
             )
 
-    def _check_write(self, place: Place) -> None:
+    def _check_write(self, place: TensorView) -> None:
         storage = place.storage
         refuse = self.emitter.refuse
         if storage.owner == "param":
@@ -285,7 +285,7 @@ def same_layout(value: IRValue, spec: torch.Tensor) -> bool:
     )
 
 
-def _views_from(place: Place) -> list[Place]:
+def _views_from(place: TensorView) -> list[TensorView]:
     """``place``, what it is a view of, and so on up to the root, which is left out."""
     views = []
     while place.parent is not None:

@@ -1,7 +1,7 @@
 """Optimizers whose step a graph can hold, and what of them the step reads.
 
-Comes in: an optimizer of torch. Goes out: for each parameter group a `Group`: the marker, its
-hyper-parameters by torch's names, and the names of the state that a parameter has. What always
+Comes in: an optimizer of torch. Goes out: for each parameter group a `OptimizerGroup`: the marker,
+its hyper-parameters by torch's names, and the names of the state that a parameter has. What always
 holds: the learning rate is no hyper-parameter; it is an input of the graph.
 """
 
@@ -19,7 +19,7 @@ from shardwright.torch_internals import has_step_hooks
 
 
 @dataclass(frozen=True)
-class Rule:
+class OptimizerRow:
     """``op`` and ``state`` say, from the hyper-parameters, the marker and the names of state."""
 
     op: Callable[[Mapping[str, Any]], str]
@@ -36,18 +36,18 @@ def _adam_state(group: Mapping[str, Any]) -> tuple[str, ...]:
     return ("exp_avg", "exp_avg_sq", *largest, "step")
 
 
-_SGD = Rule(
+_SGD = OptimizerRow(
     lambda group: "sgd_step",
     ("momentum", "dampening", "weight_decay", "nesterov", "maximize"),
     lambda group: ("momentum_buffer",) if group["momentum"] != 0 else (),
 )
-_ADAM = Rule(_adam_op, ("betas", "eps", "weight_decay", "amsgrad", "maximize"), _adam_state)
+_ADAM = OptimizerRow(_adam_op, ("betas", "eps", "weight_decay", "amsgrad", "maximize"), _adam_state)
 
-RULES: dict[type[Optimizer], Rule] = {SGD: _SGD, Adam: _ADAM, AdamW: _ADAM}
+RULES: dict[type[Optimizer], OptimizerRow] = {SGD: _SGD, Adam: _ADAM, AdamW: _ADAM}
 
 
 @dataclass(frozen=True)
-class Group:
+class OptimizerGroup:
     """One parameter group of an optimizer, as a step reads it.
 
     ``name`` is the program's name for the optimizer, ``index`` the group's number in it.
@@ -80,7 +80,7 @@ class Group:
         return torch.empty_like(parameter, device="meta", requires_grad=False)
 
 
-def groups_of(name: str, optimizer: Optimizer) -> list[Group]:
+def groups_of(name: str, optimizer: Optimizer) -> list[OptimizerGroup]:
     """The groups of an optimizer. Raises CaptureError where a graph cannot hold its step."""
     rule = RULES.get(type(optimizer))
     if rule is None:
@@ -101,21 +101,21 @@ def groups_of(name: str, optimizer: Optimizer) -> list[Group]:
 
 
 def _group(
-    rule: Rule, name: str, optimizer: Optimizer, index: int, options: Mapping[str, Any]
-) -> Group:
+    rule: OptimizerRow, name: str, optimizer: Optimizer, index: int, options: Mapping[str, Any]
+) -> OptimizerGroup:
     if options.get("differentiable"):
         raise CaptureError(
             f"the optimizer {name!r} is differentiable=True; a graph's step is not differentiated, "
             "so leave that out"
         )
     attrs = {key: _plain(options[key]) for key in rule.hyper_parameters}
-    group = Group(optimizer, name, index, rule.op(options), attrs, rule.state(options))
+    group = OptimizerGroup(optimizer, name, index, rule.op(options), attrs, rule.state(options))
     if attrs.get("dampening"):
         _check_dampening(group)
     return group
 
 
-def _check_dampening(group: Group) -> None:
+def _check_dampening(group: OptimizerGroup) -> None:
     """The first momentum is the gradient itself, not dampened: not what zeros lead to."""
     for key in group.state_names:
         if any(group.state_of(parameter, key) is None for parameter in group.parameters):

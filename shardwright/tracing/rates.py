@@ -22,7 +22,7 @@ from shardwright.errors import InputError, WeightError
 from shardwright.tracing.step import Rate
 
 
-class _State(msgspec.Struct):
+class _SchedulerState(msgspec.Struct):
     """What a checkpoint keeps of the rates."""
 
     step: int
@@ -119,7 +119,7 @@ class Rates:
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
         try:
-            kept = msgspec.convert(state, _State)
+            kept = msgspec.convert(state, _SchedulerState)
         except msgspec.ValidationError as error:
             raise WeightError(f"the rates of the checkpoint are damaged: {error}") from None
         for content, scheduler in zip(kept.schedulers, self._schedulers, strict=False):

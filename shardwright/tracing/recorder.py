@@ -26,8 +26,8 @@ from shardwright.torch_internals import BEGINS_RANGE, never_compiled
 from shardwright.tracing.active import LiveGraph, tracing
 from shardwright.tracing.clipping import Clipping
 from shardwright.tracing.closures import Closure
-from shardwright.tracing.marks import MARK, Backward, Clip, Own, Record, Update, ZeroGrad
-from shardwright.tracing.optimizers import Group, groups_of
+from shardwright.tracing.marks import MARK, BackwardMark, Clip, Own, Record, UpdateMark, ZeroGrad
+from shardwright.tracing.optimizers import OptimizerGroup, groups_of
 from shardwright.tracing.origins import refuse_here
 from shardwright.tracing.step_model import StepModel
 from shardwright.tracing.step_parameters import StepParameters
@@ -46,7 +46,7 @@ class Recorder:
         self.records: list[Record] = []
         self.scheduled: list[LRScheduler] = []
         self._closure = closure
-        self._groups: dict[int, list[Group]] = {}
+        self._groups: dict[int, list[OptimizerGroup]] = {}
         self._rates = {
             id(optimizer): [group["lr"] for group in optimizer.param_groups]
             for optimizer in closure.optimizers.values()
@@ -68,7 +68,9 @@ class Recorder:
     def idle_optimizers(self) -> list[str]:
         """Optimizers by name, where the step computes gradients and takes no step with any."""
         kinds = {type(record) for record in self.records}
-        return [*self._closure.optimizers] if Backward in kinds and Update not in kinds else []
+        return (
+            [*self._closure.optimizers] if BackwardMark in kinds and UpdateMark not in kinds else []
+        )
 
     def _replaced(self) -> Iterator[Any]:
         """Replacements in the objects that the step closes over."""
@@ -123,7 +125,7 @@ class Recorder:
         existing = parameters.existing(reached)
         new = [name for name in reached if name not in set(existing)]
         given = [loss] if gradient is None else [loss, parameters.stand_in(gradient)]
-        record = Backward(tuple(reached), tuple(existing), gradient is not None)
+        record = BackwardMark(tuple(reached), tuple(existing), gradient is not None)
         reads = given + parameters.gradients(existing)
         made = self._mark(record, reads, parameters.named(new))
         for name in existing:
@@ -192,7 +194,7 @@ class Recorder:
             names = self.parameters.asked(self.parameters.names_of(group.parameters))
             if names:
                 reads = self.parameters.named(names) + self.parameters.gradients(names)
-                self._mark(Update(group, tuple(names)), reads)
+                self._mark(UpdateMark(group, tuple(names)), reads)
         if len(self.records) == marks:
             raise refuse_here(
                 f"the step of the optimizer {name!r} finds no gradient, so that it changes "
@@ -200,7 +202,7 @@ class Recorder:
             )
         return result
 
-    def _groups_of(self, name: str, optimizer: Optimizer) -> list[Group]:
+    def _groups_of(self, name: str, optimizer: Optimizer) -> list[OptimizerGroup]:
         """The optimizer's groups, the same objects each time."""
         for group, before in zip(optimizer.param_groups, self._rates[id(optimizer)], strict=True):
             rate = group["lr"]

@@ -31,7 +31,7 @@ from shardwright.ir.values import IRValue
 from shardwright.tracing.closures import find_closure
 from shardwright.tracing.dead_code import live_values
 from shardwright.tracing.dropout import philox_dropout
-from shardwright.tracing.export import Program, export_flat, one_at_a_time
+from shardwright.tracing.export import TracedProgram, export_flat, one_at_a_time
 from shardwright.tracing.exported import ExportedGraph
 from shardwright.tracing.failures import CaptureWarning, line_before
 from shardwright.tracing.flat import FlatModel
@@ -183,7 +183,9 @@ class _FlatStep(FlatModel):
 class StepGraph(ExportedGraph):
     """One exported step on its way to a graph."""
 
-    def __init__(self, name: str, flat: FlatModel, program: Program, recorder: Recorder) -> None:
+    def __init__(
+        self, name: str, flat: FlatModel, program: TracedProgram, recorder: Recorder
+    ) -> None:
         model, parameters = recorder.model, recorder.parameters
         super().__init__(
             name, flat, program, model.contents, ROOTS, model.constants, updates_parameters=True

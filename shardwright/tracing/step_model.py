@@ -20,7 +20,7 @@ from torch import nn
 
 from shardwright.errors import CaptureError
 from shardwright.torch_internals import has_backward_hooks, has_gradient_hooks
-from shardwright.tracing.boundary import Stored, contents_of
+from shardwright.tracing.boundary import StoredTensor, contents_of
 from shardwright.tracing.closures import Closure
 from shardwright.tracing.flat import PREFIX
 from shardwright.tracing.wrapped import check_wrapped
@@ -56,7 +56,7 @@ class StepModel(nn.Module):
         self._check_names()
         self._add_gradients()
 
-    def _contents(self, alone: Mapping[str, torch.Tensor]) -> dict[str, Stored]:
+    def _contents(self, alone: Mapping[str, torch.Tensor]) -> dict[str, StoredTensor]:
         """Every stored tensor by its path in this module, with its names in a graph."""
         contents = contents_of(self)
         for stored in set(contents.values()):
@@ -73,7 +73,7 @@ class StepModel(nn.Module):
 
     def _check_names(self) -> None:
         """No two tensors have one name."""
-        owners: dict[str, Stored] = {}
+        owners: dict[str, StoredTensor] = {}
         for stored in self.contents.values():
             for name in stored.names:
                 if owners.setdefault(name, stored) is not stored:
@@ -84,12 +84,12 @@ class StepModel(nn.Module):
 
     def _add_gradients(self) -> None:
         """Hold the gradients that exist, as state."""
-        self._gradients: dict[str, Stored] = {}
+        self._gradients: dict[str, StoredTensor] = {}
         for number, (name, tensor) in enumerate(self.originals.items()):
             _check_hooks(name, tensor)
             if tensor.grad is not None:
                 self.warm.register_buffer(f"g{number}", tensor.grad)
-                self._gradients[name] = Stored(tensor.grad, [f"grad.{name}"], "state")
+                self._gradients[name] = StoredTensor(tensor.grad, [f"grad.{name}"], "state")
                 self.contents[f"warm.g{number}"] = self._gradients[name]
 
     # --- while it is traced -----------------------------------------------------------------
@@ -109,7 +109,7 @@ class StepModel(nn.Module):
             parameter.grad = self.warm._buffers.get(f"g{number}")
             yield name, parameter
 
-    def gradient_state(self, name: str) -> Stored | None:
+    def gradient_state(self, name: str) -> StoredTensor | None:
         """The gradient of a parameter that exists before the step."""
         return self._gradients.get(name)
 

@@ -36,16 +36,16 @@ from shardwright.torch_internals import (
     schema_of,
 )
 from shardwright.tracing.casts import Casts
-from shardwright.tracing.emitter import Emitter
+from shardwright.tracing.emitter import GraphEmitter
 from shardwright.tracing.functions import BEGIN, END, Backwards
-from shardwright.tracing.held import Held, is_node, listed
+from shardwright.tracing.held import TranslatedNodes, is_node, listed
 from shardwright.tracing.marks import MARK
-from shardwright.tracing.memory import Memory, Place
+from shardwright.tracing.memory import ProgramMemory, TensorView
 from shardwright.tracing.origins import Note, Scopes, note_of
 from shardwright.tracing.views import ViewCall, same_geometry
 from shardwright.tracing.writes import NORMS, Writes
 
-Translated = Callable[[int, list[Place], Sequence[torch.Tensor]], list[Place]]
+Translated = Callable[[int, list[TensorView], Sequence[torch.Tensor]], list[TensorView]]
 """From a mark's number, the places it reads and what it makes to the places of that."""
 
 
@@ -58,15 +58,15 @@ class Translator:
 
     def __init__(
         self,
-        emitter: Emitter,
+        emitter: GraphEmitter,
         scopes: Scopes | None = None,
         *,
         updates_parameters: bool = False,
     ) -> None:
         self.marked: Translated | None = None
-        self.memory = Memory(emitter, updates_parameters=updates_parameters)
+        self.memory = ProgramMemory(emitter, updates_parameters=updates_parameters)
         self._emitter = emitter
-        self._held = Held(self.memory)
+        self._held = TranslatedNodes(self.memory)
         self._writes = Writes(emitter, self.memory, self._held)
         self.backwards = Backwards(emitter, self.memory)
         self._casts = Casts(emitter)
@@ -76,8 +76,8 @@ class Translator:
     def walk(
         self,
         graph: torch.fx.Graph,
-        arguments: Sequence[Place],
-        constant: Callable[[str], Place] | None = None,
+        arguments: Sequence[TensorView],
+        constant: Callable[[str], TensorView] | None = None,
     ) -> Any:
         """Translate ``graph`` on what ``arguments`` stand for; returns what its output stands for.
 
@@ -152,7 +152,7 @@ class Translator:
         self,
         overload: OpOverload,
         specs: Sequence[torch.Tensor],
-        places: list[Place],
+        places: list[TensorView],
         attrs: dict[str, Any],
     ) -> bool:
         """Whether the result is the first input."""
@@ -168,7 +168,7 @@ class Translator:
     def _stay(
         self,
         overload: OpOverload,
-        places: list[Place],
+        places: list[TensorView],
         attrs: dict[str, Any],
         node: torch.fx.Node,
         specs: Sequence[torch.Tensor | None],
@@ -238,8 +238,8 @@ _DROPPED = frozenset(
 
 
 def _from_first_element(
-    overload: OpOverload, places: list[Place], attrs: dict[str, Any]
-) -> tuple[list[Place], dict[str, Any]]:
+    overload: OpOverload, places: list[TensorView], attrs: dict[str, Any]
+) -> tuple[list[TensorView], dict[str, Any]]:
     """A call that counts in memory: of the whole memory where it reads, and from its beginning."""
     first, *others = places
     given = attrs["storage_offset"]

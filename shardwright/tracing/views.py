@@ -1,7 +1,7 @@
 """Views: how a tensor is part of another, and how a write to the part changes the whole.
 
 Comes in: the call of an operator whose result shares memory with its first tensor. Goes out: a
-`View`, two calls of functional operators: one reads the part from the whole, one makes the new
+`ViewRow`, two calls of functional operators: one reads the part from the whole, one makes the new
 whole from the new part. What always holds: reading from what was written gives the part again.
 
 Only shapes of the program's own tensors are looked at, never the layout in memory, unless the
@@ -16,22 +16,22 @@ from typing import Any, NamedTuple
 import torch
 
 
-class Call(NamedTuple):
+class ViewOperator(NamedTuple):
     """An operator, and its arguments after the tensors."""
 
     op: str
     args: tuple[Any, ...] = ()
 
 
-class View(NamedTuple):
+class ViewRow(NamedTuple):
     """``read(whole, *args)`` is the part, ``write(part, *args)`` the new whole.
 
     Where ``partial``, the write needs what the part leaves out: ``write(whole, part, *args)``.
     A call that is None changes nothing. Where not ``writable``, elements of the part share memory.
     """
 
-    read: Call | None
-    write: Call | None
+    read: ViewOperator | None
+    write: ViewOperator | None
     partial: bool = False
     writable: bool = True
 
@@ -55,7 +55,7 @@ class ViewCall(NamedTuple):
         return self.parts[self.number]
 
 
-SAME = View(None, None)
+SAME = ViewRow(None, None)
 
 
 def same_geometry(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -68,7 +68,7 @@ def same_geometry(a: torch.Tensor, b: torch.Tensor) -> bool:
     )
 
 
-def describe_view(call: ViewCall) -> View | None:
+def describe_view(call: ViewCall) -> ViewRow | None:
     """The view that a call made, or None where the operator is not known as one."""
     if call.whole.is_conj() != call.part.is_conj():
         return None
@@ -81,49 +81,56 @@ def describe_view(call: ViewCall) -> View | None:
     return rule(call) if rule else None
 
 
-def _reshape(call: ViewCall) -> View:
+def _reshape(call: ViewCall) -> ViewRow:
     """The same elements in the same order."""
-    return View(
-        Call("aten.reshape.default", (list(call.part.shape),)),
-        Call("aten.reshape.default", (list(call.whole.shape),)),
+    return ViewRow(
+        ViewOperator("aten.reshape.default", (list(call.part.shape),)),
+        ViewOperator("aten.reshape.default", (list(call.whole.shape),)),
     )
 
 
-def _expand(call: ViewCall) -> View:
+def _expand(call: ViewCall) -> ViewRow:
     """Elements shown several times, unless only dimensions of size 1 are added."""
     if call.part.numel() == call.whole.numel():
         return _reshape(call)
-    return View(Call("aten.expand.default", (list(call.part.shape),)), None, writable=False)
+    return ViewRow(
+        ViewOperator("aten.expand.default", (list(call.part.shape),)), None, writable=False
+    )
 
 
-def _unfold(call: ViewCall) -> View:
+def _unfold(call: ViewCall) -> ViewRow:
     args = tuple(call.args[name] for name in ("dimension", "size", "step"))
-    return View(Call("aten.unfold.default", args), None, writable=False)
+    return ViewRow(ViewOperator("aten.unfold.default", args), None, writable=False)
 
 
-def _permute(call: ViewCall) -> View:
+def _permute(call: ViewCall) -> ViewRow:
     """Dimensions in another order, found by running the operator on distinct sizes."""
     sizes = [2 + i for i in range(call.whole.dim())]
     probe = torch.empty(sizes, device="meta")
     op = getattr(torch.ops.aten, call.name)
     order = [size - 2 for size in op(probe, *call.args.values()).shape]
     inverse = [order.index(dim) for dim in range(len(order))]
-    return View(Call("aten.permute.default", (order,)), Call("aten.permute.default", (inverse,)))
+    return ViewRow(
+        ViewOperator("aten.permute.default", (order,)),
+        ViewOperator("aten.permute.default", (inverse,)),
+    )
 
 
-def _slice(call: ViewCall) -> View:
+def _slice(call: ViewCall) -> ViewRow:
     a = call.args
     return _slice_of(a["dim"], a["start"], a["end"], a["step"])
 
 
-def _slice_of(dim: int, start: int | None, end: int | None, step: int = 1) -> View:
+def _slice_of(dim: int, start: int | None, end: int | None, step: int = 1) -> ViewRow:
     args = (dim, start, end, step)
-    return View(
-        Call("aten.slice.Tensor", args), Call("aten.slice_scatter.default", args), partial=True
+    return ViewRow(
+        ViewOperator("aten.slice.Tensor", args),
+        ViewOperator("aten.slice_scatter.default", args),
+        partial=True,
     )
 
 
-def _narrow(call: ViewCall) -> View | None:
+def _narrow(call: ViewCall) -> ViewRow | None:
     if "start" not in call.args:  # a tensor
         return None
     dim, start = call.args["dim"], call.args["start"]
@@ -131,10 +138,10 @@ def _narrow(call: ViewCall) -> View | None:
     return _slice_of(dim, start, start + call.args["length"])
 
 
-def _split_along(dim_of: Callable[[ViewCall], int]) -> Callable[[ViewCall], View]:
+def _split_along(dim_of: Callable[[ViewCall], int]) -> Callable[[ViewCall], ViewRow]:
     """Pieces that lie one after the other along a dimension."""
 
-    def rule(call: ViewCall) -> View:
+    def rule(call: ViewCall) -> ViewRow:
         dim = dim_of(call)
         start = sum(piece.shape[dim] for piece in call.parts[: call.number])
         return _slice_of(dim, start, start + call.part.shape[dim])
@@ -142,56 +149,63 @@ def _split_along(dim_of: Callable[[ViewCall], int]) -> Callable[[ViewCall], View
     return rule
 
 
-def _select(call: ViewCall) -> View:
+def _select(call: ViewCall) -> ViewRow:
     return _select_of(call.args["dim"], call.args["index"])
 
 
-def _unbind(call: ViewCall) -> View:
+def _unbind(call: ViewCall) -> ViewRow:
     return _select_of(call.args["dim"], call.number)
 
 
-def _select_of(dim: int, index: int) -> View:
+def _select_of(dim: int, index: int) -> ViewRow:
     args = (dim, index)
-    return View(
-        Call("aten.select.int", args), Call("aten.select_scatter.default", args), partial=True
-    )
-
-
-def _diagonal(call: ViewCall) -> View:
-    args = tuple(call.args[name] for name in ("offset", "dim1", "dim2"))
-    return View(
-        Call("aten.diagonal.default", args),
-        Call("aten.diagonal_scatter.default", args),
+    return ViewRow(
+        ViewOperator("aten.select.int", args),
+        ViewOperator("aten.select_scatter.default", args),
         partial=True,
     )
 
 
-def _as_strided(call: ViewCall) -> View:
+def _diagonal(call: ViewCall) -> ViewRow:
+    args = tuple(call.args[name] for name in ("offset", "dim1", "dim2"))
+    return ViewRow(
+        ViewOperator("aten.diagonal.default", args),
+        ViewOperator("aten.diagonal_scatter.default", args),
+        partial=True,
+    )
+
+
+def _as_strided(call: ViewCall) -> ViewRow:
     offset = call.part.storage_offset() - call.whole.storage_offset()
     args = (list(call.part.shape), list(call.part.stride()), offset)
-    return View(
-        Call("aten.as_strided.default", args),
-        Call("aten.as_strided_scatter.default", args),
+    return ViewRow(
+        ViewOperator("aten.as_strided.default", args),
+        ViewOperator("aten.as_strided_scatter.default", args),
         partial=True,
     )
 
 
-def _bits(call: ViewCall) -> View:
+def _bits(call: ViewCall) -> ViewRow:
     """The same bits as elements of another type."""
-    return View(
-        Call("aten.view.dtype", (call.part.dtype,)), Call("aten.view.dtype", (call.whole.dtype,))
+    return ViewRow(
+        ViewOperator("aten.view.dtype", (call.part.dtype,)),
+        ViewOperator("aten.view.dtype", (call.whole.dtype,)),
     )
 
 
-def _as_real(call: ViewCall) -> View:
-    return View(Call("aten.view_as_real.default"), Call("aten.view_as_complex.default"))
+def _as_real(call: ViewCall) -> ViewRow:
+    return ViewRow(
+        ViewOperator("aten.view_as_real.default"), ViewOperator("aten.view_as_complex.default")
+    )
 
 
-def _as_complex(call: ViewCall) -> View:
-    return View(Call("aten.view_as_complex.default"), Call("aten.view_as_real.default"))
+def _as_complex(call: ViewCall) -> ViewRow:
+    return ViewRow(
+        ViewOperator("aten.view_as_complex.default"), ViewOperator("aten.view_as_real.default")
+    )
 
 
-_RULES: dict[str, Callable[[ViewCall], View | None]] = {
+_RULES: dict[str, Callable[[ViewCall], ViewRow | None]] = {
     **dict.fromkeys(
         (
             "view",
@@ -244,7 +258,7 @@ _RULES: dict[str, Callable[[ViewCall], View | None]] = {
     "diagonal": _diagonal,
     "as_strided": _as_strided,
 }
-_OTHER_ELEMENTS: dict[str, Callable[[ViewCall], View | None]] = {
+_OTHER_ELEMENTS: dict[str, Callable[[ViewCall], ViewRow | None]] = {
     "view": _bits,
     "view_as_real": _as_real,
     "view_as_complex": _as_complex,

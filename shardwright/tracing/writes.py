@@ -18,9 +18,9 @@ import torch.fx
 from shardwright.ir.operators import split_call
 from shardwright.ir.values import IRValue
 from shardwright.torch_internals import OpOverload, operator_of, schema_of
-from shardwright.tracing.emitter import Emitter
-from shardwright.tracing.held import Held, is_node, listed
-from shardwright.tracing.memory import Memory, Place
+from shardwright.tracing.emitter import GraphEmitter
+from shardwright.tracing.held import TranslatedNodes, is_node, listed
+from shardwright.tracing.memory import ProgramMemory, TensorView
 from shardwright.tracing.views import ViewCall
 
 _CHANGES_STORAGE = frozenset({"resize_", "resize_as_", "set_", "set_data"})
@@ -29,7 +29,7 @@ _CHANGES_STORAGE = frozenset({"resize_", "resize_as_", "set_", "set_data"})
 class Writes:
     """Translates the calls that write."""
 
-    def __init__(self, emitter: Emitter, memory: Memory, held: Held) -> None:
+    def __init__(self, emitter: GraphEmitter, memory: ProgramMemory, held: TranslatedNodes) -> None:
         self._emitter = emitter
         self._memory = memory
         self._held = held
@@ -63,11 +63,11 @@ class Writes:
 
     def _view_in_place(
         self, form: FunctionalForm, arguments: dict[str, Any], spec: torch.Tensor
-    ) -> Place:
+    ) -> TensorView:
         """``x.squeeze_()``: from here on the program's tensor is a view of what it was."""
         named = {to: arguments[name] for to, name in form.reads}
         inputs, attrs = split_call(form.overload, (), named, is_tensor=is_node)
-        place: Place = self._held.standing_for(inputs[0])
+        place: TensorView = self._held.standing_for(inputs[0])
         value = self._memory.read(place)
         if operator_of(form.overload) != "detach":
             (value,) = self._emitter.emit(form.overload, [value], attrs, outputs=[spec])
@@ -80,7 +80,7 @@ class Writes:
         overload: OpOverload,
         form: FunctionalForm,
         arguments: dict[str, Any],
-        targets: list[Place],
+        targets: list[TensorView],
     ) -> list[IRValue]:
         """What the functional form returns; the new contents of ``targets`` come last."""
         values = {to: self._held.value_of(arguments[name]) for to, name in form.reads}
@@ -90,7 +90,7 @@ class Writes:
             values["dtype"] = targets[0].spec.dtype
         return self._emitter.call(form.overload, **values)
 
-    def _copied(self, target: Place, source: IRValue) -> IRValue:
+    def _copied(self, target: TensorView, source: IRValue) -> IRValue:
         """``source`` with the dtype and the shape of ``target``."""
         value = self._emitter.cast(source, target.spec.dtype)
         shape = tuple(target.spec.shape)
@@ -98,7 +98,7 @@ class Writes:
             value = self._emitter.one("aten.expand.default", value, list(shape))
         return value
 
-    def _store(self, target: Place, value: IRValue) -> None:
+    def _store(self, target: TensorView, value: IRValue) -> None:
         if value.shape != tuple(target.spec.shape):
             raise self._emitter.refuse(
                 f"the result {list(value.shape)} is written to a tensor of shape "
@@ -110,7 +110,7 @@ class Writes:
         self,
         overload: OpOverload,
         node: torch.fx.Node,
-        targets: list[Place],
+        targets: list[TensorView],
         specs: Sequence[torch.Tensor],
         results: list[IRValue],
     ) -> Any:
@@ -211,15 +211,15 @@ def _returns_enough(candidate: OpOverload, count: int) -> bool:
 _FUNCTIONAL = "aten._native_batch_norm_legit_functional.default"
 
 
-class Norm(NamedTuple):
+class NormRow(NamedTuple):
     """``writes(attrs)`` says whether a call updates statistics; ``emit`` writes such a call."""
 
     writes: Callable[[dict[str, Any]], bool]
-    emit: Callable[[Emitter, Memory, list[Place], dict[str, Any]], IRValue]
+    emit: Callable[[GraphEmitter, ProgramMemory, list[TensorView], dict[str, Any]], IRValue]
 
 
 def _batch_norm(
-    emitter: Emitter, memory: Memory, places: list[Place], attrs: dict[str, Any]
+    emitter: GraphEmitter, memory: ProgramMemory, places: list[TensorView], attrs: dict[str, Any]
 ) -> IRValue:
     x, *affine, mean, var = map(memory.read, places)
     weight, bias = _affine(affine, attrs)
@@ -231,7 +231,7 @@ def _batch_norm(
 
 
 def _instance_norm(
-    emitter: Emitter, memory: Memory, places: list[Place], attrs: dict[str, Any]
+    emitter: GraphEmitter, memory: ProgramMemory, places: list[TensorView], attrs: dict[str, Any]
 ) -> IRValue:
     """Batch norm over ``[1, batch * channels, ...]``; the statistics are means over the batch."""
     x, *affine, mean, var = map(memory.read, places)
@@ -259,7 +259,9 @@ def _affine(values: list[IRValue], attrs: dict[str, Any]) -> tuple[IRValue | Non
     return weight, bias
 
 
-def _update(emitter: Emitter, memory: Memory, places: list[Place], values: list[IRValue]) -> None:
+def _update(
+    emitter: GraphEmitter, memory: ProgramMemory, places: list[TensorView], values: list[IRValue]
+) -> None:
     for place, value in zip(places, values, strict=True):
         statistics = emitter.cast(value, place.spec.dtype)
         emitter.hide(statistics)
@@ -270,11 +272,11 @@ def _has_statistics(attrs: dict[str, Any]) -> bool:
     return "running_mean" not in attrs
 
 
-NORMS: dict[OpOverload, Norm] = {
-    torch.ops.aten.batch_norm.default: Norm(
+NORMS: dict[OpOverload, NormRow] = {
+    torch.ops.aten.batch_norm.default: NormRow(
         lambda attrs: attrs["training"] and _has_statistics(attrs), _batch_norm
     ),
-    torch.ops.aten.instance_norm.default: Norm(
+    torch.ops.aten.instance_norm.default: NormRow(
         lambda attrs: attrs["use_input_stats"] and _has_statistics(attrs), _instance_norm
     ),
 }

@@ -24,7 +24,7 @@ from shardwright.pipeline.schema import DeviceKind
 from shardwright.planning import Plan, plan_beside
 from shardwright.tracing import capture_step
 from shardwright.training.loading import Batch
-from shardwright.training.program import Program, batch_size, first_microbatch, say_batched
+from shardwright.training.program import TrainingProgram, batch_size, first_microbatch, say_batched
 from shardwright.training.shared_names import share_names
 
 MORE_MICROBATCHES = 4
@@ -47,7 +47,7 @@ class StepBuckets:
     def __init__(
         self,
         step_fn: Callable[..., Any],
-        program: Program,
+        program: TrainingProgram,
         plan: Plan,
         pipeline: Pipeline,
         *,

@@ -1,7 +1,8 @@
 """A program's step as a graph, and the plan it is trained by.
 
-Comes in: a step function, a batch, and a plan or what `plan` is asked for. Goes out: the `Program`
-of one microbatch, and its plan. What always holds: the plan belongs to the program's graph.
+Comes in: a step function, a batch, and a plan or what `plan` is asked for. Goes out: the
+`TrainingProgram` of one microbatch, and its plan. What always holds: the plan belongs to the
+program's graph.
 
 A step's graph has the shapes of one microbatch. Where a plan is searched for (``auto``) and nobody
 says in how many microbatches a batch is cut, it is captured and planned for each number that
@@ -21,7 +22,7 @@ from shardwright.planning.forward import forward_view
 from shardwright.planning.mixing import mixing_notes
 from shardwright.planning.plan import check_belongs
 from shardwright.training.loading import Batch
-from shardwright.training.program import Program, batch_size
+from shardwright.training.program import TrainingProgram, batch_size
 
 MOST_MICROBATCHES = 64
 """More are not tried unless they are asked for."""
@@ -35,7 +36,7 @@ def program_with(
     plan: Plan | None = None,
     seed: int = 0,
     note: Callable[[str], None] = lambda text: None,
-) -> tuple[Program, Plan]:
+) -> tuple[TrainingProgram, Plan]:
     """The program of a step, captured with one of a batch's microbatches, and its plan.
 
     ``note`` is told when planning begins.
@@ -49,7 +50,7 @@ def program_with(
         note("planning it in each number of microbatches")
         return _fastest(step_fn, batch, given, seed)
     count = given.get("microbatches", 1)
-    program = Program(step_fn, batch, microbatches=count, seed=seed)
+    program = TrainingProgram(step_fn, batch, microbatches=count, seed=seed)
     note(f"planning it in {_listed(count, 'microbatch', 'microbatches')}")
     return program, make_plan(program.graph, **given)
 
@@ -60,17 +61,17 @@ def _listed(count: int, one: str, several: str) -> str:
 
 def _fastest(
     step_fn: Callable[..., Any], batch: Batch, given: Mapping[str, Any], seed: int
-) -> tuple[Program, Plan]:
+) -> tuple[TrainingProgram, Plan]:
     """The program and the plan of as many microbatches as make a step of this batch fastest.
 
     Only of the whole batch where microbatches would change what is computed; numbers with whose
     microbatches the step cannot be captured are left out. Raises PlanError where none fits.
     """
-    found: list[tuple[Program, Plan]] = []
+    found: list[tuple[TrainingProgram, Plan]] = []
     refusals: list[PlanError] = []
     for count in _divisors(batch_size(batch.tensors)):
         try:
-            program = Program(step_fn, batch, microbatches=count, seed=seed)
+            program = TrainingProgram(step_fn, batch, microbatches=count, seed=seed)
         except CaptureError:
             if count == 1:
                 raise
@@ -97,7 +98,7 @@ def _step_time(plan: Plan) -> float:
 
 def _follow(
     step_fn: Callable[..., Any], batch: Batch, plan: Plan, given: Mapping[str, Any], seed: int
-) -> tuple[Program, Plan]:
+) -> tuple[TrainingProgram, Plan]:
     """The program with as many microbatches as a plan has, and the plan."""
     check_alone(given)
     if plan.training is None:
@@ -105,7 +106,7 @@ def _follow(
             f"the plan for {plan.graph!r} is of a model; plan the training step, from the same "
             "function that is trained"
         )
-    program = Program(step_fn, batch, microbatches=plan.training.microbatches, seed=seed)
+    program = TrainingProgram(step_fn, batch, microbatches=plan.training.microbatches, seed=seed)
     check_belongs(plan, program.graph)
     return program, plan
 

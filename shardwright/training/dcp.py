@@ -4,9 +4,9 @@ Comes in: a directory and pieces, each a part of a named whole. Goes out: a dire
 program reads with ``dcp.load``, whatever its own slicing, and pieces read from one.
 
 What always holds: no rank talks to another. Which rank writes what is known beforehand, so torch's
-planners are not needed: each writer gives a list of where its pieces lie (`Written`), and whoever
-holds all lists writes the index. Tensors are read without pickles of code; the index, which is a
-pickle, is read by an unpickler that knows only the index's own types.
+planners are not needed: each writer gives a list of where its pieces lie (`WrittenPiece`), and
+whoever holds all lists writes the index. Tensors are read without pickles of code; the index, which
+is a pickle, is read by an unpickler that knows only the index's own types.
 
 All that is relied on of torch stands here, and `tests/training/test_dcp.py` says what that is:
 `FileSystemWriter.write_data` and ``finish``, `FileSystemReader.read_data`, the resharding of
@@ -59,7 +59,7 @@ INDEX = ".metadata"
 """The index's file name, which torch fixes."""
 
 
-class Piece(msgspec.Struct, frozen=True):
+class TensorPiece(msgspec.Struct, frozen=True):
     """A part of a named whole: half-open ranges of each dimension, and the whole's shape."""
 
     name: str
@@ -68,7 +68,7 @@ class Piece(msgspec.Struct, frozen=True):
     dtype: str
 
     @classmethod
-    def whole(cls, name: str, tensor: Tensor) -> Piece:
+    def whole(cls, name: str, tensor: Tensor) -> TensorPiece:
         """All of a tensor."""
         shape = tuple(tensor.shape)
         return cls(name, tuple((0, size) for size in shape), shape, dtype_name(tensor.dtype))
@@ -79,23 +79,25 @@ class Piece(msgspec.Struct, frozen=True):
         return tuple(end - start for start, end in self.placements)
 
 
-class Written(msgspec.Struct, frozen=True):
+class WrittenPiece(msgspec.Struct, frozen=True):
     """Where a piece lies: bytes ``offset`` to ``offset + length`` of a file of the directory."""
 
-    piece: Piece
+    piece: TensorPiece
     file: str
     offset: int
     length: int
 
 
-class Stored(NamedTuple):
+class CheckpointTensor(NamedTuple):
     """What a checkpoint holds under a name."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
-def write_pieces(directory: Path, writer: int, pieces: Mapping[Piece, Tensor]) -> list[Written]:
+def write_pieces(
+    directory: Path, writer: int, pieces: Mapping[TensorPiece, Tensor]
+) -> list[WrittenPiece]:
     """Write pieces to a file of their own; ``writer`` is a number that no other writer has.
 
     Raises WriteError.
@@ -115,7 +117,7 @@ def write_pieces(directory: Path, writer: int, pieces: Mapping[Piece, Tensor]) -
 
 
 def write_index(
-    directory: Path, written: Iterable[Written], aliases: Mapping[str, str] | None = None
+    directory: Path, written: Iterable[WrittenPiece], aliases: Mapping[str, str] | None = None
 ) -> None:
     """Write the index over all pieces of a checkpoint; with it the checkpoint can be read.
 
@@ -153,7 +155,7 @@ def _writing(directory: Path) -> Iterator[None]:
         raise WriteError(None, reason, str(directory)) from error
 
 
-def read_pieces(directory: Path, wanted: Mapping[Piece, Tensor]) -> None:
+def read_pieces(directory: Path, wanted: Mapping[TensorPiece, Tensor]) -> None:
     """Fill tensors with their pieces, put together from however they were sliced when written.
 
     Pieces of one whole may overlap, or begin at the same place. Raises WeightError where the
@@ -170,7 +172,7 @@ def read_pieces(directory: Path, wanted: Mapping[Piece, Tensor]) -> None:
             requests += [replace(i, dest_index=replace(i.dest_index, index=number)) for i in items]
         reader = FileSystemReader(directory)
         reader.set_up_storage_reader(index, is_coordinator=True)
-        reader.read_data(LoadPlan(requests), _Taking(list(wanted.values()))).wait()
+        reader.read_data(LoadPlan(requests), _PieceReader(list(wanted.values()))).wait()
 
 
 @contextmanager
@@ -188,11 +190,11 @@ def _reading(directory: Path) -> Iterator[None]:
         ) from error
 
 
-def stored_in(directory: Path) -> dict[str, Stored]:
+def stored_in(directory: Path) -> dict[str, CheckpointTensor]:
     """What a checkpoint holds, by name. Raises WeightError where its index cannot be read."""
     index = _read_index(directory)
     return {
-        name: Stored(tuple(entry.size), entry.properties.dtype)
+        name: CheckpointTensor(tuple(entry.size), entry.properties.dtype)
         for name, entry in index.state_dict_metadata.items()
         if isinstance(entry, TensorStorageMetadata)
     }
@@ -218,31 +220,31 @@ def _size_of(file: Path) -> int:
 # --- torch's types --------------------------------------------------------------------------
 
 
-def _index_of(piece: Piece) -> MetadataIndex:
+def _index_of(piece: TensorPiece) -> MetadataIndex:
     return MetadataIndex(piece.name, _chunk(piece).offsets)
 
 
-def _chunk(piece: Piece) -> ChunkStorageMetadata:
+def _chunk(piece: TensorPiece) -> ChunkStorageMetadata:
     offsets = torch.Size([start for start, _ in piece.placements])
     return ChunkStorageMetadata(offsets, torch.Size(piece.sizes))
 
 
-def _whole(piece: Piece) -> TensorStorageMetadata:
+def _whole(piece: TensorPiece) -> TensorStorageMetadata:
     properties = TensorProperties(torch_dtype(piece.dtype))
     return TensorStorageMetadata(properties, torch.Size(piece.shape), [])
 
 
-def _write_item(piece: Piece) -> WriteItem:
+def _write_item(piece: TensorPiece) -> WriteItem:
     properties = TensorProperties(torch_dtype(piece.dtype))
     data = TensorWriteData(_chunk(piece), properties, torch.Size(piece.shape))
     return WriteItem(_index_of(piece), WriteItemType.SHARD, tensor_data=data)
 
 
-def _written(piece: Piece, info: Any) -> Written:
-    return Written(piece, info.relative_path, info.offset, info.length)
+def _written(piece: TensorPiece, info: Any) -> WrittenPiece:
+    return WrittenPiece(piece, info.relative_path, info.offset, info.length)
 
 
-def _checked(directory: Path, index: Metadata, piece: Piece) -> TensorStorageMetadata:
+def _checked(directory: Path, index: Metadata, piece: TensorPiece) -> TensorStorageMetadata:
     stored = index.state_dict_metadata.get(piece.name)
     if not isinstance(stored, TensorStorageMetadata):
         raise WeightError(
@@ -266,7 +268,7 @@ def _checked(directory: Path, index: Metadata, piece: Piece) -> TensorStorageMet
     return stored
 
 
-def _check_covered(directory: Path, piece: Piece, items: Sequence[ReadItem]) -> None:
+def _check_covered(directory: Path, piece: TensorPiece, items: Sequence[ReadItem]) -> None:
     """Raise WeightError where what is stored, whose parts are even, is less than a piece."""
     found, size = sum(math.prod(item.lengths) for item in items), math.prod(piece.sizes)
     if found != size:
@@ -280,7 +282,7 @@ class _Giving(DefaultSavePlanner):
     """Hands tensors to torch's writer."""
 
     def __init__(
-        self, pieces: Mapping[Piece, Tensor], by_index: Mapping[MetadataIndex, Piece]
+        self, pieces: Mapping[TensorPiece, Tensor], by_index: Mapping[MetadataIndex, TensorPiece]
     ) -> None:
         super().__init__()
         self._pieces = pieces
@@ -290,7 +292,7 @@ class _Giving(DefaultSavePlanner):
         return self._pieces[self._by_index[write_item.index]].contiguous()
 
 
-class _Taking(DefaultLoadPlanner):
+class _PieceReader(DefaultLoadPlanner):
     """Hands torch's reader the places to write to."""
 
     def __init__(self, targets: Sequence[Tensor]) -> None:

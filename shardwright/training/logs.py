@@ -70,7 +70,7 @@ class StepReport:
         return row
 
 
-class Log(ABC):
+class RunLog(ABC):
     """Takes reports and notes until it is closed."""
 
     @abstractmethod
@@ -84,10 +84,10 @@ class Log(ABC):
         """The run is over."""
 
 
-class Logs(Log):
+class Logs(RunLog):
     """Several logs as one."""
 
-    def __init__(self, logs: Iterable[Log]) -> None:
+    def __init__(self, logs: Iterable[RunLog]) -> None:
         self._logs = list(logs)
 
     def step(self, report: StepReport) -> None:
@@ -106,7 +106,7 @@ class Logs(Log):
             log.close()
 
 
-class JsonLines(Log):
+class JsonLines(RunLog):
     """Writes one JSON object a step; rows behind step ``after`` are dropped first.
 
     Raises RunError where the file cannot be opened, WriteError where no row can be added.
@@ -164,7 +164,7 @@ def _rows_until(path: Path, last: int) -> list[bytes]:
     return kept
 
 
-class TensorBoard(Log):
+class TensorBoard(RunLog):
     """Writes scalars to a TensorBoard directory. Raises RunError where it is not installed."""
 
     def __init__(self, directory: str | Path) -> None:

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from shardwright.codegenerate.draws import Draws
-from shardwright.engine.step_generator import Rows
+from shardwright.engine.step_generator import InputRows
 
 
-def rows_of(parts: Mapping[str, Rows]) -> list[int]:
+def rows_of(parts: Mapping[str, InputRows]) -> list[int]:
     """The rows that any input of a batch is read in, along dimension 0."""
     ranges = (span for rows in parts.values() if rows.dim == 0 for span in rows.ranges)
     return sorted({row for start, end in ranges for row in range(start, end)})
@@ -42,8 +42,8 @@ class OwnRows:
     def __init__(self, loader: DataLoader[Any], rows: Sequence[int], *, size: int, seed: int):
         self._rows = list(rows) or [0]
         self._size = size
-        self._dataset = _Drawing(loader.dataset, seed)
-        self._sampler = _Chosen(loader.batch_sampler, self._rows, size)
+        self._dataset = _SeededDataset(loader.dataset, seed)
+        self._sampler = _RowSampler(loader.batch_sampler, self._rows, size)
         self._loader = DataLoader(
             self._dataset,
             batch_sampler=self._sampler,
@@ -82,7 +82,7 @@ class OwnRows:
         return part
 
 
-class _Chosen:
+class _RowSampler:
     """A batch sampler that keeps some rows of each batch of the right size.
 
     ``cut`` says of each batch given whether that was done: others are left as they are.
@@ -101,7 +101,7 @@ class _Chosen:
             yield [indices[row] for row in self._rows] if self.cut[-1] else indices
 
 
-class _Drawing(Dataset[Any]):
+class _SeededDataset(Dataset[Any]):
     """A dataset whose samples draw from states of their own."""
 
     def __init__(self, dataset: Dataset[Any], seed: int) -> None:

@@ -27,7 +27,7 @@ DRAWS = "rng"
 """The input that counts microbatches for dropout."""
 
 
-class Program:
+class TrainingProgram:
     """A captured step and the objects it belongs to.
 
     batch

@@ -13,7 +13,7 @@ from shardwright.pipeline import Pipeline
 from shardwright.planning import Plan
 from shardwright.runtime.session import Session
 from shardwright.training.checkpoint import find_checkpoint, read_manifest
-from shardwright.training.dcp import Piece, read_pieces, stored_in
+from shardwright.training.dcp import TensorPiece, read_pieces, stored_in
 from shardwright.training.logs import StepReport
 
 _STEPS_OWN = ("optimizer.", "grad.")
@@ -83,5 +83,5 @@ def state_dict(source: TrainResult | Session | str | Path) -> dict[str, Tensor]:
             "it is damaged: take another"
         )
     found = {name: torch.empty(stored[name].shape, dtype=stored[name].dtype) for name in names}
-    read_pieces(path, {Piece.whole(name, tensor): tensor for name, tensor in found.items()})
+    read_pieces(path, {TensorPiece.whole(name, tensor): tensor for name, tensor in found.items()})
     return found

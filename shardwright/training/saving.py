@@ -17,7 +17,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from shardwright.engine.slot import Slot, wholes_of
+from shardwright.engine.slot import SlotProgram, wholes_of
 from shardwright.engine.slot_steps import constants_of
 from shardwright.errors import RunError
 from shardwright.ir.dtypes import dtype_name
@@ -31,8 +31,14 @@ from shardwright.training.checkpoint import (
     write_manifest,
     write_rates,
 )
-from shardwright.training.dcp import Piece, Written, read_pieces, write_index, write_pieces
-from shardwright.training.program import Program
+from shardwright.training.dcp import (
+    TensorPiece,
+    WrittenPiece,
+    read_pieces,
+    write_index,
+    write_pieces,
+)
+from shardwright.training.program import TrainingProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +55,7 @@ class Saver:
     Raises RunError where a pipeline's state cannot be written.
     """
 
-    def __init__(self, directory: str | Path, program: Program, pipeline: Document) -> None:
+    def __init__(self, directory: str | Path, program: TrainingProgram, pipeline: Document) -> None:
         self.checkpoints = Checkpoints(directory)
         self._program = program
         self._owned = owned(pipeline)
@@ -91,9 +97,11 @@ class Saver:
         read_pieces(path, self._rest())
         return Resumed(read_manifest(path).position, read_rates(path))
 
-    def _rest(self) -> dict[Piece, Tensor]:
+    def _rest(self) -> dict[TensorPiece, Tensor]:
         """What of the program's state_dict no worker has."""
-        return {Piece.whole(name, tensor): tensor for name, tensor in self._program.rest.items()}
+        return {
+            TensorPiece.whole(name, tensor): tensor for name, tensor in self._program.rest.items()
+        }
 
 
 # --- who writes what ------------------------------------------------------------------------------
@@ -168,12 +176,12 @@ def _overlap(one: StateOrigin, other: StateOrigin) -> bool:
 # --- on the workers -------------------------------------------------------------------------
 
 
-def meet(slot: Slot, arguments: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def meet(slot: SlotProgram, arguments: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Do nothing: when this is over on all slots, all have come as far."""
 
 
 def save_slot(
-    slot: Slot, arguments: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    slot: SlotProgram, arguments: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> list[dict[str, Any]]:
     """Write the constants ``tensors[slot]`` to ``directory``; says where each lies."""
     del tensors
@@ -183,7 +191,9 @@ def save_slot(
     return [msgspec.to_builtins(entry) for entry in written]
 
 
-def load_slot(slot: Slot, arguments: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def load_slot(
+    slot: SlotProgram, arguments: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> None:
     """Read all named constants of the slot from ``directory``. Raises WeightError."""
     del tensors
     contents = {
@@ -195,11 +205,11 @@ def load_slot(slot: Slot, arguments: Mapping[str, Any], tensors: Mapping[str, Te
         slot.constants[name].copy_(contents[_piece(slot, name)])
 
 
-def as_written(answers: Sequence[Sequence[Mapping[str, Any]]]) -> list[Written]:
+def as_written(answers: Sequence[Sequence[Mapping[str, Any]]]) -> list[WrittenPiece]:
     """What `save_slot` said on each slot."""
-    return [msgspec.convert(entry, Written) for answer in answers for entry in answer]
+    return [msgspec.convert(entry, WrittenPiece) for answer in answers for entry in answer]
 
 
-def _piece(slot: Slot, name: str) -> Piece:
+def _piece(slot: SlotProgram, name: str) -> TensorPiece:
     whole, tensor = slot.wholes[name], slot.constants[name]
-    return Piece(whole.name, whole.placements, whole.shape, dtype_name(tensor.dtype))
+    return TensorPiece(whole.name, whole.placements, whole.shape, dtype_name(tensor.dtype))

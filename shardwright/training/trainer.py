@@ -27,7 +27,7 @@ from shardwright.training.choosing import program_with
 from shardwright.training.evaluation import Evaluation
 from shardwright.training.loading import Data, Loading
 from shardwright.training.result import TrainResult
-from shardwright.training.training_options import Options
+from shardwright.training.training_options import TrainOptions
 from shardwright.training.training_run import TrainingRun
 
 
@@ -122,7 +122,7 @@ def train(
     Under torchrun every rank calls it alike and is one slot; rank 0 reports. Raises CaptureError,
     PlanError, InputError, and RunError with its kinds where workers fail.
     """
-    options = Options(
+    options = TrainOptions(
         epochs=epochs,
         steps=steps,
         eval_every=eval_every,

@@ -20,11 +20,11 @@ from shardwright.errors import InputError
 from shardwright.ir.quantities import format_bytes
 from shardwright.launch.torchrun import is_torchrun
 from shardwright.training.loading import Data
-from shardwright.training.logs import Log, Logs, StepReport
+from shardwright.training.logs import Logs, RunLog, StepReport
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class TrainOptions:
     """How long a run is, what it keeps and shows, and how it is carried out; see `train`."""
 
     epochs: int | None
@@ -51,7 +51,7 @@ class Options:
         """Whether this process tells how the run goes: torchrun's rank 0, or who calls `train`."""
         return self.in_process or os.environ.get("RANK", "0") == "0"
 
-    def make_display(self) -> Log:
+    def make_display(self) -> RunLog:
         """What shows how the run goes, from before its first step on; nothing if ``quiet``."""
         if self.quiet or not self.leads:
             return Logs([])
@@ -107,7 +107,7 @@ class Options:
 _ROWS = 10
 
 
-class Display(Log):
+class Display(RunLog):
     """Shows a run on a console; ``steps`` is how many it will have, None where nobody knows."""
 
     def __init__(

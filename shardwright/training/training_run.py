@@ -38,13 +38,13 @@ from shardwright.training.buckets import Bucket, StepBuckets, described_batch
 from shardwright.training.checkpoint import Position
 from shardwright.training.evaluation import Evaluation
 from shardwright.training.loading import Batch, Loading
-from shardwright.training.logs import JsonLines, Log, Logs, StepReport, TensorBoard
+from shardwright.training.logs import JsonLines, Logs, RunLog, StepReport, TensorBoard
 from shardwright.training.measures import LOSS, loss_of, measures
 from shardwright.training.own_rows import rows_of
-from shardwright.training.program import DRAWS, Program, batch_size
+from shardwright.training.program import DRAWS, TrainingProgram, batch_size
 from shardwright.training.result import TrainResult
 from shardwright.training.saving import Saver
-from shardwright.training.training_options import Options
+from shardwright.training.training_options import TrainOptions
 
 AHEAD = 2
 """How many steps may be on their way: while one runs, the inputs of the next are there."""
@@ -53,7 +53,7 @@ MANY_SHAPES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _StepUnderWay:
     """A step that is on its way: where the run stands after it, and what it used."""
 
     position: Position
@@ -68,14 +68,14 @@ class TrainingRun:
     def __init__(
         self,
         *,
-        options: Options,
+        options: TrainOptions,
         loading: Loading,
-        program: Program,
+        program: TrainingProgram,
         buckets: StepBuckets,
         rates: Rates,
         evaluation: Evaluation | None,
         result: TrainResult,
-        display: Log,
+        display: RunLog,
     ) -> None:
         self._options = options
         self._loading = loading
@@ -201,7 +201,7 @@ class TrainingRun:
     # --- steps ------------------------------------------------------------------------------
 
     def _train(self, session: Session, position: Position) -> None:
-        under_way: deque[_Step] = deque()
+        under_way: deque[_StepUnderWay] = deque()
         self._finished_at = time.monotonic()
         for batch, last in self._marked(self._batches(position)):
             bucket = self._bucket(batch)
@@ -260,7 +260,9 @@ class TrainingRun:
         draws = position.draws + microbatches
         return Position(position.step + 1, batch.epoch, batch.number + 1, draws)
 
-    def _begin(self, session: Session, batch: Batch, bucket: Bucket, position: Position) -> _Step:
+    def _begin(
+        self, session: Session, batch: Batch, bucket: Bucket, position: Position
+    ) -> _StepUnderWay:
         given = dict(batch.kwargs)
         if self._program.draws:
             given[DRAWS] = torch.arange(position.draws - bucket.microbatches, position.draws)
@@ -270,9 +272,9 @@ class TrainingRun:
             submit = partial(session.submit_to, bucket.pipeline)
         future = submit(*batch.args, **given, **self._rates.inputs())
         self._rates.advance()
-        return _Step(position, batch, rates, future)
+        return _StepUnderWay(position, batch, rates, future)
 
-    def _finish(self, step: _Step) -> StepReport | None:
+    def _finish(self, step: _StepUnderWay) -> StepReport | None:
         """Wait for a step; what to report of it, on the rank that reports."""
         outcome = step.outcome.result()
         now = time.monotonic()
@@ -318,7 +320,7 @@ class TrainingRun:
     def _is_due(self, step: int, every: int | None) -> bool:
         return every is not None and step % every == 0
 
-    def _pause(self, session: Session, step: _Step, *, last: bool) -> None:
+    def _pause(self, session: Session, step: _StepUnderWay, *, last: bool) -> None:
         """Finish a step with nothing behind it; evaluate and save where that is due.
 
         What is reported of a step is on the disk before the checkpoint that stands behind it.
@@ -345,7 +347,7 @@ class TrainingRun:
             self._result.reports.append(report)
             self._logs.step(report)
 
-    def _files(self, step: int) -> Iterator[Log]:
+    def _files(self, step: int) -> Iterator[RunLog]:
         """The logs that are kept, to be gone on with behind a step."""
         if self._options.log is not None and self._leads:
             yield JsonLines(self._options.log, after=step)

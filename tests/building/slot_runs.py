@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from shardwright.building.slots import Border, Communication, Localized
+from shardwright.building.slots import Border, LocalCommunication, Localized
 from shardwright.comm.collectives import combine
 from shardwright.comm.operation import Operation, TensorSpec
 from shardwright.comm.wire import conform
@@ -34,7 +34,7 @@ class SlotRun:
             for item, place in zip(slot.items, slot.places, strict=True):
                 if isinstance(item, IRNode):
                     yield from (((device, value), place.phase) for value in item.outputs)
-                elif isinstance(item, Communication):
+                elif isinstance(item, LocalCommunication):
                     here = [member for member in item.members if member.device == device]
                     yield from (((device, member.gets), place.phase) for member in here)
 
@@ -118,7 +118,7 @@ class SlotRun:
                 assert size == 1 or got == told or not tensor.numel(), (node, strides)
             held[value_id] = tensor
 
-    def _communicate(self, communication: Communication) -> None:
+    def _communicate(self, communication: LocalCommunication) -> None:
         members = communication.members
         given = [None if m.gives is None else self.held[m.device][m.gives] for m in members]
         if communication.kind == "send":

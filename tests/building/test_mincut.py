@@ -4,7 +4,7 @@ from itertools import chain, combinations
 
 import pytest
 
-from shardwright.building.activations import Block, demand
+from shardwright.building.activations import LayerActivations, demand
 from shardwright.building.mincut import kept_at
 from shardwright.ir import Builder
 from shardwright.planning.cost import node_work
@@ -23,7 +23,7 @@ def layer(width):
     made.append(builder.call("aten.tanh.default", made[-1]))
     made.append(builder.call("aten.add.Tensor", made[-1], x))
     needed = dict.fromkeys(value.id for value in (made[1], made[3], made[4], made[5]))
-    return builder.graph, Block(list(builder.graph.nodes), {made[6].id}, needed)
+    return builder.graph, LayerActivations(list(builder.graph.nodes), {made[6].id}, needed)
 
 
 def cost(graph, block, kept, price):

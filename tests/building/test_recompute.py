@@ -8,7 +8,7 @@ import torch
 
 from shardwright.building import build
 from shardwright.building.recompute import recompute, saved_bytes
-from shardwright.building.segments import Segment, tasks
+from shardwright.building.segments import ComputeSegment, tasks
 from shardwright.building.update import localize_step
 from shardwright.clusters.device import CPU_CORE
 from shardwright.costs.cost import Analytic
@@ -16,7 +16,7 @@ from shardwright.errors import PlanError
 from shardwright.planner import plan
 from shardwright.planning.assemble import step_of
 from shardwright.schedules import make_schedule
-from shardwright.schedules.held import Held, held_at_once
+from shardwright.schedules.held import HeldMicrobatches, held_at_once
 from shardwright.simulation.simulate import simulate
 from tests.building.step_files import StepRun
 from tests.steps import image_step, language_step
@@ -98,7 +98,7 @@ def test_layers_are_done_again_one_by_one():
     backward = [
         [node.op for node in task.nodes]
         for task in tasks(slots, weights_apart=False)
-        if isinstance(task, Segment) and task.place.phase == "backward"
+        if isinstance(task, ComputeSegment) and task.place.phase == "backward"
     ]
     layers = [ops for ops in backward if "aten.gelu.default" in ops]
     assert len(layers) == 6
@@ -115,7 +115,7 @@ def test_auto_keeps_within_the_memory_of_a_slot(memory):
     for rank, device in enumerate(made.devices):
         sizes = {s: n for (d, s), n in saved_bytes(slots).items() if d == device}
         assert list(sizes) == [rank]
-        peaks.append(Held(held_at_once(schedule, rank)).most([sizes[rank]]))
+        peaks.append(HeldMicrobatches(held_at_once(schedule, rank)).most([sizes[rank]]))
     assert max(peaks) <= memory
 
 

@@ -1,6 +1,6 @@
 from shardwright.building.localize import localize
-from shardwright.building.segments import Segment, tasks
-from shardwright.building.slots import Place
+from shardwright.building.segments import ComputeSegment, tasks
+from shardwright.building.slots import PhaseStage
 from shardwright.ir import Builder
 from shardwright.pipeline.fxtext import encode_part
 from shardwright.planner import plan
@@ -18,7 +18,7 @@ def named(made):
     """Segments by name, communications by kind and slots."""
     return [
         task.name
-        if isinstance(task, Segment)
+        if isinstance(task, ComputeSegment)
         else " ".join((task.communication.kind, *slots(task.communication)))
         for task in made
     ]
@@ -58,7 +58,7 @@ def test_equal_layers_have_equal_graphs_on_all_slots():
     """All but the lookup, whose part knows which rows it has."""
     graph = language_model(layers=4)
     localized = localize(graph, plan(graph, 2, policy="tensor"))
-    segments = [task for task in tasks(localized) if isinstance(task, Segment)]
+    segments = [task for task in tasks(localized) if isinstance(task, ComputeSegment)]
 
     def texts(device):
         whole = localized.slots[device].builder.graph
@@ -122,18 +122,18 @@ def test_phases_and_stages_are_tasks_in_the_files_order():
 
 def test_weight_gradients_are_apart_from_what_others_wait_for():
     """Stage 0 gives nothing to others, so all of its backward is for weights."""
-    found = {task.name: task for task in tasks(two_stages()) if isinstance(task, Segment)}
+    found = {task.name: task for task in tasks(two_stages()) if isinstance(task, ComputeSegment)}
     assert [node.op for node in found["d1.B1.1"].nodes] == ["aten.t.default", "aten.mm.default"]
     assert [node.op for node in found["d1.W1.0"].nodes] == [
         *("aten.t.default", "aten.mm.default", "aten.add.Tensor")
     ]
-    assert found["d1.W1.0"].place == Place("backward_weight", 1)
-    assert found["d0.W0.0"].place == Place("backward_weight", 0)
+    assert found["d1.W1.0"].place == PhaseStage("backward_weight", 1)
+    assert found["d0.W0.0"].place == PhaseStage("backward_weight", 0)
 
 
 def test_what_the_backward_reads_leaves_the_forward():
     localized = two_stages()
-    found = {task.name: task for task in tasks(localized) if isinstance(task, Segment)}
+    found = {task.name: task for task in tasks(localized) if isinstance(task, ComputeSegment)}
     assert set(found["d1.W1.1"].inputs) & set(found["d1.F1.0"].inputs), "what came from d0"
     read_later = set(found["d1.W1.0"].inputs) & set(found["d1.F1.0"].outputs)
     assert len(read_later) == 1
@@ -146,7 +146,7 @@ def test_equal_layers_have_equal_graphs_in_the_backward_too():
         graph = localized.slots[task.device].builder.graph
         return encode_part(graph, task.nodes, task.inputs, task.outputs)
 
-    found = {task.name: text(task) for task in tasks(localized) if isinstance(task, Segment)}
+    found = {task.name: text(task) for task in tasks(localized) if isinstance(task, ComputeSegment)}
     assert found["d0.F0.0"] == found["d1.F1.0"]
     assert found["d1.B1.1"] == found["d1.B1.2"]
     assert found["d1.W1.0"] == found["d1.W1.1"]
@@ -162,7 +162,9 @@ def test_what_another_stage_of_the_slot_reads_is_waited_for():
     accumulated = made.slots["d0"].zeros("grad", (4, 4), "f32")
     added = made.call("d0", B0, "add.Tensor", accumulated, gradient)
     made.update("d0", accumulated, added)
-    found = {task.name: task for task in tasks(made.localized()) if isinstance(task, Segment)}
+    found = {
+        task.name: task for task in tasks(made.localized()) if isinstance(task, ComputeSegment)
+    }
     assert [node.op for node in found["d0.B1.0"].nodes] == ["aten.neg.default", "aten.exp.default"]
     assert [node.op for node in found["d0.W0.0"].nodes] == ["aten.add.Tensor"]
 

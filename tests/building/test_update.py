@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.building.ends import Ends
-from shardwright.building.holdings import Holding
+from shardwright.building.holdings import PlacedValue
 from shardwright.building.localize import empty_holdings
-from shardwright.building.slots import Localized, Place
-from shardwright.building.update import Update, localize_step, split_further
+from shardwright.building.slots import Localized, PhaseStage
+from shardwright.building.update import UpdateWriter, localize_step, split_further
 from shardwright.clusters import Mesh
 from shardwright.errors import PlanError
 from shardwright.ir import Builder
@@ -95,7 +95,7 @@ class Terms:
                 .id
                 for device, box in zip(mesh.devices, layout.slices(mesh, value.shape), strict=True)
             }
-            holdings.add(term.id, Holding(mesh, layout.normal(mesh, value.shape), local))
+            holdings.add(term.id, PlacedValue(mesh, layout.normal(mesh, value.shape), local))
             self.values[value_id] = (term.id, local)
 
     def total(self, gradient, mesh, layout):
@@ -117,10 +117,10 @@ class Slots:
             for mesh, layout in held:
                 holdings.fetch(parameter.id, mesh, layout)
         for slot in holdings.slots.values():
-            slot.go(Place("update"))
+            slot.go(PhaseStage("update"))
         self.terms = Terms(self.step, holdings, gradients)
         self.gradients = gradients
-        update = Update(self.step, plan, holdings, self.terms)
+        update = UpdateWriter(self.step, plan, holdings, self.terms)
         for node in self.step.graph.nodes[self.step.forward :]:
             if node.op != "Backward":
                 update.add(node)

@@ -2,18 +2,18 @@
 
 from shardwright.building.slots import (
     BORDER,
-    Communication,
+    GroupMember,
+    LocalCommunication,
     Localized,
-    Member,
-    Part,
-    Place,
+    LocalSlice,
+    PhaseStage,
     SlotGraph,
 )
 from shardwright.ir.inference import Inference
 
-F0, F1 = Place("forward", 0), Place("forward", 1)
-B0, B1 = Place("backward", 0), Place("backward", 1)
-UPDATE = Place("update")
+F0, F1 = PhaseStage("forward", 0), PhaseStage("forward", 1)
+B0, B1 = PhaseStage("backward", 0), PhaseStage("backward", 1)
+UPDATE = PhaseStage("update")
 
 
 class Slots:
@@ -43,8 +43,8 @@ class Slots:
 
     def send(self, value, source, source_place, target, target_place):
         got = self.slots[target].builder.input("got", value.shape)
-        members = (Member(source, value.id, None), Member(target, None, got.id))
-        self.communications.append(Communication("send", {}, members))
+        members = (GroupMember(source, value.id, None), GroupMember(target, None, got.id))
+        self.communications.append(LocalCommunication("send", {}, members))
         for device, place in ((source, source_place), (target, target_place)):
             self.slots[device].go(place)
             self.slots[device].add(self.communications[-1])
@@ -60,4 +60,4 @@ class Slots:
 
 
 def part(device, value):
-    return Part(device, value.id, tuple((0, size) for size in value.shape))
+    return LocalSlice(device, value.id, tuple((0, size) for size in value.shape))

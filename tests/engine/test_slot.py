@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from shardwright.compiler import lower
-from shardwright.engine.slot import Slot, make_slot, torch_device
+from shardwright.engine.slot import SlotProgram, make_slot, torch_device
 from shardwright.engine.slot_steps import constants_of
 from shardwright.errors import DeviceError
 from shardwright.pipeline import Device, Pipeline
 from tests.runtime.sketch import Sketch, chain, every_collective, identity
 
 
-def slot_of(pipeline: Pipeline, name: str) -> Slot:
+def slot_of(pipeline: Pipeline, name: str) -> SlotProgram:
     constants = pipeline.weights.load(constants_of(pipeline, name))
     return make_slot(pipeline, name, constants)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shardwright.engine.replacement import Microbatching
-from shardwright.engine.step_generator import Rows, StepGenerator
+from shardwright.engine.step_generator import InputRows, StepGenerator
 from shardwright.errors import InputError
 from tests.runtime.linear_step import ROWS, WIDTH, linear_step
 from tests.runtime.sketch import chain
@@ -61,7 +61,7 @@ def test_the_rows_that_a_slot_reads(slot: str, x: tuple, target: tuple) -> None:
     pipeline = linear_step("gpipe", microbatches=2, data=2)
     generator = StepGenerator(pipeline, slot)
     rows = generator.own_rows(slot)
-    assert rows == {"x": Rows(0, x), "target": Rows(0, target)}
+    assert rows == {"x": InputRows(0, x), "target": InputRows(0, target)}
     own = [
         torch.cat([tensor[start:end] for start, end in found.ranges] or [tensor[:0]])
         for tensor, found in zip((X, TARGET), rows.values(), strict=True)
@@ -75,4 +75,4 @@ def test_the_rows_that_a_slot_reads(slot: str, x: tuple, target: tuple) -> None:
 
 def test_rows_that_touch_are_one_range() -> None:
     generator = StepGenerator(linear_step(microbatches=4))
-    assert generator.own_rows("d0")["x"] == Rows(0, ((0, ROWS),))
+    assert generator.own_rows("d0")["x"] == InputRows(0, ((0, ROWS),))

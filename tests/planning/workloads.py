@@ -6,7 +6,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from shardwright.planning.partitions.workload import Sent, Stored, Workload
+from shardwright.planning.partitions.workload import SentValue, StoredValue, Workload
 
 
 def workloads(most=8, least=1):
@@ -24,9 +24,9 @@ def random_workload(random: Random, least: int, most: int) -> Workload:
             later = range(maker + 1, count)
             readers = random.sample(later, random.randint(1, min(3, len(later))))
             price, kept = random.randint(0, 20), random.randint(0, 20)
-            sent.append(Sent(maker, tuple(sorted(readers)), price, price * 10, kept, kept))
+            sent.append(SentValue(maker, tuple(sorted(readers)), price, price * 10, kept, kept))
     stored = [
-        Stored(
+        StoredValue(
             tuple(sorted(random.sample(nodes, random.randint(1, min(3, count))))),
             random.randint(0, 20),
         )

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.pipeline.schema import Document
-from shardwright.reporting.overview import Run, runs, supertask_tree
+from shardwright.reporting.overview import TaskRun, runs, supertask_tree
 
 Draw = Callable[..., str]
 
@@ -58,9 +58,9 @@ def test_slots_that_read_other_weights_do_not_work_alike(split: Document, drawn:
 
 
 def test_runs_are_the_longest_from_each_place() -> None:
-    assert list(runs("abcabcabcx")) == [Run(0, 3, 3), Run(9, 1, 1)]
-    assert list(runs("xaabaab")) == [Run(0, 1, 1), Run(1, 3, 2)]
-    assert list(runs("aaaa")) == [Run(0, 1, 4)]
+    assert list(runs("abcabcabcx")) == [TaskRun(0, 3, 3), TaskRun(9, 1, 1)]
+    assert list(runs("xaabaab")) == [TaskRun(0, 1, 1), TaskRun(1, 3, 2)]
+    assert list(runs("aaaa")) == [TaskRun(0, 1, 4)]
     assert list(runs("")) == []
 
 

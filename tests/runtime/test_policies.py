@@ -20,7 +20,7 @@ from shardwright.schedules import KINDS
 from shardwright.tracing import capture
 from shardwright.training import train
 from shardwright.training.loading import Loading
-from shardwright.training.program import Program
+from shardwright.training.program import TrainingProgram
 from tests.rounding import BITS
 from tests.runtime.programs import GPT, gpt, tokens
 from tests.turns import rotated
@@ -62,7 +62,7 @@ def captured(kind: str) -> tuple[nn.Module, tuple[torch.Tensor, ...], IRGraph]:
 def step_graph(microbatches: int) -> IRGraph:
     """The step of `gpt` on a microbatch."""
     batch = Loading(tokens(1), seed=0).first()
-    return Program(gpt().step, batch, microbatches=microbatches, seed=0).graph
+    return TrainingProgram(gpt().step, batch, microbatches=microbatches, seed=0).graph
 
 
 def through_a_file(made: Plan, folder: Path) -> Plan:

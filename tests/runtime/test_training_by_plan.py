@@ -17,7 +17,7 @@ from shardwright.planning import Plan, Split
 from shardwright.planning.assemble import step_of
 from shardwright.training import TrainResult, train
 from shardwright.training.loading import Loading
-from shardwright.training.program import Program
+from shardwright.training.program import TrainingProgram
 from tests.runtime.programs import Trained, gpt, perceptron, rows, tokens, trained
 
 
@@ -49,7 +49,7 @@ def captured(kind: str, microbatches: int) -> IRGraph:
     make, data = PROGRAMS[kind]
     program = make()
     batch = Loading(data(1), seed=0).first()
-    return Program(program.step, batch, microbatches=microbatches, seed=0).graph
+    return TrainingProgram(program.step, batch, microbatches=microbatches, seed=0).graph
 
 
 def resplit(graph: IRGraph, made: Plan, seed: int) -> Plan:
@@ -137,7 +137,9 @@ def test_options_beside_a_plan_are_refused() -> None:
 
 def test_a_plan_is_good_for_any_seed_of_dropout() -> None:
     program = perceptron(0.3)
-    graph = Program(program.step, Loading(rows(1), seed=0).first(), microbatches=1, seed=0).graph
+    graph = TrainingProgram(
+        program.step, Loading(rows(1), seed=0).first(), microbatches=1, seed=0
+    ).graph
     made = plan(graph, 2)
     found = [
         train(perceptron(0.3).step, rows(2), epochs=1, in_process=True, quiet=True, seed=1, **how)

@@ -3,7 +3,7 @@
 import pytest
 
 from shardwright.schedules import make_schedule
-from shardwright.schedules.held import Held, held_apart, held_at_once, waits_inside
+from shardwright.schedules.held import HeldMicrobatches, held_apart, held_at_once, waits_inside
 
 
 def rows(kind, rank, *, inside=False, microbatches=4):
@@ -23,12 +23,12 @@ def test_a_last_stage_waits_too_where_its_slots_wait_for_one_another():
 
 
 def test_the_most_is_that_of_the_fullest_time():
-    assert Held(((3, 1), (4, 0))).most([10, 1]) == 40
-    assert Held(((3, 1), (4, 0))).most([10, 20]) == 50
+    assert HeldMicrobatches(((3, 1), (4, 0))).most([10, 1]) == 40
+    assert HeldMicrobatches(((3, 1), (4, 0))).most([10, 20]) == 50
 
 
 def test_a_slot_that_waits_now_and_again_has_done_half_of_the_next_forward():
-    assert Held(((1,),), ((2,),)).most([10]) == pytest.approx(15)
+    assert HeldMicrobatches(((1,),), ((2,),)).most([10]) == pytest.approx(15)
 
 
 def test_a_loss_alone_lets_nobody_wait():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwright.engine.slot_steps import Occurrence, PlannedTurn, SlotStep
-from shardwright.engine.walk import Walk
+from shardwright.engine.walk import SlotWalk
 
 
 def computing(index: int, after: Sequence[int] = (), writes: Sequence[str] = ()) -> Occurrence:
@@ -18,13 +18,13 @@ def sending(index: int, after: Sequence[int] = ()) -> Occurrence:
     return Occurrence(index, 0, step, (), 0, after=tuple(after))
 
 
-def walk(*turns: Sequence[Occurrence], lookahead: int = 1, in_order: bool = False) -> Walk:
+def walk(*turns: Sequence[Occurrence], lookahead: int = 1, in_order: bool = False) -> SlotWalk:
     planned = [PlannedTurn(k, tuple(turn)) for k, turn in enumerate(turns)]
     count = sum(map(len, turns))
-    return Walk(planned, count, lookahead=lookahead, in_order=in_order)
+    return SlotWalk(planned, count, lookahead=lookahead, in_order=in_order)
 
 
-def taken(found: Walk, blocked: Sequence[str] = ()) -> list[str]:
+def taken(found: SlotWalk, blocked: Sequence[str] = ()) -> list[str]:
     """What is begun until there is only waiting; no communication arrives."""
     names = []
     while (chosen := found.choose(lambda o: o.step.task in blocked)) is not None:

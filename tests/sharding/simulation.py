@@ -15,7 +15,15 @@ from shardwright.clusters import Mesh
 from shardwright.comm.collectives import combine
 from shardwright.comm.operation import Operation
 from shardwright.comm.spec import TensorSpec
-from shardwright.sharding import Conversion, Layout, Partial, Replicate, Shard, Step, Transfer
+from shardwright.sharding import (
+    Layout,
+    Partial,
+    Redistribution,
+    RedistributionStep,
+    Replicate,
+    Shard,
+    Transfer,
+)
 from shardwright.sharding.layout import cuts
 from shardwright.sharding.ranges import Ranges, within
 
@@ -53,13 +61,15 @@ def lay_out(terms: Tensor, layout: Layout, mesh: Mesh, shape: tuple[int, ...]) -
     return held
 
 
-def run(conversion: Conversion, tensors: list[Tensor]) -> list[Tensor]:
+def run(conversion: Redistribution, tensors: list[Tensor]) -> list[Tensor]:
     for step in conversion.steps:
         tensors = take(step, conversion.mesh, conversion.shape, tensors)
     return tensors
 
 
-def take(step: Step, mesh: Mesh, shape: tuple[int, ...], tensors: list[Tensor]) -> list[Tensor]:
+def take(
+    step: RedistributionStep, mesh: Mesh, shape: tuple[int, ...], tensors: list[Tensor]
+) -> list[Tensor]:
     """What each slot holds after a step."""
     after = step.after.slices(mesh, shape)
     if step.kind == "slice":

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from shardwright.clusters import ETHERNET, GLOO, Cluster, Link, Links, Mesh
 from shardwright.errors import PlanError
-from shardwright.sharding import Conversion, Layout, Partial, Replicate, Shard, convert
+from shardwright.sharding import Layout, Partial, Redistribution, Replicate, Shard, convert
 from shardwright.sharding.convert import KINDS, moves
 from shardwright.sharding.layout import leaves_none_empty
 from shardwright.sharding.ranges import volume
@@ -102,7 +102,7 @@ def test_a_conversion_prints_its_steps():
     assert found.groups(found.steps[0]) == (("d0", "d2"), ("d1", "d3"))
     assert found.layouts == (found.source, found.steps[0].after, found.target)
     assert found.slices(found.target) == (((0, 4), (0, 6)),) * 2 + (((4, 8), (0, 6)),) * 2
-    assert msgspec.json.decode(msgspec.json.encode(found), type=Conversion) == found
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Redistribution) == found
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from shardwright.clusters import Mesh
 from shardwright.sharding import Layout, Shard
-from shardwright.sharding.layout import Cut, largest_shape, leaves_none_empty
+from shardwright.sharding.layout import LayoutCut, largest_shape, leaves_none_empty
 from shardwright.sharding.ranges import shape_of, volume
 from tests.sharding.simulation import cut as cut_out
 from tests.sharding.simulation import layouts, meshes, shapes
@@ -18,12 +18,12 @@ def cases(draw):
 
 
 def test_a_cut_knows_what_it_leaves():
-    cut = Cut(axis=0, shard=Shard(0, 2), parts=3, lengths=(10, 12))
+    cut = LayoutCut(axis=0, shard=Shard(0, 2), parts=3, lengths=(10, 12))
     assert cut.left == (2, 4)
     assert cut.fits
     assert not cut.is_even
-    assert not Cut(0, Shard(0, 4), 3, (10, 12)).fits
-    assert Cut(0, Shard(0, 2), 3, (6, 12)).is_even
+    assert not LayoutCut(0, Shard(0, 4), 3, (10, 12)).fits
+    assert LayoutCut(0, Shard(0, 2), 3, (6, 12)).is_even
 
 
 @pytest.mark.parametrize(

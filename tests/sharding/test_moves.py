@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shardwright.clusters import Mesh
-from shardwright.sharding import Layout, Partial, Replicate, Shard, Step
+from shardwright.sharding import Layout, Partial, RedistributionStep, Replicate, Shard
 from shardwright.sharding.convert import KINDS, moves
 from tests.sharding.simulation import draw_terms, fits, lay_out, reduce_terms, take
 
@@ -21,13 +21,15 @@ ROWS = [
 
 @pytest.mark.parametrize(("source", "target", "kind", "metadata"), ROWS, ids=[r[2] for r in ROWS])
 def test_a_step_says_its_kind_and_the_formats_metadata(source, target, kind, metadata):
-    step = Step(0, Layout.parse(source), Layout.parse(target))
+    step = RedistributionStep(0, Layout.parse(source), Layout.parse(target))
     assert step.kind == kind
     assert step.metadata == metadata
 
 
 def test_a_step_prints_on_one_line():
-    step = Step(1, Layout.parse("[Shard(0), Partial(sum)]"), Layout.parse("[Shard(0), Shard(0)]"))
+    step = RedistributionStep(
+        1, Layout.parse("[Shard(0), Partial(sum)]"), Layout.parse("[Shard(0), Shard(0)]")
+    )
     assert str(step) == (
         "reduce_scatter along axis 1 (reduce_op sum, dim 0): "
         "[Shard(0), Partial(sum)] -> [Shard(0), Shard(0)]"
@@ -44,7 +46,7 @@ def test_moves_are_exactly_the_collectives_that_give_each_slot_its_slice(sizes, 
         for axis, placement in itertools.product(range(len(sizes)), placements):
             there = Layout(here).replace(axis, placement)
             if (type(here[axis]), type(placement)) in KINDS and here[axis] != placement:
-                step = Step(axis, Layout(here), there)
+                step = RedistributionStep(axis, Layout(here), there)
                 right = sizes[axis] > 1 and is_right(step, mesh, shape)
                 assert (there.placements in listed) == right, str(step)
 
@@ -57,7 +59,7 @@ def test_moves_with_units_are_right_and_lead_to_normal_forms(sizes):
         if fits(here, mesh, shape) and here.normal(mesh, shape) == here:
             for axis, there in moves(here.placements, sizes, shape, units):
                 assert Layout(there).normal(mesh, shape) == Layout(there)
-                assert is_right(Step(axis, here, Layout(there)), mesh, shape)
+                assert is_right(RedistributionStep(axis, here, Layout(there)), mesh, shape)
 
 
 def is_right(step, mesh, shape):

@@ -7,7 +7,7 @@ import torch
 
 from shardwright.ir import Builder, IRGraph, compile_graph
 from shardwright.profiling.memory import peak_bytes
-from shardwright.simulation.task_work import Footprint, Home, footprint
+from shardwright.simulation.task_work import Footprint, OutputMemory, footprint
 from tests.graphs import block
 
 ROW = 4 * 64
@@ -27,11 +27,16 @@ def layers() -> IRGraph:
 def test_views_share_memory_and_what_is_overwritten_is_not_new() -> None:
     graph = layers()
     assert footprint(graph, {}) == Footprint(
-        (8 + 64) * ROW, (Home(None, 0, 8 * ROW), Home(None, 0, 8 * ROW), Home(None, 1, 64 * ROW))
+        (8 + 64) * ROW,
+        (
+            OutputMemory(None, 0, 8 * ROW),
+            OutputMemory(None, 0, 8 * ROW),
+            OutputMemory(None, 1, 64 * ROW),
+        ),
     )
     over = {graph.inputs[1]: graph.outputs[2]}
     found = footprint(graph, over)
-    assert found.homes[2] == Home(1)
+    assert found.homes[2] == OutputMemory(1)
     assert (found.most, found.left) == (16 * ROW, 8 * ROW), "relu's result dies within"
     fresh = footprint(graph, over, fresh=[1])
     assert fresh.left == 16 * ROW
@@ -41,7 +46,7 @@ def test_what_is_read_is_no_memory_of_its_own() -> None:
     builder = Builder("seen")
     x = builder.input("x", (8, 64), "f32")
     graph = builder.finish([builder.call("aten.t.default", x), x])
-    assert footprint(graph, {}) == Footprint(0, (Home(0), Home(0)))
+    assert footprint(graph, {}) == Footprint(0, (OutputMemory(0), OutputMemory(0)))
 
 
 def test_as_much_as_the_allocator_gives() -> None:

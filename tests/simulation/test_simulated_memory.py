@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.engine.slot_steps import slot_steps
-from shardwright.simulation.simulated_memory import Ledger, Storage, constant_items
+from shardwright.simulation.simulated_memory import Ledger, SimulatedStorage, constant_items
 from tests.runtime.linear_step import WIDTH, linear_step
 
 
 def test_a_storage_lives_as_long_as_a_tensor_lies_there() -> None:
     ledger = Ledger("d0", {"w": (10, "parameters")})
-    shared = Storage(100, "activations")
+    shared = SimulatedStorage(100, "activations")
     ledger.hold("x", shared)
     ledger.hold("view", shared)
     ledger.note(0)
@@ -55,7 +55,7 @@ def test_a_message_to_several_is_held_by_each() -> None:
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), max_size=40))
 def test_all_that_is_held_can_be_let_go_of(acts: list[tuple[int, int]]) -> None:
     ledger = Ledger("d0", {})
-    storages = [Storage(7 * k, "activations") for k in range(4)]
+    storages = [SimulatedStorage(7 * k, "activations") for k in range(4)]
     for storage, place in acts:
         ledger.hold(place, storages[storage])
         used = {id(ledger.storage(p)) for p in range(5) if p in ledger}

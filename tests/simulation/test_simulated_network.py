@@ -9,7 +9,7 @@ from shardwright.clusters import Cluster, Link, Links
 from shardwright.clusters.device import CPU_CORE, DEVICES
 from shardwright.comm.operation import Membership, memberships
 from shardwright.pipeline import Pipeline
-from shardwright.simulation.simulated_network import Network, Part
+from shardwright.simulation.simulated_network import Network, SimulatedMember
 from tests.runtime.sketch import chain, every_collective
 
 LINKS = Links.of(Link(1.0, 8.0), Link(0.5, 8.0), start=3.0)
@@ -26,7 +26,7 @@ class Trial:
         self.network = Network(slots, cluster, lambda at, slot: self.told.append((at, slot)))
         self.parts = memberships(pipeline)
 
-    def start(self, task: str, now: float, call: int = 0) -> tuple[Part, float]:
+    def start(self, task: str, now: float, call: int = 0) -> tuple[SimulatedMember, float]:
         return self.network.start(self.parts[task], call, now)
 
 

@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from shardwright.ir import Builder, resolve
 from shardwright.ir.operators import operator_name, split_call
 from shardwright.tracing.dropout import write_attention
-from shardwright.tracing.emitter import Emitter, is_value
+from shardwright.tracing.emitter import GraphEmitter, is_value
 
 SDPA = resolve("aten.scaled_dot_product_attention.default")
 BOOLS = torch.rand(5, 7) > 0.3
@@ -21,7 +21,7 @@ def written(query, key, value, mask=None, **options):
     dtypes = {torch.float64: "f64", torch.bool: "bool"}
     values = [builder.input(f"x{i}", t.shape, dtypes[t.dtype]) for i, t in enumerate(tensors)]
     inputs, attrs = split_call(SDPA, values, options, is_tensor=is_value)
-    made = write_attention(Emitter(builder), inputs, attrs, lambda weights: weights)
+    made = write_attention(GraphEmitter(builder), inputs, attrs, lambda weights: weights)
     graph = builder.finish(made)
     assert operator_name(SDPA) not in {node.op for node in graph.nodes}
     return graph.run(*tensors)

@@ -8,7 +8,7 @@ import torch
 
 from shardwright.ir import resolve
 from shardwright.ir.operators import split_call
-from shardwright.tracing.views import SAME, Call, View, ViewCall, describe_view
+from shardwright.tracing.views import SAME, ViewCall, ViewOperator, ViewRow, describe_view
 
 aten = torch.ops.aten
 Make = Callable[[torch.Tensor], Any]
@@ -52,7 +52,7 @@ def described(op: Any, args: tuple[Any, ...], whole: torch.Tensor, number: int) 
     return ViewCall(op._opname, attrs, whole, parts, number)
 
 
-def apply(call: Call | None, *tensors: torch.Tensor) -> torch.Tensor:
+def apply(call: ViewOperator | None, *tensors: torch.Tensor) -> torch.Tensor:
     return tensors[-1] if call is None else resolve(call.op)(*tensors, *call.args)
 
 
@@ -106,6 +106,8 @@ def test_unknown_views_have_no_description() -> None:
 
 def test_a_view_is_two_calls() -> None:
     call = described(aten.select.int, (0, 1), torch.ones(2, 3), 0)
-    assert describe_view(call) == View(
-        Call("aten.select.int", (0, 1)), Call("aten.select_scatter.default", (0, 1)), partial=True
+    assert describe_view(call) == ViewRow(
+        ViewOperator("aten.select.int", (0, 1)),
+        ViewOperator("aten.select_scatter.default", (0, 1)),
+        partial=True,
     )

@@ -14,13 +14,13 @@ from shardwright.training.checkpoint import (
     write_manifest,
     write_rates,
 )
-from shardwright.training.dcp import Piece, write_index, write_pieces
+from shardwright.training.dcp import TensorPiece, write_index, write_pieces
 
 
 def write(checkpoints: Checkpoints, step: int) -> Path:
     path = checkpoints.begin(step)
     tensor = torch.full((8,), float(step))
-    write_index(path, write_pieces(path, 0, {Piece.whole("w", tensor): tensor}))
+    write_index(path, write_pieces(path, 0, {TensorPiece.whole("w", tensor): tensor}))
     write_rates(path, {"rates": {"lr": 0.1}})
     write_manifest(path, Position(step), ("w",))
     return checkpoints.finish(path)

@@ -14,8 +14,8 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from shardwright.errors import WeightError
 from shardwright.training.dcp import (
-    Piece,
-    Written,
+    TensorPiece,
+    WrittenPiece,
     is_complete,
     read_pieces,
     stored_in,
@@ -26,15 +26,15 @@ from shardwright.training.dcp import (
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
 
-def part(name: str, tensor: torch.Tensor, *placements: tuple[int, int]) -> Piece:
-    return Piece(name, placements, tuple(tensor.shape), "f32")
+def part(name: str, tensor: torch.Tensor, *placements: tuple[int, int]) -> TensorPiece:
+    return TensorPiece(name, placements, tuple(tensor.shape), "f32")
 
 
-def cut(tensor: torch.Tensor, piece: Piece) -> torch.Tensor:
+def cut(tensor: torch.Tensor, piece: TensorPiece) -> torch.Tensor:
     return tensor[tuple(slice(start, end) for start, end in piece.placements)]
 
 
-def rows(name: str, tensor: torch.Tensor, *ends: int) -> list[Piece]:
+def rows(name: str, tensor: torch.Tensor, *ends: int) -> list[TensorPiece]:
     rest = [(0, size) for size in tensor.shape[1:]]
     starts = (0, *ends)
     return [
@@ -43,7 +43,7 @@ def rows(name: str, tensor: torch.Tensor, *ends: int) -> list[Piece]:
     ]
 
 
-def save(directory: Path, tensor: torch.Tensor, writers: list[Piece]) -> list[Written]:
+def save(directory: Path, tensor: torch.Tensor, writers: list[TensorPiece]) -> list[WrittenPiece]:
     written = []
     for number, piece in enumerate(writers):
         written += write_pieces(directory, number, {piece: cut(tensor, piece)})
@@ -60,7 +60,7 @@ def test_plain_torch_reads_what_was_written(tmp_path: Path, model: torch.nn.Modu
     contents = model.state_dict()
     weight = contents.pop("0.weight")
     written = save(tmp_path, weight, rows("0.weight", weight, 1, 4))
-    others = {Piece.whole(name, tensor): tensor for name, tensor in contents.items()}
+    others = {TensorPiece.whole(name, tensor): tensor for name, tensor in contents.items()}
     written += write_pieces(tmp_path, 3, others)
     write_index(tmp_path, written)
     found = {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items()}
@@ -139,7 +139,7 @@ def test_a_checkpoint_that_holds_a_part_of_what_is_needed_is_refused(tmp_path: P
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.bool])
 def test_dtypes_and_no_dimensions(tmp_path: Path, dtype: torch.dtype) -> None:
     tensor = torch.ones((), dtype=dtype)
-    piece = Piece.whole("step", tensor)
+    piece = TensorPiece.whole("step", tensor)
     write_index(tmp_path, write_pieces(tmp_path, 0, {piece: tensor}))
     found = torch.zeros((), dtype=dtype)
     read_pieces(tmp_path, {piece: found})
@@ -150,10 +150,10 @@ def test_errors_name_checkpoint_and_tensor(tmp_path: Path) -> None:
     weight = torch.randn(4, 2)
     write_index(tmp_path, save(tmp_path, weight, rows("w", weight)))
     with pytest.raises(WeightError, match="holds no 'v'"):
-        read_pieces(tmp_path, {Piece.whole("v", weight): weight})
+        read_pieces(tmp_path, {TensorPiece.whole("v", weight): weight})
     other = torch.zeros(4, 3)
     with pytest.raises(WeightError, match=r"'w' as f32\[4, 2\], the program has f32\[4, 3\]"):
-        read_pieces(tmp_path, {Piece.whole("w", other): other})
+        read_pieces(tmp_path, {TensorPiece.whole("w", other): other})
     with pytest.raises(WeightError, match="no index to read"):
         stored_in(tmp_path / "nothing")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from shardwright.engine.step_generator import Rows
+from shardwright.engine.step_generator import InputRows
 from shardwright.training.loading import Loading
 from shardwright.training.own_rows import OwnRows, reads_rows, rows_of
 
@@ -71,5 +71,9 @@ def test_what_can_be_read_in_rows() -> None:
 
 
 def test_rows_of_all_inputs_together() -> None:
-    parts = {"x": Rows(0, ((0, 2), (4, 6))), "y": Rows(0, ((1, 3),)), "z": Rows(1, ((0, 9),))}
+    parts = {
+        "x": InputRows(0, ((0, 2), (4, 6))),
+        "y": InputRows(0, ((1, 3),)),
+        "z": InputRows(1, ((0, 9),)),
+    }
     assert rows_of(parts) == [0, 1, 2, 4, 5]

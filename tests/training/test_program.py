@@ -7,7 +7,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from shardwright.errors import InputError
 from shardwright.training.loading import Batch, as_batch
-from shardwright.training.program import Program, batch_size, first_microbatch
+from shardwright.training.program import TrainingProgram, batch_size, first_microbatch
 
 
 class Tied(nn.Module):
@@ -47,7 +47,7 @@ BATCH = as_batch((torch.arange(6) % 7, (torch.arange(6) + 1) % 7))
 
 
 def test_what_the_graph_holds_and_what_it_does_not() -> None:
-    program = Program(step_of(*make(SGD)), BATCH, microbatches=2, seed=0)
+    program = TrainingProgram(step_of(*make(SGD)), BATCH, microbatches=2, seed=0)
     graph = program.graph
     assert [graph.values[i].shape for i in graph.inputs] == [(3,), (3,), ()]
     assert list(program.model) == list(make(SGD)[0].state_dict())
@@ -66,7 +66,7 @@ def test_trained_values_go_back_as_a_loop_would_leave_them(kind, options, warm: 
     model, optimizer = make(kind, **options)
     if warm:
         step_of(model, optimizer)(*BATCH.args)
-    program = Program(step_of(model, optimizer), BATCH, microbatches=1, seed=0)
+    program = TrainingProgram(step_of(model, optimizer), BATCH, microbatches=1, seed=0)
     reference, other = copy.deepcopy((model, optimizer))
     for _ in range(2):
         step_of(reference, other)(*BATCH.args)

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardwright.engine.slot import Slot, wholes_of
+from shardwright.engine.slot import SlotProgram, wholes_of
 from shardwright.engine.slot_steps import SlotSteps
 from shardwright.errors import RunError
 from shardwright.pipeline.schema import (
@@ -46,8 +46,8 @@ LEFT, RIGHT = ((0, 4), (0, 3)), ((0, 4), (3, 6))
 ALL = ((0, 4), (0, 6))
 
 
-def slot_of(found: Document, name: str, **contents: torch.Tensor) -> Slot:
-    return Slot(
+def slot_of(found: Document, name: str, **contents: torch.Tensor) -> SlotProgram:
+    return SlotProgram(
         name=name,
         rank=list(found.devices).index(name),
         device=torch.device("cpu"),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from shardwright.errors import CodegenError
-from shardwright.sharding import Partial, Placement, Replicate, Shard, Step
+from shardwright.sharding import Partial, Placement, RedistributionStep, Replicate, Shard
 from shardwright.sharding.ranges import Ranges
 
 
@@ -22,7 +22,9 @@ class Collective(NamedTuple):
     slices: Sequence[Ranges]
 
 
-def collectives(step: Step, before: Sequence[Ranges], after: Sequence[Ranges]) -> list[Collective]:
+def collectives(
+    step: RedistributionStep, before: Sequence[Ranges], after: Sequence[Ranges]
+) -> list[Collective]:
     """The collectives of a step. Raises CodegenError for a reduction that none of them does."""
     source, target = step.source, step.target
     if isinstance(source, Shard) and isinstance(target, Shard):

@@ -24,14 +24,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardwright.building.holdings import Holding, Holdings
+from shardwright.building.holdings import Holdings, PlacedValue
 from shardwright.building.slots import SlotGraph
 from shardwright.clusters import Mesh
 from shardwright.codegenerate.splitting.layout_steps import collectives
 from shardwright.ir import IRValue, Scope
 from shardwright.ir.dtypes import torch_dtype
 from shardwright.planning.mesh import DATA
-from shardwright.sharding import Layout, Partial, Replicate, Shard, Step
+from shardwright.sharding import Layout, Partial, RedistributionStep, Replicate, Shard
 from shardwright.sharding.ranges import Ranges, shape_of, whole
 
 Exchange = Mapping[str, int]
@@ -51,9 +51,9 @@ class StageHoldings(Holdings):
     """
 
     exchanges: list[Exchange] = field(default_factory=list)
-    leaving: dict[int, Holding] = field(default_factory=dict)
+    leaving: dict[int, PlacedValue] = field(default_factory=dict)
     differentiable: set[int] = field(init=False)
-    _copies: dict[tuple[object, ...], Holding] = field(default_factory=dict)
+    _copies: dict[tuple[object, ...], PlacedValue] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,16 +81,16 @@ class StageHoldings(Holdings):
         self.exchanges.append(nodes)
         return made
 
-    def along(self, op: str, value: IRValue, holding: Holding, axis: int) -> Holding:
+    def along(self, op: str, value: IRValue, holding: PlacedValue, axis: int) -> PlacedValue:
         """A holding through a collective that changes no shape, along an axis of its mesh."""
         local: dict[str, int] = {}
         for group in holding.mesh.groups(axis):
             given = {device: holding.local[device] for device in group}
             shapes = {device: self._value(device, given[device]).shape for device in group}
             local |= self.exchange(op, value, given, shapes, axis=holding.mesh.axes[axis])
-        return Holding(holding.mesh, holding.layout, local, holding.place)
+        return PlacedValue(holding.mesh, holding.layout, local, holding.place)
 
-    def for_parts(self, value: IRValue, holding: Holding, axes: Sequence[int]) -> Holding:
+    def for_parts(self, value: IRValue, holding: PlacedValue, axes: Sequence[int]) -> PlacedValue:
         """A holding for readers that each do a part of the work along some axes, made once."""
         for axis in axes:
             key = (holding.mesh.devices, axis, *holding.local.values())
@@ -102,8 +102,8 @@ class StageHoldings(Holdings):
     def _step(
         self,
         value: IRValue,
-        holding: Holding,
-        step: Step,
+        holding: PlacedValue,
+        step: RedistributionStep,
         before: Mapping[str, Ranges],
         after: Mapping[str, Ranges],
     ) -> dict[str, int]:
@@ -130,7 +130,7 @@ class StageHoldings(Holdings):
 
     # --- what comes from elsewhere --------------------------------------------------------------
 
-    def _load(self, value: IRValue, mesh: Mesh, layout: Layout) -> Holding:
+    def _load(self, value: IRValue, mesh: Mesh, layout: Layout) -> PlacedValue:
         if value.role not in ("input", "param"):
             return super()._load(value, mesh, layout)
         held = [holding for holding in self.held.get(value.id, ()) if holding.mesh == mesh]
@@ -157,13 +157,15 @@ class StageHoldings(Holdings):
             slot.builder.graph.tensors[made.id] = self.graph.tensors[value.id][taken]
         return made
 
-    def _bring(self, value: IRValue, source: Holding, mesh: Mesh, layout: Layout) -> Holding:
+    def _bring(
+        self, value: IRValue, source: PlacedValue, mesh: Mesh, layout: Layout
+    ) -> PlacedValue:
         if source.mesh != mesh:
             source = self._enter(value, self.leave(value, source, mesh, layout), mesh)
         conversion = self._conversion(value, source.layout, layout, mesh)
         return self._convert(value, source, conversion)
 
-    def leave(self, value: IRValue, source: Holding, mesh: Mesh, layout: Layout) -> Holding:
+    def leave(self, value: IRValue, source: PlacedValue, mesh: Mesh, layout: Layout) -> PlacedValue:
         """A value as it leaves its partition for one that wants it in a layout on a mesh."""
         if value.id not in self.leaving:
             held = source.layout
@@ -181,7 +183,7 @@ class StageHoldings(Holdings):
             self.leaving[value.id] = self._convert(value, source, conversion)
         return self.leaving[value.id]
 
-    def _enter(self, value: IRValue, leaving: Holding, mesh: Mesh) -> Holding:
+    def _enter(self, value: IRValue, leaving: PlacedValue, mesh: Mesh) -> PlacedValue:
         """A value as it enters a partition."""
         known = [holding for holding in self.held[value.id] if holding.mesh == mesh]
         if known:
@@ -193,7 +195,7 @@ class StageHoldings(Holdings):
             shape = shape_of(ranges)
             strides = value.strides if shape == value.shape else None
             local[device] = builder.input(value.name, shape, value.dtype, strides=strides).id
-        return self.add(value.id, Holding(mesh, layout, local))
+        return self.add(value.id, PlacedValue(mesh, layout, local))
 
 
 def _are_alike(one: Mesh, other: Mesh) -> bool:

@@ -17,14 +17,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardwright.building.holdings import Holding
-from shardwright.building.nodes import NodeWriter, Parts, Written
+from shardwright.building.holdings import PlacedValue
+from shardwright.building.nodes import LocalNode, NodeWriter, SplitNode
 from shardwright.clusters import Mesh
 from shardwright.codegenerate.splitting.split_holdings import StageHoldings
 from shardwright.ir import IRNode, IRValue
 from shardwright.ops.catalog import dimop_of
 from shardwright.planning.plan import Assignment
-from shardwright.planning.splitting.axes import Axis
+from shardwright.planning.splitting.axes import NodeAxis
 from shardwright.sharding import Partial, Replicate
 
 
@@ -34,7 +34,7 @@ class StageWriter(NodeWriter):
 
     holdings: StageHoldings
 
-    def add(self, node: IRNode, assignment: Assignment) -> Written:
+    def add(self, node: IRNode, assignment: Assignment) -> LocalNode:
         """Write a node on the slots of its mesh. Raises PlanError."""
         written = super().add(node, assignment)
         for index, value_id in enumerate(node.outputs):
@@ -48,13 +48,13 @@ class StageWriter(NodeWriter):
             return assignment
         bound = dimop_of(self.graph, node)
         splits = tuple(
-            None if bound is not None and _compares(Axis.of(bound, split), node) else split
+            None if bound is not None and _compares(NodeAxis.of(bound, split), node) else split
             for split in assignment.splits
         )
         return Assignment(assignment.mesh, splits)
 
     def operands(
-        self, node: IRNode, split: Parts, sources: Sequence[Holding | None]
+        self, node: IRNode, split: SplitNode, sources: Sequence[PlacedValue | None]
     ) -> dict[str, list[IRValue | None]]:
         """What the part on each slot reads."""
         ready = [
@@ -69,7 +69,9 @@ class StageWriter(NodeWriter):
             for device in split.parts
         }
 
-    def _ready(self, value_id: int, source: Holding, axes: Sequence[Axis], index: int) -> Holding:
+    def _ready(
+        self, value_id: int, source: PlacedValue, axes: Sequence[NodeAxis], index: int
+    ) -> PlacedValue:
         """An input as parts read it."""
         value = self.graph.values[value_id]
         if value_id in self.holdings.differentiable:
@@ -80,7 +82,7 @@ class StageWriter(NodeWriter):
                 source = self.holdings.along("term_of_first", value, source, axis)
         return source
 
-    def _give_to_first(self, written: Written, index: int, value_id: int) -> None:
+    def _give_to_first(self, written: LocalNode, index: int, value_id: int) -> None:
         """Let one slot go on with the gradient of an output that all made alike."""
         if value_id not in self.holdings.differentiable:
             return
@@ -90,7 +92,7 @@ class StageWriter(NodeWriter):
                 held[-1] = self.holdings.along("gradient_to_first", value, held[-1], axis)
 
 
-def _compares(axis: Axis, node: IRNode) -> bool:
+def _compares(axis: NodeAxis, node: IRNode) -> bool:
     """Whether slots along an axis make terms that are not added, as a maximum's."""
     made = (axis.output(index) for index in range(len(node.outputs)))
     return any(isinstance(placement, Partial) and placement != Partial() for placement in made)
@@ -101,7 +103,7 @@ def _axes(mesh: Mesh) -> list[int]:
     return [axis for axis, size in enumerate(mesh.sizes) if size > 1]
 
 
-def _is_shared(axis: Axis, index: int) -> bool:
+def _is_shared(axis: NodeAxis, index: int) -> bool:
     """Whether parts along an axis read all of an input, so that each has a part of its gradient."""
     return (
         axis.split is not None

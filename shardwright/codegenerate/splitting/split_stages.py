@@ -23,7 +23,7 @@ from dataclasses import replace
 import msgspec
 
 from shardwright.building.ends import Ends
-from shardwright.building.holdings import Holding
+from shardwright.building.holdings import PlacedValue
 from shardwright.building.slots import SlotGraph
 from shardwright.clusters import Cluster, Mesh
 from shardwright.codegenerate.sources.numbering import partition_numbers
@@ -99,7 +99,7 @@ class _Splitting:
                 self.graph.nodes[at], Assignment(mesh, splits if alike else (None,) * mesh.ndim)
             )
 
-    def _output(self, value_id: int) -> Holding:
+    def _output(self, value_id: int) -> PlacedValue:
         """An output of the graph as it leaves the partition that makes it."""
         holdings = self.holdings
         held = holdings.held.get(value_id, ())
@@ -155,7 +155,7 @@ class _Splitting:
         updates = {old.value: new.value for old, new in self.updates if old.device == device}
         return SlotEnds(entering, leaving, updates)
 
-    def _name(self, value_id: int, holding: Holding, device: str) -> str:
+    def _name(self, value_id: int, holding: PlacedValue, device: str) -> str:
         """A port's name: of a slice with its ranges."""
         shape = self.graph.values[value_id].shape
         at = holding.mesh.devices.index(device)

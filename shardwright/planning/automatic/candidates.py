@@ -13,7 +13,7 @@ from shardwright.planning.predicted import Prediction
 from shardwright.planning.prediction.predict import Estimate
 from shardwright.planning.prediction.source import Integers
 from shardwright.planning.prediction.spread import Spread
-from shardwright.planning.training import Options
+from shardwright.planning.training import StepOptions
 
 MICROBATCHES = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of microbatches that are tried where none is given."""
@@ -39,10 +39,10 @@ class Asked:
     memory: int | None = None
     zero: int | None = None
 
-    def options(self) -> Options:
+    def options(self) -> StepOptions:
         """The same with the defaults of all that is not given."""
         given = {name: getattr(self, name) for name in self.__slots__}
-        return Options(**{name: found for name, found in given.items() if found is not None})
+        return StepOptions(**{name: found for name, found in given.items() if found is not None})
 
     def counts(self, training: bool) -> Sequence[int]:
         """Numbers of microbatches to try."""
@@ -111,7 +111,7 @@ class Found:
     candidate: Candidate
     spread: Spread
     stages: Integers
-    options: Options
+    options: StepOptions
     estimate: Estimate
     memory: int
     """Bytes that a slot may hold."""

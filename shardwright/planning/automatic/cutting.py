@@ -32,7 +32,7 @@ MANY_STAGES = 16
 
 
 @dataclass(frozen=True)
-class Line:
+class NodeLine:
     """A forward as a line of nodes, with what a stage of neighbours takes and holds.
 
     at
@@ -52,7 +52,7 @@ class Line:
     crossing: Floats
 
     @classmethod
-    def of(cls, spread: Spread, seconds: Floats, kept: Pairs, bandwidth: float) -> Line:
+    def of(cls, spread: Spread, seconds: Floats, kept: Pairs, bandwidth: float) -> NodeLine:
         """The line of a forward whose nodes take these seconds and keep this."""
         count = len(seconds)
         bytes_crossing = _crossing(spread, count)
@@ -73,7 +73,7 @@ class Line:
 
 
 def cuts(
-    line: Line, stages: int, held: Sequence[float] = (), memory: float = np.inf
+    line: NodeLine, stages: int, held: Sequence[float] = (), memory: float = np.inf
 ) -> Iterator[Integers]:
     """The stage of each node, for cuts in so many stages; none where there is none that fits.
 
@@ -97,7 +97,7 @@ def cuts(
             yield stages_of_cut(line, chosen)
 
 
-def stages_of_cut(line: Line, chosen: Sequence[int]) -> Integers:
+def stages_of_cut(line: NodeLine, chosen: Sequence[int]) -> Integers:
     """The stage of each node; what is done once a step has that of what reads it."""
     source = line.spread.source
     bounds = line.at[list(chosen)]
@@ -147,14 +147,14 @@ def _positions(crossing: Floats, first: int, count: int) -> Integers:
 # --- dynamic programs -----------------------------------------------------------------------------
 
 
-def _loads(line: Line) -> Floats:
+def _loads(line: NodeLine) -> Floats:
     """Seconds of the stage from each position to each other; infinite where it has no node."""
     loads = line.seconds[None, :] - line.seconds[:, None]
     empty = np.tri(len(loads), dtype=bool)
     return np.where(empty, np.inf, np.maximum(loads, 0.0))
 
 
-def _fitting(line: Line, stages: int, held: Sequence[float], memory: float) -> list[Table]:
+def _fitting(line: NodeLine, stages: int, held: Sequence[float], memory: float) -> list[Table]:
     """Of each stage, from where to where it fits in a slot."""
     stored = line.stored[None, :] - line.stored[:, None]
     kept = line.kept[None, :] - line.kept[:, None]

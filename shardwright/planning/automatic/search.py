@@ -22,7 +22,7 @@ from shardwright.clusters import Cluster
 from shardwright.costs.worker_time import worker_seconds
 from shardwright.errors import PlanError
 from shardwright.planning.automatic.candidates import Asked, Candidate, Found
-from shardwright.planning.automatic.cutting import Line, cuts, first_readers
+from shardwright.planning.automatic.cutting import NodeLine, cuts, first_readers
 from shardwright.planning.automatic.shapes import Shape, shapes, variants
 from shardwright.planning.automatic.spreads import SEVERAL, Spreads
 from shardwright.planning.mesh import DATA
@@ -33,7 +33,7 @@ from shardwright.planning.prediction.spread import Spread
 from shardwright.planning.prediction.sums import sums_of
 from shardwright.planning.prediction.timing import order_of
 from shardwright.planning.prediction.update import update_seconds
-from shardwright.planning.training import Options
+from shardwright.planning.training import StepOptions
 
 ENOUGH = 1.01
 BUBBLE = 0.4
@@ -54,7 +54,7 @@ FORWARD_ONLY = ("1f1b", 1)
 
 
 @dataclass
-class Search:
+class PlanSearch:
     """A search; `run` gives what it found."""
 
     spreads: Spreads
@@ -72,7 +72,7 @@ class Search:
     """Bounds of single microbatches from what several take."""
     _cuts: dict[object, list[Integers]] = field(default_factory=dict)
     _ranks: dict[Shape, Sequence[Sequence[str]]] = field(default_factory=dict)
-    _lines: dict[object, Line] = field(default_factory=dict)
+    _lines: dict[object, NodeLine] = field(default_factory=dict)
     """By the id of a spread, and what else a line depends on."""
     _updates: dict[object, Floats] = field(default_factory=dict)
     """What a step takes once, by the id of a spread and whether states are dealt out."""
@@ -315,7 +315,7 @@ class Search:
     def _in_mode(self, candidate: Candidate, mode: str, *, timed: bool = True) -> Iterator[Found]:
         """The candidate with each cut that is tried; of plans not ``timed`` the memory is known."""
         spread = self.spreads.over(candidate.shape, candidate.microbatches)
-        options = Options(
+        options = StepOptions(
             candidate.microbatches,
             candidate.schedule,
             candidate.chunks,
@@ -336,7 +336,7 @@ class Search:
         self,
         spread: Spread,
         stages: Integers,
-        options: Options,
+        options: StepOptions,
         candidate: Candidate,
         *,
         timed: bool = True,
@@ -354,7 +354,7 @@ class Search:
         return self._ranks[shape]
 
     def _left_for_activations(
-        self, spread: Spread, stages: Integers, options: Options, candidate: Candidate
+        self, spread: Spread, stages: Integers, options: StepOptions, candidate: Candidate
     ) -> int | None:
         """The bytes that the fullest slot has left for activations if some are computed again."""
         order = order_of(
@@ -378,7 +378,7 @@ class Search:
             self._cuts[key] = list(cuts(line, candidate.stages, held, memory))
         return self._cuts[key]
 
-    def _line(self, spread: Spread, candidate: Candidate, count: int, *, again: bool) -> Line:
+    def _line(self, spread: Spread, candidate: Candidate, count: int, *, again: bool) -> NodeLine:
         """What cuts are made in; what is done once a step counts where ``count`` is given."""
         key = id(spread), candidate.zero, count, again
         if key not in self._lines:
@@ -387,7 +387,7 @@ class Search:
                 seconds = seconds + self._once(spread, candidate) / count
             kept = spread.crossing if again else spread.saved
             link = self.cluster.inside if len(self.cluster.hosts) == 1 else self.cluster.between
-            self._lines[key] = Line.of(spread, seconds, kept, link.send.bandwidth)
+            self._lines[key] = NodeLine.of(spread, seconds, kept, link.send.bandwidth)
         return self._lines[key]
 
     @staticmethod

@@ -28,7 +28,7 @@ from shardwright.planning.partitions.metis import (
 )
 from shardwright.planning.partitions.partition import Partition, make_partition, task_of
 from shardwright.planning.partitions.repair import repair
-from shardwright.planning.partitions.workload import Sent, Shares, Workload
+from shardwright.planning.partitions.workload import SentValue, Shares, Workload
 from shardwright.planning.parts import PolicyNode
 
 
@@ -229,7 +229,7 @@ def grouped(workload: Workload, groups: Sequence[int], names: Sequence[str]) -> 
     )
 
 
-def _sent(workload: Workload, groups: Sequence[int]) -> Iterator[Sent]:
+def _sent(workload: Workload, groups: Sequence[int]) -> Iterator[SentValue]:
     """What groups send to others."""
     for value in workload.sent:
         maker = groups[value.maker]

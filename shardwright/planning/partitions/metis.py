@@ -27,7 +27,7 @@ from shardwright.ir import IRGraph
 from shardwright.planning.partitions.contiguous import recut
 from shardwright.planning.partitions.ordering import as_stages, moved_note
 from shardwright.planning.partitions.refine import refine
-from shardwright.planning.partitions.workload import Sent, Shares, Workload
+from shardwright.planning.partitions.workload import SentValue, Shares, Workload
 from shardwright.planning.parts import PolicyNode
 
 NodeWeight = Callable[[PolicyNode], float]
@@ -266,5 +266,5 @@ def _sums(weights: Sequence[float], stages: Sequence[int]) -> list[float]:
 
 def _weighed(workload: Workload, weights: Sequence[float], edges: Mapping[Edge, float]) -> Workload:
     """The workload in which nodes and edges take what their weights say."""
-    sent = tuple(Sent(a, (b,), weight, 0) for (a, b), weight in edges.items())
+    sent = tuple(SentValue(a, (b,), weight, 0) for (a, b), weight in edges.items())
     return replace(workload, seconds=tuple(weights), sent=sent, stored=())

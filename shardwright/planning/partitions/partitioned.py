@@ -36,9 +36,9 @@ from shardwright.planning.plan import (
 )
 from shardwright.planning.prediction.sources import Sources
 from shardwright.planning.splits import take_apart
-from shardwright.planning.step import Step, check_one_backward
+from shardwright.planning.step import PreparedStep, check_one_backward
 from shardwright.planning.training import (
-    Options,
+    StepOptions,
     measure_work,
     training_plan,
     with_prepared,
@@ -48,7 +48,7 @@ PIPEDREAM = "pipedream"
 
 
 @dataclass(frozen=True, slots=True)
-class Machines:
+class PlanMachines:
     """What a plan is made for: the slots, what nodes cost there, and the bytes of each slot.
 
     ``memory`` is None where it is not known.
@@ -79,8 +79,8 @@ def plan_by_partition(
     graph: IRGraph,
     axes: Mapping[str, int],
     policy: str,
-    machines: Machines,
-    options: Options,
+    machines: PlanMachines,
+    options: StepOptions,
 ) -> Plan:
     """The plan of a model or a training step by a partitioner.
 
@@ -139,7 +139,7 @@ def check_axes(policy: str, axes: Mapping[str, int]) -> None:
 
 
 def partition_model(
-    graph: IRGraph, policy: str, axes: Mapping[str, int], machines: Machines
+    graph: IRGraph, policy: str, axes: Mapping[str, int], machines: PlanMachines
 ) -> Partitioned:
     """A model's stages. Raises PlanError."""
     placement = tuple(range(axes[PIPELINE]))
@@ -208,12 +208,12 @@ def _leaders(axes: Mapping[str, int], devices: Sequence[str]) -> tuple[str, ...]
 
 
 def partition_step(
-    step: Step,
+    step: PreparedStep,
     sources: Sources,
     policy: str,
     axes: Mapping[str, int],
-    machines: Machines,
-    options: Options,
+    machines: PlanMachines,
+    options: StepOptions,
 ) -> Partitioned:
     """A training step's stages, on the ranks of its schedule. Raises PlanError."""
     found = _partition(step, policy, axes, machines, options)
@@ -226,11 +226,11 @@ def partition_step(
 
 
 def _partition(
-    step: Step,
+    step: PreparedStep,
     policy: str,
     axes: Mapping[str, int],
-    machines: Machines,
-    options: Options,
+    machines: PlanMachines,
+    options: StepOptions,
     rows: int | None = None,
 ) -> Partition:
     schedule = options.schedule_on(axes[PIPELINE])
@@ -262,7 +262,7 @@ def _partition(
     )
 
 
-def _with_copies(step: Step, found: Partition) -> tuple[Step, list[int]]:
+def _with_copies(step: PreparedStep, found: Partition) -> tuple[PreparedStep, list[int]]:
     """The step with what stages do again, and the stage of each of its forward nodes."""
     first = len(step.prepare)
     stages = with_prepared(step.view, found.stages)
@@ -278,12 +278,12 @@ def _shifted(copies: Sequence[Copy], first: int) -> tuple[Copy, ...]:
 
 
 def _on_ranks(
-    step: Step,
+    step: PreparedStep,
     stages: list[int],
     found: Partition,
     axes: Mapping[str, int],
-    machines: Machines,
-    options: Options,
+    machines: PlanMachines,
+    options: StepOptions,
 ) -> Partitioned:
     """The partitioned step, and its plan in time."""
     forward = step.view

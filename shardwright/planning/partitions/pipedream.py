@@ -38,7 +38,7 @@ LARGEST_TABLE = 5e8
 """Entries to look at; cuts are tried at fewer places where there would be more."""
 
 
-class Cut(NamedTuple):
+class PipedreamCut(NamedTuple):
     """Where stages begin and the last one ends, how many slots each has, and the slowest's time."""
 
     cuts: list[int]
@@ -55,7 +55,7 @@ def pipedream(
     gradients: float = 1.0,
     limit: MemoryLimit | None = None,
     most_stages: int | None = None,
-) -> Cut:
+) -> PipedreamCut:
     """The best cut on all slots of a cluster. Raises PlanError where none fits in memory.
 
     ``rows`` are those of a microbatch: a stage has as many slots at most. ``gradients`` is the
@@ -67,11 +67,11 @@ def pipedream(
     most = max(8, int((LARGEST_TABLE / max(1, stages * slots * slots)) ** 0.5))
     places = cut_places(workload, stages, most)
     tables = range_tables(workload, places)
-    search = _Search(tables, cluster, rows, microbatches, gradients, limit)
+    search = _PipedreamSearch(tables, cluster, rows, microbatches, gradients, limit)
     return search.run(stages, places)
 
 
-class _Choice(NamedTuple):
+class _PipedreamChoice(NamedTuple):
     """What the best way from each place on begins with: its end, and its slots."""
 
     stop: np.ndarray
@@ -79,7 +79,7 @@ class _Choice(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Search:
+class _PipedreamSearch:
     """``best[s][m]`` has, for each place, the time of the best s stages on the last m slots."""
 
     tables: Tables
@@ -91,9 +91,9 @@ class _Search:
     by_bytes: bool = False
     """Whether the most bytes of a slot shall be few, in place of the most seconds."""
     best: list[dict[int, np.ndarray]] = field(default_factory=list)
-    choices: list[dict[int, _Choice]] = field(default_factory=list)
+    choices: list[dict[int, _PipedreamChoice]] = field(default_factory=list)
 
-    def run(self, stages: int, places: Sequence[int]) -> Cut:
+    def run(self, stages: int, places: Sequence[int]) -> PipedreamCut:
         slots, size = len(self.cluster.devices), len(places)
         done = np.full(size, np.inf)
         done[-1] = 0.0
@@ -111,7 +111,7 @@ class _Search:
         """The best ways with one stage more, on any number of slots."""
         size = len(self.tables.seconds)
         best: dict[int, np.ndarray] = {}
-        choices: dict[int, _Choice] = {}
+        choices: dict[int, _PipedreamChoice] = {}
         for used in range(count, slots + 1):
             time, stop, many = np.full(size, np.inf), np.zeros(size, int), np.zeros(size, int)
             for replicas in range(1, min(used, self.rows) + 1):
@@ -123,7 +123,7 @@ class _Search:
                 better = found < time * (1 - TOLERANCE)
                 better |= ~np.isfinite(time) & np.isfinite(found)
                 time[better], stop[better], many[better] = found[better], at[better], replicas
-            best[used], choices[used] = time, _Choice(stop, many)
+            best[used], choices[used] = time, _PipedreamChoice(stop, many)
         self.best.append(best)
         self.choices.append(choices)
 
@@ -145,7 +145,9 @@ class _Search:
             return np.where(np.isfinite(seconds), held, np.inf)
         return np.where(held <= self.limit.nbytes, seconds, np.inf)
 
-    def _follow(self, count: int, slots: int, places: Sequence[int], seconds: float) -> Cut:
+    def _follow(
+        self, count: int, slots: int, places: Sequence[int], seconds: float
+    ) -> PipedreamCut:
         cuts, replicas, at = [0], [], 0
         for left in range(count, 0, -1):
             choice = self.choices[left][slots]
@@ -153,7 +155,7 @@ class _Search:
             slots -= replicas[-1]
             at = int(choice.stop[at])
             cuts.append(places[at])
-        return Cut(cuts, replicas, seconds)
+        return PipedreamCut(cuts, replicas, seconds)
 
     def _why(self, stages: int, places: Sequence[int]) -> str:
         """What stands in the way: memory, or rows too few for the slots."""
@@ -171,7 +173,7 @@ class _Search:
             f"{lacking(nearest.seconds, limit.nbytes)}"
         )
 
-    def fullest(self, found: Cut, places: Sequence[int]) -> str:
+    def fullest(self, found: PipedreamCut, places: Sequence[int]) -> str:
         """The first slot of the stage for which a cut has the most of what is counted."""
         before = list(accumulate(found.replicas, initial=0))
         count, slots = len(found.replicas), before[-1]

@@ -30,7 +30,7 @@ from shardwright.ir.operators import resolve
 from shardwright.planning.plan import label_of
 
 
-class Sent(NamedTuple):
+class SentValue(NamedTuple):
     """A value that a node makes and others read; both are positions, readers ascending.
 
     ``seconds`` and ``nbytes`` are those of all its messages to one reader: of its gradient too,
@@ -46,7 +46,7 @@ class Sent(NamedTuple):
     arrived: int = 0
 
 
-class Stored(NamedTuple):
+class StoredValue(NamedTuple):
     """A stored value: its readers' positions, and the bytes that a slot holds because of it."""
 
     readers: tuple[int, ...]
@@ -70,8 +70,8 @@ class Workload:
 
     names: tuple[str, ...]
     seconds: tuple[float, ...]
-    sent: tuple[Sent, ...] = ()
-    stored: tuple[Stored, ...] = ()
+    sent: tuple[SentValue, ...] = ()
+    stored: tuple[StoredValue, ...] = ()
     repeatable: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
@@ -148,7 +148,7 @@ def workload_of(
         tuple(_seconds(costs, view, node, step) for node in nodes),
         tuple(_sent(view, nodes, position, links, needing)),
         tuple(
-            Stored(readers, (held or {}).get(value.id, value.nbytes))
+            StoredValue(readers, (held or {}).get(value.id, value.nbytes))
             for value in view.stored()
             if (readers := tuple(position[user] for user in value.users if user in position))
         ),
@@ -166,12 +166,12 @@ def _sent(
     position: Mapping[int, int],
     links: Links,
     needing: set[int],
-) -> Iterator[Sent]:
+) -> Iterator[SentValue]:
     read, bases = _read_by_backward(view, nodes, needing)
     for node in nodes:
         for value in (view.values[v] for v in node.outputs if view.values[v].users):
             times = 2 if value.id in needing else 1
-            yield Sent(
+            yield SentValue(
                 position[node.id],
                 tuple(sorted({position[user] for user in value.users})),
                 times * links.seconds("send", 2, value.nbytes),
@@ -308,7 +308,7 @@ class Shares:
         self.work[rank] += seconds
         self.seconds[rank] += seconds
 
-    def _count(self, value: Sent, sign: int) -> None:
+    def _count(self, value: SentValue, sign: int) -> None:
         """Add or take away what the messages of a value cost, and what is kept of it."""
         maker = self.rank(value.maker)
         self.kept[maker] += sign * value.kept
@@ -321,7 +321,7 @@ class Shares:
         self.sent += sign * value.seconds * len(receivers)
         self.crossing += sign * value.nbytes * len(receivers)
 
-    def _receivers(self, value: Sent, maker: int) -> Iterator[int]:
+    def _receivers(self, value: SentValue, maker: int) -> Iterator[int]:
         return (rank for rank in map(self.rank, value.readers) if rank != maker)
 
     def _read(self, number: int, rank: int, sign: int) -> None:

@@ -20,14 +20,14 @@ from shardwright.planning.predicted import SlotMemory
 from shardwright.planning.prediction.source import Floats, Integers
 from shardwright.planning.prediction.sums import Sums, added, distinct, gathered_gradients
 from shardwright.planning.prediction.timing import Order
-from shardwright.planning.training import Options
-from shardwright.schedules.held import Held, waits_inside
+from shardwright.planning.training import StepOptions
+from shardwright.schedules.held import HeldMicrobatches, waits_inside
 
 __all__ = ["SlotMemory", "left_for_activations", "rank_memory"]
 
 
 def rank_memory(
-    sums: Sums, order: Order, options: Options, shards: int, *, lends: bool = False
+    sums: Sums, order: Order, options: StepOptions, shards: int, *, lends: bool = False
 ) -> tuple[list[SlotMemory], list[float]]:
     """What a slot of each rank holds, and each stage's seconds of work that is done again.
 
@@ -43,7 +43,7 @@ def rank_memory(
 
 
 def left_for_activations(
-    sums: Sums, order: Order, options: Options, shards: int, memory: int, *, lends: bool = False
+    sums: Sums, order: Order, options: StepOptions, shards: int, memory: int, *, lends: bool = False
 ) -> int | None:
     """The bytes that the fullest slot has left for activations if some are computed again.
 
@@ -55,7 +55,7 @@ def left_for_activations(
 
 
 def _ranks(
-    sums: Sums, order: Order, options: Options, shards: int, *, lends: bool
+    sums: Sums, order: Order, options: StepOptions, shards: int, *, lends: bool
 ) -> Iterator[_Rank]:
     schedule = order.schedule
     ranks = np.array(schedule.placement, dtype=np.int64)[sums.stages]
@@ -166,7 +166,7 @@ class _Kept:
     """
 
     def __init__(
-        self, sums: Sums, stages: Sequence[int], order: Order, rank: int, options: Options
+        self, sums: Sums, stages: Sequence[int], order: Order, rank: int, options: StepOptions
     ) -> None:
         numbers = list(stages)
         saved, crossing = sums.saved, sums.crossing
@@ -175,7 +175,7 @@ class _Kept:
             saved, crossing = saved + alone, crossing + also
         saved, crossing = saved[numbers], np.minimum(crossing, saved)[numbers]
         waits = waits_inside(sums.fetched[numbers].sum(), sums.saved[numbers].sum())
-        held = Held(order.held[rank], order.ahead[rank] if waits else None)
+        held = HeldMicrobatches(order.held[rank], order.ahead[rank] if waits else None)
         most, least = held.most(saved), held.most(crossing)
         share = _share(options, most, least)
         working = sums.working[numbers]
@@ -229,7 +229,7 @@ def _pairs(stages: Integers, numbers: Integers) -> Integers:
     return stages * (int(numbers.max(initial=0)) + 1) + numbers
 
 
-def _share(options: Options, most: float, least: float) -> float:
+def _share(options: StepOptions, most: float, least: float) -> float:
     """How much of what may be computed again is."""
     if options.recompute == "none" or most <= least:
         return 0.0

@@ -40,7 +40,7 @@ from shardwright.planning.prediction.timing import (
     order_of,
 )
 from shardwright.planning.prediction.update import rank_updates
-from shardwright.planning.training import Options
+from shardwright.planning.training import StepOptions
 
 
 def predict(
@@ -104,7 +104,7 @@ class Estimate:
 def estimate(
     spread: Spread,
     stages: Sequence[int] | Integers,
-    options: Options,
+    options: StepOptions,
     cluster: Cluster,
     slots: Sequence[Sequence[str]],
     *,
@@ -148,7 +148,7 @@ def lends(cluster: Cluster) -> bool:
 
 
 def _memory(
-    sums: Sums, order: Order, options: Options, shards: Sequence[int], *, lends: bool
+    sums: Sums, order: Order, options: StepOptions, shards: Sequence[int], *, lends: bool
 ) -> tuple[list[SlotMemory], list[float]]:
     """What `rank_memory` says, where ranks may deal out states among other numbers of slots."""
     if len(set(shards)) == 1:
@@ -163,14 +163,14 @@ def _memory(
     ], again
 
 
-def _dealt_out(ranks: int, options: Options, shards: Sequence[int]) -> Sequence[int]:
+def _dealt_out(ranks: int, options: StepOptions, shards: Sequence[int]) -> Sequence[int]:
     """Over how many slots of each rank states are dealt out."""
     if not options.zero:
         return [1] * ranks
     return shards if len(shards) == ranks else [shards[0]] * ranks
 
 
-def sends_early(options: Options) -> bool:
+def sends_early(options: StepOptions) -> bool:
     """Whether gradients are sent before those of weights are made, as `building` has it."""
     return options.recompute == "none"
 
@@ -180,7 +180,7 @@ def _of_step(
     ends: Sequence[float],
     memory: Sequence[SlotMemory],
     slots: Sequence[Sequence[str]],
-    options: Options,
+    options: StepOptions,
 ) -> Estimate:
     step = max(done + end for done, end in zip(laid.done, ends, strict=True))
     busy = [work + end for work, end in zip(laid.busy, ends, strict=True)]
@@ -197,7 +197,7 @@ def _of_model(
     """A model's calls follow one another; the slowest rank or line decides how fast."""
     ranks = np.asarray(placement, dtype=np.int64)[np.asarray(stages, dtype=np.int64)]
     sums = sums_of(spread, ranks, len(slots))
-    options = Options(schedule="gpipe")
+    options = StepOptions(schedule="gpipe")
     order = order_of(options.schedule, len(slots), 1, 1)
     busy, passing = _of_call(Exchange.of(links, range(len(slots)), sums), sums)
     memory, _ = rank_memory(sums, order, options, 1)

@@ -28,7 +28,7 @@ from shardwright.planning.prediction.segments import Place, Segment
 from shardwright.planning.prediction.source import Floats, Forward, Splits
 from shardwright.planning.prediction.spread import Alike, compute_costs
 from shardwright.planning.prediction.sums import added
-from shardwright.planning.splitting.axes import Axis, wanted
+from shardwright.planning.splitting.axes import NodeAxis, wanted
 from shardwright.sharding import Layout, Partial, Replicate, Shard, convert
 
 
@@ -221,7 +221,7 @@ class _Pricing:
             return _Tensors((whole,) * inputs, (whole,) * outputs, (whole,) * inputs)
         bound = self.source.bound(position)
         assert bound is not None
-        axes = [Axis.of(bound, split) for split in splits]
+        axes = [NodeAxis.of(bound, split) for split in splits]
         values = self.source.view.values
         return _Tensors(
             tuple(

@@ -15,7 +15,7 @@ from shardwright.planning.forward import forward_view
 from shardwright.planning.mixing import mixing_nodes, notes_on
 from shardwright.planning.plan import fingerprint_graph
 from shardwright.planning.prediction.source import Forward
-from shardwright.planning.step import Step, as_step, has_quotients, is_mixed_by_shards
+from shardwright.planning.step import PreparedStep, as_step, has_quotients, is_mixed_by_shards
 from shardwright.planning.unfuse import unfuse
 
 Positions = tuple[int, ...]
@@ -32,7 +32,7 @@ class Sources:
     training: bool = field(init=False)
     _fingerprint: str = ""
     _apart: dict[Positions, IRGraph] = field(default_factory=dict)
-    _steps: dict[_Key, Step] = field(default_factory=dict)
+    _steps: dict[_Key, PreparedStep] = field(default_factory=dict)
     _forwards: dict[_Key, Forward] = field(default_factory=dict)
     _has_quotients: bool | None = None
     _mixed: dict[int, bool] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Sources:
             self._apart[positions] = unfuse(self.graph, positions)
         return self._apart[positions]
 
-    def step(self, positions: Positions, microbatches: int, shards: int) -> Step:
+    def step(self, positions: Positions, microbatches: int, shards: int) -> PreparedStep:
         """The step of so many microbatches, each split over data shards. Raises PlanError."""
         key = self._key(positions, microbatches, shards)
         if key not in self._steps:

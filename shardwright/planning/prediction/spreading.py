@@ -21,7 +21,7 @@ from shardwright.planning.prediction.pricing import price
 from shardwright.planning.prediction.source import Forward, Splits
 from shardwright.planning.prediction.sources import Sources
 from shardwright.planning.prediction.spread import Alike, Spread, spread
-from shardwright.planning.training import Options
+from shardwright.planning.training import StepOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Staged:
     stages: Sequence[int]
     placement: Sequence[int]
     slots: Sequence[Sequence[str]]
-    options: Options
+    options: StepOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def _in_stages(plan: Plan, source: Forward, assigned: Sequence[Assignment]) -> S
     """The stages of a plan and their ranks, and the options of the schedule."""
     training = plan.training
     if training is not None:
-        options = Options(
+        options = StepOptions(
             training.microbatches,
             training.schedule,
             training.chunks,
@@ -153,7 +153,7 @@ def _in_stages(plan: Plan, source: Forward, assigned: Sequence[Assignment]) -> S
         [order[stage] for stage in numbers],
         [ranks.index(slots[stage]) for stage in order],
         ranks,
-        Options(schedule="gpipe"),
+        StepOptions(schedule="gpipe"),
     )
 
 

@@ -1,7 +1,7 @@
 """How a node's tensors lie along one axis of its mesh, by what the axis does with the node.
 
 Comes in: a call's annotation, and the `Split`, `Terms` or None of one mesh axis. Goes out: an
-`Axis`, which knows the placement in which each input is read and each output made, and in which
+`NodeAxis`, which knows the placement in which each input is read and each output made, and in which
 the gradient of an input comes out of the node's backward. `building` writes nodes by it, and
 `planning` chooses splits by it: what is planned is what is written.
 """
@@ -17,7 +17,7 @@ from shardwright.sharding import Layout, Partial, Placement, Replicate, Shard
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class NodeAxis:
     """How a node's tensors lie along one axis of its mesh."""
 
     split: Split | Terms | None
@@ -25,7 +25,7 @@ class Axis:
     reduction: str
 
     @classmethod
-    def of(cls, bound: BoundDimop, split: Split | Terms | None) -> Axis:
+    def of(cls, bound: BoundDimop, split: Split | Terms | None) -> NodeAxis:
         """What a split of a call means for its tensors."""
         flow = bound.flow(split.identifier) if isinstance(split, Split) else None
         return cls(split, flow, bound.reduction)
@@ -81,7 +81,7 @@ class Axis:
         return Shard(carry.dim, carry.unit * self.split.unit)
 
 
-def wanted(axes: Sequence[Axis], index: int) -> Layout | None:
+def wanted(axes: Sequence[NodeAxis], index: int) -> Layout | None:
     """The layout to fetch an input in, None where only the dtype is read."""
     if any(axis.ignores(index) for axis in axes):
         return None

@@ -1,8 +1,8 @@
 """What splits of a graph's nodes take: seconds of each node on a slot, and what a slot stores.
 
 Comes in: a forward view, what each axis of a mesh does with each node, machines, costs of nodes.
-Goes out: a `Chosen`. `best_splits` gives the one that takes the least; `price_splits` says of any
-splits, such as those of a policy, what they take.
+Goes out: a `ChosenSplits`. `best_splits` gives the one that takes the least; `price_splits` says of
+any splits, such as those of a policy, what they take.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from shardwright.ir import IRGraph
 from shardwright.ops.catalog import why_whole
 from shardwright.planning.splitting.outline import Outline, outline_of
 from shardwright.planning.splitting.strategies import Choices
-from shardwright.planning.splitting.walk import Walk, walk
+from shardwright.planning.splitting.walk import SplitWalk, walk
 
 
-class Chosen(msgspec.Struct, frozen=True):
+class ChosenSplits(msgspec.Struct, frozen=True):
     """Splits, and what they take; every list has an entry a node of the view.
 
     splits
@@ -77,7 +77,7 @@ def price_splits(
     training: bool,
     microbatches: int = 1,
     reasons: Sequence[str] | None = None,
-) -> Chosen:
+) -> ChosenSplits:
     """What these splits take on the first slots of a cluster.
 
     ``axes`` are those of a mesh without a pipeline, ``splits`` have an entry an axis for each node
@@ -97,10 +97,10 @@ def price_splits(
     for load in found.loads:
         stored[load.position] += load.nbytes
     said = list(reasons) if reasons is not None else plain_reasons(outline)
-    return Chosen(list(splits), nodes, once, stored, said)
+    return ChosenSplits(list(splits), nodes, once, stored, said)
 
 
-def _seconds(found: Walk, costs: Costs) -> tuple[list[NodeCost], list[float]]:
+def _seconds(found: SplitWalk, costs: Costs) -> tuple[list[NodeCost], list[float]]:
     """Seconds of a microbatch, and once a step, for each node."""
     view = found.outline.view
     known: dict[tuple[int, Part], NodeCost] = {}

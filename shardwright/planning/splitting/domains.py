@@ -25,7 +25,13 @@ from shardwright.ir import IRNode
 from shardwright.ir.execute import describe_node
 from shardwright.planning.plan import Terms
 from shardwright.planning.splitting.outline import Outline
-from shardwright.planning.splitting.strategies import Choice, Shapes, Strategy, choices, strategy
+from shardwright.planning.splitting.strategies import (
+    CallShapes,
+    Choice,
+    Strategy,
+    choices,
+    strategy,
+)
 from shardwright.sharding import Partial
 from shardwright.sharding.layout import largest_shape
 from shardwright.sharding.ranges import volume, whole
@@ -177,7 +183,7 @@ class Domains:
         """All strategies of a node, those that its gradients allow."""
         node, bound = self.outline.view.nodes[position], self.outline.bound(position)
         values = self.outline.view.values
-        shapes = Shapes(
+        shapes = CallShapes(
             tuple(values[v].shape for v in node.inputs),
             tuple(values[v].shape for v in node.outputs),
         )

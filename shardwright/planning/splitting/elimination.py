@@ -35,14 +35,14 @@ LARGEST = 50_000_000
 """Entries that one table may have: 400 MB."""
 
 
-class Factor(NamedTuple):
+class CostFactor(NamedTuple):
     """Costs over the choices of some variables, one dimension a variable, in ascending order."""
 
     scope: Scope
     table: Table
 
 
-class Step(NamedTuple):
+class EliminationStep(NamedTuple):
     """A variable gone: the least over its choices, and the tables it takes its choice from.
 
     ``tables`` have its choices in their first dimension, then those neighbours whose places among
@@ -65,18 +65,18 @@ class _Gone(NamedTuple):
 
     variable: int
     scope: Scope
-    step: Step | None
+    step: EliminationStep | None
 
 
 @dataclass(slots=True)
-class Memory:
+class EliminationMemory:
     """Steps of eliminations, for reuse. It keeps the tables alive whose identity it knows."""
 
-    steps: dict[object, Step] = field(default_factory=dict)
+    steps: dict[object, EliminationStep] = field(default_factory=dict)
     choices: dict[object, int] = field(default_factory=dict)
     tables: dict[int, Table] = field(default_factory=dict)
 
-    def step(self, variable: int, scope: Scope, factors: Sequence[Factor]) -> Step:
+    def step(self, variable: int, scope: Scope, factors: Sequence[CostFactor]) -> EliminationStep:
         """The elimination of a variable from the factors' sum, whose variables are ``scope``."""
         place = {v: i for i, v in enumerate(scope)}
         key = (
@@ -89,15 +89,15 @@ class Memory:
             self.steps[key] = _step(variable, scope, factors)
         return self.steps[key]
 
-    def choice(self, step: Step, neighbours: tuple[int, ...]) -> int:
-        """As `Step.choice`."""
+    def choice(self, step: EliminationStep, neighbours: tuple[int, ...]) -> int:
+        """As `EliminationStep.choice`."""
         key = (id(step.least), neighbours)
         if key not in self.choices:
             self.choices[key] = step.choice(neighbours)
         return self.choices[key]
 
 
-def _step(variable: int, scope: Scope, factors: Sequence[Factor]) -> Step:
+def _step(variable: int, scope: Scope, factors: Sequence[CostFactor]) -> EliminationStep:
     total = _sum((variable, *(v for v in scope if v != variable)), factors)
     others = {v: i for i, v in enumerate(v for v in scope if v != variable)}
     tables = (
@@ -107,7 +107,7 @@ def _step(variable: int, scope: Scope, factors: Sequence[Factor]) -> Step:
         )
         for factor in factors
     )
-    return Step(np.asarray(total.min(axis=0)), tuple(tables))
+    return EliminationStep(np.asarray(total.min(axis=0)), tuple(tables))
 
 
 Order = Sequence[tuple[int, Scope]]
@@ -116,8 +116,8 @@ Order = Sequence[tuple[int, Scope]]
 
 def minimise(
     sizes: Sequence[int],
-    factors: Sequence[Factor],
-    memory: Memory | None = None,
+    factors: Sequence[CostFactor],
+    memory: EliminationMemory | None = None,
     order: Order | None = None,
 ) -> tuple[list[int], float]:
     """The choice of each variable that makes the sum of all factors least, and the sum.
@@ -133,7 +133,7 @@ def minimise(
             "the choices of many nodes hang together, in a table of more than "
             f"{LARGEST} entries; fix the splits of an axis, or use fewer axes"
         )
-    return _Search(sizes, memory or Memory(), factors).run(order)
+    return _Elimination(sizes, memory or EliminationMemory(), factors).run(order)
 
 
 def elimination_order(sizes: Sequence[int], scopes: Iterable[Scope]) -> Order:
@@ -147,20 +147,22 @@ def widest(sizes: Sequence[int], order: Order) -> int:
     return max(tables, default=0)
 
 
-class _Search:
+class _Elimination:
     """Factors by number, and the factors of each variable."""
 
-    def __init__(self, sizes: Sequence[int], memory: Memory, factors: Iterable[Factor]) -> None:
+    def __init__(
+        self, sizes: Sequence[int], memory: EliminationMemory, factors: Iterable[CostFactor]
+    ) -> None:
         self.sizes = sizes
         self.memory = memory
         self.constant = 0.0
-        self.factors: dict[int, Factor] = {}
+        self.factors: dict[int, CostFactor] = {}
         self.of: list[dict[int, None]] = [{} for _ in sizes]
         self.numbers = 0
         for factor in factors:
             self.add(factor)
 
-    def add(self, factor: Factor) -> None:
+    def add(self, factor: CostFactor) -> None:
         if not factor.scope:
             self.constant += float(factor.table)
             return
@@ -189,7 +191,7 @@ class _Search:
         for number in numbers:
             for other in self.factors.pop(number).scope:
                 del self.of[other][number]
-        self.add(Factor(near, step.least))
+        self.add(CostFactor(near, step.least))
         return _Gone(variable, near, step)
 
 
@@ -234,7 +236,7 @@ def _price(sizes: Sequence[int], near: Sequence[set[int]], variable: int) -> tup
     return entries, sum([len(others - near[v]) - 1 for v in others])
 
 
-def _sum(scope: Scope, factors: Sequence[Factor]) -> Table:
+def _sum(scope: Scope, factors: Sequence[CostFactor]) -> Table:
     """The sum of factors with their dimensions in the order of ``scope``, small ones first."""
     total: Table | None = None
     for factor in sorted(factors, key=lambda f: f.table.size):

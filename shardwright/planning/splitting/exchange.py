@@ -39,7 +39,7 @@ JOINT = 1500
 """Combinations of layouts that a variable of a value's readers may have."""
 
 
-class Made(NamedTuple):
+class StrategyLayouts(NamedTuple):
     """How a strategy makes a value, and how it wants the gradient."""
 
     layout: Placements
@@ -74,7 +74,7 @@ class Column(Generic[T]):
         return cls(tuple(numbers), of)
 
 
-class Port(NamedTuple):
+class ReadPort(NamedTuple):
     """A read of a value: by which domain, as which input, and whether a gradient comes back."""
 
     domain: Domain
@@ -92,7 +92,7 @@ class Port(NamedTuple):
         return Wanted(read, found.returns[self.number], found.whole)
 
 
-class Source(NamedTuple):
+class ValueSource(NamedTuple):
     """A value that a node makes: by which domain, as which output.
 
     ``leaves`` is what bringing it out of the graph counts for, 0 where it is no result; a ``loss``
@@ -104,12 +104,12 @@ class Source(NamedTuple):
     leaves: float = 0.0
     is_loss: bool = False
 
-    def column(self) -> Column[Made]:
+    def column(self) -> Column[StrategyLayouts]:
         """How the domain's strategies make it."""
         index = self.number
         return Column.of_strategies(
             [
-                Made(found.makes[index], found.mirror(index), found.kept, found.whole)
+                StrategyLayouts(found.makes[index], found.mirror(index), found.kept, found.whole)
                 for found in self.domain.strategies
             ]
         )
@@ -123,7 +123,7 @@ class Weight(NamedTuple):
     is_trained: bool
 
 
-def layouts_of(made: Iterable[Made], wanted: Iterable[Wanted | None]) -> set[Placements]:
+def layouts_of(made: Iterable[StrategyLayouts], wanted: Iterable[Wanted | None]) -> set[Placements]:
     """The layouts between which a value and its gradient may have to go."""
     found: set[Placements] = set()
     for kind in made:
@@ -134,10 +134,12 @@ def layouts_of(made: Iterable[Made], wanted: Iterable[Wanted | None]) -> set[Pla
     return found
 
 
-class Exchange:
+class ValueExchange:
     """A value that a node makes, and up to two reads of it: seconds by kinds."""
 
-    def __init__(self, prices: Prices, source: Source, made: Sequence[Made]) -> None:
+    def __init__(
+        self, prices: Prices, source: ValueSource, made: Sequence[StrategyLayouts]
+    ) -> None:
         self.prices, self.source, self.made = prices, source, made
         self.makes = self._numbers([kind.layout for kind in made])
         self.mirrors = self._numbers([kind.mirror for kind in made])

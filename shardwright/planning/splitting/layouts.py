@@ -1,11 +1,11 @@
 """The splits of a graph's nodes that take the least time on a mesh.
 
-Comes in: a forward view, the axes of a mesh, machines, and costs of nodes. Goes out: a `Chosen`.
-Every node may be split by any identifier of its dimension annotation along each axis that is free.
-What that takes is a sum of tables over the strategies of a node, and of those that exchange values
-with it: computing, bringing values to where they are wanted, gradients back, and those of
-parameters together once a step (`domains`, `exchange`, `model`). Eliminating one node after another
-gives the least sum (`elimination`); equal layers are solved once.
+Comes in: a forward view, the axes of a mesh, machines, and costs of nodes. Goes out: a
+`ChosenSplits`. Every node may be split by any identifier of its dimension annotation along each
+axis that is free. What that takes is a sum of tables over the strategies of a node, and of those
+that exchange values with it: computing, bringing values to where they are wanted, gradients back,
+and those of parameters together once a step (`domains`, `exchange`, `model`). Eliminating one node
+after another gives the least sum (`elimination`); equal layers are solved once.
 
 This is the inner problem of Alpa (Zheng et al., OSDI 2022), there an integer program, with what
 several readers share counted once.
@@ -32,21 +32,21 @@ from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.ops.catalog import why_whole
 from shardwright.planning.plan import Split, Terms
-from shardwright.planning.splitting.chosen import Chosen, mesh_on, price_splits
+from shardwright.planning.splitting.chosen import ChosenSplits, mesh_on, price_splits
 from shardwright.planning.splitting.domains import HEAD, Domains, Offers
 from shardwright.planning.splitting.elimination import (
-    Factor,
+    CostFactor,
     Order,
     Table,
     elimination_order,
     minimise,
     widest,
 )
-from shardwright.planning.splitting.model import Model, Objective
+from shardwright.planning.splitting.model import Objective, SplitModel
 from shardwright.planning.splitting.outline import Outline, outline_of
 from shardwright.planning.splitting.strategies import Choice, Choices
 
-__all__ = ["Chosen", "best_splits", "price_splits"]
+__all__ = ["ChosenSplits", "best_splits", "price_splits"]
 
 WIDEST = 3_000_000
 """Entries that a table may have for several free axes to be solved at once."""
@@ -64,7 +64,7 @@ def best_splits(
     fixed: Mapping[str, Sequence[Choice]] | None = None,
     byte_price: float = 0.0,
     microbatches: int = 1,
-) -> Chosen:
+) -> ChosenSplits:
     """The splits of least seconds for the nodes of a forward view.
 
     view
@@ -87,7 +87,7 @@ def best_splits(
             f"the axis {unknown[0]!r} is fixed, but the mesh has only {', '.join(axes) or 'none'}"
         )
     names = list(axes)
-    search = _Search(
+    search = _LayoutSearch(
         outline_of(view),
         mesh_on(cluster, axes),
         cluster,
@@ -112,7 +112,7 @@ def best_splits(
 class _Problem:
     """A model, and the order in which its variables go out."""
 
-    model: Model
+    model: SplitModel
     order: Order
 
     @property
@@ -131,7 +131,7 @@ class _Solved(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Search:
+class _LayoutSearch:
     """A graph on a mesh, and what axes that are not free do."""
 
     outline: Outline
@@ -170,7 +170,9 @@ class _Search:
     def _problem(self, offers: Offers, head: int) -> _Problem:
         outline, sizes, objective = self.outline, self.mesh.sizes, self.objective
         domains = Domains(outline, sizes, self.costs, objective.training, offers, head).run()
-        model = Model(outline, domains, sizes, self.cluster.links(self.mesh), objective).build()
+        model = SplitModel(
+            outline, domains, sizes, self.cluster.links(self.mesh), objective
+        ).build()
         return _Problem(model, elimination_order(model.sizes, [f.scope for f in model.factors]))
 
     def solve(self, problem: _Problem, offers: Offers) -> _Solved:
@@ -234,7 +236,7 @@ class _Search:
 # says why; of equal nodes between equal neighbours it is worked out once.
 
 
-def reasons(model: Model, chosen: Sequence[int], axes: Sequence[str]) -> list[str]:
+def reasons(model: SplitModel, chosen: Sequence[int], axes: Sequence[str]) -> list[str]:
     """A sentence for each node; ``chosen`` is the choice of each variable."""
     return _Reasons(model, chosen, axes).run()
 
@@ -253,10 +255,10 @@ def _what(split: Split | Terms) -> str:
 
 @dataclass(slots=True)
 class _Reasons:
-    model: Model
+    model: SplitModel
     chosen: Sequence[int]
     axes: Sequence[str]
-    touching: list[list[Factor]] = field(init=False)
+    touching: list[list[CostFactor]] = field(init=False)
     joints: frozenset[int] = field(init=False)
     known: dict[object, str] = field(default_factory=dict)
 
@@ -318,7 +320,7 @@ class _Reasons:
             total = total + table.min(axis=1)
         return total
 
-    def _slice(self, factor: Factor, free: Sequence[int]) -> Table:
+    def _slice(self, factor: CostFactor, free: Sequence[int]) -> Table:
         """A table where all but some variables stay as they are."""
         at = tuple(slice(None) if v in free else self.chosen[v] for v in factor.scope)
         found: Table = factor.table[at]

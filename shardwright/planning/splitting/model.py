@@ -1,6 +1,6 @@
 """A graph's splits as one problem for `elimination`: variables, and tables of seconds.
 
-Comes in: an outline, a domain for each node, the links of a mesh. Goes out: a `Model`, whose
+Comes in: an outline, a domain for each node, the links of a mesh. Goes out: a `SplitModel`, whose
 variables are the nodes' strategies and, for values that three or four nodes read, the layouts that
 these are brought to. What always holds: the sum of all tables at a choice is what `walk` finds for
 it, as far as values have no more readers than are looked at together (`exchange`).
@@ -18,14 +18,14 @@ import numpy as np
 from shardwright.clusters import Links
 from shardwright.ir.dtypes import itemsize
 from shardwright.planning.splitting.domains import Domain
-from shardwright.planning.splitting.elimination import Factor
+from shardwright.planning.splitting.elimination import CostFactor
 from shardwright.planning.splitting.exchange import (
     JOINT,
     TOGETHER,
     Column,
-    Exchange,
-    Port,
-    Source,
+    ReadPort,
+    ValueExchange,
+    ValueSource,
     Wanted,
     Weight,
     layouts_of,
@@ -33,15 +33,15 @@ from shardwright.planning.splitting.exchange import (
     whole_table,
 )
 from shardwright.planning.splitting.outline import Outline
-from shardwright.planning.splitting.prices import Table, Tensor, prices
+from shardwright.planning.splitting.prices import PricedTensor, Table, prices
 
 
-class Value(NamedTuple):
+class ModelValue(NamedTuple):
     """A value as its tables know it: its shape, what makes or stores it, and its reads."""
 
-    tensor: Tensor
-    source: Source | Weight
-    ports: tuple[Port, ...]
+    tensor: PricedTensor
+    source: ValueSource | Weight
+    ports: tuple[ReadPort, ...]
 
 
 class Joint(NamedTuple):
@@ -60,9 +60,9 @@ class ValueTables:
     """Makes tables, each once."""
 
     known: dict[object, Table] = field(default_factory=dict)
-    joints: dict[Value, Joint | None] = field(default_factory=dict)
+    joints: dict[ModelValue, Joint | None] = field(default_factory=dict)
 
-    def table(self, value: Value) -> Table:
+    def table(self, value: ModelValue) -> Table:
         """Of a value with at most two readers."""
         if value not in self.known:
             columns = [port.column() for port in value.ports]
@@ -72,7 +72,7 @@ class ValueTables:
             self.known[value] = self._spread(value, table, columns)
         return self.known[value]
 
-    def share(self, value: Value, number: int) -> Table:
+    def share(self, value: ModelValue, number: int) -> Table:
         """What one of many readers pays: its share of what the value would cost if all did so."""
         port, count = value.ports[number], len(value.ports)
         key = (value.tensor, value.source, port, count)
@@ -82,7 +82,7 @@ class ValueTables:
             self.known[key] = self._spread(value, table, [column])
         return self.known[key]
 
-    def joint(self, value: Value) -> Joint | None:
+    def joint(self, value: ModelValue) -> Joint | None:
         """What joins several readers; None where they have too many layouts to choose from."""
         if value not in self.joints:
             self.joints[value] = self._joint(value)
@@ -108,7 +108,7 @@ class ValueTables:
 
     def _seconds(
         self,
-        value: Value,
+        value: ModelValue,
         first: Sequence[Wanted | None] = (None,),
         second: Sequence[Wanted | None] = (None,),
     ) -> Table:
@@ -118,18 +118,18 @@ class ValueTables:
             return weight_table(between, value.source, first, second)
         made = value.source.column().kinds
         between = prices(value.tensor, layouts_of(made, (*first, *second)))
-        return Exchange(between, value.source, made).table(first, second)
+        return ValueExchange(between, value.source, made).table(first, second)
 
     def _spread(
-        self, value: Value, table: Table, columns: Sequence[Column[Wanted | None]]
+        self, value: ModelValue, table: Table, columns: Sequence[Column[Wanted | None]]
     ) -> Table:
         """From kinds to strategies."""
         indices = [column.of for column in columns]
-        if isinstance(value.source, Source):
+        if isinstance(value.source, ValueSource):
             indices.insert(0, value.source.column().of)
         return np.ascontiguousarray(table[np.ix_(*indices)]) if indices else table
 
-    def _joint(self, value: Value) -> Joint | None:
+    def _joint(self, value: ModelValue) -> Joint | None:
         columns = [port.column() for port in value.ports]
         kinds = list(dict.fromkeys(k for c in columns for k in c.kinds if k is not None))
         count = len(kinds)
@@ -141,7 +141,7 @@ class ValueTables:
         first = [option[0] if option else count for option in options]
         then = [option[1] if len(option) > 1 else count for option in options]
         own = table[..., first, then]
-        if isinstance(value.source, Source):
+        if isinstance(value.source, ValueSource):
             own = own[value.source.column().of]
         numbers: dict[Wanted | None, int] = {kind: i for i, kind in enumerate(kinds)}
         fits = (
@@ -178,7 +178,7 @@ class Objective(NamedTuple):
 
 
 @dataclass(slots=True)
-class Model:
+class SplitModel:
     """Variables and factors.
 
     nodes
@@ -195,17 +195,17 @@ class Model:
     tables: ValueTables = field(default_factory=ValueTables)
     nodes: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
-    factors: list[Factor] = field(default_factory=list)
+    factors: list[CostFactor] = field(default_factory=list)
     joints: dict[int, tuple[int, Joint]] = field(default_factory=dict)
     """By value: the variable that joins its readers, and its tables."""
 
-    def build(self) -> Model:
+    def build(self) -> SplitModel:
         """Number the variables, and make the factors."""
         known = {v.id: self._value(v.id) for v in self.outline.view.stored()}
         known |= {value_id: self._value(value_id) for value_id in self.outline.makers}
         self._number(known)
         for variable, domain in zip(self.nodes, self.domains, strict=True):
-            self.factors.append(Factor((variable,), domain.seconds))
+            self.factors.append(CostFactor((variable,), domain.seconds))
         for value_id, value in known.items():
             self._add(value_id, value)
         for position, domain in enumerate(self.domains):
@@ -213,7 +213,7 @@ class Model:
                 self._add_whole(position)
         return self
 
-    def _number(self, known: dict[int, Value]) -> None:
+    def _number(self, known: dict[int, ModelValue]) -> None:
         """Nodes in order; what joins the readers of a value comes right behind its maker."""
         readers = self.outline.readers
         for position, node in enumerate(self.outline.view.nodes):
@@ -226,7 +226,7 @@ class Model:
             for value_id in node.outputs:
                 self._number_joint(value_id, known[value_id])
 
-    def _number_joint(self, value_id: int, value: Value) -> None:
+    def _number_joint(self, value_id: int, value: ModelValue) -> None:
         joint = self.tables.joint(value) if 2 < len(value.ports) <= TOGETHER else None
         if joint is not None:
             self.joints[value_id] = len(self.sizes), joint
@@ -234,15 +234,15 @@ class Model:
 
     # --- values -------------------------------------------------------------------------------
 
-    def _value(self, value_id: int) -> Value:
+    def _value(self, value_id: int) -> ModelValue:
         """What makes and reads a value."""
         value = self.outline.view.values[value_id]
-        tensor = Tensor(value.shape, itemsize(value.dtype), self.mesh_sizes, self.links)
+        tensor = PricedTensor(value.shape, itemsize(value.dtype), self.mesh_sizes, self.links)
         ports = (
-            Port(self.domains[position], index, has_gradient)
+            ReadPort(self.domains[position], index, has_gradient)
             for position, index, has_gradient in self._reads(value_id)
         )
-        return Value(tensor, self._source(value_id), tuple(ports))
+        return ModelValue(tensor, self._source(value_id), tuple(ports))
 
     def _reads(self, value_id: int) -> list[tuple[int, int, bool]]:
         """Who reads a value, as which input, and whether a gradient comes back.
@@ -260,7 +260,7 @@ class Model:
                 found.append((*outline.readers[old][0], False))
         return found
 
-    def _source(self, value_id: int) -> Source | Weight:
+    def _source(self, value_id: int) -> ValueSource | Weight:
         """How a value comes to be; results leave the graph, numbers of a step once for all."""
         maker = self.outline.makers.get(value_id)
         training, view = self.objective.training, self.outline.view
@@ -271,9 +271,9 @@ class Model:
         leaves = (self.objective.once if once else 1.0) if value_id in view.outputs else 0.0
         index = view.nodes[maker].outputs.index(value_id)
         is_loss = training and value_id in self.outline.losses
-        return Source(self.domains[maker], index, leaves, is_loss)
+        return ValueSource(self.domains[maker], index, leaves, is_loss)
 
-    def _add(self, value_id: int, value: Value) -> None:
+    def _add(self, value_id: int, value: ModelValue) -> None:
         """The factors of one value."""
         readers = [self.nodes[position] for position, _, _ in self._reads(value_id)]
         maker = self.outline.makers.get(value_id)
@@ -310,4 +310,4 @@ class Model:
         distinct = sorted(set(scope))
         if distinct != scope:
             table = self.tables.reordered(table, [distinct.index(v) for v in scope])
-        self.factors.append(Factor(tuple(distinct), table))
+        self.factors.append(CostFactor(tuple(distinct), table))

@@ -37,7 +37,7 @@ MOST = 400
 Table = NDArray[np.float64]
 
 
-class Tensor(NamedTuple):
+class PricedTensor(NamedTuple):
     """A tensor on a mesh, as far as prices know it."""
 
     shape: Shape
@@ -62,7 +62,7 @@ class Prices:
         ``onward[a, b]`` is the first layout on the way, b itself where it is one step.
     """
 
-    tensor: Tensor
+    tensor: PricedTensor
     numbers: dict[Placements, int]
     layouts: tuple[Placements, ...]
     seconds: Table
@@ -92,7 +92,7 @@ class Prices:
         return self.known[source, target]
 
 
-def prices(tensor: Tensor, layouts: Iterable[Placements]) -> Prices:
+def prices(tensor: PricedTensor, layouts: Iterable[Placements]) -> Prices:
     """The prices between these layouts, in normal form, and those on the way."""
     asked, usual = frozenset(layouts), _usual(tensor.shape, tensor.sizes)
     return _prices(tensor, usual if asked <= usual else usual | asked)
@@ -116,10 +116,10 @@ def _usual(shape: Shape, sizes: tuple[int, ...]) -> frozenset[Placements]:
 
 
 @lru_cache(maxsize=4096)
-def _prices(tensor: Tensor, asked: frozenset[Placements]) -> Prices:
+def _prices(tensor: PricedTensor, asked: frozenset[Placements]) -> Prices:
     units = _units(asked, len(tensor.shape))
     numbers: dict[Placements, int] = {}
-    edges: list[_Edge] = []
+    edges: list[_MoveEdge] = []
     pending = sorted(asked, key=str)
     for layout in pending:
         numbers[layout] = len(numbers)
@@ -135,13 +135,13 @@ def _prices(tensor: Tensor, asked: frozenset[Placements]) -> Prices:
             most = max(held[here], held[there])
             spent = tensor.links[axis].seconds(kind, tensor.sizes[axis], most)
             price = round(spent / PICOSECOND) * STEPS + 1
-            edges.append(_Edge(numbers[here], numbers[there], price, _rank(axis, there)))
+            edges.append(_MoveEdge(numbers[here], numbers[there], price, _rank(axis, there)))
     total, onward = _shortest(len(numbers), edges)
     seconds = np.floor(total / STEPS) * PICOSECOND
     return Prices(tensor, numbers, tuple(numbers), seconds, onward)
 
 
-class _Edge(NamedTuple):
+class _MoveEdge(NamedTuple):
     """A move between two layouts by number, its price, and its place among equally cheap ones."""
 
     source: int
@@ -169,7 +169,10 @@ def _units(asked: Iterable[Placements], ndim: int) -> list[list[int]]:
 
 
 def _moves(
-    tensor: Tensor, here: Placements, units: Sequence[Sequence[int]], asked: frozenset[Placements]
+    tensor: PricedTensor,
+    here: Placements,
+    units: Sequence[Sequence[int]],
+    asked: frozenset[Placements],
 ) -> Iterator[tuple[int, Placements]]:
     """The right moves; none leaves a slot without data, but to a layout that is asked for."""
     for axis, there in moves(here, tensor.sizes, tensor.shape, units):
@@ -177,7 +180,7 @@ def _moves(
             yield axis, there
 
 
-def _shortest(count: int, edges: Sequence[_Edge]) -> tuple[Table, NDArray[np.intp]]:
+def _shortest(count: int, edges: Sequence[_MoveEdge]) -> tuple[Table, NDArray[np.intp]]:
     """The least sums of edges between all pairs, and the first number on each way."""
     spent = np.full((count, count), np.inf)
     np.fill_diagonal(spent, 0.0)

@@ -20,7 +20,7 @@ from shardwright.costs.part import WHOLE, Part
 from shardwright.errors import PlanError
 from shardwright.ops.bound import BoundDimop
 from shardwright.planning.plan import Split, Terms
-from shardwright.planning.splitting.axes import Axis, wanted
+from shardwright.planning.splitting.axes import NodeAxis, wanted
 from shardwright.sharding import Layout, Partial, Replicate, Shard
 from shardwright.sharding.layout import cuts, largest_shape, normal_form
 from shardwright.sharding.placement import Placements
@@ -34,7 +34,7 @@ Sizes = tuple[int, ...]
 NONE: frozenset[int] = frozenset()
 
 
-class Shapes(NamedTuple):
+class CallShapes(NamedTuple):
     """The shapes of a call's inputs and outputs."""
 
     inputs: tuple[Shape, ...]
@@ -82,7 +82,7 @@ def mirrored(made: Placements, kept: Collection[int] = NONE) -> Placements:
 
 def strategy(
     bound: BoundDimop | None,
-    shapes: Shapes,
+    shapes: CallShapes,
     sizes: Sizes,
     splits: Choices,
     whole: frozenset[int] = NONE,
@@ -97,14 +97,14 @@ def strategy(
 
 def _strategy(
     bound: BoundDimop | None,
-    shapes: Shapes,
+    shapes: CallShapes,
     sizes: Sizes,
     splits: Choices,
     whole: frozenset[int],
     kept: frozenset[int],
 ) -> Strategy:
     work = _parts(bound, sizes, splits)
-    axes = [Axis(None, None, "sum") if bound is None else Axis.of(bound, s) for s in splits]
+    axes = [NodeAxis(None, None, "sum") if bound is None else NodeAxis.of(bound, s) for s in splits]
     reads: list[Placements | None] = []
     returns: list[Placements | None] = []
     for index, shape in enumerate(shapes.inputs):

@@ -25,14 +25,14 @@ from shardwright.planning.plan import Terms
 from shardwright.planning.splitting.outline import Outline
 from shardwright.planning.splitting.strategies import (
     NONE,
+    CallShapes,
     Choices,
-    Shapes,
     Strategy,
     mirrored,
     normal,
     strategy,
 )
-from shardwright.sharding import Layout, Partial, Replicate, Step, convert
+from shardwright.sharding import Layout, Partial, RedistributionStep, Replicate, convert
 from shardwright.sharding.layout import largest_shape
 from shardwright.sharding.placement import Placements
 
@@ -47,7 +47,7 @@ class Move(NamedTuple):
     position: int
     phase: Phase
     value: int
-    step: Step
+    step: RedistributionStep
 
 
 class Loaded(NamedTuple):
@@ -59,7 +59,7 @@ class Loaded(NamedTuple):
 
 
 @dataclass(slots=True)
-class Walk:
+class SplitWalk:
     """What was found on the way through a graph."""
 
     outline: Outline
@@ -123,9 +123,9 @@ class Walk:
             )
         return found
 
-    def _shapes(self, node: IRNode) -> Shapes:
+    def _shapes(self, node: IRNode) -> CallShapes:
         values = self.outline.view.values
-        return Shapes(
+        return CallShapes(
             tuple(values[v].shape for v in node.inputs),
             tuple(values[v].shape for v in node.outputs),
         )
@@ -253,7 +253,9 @@ class Walk:
                 held.append(step.after.placements)
                 self.moves.append(Move(position, phase, key[1], step))
 
-    def _steps(self, value: IRValue, source: Placements, wanted: Placements) -> Sequence[Step]:
+    def _steps(
+        self, value: IRValue, source: Placements, wanted: Placements
+    ) -> Sequence[RedistributionStep]:
         return convert(
             Layout(source),
             Layout(wanted),
@@ -272,9 +274,9 @@ def walk(
     cluster: Cluster,
     training: bool,
     microbatches: int = 1,
-) -> Walk:
+) -> SplitWalk:
     """Walk through a graph whose nodes are split so. Raises PlanError where that cannot be."""
-    made = Walk(outline, mesh, cluster, training, microbatches)
+    made = SplitWalk(outline, mesh, cluster, training, microbatches)
     made.run(splits)
     return made
 

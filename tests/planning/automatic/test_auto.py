@@ -13,14 +13,14 @@ from shardwright.ir import Builder
 from shardwright.planner import plan
 from shardwright.planner.auto import auto_plan, write_plan
 from shardwright.planning.automatic.candidates import SCHEDULES, Asked, Candidate
-from shardwright.planning.automatic.search import Search
+from shardwright.planning.automatic.search import PlanSearch
 from shardwright.planning.automatic.shapes import Shape
 from shardwright.planning.automatic.spreads import Spreads
 from shardwright.planning.prediction import predict as prediction
 from shardwright.planning.prediction.predict import estimate, predict
 from shardwright.planning.prediction.spreading import forward_of, spread_over
 from shardwright.planning.prediction.timing import order_of
-from shardwright.planning.training import Options
+from shardwright.planning.training import StepOptions
 from tests.graphs import language_model
 from tests.planning.projections import transformer
 from tests.steps import finish, image_step, language_step, trained
@@ -100,7 +100,7 @@ def slowly(graph, machines, microbatches):
         estimate(
             whole,
             stages,
-            Options(microbatches, order.schedule.kind, order.schedule.chunks),
+            StepOptions(microbatches, order.schedule.kind, order.schedule.chunks),
             machines,
             slots,
         ).step_time
@@ -183,7 +183,7 @@ def test_whether_anything_fits_is_asked_without_a_clock(monkeypatch, memory, fit
     laid = []
     monkeypatch.setattr(prediction, "lay_out", lambda *args, **options: laid.append(args))
     machines = cluster(2, memory=memory)
-    search = Search(
+    search = PlanSearch(
         Spreads(language_step(), machines, Analytic(machines.device)), machines, Asked()
     )
     found = search._too_full(Candidate(Shape(2), "1f1b", 1, 4, 0))
@@ -233,7 +233,7 @@ def test_a_state_that_shall_be_dealt_out_needs_data_shards(step):
 def test_splits_that_were_searched_for_build():
     graph = trained(transformer(2))
     machines = cluster(4)
-    search = Search(Spreads(graph, machines, Analytic(machines.device)), machines, Asked())
+    search = PlanSearch(Spreads(graph, machines, Analytic(machines.device)), machines, Asked())
     shape = Shape(2, (("tensor", 2),), best=True)
     found = search.look(Candidate(shape, "1f1b", 1, 2, 0))
     assert found is not None

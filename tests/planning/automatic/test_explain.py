@@ -9,7 +9,7 @@ from shardwright.ir import Builder
 from shardwright.planner import plan
 from shardwright.planning import Plan
 from shardwright.planning.automatic.candidates import SCHEDULES, Asked
-from shardwright.planning.automatic.search import PROMISE, Search
+from shardwright.planning.automatic.search import PROMISE, PlanSearch
 from shardwright.planning.automatic.spreads import Spreads
 from shardwright.planning.explanation import Alternative
 from tests.planning.automatic.test_auto import cluster
@@ -47,7 +47,9 @@ def test_the_others_are_the_fastest_whatever_tells_them_apart():
     listed = [made.prediction.per_microbatch, *others]
     for kind, chunks in SCHEDULES:
         asked = Asked(8, kind, chunks, zero=0)
-        found = Search(Spreads(graph, machines, Analytic(machines.device)), machines, asked).run()
+        found = PlanSearch(
+            Spreads(graph, machines, Analytic(machines.device)), machines, asked
+        ).run()
         seconds = found[0].seconds
         slower = seconds > PROMISE * max(listed)
         assert slower or any(seconds == pytest.approx(one, rel=1e-3) for one in listed)

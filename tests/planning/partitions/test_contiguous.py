@@ -17,7 +17,7 @@ from shardwright.planning.partitions.contiguous import (
     stages_between,
 )
 from shardwright.planning.partitions.ordering import as_stages
-from shardwright.planning.partitions.workload import Sent, Workload
+from shardwright.planning.partitions.workload import SentValue, Workload
 from tests.planning.workloads import (
     is_acyclic,
     kept_by,
@@ -82,13 +82,13 @@ def test_what_does_not_fit_in_memory_is_no_choice(workload, stages, nbytes, micr
 
 
 def test_a_message_says_how_many_bytes_are_lacking():
-    workload = Workload(("a", "b"), (1.0, 1.0), (Sent(0, (1,), 0.0, 0, kept=100, arrived=0),))
+    workload = Workload(("a", "b"), (1.0, 1.0), (SentValue(0, (1,), 0.0, 0, kept=100, arrived=0),))
     with pytest.raises(PlanError, match=r"stage 0 with 200 bytes, 50 more than a slot's 150"):
         contiguous(workload, 2, MemoryLimit(150, microbatches=4))
 
 
 def chain(count):
-    sent = tuple(Sent(i, (i + 1,), 1.0, 1) for i in range(count - 1))
+    sent = tuple(SentValue(i, (i + 1,), 1.0, 1) for i in range(count - 1))
     return Workload(tuple(map(str, range(count))), (1.0,) * count, sent)
 
 
@@ -97,10 +97,10 @@ def test_of_many_nodes_cuts_are_tried_where_least_crosses():
         tuple(map(str, range(6))),
         (1.0,) * 6,
         (
-            Sent(0, (1,), 9.0, 9),
-            Sent(1, (2,), 9.0, 9),
-            Sent(2, (3,), 1.0, 1),
-            Sent(3, (5,), 2.0, 2),
+            SentValue(0, (1,), 9.0, 9),
+            SentValue(1, (2,), 9.0, 9),
+            SentValue(2, (3,), 1.0, 1),
+            SentValue(3, (5,), 2.0, 2),
         ),
     )
     assert cut_places(wide, 2, most=2) == [0, 3, 6]

@@ -3,7 +3,7 @@
 import pytest
 
 from shardwright.planning.partitions.contiguous import MemoryLimit
-from shardwright.planning.partitions.workload import Sent, Shares, Stored, Workload
+from shardwright.planning.partitions.workload import SentValue, Shares, StoredValue, Workload
 
 
 @pytest.mark.parametrize(
@@ -24,8 +24,11 @@ def test_schedules_hold_different_numbers_of_microbatches(schedule, chunks, expe
 
 
 def test_a_rank_holds_its_stored_values_once_and_what_is_under_way():
-    sent = (Sent(0, (1,), 1.0, 1, kept=10, arrived=5), Sent(1, (2,), 1.0, 1, kept=100, arrived=50))
-    workload = Workload(tuple("abc"), (1.0,) * 3, sent, (Stored((0, 2), 1000),))
+    sent = (
+        SentValue(0, (1,), 1.0, 1, kept=10, arrived=5),
+        SentValue(1, (2,), 1.0, 1, kept=100, arrived=50),
+    )
+    workload = Workload(tuple("abc"), (1.0,) * 3, sent, (StoredValue((0, 2), 1000),))
     shares = Shares.of(workload, [0, 1, 2], range(3))
     assert MemoryLimit(0.0, 8).held(shares) == [1000 + 3 * 10, 2 * 105, 1000 + 50]
     chunked = Shares.of(workload, [0, 0, 1], (0, 0))

@@ -6,7 +6,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from shardwright.planning.partitions.ordering import as_stages, without_cycles
-from shardwright.planning.partitions.workload import Sent, Workload
+from shardwright.planning.partitions.workload import SentValue, Workload
 from tests.planning.workloads import is_acyclic, random_parts, random_workload, workloads
 
 
@@ -29,7 +29,7 @@ def test_what_is_in_order_stays(workload, seed, count):
 
 
 def chain(*seconds):
-    sent = tuple(Sent(i, (i + 1,), 1.0, 1) for i in range(len(seconds) - 1))
+    sent = tuple(SentValue(i, (i + 1,), 1.0, 1) for i in range(len(seconds) - 1))
     return Workload(tuple(f"n{i}" for i in range(len(seconds))), seconds, sent)
 
 

@@ -10,7 +10,7 @@ from shardwright.clusters import Cluster, Link, Links
 from shardwright.errors import PlanError
 from shardwright.planning.partitions.contiguous import MemoryLimit
 from shardwright.planning.partitions.pipedream import pipedream
-from shardwright.planning.partitions.workload import Stored, Workload
+from shardwright.planning.partitions.workload import StoredValue, Workload
 from tests.planning.workloads import kept_by, seconds_of, stored_by, workloads
 
 FAST = Links.of(Link(0.0, 100.0), Link(0.5, 10.0), start=1.0)
@@ -76,13 +76,13 @@ def test_a_heavy_stage_gets_more_slots():
     workload = Workload(("light", "heavy"), (10.0, 30.0))
     found = pipedream(workload, Cluster.of(4, inside=FAST), rows=8)
     assert found == ([0, 2], [4], 10.0)
-    held = Workload(("light", "heavy"), (10.0, 30.0), stored=(Stored((0,), 1000),))
+    held = Workload(("light", "heavy"), (10.0, 30.0), stored=(StoredValue((0,), 1000),))
     found = pipedream(held, Cluster.of(4, inside=FAST), rows=8)
     assert found == ([0, 1, 2], [1, 3], 10.0)
 
 
 def test_what_does_not_fit_and_too_few_rows_are_said():
-    workload = Workload(("a", "b"), (1.0, 1.0), stored=(Stored((0,), 1000),))
+    workload = Workload(("a", "b"), (1.0, 1.0), stored=(StoredValue((0,), 1000),))
     with pytest.raises(PlanError, match="no cut on 2 slots fits in 500 bytes a slot"):
         pipedream(workload, Cluster.of(2), rows=8, limit=MemoryLimit(500))
     with pytest.raises(PlanError, match="4 slots have no work: 2 stages of at most 1 slots"):

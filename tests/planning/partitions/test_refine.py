@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from shardwright.planning.partitions.contiguous import MemoryLimit
 from shardwright.planning.partitions.ordering import as_stages
 from shardwright.planning.partitions.refine import refine
-from shardwright.planning.partitions.workload import Sent, Shares, Workload
+from shardwright.planning.partitions.workload import SentValue, Shares, Workload
 from tests.planning.workloads import (
     acyclic_partitions,
     is_acyclic,
@@ -49,9 +49,9 @@ def pairs(count):
     """Pairs of nodes that belong together, one pair after another."""
     sent = []
     for i in range(0, 2 * count, 2):
-        sent.append(Sent(i, (i + 1,), 5.0, 5))
+        sent.append(SentValue(i, (i + 1,), 5.0, 5))
         if i:
-            sent.append(Sent(i - 1, (i,), 1.0, 1))
+            sent.append(SentValue(i - 1, (i,), 1.0, 1))
     return Workload(tuple(map(str, range(2 * count))), (1.0,) * 2 * count, tuple(sent))
 
 
@@ -65,7 +65,7 @@ def test_nodes_that_belong_together_go_over_together():
 
 
 def test_a_stage_that_is_too_full_comes_first():
-    values = tuple(Sent(i, (3,), 1.0, 1, kept=10) for i in range(3))
+    values = tuple(SentValue(i, (3,), 1.0, 1, kept=10) for i in range(3))
     workload = Workload(tuple("abcd"), (0.0, 0.0, 0.0, 9.0), values)
     found = Shares.of(workload, refine(workload, [0, 0, 0, 1], limit=MemoryLimit(20)), range(2))
     assert max(found.kept) == 20

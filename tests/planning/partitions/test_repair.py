@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from shardwright.planning.copies import Copy
 from shardwright.planning.partitions.ordering import as_stages
 from shardwright.planning.partitions.repair import repair
-from shardwright.planning.partitions.workload import Sent, Workload
+from shardwright.planning.partitions.workload import SentValue, Workload
 from tests.planning.workloads import is_acyclic, merit, random_parts, workloads
 
 
@@ -51,18 +51,18 @@ def workload(seconds, *sent, repeatable=()):
 def test_a_view_is_done_again_where_what_it_views_is_sent_anyway():
     given = workload(
         (5.0, 0.0, 5.0, 5.0),
-        Sent(0, (1, 2), 1.0, 1),
-        Sent(1, (3,), 2.0, 2),
-        Sent(2, (3,), 1.0, 1),
+        SentValue(0, (1, 2), 1.0, 1),
+        SentValue(1, (3,), 2.0, 2),
+        SentValue(2, (3,), 1.0, 1),
         repeatable={1},
     )
     found = repair(given, [0, 0, 1, 1])
     assert found.stages == [0, 1, 1, 1]
     given = workload(
         (5.0, 0.0, 5.0, 5.0, 5.0),
-        Sent(0, (1, 3), 1.0, 1),
-        Sent(1, (2, 3), 2.0, 2),
-        Sent(2, (3,), 1.0, 1),
+        SentValue(0, (1, 3), 1.0, 1),
+        SentValue(1, (2, 3), 2.0, 2),
+        SentValue(2, (3,), 1.0, 1),
         repeatable={1},
     )
     found = repair(given, [0, 0, 0, 1, 1])
@@ -75,10 +75,10 @@ def test_a_view_is_done_again_where_what_it_views_is_sent_anyway():
 def test_a_mask_made_step_by_step_is_made_again_in_each_stage_that_reads_it():
     given = workload(
         (0.1, 0.1, 5.0, 5.0, 5.0),
-        Sent(0, (1,), 3.0, 3),
-        Sent(1, (2, 3, 4), 3.0, 3),
-        Sent(2, (3,), 1.0, 1),
-        Sent(3, (4,), 1.0, 1),
+        SentValue(0, (1,), 3.0, 3),
+        SentValue(1, (2, 3, 4), 3.0, 3),
+        SentValue(2, (3,), 1.0, 1),
+        SentValue(3, (4,), 1.0, 1),
         repeatable={0, 1},
     )
     found = repair(given, [0, 0, 0, 1, 2])
@@ -87,13 +87,13 @@ def test_a_mask_made_step_by_step_is_made_again_in_each_stage_that_reads_it():
 
 def test_what_takes_longer_than_to_send_it_is_sent():
     given = workload(
-        (4.0, 5.0, 5.0), Sent(0, (1, 2), 3.0, 3), Sent(1, (2,), 1.0, 1), repeatable={0}
+        (4.0, 5.0, 5.0), SentValue(0, (1, 2), 3.0, 3), SentValue(1, (2,), 1.0, 1), repeatable={0}
     )
     assert repair(given, [0, 0, 1]) == ([0, 0, 1], [], [])
 
 
 def test_a_cheap_node_goes_where_it_saves_a_message():
-    given = workload((9.0, 0.1, 1.0), Sent(0, (1,), 1.0, 1), Sent(1, (2,), 5.0, 5))
+    given = workload((9.0, 0.1, 1.0), SentValue(0, (1,), 1.0, 1), SentValue(1, (2,), 5.0, 5))
     found = repair(given, [0, 0, 1])
     assert found.stages == [0, 1, 1]
     assert found.notes == [
@@ -102,5 +102,5 @@ def test_a_cheap_node_goes_where_it_saves_a_message():
 
 
 def test_no_stage_is_left_with_what_others_do_for_themselves_alone():
-    given = workload((0.1, 5.0), Sent(0, (1,), 3.0, 3), repeatable={0})
+    given = workload((0.1, 5.0), SentValue(0, (1,), 3.0, 3), repeatable={0})
     assert repair(given, [0, 1]).copies == []

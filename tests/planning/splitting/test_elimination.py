@@ -10,8 +10,8 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 
 from shardwright.errors import PlanError
 from shardwright.planning.splitting.elimination import (
-    Factor,
-    Memory,
+    CostFactor,
+    EliminationMemory,
     elimination_order,
     minimise,
     widest,
@@ -29,7 +29,7 @@ def problems(draw, variables=5, choices=3):
         shape = [sizes[v] for v in sorted(scope)]
         table = rng.integers(0, 20, shape).astype(float)
         table[rng.random(shape) < draw(st.sampled_from([0.0, 0.1]))] = np.inf
-        factors.append(Factor(tuple(sorted(scope)), table))
+        factors.append(CostFactor(tuple(sorted(scope)), table))
     return sizes, factors
 
 
@@ -88,14 +88,14 @@ def test_the_least_is_that_of_an_integer_program(seed):
     rng = np.random.default_rng(seed)
     sizes = rng.integers(2, 4, 10).tolist()
     pairs = {tuple(sorted(rng.choice(10, 2, replace=False).tolist())) for _ in range(14)}
-    factors = [Factor((v,), rng.random(size)) for v, size in enumerate(sizes)]
-    factors += [Factor(pair, rng.random([sizes[v] for v in pair])) for pair in sorted(pairs)]
+    factors = [CostFactor((v,), rng.random(size)) for v, size in enumerate(sizes)]
+    factors += [CostFactor(pair, rng.random([sizes[v] for v in pair])) for pair in sorted(pairs)]
     assert minimise(sizes, factors)[1] == pytest.approx(by_integer_program(sizes, factors))
 
 
 def chain(count, link, end):
-    factors = [Factor((i, i + 1), link) for i in range(count - 1)]
-    return [len(end)] * count, [*factors, Factor((0,), end), Factor((count - 1,), end)]
+    factors = [CostFactor((i, i + 1), link) for i in range(count - 1)]
+    return [len(end)] * count, [*factors, CostFactor((0,), end), CostFactor((count - 1,), end)]
 
 
 def test_equal_layers_are_computed_once():
@@ -104,15 +104,15 @@ def test_equal_layers_are_computed_once():
 
     def steps(layers):
         """Layers of five nodes, of which three hang on the others."""
-        memory, factors = Memory(), []
+        memory, factors = EliminationMemory(), []
         for layer in range(layers):
             first = 5 * layer
-            factors += [Factor((first, first + k), inside) for k in (1, 2, 3)]
-            factors += [Factor((first + k, first + 4), inside) for k in (1, 2, 3)]
+            factors += [CostFactor((first, first + k), inside) for k in (1, 2, 3)]
+            factors += [CostFactor((first + k, first + 4), inside) for k in (1, 2, 3)]
             if layer:
-                factors.append(Factor((first - 1, first), link))
+                factors.append(CostFactor((first - 1, first), link))
         sizes = [4] * 5 * layers
-        minimise(sizes, [*factors, Factor((0,), end)], memory)
+        minimise(sizes, [*factors, CostFactor((0,), end)], memory)
         return len(memory.steps)
 
     assert steps(40) - steps(20) <= 3 * 20
@@ -131,10 +131,10 @@ def test_the_width_is_told_before_it_is_met():
     sizes = [10] * 9
     scopes = list(itertools.combinations(range(9), 2))
     assert widest(sizes, elimination_order(sizes, scopes)) == 10**9
-    factors = [Factor(scope, np.zeros((10, 10))) for scope in scopes]
+    factors = [CostFactor(scope, np.zeros((10, 10))) for scope in scopes]
     with pytest.raises(PlanError, match="fewer axes"):
         minimise(sizes, factors)
 
 
 def test_a_variable_that_nothing_knows_takes_its_first_choice():
-    assert minimise([3, 2], [Factor((1,), np.array([2.0, 1.0]))]) == ([0, 1], 1.0)
+    assert minimise([3, 2], [CostFactor((1,), np.array([2.0, 1.0]))]) == ([0, 1], 1.0)

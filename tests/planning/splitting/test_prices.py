@@ -7,7 +7,7 @@ import pytest
 
 from shardwright.clusters import Cluster, Link, Links, Mesh
 from shardwright.errors import PlanError
-from shardwright.planning.splitting.prices import Tensor, prices
+from shardwright.planning.splitting.prices import PricedTensor, prices
 from shardwright.planning.splitting.strategies import normal
 from shardwright.sharding import Layout, Partial, Replicate, Shard, convert
 
@@ -30,7 +30,7 @@ def test_prices_and_ways_are_those_of_the_search(sizes, shape, shards):
             layouts.add(normal(placements, sizes, shape))
         except PlanError:
             continue
-    table = prices(Tensor(shape, 4, sizes, cluster.links(mesh)), layouts)
+    table = prices(PricedTensor(shape, 4, sizes, cluster.links(mesh)), layouts)
     for source, target in itertools.product(layouts, repeat=2):
         a, b = table.numbers[source], table.numbers[target]
         try:
@@ -45,7 +45,7 @@ def test_prices_and_ways_are_those_of_the_search(sizes, shape, shards):
 def test_what_is_held_on_the_way_may_be_gone_on_from():
     sizes, shape = (4,), (8, 12)
     cluster = Cluster.of(4)
-    table = prices(Tensor(shape, 4, sizes, cluster.links(Mesh.of({"a": 4}))), [(Partial(),)])
+    table = prices(PricedTensor(shape, 4, sizes, cluster.links(Mesh.of({"a": 4}))), [(Partial(),)])
     partial, whole, rows = (table.numbers[(p,)] for p in (Partial(), Replicate(), Shard(0)))
     assert table.after(partial, whole)[rows] == 0
     assert table.after(partial, rows)[whole] <= table.seconds[partial, whole]

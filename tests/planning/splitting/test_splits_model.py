@@ -11,8 +11,8 @@ from shardwright.errors import PlanError
 from shardwright.planning.forward import forward_view
 from shardwright.planning.splitting.chosen import mesh_on, price_splits
 from shardwright.planning.splitting.domains import Domains
-from shardwright.planning.splitting.elimination import Factor, Memory, minimise
-from shardwright.planning.splitting.model import Model, Objective
+from shardwright.planning.splitting.elimination import CostFactor, EliminationMemory, minimise
+from shardwright.planning.splitting.model import Objective, SplitModel
 from shardwright.planning.splitting.outline import outline_of
 from shardwright.planning.step import as_step
 from tests.planning.projections import linear, stacked, transformer
@@ -32,7 +32,7 @@ def modelled(view, axes, *, training):
     costs = Analytic(cluster.device)
     domains = Domains(outline, mesh.sizes, costs, training, head=head).run()
     objective = Objective(training, BYTE_PRICE, 1 / MICROBATCHES)
-    return Model(outline, domains, mesh.sizes, cluster.links(mesh), objective).build()
+    return SplitModel(outline, domains, mesh.sizes, cluster.links(mesh), objective).build()
 
 
 def walked(view, axes, splits, *, training):
@@ -53,7 +53,7 @@ def walked(view, axes, splits, *, training):
 def only(domain, variable, splits):
     """A factor that leaves a node the strategies of one split."""
     allowed = [found.splits == splits for found in domain.strategies]
-    return Factor((variable,), np.where(allowed, 0.0, np.inf))
+    return CostFactor((variable,), np.where(allowed, 0.0, np.inf))
 
 
 VIEWS = [
@@ -93,7 +93,7 @@ def test_any_choice_costs_what_a_walk_finds(make, training, axes):
 def test_layers_more_take_few_steps_more():
     def steps(layers):
         model = modelled(transformer(layers), {"a": 2}, training=False)
-        memory = Memory()
+        memory = EliminationMemory()
         minimise(model.sizes, model.factors, memory)
         return len(memory.steps), len(model.nodes)
 
