@@ -19,13 +19,15 @@ import torch.fx
 from shardwright.errors import GraphError
 from shardwright.ir import Builder
 from shardwright.ir.dtypes import dtype_name, torch_dtype
-from shardwright.ir.kernel_results import as_kernels_make
+from shardwright.ir.kernel_results import as_kernels_make, memory_format_of
 from shardwright.ir.values import IRValue, contiguous_strides
+from shardwright.ops.trusting import read_alike
 from shardwright.torch_internals import (
     FakeTensorMode,
     OpOverload,
     TorchDispatchMode,
     operator_of,
+    schema_of,
     without_autocast,
     without_dispatch_modes,
 )
@@ -107,6 +109,22 @@ _UNSAFE = frozenset(
 """Their results are taken apart: torch writes to one and reads none of the others through it."""
 
 
+def in_one_order(overload: OpOverload, args: Sequence[Any]) -> Sequence[Any]:
+    """Arguments by place, copied where the checks of files would refuse how they lie.
+
+    Derivatives of torch before 2.15 hand them over so; from then on torch's kernel sees to it,
+    which files that other releases run cannot rely on.
+    """
+    names = read_alike(overload)
+    if not names:
+        return args
+    call = dict(zip((one.name for one in schema_of(overload).arguments), args, strict=False))
+    leading = call[names[-1]]
+    on_cpu = leading.device.type == "cpu"
+    order = memory_format_of(leading) if on_cpu else torch.contiguous_format
+    return [*(call | {name: call[name].contiguous(memory_format=order) for name in names}).values()]
+
+
 class _Recorder(TorchDispatchMode):
     """Notes each call that reaches the kernels, as a node of an fx graph."""
 
@@ -154,6 +172,8 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if not isinstance(func, OpOverload) or func.namespace == "prim":
             return func(*args, **kwargs)
+        with self:
+            args = in_one_order(func, args)
         node = self._call(func, args, kwargs)
         if torch.Tag.inplace_view in func.tags:
             self._keep_shape(args[0])

@@ -35,16 +35,20 @@ def _all_contiguous(results: _Results, args: Sequence[Any]) -> tuple[torch.Tenso
     return tuple(r if r is None else r.new_empty(r.shape) for r in results)
 
 
+def memory_format_of(tensor: torch.Tensor) -> torch.memory_format:
+    """Channels last where a tensor is so and not contiguous as well, else contiguous."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(tensor.dim())
+    is_last = last is not None and tensor.is_contiguous(memory_format=last)
+    return last if last and is_last and not tensor.is_contiguous() else torch.contiguous_format
+
+
 def _as_argument(number: int) -> _Correct:
     """In the memory format of an argument: channels last or contiguous, nothing between."""
 
     def laid_out(results: _Results, args: Sequence[Any]) -> tuple[torch.Tensor | None, ...]:
         first, *others = _all_contiguous(results, args)
-        given = args[number]
-        last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(given.dim())
-        is_last = last is not None and given.is_contiguous(memory_format=last)
-        if first is not None and last is not None and is_last and not given.is_contiguous():
-            first = first.to(memory_format=last)
+        if first is not None:
+            first = first.to(memory_format=memory_format_of(args[number]))
         return first, *others
 
     return laid_out

@@ -19,7 +19,7 @@ from shardwright.ir.inference import Inference
 from shardwright.ir.operators import named_arguments, resolve, signature, split_call
 from shardwright.ir.quantities import tensor_text
 from shardwright.ir.values import IRValue, contiguous_strides, strides_or_none
-from shardwright.torch_internals import schema_of
+from shardwright.torch_internals import OpOverload, operator_of, schema_of
 
 Arguments = Mapping[str, Any]
 """A call's arguments by name: `IRValue`s, lists of them, and plain values."""
@@ -44,6 +44,12 @@ _NOT_AS_CAPTURED = (ArithmeticError, AttributeError, LookupError, TypeError, Val
 """What looking at a number in a tensor's place comes to, or at a dimension that is not there."""
 
 
+def read_alike(overload: OpOverload) -> Sequence[str]:
+    """The arguments that a kernel reads all in one memory order: that of the last one."""
+    rule = _RULES.get(operator_of(overload)) if overload.namespace == "aten" else None
+    return rule.alike if isinstance(rule, _Saved) else ()
+
+
 @dataclass(frozen=True)
 class _Saved:
     """A backward that trusts what its forward saved.
@@ -57,7 +63,7 @@ class _Saved:
         Names of those whose kernels read their memory from the first element on.
     alike
         Names of those whose kernels read them so too, contiguous or with channels last, but all in
-        one way.
+        one way: that of the last one.
     """
 
     forward: str

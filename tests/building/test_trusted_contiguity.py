@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import shardwright as sw
+from shardwright.autodiff.record import in_one_order
 from shardwright.autodiff.vjp import Vjps
 from tests.building.derivatives import run, with_gradients, wrong_kinds
 
@@ -114,3 +115,21 @@ def test_gradients_behind_a_group_norm_are_eagers_however_they_arrive(
     expected = torch.autograd.grad(made, list(model.parameters()), seed)
     for gradient, wanted in zip(run(found.graph, [x, seed])[1:], expected, strict=True):
         assert torch.allclose(gradient, wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_a_group_norms_backward_reads_lies_as_its_input(
+    layout: str, order: torch.memory_format
+) -> None:
+    """Whoever calls it: torch's derivatives do so no more from 2.15 on."""
+    grad, x = LAYOUTS[layout](BATCHES[0]), BATCHES[1].contiguous(memory_format=order)
+    backward = torch.ops.aten.native_group_norm_backward.default
+    statistics = torch.native_group_norm(x, None, None, 2, 4, 36, 2, 1e-5)[1:]
+    args = (grad, x, *statistics, None, 2, 4, 36, 2, [True, False, False])
+    ordered = in_one_order(backward, args)
+    assert ordered[0].is_contiguous(memory_format=order)
+    assert torch.equal(ordered[0], grad)
+    assert ordered[1] is x
+    assert ordered[2:] == [*args[2:]]
+    assert in_one_order(torch.ops.aten.add.Tensor, (grad, x)) == (grad, x)
