@@ -38,8 +38,8 @@ def mirrored(
     x: Tensor, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """What ``there`` makes of a tensor; ``back`` makes its gradient of the result's."""
-    made: Tensor = Mirrored.apply(x, there, back)  # type: ignore[no-untyped-call]
-    return made
+    apply: Callable[..., Tensor] = Mirrored.apply
+    return apply(x, there, back)
 
 
 def same(x: Tensor) -> Tensor:

@@ -47,7 +47,5 @@ def with_backward(
 ) -> tuple[Tensor, ...]:
     """``made``, whose gradients ``backward`` takes to ``inputs``; it reads ``saved`` too."""
     counts = (len(made), len(inputs))
-    found: tuple[Tensor, ...] = WithBackward.apply(  # type: ignore[no-untyped-call]
-        backward, fills, counts, *made, *inputs, *saved
-    )
-    return found
+    apply: Callable[..., tuple[Tensor, ...]] = WithBackward.apply
+    return apply(backward, fills, counts, *made, *inputs, *saved)
