@@ -81,7 +81,7 @@ def test_a_file_that_has_no_room(tmp_path: Path) -> None:
 IN_WORKERS = """
 import os, torch
 from shardwright.errors import WriteError
-from shardwright.runtime import train
+from shardwright.training import train
 from tests.runtime.programs import perceptron, rows
 from tests.runtime.own_workers import workers
 

@@ -29,7 +29,7 @@ from tests.runtime.own_workers import fork_servers, workers
 DRIVER = """
 import gc, os, random, sys, time
 from pathlib import Path
-from shardwright.runtime import train
+from shardwright.training import train
 from tests.runtime.programs import perceptron, rows
 
 folder, steps, in_process = Path(sys.argv[1]), int(sys.argv[2]), len(sys.argv) > 3

@@ -195,7 +195,7 @@ def test_a_stopped_worker_is_noticed() -> None:
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
-from shardwright.runtime import train
+from shardwright.training import train
 from tests.runtime.programs import perceptron, rows, some_short
 
 folder = Path(sys.argv[1])
