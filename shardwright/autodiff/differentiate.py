@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
+from shardwright.autodiff.needed import can_have_gradient, needing_gradients
 from shardwright.autodiff.vjp import Call, Vjp, Vjps
 from shardwright.errors import GraphError
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
-from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.execute import describe_node
 from shardwright.ir.values import contiguous_strides, with_absent
 
@@ -52,16 +52,17 @@ class Differentiator:
         ``grads`` are the gradients, by value id, that come from what reads the nodes' values
         beside them. Raises GraphError where an operator has no derivative.
         """
-        depends = self._depending(nodes, wants)
+        wanted = [v for v in wants if can_have_gradient(self._graph, v)]
+        depends = needing_gradients(self._graph, wanted, nodes)
         found = dict(grads)
         for node in reversed(nodes):
             gradients = {
                 i: found[value_id] for i, value_id in enumerate(node.outputs) if value_id in found
             }
-            wanted = [i for i, value_id in enumerate(node.inputs) if value_id in depends]
-            if not gradients or not wanted or depends.isdisjoint(node.outputs):
+            numbers = [i for i, value_id in enumerate(node.inputs) if value_id in depends]
+            if not gradients or not numbers or depends.isdisjoint(node.outputs):
                 continue
-            for index, gradient in self._through(node, wanted, gradients):
+            for index, gradient in self._through(node, numbers, gradients):
                 value_id = node.inputs[index]
                 before = found.get(value_id)
                 found[value_id] = gradient if before is None else self._add(before, gradient)
@@ -71,18 +72,6 @@ class Differentiator:
         """Put the nodes of ``replaced`` into the graph, each in its place; do so at the end."""
         nodes = self._graph.nodes
         nodes[:] = [new for old in nodes for new in self.replaced.get(old.id, [old])]
-
-    def _depending(self, nodes: Sequence[IRNode], wants: Collection[int]) -> set[int]:
-        """The wanted values and those made of them that can have a gradient."""
-        found = {value_id for value_id in wants if self._has_gradient(value_id)}
-        for node in nodes:
-            if not found.isdisjoint(node.inputs):
-                found.update(filter(self._has_gradient, node.outputs))
-        return found
-
-    def _has_gradient(self, value_id: int) -> bool:
-        dtype = torch_dtype(self._graph.values[value_id].dtype)
-        return dtype.is_floating_point or dtype.is_complex
 
     # --- one node -----------------------------------------------------------------------------
 

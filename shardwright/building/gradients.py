@@ -23,11 +23,12 @@ and brought together once a step: `total` does it, for whoever updates the param
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.autodiff.accumulate import add_into
 from shardwright.autodiff.differentiate import Differentiator
+from shardwright.autodiff.needed import needing_gradients
 from shardwright.autodiff.vjp import Vjps
 from shardwright.building.holdings import Holdings, PlacedValue
 from shardwright.building.nodes import LocalNode
@@ -83,7 +84,7 @@ class GradientWriter:
         self._backward = backward
         self._parameters = _parameters(holdings.graph, backward)
         self._trained = frozenset(self._parameters.values())
-        self._required = _required(holdings.graph, self._trained)
+        self._required = needing_gradients(holdings.graph, self._trained)
         self._made: dict[int, dict[_Key, _Local]] = {}
         """Contributions to the gradient of each value."""
         self._whole_axes: dict[int, frozenset[int]] = {}
@@ -400,16 +401,3 @@ def _parameters(graph: IRGraph, backward: IRNode) -> dict[int, int]:
     return {
         gradient: next(left[name]) for gradient, name in zip(backward.outputs, names, strict=True)
     }
-
-
-def _required(graph: IRGraph, parameters: Iterable[int]) -> set[int]:
-    """Values that have a gradient if the loss depends on them."""
-    required = set(parameters)
-    for node in graph.nodes:
-        if node.op == "aten.detach.default" or required.isdisjoint(node.inputs):
-            continue
-        for value_id in node.outputs:
-            dtype = torch_dtype(graph.values[value_id].dtype)
-            if dtype.is_floating_point or dtype.is_complex:
-                required.add(value_id)
-    return required

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from shardwright.autodiff.needed import needing_gradients, trained_parameters
 from shardwright.clusters import DeviceModel
-from shardwright.costs.gradients import needing_gradients, trained_parameters
 from shardwright.costs.part import WHOLE, Part
 from shardwright.costs.roofline import NodeWork, node_work, seconds
 from shardwright.ir import IRGraph, IRNode

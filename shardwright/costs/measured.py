@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from shardwright.autodiff.needed import needing_gradients, trained_parameters
 from shardwright.costs.cost import Costs, NodeCost
-from shardwright.costs.gradients import needing_gradients, trained_parameters
 from shardwright.costs.keys import call_key, forward_key
 from shardwright.costs.part import WHOLE, Part
 from shardwright.costs.timing import Measurement

@@ -17,8 +17,8 @@ from itertools import accumulate, pairwise
 
 import msgspec
 
+from shardwright.autodiff.needed import needing_gradients, trained_parameters
 from shardwright.clusters import Mesh
-from shardwright.costs.gradients import needing_gradients, trained_parameters
 from shardwright.costs.operations import UPDATE_PASSES
 from shardwright.errors import PlanError, ScheduleError
 from shardwright.ir import IRGraph

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from shardwright.autodiff.needed import needing_gradients, trained_parameters
 from shardwright.costs.cache import Cache
-from shardwright.costs.gradients import needing_gradients, trained_parameters
 from shardwright.costs.granularity import BasicBlocks, Unit, unit_graph, units
 from shardwright.costs.keys import call_key, unit_key, wants_gradients
 from shardwright.costs.layer import MEGABYTE, Layer

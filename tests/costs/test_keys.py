@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from shardwright.costs.gradients import needing_gradients, trained_parameters
+from shardwright.autodiff.needed import needing_gradients, trained_parameters
 from shardwright.costs.granularity import unit_graph, units
 from shardwright.costs.keys import call_key, forward_key, unit_key, wants_gradients
 from shardwright.ir import Builder, IRGraph, IRValue

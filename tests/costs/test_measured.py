@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwright.autodiff.needed import needing_gradients, trained_parameters
 from shardwright.clusters import CPU_CORE
 from shardwright.costs.cost import Analytic, Costs, NodeCost
-from shardwright.costs.gradients import needing_gradients, trained_parameters
 from shardwright.costs.keys import call_key
 from shardwright.costs.measured import GRAPHS, Measured
 from shardwright.costs.part import WHOLE, Part

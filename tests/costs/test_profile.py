@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 
+from shardwright.autodiff.needed import needing_gradients, trained_parameters
 from shardwright.clusters import CPU_CORE
 from shardwright.costs import Analytic
-from shardwright.costs.gradients import needing_gradients, trained_parameters
 from shardwright.costs.layer import Layer, equals
 from shardwright.costs.profile import Profile
 from shardwright.costs.profile_table import LONGEST_NAME, format_profile, number_text

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardwright.costs.gradients import needing_gradients, trained_parameters
+from shardwright.autodiff.needed import needing_gradients, trained_parameters
 from shardwright.costs.granularity import unit_graph, units
 from shardwright.costs.timing import Timing
 from shardwright.errors import ProfileError

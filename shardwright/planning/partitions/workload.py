@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 import torch
 
+from shardwright.autodiff.needed import needing_gradients, trained_parameters
 from shardwright.clusters import Links
 from shardwright.costs import Costs
-from shardwright.costs.gradients import needing_gradients, trained_parameters
 from shardwright.costs.operations import FREE
 from shardwright.costs.saved import saved_for_backward, view_bases
 from shardwright.ir import IRGraph, IRNode

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.costs.gradients import needing_gradients, trained_parameters
+from shardwright.autodiff.needed import needing_gradients, trained_parameters
 from shardwright.costs.saved import saved_beside, saved_for_backward, view_bases
 from shardwright.ir import IRGraph
 from shardwright.ir.repeats import Repeat, crossing_bytes, fingerprint, repeats

@@ -11,7 +11,7 @@ import weakref
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from shardwright.costs.gradients import needing_gradients, trained_parameters
+from shardwright.autodiff.needed import needing_gradients, trained_parameters
 from shardwright.ir import IRGraph
 from shardwright.ir.repeats import fingerprint
 from shardwright.ops.bound import BoundDimop

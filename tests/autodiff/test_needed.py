@@ -1,6 +1,6 @@
 import torch
 
-from shardwright.costs.gradients import needing_gradients, trained_parameters
+from shardwright.autodiff.needed import needing_gradients, trained_parameters
 from shardwright.ir import Builder
 from tests.steps import language_step
 
