@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import shardwright as sw
-from shardwright.ir.steps import forward_nodes
+from shardwright.ir.graph import forward_nodes
 from zoo.models import BY_NAME, LAYERS
 from zoo.training import LEARNING_RATE, Trained, joined, trained
 

@@ -29,7 +29,7 @@ from shardwright.compiler.shared_arena import SharedArena
 from shardwright.compiler.sources import Prepared
 from shardwright.compiler.task_program import first_of_each, touched
 from shardwright.ir import IRGraph, IRValue
-from shardwright.ir.collection import without_collection
+from shardwright.ir.graph import without_collection
 from shardwright.kernels.call_log import CallLog
 from shardwright.kernels.emitters import emit_graph
 from shardwright.kernels.native.library import load

@@ -18,7 +18,7 @@ from shardwright.compiler.lowering import lower_graph
 from shardwright.compiler.passes.pipeline import prepare
 from shardwright.errors import InputError
 from shardwright.ir import IRGraph
-from shardwright.ir.collection import without_collection
+from shardwright.ir.graph import without_collection
 from shardwright.ir.operators import is_built_in
 from shardwright.kernels.emitters import emit_graph
 from shardwright.kernels.files import encode

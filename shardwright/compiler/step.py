@@ -16,9 +16,8 @@ from shardwright.building.slots import Localized, SlotGraph
 from shardwright.building.update import localize_step
 from shardwright.errors import PlanError
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
-from shardwright.ir.collection import without_collection
 from shardwright.ir.dropout import DROPOUT
-from shardwright.ir.steps import is_step
+from shardwright.ir.graph import is_step, without_collection
 from shardwright.planning import PreparedStep
 from shardwright.planning.assemble import step_of
 from shardwright.planning.mesh import PIPELINE

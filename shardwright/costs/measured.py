@@ -22,7 +22,7 @@ from shardwright.costs.keys import call_key, forward_key
 from shardwright.costs.part import WHOLE, Part
 from shardwright.costs.timing import Measurement
 from shardwright.ir import IRGraph, IRNode
-from shardwright.ir.steps import forward_nodes
+from shardwright.ir.graph import forward_nodes
 
 GRAPHS = 8
 """Of how many graphs costs are kept."""

@@ -18,7 +18,7 @@ from shardwright.errors import GraphError, InputError, WeightError
 from shardwright.ir.donation import NOTHING, Donation, InPlace, donate
 from shardwright.ir.dtypes import describe_dtype, torch_dtype
 from shardwright.ir.operators import flatten_results, join_call, resolve, signature
-from shardwright.ir.strided import callable_of
+from shardwright.ir.overloads import callable_of
 from shardwright.ir.structure import flatten_call, leaves, rebuild
 from shardwright.ir.validate import check_order
 from shardwright.ir.values import IRNode, IRValue

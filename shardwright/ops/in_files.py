@@ -3,7 +3,8 @@
 What capture and differentiation emit (the catalog's rows, the operators below), this package's own,
 and what the user registered. What torch has besides (sparse and nested tensors, packed weights,
 raw storages, CTC, packed sequences) no file may call. Some of the operators here trust their
-arguments: `trusting` holds the shapes of their tensors to what kernels read, `ir.bounds` indices.
+arguments: `trusting` holds the shapes of their tensors to what kernels read, `ir.overloads`
+indices.
 """
 
 from __future__ import annotations

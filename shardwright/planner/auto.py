@@ -20,7 +20,7 @@ from shardwright.clusters import Cluster, Mesh
 from shardwright.costs.cost import Analytic, Costs
 from shardwright.errors import ShardwrightError
 from shardwright.ir import IRGraph
-from shardwright.ir.collection import without_collection
+from shardwright.ir.graph import without_collection
 from shardwright.ir.quantities import count_text
 from shardwright.ops.bound import Flow
 from shardwright.planning.assemble import make_plan

@@ -13,7 +13,7 @@ from shardwright.costs.cost import Analytic, Costs
 from shardwright.costs.profile import Profile
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
-from shardwright.ir.steps import is_step
+from shardwright.ir.graph import is_step
 from shardwright.planner.auto import AUTO, auto_plan
 from shardwright.planning.assemble import make_plan
 from shardwright.planning.automatic.candidates import Asked

@@ -18,7 +18,7 @@ import msgspec
 from shardwright.clusters import Mesh
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode, IRValue
-from shardwright.ir.steps import is_step
+from shardwright.ir.graph import is_step
 from shardwright.ops.bound import BoundDimop, Carry
 from shardwright.ops.catalog import dimop_of
 from shardwright.planning.assemble import make_plan, shards_of, step_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwright.ir import IRGraph
-from shardwright.ir.steps import forward_nodes
+from shardwright.ir.graph import forward_nodes
 
 
 def forward_view(graph: IRGraph) -> IRGraph:

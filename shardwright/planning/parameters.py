@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from shardwright.ir import IRGraph, IRNode
+from shardwright.ir.graph import forward_nodes
 from shardwright.ir.operators import is_marker
-from shardwright.ir.steps import forward_nodes
 from shardwright.ops.catalog import dimop_of
 
 

@@ -25,7 +25,7 @@ from functools import cached_property
 
 from shardwright.errors import PlanError
 from shardwright.ir import Builder, IRGraph, IRNode
-from shardwright.ir.steps import forward_nodes
+from shardwright.ir.graph import forward_nodes
 from shardwright.planning.batch import batch_dims, batch_rows, batched_outputs
 from shardwright.planning.counts import Counts, is_mean_over_labels
 from shardwright.planning.forward import forward_view

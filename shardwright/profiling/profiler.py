@@ -23,8 +23,8 @@ from shardwright.costs.roofline import NodeWork, node_work
 from shardwright.costs.timing import Measurement, Timing
 from shardwright.errors import ProfileError
 from shardwright.ir import IRGraph
+from shardwright.ir.graph import forward_nodes
 from shardwright.ir.quantities import MILLISECOND
-from shardwright.ir.steps import forward_nodes
 from shardwright.profiling.hardware import model_name, present_device
 from shardwright.profiling.measure import Settings, check_counts, measure
 from shardwright.tracing import capture

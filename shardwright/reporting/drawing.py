@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeVar
 from shardwright.costs import Costs, Profile
 from shardwright.errors import DrawError
 from shardwright.ir import DROPOUT, IRGraph, IRNode, IRValue
+from shardwright.ir.graph import forward_nodes, is_step
 from shardwright.ir.quantities import (
     MILLISECOND,
     count_text,
@@ -27,7 +28,6 @@ from shardwright.ir.quantities import (
     tensor_text,
 )
 from shardwright.ir.repeats import fingerprint, repeats
-from shardwright.ir.steps import forward_nodes, is_step
 from shardwright.planning import Partition, Plan
 from shardwright.planning.assemble import planned, step_of
 from shardwright.planning.partitions.layers import LayerGraph

@@ -26,7 +26,7 @@ import torch.fx
 
 from shardwright.errors import GraphError
 from shardwright.ir.operators import allow_namespace, operator_name, split_call
-from shardwright.ir.strided import BY_STRIDES
+from shardwright.ir.overloads import BY_STRIDES
 from shardwright.ir.values import SLOT, Input, with_absent
 from shardwright.torch_internals import (
     AUTOCAST_SWITCHES,

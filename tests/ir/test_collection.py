@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from shardwright.ir.collection import without_collection
+from shardwright.ir.graph import without_collection
 
 
 def test_collection_waits_and_goes_on() -> None:

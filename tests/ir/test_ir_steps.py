@@ -3,7 +3,7 @@ import torch
 
 from shardwright.errors import GraphError
 from shardwright.ir import Builder, IRGraph, compile_graph
-from shardwright.ir.steps import forward_nodes, is_step
+from shardwright.ir.graph import forward_nodes, is_step
 
 STEP = """\
 graph step

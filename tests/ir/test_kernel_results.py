@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from shardwright.ir.kernel_results import as_kernels_make
+from shardwright.ir.inference import as_kernels_make
 from shardwright.torch_internals import FakeTensorMode
 
 

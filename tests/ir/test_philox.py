@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.ir.philox import philox, words_below
+from shardwright.ir.dropout import philox, words_below
 
 # kat_vectors of Random123: philox4x32, 10 rounds; counter, key, result.
 VECTORS = [

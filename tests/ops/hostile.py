@@ -19,7 +19,7 @@ from shardwright.errors import ShardwrightError
 from shardwright.ir.dtypes import dtype_name
 from shardwright.ir.inference import Inference
 from shardwright.ir.operators import join_call, resolve, signature, split_call
-from shardwright.ir.strided import callable_of
+from shardwright.ir.overloads import callable_of
 from shardwright.ir.values import SLOT, IRValue, contiguous_strides
 from shardwright.ops.trusting import check_shapes
 from tests.ops.guarded import Guarded

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from shardwright.ir import IRGraph
-from shardwright.ir.steps import forward_nodes, is_step
+from shardwright.ir.graph import forward_nodes, is_step
 from shardwright.tracing import capture_step, compile_ir
 
 PLAIN = """\

@@ -21,7 +21,7 @@ from shardwright.compiler.passes.rewriter import Rewriter, same_layout, strides_
 from shardwright.errors import GraphError
 from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.operators import is_marker, resolve
-from shardwright.ir.strided import BY_STRIDES
+from shardwright.ir.overloads import BY_STRIDES
 from shardwright.ir.values import contiguous_strides
 
 CONVOLUTIONS = frozenset(

@@ -19,7 +19,7 @@ from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.aliasing import may_return_an_argument
 from shardwright.ir.dtypes import dtype_name
 from shardwright.ir.operators import flatten_results, join_call, resolve
-from shardwright.ir.strided import callable_of
+from shardwright.ir.overloads import callable_of
 from shardwright.ir.values import strides_or_none
 from shardwright.torch_internals import without_autocast
 

@@ -33,7 +33,7 @@ from shardwright.compiler.passes.subexpressions import (
     order_concatenations,
 )
 from shardwright.ir import IRGraph
-from shardwright.ir.collection import without_collection
+from shardwright.ir.graph import without_collection
 from shardwright.ir.inference import Inference
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from shardwright.ir.strided import callable_of
+from shardwright.ir.overloads import callable_of
 from shardwright.kernels.families.kernel import Closure, Kernel, Tensors, needed, present
 from shardwright.kernels.kinds import BY_NAME
 from shardwright.torch_internals import add_to_all, copy_all

@@ -6,10 +6,9 @@ import torch
 
 from shardwright.errors import ExecError, GraphError
 from shardwright.ir import IRValue, resolve
-from shardwright.ir.argument_types import check_written
 from shardwright.ir.dtypes import dtype_name
 from shardwright.ir.inference import Inference
-from shardwright.ir.operators import split_call
+from shardwright.ir.operators import check_written, split_call
 from shardwright.ir.values import Input
 from shardwright.kernels.families.generic import call_arguments
 from shardwright.kernels.legality.call import Call, Made, Makes, Operand, Table, need

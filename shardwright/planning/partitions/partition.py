@@ -18,8 +18,8 @@ from shardwright.clusters import Cluster, Links
 from shardwright.costs import Analytic, Costs
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
+from shardwright.ir.graph import is_step
 from shardwright.ir.quantities import count_text
-from shardwright.ir.steps import is_step
 from shardwright.planning.copies import Copy
 from shardwright.planning.forward import forward_view
 from shardwright.planning.given import check_cluster, check_count, check_graph, check_memory

@@ -19,7 +19,7 @@ from shardwright.clusters import Cluster, Mesh
 from shardwright.costs import Costs
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
-from shardwright.ir.steps import is_step
+from shardwright.ir.graph import is_step
 from shardwright.planning.assemble import make_plan
 from shardwright.planning.copies import Copy, with_copies
 from shardwright.planning.mesh import DATA, PIPELINE, split_nodes

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from shardwright.ir import IRGraph, IRNode
-from shardwright.ir.steps import is_step
+from shardwright.ir.graph import is_step
 from shardwright.planning.forward import forward_view
 from shardwright.planning.mixing import mixing_nodes, notes_on
 from shardwright.planning.plan import fingerprint_graph

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import shardwright as sw
-from shardwright.ir.strided import callable_of
+from shardwright.ir.overloads import callable_of
 
 HALVES = (torch.bfloat16, torch.float16)
 OPTIONS: tuple[dict[str, Any], ...] = (
