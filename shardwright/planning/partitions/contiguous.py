@@ -7,7 +7,7 @@ table of all ranges of nodes, and a dynamic program, in O(stages · n²) time an
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -52,25 +52,45 @@ def contiguous(
     return stages_between([places[cut] for cut in cuts])
 
 
+def by_bytes(workload: Workload, stages: int, memory: MemoryLimit) -> list[int]:
+    """The stage of each node in the cut of their order whose fullest stage holds least.
+
+    Of more than `MOST_NODES` nodes only the places where least crosses are tried. Raises PlanError
+    where there are too few nodes.
+    """
+    places = cut_places(workload, stages)
+    tables = range_tables(workload, places)
+    held = [tables.held_between(stage, stages, memory) for stage in range(stages)]
+    found = _least(held, tables.sent)
+    if found is None:
+        raise PlanError(_UNCUT.format(stages))
+    return stages_between([places[cut] for cut in found])
+
+
 def recut(
     workload: Workload,
     stages: Sequence[int],
-    limit: MemoryLimit | None = None,
-    *,
-    allowed: float | None = None,
+    cut: Callable[[Workload], list[int]],
+    merit: Callable[[Shares], float],
 ) -> list[int]:
-    """`contiguous` for the nodes stage after stage, instead of in their own order.
+    """The better of two cuts by ``cut``: of the nodes stage after stage, and of their own order.
 
-    Stages that none reads from an earlier one are such a cut themselves: it is no worse than they
-    are, unless they are more than `MOST_NODES` nodes. They stay where nothing fits in memory.
+    ``merit`` is what shall be small, before the seconds of messages. Stages that none reads from an
+    earlier one are such a cut themselves: no worse is found, unless they are more than `MOST_NODES`
+    nodes. They stay where nothing fits in memory.
     """
     order = sorted(range(len(workload)), key=lambda node: (stages[node], node))
     place = {node: at for at, node in enumerate(order)}
+
+    def rank(found: list[int]) -> tuple[float, float]:
+        shares = Shares.of(workload, found, range(max(found) + 1))
+        return merit(shares), shares.sent
+
     try:
-        cut = contiguous(_in_order(workload, order, place), max(stages) + 1, limit, allowed=allowed)
+        along = cut(_in_order(workload, order, place))
+        return min([along[place[node]] for node in range(len(workload))], cut(workload), key=rank)
     except PlanError:
         return list(stages)
-    return [cut[place[node]] for node in range(len(workload))]
 
 
 def _in_order(workload: Workload, order: Sequence[int], place: Mapping[int, int]) -> Workload:
@@ -195,6 +215,10 @@ class Tables:
         """The bytes that stage number ``stage`` of so many would hold."""
         return self.stored + limit.under_way(stage, stages) * self.kept
 
+    def held_between(self, stage: int, stages: int, limit: MemoryLimit) -> Table:
+        """`held`, infinite where there is no stage."""
+        return np.where(np.isfinite(self.seconds), self.held(stage, stages, limit), np.inf)
+
 
 def best_chain(
     tables: Tables, stages: int, limit: MemoryLimit | None = None, *, allowed: float = 0.0
@@ -205,12 +229,22 @@ def best_chain(
     many stages that all fit in memory.
     """
     fitting = [tables.fitting(stage, stages, limit) for stage in range(stages)]
-    bound = _walk(fitting, np.maximum)[0]
-    if not np.isfinite(bound):
+    found = _least(fitting, tables.sent, allowed)
+    if found is None:
         raise PlanError(_too_full(tables, stages, limit))
+    return found
+
+
+def _least(costs: Sequence[Table], sent: Table, allowed: float = 0.0) -> list[int] | None:
+    """The cuts whose largest cost is smallest, or up to ``allowed``, and that send least of them.
+
+    None where no cuts have finite costs.
+    """
+    bound = _walk(costs, np.maximum)[0]
+    if not np.isfinite(bound):
+        return None
     bound = max(bound * (1 + TOLERANCE), allowed)
-    sending = [np.where(table <= bound, tables.sent, np.inf) for table in fitting]
-    return _walk(sending, np.add)[1]
+    return _walk([np.where(table <= bound, sent, np.inf) for table in costs], np.add)[1]
 
 
 def _walk(tables: Sequence[Table], join: Any) -> tuple[float, list[int]]:
@@ -227,14 +261,14 @@ def _walk(tables: Sequence[Table], join: Any) -> tuple[float, list[int]]:
     return float(best[-1]), [0, *reversed(cuts)]
 
 
+_UNCUT = "the graph cannot be cut in {} stages; ask for fewer"
+
+
 def _too_full(tables: Tables, stages: int, limit: MemoryLimit | None) -> str:
-    uncut = f"the graph cannot be cut in {stages} stages; ask for fewer"
+    uncut = _UNCUT.format(stages)
     if limit is None:
         return uncut
-    held = [
-        np.where(np.isfinite(tables.seconds), tables.held(stage, stages, limit), np.inf)
-        for stage in range(stages)
-    ]
+    held = [tables.held_between(stage, stages, limit) for stage in range(stages)]
     least, cuts = _walk(held, np.maximum)
     if not np.isfinite(least):
         return uncut

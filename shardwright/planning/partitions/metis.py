@@ -24,7 +24,7 @@ import pymetis
 
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
-from shardwright.planning.partitions.contiguous import recut
+from shardwright.planning.partitions.contiguous import contiguous, recut
 from shardwright.planning.partitions.ordering import as_stages, moved_note
 from shardwright.planning.partitions.refine import refine
 from shardwright.planning.partitions.workload import SentValue, Shares, Workload
@@ -222,8 +222,8 @@ def _duplicate(descriptor: int) -> int | None:
 # made stages otherwise.
 
 
-RECUT = "to where the best cut along the order of the stages has them"
-REFINED = "one after another, to stages where they leave less to the fullest, or less to send"
+RECUT = "to where the best contiguous cut has them"
+REFINED = "one after another, to stages where they leave less to the heaviest, or less to send"
 """What notes say of nodes that were moved."""
 BALANCE = 1.03
 """METIS's parts may weigh so much more than an even share; refinement goes no further."""
@@ -249,7 +249,12 @@ def weighed_stages(
     factor = 1 + options["ufactor"] / 1000 if "ufactor" in options else BALANCE
     allowed = factor * sum(weights) / count
     weighed = _weighed(workload, weights, edges)
-    better = recut(weighed, stages, allowed=allowed)
+    better = recut(
+        weighed,
+        stages,
+        lambda nodes: contiguous(nodes, count, allowed=allowed),
+        lambda shares: max(allowed, *shares.work),
+    )
     notes += moved_note(workload, stages, better, RECUT)
     stages = refine(weighed, better, load=lambda shares: max(allowed, *shares.work))
     notes += moved_note(workload, better, stages, REFINED)

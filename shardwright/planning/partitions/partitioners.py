@@ -4,10 +4,10 @@ Comes in: a graph, a model or a training step, and a number of stages. Goes out:
 `PARTITIONERS` has those that are policies of `plan`, which asks them with a `Task`.
 
 metis
-    Parts of equal seconds, few bytes between them, by METIS; then cut anew along the order that
-    they give, and refined.
+    Parts of equal seconds, few bytes between them, by METIS; then cut anew, along the order that
+    they give or the nodes' own.
 memory
-    Parts of equal bytes, of stored values and activations, by METIS; then refined.
+    The same of equal bytes, of stored values and activations.
 pipedream
     Contiguous stages with several slots where that is faster.
 """
@@ -24,7 +24,7 @@ from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.planning.batch import batch_rows
 from shardwright.planning.given import check_devices
-from shardwright.planning.partitions.contiguous import contiguous, recut, stages_between
+from shardwright.planning.partitions.contiguous import by_bytes, contiguous, recut, stages_between
 from shardwright.planning.partitions.layers import (
     LayerEdgeWeight,
     LayerGraph,
@@ -33,7 +33,6 @@ from shardwright.planning.partitions.layers import (
 )
 from shardwright.planning.partitions.metis import (
     RECUT,
-    REFINED,
     Edge,
     EdgeWeight,
     NodeWeight,
@@ -47,8 +46,8 @@ from shardwright.planning.partitions.metis import (
 from shardwright.planning.partitions.ordering import moved_note
 from shardwright.planning.partitions.partition import Partition, Task, task_of
 from shardwright.planning.partitions.pipedream import pipedream
-from shardwright.planning.partitions.refine import refine
-from shardwright.planning.partitions.workload import Shares, Workload
+from shardwright.planning.partitions.refine import most_seconds
+from shardwright.planning.partitions.workload import Shares
 
 # --- policies -------------------------------------------------------------------------------------
 
@@ -62,22 +61,20 @@ def by_metis(task: Task) -> Partition:
         for reader in value.readers
     }
     stages, notes = metis_stages(workload, task.stages, workload.seconds, edges, {})
-    better = recut(workload, stages, task.limit)
+    better = recut(
+        workload,
+        stages,
+        lambda nodes: contiguous(nodes, task.stages, task.limit),
+        most_seconds,
+    )
     notes += moved_note(workload, stages, better, RECUT)
-    stages = refine(workload, better, ranks=task.placement, limit=task.limit)
-    notes += moved_note(workload, better, stages, REFINED)
-    stages, filled = _filled(task, stages)
+    stages, filled = _filled(task, better)
     return task.partition("metis", stages, [*notes, *filled])
 
 
 def by_memory(task: Task) -> Partition:
     """Parts of equal bytes, few seconds between them."""
-    workload = task.workload
-    stages, notes = _by_bytes(workload, task.stages, None, {})
-    load = _fullest(task)
-    refined = refine(workload, stages, ranks=task.placement, limit=task.limit, load=load)
-    notes += moved_note(workload, stages, refined, REFINED)
-    return task.partition("memory", refined, notes, load=load)
+    return _by_bytes(task, None, {})
 
 
 def _fullest(task: Task) -> Callable[[Shares], float]:
@@ -140,9 +137,10 @@ def _gradient_share(task: Task) -> float:
 
 
 def _by_bytes(
-    workload: Workload, stages: int, edges: Mapping[Edge, float] | None, options: Mapping[str, int]
-) -> tuple[list[int], list[str]]:
+    task: Task, edges: Mapping[Edge, float] | None, options: Mapping[str, int]
+) -> Partition:
     """Parts of equal bytes: a stored value counts with its first reader, the rest as it is kept."""
+    workload = task.workload
     weights = [0.0] * len(workload)
     for stored in workload.stored:
         weights[stored.readers[0]] += stored.nbytes
@@ -150,7 +148,13 @@ def _by_bytes(
         weights[value.maker] += value.kept
     if edges is None:
         edges = {(v.maker, reader): float(v.nbytes) for v in workload.sent for reader in v.readers}
-    return metis_stages(workload, stages, weights, edges, options)
+    stages, notes = metis_stages(workload, task.stages, weights, edges, options)
+    load = _fullest(task)
+    better = recut(
+        workload, stages, lambda nodes: by_bytes(nodes, task.stages, task.occupied), load
+    )
+    notes += moved_note(workload, stages, better, RECUT)
+    return task.partition("memory", better, notes, load=load)
 
 
 # --- functions ------------------------------------------------------------------------------------
@@ -223,10 +227,7 @@ def partition_by_memory(
     edges = None
     if edge_weight_function is not None:
         edges = weigh_edges(policy_nodes(task.view), task.workload, edge_weight_function)
-    stages, notes = _by_bytes(task.workload, num_partitions, edges, metis_options)
-    refined = refine(task.workload, stages, load=_fullest(task))
-    notes += moved_note(task.workload, stages, refined, REFINED)
-    return task.partition("memory", refined, notes, load=_fullest(task))
+    return _by_bytes(task, edges, metis_options)
 
 
 def pipedream_partition(

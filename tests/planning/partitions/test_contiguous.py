@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from shardwright.errors import PlanError
 from shardwright.planning.partitions.contiguous import (
     MemoryLimit,
+    by_bytes,
     contiguous,
     cut_places,
     range_tables,
@@ -17,7 +18,8 @@ from shardwright.planning.partitions.contiguous import (
     stages_between,
 )
 from shardwright.planning.partitions.ordering import as_stages
-from shardwright.planning.partitions.workload import SentValue, Workload
+from shardwright.planning.partitions.refine import most_seconds
+from shardwright.planning.partitions.workload import SentValue, Shares, Workload
 from tests.planning.workloads import (
     is_acyclic,
     kept_by,
@@ -114,14 +116,47 @@ def test_of_many_nodes_cuts_are_tried_where_least_crosses():
 @settings(max_examples=60, deadline=None)
 def test_stages_cut_anew_are_no_worse(workload, seed, count):
     stages, _ = as_stages(workload, random_parts(Random(seed), workload, count), count)
-    found = recut(workload, stages)
+    found = recut(workload, stages, lambda nodes: contiguous(nodes, count), most_seconds)
     assert is_acyclic(workload, found)
     assert set(found) == set(range(count))
     assert merit(workload, found, range(count)) <= merit(workload, stages, range(count))
 
 
+@given(workloads(most=10, least=3), st.integers(0, 2**32), st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_stages_cut_anew_by_bytes_hold_no_more(workload, seed, count):
+    memory = MemoryLimit(0, 4)
+
+    def fullest(shares):
+        return max(memory.held(shares))
+
+    stages, _ = as_stages(workload, random_parts(Random(seed), workload, count), count)
+    found = recut(workload, stages, lambda nodes: by_bytes(nodes, count, memory), fullest)
+    assert is_acyclic(workload, found)
+    before, after = (fullest(Shares.of(workload, s, range(count))) for s in (stages, found))
+    assert after <= before
+
+
+@given(workloads(most=8, least=2), st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_no_contiguous_cut_holds_less(workload, stages):
+    assume(stages <= len(workload))
+    memory = MemoryLimit(0, 4)
+
+    def fullest(cut):
+        return max(memory.held(Shares.of(workload, cut, range(stages))))
+
+    every = (
+        stages_between([0, *cuts, len(workload)])
+        for cuts in combinations(range(1, len(workload)), stages - 1)
+    )
+    assert fullest(by_bytes(workload, stages, memory)) == min(map(fullest, every))
+
+
 def test_stages_stay_where_nothing_fits():
-    assert recut(chain(4), [0, 0, 0, 1], MemoryLimit(-1)) == [0, 0, 0, 1]
+    full = MemoryLimit(-1)
+    found = recut(chain(4), [0, 0, 0, 1], lambda nodes: contiguous(nodes, 2, full), most_seconds)
+    assert found == [0, 0, 0, 1]
 
 
 @given(workloads(), st.integers(1, 3), st.integers(0, 60))

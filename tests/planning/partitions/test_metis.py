@@ -1,12 +1,14 @@
 """METIS's parts as stages, with weights of one's own."""
 
 import math
+from random import Random
 
 import numpy as np
 import pytest
 
 import shardwright as sw
 from shardwright.errors import PlanError
+from shardwright.planning.partitions.metis import weighed_stages
 from shardwright.planning.partitions.partitioners import (
     METIS_partition,
     metis_partition,
@@ -14,6 +16,7 @@ from shardwright.planning.partitions.partitioners import (
 )
 from tests.graphs import language_model
 from tests.planning.projections import transformer
+from tests.planning.workloads import random_workload
 from tests.steps import language_step
 
 
@@ -148,7 +151,7 @@ def test_values_that_metis_refuses_are_named(model):
 
 
 def test_every_fix_of_metis_is_told():
-    """Parts that were numbered anew, cut anew and refined."""
+    """Parts that were numbered anew and cut anew."""
     graph = language_model(layers=6, width=64)
     notes = [
         note
@@ -159,5 +162,12 @@ def test_every_fix_of_metis_is_told():
             *partition_by_memory(graph, 3, seed=seed).notes,
         )
     ]
-    for told in ("parts numbered anew, as data flows", "the best cut along", "one after another"):
+    for told in ("parts numbered anew, as data flows", "the best contiguous cut"):
         assert any(told in note for note in notes), (told, notes)
+
+
+def test_moves_of_single_nodes_are_told():
+    workload = random_workload(Random(0), 30, 30)
+    edges = {(value.maker, reader): 1.0 for value in workload.sent for reader in value.readers}
+    notes = weighed_stages(workload, 3, [1.0] * len(workload), edges, {}).notes
+    assert any("one after another" in note for note in notes), notes
