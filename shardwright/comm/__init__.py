@@ -1,25 +1,32 @@
 """Communication between device slots: what each kind computes, and what carries it.
 
-`operation` reads groups from a pipeline; `collectives` is their meaning in plain arithmetic;
-`local` carries them within one process, `distributed` between processes: by `messages` in shared
-memory (`shared`) or over sockets (`gloo`), or by a device's own library (`native`).
+`transport` reads groups from a pipeline; `collectives` is their meaning in plain arithmetic;
+`loopback` carries them within one process, `distributed` between processes: by `rounds` of messages
+in shared memory (`shared_memory`) or over sockets (`gloo`), or by a device's own library (`nccl`).
 """
 
 from shardwright.comm.collectives import combine
 from shardwright.comm.distributed import adopt_group, connect, gather_bytes, join_group
-from shardwright.comm.local import LocalTransport, Switchboard
-from shardwright.comm.operation import Membership, Operation, memberships, operations
-from shardwright.comm.spec import TensorSpec
-from shardwright.comm.store import make_store, open_store
-from shardwright.comm.transport import Interval, Pending, Transport
+from shardwright.comm.loopback import Loopback, LoopbackTransport
+from shardwright.comm.rendezvous import make_store, open_store
+from shardwright.comm.transport import (
+    Interval,
+    Membership,
+    Operation,
+    PendingTransfer,
+    TensorSpec,
+    Transport,
+    memberships,
+    operations,
+)
 
 __all__ = [
     "Interval",
-    "LocalTransport",
+    "Loopback",
+    "LoopbackTransport",
     "Membership",
     "Operation",
-    "Pending",
-    "Switchboard",
+    "PendingTransfer",
     "TensorSpec",
     "Transport",
     "adopt_group",

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shardwright.comm.spec import TensorSpec
+from shardwright.comm.transport import TensorSpec
 from shardwright.comm.wire import spread, unpack, write
 from shardwright.errors import RunError
 

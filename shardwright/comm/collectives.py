@@ -20,7 +20,7 @@ from functools import reduce as fold
 import torch
 from torch import Tensor
 
-from shardwright.comm.operation import Operation
+from shardwright.comm.transport import Operation
 
 ACCUMULATE: dict[torch.dtype, torch.dtype] = {
     torch.float16: torch.float32,

@@ -1,18 +1,18 @@
 """Ranks in processes of their own.
 
 `connect` makes a rank's transport to all others. It sends each operation the way that its members'
-devices and hosts allow: between CUDA devices by NCCL (`native`); between CPU slots of one host in
-shared memory (`shared`); all others over sockets (`gloo`). The last two can serve one operation
-together.
+devices and hosts allow: between CUDA devices by NCCL (`nccl`); between CPU slots of one host in
+shared memory (`shared_memory`); all others over sockets (`gloo`). The last two can serve one
+operation together.
 
-What always holds: every rank connects, with the operations of the whole pipeline in the same order,
+Every rank connects, with the operations of the whole pipeline in the same order,
 and all find the same ways. A process group of torch.distributed is made only where one is used.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 
 import torch
@@ -21,14 +21,21 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from shardwright.comm.arena import Arena
-from shardwright.comm.gloo import GlooPost
-from shardwright.comm.meeting import Meeting
-from shardwright.comm.messages import MessageTransport
-from shardwright.comm.native import NativeTransport, make_groups
-from shardwright.comm.operation import Membership, Operation
-from shardwright.comm.post import Post
-from shardwright.comm.shared import SharedPost
-from shardwright.comm.transport import Notify, Pending, Transport
+from shardwright.comm.gloo import GlooEndpoint
+from shardwright.comm.nccl import NcclTransport, make_groups
+from shardwright.comm.rendezvous import Rendezvous
+from shardwright.comm.rounds import Address, Endpoint, Exchange, Message, SendCompletion, exchange
+from shardwright.comm.shared_memory import SharedMemoryEndpoint, exchange_in_place
+from shardwright.comm.transport import (
+    Interval,
+    Membership,
+    Notify,
+    Operation,
+    PendingTransfer,
+    TensorSpec,
+    Transport,
+)
+from shardwright.comm.wire import conform
 from shardwright.errors import RunError
 
 _FOREVER = timedelta(days=365)
@@ -88,19 +95,19 @@ def connect(
     carries host memory, where one is needed: on all ranks or on none. Raises LaunchError, and
     RunError where there is no memory to share or the environment asks for what there is not.
     """
-    meeting = Meeting(store, rank, len(devices), sharing=_shares_memory())
+    rendezvous = Rendezvous(store, rank, len(devices), sharing=_shares_memory())
     try:
         native = [o for o in operations if _is_native(o, devices)]
         pairs = _pairs(o for o in operations if not _is_native(o, devices))
-        near = {pair for pair in pairs if _is_near(*pair, devices, meeting.hosts)}
+        near = {pair for pair in pairs if _is_near(*pair, devices, rendezvous.hosts)}
         group = make_group() if native or pairs != near else None
-        posts: dict[int, Post] = {}
+        endpoints: dict[int, Endpoint] = {}
         if group is not None:
-            posts |= _gloo_posts(group, rank, pairs - near, notify, devices[rank])
-        posts |= _shared_posts(meeting, rank, near, threads)
+            endpoints |= _gloo_endpoints(group, rank, pairs - near, notify, devices[rank])
+        endpoints |= _shared_memory_endpoints(rendezvous, rank, near, threads)
     finally:
-        meeting.close()
-    messages = MessageTransport(posts)
+        rendezvous.close()
+    messages = MessageTransport(endpoints)
     return DistributedTransport(rank, devices[rank], native, messages) if native else messages
 
 
@@ -118,19 +125,19 @@ class DistributedTransport(Transport):
         messages: MessageTransport,
     ) -> None:
         self._native_tags = {operation.tag for operation in native}
-        self._native = NativeTransport(make_groups(native, "nccl"), device)
+        self._native = NcclTransport(make_groups(native, "nccl"), device)
         self._messages = messages
         self.in_order = any(rank in operation.ranks for operation in native)
 
-    def start(self, membership: Membership, call: int, tensor: Tensor | None) -> Pending:
+    def start(self, membership: Membership, call: int, tensor: Tensor | None) -> PendingTransfer:
         """Start an operation on the library that its members share, or by messages."""
         native = membership.operation.tag in self._native_tags
         transport: Transport = self._native if native else self._messages
         return transport.start(membership, call, tensor)
 
-    def wait(self, bell: int, timeout: float | None) -> bool:
+    def wait(self, wakeup: int, timeout: float | None) -> bool:
         """Wait for messages; the device waits for the library by itself."""
-        return self._messages.wait(bell, timeout)
+        return self._messages.wait(wakeup, timeout)
 
     def close(self) -> None:
         """Let go of both."""
@@ -171,31 +178,154 @@ def _is_near(a: int, b: int, devices: Sequence[torch.device], hosts: Sequence[st
     return devices[a].type == devices[b].type == "cpu" and hosts[a] == hosts[b] != ""
 
 
-def _gloo_posts(
+def _gloo_endpoints(
     group: dist.ProcessGroup,
     rank: int,
     pairs: Collection[tuple[int, int]],
     notify: Notify,
     device: torch.device,
-) -> dict[int, Post]:
+) -> dict[int, Endpoint]:
     sources = {source for source, other in pairs if other == rank}
     destinations = {other for source, other in pairs if source == rank}
-    post = GlooPost(group, sources, destinations, notify, device)
-    return dict.fromkeys(sources | destinations, post)
+    endpoint = GlooEndpoint(group, sources, destinations, notify, device)
+    return dict.fromkeys(sources | destinations, endpoint)
 
 
-def _shared_posts(
-    meeting: Meeting, rank: int, pairs: Collection[tuple[int, int]], threads: int
-) -> dict[int, Post]:
+def _shared_memory_endpoints(
+    rendezvous: Rendezvous, rank: int, pairs: Collection[tuple[int, int]], threads: int
+) -> dict[int, Endpoint]:
     peers = {other for pair in pairs if rank in pair for other in pair} - {rank}
     if not peers:
         return {}
-    arena = Arena(len(meeting.hosts))
-    busy = meeting.hosts.count(meeting.hosts[rank]) * threads
+    arena = Arena(len(rendezvous.hosts))
+    busy = rendezvous.hosts.count(rendezvous.hosts[rank]) * threads
     spin = _SPIN if busy <= len(os.sched_getaffinity(0)) else 0.0
     try:
-        links = meeting.links(peers, arena)
+        links = rendezvous.links(peers, arena)
     except BaseException:
         arena.close()
         raise
-    return dict.fromkeys(peers, SharedPost(rank, arena, links, spin))
+    return dict.fromkeys(peers, SharedMemoryEndpoint(rank, arena, links, spin))
+
+
+class MessageTransport(Transport):
+    """A rank's access to others: ``endpoints`` has the endpoint that reaches each of them."""
+
+    def __init__(self, endpoints: Mapping[int, Endpoint]) -> None:
+        self._endpoints = endpoints
+        self._distinct = list(dict.fromkeys(endpoints.values()))
+        self._shared = next(
+            (p for p in self._distinct if isinstance(p, SharedMemoryEndpoint)), None
+        )
+
+    def start(self, membership: Membership, call: int, tensor: Tensor | None) -> PendingTransfer:
+        """Endpoint the messages of the first round."""
+        rounds = self._rounds(membership.operation, membership.member, tensor)
+        return _MessageTransfer(self._endpoints, rounds, membership, call)
+
+    def wait(self, wakeup: int, timeout: float | None) -> bool:
+        """Sleep; the shared one wakes by itself, others write to the descriptor."""
+        if self._shared is None:
+            return super().wait(wakeup, timeout)
+        return self._shared.wait(wakeup, timeout)
+
+    def close(self) -> None:
+        """Shut down towards the other ranks."""
+        for endpoint in self._distinct:
+            endpoint.close()
+
+    def abort(self) -> None:
+        """Cut the connections of all ranks to this one."""
+        for endpoint in self._distinct:
+            endpoint.abort()
+
+    def _rounds(self, operation: Operation, member: int, tensor: Tensor | None) -> Exchange:
+        shared = self._shared
+        if shared is None or not shared.ranks.issuperset(operation.ranks):
+            return exchange(operation, member, tensor)
+
+        def buffer(to: Sequence[int], spec: TensorSpec) -> Message:
+            return shared.buffer([operation.ranks[peer] for peer in to], to, spec)
+
+        return exchange_in_place(operation, member, tensor, buffer)
+
+
+class _MessageTransfer(PendingTransfer):
+    """A member on its way through the rounds of an exchange."""
+
+    def __init__(
+        self, endpoints: Mapping[int, Endpoint], rounds: Exchange, membership: Membership, call: int
+    ) -> None:
+        self._endpoints = endpoints
+        self._rounds = rounds
+        self._operation = membership.operation
+        self._member = membership.member
+        self._call = call
+        self._turn = -1
+        self._sent: list[SendCompletion] = []
+        self._travelled: list[tuple[float, float]] = []
+        self._finished = False
+        self._result: Tensor | None = None
+        self._step(None)
+
+    def ready(self) -> bool:
+        """Go through as many rounds as messages have arrived for."""
+        while not self._finished and self._round_is_complete():
+            self._step(self._take())
+        return self._finished
+
+    def result(self) -> Tensor | None:
+        """The member's share, in the layout that the pipeline declares for it."""
+        spec = self._operation.outputs[self._member]
+        result, self._result = self._result, None
+        return conform(result, spec) if spec is not None and result is not None else None
+
+    def interval(self) -> Interval | None:
+        """From the first byte on its way to the last."""
+        times = list(self._travelled)
+        for sent in self._sent:
+            if sent.error is not None:
+                raise sent.error
+            if sent.end is None:
+                return None
+            times.append((sent.start, sent.end))
+        return Interval(min(start for start, _ in times), max(end for _, end in times))
+
+    def _step(self, received: dict[int, Tensor] | None) -> None:
+        """Hand a round's tensors over and post the next round's messages."""
+        try:
+            # A generator takes None first.
+            turn = self._rounds.send(received)  # type: ignore[arg-type]
+        except StopIteration as stop:
+            self._finished, self._result = True, stop.value
+            return
+        self._turn += 1
+        self._address = Address(self._operation.tag, self._call, self._turn)
+        self._incoming = turn.incoming
+        for message in turn.outgoing:
+            for endpoint, ranks in self._routes(message).items():
+                self._sent += endpoint.send(ranks, self._address, message)
+
+    def _routes(self, message: Message) -> dict[Endpoint, list[int]]:
+        """The ranks that a message goes to, by the endpoint that reaches them."""
+        routes: dict[Endpoint, list[int]] = {}
+        for peer in message.to:
+            rank = self._operation.ranks[peer]
+            routes.setdefault(self._endpoints[rank], []).append(rank)
+        return routes
+
+    def _round_is_complete(self) -> bool:
+        for peer in self._incoming:
+            rank = self._operation.ranks[peer]
+            if not self._endpoints[rank].has(rank, self._address):
+                return False
+        return True
+
+    def _take(self) -> dict[int, Tensor]:
+        tensors = {}
+        for peer, spec in self._incoming.items():
+            rank = self._operation.ranks[peer]
+            arrived = self._endpoints[rank].take(rank, self._address, spec)
+            self._travelled.append((arrived.start, arrived.end))
+            tensors[peer] = arrived.tensor
+        return tensors

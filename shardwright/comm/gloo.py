@@ -3,12 +3,12 @@
 A message is a header of four integers (the group's tag, call, round, number of bytes) and, unless
 empty, one flat buffer of bytes under that tag. Sends are posted at once
 and waited for by one sleeping thread a destination. One thread a source always has a receive
-posted for the next header, then posts one for its bytes: so what arrives is taken at once, whatever
-this rank is computing, and no thread polls (waiting releases the GIL and sleeps).
+posted for the next header, then posts one for its bytes: so what arrives is taken at once,
+whatever this rank is computing, and no thread polls (waiting releases the GIL and sleeps).
 
 gloo's own collectives lack i16, f8, uneven pieces and an order of additions that one can count on;
 pairs of ranks have all of it and need no process group for each set of members. Tensors on an
-accelerator pass through host memory here; `native` keeps them on the device.
+accelerator pass through host memory here; `nccl` keeps them on the device.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardwright.comm.exchange import Parcel
-from shardwright.comm.post import Address, Arrived, Post, Sent
-from shardwright.comm.spec import TensorSpec
-from shardwright.comm.transport import Notify
+from shardwright.comm.rounds import Address, Endpoint, Message, RecvCompletion, SendCompletion
+from shardwright.comm.transport import Notify, TensorSpec
 from shardwright.comm.wire import conform, pack, unpack
 from shardwright.errors import WorkerError
 
 _HEADER_TAG = 0
 _NEVER_TAG = 2**31 - 1
-_GOODBYE = -1
+_SHUTDOWN = -1
 _JOIN_SECONDS = 5.0
 
+_Posted = tuple[SendCompletion, list[dist.Work], list[Tensor]]
 
-class GlooPost(Post):
+
+class GlooEndpoint(Endpoint):
     """Messages over a process group: sends to ``destinations``, keeps what ``sources`` send.
 
     Tensors are taken from and brought to ``device``.
@@ -56,7 +56,7 @@ class GlooPost(Post):
         self._device = device or torch.device("cpu")
         self._peers = {*sources, *destinations}
         self._lock = threading.Lock()
-        self._arrived: dict[tuple[int, Address], Arrived] = {}
+        self._arrived: dict[tuple[int, Address], RecvCompletion] = {}
         self._lost: dict[int, WorkerError] = {}
         self._outboxes = {rank: _Outbox(group, rank, notify) for rank in destinations}
         self._receivers = [
@@ -66,9 +66,11 @@ class GlooPost(Post):
         for thread in self._receivers:
             thread.start()
 
-    def send(self, ranks: Sequence[int], address: Address, parcel: Parcel) -> list[Sent]:
-        """Post a message to each; its tensor must not change until it has left."""
-        content = _host_bytes(parcel)
+    def send(
+        self, ranks: Sequence[int], address: Address, message: Message
+    ) -> list[SendCompletion]:
+        """Endpoint a message to each; its tensor must not change until it has left."""
+        content = _host_bytes(message)
         return [self._outboxes[rank].send(address, content) for rank in ranks]
 
     def has(self, rank: int, address: Address) -> bool:
@@ -80,15 +82,15 @@ class GlooPost(Post):
                 raise self._lost[rank]
             return False
 
-    def take(self, rank: int, address: Address, spec: TensorSpec) -> Arrived:
-        """A message that is there; the post forgets it."""
+    def take(self, rank: int, address: Address, spec: TensorSpec) -> RecvCompletion:
+        """A message that is there; the endpoint forgets it."""
         with self._lock:
             arrived = self._arrived.pop((rank, address))
         content = arrived.tensor.to(self._device, non_blocking=True)
         return arrived._replace(tensor=unpack(content, spec))
 
     def close(self) -> None:
-        """Say goodbye to every destination and wait for the sources' goodbyes."""
+        """Tell every destination that no more comes and wait until all sources have."""
         for outbox in self._outboxes.values():
             outbox.close()
         self._join()
@@ -112,7 +114,7 @@ class GlooPost(Post):
             thread.join(_JOIN_SECONDS)
 
     def _receive(self, source: int) -> None:
-        """Take one message after another until the source says goodbye or is gone."""
+        """Take one message after another until the source shuts down or is gone."""
         reason = "it has ended its run"
         try:
             while self._receive_one(source):
@@ -124,11 +126,11 @@ class GlooPost(Post):
         self._notify()
 
     def _receive_one(self, source: int) -> bool:
-        """Take one message; False when it was the goodbye."""
+        """Take one message; False when it was its shutdown."""
         header = torch.empty(4, dtype=torch.int64)
         self._group.recv([header], source, _HEADER_TAG).wait()
         tag, call, turn, size = header.tolist()
-        if tag == _GOODBYE:
+        if tag == _SHUTDOWN:
             return False
         start = time.monotonic()
         content = torch.empty(size, dtype=torch.uint8)
@@ -136,7 +138,7 @@ class GlooPost(Post):
             self._group.recv([content], source, tag + 1).wait()
         address = Address(tag, call, turn)
         with self._lock:
-            self._arrived[source, address] = Arrived(content, start, time.monotonic())
+            self._arrived[source, address] = RecvCompletion(content, start, time.monotonic())
         return True
 
 
@@ -147,12 +149,14 @@ class _Outbox:
         self._group = group
         self._destination = destination
         self._notify = notify
-        self._posted: SimpleQueue[tuple[Sent, list[dist.Work], list[Tensor]] | None] = SimpleQueue()
+        self._posted: SimpleQueue[tuple[SendCompletion, list[dist.Work], list[Tensor]] | None] = (
+            SimpleQueue()
+        )
         self._thread = threading.Thread(target=self._wait, name=f"to {destination}", daemon=True)
         self._thread.start()
 
-    def send(self, address: Address, content: Tensor) -> Sent:
-        sent = Sent(time.monotonic())
+    def send(self, address: Address, content: Tensor) -> SendCompletion:
+        sent = SendCompletion(time.monotonic())
         header = torch.tensor([*address, content.numel()], dtype=torch.int64)
         try:
             works = [self._group.send([header], self._destination, _HEADER_TAG)]
@@ -164,8 +168,8 @@ class _Outbox:
         return sent
 
     def close(self) -> None:
-        with suppress(WorkerError):  # Who is gone needs no goodbye.
-            self.send(Address(_GOODBYE, 0, 0), torch.empty(0, dtype=torch.uint8))
+        with suppress(WorkerError):  # Who is gone need not be told.
+            self.send(Address(_SHUTDOWN, 0, 0), torch.empty(0, dtype=torch.uint8))
         self.end()
 
     def end(self) -> None:
@@ -190,9 +194,9 @@ class _Outbox:
         return WorkerError(f"rank {self._destination} is gone: {_first_line(error)}", lost=True)
 
 
-def _host_bytes(parcel: Parcel) -> Tensor:
-    """A parcel's bytes in host memory, pinned where they come from a CUDA device."""
-    content = pack(conform(parcel.tensor, parcel.spec), parcel.spec)
+def _host_bytes(message: Message) -> Tensor:
+    """A message's bytes in host memory, pinned where they come from a CUDA device."""
+    content = pack(conform(message.tensor, message.spec), message.spec)
     if content.device.type == "cpu":
         return content
     pinned = torch.empty_like(content, device="cpu", pin_memory=content.is_cuda)

@@ -16,7 +16,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from shardwright.comm.spec import TensorSpec
+from shardwright.comm.transport import TensorSpec
 
 
 def conform(tensor: Tensor, spec: TensorSpec) -> Tensor:

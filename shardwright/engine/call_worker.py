@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from shardwright.comm.transport import Pending, Transport
+from shardwright.comm.transport import PendingTransfer, Transport
 from shardwright.engine.agenda import Entry
 from shardwright.engine.board import Board, State
 from shardwright.engine.slot import Instruction, SlotProgram
@@ -31,8 +31,8 @@ class _CallCursor:
     call: int
     tensors: dict[str, Tensor]
     position: int = 0
-    pending: Pending | None = None
-    leaving: list[tuple[int, Pending]] = field(default_factory=list)
+    pending: PendingTransfer | None = None
+    leaving: list[tuple[int, PendingTransfer]] = field(default_factory=list)
 
 
 class CallWorker(Worker):

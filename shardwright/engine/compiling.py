@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shardwright.comm.spec import TensorSpec
+from shardwright.comm.transport import TensorSpec
 from shardwright.comm.wire import conform
 from shardwright.compiler.cuda import GraphMemory
 from shardwright.compiler.exec_plan import ExecPlan

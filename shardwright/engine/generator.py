@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.comm.spec import TensorSpec
+from shardwright.comm.transport import TensorSpec
 from shardwright.comm.wire import conform
 from shardwright.errors import InputError
 from shardwright.ir.dtypes import torch_dtype

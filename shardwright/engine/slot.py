@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from shardwright.comm.operation import Membership, memberships
+from shardwright.comm.transport import Membership, memberships
 from shardwright.engine.compiling import Compiled, Run, compile_tasks
 from shardwright.engine.slot_steps import SlotStep, SlotSteps, slot_steps
 from shardwright.engine.timeline import EventKind

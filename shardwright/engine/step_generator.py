@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.comm.spec import TensorSpec
+from shardwright.comm.transport import TensorSpec
 from shardwright.comm.wire import conform
 from shardwright.engine.generator import Generator, Slices, part_of
 from shardwright.engine.replacement import Microbatching

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shardwright.comm.operation import Membership
-from shardwright.comm.spec import TensorSpec
+from shardwright.comm.transport import Membership, TensorSpec
 from shardwright.engine.slot import Instruction, SlotProgram, storage_of
 from shardwright.engine.slot_steps import Does, Occurrence, occurrences_of
 from shardwright.engine.step_plan import StepPlan

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shardwright.comm.transport import Pending, Transport
+from shardwright.comm.transport import PendingTransfer, Transport
 from shardwright.comm.wire import conform
 from shardwright.engine.board import Board, State
 from shardwright.engine.slot import SlotProgram, storage_of
@@ -37,7 +37,7 @@ class _PostedTransfer:
     step: int
     cursor: Cursor
     occurrence: Occurrence
-    pending: Pending
+    pending: PendingTransfer
     storage: int | None
     over: bool = False
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shardwright.comm.transport import Pending, Transport
+from shardwright.comm.transport import PendingTransfer, Transport
 from shardwright.engine.agenda import Entry
 from shardwright.engine.board import Board, State
 from shardwright.engine.compiling import Run
@@ -135,7 +135,7 @@ class Worker(ABC):
             self._note(call, self.entries[index], step.kind, start, time.monotonic())
         return zip(step.outputs, outputs, strict=True)
 
-    def _has_left(self, call: int, index: int, step: Instruction, pending: Pending) -> bool:
+    def _has_left(self, call: int, index: int, step: Instruction, pending: PendingTransfer) -> bool:
         """Whether all that a communication sends has left; its event is noted then."""
         self._at = self.entries[index]
         interval = pending.interval()

@@ -19,7 +19,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from shardwright.comm.spec import TensorSpec
+from shardwright.comm.transport import TensorSpec
 from shardwright.comm.wire import memory_of, pack, unpack
 from shardwright.engine.timeline import Event
 from shardwright.ir.dtypes import dtype_name, torch_dtype

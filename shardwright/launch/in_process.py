@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from shardwright.comm.local import LocalTransport, Switchboard
+from shardwright.comm.loopback import Loopback, LoopbackTransport
 from shardwright.engine.generator import Slices
 from shardwright.engine.slot import SlotProgram, torch_device
 from shardwright.engine.slot_steps import constants_of
@@ -35,8 +35,8 @@ class InProcess(Backend):
         self._threads = threads
         self._options = options
         self._lock = threading.RLock()
-        board = Switchboard()
-        self._switchboards = [board]
+        board = Loopback()
+        self._loopbacks = [board]
         self._hosts = [Host(self._worker(pipeline, name, {}, board)) for name in pipeline.devices]
         self._calls: dict[int, _Call] = {}
         self._events: list[Event] = []
@@ -50,8 +50,8 @@ class InProcess(Backend):
         self, call: int, number: int, pipeline: Pipeline, shared: Mapping[str, str]
     ) -> Future[Any]:
         """Queue the making of another pipeline's workers."""
-        board = Switchboard()
-        self._switchboards.append(board)
+        board = Loopback()
+        self._loopbacks.append(board)
 
         def make(slot: SlotProgram) -> Worker:
             names = constants_of(pipeline, slot.name)
@@ -97,7 +97,7 @@ class InProcess(Backend):
         return future
 
     def _worker(
-        self, pipeline: Pipeline, name: str, shared: Mapping[str, Tensor], board: Switchboard
+        self, pipeline: Pipeline, name: str, shared: Mapping[str, Tensor], board: Loopback
     ) -> Worker:
         """The worker of a slot, with those of its constants that are not ``shared`` loaded."""
         infos = constants_of(pipeline, name)
@@ -106,7 +106,7 @@ class InProcess(Backend):
             pipeline,
             name,
             {**pipeline.weights.load(stored), **shared},
-            LocalTransport(board, torch_device(name, pipeline.devices[name])),
+            LoopbackTransport(board, torch_device(name, pipeline.devices[name])),
             self._options,
             shares=bool(shared),
         )
@@ -149,8 +149,8 @@ class InProcess(Backend):
 
     def _forget(self) -> None:
         self._calls.clear()
-        for switchboard in self._switchboards:
-            switchboard.clear()
+        for loopback in self._loopbacks:
+            loopback.clear()
         for host in self._hosts:
             host.reset()
 

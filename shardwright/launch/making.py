@@ -14,8 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from shardwright.comm.operation import Membership
-from shardwright.comm.transport import Transport
+from shardwright.comm.transport import Membership, Transport
 from shardwright.engine.agenda import is_training
 from shardwright.engine.board import Board
 from shardwright.engine.call_worker import CallWorker

@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from shardwright.comm import (
-    LocalTransport,
-    Switchboard,
+    Loopback,
+    LoopbackTransport,
     Transport,
     adopt_group,
     connect,
@@ -116,7 +116,7 @@ class WorkerProcess:
         """Connections for a pipeline; keys of their own in the store keep several apart."""
         found = operations(document)
         if not found:
-            return LocalTransport(Switchboard())
+            return LoopbackTransport(Loopback())
         store = self._store = self._store or open_store(self._store_file)
         kinds = [device.kind for device in document.devices.values()]
 

@@ -25,9 +25,9 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from shardwright.comm import (
-    LocalTransport,
+    Loopback,
+    LoopbackTransport,
     Operation,
-    Switchboard,
     Transport,
     adopt_group,
     connect,
@@ -171,7 +171,7 @@ class Rank(Backend):
     def _connect(self, found: Sequence[Operation]) -> Transport:
         """Connections for a pipeline's operations."""
         if not found:
-            return LocalTransport(Switchboard())
+            return LoopbackTransport(Loopback())
         if self._store is None:
             self._store = _rendezvous(self._timeout) if self._owns_group else _store_of_program()
         # Other ranks may be on other machines: of their devices only the kind counts.

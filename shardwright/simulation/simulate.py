@@ -21,7 +21,7 @@ from typing import overload
 
 from shardwright.building.build import without_weights
 from shardwright.clusters import Cluster
-from shardwright.comm.operation import memberships
+from shardwright.comm.transport import memberships
 from shardwright.costs.cost import Analytic, Costs
 from shardwright.costs.tasks import TaskTimes
 from shardwright.costs.worker_time import worker_seconds

@@ -21,7 +21,7 @@ from typing import cast
 
 from shardwright.clusters import Cluster, Links
 from shardwright.clusters.links import Kind
-from shardwright.comm.operation import Membership, Operation
+from shardwright.comm.transport import Membership, Operation
 from shardwright.simulation.simulated_memory import MessageBlock
 
 Wake = Callable[[float, str], None]

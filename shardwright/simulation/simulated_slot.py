@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shardwright.comm.operation import Membership
+from shardwright.comm.transport import Membership
 from shardwright.engine.agenda import Entry
 from shardwright.engine.slot_steps import Occurrence, Place, SlotStep, SlotSteps
 from shardwright.engine.step_plan import StepPlan

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shardwright.building.slots import Border, LocalCommunication, Localized
 from shardwright.comm.collectives import combine
-from shardwright.comm.operation import Operation, TensorSpec
+from shardwright.comm.transport import Operation, TensorSpec
 from shardwright.comm.wire import conform
 from shardwright.ir import IRNode
 from shardwright.ir.dtypes import torch_dtype

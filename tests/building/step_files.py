@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shardwright.comm.collectives import combine
-from shardwright.comm.operation import memberships
+from shardwright.comm.transport import memberships
 from shardwright.comm.wire import conform
 from shardwright.ir import compile_graph
 from shardwright.ir.dtypes import torch_dtype

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shardwright.comm.operation import Operation
-from shardwright.comm.spec import TensorSpec
+from shardwright.comm.transport import Operation, TensorSpec
 from shardwright.comm.wire import flat_bytes
 from shardwright.ir.dtypes import DTYPES, torch_dtype
 from shardwright.pipeline.rules import UNDEFINED

@@ -15,11 +15,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from shardwright.comm import Operation, Transport, adopt_group, connect, join_group, meeting
+from shardwright.comm import Operation, Transport, adopt_group, connect, join_group, rendezvous
 from shardwright.comm.distributed import TRANSPORT_VARIABLE
-from shardwright.comm.native import NativeTransport, make_groups
-from shardwright.comm.operation import Membership
-from shardwright.comm.transport import Pending
+from shardwright.comm.nccl import NcclTransport, make_groups
+from shardwright.comm.transport import Membership, PendingTransfer
 from shardwright.launch.inbox import Inbox
 from tests.comm.cases import Case, given, operation, same, table, wanted
 
@@ -38,7 +37,7 @@ def connected(
     kind: str, store: Store, rank: int, operations: Sequence[Operation], inbox: Inbox
 ) -> Transport:
     os.environ[TRANSPORT_VARIABLE], host = TRANSPORTS[kind][0], TRANSPORTS[kind][1](rank)
-    meeting.this_host = lambda: host
+    rendezvous.this_host = lambda: host
     return connect(
         PrefixStore(kind, store),
         rank,
@@ -56,7 +55,7 @@ def by_messages(kind: str, store: Store, rank: int) -> list[str]:
     operations = [operation(case, tag) for tag, case in enumerate(cases)]
     inbox = Inbox()
     transport = connected(kind, store, rank, operations, inbox)
-    under_way: list[tuple[Case, int, int, Pending]] = []
+    under_way: list[tuple[Case, int, int, PendingTransfer]] = []
     for call in range(CALLS):
         for case, op in zip(cases, operations, strict=True):
             if rank in case.ranks:
@@ -74,7 +73,7 @@ def by_messages(kind: str, store: Store, rank: int) -> list[str]:
 
 
 def finishes_right(
-    case: Case, member: int, call: int, pending: Pending, transport: Transport, inbox: Inbox
+    case: Case, member: int, call: int, pending: PendingTransfer, transport: Transport, inbox: Inbox
 ) -> bool:
     while not pending.ready() or pending.interval() is None:
         assert transport.wait(inbox.bell, 20), f"{case}: nothing arrives"
@@ -89,7 +88,7 @@ def over_native_collectives(rank: int) -> list[str]:
     """The code path of NCCL, with gloo as the library, as far as gloo has the collectives."""
     cases = [case for case in table() if gloo_has(case)]
     operations = [operation(case, tag) for tag, case in enumerate(cases)]
-    transport = NativeTransport(make_groups(operations, "gloo"), torch.device("cpu"))
+    transport = NcclTransport(make_groups(operations, "gloo"), torch.device("cpu"))
     wrong = []
     for case, op in zip(cases, operations, strict=True):
         if rank in case.ranks:

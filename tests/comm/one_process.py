@@ -10,35 +10,36 @@ from itertools import combinations
 
 from torch import Tensor
 
-from shardwright.comm import Membership, Operation, Pending
+from shardwright.comm import Membership, Operation, PendingTransfer
 from shardwright.comm.arena import Arena, Window
-from shardwright.comm.link import Link
-from shardwright.comm.messages import MessageTransport
-from shardwright.comm.shared import SharedPost
+from shardwright.comm.distributed import MessageTransport
+from shardwright.comm.shared_memory import Link, SharedMemoryEndpoint
 
 
 @contextmanager
-def shared_posts(count: int, *, spin: float = 0.0) -> Iterator[list[SharedPost]]:
-    """A post a rank, each linked to all others; cut in the end."""
+def shared_posts(count: int, *, spin: float = 0.0) -> Iterator[list[SharedMemoryEndpoint]]:
+    """An endpoint a rank, each linked to all others; cut in the end."""
     arenas = [Arena(count) for _ in range(count)]
     links: list[list[Link]] = [[] for _ in range(count)]
     for a, b in combinations(range(count), 2):
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         links[a].append(Link(b, ends[0], Window(arenas[b].descriptor)))
         links[b].append(Link(a, ends[1], Window(arenas[a].descriptor)))
-    posts = [SharedPost(rank, arenas[rank], links[rank], spin) for rank in range(count)]
+    endpoints = [
+        SharedMemoryEndpoint(rank, arenas[rank], links[rank], spin) for rank in range(count)
+    ]
     try:
-        yield posts
+        yield endpoints
     finally:
-        for post in posts:
+        for post in endpoints:
             post.abort()
 
 
-def transports(posts: Sequence[SharedPost]) -> list[MessageTransport]:
-    """The transports of ranks that have nothing but these posts."""
+def transports(endpoints: Sequence[SharedMemoryEndpoint]) -> list[MessageTransport]:
+    """The transports of ranks that have nothing but these endpoints."""
     return [
         MessageTransport(dict.fromkeys(post.ranks - {rank}, post))
-        for rank, post in enumerate(posts)
+        for rank, post in enumerate(endpoints)
     ]
 
 
@@ -47,7 +48,7 @@ def start_all(
     operation: Operation,
     call: int,
     given: Sequence[Tensor | None],
-) -> list[Pending]:
+) -> list[PendingTransfer]:
     """Every member's part."""
     return [
         ranks[rank].start(Membership(operation, member), call, given[member])
@@ -55,7 +56,7 @@ def start_all(
     ]
 
 
-def finish(pending: Sequence[Pending]) -> list[Tensor | None]:
+def finish(pending: Sequence[PendingTransfer]) -> list[Tensor | None]:
     """What the members get, once none has to wait any more."""
     waiting = list(pending)
     for _ in range(100):

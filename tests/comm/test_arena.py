@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from shardwright.comm.arena import Arena, Block, Window
-from shardwright.comm.spec import TensorSpec
+from shardwright.comm.transport import TensorSpec
 from shardwright.errors import RunError
 
 SPEC = TensorSpec((4, 8), torch.float32)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from shardwright.comm.arena import Arena, Window
-from shardwright.comm.link import NOWHERE, Link
-from shardwright.comm.post import Address
+from shardwright.comm.rounds import Address
+from shardwright.comm.shared_memory import NOWHERE, Link
 from shardwright.errors import WorkerError
 
 
@@ -53,7 +53,7 @@ def test_a_goodbye_comes_last_and_says_why(ends: tuple[Link, Link]) -> None:
     here, there = ends
     there.send(Address(9, 9, 9), NOWHERE, 0.0)
     here.send(Address(0, 0, 0), NOWHERE, 0.0)
-    here.say_goodbye()
+    here.shut_down()
     here.close()
     while there.receive():
         continue

@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from shardwright.comm.operation import memberships, operations
-from shardwright.comm.spec import TensorSpec
+from shardwright.comm.transport import TensorSpec, memberships, operations
 from shardwright.pipeline import TensorInfo
 from tests.runtime.sketch import Sketch, chain, every_collective, identity
 

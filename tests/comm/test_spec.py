@@ -4,7 +4,7 @@ import torch
 from hypothesis import given as draw
 from hypothesis import strategies as st
 
-from shardwright.comm.spec import TensorSpec
+from shardwright.comm.transport import TensorSpec
 
 
 def places(spec: TensorSpec) -> list[int]:

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given as draw
 from hypothesis import strategies as st
 
-from shardwright.comm.spec import TensorSpec
+from shardwright.comm.transport import TensorSpec
 from shardwright.comm.wire import conform, memory_of, pack, unpack
 from shardwright.ir.dtypes import DTYPES, torch_dtype
 from tests.comm.cases import same

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardwright.comm import Interval, Membership, Pending, Transport
+from shardwright.comm import Interval, Membership, PendingTransfer, Transport
 from shardwright.engine.call_worker import CallWorker as Worker
 from shardwright.engine.slot import make_slot
 from shardwright.engine.slot_steps import constants_of
@@ -19,7 +19,7 @@ from tests.runtime.sketch import Sketch, chain, identity
 X = torch.ones(3, 4)
 
 
-class Hand(Pending):
+class Hand(PendingTransfer):
     """A communication that the test completes."""
 
     def __init__(self, gives: bool) -> None:
@@ -44,7 +44,7 @@ class Hands(Transport):
         self.started: dict[tuple[str, int], Hand] = {}
         self.log: list[tuple[str, int]] = []
 
-    def start(self, membership: Membership, call: int, tensor: Tensor | None) -> Pending:
+    def start(self, membership: Membership, call: int, tensor: Tensor | None) -> PendingTransfer:
         key = (membership.operation.tasks[membership.member], call)
         self.log.append(key)
         self.started[key] = Hand(membership.operation.outputs[membership.member] is None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwright.comm.operation import operations
+from shardwright.comm.transport import operations
 from shardwright.launch.relays import relays, relays_of
 from tests.runtime.linear_step import WIDTH, linear_step
 from tests.runtime.sketch import chain

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from shardwright.clusters import Mesh
 from shardwright.comm.collectives import combine
-from shardwright.comm.operation import Operation
-from shardwright.comm.spec import TensorSpec
+from shardwright.comm.transport import Operation, TensorSpec
 from shardwright.sharding import (
     Layout,
     Partial,

@@ -7,7 +7,7 @@ import pytest
 
 from shardwright.clusters import Cluster, Link, Links
 from shardwright.clusters.device import CPU_CORE, DEVICES
-from shardwright.comm.operation import Membership, memberships
+from shardwright.comm.transport import Membership, memberships
 from shardwright.pipeline import Pipeline
 from shardwright.simulation.simulated_network import Network, SimulatedMember
 from tests.runtime.sketch import chain, every_collective

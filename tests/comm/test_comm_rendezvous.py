@@ -14,12 +14,12 @@ import pytest
 import torch.distributed as dist
 
 from shardwright.comm.arena import Arena
-from shardwright.comm.meeting import _HELLO, _KEY, Meeting, _address, _Place, this_host
-from shardwright.comm.post import Address
-from shardwright.comm.shared import SharedPost
+from shardwright.comm.rendezvous import _HELLO, _KEY, Rendezvous, _address, _Place, this_host
+from shardwright.comm.rounds import Address
+from shardwright.comm.shared_memory import SharedMemoryEndpoint
 from shardwright.errors import LaunchError
 from tests.comm.one_process import descriptors
-from tests.comm.test_shared import SPEC, message
+from tests.comm.test_shared_memory import SPEC, message
 
 
 def together(count: int, rank_does: Callable[[int], object]) -> list:
@@ -45,25 +45,25 @@ def test_every_pair_is_linked_and_sees_the_other_s_memory() -> None:
     before = descriptors()
     store = dist.HashStore()
 
-    def meet(rank: int) -> SharedPost:
+    def meet(rank: int) -> SharedMemoryEndpoint:
         arena = Arena(3)
-        meeting = Meeting(store, rank, 3, sharing=True)
+        meeting = Rendezvous(store, rank, 3, sharing=True)
         links = meeting.links({0, 1, 2} - {rank}, arena)
         meeting.close()
         assert meeting.hosts == [this_host()] * 3
-        return SharedPost(rank, arena, links, 0.0)
+        return SharedMemoryEndpoint(rank, arena, links, 0.0)
 
-    posts = together(3, meet)
-    for a, sender in enumerate(posts):
-        for b, receiver in enumerate(posts):
+    endpoints = together(3, meet)
+    for a, sender in enumerate(endpoints):
+        for b, receiver in enumerate(endpoints):
             if a != b:
                 address = Address(a, b, 0)
                 sender.send([b], address, message(10 * a + b))
                 assert receiver.has(a, address)
                 assert (receiver.take(a, address, SPEC).tensor == 10 * a + b).all()
-    for post in posts:
+    for post in endpoints:
         post.close()
-    del posts, post, sender, receiver
+    del endpoints, post, sender, receiver
     gc.collect()
     assert descriptors() == before
 
@@ -72,7 +72,7 @@ def test_a_rank_may_have_no_part_in_it() -> None:
     store = dist.HashStore()
 
     def meet(rank: int) -> list[str]:
-        meeting = Meeting(store, rank, 3, sharing=rank != 1)
+        meeting = Rendezvous(store, rank, 3, sharing=rank != 1)
         meeting.close()
         return meeting.hosts
 
@@ -91,7 +91,7 @@ def test_only_linked_pairs_have_sockets() -> None:
 
     def meet(rank: int) -> list[int]:
         arena = Arena(3)
-        meeting = Meeting(store, rank, 3, sharing=True)
+        meeting = Rendezvous(store, rank, 3, sharing=True)
         links = meeting.links([[1], [0, 2], [1]][rank], arena)
         meeting.close()
         arena.close()
@@ -115,7 +115,7 @@ def call_first(says: bytes | None) -> tuple[list, list]:
 
     def meet(rank: int) -> object:
         arena = Arena(2)
-        meeting = Meeting(store, rank, 2, sharing=True)
+        meeting = Rendezvous(store, rank, 2, sharing=True)
         if rank == 1:
             stranger.connect(_address(meeting._places[0].name))
             if says is not None:
@@ -191,7 +191,7 @@ def test_a_caller_of_another_user_is_hung_up_on_though_it_knows_the_secret() -> 
 
     def meet(rank: int) -> object:
         arena = Arena(2)
-        meeting = Meeting(store, rank, 2, sharing=True)
+        meeting = Rendezvous(store, rank, 2, sharing=True)
         if rank == 1:
             name = _address(meeting._places[0].name).decode().removeprefix("\0")
             hello = meeting._hello_to(0).hex()
@@ -225,7 +225,7 @@ def test_nothing_is_said_to_a_listener_of_another_user() -> None:
             place = _Place(this_host(), name.removeprefix("shardwright-"), bytes(16))
             store.set(_KEY.format(0), msgspec.json.encode(place).decode())
             arena = Arena(2)
-            meeting = Meeting(store, 1, 2, sharing=True)
+            meeting = Rendezvous(store, 1, 2, sharing=True)
             with pytest.raises(LaunchError, match="another user listens in place of rank 0"):
                 meeting.links([0], arena)
             meeting.close()
@@ -244,7 +244,7 @@ def test_what_no_rank_has_written_in_the_store_is_one_clear_error(text: str) -> 
     store.set(_KEY.format(1), text)
     before = descriptors()
     with pytest.raises(LaunchError, match="rank 1"):
-        Meeting(store, 0, 2, sharing=True)
+        Rendezvous(store, 0, 2, sharing=True)
     gc.collect()
     assert descriptors() == before
 
@@ -254,7 +254,7 @@ def test_a_name_where_nobody_listens_is_one_clear_error() -> None:
     place = _Place(this_host(), "nobody", bytes(16))
     store.set(_KEY.format(0), msgspec.json.encode(place).decode())
     arena = Arena(2)
-    meeting = Meeting(store, 1, 2, sharing=True)
+    meeting = Rendezvous(store, 1, 2, sharing=True)
     with pytest.raises(LaunchError, match="rank 1 cannot reach the ranks of its own host"):
         meeting.links([0], arena)
     meeting.close()

@@ -1,6 +1,6 @@
 """All members in one process and one thread: communication is arithmetic on shared tensors.
 
-The members of a `Switchboard` start their operations in turn; when the last one that gives
+The members of a `Loopback` start their operations in turn; when the last one that gives
 something has arrived, `collectives.combine` says what all of them get. The bits are those of the
 transports between processes. What is handed on as it is (`_HANDED_ON`) is copied, as messages are:
 whoever gives a tensor may write to its memory when it has left.
@@ -15,39 +15,44 @@ import torch
 from torch import Tensor
 
 from shardwright.comm.collectives import combine
-from shardwright.comm.operation import Membership, Operation
-from shardwright.comm.spec import TensorSpec
-from shardwright.comm.transport import Interval, Pending, Transport
+from shardwright.comm.transport import (
+    Interval,
+    Membership,
+    Operation,
+    PendingTransfer,
+    TensorSpec,
+    Transport,
+)
 from shardwright.comm.wire import conform
 
 _HANDED_ON = ("send", "broadcast", "reduce")
 """Kinds whose giver is done before whoever gets something of the tensor has taken it."""
 
 
-class Switchboard:
-    """Where the members of one process meet; `LocalTransport` is one member's access to it."""
+class Loopback:
+    """Where the members of one process meet; `LoopbackTransport` is one member's access to it."""
 
     def __init__(self) -> None:
-        self._meetings: dict[tuple[int, int], _Meeting] = {}
+        self._operations: dict[tuple[int, int], _LoopbackOperation] = {}
 
-    def join(self, membership: Membership, call: int, tensor: Tensor | None) -> _Meeting:
-        """Give a member's tensor to the operation's meeting in a call."""
+    def join(self, membership: Membership, call: int, tensor: Tensor | None) -> _LoopbackOperation:
+        """Give a member's tensor to the operation in a call."""
         key = (membership.operation.tag, call)
-        meeting = self._meetings.setdefault(key, _Meeting(membership.operation))
-        meeting.arrived += 1
+        joined = self._operations.setdefault(key, _LoopbackOperation(membership.operation))
+        joined.arrived += 1
         if tensor is not None:
-            meeting.inputs[membership.member] = tensor
-        if meeting.arrived == membership.operation.size:
-            del self._meetings[key]
-        return meeting
+            joined.inputs[membership.member] = tensor
+        if joined.arrived == membership.operation.size:
+            del self._operations[key]
+        return joined
 
     def clear(self) -> None:
         """Forget what has not been finished."""
-        self._meetings.clear()
+        self._operations.clear()
 
 
 @dataclass(slots=True)
-class _Meeting:
+class _LoopbackOperation:
     """One operation in one call."""
 
     operation: Operation
@@ -69,41 +74,43 @@ class _Meeting:
         return self.outputs[member]
 
 
-class LocalTransport(Transport):
-    """A device slot's access to a `Switchboard`."""
+class LoopbackTransport(Transport):
+    """A device slot's access to a `Loopback`."""
 
-    def __init__(self, switchboard: Switchboard, device: torch.device | None = None) -> None:
-        self._switchboard = switchboard
+    def __init__(self, loopback: Loopback, device: torch.device | None = None) -> None:
+        self._loopback = loopback
         self._device = device or torch.device("cpu")
 
-    def start(self, membership: Membership, call: int, tensor: Tensor | None) -> Pending:
-        """Join the operation's meeting."""
+    def start(self, membership: Membership, call: int, tensor: Tensor | None) -> PendingTransfer:
+        """Join the operation."""
         if tensor is not None and membership.operation.kind in _HANDED_ON:
             tensor = tensor.clone()
-        meeting = self._switchboard.join(membership, call, tensor)
-        return _LocalPending(membership, meeting, self._device)
+        joined = self._loopback.join(membership, call, tensor)
+        return _LoopbackTransfer(membership, joined, self._device)
 
     def close(self) -> None:
         """Forget what has not been finished."""
-        self._switchboard.clear()
+        self._loopback.clear()
 
     def abort(self) -> None:
         """Forget what has not been finished."""
-        self._switchboard.clear()
+        self._loopback.clear()
 
 
-class _LocalPending(Pending):
-    """A member that has joined a meeting."""
+class _LoopbackTransfer(PendingTransfer):
+    """A member that has joined an operation."""
 
-    def __init__(self, membership: Membership, meeting: _Meeting, device: torch.device) -> None:
+    def __init__(
+        self, membership: Membership, joined: _LoopbackOperation, device: torch.device
+    ) -> None:
         self._membership = membership
-        self._meeting = meeting
+        self._joined = joined
         self._device = device
         self._interval = Interval(time.monotonic(), time.monotonic())
 
     def ready(self) -> bool:
         """True at once for a sender; for others when all have given what they give."""
-        return self._spec() is None or self._meeting.complete()
+        return self._spec() is None or self._joined.complete()
 
     def result(self) -> Tensor | None:
         """The member's share, in the layout that the pipeline declares for it."""
@@ -111,7 +118,7 @@ class _LocalPending(Pending):
         if spec is None:
             return None
         start = time.monotonic()
-        output = self._meeting.output(self._membership.member)
+        output = self._joined.output(self._membership.member)
         assert output is not None, "whoever is declared an output gets one"
         output = conform(output.to(self._device), spec)
         self._interval = Interval(start, time.monotonic())

@@ -1,6 +1,6 @@
 """Communication between devices of one kind by their own library: NCCL for CUDA.
 
-`NativeTransport` enqueues each operation on the device and goes on at once; the device's streams do
+`NcclTransport` enqueues each operation on the device and goes on at once; the device's streams do
 the waiting. Kinds that only move data move bytes; reductions use the library's own, so the order of
 additions is the library's; what it has no type for is reduced in another one (bool, f8, i16,
 u16 to u64).
@@ -21,9 +21,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shardwright.comm.collectives import concatenate, narrow, piece_shape, pieces, widen
-from shardwright.comm.operation import Membership, Operation
-from shardwright.comm.spec import TensorSpec
-from shardwright.comm.transport import Interval, Pending, Transport
+from shardwright.comm.transport import (
+    Interval,
+    Membership,
+    Operation,
+    PendingTransfer,
+    TensorSpec,
+    Transport,
+)
 from shardwright.comm.wire import conform, flat_bytes, pack, unpack
 
 Groups = Mapping[tuple[int, ...], dist.ProcessGroup]
@@ -55,7 +60,7 @@ def make_groups(operations: Iterable[Operation], backend: str) -> Groups:
     return {ranks: dist.new_group(list(ranks), backend=backend) for ranks in sets}
 
 
-class NativeTransport(Transport):
+class NcclTransport(Transport):
     """A rank's access to the device library's process groups."""
 
     in_order = True
@@ -65,7 +70,7 @@ class NativeTransport(Transport):
         self._device = device
         self._under_way: deque[tuple[dist.Work, Tensor]] = deque()
 
-    def start(self, membership: Membership, call: int, tensor: Tensor | None) -> Pending:
+    def start(self, membership: Membership, call: int, tensor: Tensor | None) -> PendingTransfer:
         """Enqueue the operation on the device."""
         del call
         operation, member = membership.operation, membership.member
@@ -108,7 +113,7 @@ class NativeTransport(Transport):
         return torch.empty(spec.nbytes, dtype=torch.uint8, device=self._device)
 
 
-class _Enqueued(Pending):
+class _Enqueued(PendingTransfer):
     """An operation that the device will do in its turn."""
 
     def __init__(self, result: Tensor | None, interval: Interval) -> None:
@@ -162,7 +167,7 @@ class _Collective:
         return [tensors[i] for i in order]
 
     def blank(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Room for what will be received."""
+        """LendBuffer for what will be received."""
         return torch.empty(tuple(shape), dtype=dtype, device=self.device)
 
 

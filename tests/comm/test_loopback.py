@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.comm.local import LocalTransport, Switchboard
-from shardwright.comm.operation import Membership
+from shardwright.comm.loopback import Loopback, LoopbackTransport
+from shardwright.comm.transport import Membership
 from tests.comm.cases import KINDS, Case, given, operation, same, table, wanted
 
 
 @pytest.mark.parametrize("case", table(), ids=lambda case: f"{case.kind}-{case.dtype}")
 def test_table(case: Case) -> None:
-    transport = LocalTransport(Switchboard())
+    transport = LoopbackTransport(Loopback())
     op, inputs = operation(case), given(case)
     pending = [transport.start(Membership(op, i), 0, tensor) for i, tensor in enumerate(inputs)]
     assert all(p.ready() for p in pending)
@@ -24,7 +24,7 @@ def test_table(case: Case) -> None:
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_members_may_come_in_any_order(kind: str, order: tuple[int, ...]) -> None:
     case = Case(kind)
-    transport = LocalTransport(Switchboard())
+    transport = LoopbackTransport(Loopback())
     op, inputs = operation(case), given(case)
     pending = {}
     for member in order:
@@ -34,7 +34,7 @@ def test_members_may_come_in_any_order(kind: str, order: tuple[int, ...]) -> Non
 
 
 def test_a_receiver_waits_for_its_sender_and_a_sender_for_nobody() -> None:
-    transport = LocalTransport(Switchboard())
+    transport = LoopbackTransport(Loopback())
     op, inputs = operation(Case("send")), given(Case("send"))
     receiver = transport.start(Membership(op, 1), 0, None)
     assert not receiver.ready()
@@ -44,7 +44,7 @@ def test_a_receiver_waits_for_its_sender_and_a_sender_for_nobody() -> None:
 
 
 def test_calls_are_kept_apart() -> None:
-    transport = LocalTransport(Switchboard())
+    transport = LoopbackTransport(Loopback())
     op = operation(Case("send"))
     for call in (0, 1):
         transport.start(Membership(op, 0), call, given(Case("send"), seed=call)[0])

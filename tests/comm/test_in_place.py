@@ -1,4 +1,4 @@
-"""Two members in a room, run against each other by hand; `test_shared` runs the whole table."""
+"""Two members in a buffer, run against each other by hand; `test_shared` runs the whole table."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardwright.comm import rooms
-from shardwright.comm.exchange import Exchange, Parcel, Round
-from shardwright.comm.rooms import exchange_in_room
-from shardwright.comm.spec import TensorSpec
+from shardwright.comm import shared_memory
+from shardwright.comm.rounds import Exchange, Message, Round
+from shardwright.comm.shared_memory import exchange_in_place
+from shardwright.comm.transport import TensorSpec
 from tests.comm.cases import Case, given, operation, wanted
 
 
-def room(to: Sequence[int], spec: TensorSpec) -> Parcel:
-    return Parcel(torch.full(spec.shape, -99, dtype=spec.dtype), spec, to)
+def buffer(to: Sequence[int], spec: TensorSpec) -> Message:
+    return Message(torch.full(spec.shape, -99, dtype=spec.dtype), spec, to)
 
 
 def members(case: Case) -> list[Exchange]:
     op = operation(case)
-    return [exchange_in_room(op, i, tensor, room) for i, tensor in enumerate(given(case))]
+    return [exchange_in_place(op, i, tensor, buffer) for i, tensor in enumerate(given(case))]
 
 
 def ended(member: Exchange, received: dict[int, Tensor]) -> Tensor:
@@ -35,7 +35,7 @@ def nbytes(turn: Round) -> int:
 
 
 def test_all_get_the_room_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rooms, "LARGE", 1)
+    monkeypatch.setattr(shared_memory, "LARGE", 1)
     case = Case("all_gather", shape=(4, 6), sizes=(3, 1))
     first, second = members(case)
     offer = next(first)
@@ -50,7 +50,7 @@ def test_all_get_the_room_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_reduces_one_part_in_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rooms, "LARGE", 1)
+    monkeypatch.setattr(shared_memory, "LARGE", 1)
     case = Case("all_reduce", shape=(5, 3))
     first, second = members(case)
     offer, given_by_second = next(first), next(second)

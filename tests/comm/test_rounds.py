@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import Tensor
 
-from shardwright.comm.exchange import exchange
+from shardwright.comm.rounds import exchange
 from shardwright.comm.wire import conform, pack, unpack
 from tests.comm.cases import Case, given, operation, same, table, wanted
 

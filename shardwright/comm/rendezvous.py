@@ -13,21 +13,26 @@ calls, and says something else, nothing or half of it, is hung up on, and nobody
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import select
 import socket
 import struct
+import sys
+import tempfile
 import time
 from collections.abc import Collection
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import IO
 
 import msgspec
+import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from shardwright.comm.arena import Arena, Window
-from shardwright.comm.link import Link
+from shardwright.comm.shared_memory import Link
 from shardwright.errors import LaunchError
 
 _PATIENCE = 120.0
@@ -47,8 +52,8 @@ class _Place(msgspec.Struct, frozen=True):
     secret: bytes
 
 
-class Meeting:
-    """One rank at the meeting of all. ``hosts`` says of every rank where it is.
+class Rendezvous:
+    """One rank where all find each other. ``hosts`` says of every rank where it is.
 
     Equal names stand for one host; the name is empty where a rank does not share memory: without
     ``sharing``, or on a system that has not what it takes. Raises LaunchError.
@@ -225,3 +230,28 @@ def _is_own(connection: socket.socket) -> bool:
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(found)
     return int(user) == os.geteuid()
+
+
+_PATH_BYTES = 1024
+"""The longest path that macOS gives (MAXPATHLEN)."""
+
+
+def make_store() -> IO[bytes]:
+    """The file of a new store; the store is gone when the last process has closed it."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("shardwright-store"), "r+b")
+    return tempfile.NamedTemporaryFile()
+
+
+def open_store(descriptor: int) -> Store:
+    """The store in a file of `make_store`, which stays open as long as the store is used."""
+    store: Store = dist.FileStore(_path_of(descriptor))  # type: ignore[attr-defined]
+    return store
+
+
+def _path_of(descriptor: int) -> str:
+    """A path by which this process opens a file once more: locks are held by opened files."""
+    if sys.platform == "darwin":
+        found = fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(_PATH_BYTES))
+        return os.fsdecode(found.rstrip(b"\0"))
+    return f"/proc/self/fd/{descriptor}"

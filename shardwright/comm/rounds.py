@@ -1,29 +1,32 @@
-"""Each kind of communication as rounds of messages between its members.
+"""Collectives as rounds of messages between their members, over `Endpoint`s that carry them.
 
-In comes an operation, a member of it and the tensor that the member gives; out comes a generator
+`exchange` turns an operation, a member of it and the tensor that the member gives into a generator
 that yields one `Round` after another (what to send to whom, what to await from whom), takes what
-has arrived, and returns what the member gets. It knows nothing of how messages travel.
+has arrived, and returns what the member gets. It knows nothing of how messages travel: `gloo`
+carries them anywhere, `shared_memory` between the processes of one host.
 
-What always holds: both ends of a message know its `TensorSpec` beforehand, so messages carry bytes
-and nothing else; the arithmetic is that of `collectives`, in the same order, so that the result has
-the same bits. Bytes a member sends, for a tensor of ``b`` bytes in a group of ``n``: all_reduce
+Both ends of a message know its address and its `TensorSpec` beforehand, so messages carry bytes and
+nothing else; the arithmetic is that of `collectives`, in the same order, so that the result has the
+same bits. Bytes a member sends, for a tensor of ``b`` bytes in a group of ``n``: all_reduce
 ``2 b (n-1)/n``, reduce_scatter and all_to_all ``b (n-1)/n``, all_gather ``b (n-1)``, reduce ``b``,
 and a broadcasting root ``b (n-1)``.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 from torch import Tensor
 
 from shardwright.comm.collectives import concatenate, even_sizes, piece_shape, pieces, reduce
-from shardwright.comm.operation import Operation
-from shardwright.comm.spec import TensorSpec, contiguous_spec
+from shardwright.comm.transport import Operation, TensorSpec, contiguous_spec
+from shardwright.errors import WorkerError
 
 
-class Parcel(msgspec.Struct, frozen=True):
+class Message(msgspec.Struct, frozen=True):
     """A tensor on its way to some members, and how all ends lay it out."""
 
     tensor: Tensor
@@ -34,7 +37,7 @@ class Parcel(msgspec.Struct, frozen=True):
 class Round(msgspec.Struct, frozen=True):
     """Messages that may all be under way at once; what comes in stands by the member it is from."""
 
-    outgoing: Sequence[Parcel] = ()
+    outgoing: Sequence[Message] = ()
     incoming: Mapping[int, TensorSpec] = {}
 
 
@@ -62,7 +65,7 @@ def _receive(operation: Operation, member: int) -> Exchange:
 
 def _send(operation: Operation, member: int, tensor: Tensor) -> Exchange:
     """As the receiver declares it, so that it need not be copied there."""
-    yield Round((Parcel(tensor, operation.gotten(1), (1,)),))
+    yield Round((Message(tensor, operation.gotten(1), (1,)),))
     return None
 
 
@@ -75,7 +78,7 @@ def _broadcast(operation: Operation, member: int, tensor: Tensor) -> Exchange:
 def _reduce(operation: Operation, member: int, tensor: Tensor) -> Exchange:
     spec = plain(tensor)
     if member != operation.root:
-        yield Round([Parcel(tensor, spec, (operation.root or 0,))])
+        yield Round([Message(tensor, spec, (operation.root or 0,))])
         return None
     received = yield Round(incoming=dict.fromkeys(peers_of(operation, member), spec))
     return reduce(operation, _ordered(received, member, tensor))
@@ -150,14 +153,14 @@ def peers_of(operation: Operation, member: int) -> list[int]:
     return [peer for peer in range(operation.size) if peer != member]
 
 
-def _to_peers(operation: Operation, member: int, tensor: Tensor) -> Parcel:
+def _to_peers(operation: Operation, member: int, tensor: Tensor) -> Message:
     """The same for every other member."""
-    return Parcel(tensor, plain(tensor), peers_of(operation, member))
+    return Message(tensor, plain(tensor), peers_of(operation, member))
 
 
-def one_each(parts: Sequence[Tensor], peers: Sequence[int]) -> list[Parcel]:
+def one_each(parts: Sequence[Tensor], peers: Sequence[int]) -> list[Message]:
     """Part ``i`` for member ``i``."""
-    return [Parcel(parts[peer], plain(parts[peer]), (peer,)) for peer in peers]
+    return [Message(parts[peer], plain(parts[peer]), (peer,)) for peer in peers]
 
 
 def _ordered(received: Mapping[int, Tensor], member: int, own: Tensor) -> list[Tensor]:
@@ -168,3 +171,58 @@ def _ordered(received: Mapping[int, Tensor], member: int, own: Tensor) -> list[T
 def plain(tensor: Tensor) -> TensorSpec:
     """The spec of a tensor's shape and dtype, laid out contiguously."""
     return contiguous_spec(tensor.shape, tensor.dtype)
+
+
+class Address(NamedTuple):
+    """Which message of a pair of ranks: its group's tag, its call, its round."""
+
+    tag: int
+    call: int
+    round: int
+
+
+class RecvCompletion(NamedTuple):
+    """A message's tensor, and from when to when it travelled, monotonic."""
+
+    tensor: Tensor
+    start: float
+    end: float
+
+
+class SendCompletion:
+    """A message that was handed over; ``end`` is None until all of it has left."""
+
+    __slots__ = ("end", "error", "start")
+
+    def __init__(self, start: float) -> None:
+        self.start = start
+        self.end: float | None = None
+        self.error: WorkerError | None = None
+
+
+class Endpoint(ABC):
+    """This rank's messages to and from some others."""
+
+    @abstractmethod
+    def send(
+        self, ranks: Sequence[int], address: Address, message: Message
+    ) -> Sequence[SendCompletion]:
+        """Post the same message to each of some ranks; its tensor must not change until it has
+        left. Gives one `SendCompletion` a rank. Raises WorkerError where a rank is gone.
+        """
+
+    @abstractmethod
+    def has(self, rank: int, address: Address) -> bool:
+        """Whether a message is there. Raises WorkerError where it cannot come any more."""
+
+    @abstractmethod
+    def take(self, rank: int, address: Address, spec: TensorSpec) -> RecvCompletion:
+        """A message that is there; the endpoint forgets it. Its tensor is only to be read."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End in good order: what was sent still arrives."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Cut the connections at once, so that whoever waits for this rank fails."""

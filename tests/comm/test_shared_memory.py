@@ -15,13 +15,19 @@ from hypothesis import given as draw
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from shardwright.comm import LocalTransport, Membership, Switchboard, make_store, open_store, rooms
+from shardwright.comm import (
+    Loopback,
+    LoopbackTransport,
+    Membership,
+    make_store,
+    open_store,
+    shared_memory,
+)
 from shardwright.comm.arena import Arena
-from shardwright.comm.exchange import Parcel
-from shardwright.comm.meeting import Meeting
-from shardwright.comm.post import Address
-from shardwright.comm.shared import SharedPost
-from shardwright.comm.spec import TensorSpec
+from shardwright.comm.rendezvous import Rendezvous
+from shardwright.comm.rounds import Address, Message
+from shardwright.comm.shared_memory import SharedMemoryEndpoint
+from shardwright.comm.transport import TensorSpec
 from shardwright.errors import WorkerError
 from shardwright.ir.dtypes import DTYPES
 from shardwright.pipeline.rules import UNDEFINED
@@ -31,12 +37,12 @@ from tests.comm.one_process import descriptors, finish, shared_posts, start_all,
 CASES = table()
 
 
-@pytest.mark.parametrize("large", [1, rooms.LARGE], ids=["in rooms", "by messages"])
+@pytest.mark.parametrize("large", [1, shared_memory.LARGE], ids=["in rooms", "by messages"])
 def test_table(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every case, two calls of it under way at once."""
-    monkeypatch.setattr(rooms, "LARGE", large)
-    with shared_posts(4) as posts:
-        ranks = transports(posts)
+    monkeypatch.setattr(shared_memory, "LARGE", large)
+    with shared_posts(4) as endpoints:
+        ranks = transports(endpoints)
         for tag, case in enumerate(CASES):
             op = operation(case, tag)
             under_way = [start_all(ranks, op, call, given(case, call)) for call in (0, 1)]
@@ -55,7 +61,7 @@ def test_table(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
     dtype=st.sampled_from(list(DTYPES)),
     reduce_op=st.sampled_from(["sum", "avg", "max", "min"]),
     sizes=st.lists(st.integers(0, 4), min_size=2, max_size=4).map(tuple),
-    large=st.sampled_from([1, 100, rooms.LARGE]),
+    large=st.sampled_from([1, 100, shared_memory.LARGE]),
     seed=st.integers(0, 1000),
 )
 @settings(deadline=None)
@@ -74,19 +80,19 @@ def test_the_bits_are_those_of_one_process(kind, dtype, reduce_op, sizes, large,
         else tensor
         for tensor in given(case, seed)
     ]
-    board = LocalTransport(Switchboard())
+    board = LoopbackTransport(Loopback())
     local = [board.start(Membership(op, i), 0, tensor) for i, tensor in enumerate(inputs)]
-    with pytest.MonkeyPatch.context() as patch, shared_posts(count) as posts:
-        patch.setattr(rooms, "LARGE", large)
-        found = finish(start_all(transports(posts), op, 0, inputs))
+    with pytest.MonkeyPatch.context() as patch, shared_posts(count) as endpoints:
+        patch.setattr(shared_memory, "LARGE", large)
+        found = finish(start_all(transports(endpoints), op, 0, inputs))
         assert all(same(a, b.result()) for a, b in zip(found, local, strict=True))
 
 
 SPEC = TensorSpec((1000,), torch.float32)
 
 
-def message(value: float, spec: TensorSpec = SPEC) -> Parcel:
-    return Parcel(torch.full(spec.shape, value, dtype=spec.dtype), spec, (1,))
+def message(value: float, spec: TensorSpec = SPEC) -> Message:
+    return Message(torch.full(spec.shape, value, dtype=spec.dtype), spec, (1,))
 
 
 def test_what_was_sent_may_change_and_stays_what_it_was() -> None:
@@ -119,18 +125,18 @@ def test_memory_is_used_again_when_no_view_of_a_message_is_left() -> None:
 def test_many_messages_that_nobody_takes_yet() -> None:
     """More than sockets take, both ways: nothing blocks, and all arrive in order."""
     count = 2000
-    with shared_posts(2) as posts:
+    with shared_posts(2) as endpoints:
         sent = []
         for turn in range(count):
             for rank in (0, 1):
-                sent += posts[rank].send([1 - rank], Address(0, 0, turn), message(turn))
+                sent += endpoints[rank].send([1 - rank], Address(0, 0, turn), message(turn))
         assert any(part.end is None for part in sent), "the sockets are full"
         for turn in range(count):
             for rank in (0, 1):
                 address = Address(0, 0, turn)
-                while not posts[rank].has(1 - rank, address):
-                    posts[1 - rank].wait(None, 0)
-                found = posts[rank].take(1 - rank, address, SPEC).tensor
+                while not endpoints[rank].has(1 - rank, address):
+                    endpoints[1 - rank].wait(None, 0)
+                found = endpoints[rank].take(1 - rank, address, SPEC).tensor
                 assert found[-1] == turn
         assert all(part.end is not None for part in sent)
 
@@ -241,15 +247,15 @@ VICTIM = """
 import sys, time
 import torch
 from shardwright.comm import open_store
-from shardwright.comm.meeting import Meeting
+from shardwright.comm.rendezvous import Rendezvous
 from shardwright.comm.arena import Arena
-from shardwright.comm.shared import SharedPost
-from shardwright.comm.post import Address
-from tests.comm.test_shared import SPEC, message
+from shardwright.comm.shared_memory import SharedMemoryEndpoint
+from shardwright.comm.rounds import Address
+from tests.comm.test_shared_memory import SPEC, message
 
 arena = Arena(2)
-meeting = Meeting(open_store(int(sys.argv[1])), 0, 2, sharing=True)
-post = SharedPost(0, arena, meeting.links([1], arena), 0)
+meeting = Rendezvous(open_store(int(sys.argv[1])), 0, 2, sharing=True)
+post = SharedMemoryEndpoint(0, arena, meeting.links([1], arena), 0)
 for turn in range(100000):
     post.send([1], Address(0, 0, turn), message(turn))
 """
@@ -266,8 +272,8 @@ def test_a_process_that_is_killed_in_the_middle_of_sending() -> None:
         cwd=Path(__file__).parents[2],
     )
     arena = Arena(2)
-    meeting = Meeting(open_store(file.fileno()), 1, 2, sharing=True)
-    post = SharedPost(1, arena, meeting.links([0], arena), 1e-4)
+    meeting = Rendezvous(open_store(file.fileno()), 1, 2, sharing=True)
+    post = SharedMemoryEndpoint(1, arena, meeting.links([0], arena), 1e-4)
     meeting.close()
 
     def hear(turn: int, end: int) -> None:
