@@ -1,1 +1,1 @@
-"""Partitioners: METIS, PipeDream, exact and mixed partitions, each mended and reported."""
+"""Partitioners: METIS, memory balance and PipeDream."""

@@ -8,7 +8,6 @@ and the nodes of a layer stand next to one another; so layers need one another i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -18,8 +17,8 @@ from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRValue
 from shardwright.planning.copies import Copy
 from shardwright.planning.forward import forward_view
+from shardwright.planning.partitions.copying import worthwhile_copies
 from shardwright.planning.partitions.metis import (
-    WeighedStages,
     check_options,
     policy_nodes,
     weigh_edges,
@@ -27,8 +26,7 @@ from shardwright.planning.partitions.metis import (
     weighed_stages,
 )
 from shardwright.planning.partitions.partition import Partition, make_partition, task_of
-from shardwright.planning.partitions.repair import repair
-from shardwright.planning.partitions.workload import SentValue, Shares, Workload
+from shardwright.planning.partitions.workload import SentValue, Workload
 from shardwright.planning.parts import PolicyNode
 
 
@@ -182,24 +180,17 @@ def partition_layers(
     workload = grouped(task.workload, groups, [str(node) for node in layers.nodes])
     weights = weigh_nodes(layers.nodes, node_weight_function)
     edges = weigh_edges(layers.nodes, workload, edge_weight_function)
-    found = weighed_stages(workload, num_partitions, weights, edges, options)
-    mended = repair(workload, found.stages, load=_keeping_stored(workload, found))
+    stages, notes = weighed_stages(workload, num_partitions, weights, edges, options)
+    copies, copied = worthwhile_copies(workload, stages)
     partition = make_partition(
         task.workload,
         layers.graph.name,
         "metis",
-        [mended.stages[group] for group in groups],
-        copies=list(_copies(layers, mended.copies)),
-        notes=[*found.notes, *mended.notes],
+        [stages[group] for group in groups],
+        copies=list(_copies(layers, copies)),
+        notes=[*notes, *copied],
     )
     return replace(layers, partition=partition)
-
-
-def _keeping_stored(workload: Workload, found: WeighedStages) -> Callable[[Shares], float]:
-    """The load, without end where a stage would be left that reads nothing stored."""
-    if workload.is_hollow(found.stages):
-        return found.load
-    return lambda shares: math.inf if workload.is_hollow(shares.stages) else found.load(shares)
 
 
 def _copies(layers: LayerGraph, copies: Sequence[Copy]) -> Iterator[Copy]:

@@ -18,7 +18,7 @@ from itertools import pairwise
 from numbers import Real
 from pathlib import Path
 from threading import Lock
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import pymetis
 
@@ -27,7 +27,7 @@ from shardwright.ir import IRGraph
 from shardwright.planning.partitions.contiguous import contiguous, recut
 from shardwright.planning.partitions.ordering import as_stages, moved_note
 from shardwright.planning.partitions.refine import refine
-from shardwright.planning.partitions.workload import SentValue, Shares, Workload
+from shardwright.planning.partitions.workload import SentValue, Workload
 from shardwright.planning.parts import PolicyNode
 
 NodeWeight = Callable[[PolicyNode], float]
@@ -229,22 +229,17 @@ BALANCE = 1.03
 """METIS's parts may weigh so much more than an even share; refinement goes no further."""
 
 
-class WeighedStages(NamedTuple):
-    """The stage of each node, what had to be moved, and the weight that no mending may exceed."""
-
-    stages: list[int]
-    notes: list[str]
-    load: Callable[[Shares], float]
-
-
 def weighed_stages(
     workload: Workload,
     count: int,
     weights: Sequence[float],
     edges: Mapping[Edge, float],
     options: Mapping[str, int],
-) -> WeighedStages:
-    """So many stages by weights. Raises PlanError as `metis_stages` does."""
+) -> tuple[list[int], list[str]]:
+    """So many stages by weights, and notes of what was moved.
+
+    Raises PlanError as `metis_stages` does.
+    """
     stages, notes = metis_stages(workload, count, weights, edges, options)
     factor = 1 + options["ufactor"] / 1000 if "ufactor" in options else BALANCE
     allowed = factor * sum(weights) / count
@@ -256,17 +251,9 @@ def weighed_stages(
         lambda shares: max(allowed, *shares.work),
     )
     notes += moved_note(workload, stages, better, RECUT)
-    stages = refine(weighed, better, load=lambda shares: max(allowed, *shares.work))
+    stages = refine(weighed, better, allowed)
     notes += moved_note(workload, better, stages, REFINED)
-    return WeighedStages(stages, notes, lambda shares: max(allowed, *_sums(weights, shares.stages)))
-
-
-def _sums(weights: Sequence[float], stages: Sequence[int]) -> list[float]:
-    """The weight of each stage."""
-    found = [0.0] * (max(stages) + 1)
-    for weight, stage in zip(weights, stages, strict=True):
-        found[stage] += weight
-    return found
+    return stages, notes
 
 
 def _weighed(workload: Workload, weights: Sequence[float], edges: Mapping[Edge, float]) -> Workload:

@@ -8,7 +8,7 @@ is the pipeline rank that has it, of ``replicas`` slots that share its microbatc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -24,8 +24,7 @@ from shardwright.planning.copies import Copy
 from shardwright.planning.forward import forward_view
 from shardwright.planning.given import check_cluster, check_count, check_graph, check_memory
 from shardwright.planning.partitions.contiguous import MemoryLimit, lacking
-from shardwright.planning.partitions.refine import most_seconds
-from shardwright.planning.partitions.repair import repair
+from shardwright.planning.partitions.copying import worthwhile_copies
 from shardwright.planning.partitions.workload import Shares, Workload, workload_of
 from shardwright.planning.pipeline import check_stages
 from shardwright.planning.training import held_bytes
@@ -53,7 +52,7 @@ class Partition(msgspec.Struct, frozen=True):
     copies
         Nodes that other stages do again instead of receiving what they make.
     notes
-        In words, what was decided or mended.
+        In words, what was decided.
     """
 
     graph: str
@@ -221,33 +220,24 @@ class Task:
         *,
         ranks: Sequence[int] | None = None,
         replicas: Sequence[int] | None = None,
-        load: Callable[[Shares], float] = most_seconds,
     ) -> Partition:
-        """The partition of these stages, mended; on the ranks that the schedule has by default.
+        """The partition of these stages, on the ranks that the schedule has by default.
 
-        ``load`` is what mending may not make larger. Raises PlanError where it does not fit.
+        Raises PlanError where it does not fit in memory.
         """
         ranks = self.placement if ranks is None else ranks
         replicas = (1,) * (max(ranks) + 1) if replicas is None else replicas
-
-        is_hollow = self.workload.is_hollow
-        hollow = is_hollow(stages)
-
-        def judged(shares: Shares) -> float:
-            fits = self._lacking(shares, replicas)[1] <= 0
-            return load(shares) if fits and (hollow or not is_hollow(shares.stages)) else math.inf
-
-        mended = repair(self.workload, stages, ranks, load=judged)
-        self._check_fits(Shares.of(self.workload, mended.stages, ranks), replicas)
+        self._check_fits(Shares.of(self.workload, stages, ranks), replicas)
+        copies, copied = worthwhile_copies(self.workload, stages, ranks)
         return make_partition(
             self.workload,
             self.view.name,
             policy,
-            mended.stages,
+            stages,
             ranks=ranks,
             replicas=replicas,
-            copies=mended.copies,
-            notes=[*notes, *mended.notes],
+            copies=copies,
+            notes=[*notes, *copied],
         )
 
     def _lacking(self, shares: Shares, replicas: Sequence[int]) -> tuple[int, float]:

@@ -15,7 +15,6 @@ pipedream
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from operator import truediv
 from typing import cast, overload
 
 from shardwright.clusters import Cluster
@@ -46,8 +45,6 @@ from shardwright.planning.partitions.metis import (
 from shardwright.planning.partitions.ordering import moved_note
 from shardwright.planning.partitions.partition import Partition, Task, task_of
 from shardwright.planning.partitions.pipedream import pipedream
-from shardwright.planning.partitions.refine import most_seconds
-from shardwright.planning.partitions.workload import Shares
 
 # --- policies -------------------------------------------------------------------------------------
 
@@ -65,7 +62,7 @@ def by_metis(task: Task) -> Partition:
         workload,
         stages,
         lambda nodes: contiguous(nodes, task.stages, task.limit),
-        most_seconds,
+        lambda shares: max(shares.seconds),
     )
     notes += moved_note(workload, stages, better, RECUT)
     stages, filled = _filled(task, better)
@@ -75,11 +72,6 @@ def by_metis(task: Task) -> Partition:
 def by_memory(task: Task) -> Partition:
     """Parts of equal bytes, few seconds between them."""
     return _by_bytes(task, None, {})
-
-
-def _fullest(task: Task) -> Callable[[Shares], float]:
-    """The bytes of the rank that holds most, as the schedule fills it."""
-    return lambda shares: max(task.occupied.held(shares))
 
 
 def by_pipedream(task: Task) -> Partition:
@@ -97,7 +89,6 @@ def by_pipedream(task: Task) -> Partition:
         stages_between(found.cuts),
         ranks=range(len(found.replicas)),
         replicas=found.replicas,
-        load=lambda shares: max(map(truediv, shares.seconds, found.replicas)),
     )
 
 
@@ -149,12 +140,14 @@ def _by_bytes(
     if edges is None:
         edges = {(v.maker, reader): float(v.nbytes) for v in workload.sent for reader in v.readers}
     stages, notes = metis_stages(workload, task.stages, weights, edges, options)
-    load = _fullest(task)
     better = recut(
-        workload, stages, lambda nodes: by_bytes(nodes, task.stages, task.occupied), load
+        workload,
+        stages,
+        lambda nodes: by_bytes(nodes, task.stages, task.occupied),
+        lambda shares: max(task.occupied.held(shares)),
     )
     notes += moved_note(workload, stages, better, RECUT)
-    return task.partition("memory", better, notes, load=load)
+    return task.partition("memory", better, notes)
 
 
 # --- functions ------------------------------------------------------------------------------------
@@ -208,8 +201,8 @@ def metis_partition(
     nodes = policy_nodes(task.view)
     weights = weigh_nodes(nodes, cast("NodeWeight | None", node_weight_function))
     edges = weigh_edges(nodes, task.workload, cast("EdgeWeight | None", edge_weight_function))
-    found = weighed_stages(task.workload, num_partitions, weights, edges, metis_options)
-    return task.partition("metis", found.stages, found.notes, load=found.load)
+    stages, notes = weighed_stages(task.workload, num_partitions, weights, edges, metis_options)
+    return task.partition("metis", stages, notes)
 
 
 def partition_by_memory(

@@ -1,21 +1,18 @@
 """Refinement: moves of single nodes that keep the stages acyclic (Fiduccia and Mattheyses, 1982).
 
-Comes in: stages in an order in which they can be done, and the rank of each. Goes out: stages that
-are no worse. In a pass each node moves once at most, always the one whose move is the best of all
+In a pass each node moves once at most, always the one whose move is the best of all
 there are, even where it makes things worse; the pass is then taken back to its best moment. So a
 group of nodes can go over together where none of them would go alone. What always holds: no node
 reads what a later stage makes (Moreira, Popp and Schulz, "Graph Partitioning with Acyclicity
 Constraints", 2017), and no stage is left without a node.
 
-Better is, in this order: fewer bytes beyond what fits in memory, fewer seconds of the rank that has
-most, fewer seconds of messages.
+Better is less work of the rank that has most, then fewer seconds of messages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from shardwright.planning.partitions.contiguous import MemoryLimit
 from shardwright.planning.partitions.workload import Shares, Workload
 
 PASSES = 4
@@ -24,45 +21,29 @@ PATIENCE = 40
 NEARLY = 1e-12
 """Differences smaller than that, relatively, are of rounding."""
 
-Merit = tuple[float, float, float]
+Merit = tuple[float, float]
 """Smaller is better."""
 
 
-def refine(
-    workload: Workload,
-    stages: Sequence[int],
-    *,
-    ranks: Sequence[int] | None = None,
-    limit: MemoryLimit | None = None,
-    load: Callable[[Shares], float] | None = None,
-) -> list[int]:
+def refine(workload: Workload, stages: Sequence[int], allowed: float = 0.0) -> list[int]:
     """Stages that are no worse than ``stages``, which are numbered in the order of the forward.
 
-    ``ranks`` says which rank has which stage, each its own by default. ``load`` is what shall be
-    small above all, the most seconds of any rank by default.
+    Work up to ``allowed`` is as good as less.
     """
-    ranks = range(max(stages, default=-1) + 1) if ranks is None else ranks
-    refining = _Refining(Shares.of(workload, stages, ranks), limit, load or most_seconds)
+    shares = Shares.of(workload, stages, range(max(stages, default=-1) + 1))
+    refining = _Refining(shares, allowed)
     for _ in range(PASSES):
         if not refining.run():
             break
     return refining.shares.stages
 
 
-def most_seconds(shares: Shares) -> float:
-    """The seconds of the rank that has most."""
-    return max(shares.seconds, default=0.0)
-
-
 class _Refining:
     """Passes over one partition, which is in ``shares``."""
 
-    def __init__(
-        self, shares: Shares, limit: MemoryLimit | None, load: Callable[[Shares], float]
-    ) -> None:
+    def __init__(self, shares: Shares, allowed: float) -> None:
         self.shares = shares
-        self._limit = limit
-        self._load = load
+        self._allowed = allowed
         self._targets: dict[int, list[int]] = {}
         for node in range(len(shares.stages)):
             self._look_at(node)
@@ -88,14 +69,7 @@ class _Refining:
         return _better(best, first)
 
     def _merit(self) -> Merit:
-        return self._too_full(), self._load(self.shares), self.shares.sent
-
-    def _too_full(self) -> float:
-        """Bytes beyond what fits, of all ranks."""
-        limit = self._limit
-        if limit is None:
-            return 0.0
-        return sum(max(0.0, nbytes - limit.nbytes) for nbytes in limit.held(self.shares))
+        return max(self._allowed, *self.shares.work), self.shares.sent
 
     def _moves(self, locked: set[int]) -> Iterator[tuple[Merit, int, int]]:
         """Every move there is, with what it leads to."""

@@ -18,7 +18,6 @@ from shardwright.planning.partitions.contiguous import (
     stages_between,
 )
 from shardwright.planning.partitions.ordering import as_stages
-from shardwright.planning.partitions.refine import most_seconds
 from shardwright.planning.partitions.workload import SentValue, Shares, Workload
 from tests.planning.workloads import (
     is_acyclic,
@@ -110,6 +109,10 @@ def test_of_many_nodes_cuts_are_tried_where_least_crosses():
     coarse, fine = range_tables(wide, [0, 3, 6]), range_tables(wide, range(7))
     for (i, a), (j, b) in pairwise(enumerate([0, 3, 6])):
         assert coarse.seconds[i, j] == fine.seconds[a, b]
+
+
+def most_seconds(shares):
+    return max(shares.seconds)
 
 
 @given(workloads(most=10, least=3), st.integers(0, 2**32), st.integers(1, 3))

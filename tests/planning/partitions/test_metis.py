@@ -169,5 +169,5 @@ def test_every_fix_of_metis_is_told():
 def test_moves_of_single_nodes_are_told():
     workload = random_workload(Random(0), 30, 30)
     edges = {(value.maker, reader): 1.0 for value in workload.sent for reader in value.readers}
-    notes = weighed_stages(workload, 3, [1.0] * len(workload), edges, {}).notes
+    _, notes = weighed_stages(workload, 3, [1.0] * len(workload), edges, {})
     assert any("one after another" in note for note in notes), notes

@@ -1,95 +1,35 @@
-"""What is mended in a partition behind whoever made it: messages that need not be.
+"""Recomputing across stages: what is cheaper to do again than to receive.
 
-Comes in: stages in an order in which they can be done. Goes out: stages, copies, and a note for
-each fix. Cheap nodes go to a stage where they save a transfer; views, numbers, and what is made of
-inputs and buffers alone are done again in the stages that read them, where that takes less time
-than to send what they make. What always holds: a move leaves no rank with more than the busiest
-had, and every fix saves more seconds of messages than it adds of work.
+Views, numbers, and what is made of inputs and buffers alone are done again in the stages that read
+them, where that takes less time than to send what they make.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from shardwright.planning.copies import Copy
 from shardwright.planning.partitions.ordering import named
-from shardwright.planning.partitions.refine import most_seconds
 from shardwright.planning.partitions.workload import Shares, Workload
 
 LARGEST_CONE = 24
 """So many nodes are done again for one value at most."""
 GAIN = 1e-9
-"""Seconds that a fix has to save."""
+"""Seconds that a copy has to save."""
 
 
-class Repaired(NamedTuple):
-    """A mended partition; copies are of positions in the workload."""
+def worthwhile_copies(
+    workload: Workload, stages: Sequence[int], ranks: Sequence[int] | None = None
+) -> tuple[list[Copy], list[str]]:
+    """What other stages do again, by positions in the workload, and a note for each such stage.
 
-    stages: list[int]
-    copies: list[Copy]
-    notes: list[str]
-
-
-def repair(
-    workload: Workload,
-    stages: Sequence[int],
-    ranks: Sequence[int] | None = None,
-    *,
-    load: Callable[[Shares], float] = most_seconds,
-) -> Repaired:
-    """Mend a partition whose stage s is on rank ``ranks[s]``, on its own by default.
-
-    ``load`` is what no move may make larger, the most seconds of any rank by default.
+    Stage s is on rank ``ranks[s]``, on its own by default.
     """
     ranks = range(max(stages, default=-1) + 1) if ranks is None else ranks
-    shares = Shares.of(workload, stages, ranks)
-    before = shares.sent
-    moved = sorted(set(_move_cheap(shares, load)))
-    notes = [
-        f"moved {named(workload, moved)} to where they save messages: "
-        f"{1e3 * (before - shares.sent):.3f} ms less of them"
-    ] * bool(moved)
-    copying = _Copying(shares)
+    copying = _Copying(Shares.of(workload, stages, ranks))
     copying.run()
-    return Repaired(shares.stages, sorted(copying.copies), notes + list(copying.notes()))
-
-
-# --- moves ----------------------------------------------------------------------------------------
-
-
-def _move_cheap(shares: Shares, load: Callable[[Shares], float]) -> Iterator[int]:
-    """Move nodes that take less time than the messages they save; gives those that moved."""
-    moved = True
-    while moved:
-        moved = False
-        for node in range(len(shares.stages)):
-            if _moves(shares, node, load):
-                moved = True
-                yield node
-
-
-def _moves(shares: Shares, node: int, load: Callable[[Shares], float]) -> bool:
-    """Move a node to the stage where it saves most; False where it is best left."""
-    workload, here = shares.workload, shares.stages[node]
-    near = {shares.stages[other] for other in workload.predecessors[node]}
-    far = {shares.stages[other] for other in workload.successors[node]}
-    low, high = max(near, default=0), min(far, default=len(shares.nodes) - 1)
-    most, sent = load(shares), shares.sent
-    best, chosen = sent - max(GAIN, workload.seconds[node]), here
-    for stage in sorted((near | far) - {here}):
-        if low <= stage <= high and shares.nodes[here] > 1:
-            shares.move(node, stage)
-            if shares.sent < best and load(shares) <= most * (1 + 1e-12):
-                best, chosen = shares.sent, stage
-            shares.move(node, here)
-    if chosen != here:
-        shares.move(node, chosen)
-    return chosen != here
-
-
-# --- copies ---------------------------------------------------------------------------------------
+    return sorted(copying.copies), list(copying.notes())
 
 
 @dataclass(slots=True)
