@@ -172,8 +172,11 @@ TABLE_PASSES = 7
 """How often the backward of a lookup moves the table's: zeros, rows added, all added to before."""
 ADD_PASSES = 3
 """How often an addition of two tensors of a size moves the bytes of one."""
-UPDATE_PASSES = 7
-"""How often an update moves a parameter's bytes: it, its gradient and two states, three written."""
+UPDATE_PASSES = 3
+"""How often an update moves the bytes of a parameter: it and its gradient are read, it is written.
+"""
+STATE_PASSES = 2
+"""The same of the optimizer's state."""
 
 
 class Function(NamedTuple):

@@ -19,7 +19,7 @@ import msgspec
 
 from shardwright.autodiff.needed import needing_gradients, trained_parameters
 from shardwright.clusters import Mesh
-from shardwright.costs.operations import UPDATE_PASSES
+from shardwright.costs.operations import STATE_PASSES, UPDATE_PASSES
 from shardwright.errors import PlanError, ScheduleError
 from shardwright.ir import IRGraph
 from shardwright.planning.assemble import make_plan
@@ -182,13 +182,16 @@ def measure_work(step: PreparedStep, forward: IRGraph, microbatches: int) -> lis
     """Work of a microbatch of every forward node of a step."""
     trained = trained_parameters(step.graph)
     needing = needing_gradients(forward, trained)
+    moved = {v: UPDATE_PASSES * forward.values[v].nbytes for v in trained if v in forward.values}
+    for value_id, parameter in parameters_of(step.graph).items():
+        if step.graph.values[value_id].role == "state" and parameter in moved:
+            moved[parameter] += STATE_PASSES * step.graph.values[value_id].nbytes
     seen: set[int] = set()
     work = []
     for node in forward.nodes:
         new = {v for v in node.inputs if v in trained} - seen
         seen |= new
-        updated = sum(forward.values[v].nbytes for v in new)
-        update = WORK_PER_BYTE * UPDATE_PASSES * updated / microbatches
+        update = WORK_PER_BYTE * sum(moved[v] for v in new) / microbatches
         work.append(training_work(forward, node, needing) + round(update))
     return work
 

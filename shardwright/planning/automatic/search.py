@@ -264,7 +264,8 @@ class PlanSearch:
         key = id(spread), candidate.zero
         if key not in self._updates:
             shards = candidate.shape.shards if candidate.zero else 1
-            seconds = update_seconds(spread.gradient, shards, self.cluster.device)
+            device = self.cluster.device
+            seconds = update_seconds(spread.gradient, spread.state, shards, device)
             updates = first_readers(spread.stored._replace(size=seconds), len(spread.once))
             beside = worker_seconds(self.cluster.device) * spread.gathered
             self._updates[key] = spread.once + updates + beside

@@ -1,8 +1,8 @@
 """What the update of parameters takes once a step.
 
-Comes in: the bytes of gradients on a slot, and over how many slots optimizer's states are dealt
-out. Goes out: seconds. A parameter whose states are dealt out is put together again afterwards: a
-collective more than its gradient takes, and a copy to where the parameter stands.
+An update reads a parameter, its gradient and its state, and writes all but the gradient. What is
+dealt out over slots (ZeRO) is put together again afterwards: a collective more than its gradient
+takes, and a copy to where the parameter stands.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from shardwright.clusters import DeviceModel
-from shardwright.costs.operations import UPDATE_PASSES
+from shardwright.costs.operations import STATE_PASSES, UPDATE_PASSES
 from shardwright.costs.worker_time import worker_seconds
 from shardwright.planning.prediction.source import Floats, Integers
 from shardwright.planning.prediction.spread import Spread
@@ -21,11 +21,14 @@ from shardwright.planning.prediction.sums import added, distinct
 COPY_PASSES = 2
 
 
-def update_seconds(gradients: Floats, shards: int | Integers, device: DeviceModel) -> Floats:
-    """Of parameters whose whole gradients have these bytes, states dealt out over ``shards``."""
+def update_seconds(
+    gradients: Floats, states: Floats, shards: int | Integers, device: DeviceModel
+) -> Floats:
+    """Of parameters of whole gradients and states of these bytes, dealt out over ``shards``."""
     over = np.asarray(shards)
     dealt_out = (over > 1) & (gradients > 0)
-    moved = (UPDATE_PASSES / over + COPY_PASSES * dealt_out) * gradients
+    moved = (UPDATE_PASSES * gradients + STATE_PASSES * states) / over
+    moved = moved + COPY_PASSES * dealt_out * gradients
     return np.asarray(moved / device.bandwidth + worker_seconds(device) * dealt_out)
 
 
@@ -37,7 +40,8 @@ def rank_updates(
     ``ranks`` is that of each node.
     """
     held = distinct(spread.stored._replace(size=spread.gradient), ranks)
-    each = update_seconds(held.size, np.asarray(shards)[held.node], device)
+    states = distinct(spread.stored._replace(size=spread.state), ranks).size
+    each = update_seconds(held.size, states, np.asarray(shards)[held.node], device)
     count = len(shards)
     supertasks = (added(held.node, held.size, count) > 0) + added(ranks, spread.gathered, count)
     return added(held.node, each, count) + worker_seconds(device) * supertasks
