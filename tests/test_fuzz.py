@@ -29,7 +29,7 @@ def test_programs_that_failed_once_are_right_or_refused_in_every_way() -> None:
     assert tally.programs == len(FOUND)
 
 
-PROGRAMS = 120
+PROGRAMS = 200
 SHARE = 0.8
 """Of the ways that `make fuzz` goes with each program."""
 
