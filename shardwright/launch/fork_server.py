@@ -7,7 +7,7 @@ once. The driver's side is `forking`.
 It is ``python -m shardwright.launch.fork_server SOCKET DRIVER``, where the second is a descriptor
 of the driver's process. Each `Fork` comes with six descriptors: the worker's end of its connection,
 the notice board, the store, standard output and error, and a pipe. The answer is the worker's
-process id; how it ended is written to the pipe.
+process id with a pidfd of it; how it ended is written to the pipe.
 
 What always holds: torch does no work here, so that a fork copies no thread's work half done (what
 NumPy's libraries start, they stop for a fork); of another worker's descriptors a worker has none;
@@ -79,7 +79,7 @@ class ForkServer:
         watch = os.pidfd_open(pid)
         self._workers[watch] = pid, pipe
         self._poll.register(watch, select.POLLIN)
-        self._driver.sendall(PID.pack(pid))
+        socket.send_fds(self._driver, [PID.pack(pid)], [watch])
         return True
 
     def _bury(self, watch: int) -> None:

@@ -65,18 +65,17 @@ class Fork(msgspec.Struct, frozen=True):
 class Forked:
     """A worker process, as far as one of `subprocess.Popen` is needed.
 
-    ``status`` is the end of the pipe from which the server's word of its end is read.
+    ``status`` is the end of the pipe from which the server's word of its end is read. ``process``
+    is the server's pidfd: by its number, a process that has ended could be taken for a later one.
     """
 
-    def __init__(self, pid: int, status: int) -> None:
+    def __init__(self, pid: int, status: int, process: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
         self._lock = threading.Lock()
         self._status = status
-        self._process: int | None = None
-        with suppress(ProcessLookupError):  # It has ended already.
-            self._process = os.pidfd_open(pid)
-        weakref.finalize(self, _close, status, self._process)
+        self._process = process
+        weakref.finalize(self, _close, status, process)
 
     def poll(self) -> int | None:
         """The exit code, negative for a signal; None while the process runs."""
@@ -86,7 +85,7 @@ class Forked:
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait until the process has ended; its exit code. Raises subprocess.TimeoutExpired."""
-        if self._process is not None and self.returncode is None:
+        if self.returncode is None:
             watched = select.poll()
             watched.register(self._process, select.POLLIN)
             if not watched.poll(None if timeout is None else 1e3 * timeout):
@@ -100,15 +99,13 @@ class Forked:
 
     def kill(self) -> None:
         """End the process now, if it runs."""
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._process, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._process, signal.SIGKILL)
 
 
-def _close(*descriptors: int | None) -> None:
+def _close(*descriptors: int) -> None:
     for descriptor in descriptors:
-        if descriptor is not None:
-            os.close(descriptor)
+        os.close(descriptor)
 
 
 @cache
@@ -167,7 +164,8 @@ class _Server:
                 given = [*descriptors, output, errors, theirs]
                 socket.send_fds(self._connection, [LENGTH.pack(len(text))], given)
                 self._connection.sendall(text)
-                answer = self._connection.recv(PID.size, socket.MSG_WAITALL)
+                flags = socket.MSG_WAITALL | socket.MSG_CMSG_CLOEXEC
+                answer, watched, _, _ = socket.recv_fds(self._connection, PID.size, 1, flags)
             except OSError:
                 answer = b""
             except BaseException:
@@ -181,8 +179,10 @@ class _Server:
                     "the process that workers are forked from ended with exit code "
                     f"{self._process.returncode}; what it printed says more"
                 )
+            if not watched:  # The worker ends with its connection.
+                raise LaunchError("this process has no file descriptor left: raise `ulimit -n`")
             closing.pop_all()
-            return Forked(PID.unpack(answer)[0], ours)
+            return Forked(PID.unpack(answer)[0], ours, watched[0])
 
     def forget(self) -> None:
         """In a forked copy of this process: let go of what is the original's."""

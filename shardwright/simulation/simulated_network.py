@@ -29,7 +29,7 @@ Wake = Callable[[float, str], None]
 
 ROUNDS: Mapping[str, int] = {"all_gather": 2, "all_reduce": 2}
 """After how many rounds of messages members that move bytes themselves have the result; others take
-one. In the second they tell one another that their parts are written (`comm.rooms`)."""
+one. In the second they tell one another that their parts are written (`comm.shared_memory`)."""
 
 
 @dataclass(slots=True, eq=False)
