@@ -134,7 +134,7 @@ class Vjps:
 
     def _kept(self, call: Call, key: Call) -> Vjp:
         """The backward of a call from what this process keeps, or for it."""
-        whole = (self._device, _settings(), key)
+        whole = (self._device, settings(), key)
         found = _kept.get(whole)
         if found is None:
             found = _kept[whole] = self._record(call)
@@ -180,7 +180,7 @@ def _let_views_copy(graph: IRGraph) -> None:
             node.op, node.attrs = "aten.reshape.default", {"shape": node.attrs["size"]}
 
 
-def _settings() -> tuple[object, ...]:
+def settings() -> tuple[object, ...]:
     """What, beside a call, torch chooses kernels by: above all those of attention."""
     cuda = torch.backends.cuda
     return (

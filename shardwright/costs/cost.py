@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from shardwright.autodiff.needed import needing_gradients, trained_parameters
 from shardwright.clusters import DeviceModel
 from shardwright.costs.part import WHOLE, Part
-from shardwright.costs.roofline import NodeWork, node_work, seconds
+from shardwright.costs.roofline import Calls, node_calls, seconds
 from shardwright.ir import IRGraph, IRNode
 
 
@@ -62,8 +62,10 @@ class Analytic(Costs):
         known = self._known(graph)
         key = node.id, part
         if key not in known.work:
-            known.work[key] = node_work(graph, node, known.needing, part)
-        return NodeCost(*(seconds(self.device, piece) for piece in known.work[key]))
+            known.work[key] = node_calls(graph, node, known.needing, part)
+        return NodeCost(
+            *(sum(seconds(self.device, call) for call in calls) for calls in known.work[key])
+        )
 
     def _known(self, graph: IRGraph) -> _Known:
         memory = self._memory
@@ -81,4 +83,4 @@ class _Known:
     graph: IRGraph
     nodes: int
     needing: frozenset[int]
-    work: dict[tuple[int, Part], NodeWork] = field(default_factory=dict)
+    work: dict[tuple[int, Part], Calls] = field(default_factory=dict)

@@ -132,32 +132,8 @@ FILLS = frozenset(
     )
 )
 """They read of their inputs nothing but the shape."""
-PASSES_ON = frozenset(
-    f"aten.{name}" for name in ("add.Tensor", "add.Scalar", "sub.Tensor", "sub.Scalar")
-)
-"""The gradient of their inputs is the output's (a difference's sign left out)."""
-JOINS = frozenset(
-    f"aten.{name}" for name in ("cat.default", "stack.default", "sum.default", "sum.dim_IntList")
-)
-"""The gradients of their inputs are views of the output's: parts of it, or each element often."""
-NORMS = frozenset(
-    f"aten.{name}"
-    for name in (
-        *("layer_norm.default", "rms_norm.default", "group_norm.default", "batch_norm.default"),
-        *("native_layer_norm.default", "_native_batch_norm_legit_functional.default"),
-    )
-)
-"""One pass gives all gradients."""
-VIEW_PASSES: Mapping[str, tuple[int, int]] = {
-    "aten.slice.Tensor": (1, 2),
-    "aten.select.int": (1, 2),
-    "aten.expand.default": (1, 1),
-    "aten.split.Tensor": (1, 1),
-    "aten.split_with_sizes.default": (1, 1),
-    "aten.chunk.default": (1, 1),
-    "aten.unbind.int": (1, 1),
-}
-"""How often the backward of a view moves the bytes of its input, and those of its outputs."""
+INTO_ZEROS = frozenset(("aten.slice_backward.default", "aten.select_backward.default"))
+"""They fill with zeros what they make, and write what they are given into it."""
 EFFICIENCY: Mapping[str, float] = {
     op: share
     for share, formulas in (
@@ -201,7 +177,12 @@ FUNCTIONS = (
         ("native_layer_norm_backward.default",),
         160,
     ),
-    Function(("rms_norm.default", "_fused_rms_norm.default"), 80, (), 160),
+    Function(
+        ("rms_norm.default", "_fused_rms_norm.default"),
+        80,
+        ("_fused_rms_norm_backward.default",),
+        160,
+    ),
     Function(
         ("softmax.int", "_softmax.default", "_safe_softmax.default"),
         115,

@@ -44,9 +44,9 @@ def test_a_product_that_memory_bounds():
     moved = 4 * (8 * 16 + 4 * 16 + 4 + 8 * 4)
     cost = Analytic(ROUND).node(linear(), linear().nodes[-1])
     assert cost.forward == pytest.approx(moved / 1e6 + 1e-3)
-    assert cost.backward == pytest.approx(moved / 1e6 + 1e-3)
-    read_and_added_to = 4 * (8 * 4) + 4 * (4 * 16 + 4)
-    assert cost.weight == pytest.approx((moved + read_and_added_to) / 1e6 + 2e-3)
+    assert cost.backward == pytest.approx((moved - 4 * 4) / 1e6 + 1e-3)
+    product, sum_and_addition = 8 * 4 + 8 * 16 + 2 * 4 * 16, (8 * 4 + 4) + 3 * 4
+    assert cost.weight == pytest.approx(4 * (product + sum_and_addition) / 1e6 + 3e-3)
     assert cost.total == cost.forward + cost.backward + cost.weight
 
 
@@ -63,7 +63,7 @@ def test_half_precision_has_its_own_rate():
     fast = Analytic(device).node(half, half.nodes[-1])
     assert fast.forward == pytest.approx(slow.forward / 4)
     same = DeviceModel("gpu", "cuda", 10**9, flops=1e9, bandwidth=1e15)
-    assert Analytic(same).node(half, half.nodes[-1]) == slow
+    assert Analytic(same).node(half, half.nodes[-1]) == pytest.approx(slow, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -192,9 +192,9 @@ def test_each_of_two_slots_reads_all_of_a_weight_and_adds_to_all_of_its_gradient
     cost = Analytic(ROUND).node(graph, graph.nodes[-1], rows_of(graph, 2))
     rows, stored = 4 * (4 * 16 + 4 * 4), 4 * (4 * 16 + 4)
     assert cost.forward == pytest.approx((rows + stored) / 1e6 + 1e-3)
-    assert cost.backward == pytest.approx((rows + stored) / 1e6 + 1e-3)
-    read_and_added_to = 4 * (4 * 4) + stored
-    assert cost.weight == pytest.approx((rows + stored + read_and_added_to) / 1e6 + 2e-3)
+    assert cost.backward == pytest.approx((rows + stored - 4 * 4) / 1e6 + 1e-3)
+    product, sum_and_addition = 4 * 4 + 4 * 16 + 2 * 4 * 16, (4 * 4 + 4) + 3 * 4
+    assert cost.weight == pytest.approx(4 * (product + sum_and_addition) / 1e6 + 3e-3)
 
 
 def test_a_reshape_that_copies_all_may_copy_nothing_of_a_part():
@@ -216,7 +216,7 @@ def test_the_gradients_of_a_norm_s_scale_and_shift_are_made_in_one_pass():
         for name, shape in (("x", (10, 8)), ("scale", (8,)), ("shift", (8,)))
     )
     graph = builder.finish(builder.call("aten.layer_norm.default", x, [8], scale, shift))
-    read, written = 2 * 80 + 2 * 8, 80 + 2 * 8
+    read, written = 2 * 80 + 2 * 8 + 2 * 10, 80 + 2 * 8  # means and deviations too
     cost = Analytic(ROUND).node(graph, graph.nodes[-1])
     assert cost.backward == pytest.approx(4 * (read + written) / 1e6 + 1e-3)
 

@@ -17,14 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.autodiff.needed import needing_gradients, trained_parameters
-from shardwright.costs.saved import saved_beside, saved_for_backward, view_bases
+from shardwright.costs.saved import saved_beside, saved_for_backward, view_bases, weight_residuals
 from shardwright.ir import IRGraph
 from shardwright.ir.repeats import Repeat, crossing_bytes, fingerprint, repeats
 from shardwright.ops.bound import BoundDimop
 from shardwright.ops.catalog import dimop_of
 from shardwright.planning.parameters import parameters_of
 from shardwright.planning.plan import Split, Terms
-from shardwright.planning.prediction.apart import read_apart
 from shardwright.planning.prediction.segments import Segment, segments
 
 Floats = NDArray[np.float64]
@@ -342,7 +341,7 @@ class _Holding:
         source = self.source
         if not source.training:
             return Places.of(())
-        found = read_apart(source.view, source.trained, source.needing, source.bases)
+        found = weight_residuals(source.view, source.trained, source.needing, source.bases)
         return Places.of(
             (number, i, nbytes, *self._place(i, value_id))
             for number, i, value_id, nbytes in found
