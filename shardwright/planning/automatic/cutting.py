@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.clusters import Cluster
+from shardwright.costs.worker_time import worker_seconds
 from shardwright.planning.prediction.source import Floats, Integers, Pairs
 from shardwright.planning.prediction.spread import Spread
 
@@ -42,6 +44,8 @@ class NodeLine:
         time, bytes of one microbatch's activations.
     crossing
         Seconds of the messages of a cut at each of them, there and back.
+    sending
+        Seconds that the slot of a stage from each of them to each other is busy with messages.
     """
 
     spread: Spread
@@ -50,10 +54,14 @@ class NodeLine:
     stored: Floats
     kept: Floats
     crossing: Floats
+    sending: Floats
 
     @classmethod
-    def of(cls, spread: Spread, seconds: Floats, kept: Pairs, bandwidth: float) -> NodeLine:
+    def of(cls, spread: Spread, seconds: Floats, kept: Pairs, cluster: Cluster) -> NodeLine:
         """The line of a forward whose nodes take these seconds and keep this."""
+        link = cluster.inside if len(cluster.hosts) == 1 else cluster.between
+        bandwidth = link.send.bandwidth
+        each = worker_seconds(cluster.device)
         count = len(seconds)
         bytes_crossing = _crossing(spread, count)
         first = len(spread.source.prepare)
@@ -69,6 +77,7 @@ class NodeLine:
             _before(stored)[at],
             _before(activations)[at],
             bytes_crossing[at] / bandwidth,
+            _sending(spread, at, each, 1 / bandwidth if cluster.device.kind == "cpu" else 0.0),
         )
 
 
@@ -135,6 +144,42 @@ def _crossing(spread: Spread, count: int) -> Floats:
     return np.cumsum(change)[: count + 1]
 
 
+def _sending(spread: Spread, at: Integers, each: float, a_byte: float) -> Floats:
+    """Seconds of messages, of a stage from each position to each other.
+
+    Whoever sends and whoever takes is busy ``each`` second with a message, the sender ``a_byte``
+    more for what is in it. A value that leaves is sent once; it is answered by its gradient.
+    """
+    passed = spread.passed
+    order = np.lexsort((passed.node, passed.number))
+    number, made = passed.number[order], np.searchsorted(at, spread.made[order], side="right")
+    reader = np.searchsorted(at, passed.node[order], side="right")  # where a stage behind it begins
+    answered, moving = spread.answered[order], passed.size[order] * a_byte
+    found = np.zeros((len(at) + 1, len(at) + 1))
+
+    def add(begin: Integers, end: Integers, stop: Integers | int, seconds: Floats) -> None:
+        """To stages that begin before or at ``begin``'s, and end from ``end`` to ``stop``."""
+        np.add.at(found, (begin, end), seconds)
+        np.add.at(found, (begin, np.broadcast_to(stop, end.shape)), -seconds)
+
+    # What a stage takes, and answers: a value made before, by the first of its nodes that reads it.
+    first = np.flatnonzero(np.diff(number, prepend=-1))
+    before = np.concatenate([[0], reader[:-1]])
+    before[first] = 0
+    begin = np.maximum(before, made)
+    taken = begin < reader
+    seconds = each + answered * (each + moving)
+    for rows, sign in ((begin[taken], 1.0), (reader[taken], -1.0)):
+        add(rows, reader[taken], len(at), sign * seconds[taken])
+    # What it sends, and is answered: a value made inside that is read behind.
+    last = np.flatnonzero(np.diff(number, append=-1))
+    last = last[reader[last] > made[last]]
+    seconds = each + moving + answered * each
+    for rows, sign in ((np.zeros_like(last), 1.0), (made[last], -1.0)):
+        add(rows, made[last], reader[last], sign * seconds[last])
+    return found.cumsum(0).cumsum(1)[:-1, :-1]
+
+
 def _positions(crossing: Floats, first: int, count: int) -> Integers:
     """Where stages may begin, and the end."""
     inner = np.arange(first + 1, count)
@@ -151,7 +196,7 @@ def _loads(line: NodeLine) -> Floats:
     """Seconds of the stage from each position to each other; infinite where it has no node."""
     loads = line.seconds[None, :] - line.seconds[:, None]
     empty = np.tri(len(loads), dtype=bool)
-    return np.where(empty, np.inf, np.maximum(loads, 0.0))
+    return np.where(empty, np.inf, np.maximum(loads + line.sending, 0.0))
 
 
 def _fitting(line: NodeLine, stages: int, held: Sequence[float], memory: float) -> list[Table]:

@@ -6,7 +6,8 @@ dynamic program is that of "PipeDream: Generalized Pipeline Parallelism for DNN 
 (Narayanan et al., SOSP 2019), section 3.1: the best way to give the nodes from i on m slots is a
 stage of m' slots in front of the best way to give the rest m - m'. How many stages there are
 follows. Slots are handed out in the order of the cluster, so that each stage's links are known: a
-stage that spans hosts adds its gradients up over the links between them.
+stage that spans hosts adds its gradients up over the links between them. As in the paper, the slots
+of a stage share all of its seconds evenly, what each operator costs to begin too.
 
 What always holds: no other contiguous cut and no other numbers of slots have a smaller largest
 time of any stage for a microbatch; of those with the same, it has the fewest stages.

@@ -33,7 +33,7 @@ def test_it_says_what_was_chosen_and_against_what(made):
     assert seconds == sorted(seconds)
     best = made.prediction.per_microbatch
     for other in made.explanation.others:
-        assert other.seconds >= best
+        assert other.seconds >= best or "built and simulated" in other.why
         assert other.plan in text
         assert other.why
 
