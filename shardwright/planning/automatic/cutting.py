@@ -15,14 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.clusters import Cluster
 from shardwright.costs.worker_time import worker_seconds
+from shardwright.errors import PlanError
+from shardwright.planning.partitions.partition import Task
+from shardwright.planning.partitions.partitioners import by_metis
 from shardwright.planning.prediction.source import Floats, Integers, Pairs
 from shardwright.planning.prediction.spread import Spread
+from shardwright.planning.training import with_prepared
 
 POSITIONS = 192
 Table = NDArray[np.bool_]
@@ -115,6 +120,20 @@ def stages_of_cut(line: NodeLine, chosen: Sequence[int]) -> Integers:
         users = (u for v in source.view.nodes[i].outputs for u in source.view.values[v].users)
         stages[i] = min((int(stages[source.position[user]]) for user in users), default=0)
     return np.asarray(stages, dtype=np.int64)
+
+
+def side_by_side(spread: Spread, task: Task) -> Integers | None:
+    """METIS's stages where they are no cut of the line; None where they are, or do not fit.
+
+    A line is in the order of the graph's nodes, in which branches stand one after another.
+    """
+    try:
+        stages = by_metis(task).stages
+    except PlanError:
+        return None
+    if all(before <= behind for before, behind in pairwise(stages)):
+        return None
+    return np.array(with_prepared(spread.source.view, stages), dtype=np.int64)
 
 
 # --- sums -----------------------------------------------------------------------------------------

@@ -21,11 +21,12 @@ import numpy as np
 from shardwright.clusters import Cluster
 from shardwright.costs.worker_time import worker_seconds
 from shardwright.errors import PlanError
-from shardwright.planning.automatic.candidates import Asked, Candidate, Found
-from shardwright.planning.automatic.cutting import NodeLine, cuts, first_readers
+from shardwright.planning.automatic.candidates import Asked, Candidate, Found, nearest_text
+from shardwright.planning.automatic.cutting import NodeLine, cuts, first_readers, side_by_side
 from shardwright.planning.automatic.shapes import Shape, shapes, variants
 from shardwright.planning.automatic.spreads import SEVERAL, Spreads
 from shardwright.planning.mesh import DATA
+from shardwright.planning.partitions.partition import Task
 from shardwright.planning.prediction.memory import left_for_activations
 from shardwright.planning.prediction.predict import estimate, lends
 from shardwright.planning.prediction.source import Floats, Integers
@@ -40,6 +41,8 @@ BUBBLE = 0.4
 """The share of a stage's work on a microbatch that every schedule has it wait at a step's ends."""
 PROMISE = 0.995
 """Only what may take less than this times the best is looked at."""
+TOLD_APART = 0.98
+"""How much faster other stages of the same candidate must be predicted, for that to be believed."""
 SINGLE = 0.98
 """A step of one microbatch takes at least this much of what one of several would with one of them:
 they differ in their losses, which are means or quotients of sums."""
@@ -288,7 +291,7 @@ class PlanSearch:
                 if least is None or _better(found, least):
                     least = found
             if least is not None and least.fits:
-                break
+                return self._side_by_side(least)
         return least
 
     def _too_full(self, candidate: Candidate) -> Found | None:
@@ -379,6 +382,34 @@ class PlanSearch:
             self._cuts[key] = list(cuts(line, candidate.stages, held, memory))
         return self._cuts[key]
 
+    def _side_by_side(self, found: Found) -> Found:
+        """The candidate with branches of the graph side by side, where that is faster."""
+        candidate, shape, step = found.candidate, found.candidate.shape, None
+        if candidate.stages == 1:
+            return found
+        count = candidate.microbatches
+        if self.spreads.training:
+            _, unfused = self.spreads.apart(shape)
+            step = self.spreads.sources.step(unfused, count, shape.shards).graph
+        order = order_of(candidate.schedule, shape.pipeline, count, candidate.chunks)
+        stages = side_by_side(
+            found.spread,
+            Task(
+                found.spread.source.view,
+                order.schedule.placement,
+                self.cluster,
+                self.spreads.costs,
+                step,
+                len(found.spread.source.prepare),
+                slots=shape.slots // shape.pipeline,
+                shards=shape.shards,
+            ),
+        )
+        if stages is None:
+            return found
+        other = self._found(found.spread, stages, found.options, candidate)
+        return other if other.fits and other.seconds < TOLD_APART * found.seconds else found
+
     def _line(self, spread: Spread, candidate: Candidate, count: int, *, again: bool) -> NodeLine:
         """What cuts are made in; what is done once a step counts where ``count`` is given."""
         key = id(spread), candidate.zero, count, again
@@ -387,8 +418,7 @@ class PlanSearch:
             if count:
                 seconds = seconds + self._once(spread, candidate) / count
             kept = spread.crossing if again else spread.saved
-            link = self.cluster.inside if len(self.cluster.hosts) == 1 else self.cluster.between
-            self._lines[key] = NodeLine.of(spread, seconds, kept, link.send.bandwidth)
+            self._lines[key] = NodeLine.of(spread, seconds, kept, self.cluster)
         return self._lines[key]
 
     @staticmethod
@@ -443,35 +473,3 @@ def _better(one: Found, other: Found) -> bool:
     if one.fits != other.fits:
         return one.fits
     return one.seconds < other.seconds if one.fits else one.too_much < other.too_much
-
-
-# --- where no plan fits ---------------------------------------------------------------------------
-
-
-def nearest_text(name: str, nearest: Found, slots: int) -> str:
-    """Why the nearest plan of a graph on so many slots does not fit, and what would."""
-    if nearest.peak <= nearest.memory:
-        return _keeps_too_much(name, nearest)
-    ranks = nearest.estimate.memory
-    fullest = max(range(len(ranks)), key=lambda rank: ranks[rank].total)
-    held, slot = ranks[fullest], nearest.estimate.slots[fullest][0]
-    needed = -(-slots * nearest.peak // nearest.memory)
-    return (
-        f"no plan for {name!r} fits: the nearest ({nearest.candidate}, recompute "
-        f"{nearest.options.recompute}) holds {held} on slot {slot!r}, "
-        f"{held.total - nearest.memory} bytes more than its {nearest.memory}; it would fit in "
-        f"slots of {nearest.peak} bytes; give those, about {needed} slots instead of {slots}, or "
-        "capture a smaller batch and take more microbatches"
-    )
-
-
-def _keeps_too_much(name: str, nearest: Found) -> str:
-    """Which slot keeps more activations than memory= has room for."""
-    ranks = nearest.estimate.memory
-    fullest = max(range(len(ranks)), key=lambda rank: ranks[rank].activations)
-    return (
-        f"no plan for {name!r} keeps its activations within memory={nearest.options.memory}: the "
-        f"nearest ({nearest.candidate}) keeps {nearest.kept} bytes on slot "
-        f"{nearest.estimate.slots[fullest][0]!r} even if all that can be is computed again; give "
-        "memory= as much, or capture a smaller batch and take more microbatches"
-    )
