@@ -42,9 +42,11 @@ def table_of(part: Part) -> Table:
     return table
 
 
-def markdown(words: str, parts: Sequence[Part]) -> str:
+def markdown(
+    words: str, parts: Sequence[Part], title: str = "The simulator against reality"
+) -> str:
     """The file: words, then each part."""
-    found = ["# The simulator against reality\n", textwrap.fill(words, 120) + "\n"]
+    found = [f"# {title}\n", textwrap.fill(words, 120) + "\n"]
     for part in parts:
         sides = (" ---: |" if _is_number(cell) else " --- |" for cell in part.rows[0])
         lines = [f"| {' | '.join(part.headings)} |", "|" + "".join(sides)]
