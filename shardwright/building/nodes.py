@@ -22,9 +22,9 @@ from shardwright.ops.bound import BoundDimop, BoundPart
 from shardwright.ops.catalog import dimop_of
 from shardwright.ops.cuts import Cut
 from shardwright.planning.plan import Assignment, Split, Terms
-from shardwright.planning.splitting.axes import NodeAxis, wanted
 from shardwright.sharding import Layout, Partial
 from shardwright.sharding.ranges import part
+from shardwright.sharding.strategy import NodeAxis, wanted
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from typing import NamedTuple, Protocol
 
 from shardwright.autodiff.needed import needing_gradients, trained_parameters
 from shardwright.clusters import DeviceModel
-from shardwright.costs.part import WHOLE, Part
 from shardwright.costs.roofline import Calls, node_calls, seconds
 from shardwright.ir import IRGraph, IRNode
+from shardwright.sharding.strategy import WHOLE, Part
 
 
 class NodeCost(NamedTuple):

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from shardwright.autodiff.needed import needing_gradients, trained_parameters
 from shardwright.costs.cost import Costs, NodeCost
 from shardwright.costs.keys import call_key, forward_key
-from shardwright.costs.part import WHOLE, Part
 from shardwright.costs.timing import Measurement
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.graph import forward_nodes
+from shardwright.sharding.strategy import WHOLE, Part
 
 GRAPHS = 8
 """Of how many graphs costs are kept."""

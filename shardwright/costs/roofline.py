@@ -30,11 +30,11 @@ from shardwright.costs.operations import (
     arithmetic,
     element_operations,
 )
-from shardwright.costs.part import WHOLE, Part
 from shardwright.costs.views import moves_nothing
 from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.dtypes import itemsize
 from shardwright.ir.operators import is_marker
+from shardwright.sharding.strategy import WHOLE, Part
 
 HALF = ("bf16", "f16")
 LARGE = 2**25

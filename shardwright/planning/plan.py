@@ -33,27 +33,8 @@ from shardwright.planning.copies import Copy
 from shardwright.planning.explanation import Explanation
 from shardwright.planning.predicted import Prediction
 from shardwright.schedules import make_schedule, simulate
-
-
-class Split(msgspec.Struct, frozen=True, tag="split", forbid_unknown_fields=True):
-    """What a mesh axis splits: an identifier of the operator's annotation.
-
-    The parts are multiples of ``unit`` values, as even as can be, larger ones first.
-    """
-
-    identifier: str
-    unit: int = 1
-
-
-class Terms(msgspec.Struct, frozen=True, tag="terms", forbid_unknown_fields=True):
-    """What a mesh axis does not split but may keep as terms of a sum.
-
-    Where the inputs at these positions lie as partial sums along the axis, each slot does all of
-    the node on its terms, and what it makes are terms too: the sum is done behind it. The operator
-    must be linear in these inputs. Where they do not, the node is done whole.
-    """
-
-    inputs: tuple[int, ...]
+from shardwright.sharding.strategy import Split as Split
+from shardwright.sharding.strategy import Terms as Terms
 
 
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

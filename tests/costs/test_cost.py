@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from shardwright.clusters import CPU_CORE, DEVICES, DeviceModel
 from shardwright.costs import Analytic
 from shardwright.costs.operations import STATE_PASSES, UPDATE_PASSES
-from shardwright.costs.part import Part
 from shardwright.ir import Builder
+from shardwright.sharding.strategy import Part
 from tests.steps import language_step
 
 ROUND = DeviceModel("round", "cuda", 10**9, flops=1e9, bandwidth=1e6, overhead=1e-3)

@@ -12,9 +12,9 @@ from shardwright.clusters import CPU_CORE
 from shardwright.costs.cost import Analytic, Costs, NodeCost
 from shardwright.costs.keys import call_key
 from shardwright.costs.measured import GRAPHS, Measured
-from shardwright.costs.part import WHOLE, Part
 from shardwright.costs.timing import Measurement, Timing
 from shardwright.ir import IRGraph, IRNode
+from shardwright.sharding.strategy import WHOLE, Part
 from tests.graphs import language_model
 
 LINEAR, NORM, ADD = "aten.linear.default", "aten.layer_norm.default", "aten.add.Tensor"

@@ -24,8 +24,8 @@ from shardwright.codegenerate.splitting.split_holdings import StageHoldings
 from shardwright.ir import IRNode, IRValue
 from shardwright.ops.catalog import dimop_of
 from shardwright.planning.plan import Assignment
-from shardwright.planning.splitting.axes import NodeAxis
 from shardwright.sharding import Partial, Replicate
+from shardwright.sharding.strategy import NodeAxis
 
 
 @dataclass

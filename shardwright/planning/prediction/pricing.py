@@ -28,8 +28,8 @@ from shardwright.planning.prediction.segments import Place, Segment
 from shardwright.planning.prediction.source import Floats, Forward, Splits
 from shardwright.planning.prediction.spread import Alike, compute_costs
 from shardwright.planning.prediction.sums import added
-from shardwright.planning.splitting.axes import NodeAxis, wanted
 from shardwright.sharding import Layout, Partial, Replicate, Shard, convert
+from shardwright.sharding.strategy import NodeAxis, wanted
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from shardwright.costs.cost import Costs, NodeCost
 from shardwright.costs.operations import FREE
-from shardwright.costs.part import WHOLE, Part
 from shardwright.ir import IRGraph
 from shardwright.ir.operators import is_marker
 from shardwright.planning.plan import Split
@@ -32,6 +31,7 @@ from shardwright.planning.prediction.source import (
     Pairs,
     Splits,
 )
+from shardwright.sharding.strategy import WHOLE, Part
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,11 @@ import msgspec
 
 from shardwright.clusters import Cluster, Mesh
 from shardwright.costs.cost import Costs, NodeCost
-from shardwright.costs.part import Part
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.ops.catalog import why_whole
-from shardwright.planning.splitting.outline import Outline, outline_of
-from shardwright.planning.splitting.strategies import Choices
-from shardwright.planning.splitting.walk import SplitWalk, walk
+from shardwright.sharding.place import Outline, PlacedGraph, outline_of, place
+from shardwright.sharding.strategy import Choices, Part
 
 
 class ChosenSplits(msgspec.Struct, frozen=True):
@@ -84,7 +82,7 @@ def price_splits(
     of the view. Raises PlanError where a node cannot be split so, or the cluster is too small.
     """
     outline = outline_of(view)
-    found = walk(
+    found = place(
         outline,
         splits,
         mesh=mesh_on(cluster, axes),
@@ -100,7 +98,7 @@ def price_splits(
     return ChosenSplits(list(splits), nodes, once, stored, said)
 
 
-def _seconds(found: SplitWalk, costs: Costs) -> tuple[list[NodeCost], list[float]]:
+def _seconds(found: PlacedGraph, costs: Costs) -> tuple[list[NodeCost], list[float]]:
     """Seconds of a microbatch, and once a step, for each node."""
     view = found.outline.view
     known: dict[tuple[int, Part], NodeCost] = {}

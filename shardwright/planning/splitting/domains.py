@@ -24,17 +24,12 @@ from shardwright.errors import PlanError
 from shardwright.ir import IRNode
 from shardwright.ir.execute import describe_node
 from shardwright.planning.plan import Terms
-from shardwright.planning.splitting.outline import Outline
-from shardwright.planning.splitting.strategies import (
-    CallShapes,
-    Choice,
-    Strategy,
-    choices,
-    strategy,
-)
+from shardwright.planning.splitting.strategies import choices
 from shardwright.sharding import Partial
 from shardwright.sharding.layout import largest_shape
+from shardwright.sharding.place import Outline
 from shardwright.sharding.ranges import volume, whole
+from shardwright.sharding.strategy import CallShapes, Choice, Strategy, strategy
 
 HEAD = 6
 """Values with a gradient that may come before a node whose gradients may stay terms."""

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 from shardwright.planning.splitting.domains import Domain
 from shardwright.planning.splitting.prices import Prices, Table, are_partial
-from shardwright.planning.splitting.strategies import Strategy
 from shardwright.sharding import Replicate
 from shardwright.sharding.placement import Placements
+from shardwright.sharding.strategy import Strategy
 
 T = TypeVar("T")
 Numbers = NDArray[np.intp]

@@ -43,8 +43,8 @@ from shardwright.planning.splitting.elimination import (
     widest,
 )
 from shardwright.planning.splitting.model import Objective, SplitModel
-from shardwright.planning.splitting.outline import Outline, outline_of
-from shardwright.planning.splitting.strategies import Choice, Choices
+from shardwright.sharding.place import Outline, outline_of
+from shardwright.sharding.strategy import Choice, Choices
 
 __all__ = ["ChosenSplits", "best_splits", "price_splits"]
 

@@ -32,8 +32,8 @@ from shardwright.planning.splitting.exchange import (
     weight_table,
     whole_table,
 )
-from shardwright.planning.splitting.outline import Outline
 from shardwright.planning.splitting.prices import PricedTensor, Table, prices
+from shardwright.sharding.place import Outline
 
 
 class ModelValue(NamedTuple):

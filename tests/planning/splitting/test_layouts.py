@@ -18,9 +18,8 @@ from shardwright.planning.splits import take_apart
 from shardwright.planning.splitting.chosen import mesh_on
 from shardwright.planning.splitting.domains import Domains
 from shardwright.planning.splitting.layouts import best_splits, price_splits
-from shardwright.planning.splitting.outline import outline_of
-from shardwright.planning.splitting.walk import communications, walk
 from shardwright.planning.step import as_step
+from shardwright.sharding.place import communications, outline_of, place
 from tests.planning.projections import linear, stacked, transformer
 from tests.steps import finish, language_step, trained
 
@@ -44,7 +43,7 @@ def gpt(layers=1, *, batch=1, width=256):
 
 def moves(view, chosen, given, axes=TENSOR):
     """The kinds of communication that splits take, by phase."""
-    found = walk(
+    found = place(
         outline_of(view),
         chosen.splits,
         mesh=mesh_on(given["cluster"], axes),

@@ -8,8 +8,8 @@ import pytest
 from shardwright.clusters import Cluster, Link, Links, Mesh
 from shardwright.errors import PlanError
 from shardwright.planning.splitting.prices import PricedTensor, prices
-from shardwright.planning.splitting.strategies import normal
 from shardwright.sharding import Layout, Partial, Replicate, Shard, convert
+from shardwright.sharding.strategy import normal
 
 SLOW = Links.of(Link(3e-5, 1e8), Link(5e-5, 2e8), 1e-4)
 CASES = [

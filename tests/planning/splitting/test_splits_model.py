@@ -13,8 +13,8 @@ from shardwright.planning.splitting.chosen import mesh_on, price_splits
 from shardwright.planning.splitting.domains import Domains
 from shardwright.planning.splitting.elimination import CostFactor, EliminationMemory, minimise
 from shardwright.planning.splitting.model import Objective, SplitModel
-from shardwright.planning.splitting.outline import outline_of
 from shardwright.planning.step import as_step
+from shardwright.sharding.place import outline_of
 from tests.planning.projections import linear, stacked, transformer
 from tests.steps import image_step, language_step
 

@@ -17,9 +17,8 @@ from shardwright.planning.assemble import make_plan, step_of
 from shardwright.planning.forward import forward_view
 from shardwright.planning.splitting.chosen import price_splits
 from shardwright.planning.splitting.layouts import best_splits
-from shardwright.planning.splitting.outline import outline_of
-from shardwright.planning.splitting.walk import communications, walk
 from shardwright.planning.unfuse import unfuse
+from shardwright.sharding.place import communications, outline_of, place
 from shardwright.sharding.ranges import volume
 from tests.building.step_runs import StepRun
 from tests.planning.projections import linear, stacked, transformer
@@ -56,7 +55,7 @@ def foreseen(graph, made):
     view = forward_view(apart)
     splits = [made.assignments[index].splits for index in made.nodes]
     mesh = made.assignments[0].mesh
-    found = walk(
+    found = place(
         outline_of(view),
         splits,
         mesh=mesh,
@@ -148,7 +147,7 @@ def test_prices_are_those_of_the_moves():
     axes = {"data": 2, "tensor": 2}
     options = {"cluster": cluster, "costs": Analytic(cluster.device), "training": True}
     priced = price_splits(view, axes, splits, **options)
-    found = walk(
+    found = place(
         outline_of(view),
         splits,
         mesh=Mesh.of(axes),
