@@ -21,8 +21,8 @@ from shardwright.building.update import localize_step
 from shardwright.building.weights import NoContents, Originals, Rename, WeightSource
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
+from shardwright.pipeline.check_schedule import schedule_info
 from shardwright.pipeline.check_tensors import are_parts, stored_wholes
-from shardwright.pipeline.schedule_file import schedule_info
 from shardwright.planning.assemble import planned, step_of
 from shardwright.planning.plan import Plan, TrainingPlan, check_belongs
 from shardwright.schedules import Schedule, make_schedule

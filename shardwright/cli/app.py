@@ -220,7 +220,7 @@ def show(
 def schedule_text(pipeline: Pipeline, width: int) -> str:
     """The table of a training pipeline's schedule. Raises ScheduleError where it has none."""
     from shardwright.pipeline import Training
-    from shardwright.pipeline.schedule_file import schedule_of
+    from shardwright.pipeline.check_schedule import schedule_of
     from shardwright.schedules import format_schedule
 
     training = pipeline.training or Training()

@@ -24,10 +24,9 @@ from shardwright.kernels.emitters import emit_graph
 from shardwright.kernels.files import encode
 from shardwright.pipeline import Pipeline, SuperTask, TensorInfo, check
 from shardwright.pipeline.fxtext import decode
-from shardwright.pipeline.graphs import TaskGraphs
+from shardwright.pipeline.graphs import TaskGraphs, read_text
 from shardwright.pipeline.proof import restated
 from shardwright.pipeline.schema import DeviceKind, Metadata
-from shardwright.pipeline.task_texts import read_text
 from shardwright.planning.row_dims import batches_of
 
 

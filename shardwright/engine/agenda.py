@@ -16,9 +16,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shardwright.pipeline.check_schedule import phases_of
+from shardwright.pipeline.check_schedule import phases_of, schedule_of
 from shardwright.pipeline.connections import Connections, connect
-from shardwright.pipeline.schedule_file import schedule_of
 from shardwright.pipeline.schema import Document, Phase
 from shardwright.schedules.schedule import Action
 

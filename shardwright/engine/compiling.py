@@ -31,7 +31,6 @@ from shardwright.ir.dtypes import describe_dtype, torch_dtype
 from shardwright.ir.execute import compile_graph
 from shardwright.ir.quantities import tensor_text
 from shardwright.kernels.files import decode
-from shardwright.pipeline.check_compute import data_of
 from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.pipeline.schema import Document
 
@@ -157,7 +156,7 @@ class _Compiler:
         promised = self._promised(task, memory)
         key = self._graphs.key(task), tuple(promised.donated.items()), promised.fixed
         if key not in self._plans:
-            data = data_of(self._document, self._document.supertasks[task])
+            data = self._document.data_of(task)
             lowered = decode(data, name=task)
             self._plans[key] = plan_task(lowered, promised.donated, promised.fixed)
         return self._plans[key]

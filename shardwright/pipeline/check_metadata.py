@@ -1,11 +1,10 @@
-"""Rules of slices: what the pipeline's tensors are of the original's, and what replaces what."""
+"""Rules of metadata: what the pipeline's inputs and outputs are of the original's."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 
-from shardwright.errors import PipelineError
 from shardwright.ir.dtypes import COMPLEX
 from shardwright.ir.structure import (
     Arguments,
@@ -19,6 +18,7 @@ from shardwright.ir.structure import (
     TupleTree,
     leaves,
 )
+from shardwright.pipeline.check_structure import unknown_device
 from shardwright.pipeline.check_tensors import check_extents, check_inside, format_ranges
 from shardwright.pipeline.connections import Connections
 from shardwright.pipeline.rules import broken
@@ -30,17 +30,17 @@ from shardwright.pipeline.schema import (
     MetadataTensorSlice,
     Microbatches,
     Placements,
-    TensorInfo,
     Training,
 )
 
 Originals = Mapping[str, MetadataTensor]
 
 
-def check_slices(document: Document, connections: Connections) -> None:
+def check_slices(index: Connections) -> None:
     """Slices are the pipeline's inputs and outputs, each a true part of its origin."""
+    document = index.document
     slices, originals = document.metadata.tensor_slices, document.metadata.tensors
-    (source,), (sink,) = connections.ends["input"], connections.ends["output"]
+    (source,), (sink,) = index.ends["input"], index.ends["output"]
     for side, task, named, found, wholes in (
         ("inputs", source, document.supertasks[source].outputs, slices.inputs, originals.inputs),
         ("outputs", sink, document.supertasks[sink].inputs, slices.outputs, originals.outputs),
@@ -48,7 +48,7 @@ def check_slices(document: Document, connections: Connections) -> None:
         _check_listed(side, task, named, found)
         for tensor, piece in found.items():
             _check_slice(document, tensor, piece, wholes, side)
-            _check_device(document, connections, tensor, piece.device)
+            _check_device(index, tensor, piece.device)
 
 
 def _check_listed(
@@ -90,22 +90,20 @@ def _check_slice(
     check_inside(piece.placements, whole.shape, piece.origin, tensor)
 
 
-def _check_device(document: Document, connections: Connections, tensor: str, device: str) -> None:
-    if device not in document.devices:
-        known = ", ".join(map(repr, document.devices))
-        raise broken(
-            "device-known", f"device {device!r} is not among devices: {known}", tensor=tensor
-        )
-    if connections.devices[tensor] != device:
+def _check_device(index: Connections, tensor: str, device: str) -> None:
+    if device not in index.document.devices:
+        raise unknown_device(index.document, device, tensor=tensor)
+    if index.devices[tensor] != device:
         raise broken(
             "slice-device",
-            f"the slice says device {device!r}, the tensor is on {connections.devices[tensor]!r}",
+            f"the slice says device {device!r}, the tensor is on {index.devices[tensor]!r}",
             tensor=tensor,
         )
 
 
-def check_originals(document: Document, _: Connections) -> None:
+def check_originals(index: Connections) -> None:
     """The original's inputs and outputs are numbered, and its outputs whole."""
+    document = index.document
     originals = document.metadata.tensors
     for side, wholes in (("inputs", originals.inputs), ("outputs", originals.outputs)):
         by_idx: dict[int, str] = {}
@@ -197,54 +195,13 @@ def _outside(part: Placements, box: Placements) -> Iterator[Placements]:
         core[dim] = (low, high)
 
 
-def check_training(document: Document, connections: Connections) -> None:
-    """``replaces`` maps produced tensors to constants that they can become."""
-    replaced: dict[str, str] = {}
-    for new, old in (document.training.replaces if document.training else {}).items():
-        for tensor in (new, old):
-            if tensor not in document.tensors:
-                raise broken(
-                    "tensor-known",
-                    "training.replaces names a tensor that is not a key of tensors",
-                    tensor=tensor,
-                )
-        if old in replaced:
-            raise _cannot_replace(new, old, f"so does {replaced[old]!r}")
-        replaced[old] = new
-        _check_replacement(document, connections, new, old)
-
-
-def _check_replacement(document: Document, connections: Connections, new: str, old: str) -> None:
-    producer = connections.producers.get(new, [""])[0]
-    if old in connections.producers:
-        raise _cannot_replace(new, old, f"{old!r} is no constant")
-    if not producer or producer in connections.ends["input"]:
-        raise _cannot_replace(new, old, "no supertask of a device produces it")
-    before, after = document.tensors[old], document.tensors[new]
-    if (before.shape, before.dtype) != (after.shape, after.dtype):
-        raise _cannot_replace(new, old, f"{_spec(after)} is not {_spec(before)}")
-    if connections.devices[new] != connections.devices[old]:
-        raise _cannot_replace(
-            new,
-            old,
-            f"one is on {connections.devices[new]!r}, the other on {connections.devices[old]!r}",
-        )
-
-
-def _cannot_replace(new: str, old: str, why: str) -> PipelineError:
-    return broken("replaces", f"the tensor replaces constant {old!r}, but {why}", tensor=new)
-
-
-def _spec(info: TensorInfo) -> str:
-    return f"{info.dtype}{list(info.shape)}"
-
-
 # --- metadata.structure ---------------------------------------------------------------------------
 
 
-def check_structure(document: Document, _: Connections) -> None:
+def check_structure(index: Connections) -> None:
     """The structure folds exactly the original's inputs and outputs."""
-    structure, originals = document.metadata.structure, document.metadata.tensors
+    metadata = index.document.metadata
+    structure, originals = metadata.structure, metadata.tensors
     if structure is None:
         return
     _check_leaves("inputs", structure.inputs, originals.inputs)

@@ -1,8 +1,8 @@
-"""Rules of training: when supertasks run, and that they read only what was made before.
+"""Rules of training steps: when supertasks run, what they read, and how a batch is cut.
 
 A step goes through the phases ``prepare`` (once), ``forward``, ``backward`` and ``backward_weight``
-(once a microbatch, stage by stage, as the schedule says) and ``update`` (once). What these rules
-leave to `shardwright.schedules` is the order of stages and microbatches.
+(once a microbatch, stage by stage, as the schedule says) and ``update`` (once). The order of stages
+and microbatches is `check_schedule`'s.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import chain
 
-from shardwright.errors import PipelineError
+from shardwright.pipeline.check_tensors import cannot_replace
 from shardwright.pipeline.connections import Connections
 from shardwright.pipeline.rules import MICROBATCH_PHASES, READS, broken
 from shardwright.pipeline.schema import (
@@ -23,21 +23,19 @@ from shardwright.pipeline.schema import (
 )
 
 
-def check_phases(document: Document, connections: Connections) -> None:
+def check_phases(index: Connections) -> None:
     """A training step is told whole: microbatches, schedule, and when each supertask runs."""
-    training = document.training or Training()
+    training = index.document.training or Training()
     if (training.microbatches is None) != (training.schedule is None):
-        found, missing = ("microbatches", "schedule") if training.microbatches else _SWAPPED
+        pair = ("microbatches", "schedule")
+        found, missing = pair if training.microbatches else reversed(pair)
         raise broken("phases", f"training has {found} but no {missing}; a step needs both")
-    for name in chain.from_iterable(connections.order.values()):
-        _check_presence(name, document.supertasks[name], training)
+    for name in index.on_devices():
+        _check_presence(name, index.document.supertasks[name], training)
     if training.schedule is not None and training.microbatches is not None:
-        _check_schedule(document, training.schedule)
-        _check_stages(document, connections, training.schedule)
-        _check_reads(document, connections, training.microbatches.n)
-
-
-_SWAPPED = ("schedule", "microbatches")
+        _check_schedule(index.document, training.schedule)
+        _check_stages(index, training.schedule)
+        _check_reads(index, training.microbatches.n)
 
 
 def _check_presence(name: str, task: SuperTask, training: Training) -> None:
@@ -88,13 +86,13 @@ def _check_schedule(document: Document, info: ScheduleInfo) -> None:
             )
 
 
-def _check_stages(document: Document, connections: Connections, info: ScheduleInfo) -> None:
+def _check_stages(index: Connections, info: ScheduleInfo) -> None:
     """A stage is one of the pipeline rank of its device."""
     ranks = {device: rank for rank, devices in enumerate(info.slots) for device in devices}
-    for device, names in connections.order.items():
+    for device, names in index.order.items():
         mine = {stage for stage, rank in enumerate(info.placement) if rank == ranks[device]}
         for name in names:
-            stage = document.supertasks[name].stage
+            stage = index.document.supertasks[name].stage
             if stage is not None and stage not in mine:
                 raise broken(
                     "stages",
@@ -104,25 +102,26 @@ def _check_stages(document: Document, connections: Connections, info: ScheduleIn
                 )
 
 
-def _check_reads(document: Document, connections: Connections, microbatches: int) -> None:
+def _check_reads(index: Connections, microbatches: int) -> None:
     """Supertasks read what phases before theirs made, and after the microbatches only sums."""
-    for name in chain.from_iterable(connections.order.values()):
-        task = document.supertasks[name]
-        assert task.phase is not None
-        for tensor in task.inputs:
-            producer = connections.producers.get(tensor, [""])[0]
-            made = document.supertasks[producer].phase if producer else None
-            if made is None or made in READS[task.phase]:
+    tasks = index.document.supertasks
+    for name in index.on_devices():
+        phase = tasks[name].phase
+        assert phase is not None
+        for tensor in tasks[name].inputs:
+            producer = index.producer(tensor)
+            made = tasks[producer].phase if producer else None
+            if made is None or made in READS[phase]:
                 continue
-            if task.phase != "update":
+            if phase != "update":
                 raise broken(
                     "phase-order",
-                    f"a supertask of phase {task.phase} reads what {producer!r} of phase {made} "
+                    f"a supertask of phase {phase} reads what {producer!r} of phase {made} "
                     "makes, which comes later in a step",
                     task=name,
                     tensor=tensor,
                 )
-            if microbatches > 1 and not is_accumulated(document, tensor):
+            if microbatches > 1 and not _is_accumulated(index.document, tensor):
                 raise broken(
                     "once-a-step",
                     f"the supertask runs once a step, {producer!r} once a microbatch; let it read "
@@ -132,7 +131,7 @@ def _check_reads(document: Document, connections: Connections, microbatches: int
                 )
 
 
-def is_accumulated(document: Document, tensor: str) -> bool:
+def _is_accumulated(document: Document, tensor: str) -> bool:
     """Whether a produced tensor goes on where the last microbatch left off, from zeros."""
     replaces = document.training.replaces if document.training else {}
     return tensor in replaces and document.tensors[replaces[tensor]].init is not None
@@ -141,14 +140,14 @@ def is_accumulated(document: Document, tensor: str) -> bool:
 # --- microbatches ---------------------------------------------------------------------------------
 
 
-def check_microbatches(document: Document, connections: Connections) -> None:
+def check_microbatches(index: Connections) -> None:
     """A step's batch is cut in equal parts, and what goes on to the next is replaced in order."""
-    microbatches = document.training.microbatches if document.training else None
-    if microbatches is not None:
-        _check_dims(document, microbatches)
-        _check_inputs(document, connections, microbatches)
-        _check_outputs(document, connections, microbatches)
-        _check_lasting(document, connections)
+    training = index.document.training
+    if training is not None and training.microbatches is not None:
+        _check_dims(index.document, training.microbatches)
+        _check_inputs(index, training.microbatches)
+        _check_outputs(index, training.microbatches)
+        _check_lasting(index, training)
 
 
 def _check_dims(document: Document, microbatches: Microbatches) -> None:
@@ -173,10 +172,11 @@ def _check_dims(document: Document, microbatches: Microbatches) -> None:
                 )
 
 
-def _check_inputs(document: Document, connections: Connections, microbatches: Microbatches) -> None:
+def _check_inputs(index: Connections, microbatches: Microbatches) -> None:
     """Who reads an input runs once a microbatch or once a step, and the slice is as large."""
+    document = index.document
     for tensor, piece in document.metadata.tensor_slices.inputs.items():
-        users = connections.users.get(tensor, ())
+        users = index.users.get(tensor, ())
         again = [user for user in users if document.supertasks[user].phase in MICROBATCH_PHASES]
         if again and len(again) < len(users):
             once = next(user for user in users if user not in again)
@@ -188,18 +188,18 @@ def _check_inputs(document: Document, connections: Connections, microbatches: Mi
                 tensor=tensor,
             )
         if again:
-            _check_first(microbatches, document, tensor, piece, "inputs")
+            whole = document.metadata.tensors.inputs[piece.origin].shape
+            _check_first(microbatches, tensor, piece, whole)
 
 
-def _check_outputs(
-    document: Document, connections: Connections, microbatches: Microbatches
-) -> None:
+def _check_outputs(index: Connections, microbatches: Microbatches) -> None:
     """An output is made once a step, or once a microbatch and put together along its dimension."""
-    for tensor, piece in document.metadata.tensor_slices.outputs.items():
-        (producer,) = connections.producers[tensor]
-        again = document.supertasks[producer].phase in MICROBATCH_PHASES
+    metadata = index.document.metadata
+    for tensor, piece in metadata.tensor_slices.outputs.items():
+        (producer,) = index.producers[tensor]
+        again = index.document.supertasks[producer].phase in MICROBATCH_PHASES
         if again and (piece.origin in microbatches.dim or microbatches.n == 1):
-            _check_first(microbatches, document, tensor, piece, "outputs")
+            _check_first(microbatches, tensor, piece, metadata.tensors.outputs[piece.origin].shape)
         elif again or piece.origin in microbatches.dim:
             when, has = ("microbatch", "no") if again else ("step", "a")
             raise broken(
@@ -212,19 +212,15 @@ def _check_outputs(
 
 
 def _check_first(
-    microbatches: Microbatches,
-    document: Document,
-    tensor: str,
-    piece: MetadataTensorSlice,
-    side: str,
+    microbatches: Microbatches, tensor: str, piece: MetadataTensorSlice, whole: tuple[int, ...]
 ) -> None:
     """The slice is of microbatch 0."""
     dim = microbatches.dim.get(piece.origin)
     if dim is None:
         return
-    size = getattr(document.metadata.tensors, side)[piece.origin].shape[dim] // microbatches.n
-    if piece.placements[dim][1] > size:
-        start, end = piece.placements[dim]
+    size = whole[dim] // microbatches.n
+    start, end = piece.placements[dim]
+    if end > size:
         raise broken(
             "microbatches",
             f"the slice takes [{start}, {end}) of dimension {dim}; that of microbatch 0 lies "
@@ -233,29 +229,15 @@ def _check_first(
         )
 
 
-def _check_lasting(document: Document, connections: Connections) -> None:
+def _check_lasting(index: Connections, training: Training) -> None:
     """A constant that is replaced once a microbatch is read only in the same work of a stage."""
-    assert document.training is not None
-    for new, old in document.training.replaces.items():
-        maker = connections.producers[new][0]
-        place = _place(document, maker)
-        if place[0] == "prepare":
-            raise _cannot_last(new, old, f"{maker!r} of phase prepare makes it")
-        if place[0] == "update":
-            continue
-        for user in connections.users[old]:
-            if _place(document, user) != place:
-                raise _cannot_last(
-                    new,
-                    old,
-                    f"{user!r} reads that in another phase or stage than {maker!r} replaces it",
-                )
-
-
-def _place(document: Document, name: str) -> tuple[str | None, int | None]:
-    task = document.supertasks[name]
-    return task.phase, task.stage
-
-
-def _cannot_last(new: str, old: str, why: str) -> PipelineError:
-    return broken("replaces", f"the tensor replaces constant {old!r}, but {why}", tensor=new)
+    tasks = index.document.supertasks
+    for new, old in training.replaces.items():
+        maker = index.producers[new][0]
+        phase, stage = tasks[maker].phase, tasks[maker].stage
+        if phase == "prepare":
+            raise cannot_replace(new, old, f"{maker!r} of phase prepare makes it")
+        for user in index.users[old] if phase != "update" else ():
+            if (tasks[user].phase, tasks[user].stage) != (phase, stage):
+                why = f"{user!r} reads that in another phase or stage than {maker!r} replaces it"
+                raise cannot_replace(new, old, why)

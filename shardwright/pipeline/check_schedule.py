@@ -1,45 +1,103 @@
-"""The rules of a file's schedule: that the step of a training pipeline comes to its end.
+"""The schedule of a pipeline file: what the file says of it, and that slots can work by it.
 
-What is left is the order of
-work that follows from the file and its schedule together: each slot does its supertasks action by
-action. Shown is that a supertask finds what it reads made before, and that no slot waits for ever:
-the step is gone through communication by communication, where a send waits for nobody, a recv for
-its send, and every other kind for all members of its group. Where that comes to a standstill every
-order does, since what can go on stays able to.
-
-Time is linear in the communications of one step.
+The file has the kind and its numbers, not the actions: the same kind and numbers always give the
+same actions. The order of work follows from both together: each slot does its supertasks action by
+action. Shown is that a supertask finds what it reads made before, and that no slot waits for ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from shardwright.errors import PipelineError, ScheduleError
+from shardwright.pipeline.check_structure import GroupVisit, run_communications
 from shardwright.pipeline.connections import Connections
 from shardwright.pipeline.rules import broken
-from shardwright.pipeline.schedule_file import schedule_of
-from shardwright.pipeline.schema import Document, Phase
+from shardwright.pipeline.schema import Document, Phase, ScheduleInfo, Training
+from shardwright.schedules.make import KINDS, make_schedule
 from shardwright.schedules.schedule import Action, Schedule, Work
 
 _PHASES: dict[Work, Phase] = {"F": "forward", "B": "backward", "W": "backward_weight"}
 _KINDS: dict[str | None, Work] = {phase: kind for kind, phase in _PHASES.items()}
 
 
-def check_schedule(document: Document, connections: Connections) -> None:
-    """Raise PipelineError where slots cannot work as the schedule says; other rules hold already.
+def schedule_of(training: Training) -> Schedule:
+    """The schedule that a file's ``training`` tells.
 
-    ``rule`` is a key of `pipeline.rules.RULES`; ``task`` and ``tensor`` say where.
+    Raises ScheduleError that names the key where one lacks, or does not go with the others.
     """
-    if document.training is None or document.training.schedule is None:
-        return
+    info, microbatches = training.schedule, training.microbatches
+    if info is None or microbatches is None:
+        raise ScheduleError(
+            f"training.{'schedule' if info is None else 'microbatches'} is missing: the file is "
+            "not of a training step with a schedule"
+        )
+    if info.kind not in KINDS:
+        raise _wrong("kind", info.kind, " or ".join(KINDS))
     try:
-        schedule = schedule_of(document.training)
+        schedule = make_schedule(
+            info.kind, ranks=info.ranks, chunks=info.chunks, microbatches=microbatches.n
+        )
     except ScheduleError as error:
-        raise broken("schedule", str(error)) from None
-    _check_reads(document, connections, schedule)
-    _check_deadlock(document, connections, schedule)
+        raise ScheduleError(f"training.schedule.chunks: {error}") from None
+    if info.placement != schedule.placement:
+        raise _wrong("placement", list(info.placement), f"{list(schedule.placement)}")
+    if len(info.slots) != info.ranks:
+        raise _wrong("slots", f"{len(info.slots)} lists", f"{info.ranks}, one a pipeline rank")
+    return schedule
+
+
+def _wrong(key: str, found: object, expected: str) -> ScheduleError:
+    return ScheduleError(f"training.schedule.{key} is {found!r}; expected {expected}")
+
+
+def schedule_info(schedule: Schedule, slots: Sequence[Sequence[str]]) -> ScheduleInfo:
+    """What a file says of a schedule; ``slots`` are the device slots of each pipeline rank."""
+    assert len(slots) == schedule.ranks
+    return ScheduleInfo(
+        kind=schedule.kind,
+        ranks=schedule.ranks,
+        chunks=schedule.chunks,
+        placement=schedule.placement,
+        slots=tuple(tuple(group) for group in slots),
+    )
+
+
+class SlotAction(NamedTuple):
+    """Supertasks that a slot does one after another, in file order.
+
+    ``number`` counts the schedule's actions, with the phase ``prepare`` before the first and
+    ``update`` after the last; ``action`` is None in these two, which come once a step.
+    """
+
+    number: int
+    phase: Phase
+    action: Action | None
+    tasks: tuple[str, ...]
+
+
+def slot_actions(index: Connections, slot: str, schedule: Schedule) -> Iterator[SlotAction]:
+    """What a slot does in a training step: `SlotAction`s that have supertasks.
+
+    A backward that is not split is two, input gradients before weight gradients.
+    """
+    document = index.document
+    assert document.training is not None
+    assert document.training.schedule is not None
+    slots = document.training.schedule.slots
+    rank = next(rank for rank, names in enumerate(slots) if slot in names)
+    tasks: dict[tuple[Phase | None, int | None], list[str]] = {}
+    for name in index.order[slot]:
+        task = document.supertasks[name]
+        tasks.setdefault((task.phase, task.stage), []).append(name)
+    actions: list[tuple[Phase, Action | None, int]] = [("prepare", None, 0)]
+    for number, action in enumerate(schedule.actions[rank], start=1):
+        actions += [(phase, action, number) for phase in phases_of(schedule, action.kind)]
+    actions.append(("update", None, len(schedule.actions[rank]) + 1))
+    for phase, do, number in actions:
+        if found := tasks.get((phase, do.stage if do else None)):
+            yield SlotAction(number, phase, do, tuple(found))
 
 
 def phases_of(schedule: Schedule, kind: Work) -> tuple[Phase, ...]:
@@ -48,48 +106,52 @@ def phases_of(schedule: Schedule, kind: Work) -> tuple[Phase, ...]:
     return ("backward", "backward_weight") if whole else (_PHASES[kind],)
 
 
-# --- what is read is there ------------------------------------------------------------------------
+# --- rules --------------------------------------------------------------------------------------
 
 
-class _Read(NamedTuple):
-    """A supertask reads a tensor that another of its slot makes."""
+def check_schedule(index: Connections) -> None:
+    """Slots can work as the schedule says; other rules hold already."""
+    training = index.document.training
+    if training is None or training.schedule is None:
+        return
+    try:
+        schedule = schedule_of(training)
+    except ScheduleError as error:
+        raise broken("schedule", str(error)) from None
+    _check_reads(index, schedule)
+    _check_deadlock(index, schedule)
 
-    producer: str
-    reader: str
-    tensor: str
 
-
-def _check_reads(document: Document, connections: Connections, schedule: Schedule) -> None:
+def _check_reads(index: Connections, schedule: Schedule) -> None:
     """Each action comes behind those that make what its supertasks read."""
     places = {
         action: position for actions in schedule.actions for position, action in enumerate(actions)
     }
-    for (made, read), example in _reads(document, connections, schedule).items():
+    seen: set[tuple[tuple[Work, int], tuple[Work, int]]] = set()
+    for producer, reader, tensor in _reads(index):
+        made = _action(index.document, schedule, producer)
+        read = _action(index.document, schedule, reader)
+        if made is None or read is None or made == read or (made, read) in seen:
+            continue
+        seen.add((made, read))
         for microbatch in range(schedule.microbatches):
             before, after = Action(*made, microbatch), Action(*read, microbatch)
             if places[before] > places[after]:
                 raise broken(
                     "schedule-order",
-                    f"{example.producer!r} makes the tensor in {before}, which the schedule "
+                    f"{producer!r} makes the tensor in {before}, which the schedule "
                     f"{schedule.kind} does after {after}",
-                    task=example.reader,
-                    tensor=example.tensor,
+                    task=reader,
+                    tensor=tensor,
                 )
 
 
-def _reads(
-    document: Document, connections: Connections, schedule: Schedule
-) -> dict[tuple[tuple[Work, int], tuple[Work, int]], _Read]:
-    """The kinds and stages between which slots keep tensors, each with an example."""
-    found: dict[tuple[tuple[Work, int], tuple[Work, int]], _Read] = {}
-    for tensor, users in connections.users.items():
-        producer = connections.producers.get(tensor, [""])[0]
-        made = _action(document, schedule, producer) if producer else None
-        for user in users:
-            read = _action(document, schedule, user)
-            if made is not None and read is not None and made != read:
-                found.setdefault((made, read), _Read(producer, user, tensor))
-    return found
+def _reads(index: Connections) -> Iterator[tuple[str, str, str]]:
+    """A supertask that makes a tensor, one that reads it, and the tensor."""
+    for tensor, users in index.users.items():
+        if (producer := index.producer(tensor)) is not None:
+            for user in users:
+                yield producer, user, tensor
 
 
 def _action(document: Document, schedule: Schedule, name: str) -> tuple[Work, int] | None:
@@ -101,113 +163,35 @@ def _action(document: Document, schedule: Schedule, name: str) -> tuple[Work, in
     return ("B" if kind == "W" and not schedule.splits_backward else kind), task.stage
 
 
-# --- nobody waits for ever ------------------------------------------------------------------------
-
-
-class _Visit(NamedTuple):
-    """A slot does its part in a communication, for a microbatch or once a step."""
-
-    task: str
-    microbatch: int | None
-
-
-def _check_deadlock(document: Document, connections: Connections, schedule: Schedule) -> None:
-    """All slots come to the end of the step."""
-    walk = _ScheduleWalk(document, connections)
-    for device in document.devices:
-        walk.visits[device] = list(_visits(document, connections, schedule, device))
-    stuck = walk.run()
+def _check_deadlock(index: Connections, schedule: Schedule) -> None:
+    """All slots come to the end of the step, where sends wait for nobody."""
+    tasks = index.document.supertasks
+    visits = {
+        slot: [
+            GroupVisit(name, turn.action.microbatch if turn.action else None)
+            for turn in slot_actions(index, slot, schedule)
+            for name in turn.tasks
+            if tasks[name].group is not None
+        ]
+        for slot in index.document.devices
+    }
+    stuck = run_communications(index, visits, sends_wait=False)
     if stuck:
-        raise _deadlock(document, connections, stuck)
+        raise _deadlock(index, stuck)
 
 
-def _visits(
-    document: Document, connections: Connections, schedule: Schedule, device: str
-) -> Iterator[_Visit]:
-    """The communications of a slot in the order in which it comes to them."""
-    assert document.training is not None
-    assert document.training.schedule is not None
-    slots = document.training.schedule.slots
-    rank = next(rank for rank, devices in enumerate(slots) if device in devices)
-    places: dict[tuple[Phase | None, int | None], list[str]] = {}
-    for name in connections.order[device]:
-        task = document.supertasks[name]
-        if task.group is not None:
-            places.setdefault((task.phase, task.stage), []).append(name)
-    yield from (_Visit(name, None) for name in places.get(("prepare", None), ()))
-    for action in schedule.actions[rank]:
-        for phase in phases_of(schedule, action.kind):
-            for name in places.get((phase, action.stage), ()):
-                yield _Visit(name, action.microbatch)
-    yield from (_Visit(name, None) for name in places.get(("update", None), ()))
-
-
-Moment = tuple[str | None, int | None]
-"""A group, and the microbatch for which it communicates."""
-
-
-@dataclass(slots=True)
-class _ScheduleWalk:
-    """Takes the slots through the communications of a step."""
-
-    document: Document
-    connections: Connections
-    visits: dict[str, list[_Visit]] = field(default_factory=dict)
-    at: dict[str, int] = field(default_factory=dict)
-    sent: set[Moment] = field(default_factory=set)
-    waiting: dict[Moment, list[str]] = field(default_factory=dict)
-
-    def run(self) -> dict[str, _Visit]:
-        """Go as far as can be; the visits at which slots wait for ever."""
-        self.at = dict.fromkeys(self.visits, 0)
-        ready = list(self.visits)
-        while ready:
-            device = ready.pop()
-            while self.at[device] < len(self.visits[device]):
-                woken = self._visit(device, self.visits[device][self.at[device]])
-                if woken is None:
-                    break
-                self.at[device] += 1
-                ready += woken
-        left = {device: self.visits[device][at:] for device, at in self.at.items()}
-        return {device: visits[0] for device, visits in left.items() if visits}
-
-    def _visit(self, device: str, visit: _Visit) -> list[str] | None:
-        """Do a visit; gives the slots that can go on with it, None where this one has to wait."""
-        task = self.document.supertasks[visit.task]
-        moment = (task.group, visit.microbatch)
-        if task.kind == "send":
-            self.sent.add(moment)
-            return self.waiting.pop(moment, [])
-        if task.kind == "recv":
-            if moment in self.sent:
-                return []
-            self.waiting[moment] = [device]
-            return None
-        others = self.waiting.setdefault(moment, [])
-        if len(others) + 1 < len(self.connections.groups[task.group or ""]):
-            others.append(device)
-            return None
-        for other in self.waiting.pop(moment):
-            self.at[other] += 1
-        return others
-
-
-def _deadlock(
-    document: Document, connections: Connections, stuck: dict[str, _Visit]
-) -> PipelineError:
+def _deadlock(index: Connections, stuck: dict[str, GroupVisit]) -> PipelineError:
     """The error that says where each slot stands, and for whom it waits there."""
     fronts = []
     for device, visit in stuck.items():
-        members = connections.groups[document.supertasks[visit.task].group or ""]
-        standing = {found for found in stuck.values() if found.microbatch == visit.microbatch}
-        absent = [name for name in members if _Visit(name, visit.microbatch) not in standing]
+        members = index.groups[index.document.supertasks[visit.task].group or ""]
+        waiting = {*stuck.values()}
+        absent = [name for name in members if GroupVisit(name, visit.microbatch) not in waiting]
         when = "" if visit.microbatch is None else f" of microbatch {visit.microbatch}"
         fronts.append(f"{device!r} stands at {visit.task!r}{when}, waiting for {absent[0]!r}")
-    first = next(iter(stuck.values())).task
     return broken(
         "schedule-deadlock",
         f"the slots wait for one another: {'; '.join(fronts)}; put the communications of these "
         "stages in one order",
-        task=first,
+        task=next(iter(stuck.values())).task,
     )

@@ -1,4 +1,4 @@
-"""Rules of tensors: who makes them, where they are, and how constants are stored."""
+"""Rules of tensors: who makes them, where they are, how constants are stored and replaced."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, product
 
+from shardwright.errors import PipelineError
 from shardwright.ir.values import overlaps
 from shardwright.pipeline.connections import Connections
-from shardwright.pipeline.rules import COMMUNICATION, broken
-from shardwright.pipeline.schema import Document, ParamValue, Placements, TensorInfo
+from shardwright.pipeline.rules import COMMUNICATION, COMPUTE_KINDS, broken
+from shardwright.pipeline.schema import ParamValue, Placements, TensorInfo
 
 
-def check_tensor_sets(document: Document, connections: Connections) -> None:
+def check_tensor_sets(index: Connections) -> None:
     """The tensors are exactly those that the supertasks name."""
+    document = index.document
     for name, task in document.supertasks.items():
         for tensor in chain(task.inputs, task.outputs):
             if tensor not in document.tensors:
@@ -25,17 +27,17 @@ def check_tensor_sets(document: Document, connections: Connections) -> None:
                     tensor=tensor,
                 )
     for tensor in document.tensors:
-        if tensor not in connections.producers and tensor not in connections.users:
+        if tensor not in index.producers and tensor not in index.users:
             raise broken(
                 "tensor-used", "no supertask has this tensor as input or output", tensor=tensor
             )
 
 
-def check_kinds(document: Document, connections: Connections) -> None:
+def check_kinds(index: Connections) -> None:
     """Each tensor is a constant, a pipeline input or produced; outputs are produced."""
-    inputs = connections.ends["input"][0]
-    for tensor, info in document.tensors.items():
-        producers = connections.producers.get(tensor, [])
+    inputs = index.ends["input"][0]
+    for tensor, info in index.document.tensors.items():
+        producers = index.producers.get(tensor, [])
         if len(producers) > 1:
             raise broken(
                 "one-producer",
@@ -57,41 +59,38 @@ def check_kinds(document: Document, connections: Connections) -> None:
                 "one-kind",
                 "the tensor is used but nothing produces it, and it has no value; add its "
                 "producer, or the value of a constant",
-                task=connections.users[tensor][0],
+                task=index.users[tensor][0],
                 tensor=tensor,
             )
         if info.init is not None and info.value is not None:
             raise broken("one-kind", "the tensor has both value and init; keep one", tensor=tensor)
 
 
-def check_outputs(document: Document, connections: Connections) -> None:
+def check_outputs(index: Connections) -> None:
     """Pipeline outputs are produced by a device, and each stands once."""
-    task = connections.ends["output"][0]
-    names = document.supertasks[task].inputs
-    (inputs,) = connections.ends["input"]
+    task = index.ends["output"][0]
+    names = index.document.supertasks[task].inputs
+    (inputs,) = index.ends["input"]
     for tensor in names:
-        maker = connections.producers.get(tensor, ["the parameter file"])[0]
-        if maker == inputs or document.tensors[tensor].is_constant:
+        maker = index.producers.get(tensor, ["the parameter file"])[0]
+        direct = maker == inputs or index.document.tensors[tensor].is_constant
+        if direct or names.count(tensor) > 1:
+            problem = f"comes straight from {maker!r}; let it" if direct else _TWICE
             raise broken(
                 "pipeline-output",
-                f"the pipeline output comes straight from {maker!r}; let it pass through an "
-                "identity FX supertask under its own name",
-                task=task,
-                tensor=tensor,
-            )
-        if names.count(tensor) > 1:
-            raise broken(
-                "pipeline-output",
-                "the pipeline output stands twice; let the second pass through an identity FX "
-                "supertask under its own name",
+                f"the pipeline output {problem} pass through an identity FX supertask under its "
+                "own name",
                 task=task,
                 tensor=tensor,
             )
 
 
-def check_sizes(document: Document, connections: Connections) -> None:
+_TWICE = "stands twice; let the second"
+
+
+def check_sizes(index: Connections) -> None:
     """Shapes and strides describe tensors that can exist."""
-    for tensor, info in document.tensors.items():
+    for tensor, info in index.document.tensors.items():
         if info.nbytes >= 2**63:
             raise broken(
                 "tensor-size", f"the shape {list(info.shape)} is beyond any memory", tensor=tensor
@@ -104,7 +103,7 @@ def check_sizes(document: Document, connections: Connections) -> None:
                 f"{len(info.strides)} strides for {len(info.shape)} dimensions",
                 tensor=tensor,
             )
-        if _is_allocated(document, connections, tensor) and overlaps(info.shape, info.strides):
+        if _is_allocated(index, tensor) and overlaps(info.shape, info.strides):
             raise broken(
                 "strides",
                 f"strides {list(info.strides)} of shape {list(info.shape)} let elements overlap, "
@@ -113,18 +112,16 @@ def check_sizes(document: Document, connections: Connections) -> None:
             )
 
 
-def _is_allocated(document: Document, connections: Connections, tensor: str) -> bool:
+def _is_allocated(index: Connections, tensor: str) -> bool:
     """Whether a runner makes memory for the tensor itself: all that no computation makes."""
-    producers = connections.producers.get(tensor)
-    if not producers:
-        return True
-    return document.supertasks[producers[0]].kind in (*COMMUNICATION, "input")
+    producer = index.producer(tensor)
+    return producer is None or index.document.supertasks[producer].kind in COMMUNICATION
 
 
-def check_constants(document: Document, _: Connections) -> None:
+def check_constants(index: Connections) -> None:
     """Placements of constants fit their shapes; a parameter file has one format."""
     formats: dict[str, str] = {}
-    for tensor, info in document.tensors.items():
+    for tensor, info in index.document.tensors.items():
         if info.value is None:
             continue
         check_extents(info.value.placements, info, tensor)
@@ -151,9 +148,9 @@ def _longest(path: str) -> int:
     return max(len(name.encode()) for name in path.split("/"))
 
 
-def check_states(document: Document, _: Connections) -> None:
+def check_states(index: Connections) -> None:
     """What a state is part of has a name, and the part is inside it."""
-    for tensor, info in document.tensors.items():
+    for tensor, info in index.document.tensors.items():
         if info.origin is None:
             continue
         if info.init is None or not info.origin.name:
@@ -204,27 +201,25 @@ def format_ranges(placements: Placements) -> str:
     return ", ".join(f"[{start}, {end})" for start, end in placements) or "()"
 
 
-def check_locality(document: Document, connections: Connections) -> None:
+def check_locality(index: Connections) -> None:
     """Each supertask finds its inputs on its own device."""
-    for name, task in document.supertasks.items():
-        if task.device is None:
-            continue
+    document = index.document
+    for name in index.on_devices():
+        task = document.supertasks[name]
         for tensor in task.inputs:
-            place = connections.devices[tensor]
-            if place != task.device:
+            device = index.devices[tensor]
+            if device != task.device:
+                stored = document.tensors[tensor].value is not None
                 raise broken(
                     "one-device",
-                    f"the supertask runs on {task.device!r}, the tensor is on {place!r}; "
-                    f"{_moving(document.tensors[tensor])}",
+                    f"the supertask runs on {task.device!r}, the tensor is on {device!r}; "
+                    f"{_OWN_CONSTANT if stored else 'put communication between them'}",
                     task=name,
                     tensor=tensor,
                 )
 
 
-def _moving(info: TensorInfo) -> str:
-    if info.value is not None:
-        return "give each device a constant of its own, with the same path and name"
-    return "put communication between them"
+_OWN_CONSTANT = "give each device a constant of its own, with the same path and name"
 
 
 # --- parts of stored tensors ----------------------------------------------------------------------
@@ -235,9 +230,9 @@ def _moving(info: TensorInfo) -> str:
 # program that uses some of a stored tensor leaves the shape out.
 
 
-def check_parts(document: Document, _: Connections) -> None:
+def check_parts(index: Connections) -> None:
     """Each stored tensor's parts go together, and have one shape of the whole."""
-    for (path, name), values in stored_wholes(document.tensors).items():
+    for (path, name), values in stored_wholes(index.document.tensors).items():
         shapes = {value.shape for value in values.values()}
         parts = [*{value.placements: None for value in values.values()}]
         (shape,) = shapes if len(shapes) == 1 else (None,)
@@ -295,3 +290,94 @@ def _cells(part: Placements, cuts: Sequence[list[int]]) -> Iterator[tuple[int, .
             for (start, end), row in zip(part, cuts, strict=True)
         )
     )
+
+
+# --- replaced constants -------------------------------------------------------------------------
+#
+# A tensor that nothing reads, that is given out nowhere and replaces nothing is an update that was
+# forgotten; so is one of several parts of a state of which the others are replaced.
+
+
+def check_replaces(index: Connections) -> None:
+    """``training.replaces`` maps produced tensors to constants that they can become."""
+    training, replaced = index.document.training, dict[str, str]()
+    for new, old in (training.replaces if training else {}).items():
+        for tensor in (new, old):
+            if tensor not in index.document.tensors:
+                raise broken(
+                    "tensor-known",
+                    "training.replaces names a tensor that is not a key of tensors",
+                    tensor=tensor,
+                )
+        if old in replaced:
+            raise cannot_replace(new, old, f"so does {replaced[old]!r}")
+        replaced[old] = new
+        _check_replacement(index, new, old)
+
+
+def _check_replacement(index: Connections, new: str, old: str) -> None:
+    before, after = index.document.tensors[old], index.document.tensors[new]
+    if old in index.producers:
+        raise cannot_replace(new, old, f"{old!r} is no constant")
+    if index.producer(new) is None:
+        raise cannot_replace(new, old, "no supertask of a device produces it")
+    if (before.shape, before.dtype) != (after.shape, after.dtype):
+        found, expected = (f"{info.dtype}{list(info.shape)}" for info in (after, before))
+        raise cannot_replace(new, old, f"{found} is not {expected}")
+    if index.devices[new] != index.devices[old]:
+        raise cannot_replace(
+            new, old, f"one is on {index.devices[new]!r}, the other on {index.devices[old]!r}"
+        )
+
+
+def cannot_replace(new: str, old: str, why: str) -> PipelineError:
+    """The error for a constant that a tensor cannot become."""
+    return broken("replaces", f"the tensor replaces constant {old!r}, but {why}", tensor=new)
+
+
+def check_landing(index: Connections) -> None:
+    """Each update lands, on every device that holds a part of the state."""
+    training = index.document.training
+    if training is None:
+        return
+    for made, each in _made_together(index):
+        lost = [t for t in made if t not in index.users and t not in training.replaces]
+        if lost and (each or len(lost) == len(made)):
+            raise broken(
+                "lands",
+                "nothing reads the tensor, and it replaces no constant; name the constant that it "
+                "becomes in training.replaces, or leave it out of what is made",
+                task=index.producers[lost[0]][0],
+                tensor=lost[0],
+            )
+    _check_all_replaced(index.document.tensors, {*training.replaces.values()})
+
+
+def _made_together(index: Connections) -> Iterator[tuple[Sequence[str], bool]]:
+    """What a graph makes, each for something, and what a group makes, of which something is."""
+    tasks = index.document.supertasks
+    for task in tasks.values():
+        if task.kind in COMPUTE_KINDS:
+            yield task.outputs, True
+    for members in index.groups.values():
+        yield [made for name in members for made in tasks[name].outputs], False
+
+
+def _check_all_replaced(tensors: Mapping[str, TensorInfo], replaced: set[str]) -> None:
+    """Of a state that has a name, all parts and copies are replaced or none."""
+    parts: dict[tuple[str, str], list[str]] = {}
+    for tensor, info in tensors.items():
+        if info.value is not None:
+            parts.setdefault((info.value.path, info.value.name), []).append(tensor)
+        elif info.origin is not None:
+            parts.setdefault(("", info.origin.name), []).append(tensor)
+    for names in parts.values():
+        kept = [tensor for tensor in names if tensor not in replaced]
+        if kept and len(kept) < len(names):
+            other = next(tensor for tensor in names if tensor in replaced)
+            raise broken(
+                "lands",
+                f"the constant is not replaced, but {other!r}, which is of the same state, is; a "
+                "state changes on every device that holds a part of it",
+                tensor=kept[0],
+            )

@@ -23,11 +23,9 @@ from shardwright.atomic import read_whole, replacing
 from shardwright.ir import IRGraph
 from shardwright.pipeline import serialize
 from shardwright.pipeline.check import check, check_rules
-from shardwright.pipeline.check_compute import data_of
 from shardwright.pipeline.connections import Connections, connect
-from shardwright.pipeline.normalize import normalize
+from shardwright.pipeline.forms import normalize, to_plain
 from shardwright.pipeline.paramfiles import format_for, write_paramfile
-from shardwright.pipeline.plain import plain as plain_document
 from shardwright.pipeline.rules import broken
 from shardwright.pipeline.schema import Document, ParamfileFormat, ParamValue, TensorInfo
 from shardwright.pipeline.text import format_pipeline
@@ -118,7 +116,7 @@ class Pipeline(Document, dict=True):
             raise broken("file", f"the directory {path.parent} does not exist; make it first")
         stored = _StoredTensors(self, path)
         document = msgspec.structs.replace(self, tensors=stored.tensors)
-        data = serialize.write(plain_document(document) if plain else document)
+        data = serialize.write(to_plain(document) if plain else document)
         with replacing(path) as temporary:
             temporary.write_bytes(data)
             for format, contents in stored.contents.items():
@@ -139,10 +137,6 @@ class Pipeline(Document, dict=True):
     def tasks_of(self, device: str) -> list[str]:
         """The supertasks that a device runs, in order. Raises KeyError for an unknown device."""
         return self.connections.order[device]
-
-    def data_of(self, task: str) -> str:
-        """The graph of a compute supertask as text: its own or the blob that it shares."""
-        return data_of(self, self.supertasks[task])
 
     def __str__(self) -> str:
         return format_pipeline(self)

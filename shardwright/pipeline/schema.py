@@ -303,6 +303,15 @@ class Document(Struct, omit_defaults=True, forbid_unknown_fields=True):
     training: Training | None = None
     requires: tuple[str, ...] | None = None
 
+    def data_of(self, task: str) -> str:
+        """The graph of a compute supertask as text: its own or the blob that it shares."""
+        spec = self.supertasks[task]
+        if spec.data is not None:
+            return spec.data
+        assert self.blobs is not None
+        assert spec.data_blob is not None
+        return self.blobs[spec.data_blob]
+
 
 FORMAT_VERSION = 1
 """The revision of the format that is written; a file without ``version`` is read as this one."""

@@ -287,7 +287,7 @@ class _Lines:
 
     def _compute(self, run: _Tasks) -> Text:
         """One compute supertask, or several in a row that run the same graph."""
-        document, (_, task), (_, last) = self.document, run[0], run[-1]
+        document, (name, task), (_, last) = self.document, run[0], run[-1]
         constants = constants_of(document, (task for _, task in run))
         stored = format_bytes(total_bytes(document, constants))
         variables = [name for name in task.inputs if not document.tensors[name].is_constant]
@@ -295,7 +295,7 @@ class _Lines:
             (_names_of(run), "cyan"),
             f"  {task.kind} ",
             f"{len(run)} × " if len(run) > 1 else "",
-            count_text(operator_count(document, task), "operator"),
+            count_text(operator_count(document, name), "operator"),
             f", {count_text(len(constants), 'constant')} of {stored}" if constants else "",
             ": ",
             (f"{_names_text(variables)} → {_names_text(last.outputs)}", "dim"),

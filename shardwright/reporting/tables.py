@@ -12,7 +12,6 @@ from rich.table import Table
 
 from shardwright.engine.timeline import Timeline
 from shardwright.ir.quantities import format_bytes, seconds_text
-from shardwright.pipeline.check_compute import data_of
 from shardwright.pipeline.connections import connect
 from shardwright.pipeline.rules import FAMILY_OF
 from shardwright.pipeline.schema import Document, SuperTask
@@ -105,13 +104,16 @@ class SlotTotals:
 def slot_totals(document: Document, slot: str) -> SlotTotals:
     """Counts and bytes of one device slot."""
     tasks = [task for task in document.supertasks.values() if task.device == slot]
-    compute = [task for task in tasks if FAMILY_OF[task.kind] == "compute"]
     communication = [task for task in tasks if FAMILY_OF[task.kind] == "communication"]
     constants = constants_of(document, tasks)
     return SlotTotals(
         slot=slot,
         supertasks=len(tasks),
-        operators=sum(operator_count(document, task) for task in compute),
+        operators=sum(
+            operator_count(document, name)
+            for name, task in document.supertasks.items()
+            if task.device == slot
+        ),
         constants=len(constants),
         stored_bytes=total_bytes(document, constants),
         sent_bytes=total_bytes(document, (name for task in communication for name in task.inputs)),
@@ -147,11 +149,11 @@ class _NodeCountText(msgspec.Struct):
     calls: list[msgspec.Raw] = []
 
 
-def operator_count(document: Document, task: SuperTask) -> int:
+def operator_count(document: Document, task: str) -> int:
     """How many operators a compute supertask's graph calls; if it is lowered, how many kernels."""
-    if FAMILY_OF[task.kind] != "compute":
+    if FAMILY_OF[document.supertasks[task].kind] != "compute":
         return 0
-    found = msgspec.json.decode(data_of(document, task), type=_NodeCountText)
+    found = msgspec.json.decode(document.data_of(task), type=_NodeCountText)
     return len(found.nodes) + len(found.calls)
 
 

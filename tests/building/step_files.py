@@ -14,10 +14,9 @@ from shardwright.comm.wire import conform
 from shardwright.ir import compile_graph
 from shardwright.ir.dtypes import torch_dtype
 from shardwright.pipeline import Pipeline
-from shardwright.pipeline.check_schedule import phases_of
+from shardwright.pipeline.check_schedule import phases_of, schedule_of
 from shardwright.pipeline.fxtext import decode
 from shardwright.pipeline.rules import MICROBATCH_PHASES
-from shardwright.pipeline.schedule_file import schedule_of
 
 
 class Visit(NamedTuple):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from shardwright.cli.app import schedule_text
 from shardwright.pipeline import Microbatches, Pipeline, Training
-from shardwright.pipeline.schedule_file import schedule_info
+from shardwright.pipeline.check_schedule import schedule_info
 from shardwright.schedules import make_schedule
 from shardwright.version import __version__
 from tests.clean_process import printed_by

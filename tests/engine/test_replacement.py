@@ -12,7 +12,7 @@ from shardwright.engine.overwriting import Overwriting
 from shardwright.engine.replacement import Replacements, replacements
 from shardwright.engine.slot_steps import slot_steps
 from shardwright.pipeline import Microbatches, Pipeline, TensorInfo, Training, check
-from shardwright.pipeline.schedule_file import schedule_info
+from shardwright.pipeline.check_schedule import schedule_info
 from shardwright.runtime.session import Session
 from shardwright.schedules import make_schedule
 from tests.runtime.linear_step import linear_step

@@ -9,7 +9,7 @@ from shardwright.engine.slot_steps import constants_of
 from shardwright.engine.step_worker import StepWorker
 from shardwright.launch.making import Options, make_worker
 from shardwright.pipeline import Microbatches, Pipeline, TensorInfo, Training
-from shardwright.pipeline.schedule_file import schedule_info
+from shardwright.pipeline.check_schedule import schedule_info
 from shardwright.schedules import make_schedule
 from tests.engine.test_call_worker import Hands, finished, run_on
 from tests.runtime.linear_step import WIDTH, linear_step

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from shardwright.errors import PipelineError
 from shardwright.pipeline import Document, SuperTask, TensorInfo, check
-from shardwright.pipeline.check_order import check_deadlock
+from shardwright.pipeline.check_structure import check_deadlock
 from shardwright.pipeline.connections import connect
 from tests.pipeline.documents import Broken, cases, collective, prove_broken, two_stages
 
@@ -162,10 +162,10 @@ def test_deadlock_is_what_trying_shows(
     document.supertasks = {name: document.supertasks[name] for name in names}
     stands = waits_for_ever(document)
     with pytest.raises(PipelineError, match="no-deadlock") if stands else nullcontext():
-        check_deadlock(document, connect(document))
+        check_deadlock(connect(document))
 
 
 @given(st.lists(st.permutations(range(4)).map(lambda p: (p[0], p[1])), max_size=8))
 def test_one_order_for_all_never_deadlocks(pairs: list[tuple[int, int]]) -> None:
     document = ring(pairs, 4)
-    check_deadlock(document, connect(document))
+    check_deadlock(connect(document))

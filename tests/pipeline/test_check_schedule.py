@@ -9,15 +9,14 @@ import pytest
 
 from shardwright.errors import PipelineError
 from shardwright.pipeline import Document, Microbatches, ScheduleInfo, SuperTask, TensorInfo, check
-from shardwright.pipeline.check_schedule import check_schedule
+from shardwright.pipeline.check_schedule import check_schedule, schedule_info
 from shardwright.pipeline.connections import connect
-from shardwright.pipeline.schedule_file import schedule_info
 from shardwright.schedules import KINDS, make_schedule
 from tests.pipeline.training import message, training_step
 
 
 def check_order_of(document: Document) -> None:
-    check_schedule(document, connect(document))
+    check_schedule(connect(document))
 
 
 def schedule(**fields: object) -> Callable[[Document], None]:

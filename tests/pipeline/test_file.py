@@ -4,7 +4,7 @@ from hypothesis import given
 
 from shardwright.errors import ScheduleError
 from shardwright.pipeline import Microbatches, ScheduleInfo, Training
-from shardwright.pipeline.schedule_file import schedule_info, schedule_of
+from shardwright.pipeline.check_schedule import schedule_info, schedule_of
 from shardwright.schedules import Schedule, make_schedule
 from tests.schedules.drawing import schedules
 

@@ -27,7 +27,7 @@ from shardwright.pipeline import (
     TensorInfo,
     Training,
 )
-from shardwright.pipeline.schedule_file import schedule_info
+from shardwright.pipeline.check_schedule import schedule_info
 from shardwright.schedules import make_schedule
 from tests.runtime.sketch import Sketch
 

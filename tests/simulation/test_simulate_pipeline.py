@@ -22,7 +22,7 @@ from shardwright.costs.worker_time import COMPUTING
 from shardwright.errors import PlanError, ProfileError, WeightError
 from shardwright.ir import IRGraph
 from shardwright.pipeline import Pipeline
-from shardwright.pipeline.schedule_file import schedule_of
+from shardwright.pipeline.check_schedule import schedule_of
 from shardwright.planner import plan
 from shardwright.profiling.memory import peak_bytes
 from shardwright.runtime import Session

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -12,22 +12,14 @@ from shardwright.ir.values import strides_or_none
 from shardwright.ops.in_files import REFUSED, is_allowed
 from shardwright.pipeline.connections import Connections
 from shardwright.pipeline.fxtext import MadeTensor
+from shardwright.pipeline.graphs import TaskText, read_text
 from shardwright.pipeline.rules import COMPUTE_KINDS, ONE_KIND, broken
 from shardwright.pipeline.schema import Document, SuperTask, TensorInfo
-from shardwright.pipeline.task_texts import TaskText, read_text
 
 
-def data_of(document: Document, task: SuperTask) -> str:
-    """The text of a compute supertask: its own, or the blob that it shares."""
-    if task.data is not None:
-        return task.data
-    assert document.blobs is not None
-    assert task.data_blob is not None
-    return document.blobs[task.data_blob]
-
-
-def check_blobs(document: Document, _: Connections) -> None:
+def check_blobs(index: Connections) -> None:
     """Blobs are there and used."""
+    document = index.document
     blobs = document.blobs or {}
     used = set()
     for name, task in document.supertasks.items():
@@ -40,14 +32,15 @@ def check_blobs(document: Document, _: Connections) -> None:
         raise broken("blobs", f"no supertask uses blob {unused[0]!r}; remove it")
 
 
-def check_graphs(document: Document, connections: Connections) -> None:
+def check_graphs(index: Connections) -> None:
     """Graphs compute what they say, and their inputs and outputs are their tasks'."""
+    document = index.document
     texts: dict[tuple[str, str], TaskText] = {}
     tensors = dict(document.tensors)
     for name, task in document.supertasks.items():
         if task.kind not in COMPUTE_KINDS:
             continue
-        key = (task.kind, data_of(document, task))
+        key = (task.kind, document.data_of(name))
         if key not in texts:
             texts[key] = _read(name, *key)
             _check_required(document, name, texts[key])
@@ -59,7 +52,7 @@ def check_graphs(document: Document, connections: Connections) -> None:
         _check_taken(document, name, task, text)
         _check_results(document, name, task, text)
         _lay(tensors, task, text)
-    _check_placeholders(document, connections, texts)
+    _check_placeholders(index, texts)
     _check_unused_requires(document, texts.values())
 
 
@@ -210,22 +203,18 @@ def _strides(spec: TensorInfo | MadeTensor) -> tuple[int, ...] | None:
     return strides_or_none(spec.shape, spec.strides)
 
 
-def _check_placeholders(
-    document: Document, connections: Connections, texts: Mapping[tuple[str, str], TaskText]
-) -> None:
+def _check_placeholders(index: Connections, texts: Mapping[tuple[str, str], TaskText]) -> None:
     """Constants say which placeholder they fill, in a graph that takes them."""
-    for tensor, info in document.tensors.items():
+    for tensor, info in index.document.tensors.items():
+        if info.value is None:
+            continue
+        users = index.users.get(tensor, ())
         found = [
             (task, placeholder)
-            for task in connections.users.get(tensor, ())
-            if info.value is not None
-            for placeholder in _placeholders(document, task, tensor, texts)
+            for task in users
+            for placeholder in _placeholders(index.document, task, tensor, texts)
         ]
-        if (
-            info.value is not None
-            and found
-            and info.value.name_in_graph not in {p for _, p in found}
-        ):
+        if found and info.value.name_in_graph not in {placeholder for _, placeholder in found}:
             task, placeholder = found[0]
             raise broken(
                 "name-in-graph",
@@ -237,9 +226,10 @@ def _check_placeholders(
 
 def _placeholders(
     document: Document, name: str, tensor: str, texts: Mapping[tuple[str, str], TaskText]
-) -> Iterator[str]:
+) -> list[str]:
     """What a task's graph calls a tensor that it takes."""
     task = document.supertasks[name]
-    if task.kind in COMPUTE_KINDS:
-        text = texts[task.kind, data_of(document, task)]
-        yield from (p for t, p in zip(task.inputs, text.inputs, strict=True) if t == tensor)
+    if task.kind not in COMPUTE_KINDS:
+        return []
+    text = texts[task.kind, document.data_of(name)]
+    return [place for taken, place in zip(task.inputs, text.inputs, strict=True) if taken == tensor]
