@@ -8,8 +8,7 @@ from shardwright.codegenerate.writing.step import ModuleCall
 
 
 def call(key: str, *arguments: int, result: int, constructor: str = "Block()") -> ModuleCall:
-    shape = constructor.partition("(")[0]
-    return ModuleCall(f'self.h["{key}"]', arguments, (result,), constructor, shape, "self.h", key)
+    return ModuleCall(f'self.h["{key}"]', arguments, (result,), constructor, "self.h", key)
 
 
 CHAIN = [call("0", 1, 9, result=2), call("1", 2, 9, result=3), call("2", 3, 9, result=4)]
@@ -35,11 +34,6 @@ def test_another_class_begins_another_chain() -> None:
         call("3", 4, 9, result=5, constructor="Other()"),
     ]
     assert chains([*CHAIN[:2], *others], {**USES, 5: 1}) == [(0, 2, 0), (2, 4, 0)]
-
-
-def test_modules_that_differ_in_constants_are_one_chain() -> None:
-    other = call("2", 3, 9, result=4, constructor="Block(8)")
-    assert chains([*CHAIN[:2], other], USES) == [(0, 3, 0)]
 
 
 def test_the_argument_that_is_carried_stays_the_same() -> None:

@@ -7,13 +7,11 @@ count, since they only say where a text came from.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.codegenerate.writing.body import Body
-from shardwright.codegenerate.writing.constants import pattern
 from shardwright.codegenerate.writing.names import ClassNames, identifier
-from shardwright.codegenerate.writing.source_text import SourceText
 from shardwright.codegenerate.writing.statements import INDENT
 
 MODULE = "nn.Module"
@@ -64,16 +62,6 @@ class ClassText:
         made = (self.base_arguments, self.parameters, self.init)
         return self.stem, self.base, self.fields, made, lines
 
-    @property
-    def frame(self) -> Hashable:
-        """All of it but its constructor and its forward."""
-        return self.stem, self.base, self.doc, self.fields, self.parameters, self.base_arguments
-
-    @property
-    def parts(self) -> tuple[SourceText, SourceText]:
-        """Its constructor and its forward."""
-        return SourceText("\n".join(self.init)), SourceText("\n".join(self.forward))
-
     def text(self, name: str) -> str:
         """The class under a name."""
         return "\n".join(self._lines(name)) + "\n"
@@ -115,8 +103,6 @@ class Classes:
     reserved: Sequence[str] = ()
     backwards: dict[str, str] = field(default_factory=dict)
     _known: dict[object, Defined] = field(default_factory=dict)
-    _shapes: dict[str, Hashable] = field(default_factory=dict)
-    _numbers: dict[Hashable, int] = field(default_factory=dict)
     _names: ClassNames = field(init=False)
 
     def __post_init__(self) -> None:
@@ -134,14 +120,7 @@ class Classes:
             own = slot if taken and slot is not None else name
             found = Defined(own or self._names.take(text.stem), text, name is not None)
             self._known[key] = found
-            shapes = (pattern(part, classes=self._shapes).shape for part in text.parts)
-            number = self._numbers.setdefault((text.frame, *shapes), len(self._numbers))
-            self._shapes[found.name] = number
         return self._known[key].name
-
-    def shape(self, constructor: str) -> Hashable:
-        """What makers of modules have in common whose modules differ in constants alone."""
-        return pattern(SourceText(constructor), classes=self._shapes).shape
 
     def backward(self, stem: str, text: str) -> str:
         """The name of the function with a text, made of ``stem`` where it is new."""

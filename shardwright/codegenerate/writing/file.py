@@ -17,7 +17,6 @@ from shardwright.codegenerate.stage import Port, Program, Stage
 from shardwright.codegenerate.writing.backwards import backward_functions
 from shardwright.codegenerate.writing.classes import Classes
 from shardwright.codegenerate.writing.configuration import configuration, functions
-from shardwright.codegenerate.writing.merging import merged
 from shardwright.codegenerate.writing.writer import write_stage
 from shardwright.errors import CodegenError
 from shardwright.version import __version__
@@ -56,7 +55,7 @@ def file_text(program: Program, *, verbose: bool = False) -> str:
         *([support.text] if support.text else []),
         *(slices_table(partition) for partition in program.partitions if is_split(partition[0])),
         *backward_functions(classes),
-        *(one.text.text(one.name) for one in merged(classes.defined(), classes.reserved)),
+        *(one.text.text(one.name) for one in classes.defined()),
         *functions(program),
         configuration(program, names),
     ]

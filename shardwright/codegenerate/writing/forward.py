@@ -136,7 +136,6 @@ class _Forward:
             arguments=self.flow.reads(item),
             results=tuple(v for v in self.flow.makes(item) if v is not None),
             constructor=made.constructor,
-            shape=self.classes.shape(made.constructor),
             container=self.construction.module(self.flow.module, parent).text,
             key=item.module.name,
         )

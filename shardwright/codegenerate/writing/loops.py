@@ -1,7 +1,7 @@
 """Chains of calls as loops.
 
 Comes in: the steps of a forward, calls of modules among them. Goes out: the same with each chain
-of calls of modules that differ in constants at most as one `Loop`. What always holds: in a chain
+of calls of equal modules as one `Loop`. What always holds: in a chain
 each call's one result is read by the next call alone, as the same argument, and all other arguments
 are the same.
 """
@@ -55,7 +55,7 @@ def _longest(
 
 def _follows(before: ModuleCall, here: ModuleCall, uses: Mapping[int, int]) -> int | None:
     """Which argument of a call is the result of the one before; None where they are no chain."""
-    same = (before.container, before.shape) == (here.container, here.shape)
+    same = (before.container, before.constructor) == (here.container, here.constructor)
     if not same or not here.container or len(before.results) != 1 or len(here.results) != 1:
         return None
     result = before.results[0]

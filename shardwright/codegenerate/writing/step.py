@@ -7,7 +7,7 @@ which they can run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwright.codegenerate.expression import Binding, Expression
@@ -65,15 +65,12 @@ class ModuleCall:
         The modules that stand beside it, ``self.h``, where it is one of several; and its name.
     constructor
         What makes it.
-    shape
-        What that has in common with what makes modules that differ from it in constants alone.
     """
 
     callee: str
     arguments: tuple[int, ...]
     results: tuple[int, ...]
     constructor: str
-    shape: Hashable
     container: str = ""
     key: str = ""
 
