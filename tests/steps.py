@@ -5,7 +5,7 @@ import math
 import torch
 
 from shardwright.ir import Builder, IRGraph
-from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.tensor_meta import torch_dtype
 from tests.graphs import block
 
 

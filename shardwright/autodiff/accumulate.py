@@ -16,8 +16,7 @@ A transposed product is the product of the transposed factors:
 from __future__ import annotations
 
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
-from shardwright.ir.dtypes import torch_dtype
-from shardwright.ir.values import contiguous_strides
+from shardwright.ir.tensor_meta import contiguous_strides, torch_dtype
 
 _TRANSPOSITIONS = frozenset(
     {"aten.t.default", "aten.numpy_T.default", "aten.permute.default", "aten.transpose.int"}

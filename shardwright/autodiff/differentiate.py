@@ -24,7 +24,8 @@ from shardwright.autodiff.vjp import Call, Vjp, Vjps
 from shardwright.errors import GraphError
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
 from shardwright.ir.execute import describe_node
-from shardwright.ir.values import contiguous_strides, with_absent
+from shardwright.ir.tensor_meta import contiguous_strides
+from shardwright.ir.values import with_absent
 
 
 class Differentiator:

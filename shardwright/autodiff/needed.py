@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shardwright.ir import IRGraph, IRNode
-from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.operators import is_marker
+from shardwright.ir.tensor_meta import torch_dtype
 
 STOPS = frozenset(("aten.detach.default",))
 """Operators that no gradient goes through."""

@@ -18,9 +18,9 @@ import torch.fx
 
 from shardwright.errors import GraphError
 from shardwright.ir import Builder
-from shardwright.ir.dtypes import dtype_name, torch_dtype
 from shardwright.ir.inference import as_kernels_make, memory_format_of
-from shardwright.ir.values import IRValue, contiguous_strides
+from shardwright.ir.tensor_meta import contiguous_strides, dtype_name, torch_dtype
+from shardwright.ir.values import IRValue
 from shardwright.ops.trusting import read_alike
 from shardwright.torch_internals import (
     FakeTensorMode,

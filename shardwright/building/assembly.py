@@ -24,7 +24,7 @@ from shardwright.building.weights import Originals, WeightSource, slice_of
 from shardwright.errors import PlanError
 from shardwright.ir import Builder, IRGraph, IRValue
 from shardwright.ir.operators import is_built_in
-from shardwright.ir.values import is_dense, sent_strides
+from shardwright.ir.tensor_meta import is_dense, sent_strides
 from shardwright.pipeline.fxtext import encode, encode_part
 from shardwright.pipeline.proof import restated
 from shardwright.pipeline.rules import MICROBATCH_PHASES

@@ -13,7 +13,7 @@ from shardwright.building.holdings import Holdings, PlacedValue
 from shardwright.building.slots import LocalSlice, PhaseStage
 from shardwright.clusters import Mesh
 from shardwright.ir import IRGraph, IRValue
-from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.sharding import Layout
 from shardwright.sharding.ranges import whole
 

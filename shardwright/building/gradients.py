@@ -36,7 +36,7 @@ from shardwright.building.slots import BORDER, LocalSlice, PhaseStage
 from shardwright.clusters import Mesh
 from shardwright.errors import PlanError
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
-from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.sharding import Layout, Partial, Replicate
 from shardwright.sharding.ranges import whole
 

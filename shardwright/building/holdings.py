@@ -27,8 +27,7 @@ from shardwright.building.slots import (
 from shardwright.clusters import Cluster, Mesh
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRValue
-from shardwright.ir.dtypes import itemsize
-from shardwright.ir.values import sent_strides
+from shardwright.ir.tensor_meta import itemsize, sent_strides
 from shardwright.sharding import (
     Crossing,
     Layout,

@@ -27,8 +27,8 @@ from shardwright.building.slots import Localized, PhaseStage, SlotGraph
 from shardwright.clusters import Mesh
 from shardwright.errors import PlanError
 from shardwright.ir import Builder, IRNode, IRValue
-from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.operators import is_marker
+from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.planning.mesh import DATA
 from shardwright.planning.parameters import is_elementwise, parameters_of
 from shardwright.planning.plan import Plan

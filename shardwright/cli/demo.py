@@ -23,7 +23,7 @@ from torch.nn.functional import normalize
 from shardwright.building import build
 from shardwright.cli.steps import Steps
 from shardwright.errors import RunError, VerifyError
-from shardwright.ir.quantities import format_bytes
+from shardwright.ir.tensor_meta import format_bytes
 from shardwright.pipeline import Pipeline, check
 from shardwright.planner import plan
 from shardwright.reporting import TimelineChart, new_table, overview, slot_table

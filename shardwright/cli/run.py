@@ -23,9 +23,8 @@ from safetensors.torch import load_file
 from shardwright.cli.steps import Steps
 from shardwright.engine.timeline import Timeline
 from shardwright.errors import InputError
-from shardwright.ir.dtypes import dtype_name, torch_dtype
-from shardwright.ir.quantities import seconds_text, tensor_text
 from shardwright.ir.structure import Call, describe_result, leaves, rebuild_call
+from shardwright.ir.tensor_meta import dtype_name, seconds_text, tensor_text, torch_dtype
 from shardwright.pipeline import Pipeline, write_paramfile
 from shardwright.pipeline.schema import Document
 from shardwright.reporting import TimelineChart, new_table, slot_table, task_table

@@ -87,7 +87,7 @@ def _check_together(
 
 
 def _report(found: StepSimulation, noun: str, *, timeline: bool) -> None:
-    from shardwright.ir.quantities import seconds_text
+    from shardwright.ir.tensor_meta import seconds_text
     from shardwright.reporting import TimelineChart, simulated_memory_table, simulation_table
 
     console = Console()

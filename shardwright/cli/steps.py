@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from shardwright.ir.quantities import seconds_text
+from shardwright.ir.tensor_meta import seconds_text
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,7 @@ def _kept(checkpoint: Path | None) -> str:
 
 def summary(result: TrainResult) -> Table:
     """How a run went: its steps, losses, times and last evaluation."""
-    from shardwright.ir.quantities import seconds_text
+    from shardwright.ir.tensor_meta import seconds_text
     from shardwright.reporting import new_table
 
     table = new_table("Training", ("", ""))

@@ -30,8 +30,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from shardwright.ir.dtypes import torch_dtype
-from shardwright.ir.values import contiguous_strides
+from shardwright.ir.tensor_meta import contiguous_strides, torch_dtype
 from shardwright.pipeline.schema import Document, SuperTask, TensorInfo
 
 Notify = Callable[[], None]

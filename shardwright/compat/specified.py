@@ -23,7 +23,7 @@ from shardwright.compiler.optimize import optimize_plan
 from shardwright.compiler.passes.pipeline import prepare
 from shardwright.compiler.program import CompiledProgram
 from shardwright.ir import IRGraph
-from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.kernels.emitters import emit_graph
 from shardwright.kernels.lowered import LoweredGraph
 from shardwright.tracing import Model

@@ -18,8 +18,8 @@ from shardwright.compiler.guards import Facts, Guard, Parts, is_placed
 from shardwright.compiler.replay import Known, Replaying
 from shardwright.compiler.sources import Prepared
 from shardwright.ir import IRGraph, IRValue
-from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.structure import rebuild
+from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.kernels.call_log import CallLog
 
 

@@ -27,7 +27,7 @@ from shardwright.compiler.layouts import meet_layouts
 from shardwright.compiler.order import Order, find_uses, hinted_order, lighter_order
 from shardwright.compiler.placement import ARENA, Buffer, Home, Placement
 from shardwright.errors import ExecError
-from shardwright.ir.quantities import count_text
+from shardwright.ir.tensor_meta import count_text
 from shardwright.kernels.kinds import kind_of
 from shardwright.kernels.lowered import ABSENT, LoweredGraph, LoweredOp
 from shardwright.kernels.lowered_text import shown_attributes, shown_wishes

@@ -18,7 +18,7 @@ import torch
 from shardwright.compiler.exec_plan import ExecPlan
 from shardwright.compiler.memory import Memory
 from shardwright.errors import InputError
-from shardwright.ir.dtypes import describe_dtype, torch_dtype
+from shardwright.ir.tensor_meta import describe_dtype, torch_dtype
 from shardwright.kernels.lowered import ValueSpec
 from shardwright.kernels.spots import extent, overlaps
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from shardwright.compiler.keeping import copy_call
-from shardwright.ir.values import contiguous_strides, strides_or_none
+from shardwright.ir.tensor_meta import contiguous_strides, strides_or_none
 from shardwright.kernels.kinds import kind_of
 from shardwright.kernels.lowered import ABSENT, LoweredGraph, LoweredOp, ValueSpec
 from shardwright.kernels.spots import Spot, extent, same_order

@@ -61,7 +61,8 @@ def _lower(
             checked.add((kind_id, schema, blob))
         for temp in emitted.temps:
             vid = next(fresh)
-            values[vid] = ValueSpec(vid, f"{node.op.split('.')[1]}.{vid}", *temp, "tmp")
+            name = f"{node.op.split('.')[1]}.{vid}"
+            values[vid] = ValueSpec(vid, name, temp.shape, temp.dtype, "tmp")
             ids.append(vid)
         there.update(emitted.outputs)
         if emitted.constraints or emitted.hints:

@@ -16,7 +16,7 @@ import torch
 from shardwright.compiler.exec_plan import ExecPlan
 from shardwright.compiler.placement import ARENA, Home
 from shardwright.errors import ExecError
-from shardwright.ir.dtypes import itemsize, torch_dtype
+from shardwright.ir.tensor_meta import itemsize, torch_dtype
 from shardwright.kernels.native.library import addresses
 
 

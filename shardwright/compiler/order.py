@@ -19,7 +19,7 @@ from fractions import Fraction
 from itertools import accumulate
 
 from shardwright.compiler.arena import align
-from shardwright.ir.dtypes import itemsize
+from shardwright.ir.tensor_meta import itemsize
 from shardwright.kernels.lowered import ABSENT, LoweredGraph, LoweredOp, ValueSpec
 from shardwright.kernels.spots import VIEW, Spot, extent, results, saved
 

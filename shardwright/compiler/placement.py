@@ -13,7 +13,7 @@ from typing import Literal
 
 from shardwright.compiler.arena import Arena, Interval, make_arena
 from shardwright.compiler.inplace import Sharer, Sharing
-from shardwright.ir.dtypes import itemsize
+from shardwright.ir.tensor_meta import itemsize
 from shardwright.kernels.lowered import ABSENT, LoweredGraph
 from shardwright.kernels.spots import Spot, nbytes
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from shardwright.compiler.feeds import check_feed
 from shardwright.errors import ExecError, InputError
-from shardwright.ir.dtypes import describe_dtype, torch_dtype
+from shardwright.ir.tensor_meta import describe_dtype, torch_dtype
 from shardwright.ir.values import STORED_ROLES, Role
 
 Mode = Literal["inference", "train"]

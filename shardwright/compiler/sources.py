@@ -21,10 +21,9 @@ from shardwright.compiler.replay import Mode
 from shardwright.compiler.step import whole_step
 from shardwright.errors import DeviceError, ExecError, InputError, WeightError
 from shardwright.ir import IRGraph, IRValue
-from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.execute import check_input
 from shardwright.ir.structure import Arguments, describe_arguments, flatten_call, leaves
-from shardwright.ir.values import contiguous_strides
+from shardwright.ir.tensor_meta import contiguous_strides, torch_dtype
 from shardwright.torch_internals import note_step
 from shardwright.tracing import CapturedStep, capture, capture_step
 from shardwright.tracing.closures import find_closure

@@ -17,7 +17,7 @@ import torch
 from shardwright.compiler.exec_plan import ExecPlan
 from shardwright.compiler.executor import Executor
 from shardwright.errors import ExecError
-from shardwright.ir.quantities import count_text
+from shardwright.ir.tensor_meta import count_text
 from shardwright.kernels.call_log import Logged
 from shardwright.kernels.kinds import kind_of
 from shardwright.kernels.lowered import LoweredOp

@@ -32,8 +32,8 @@ from shardwright.costs.operations import (
 )
 from shardwright.costs.views import moves_nothing
 from shardwright.ir import IRGraph, IRNode, IRValue
-from shardwright.ir.dtypes import itemsize
 from shardwright.ir.operators import is_marker
+from shardwright.ir.tensor_meta import itemsize
 from shardwright.sharding.strategy import WHOLE, Part
 
 HALF = ("bf16", "f16")

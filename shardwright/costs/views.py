@@ -15,7 +15,7 @@ import torch
 from shardwright.costs.operations import FREE
 from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.operators import is_marker, resolve
-from shardwright.ir.values import contiguous_strides
+from shardwright.ir.tensor_meta import contiguous_strides
 from shardwright.torch_internals import schema_of
 
 RESHAPES = frozenset(("aten.reshape.default", "aten.flatten.using_ints", "aten.unflatten.int"))

@@ -27,9 +27,8 @@ from shardwright.engine.overwriting import Overwriting
 from shardwright.engine.slot_steps import slot_steps
 from shardwright.errors import InputError
 from shardwright.ir import IRGraph
-from shardwright.ir.dtypes import describe_dtype, torch_dtype
 from shardwright.ir.execute import compile_graph
-from shardwright.ir.quantities import tensor_text
+from shardwright.ir.tensor_meta import describe_dtype, tensor_text, torch_dtype
 from shardwright.kernels.files import decode
 from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.pipeline.schema import Document

@@ -20,8 +20,8 @@ from torch import Tensor
 from shardwright.comm.transport import TensorSpec
 from shardwright.comm.wire import conform
 from shardwright.errors import InputError
-from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.structure import flatten_call, leaves, rebuild
+from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.pipeline.schema import Document, MetadataTensor, Placements
 
 Slices = dict[str, dict[str, Tensor]]

@@ -21,7 +21,7 @@ from shardwright.comm.wire import conform
 from shardwright.engine.generator import Generator, Slices, part_of
 from shardwright.engine.replacement import Microbatching
 from shardwright.errors import InputError
-from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.pipeline.schema import Document, MetadataTensor
 
 

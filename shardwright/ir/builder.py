@@ -24,11 +24,11 @@ from typing import Any
 import torch
 
 from shardwright.errors import GraphError
-from shardwright.ir.dtypes import dtype_name, torch_dtype
 from shardwright.ir.graph import IRGraph
 from shardwright.ir.inference import Inference
 from shardwright.ir.operators import is_marker, operator_name, resolve, signature, split_call
 from shardwright.ir.structure import Arguments, Fixed, Leaf, Parameter, Tree, TupleTree
+from shardwright.ir.tensor_meta import dtype_name, torch_dtype
 from shardwright.ir.validate import validate
 from shardwright.ir.values import Emitted, IRNode, IRValue, Role, Scope, Source
 from shardwright.torch_internals import OpOverload

@@ -16,10 +16,10 @@ import torch
 
 from shardwright.errors import GraphError, InputError, WeightError
 from shardwright.ir.donation import NOTHING, Donation, InPlace, donate
-from shardwright.ir.dtypes import describe_dtype, torch_dtype
 from shardwright.ir.operators import flatten_results, join_call, resolve, signature
 from shardwright.ir.overloads import callable_of
 from shardwright.ir.structure import flatten_call, leaves, rebuild
+from shardwright.ir.tensor_meta import describe_dtype, torch_dtype
 from shardwright.ir.validate import check_order
 from shardwright.ir.values import IRNode, IRValue
 from shardwright.torch_internals import OpOverload

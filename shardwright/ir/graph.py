@@ -24,6 +24,7 @@ from shardwright.errors import GraphError
 from shardwright.ir.execute import run_graph
 from shardwright.ir.operators import is_marker
 from shardwright.ir.structure import Arguments, Tree, leaves
+from shardwright.ir.tensor_meta import TensorMeta, strides_or_none
 from shardwright.ir.text import format_graph
 from shardwright.ir.validate import validate
 from shardwright.ir.values import (
@@ -34,7 +35,6 @@ from shardwright.ir.values import (
     Role,
     Scope,
     Source,
-    strides_or_none,
 )
 
 T = TypeVar("T")
@@ -109,11 +109,9 @@ class IRGraph:
         value = IRValue(
             id=self.fresh_id(),
             name=self._free_name(name),
-            shape=tuple(shape),
-            dtype=dtype,
+            meta=TensorMeta(tuple(shape), dtype, strides_or_none(shape, strides)),
             device=device,
             role=role,
-            strides=strides_or_none(shape, strides),
             names=tuple(names),
             placements=tuple(placements) if placements is not None else None,
             init=init,
@@ -132,14 +130,15 @@ class IRGraph:
         init: Init | None,
     ) -> IRValue:
         """Add a value like one of another graph: its shape, dtype, strides and device are right."""
+        meta = value.meta
+        if meta.strides is not None:
+            meta = TensorMeta(meta.shape, meta.dtype, strides_or_none(meta.shape, meta.strides))
         copy = IRValue(
             self.next_id,
             self._free_name(name),
-            value.shape,
-            value.dtype,
+            meta,
             value.device,
             role,
-            strides_or_none(value.shape, value.strides),
             names,
             placements,
             init,

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from shardwright.errors import GraphError
-from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.operators import flatten_results, join_call, operator_name, resolve
-from shardwright.ir.values import IRValue, contiguous_strides
+from shardwright.ir.tensor_meta import contiguous_strides, torch_dtype
+from shardwright.ir.values import IRValue
 from shardwright.torch_internals import (
     FakeTensorMode,
     OpOverload,

@@ -25,7 +25,7 @@ import msgspec
 import torch
 
 from shardwright.ir.operators import listed_inputs
-from shardwright.ir.quantities import tensor_text
+from shardwright.ir.tensor_meta import tensor_text
 from shardwright.ir.values import SLOT, Input, IRNode, IRValue, Scope
 
 if TYPE_CHECKING:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardwright.errors import GraphError
-from shardwright.ir.attributes import is_attribute
-from shardwright.ir.dtypes import DTYPES, dtype_name
 from shardwright.ir.operators import Signature, is_marker, listed_inputs, resolve, signature
 from shardwright.ir.structure import leaves
-from shardwright.ir.values import IRNode, IRValue
+from shardwright.ir.tensor_meta import DTYPES, dtype_name
+from shardwright.ir.values import IRNode, IRValue, is_attribute
 from shardwright.torch_internals import schema_of
 
 if TYPE_CHECKING:

@@ -16,11 +16,14 @@ How a node's call is stored
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from shardwright.ir.dtypes import itemsize
+import torch
+
+from shardwright.errors import GraphError
+from shardwright.ir.tensor_meta import TensorMeta, dtype_name, torch_dtype
 
 T = TypeVar("T")
 
@@ -69,14 +72,8 @@ class Source(NamedTuple):
 class IRValue:
     """One tensor: its identity, never its contents.
 
-    shape
-        Sizes, one a dimension; static.
-    dtype
-        A short name of `shardwright.ir.dtypes.DTYPES`.
     device
         Where the program had it; texts show it, nothing depends on it.
-    strides
-        In elements, one a dimension; None where the tensor is contiguous.
     names
         For stored roles, the names under which a checkpoint may hold it, the first one leading;
         tied parameters have several.
@@ -98,11 +95,9 @@ class IRValue:
 
     id: int
     name: str
-    shape: tuple[int, ...]
-    dtype: str
+    meta: TensorMeta
     device: str = "cpu"
     role: Role = "tmp"
-    strides: tuple[int, ...] | None = None
     names: tuple[str, ...] = ()
     placements: tuple[tuple[int, int], ...] | None = None
     init: Init | None = None
@@ -116,11 +111,9 @@ class IRValue:
         return IRValue(
             self.id,
             self.name,
-            self.shape,
-            self.dtype,
+            self.meta,
             self.device,
             self.role,
-            self.strides,
             self.names,
             self.placements,
             self.init,
@@ -131,26 +124,34 @@ class IRValue:
         )
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes, one a dimension; static."""
+        return self.meta.shape
+
+    @property
+    def dtype(self) -> str:
+        """A short name of `tensor_meta.DTYPES`."""
+        return self.meta.dtype
+
+    @property
+    def strides(self) -> tuple[int, ...] | None:
+        """In elements, one a dimension; None where the tensor is contiguous."""
+        return self.meta.strides
+
+    @property
     def numel(self) -> int:
         """How many elements."""
-        return math.prod(self.shape)
+        return self.meta.numel
 
     @property
     def nbytes(self) -> int:
         """How many bytes the elements take."""
-        return math.prod(self.shape) * itemsize(self.dtype)
+        return self.meta.nbytes
 
     @property
     def is_stored(self) -> bool:
         """Whether the contents come from a checkpoint rather than from an input or a node."""
         return self.role in STORED_ROLES
-
-
-class Temp(NamedTuple):
-    """A tensor between two kernel calls of one node."""
-
-    shape: tuple[int, ...]
-    dtype: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +179,7 @@ class Emitted:
     attr_blob: bytes | None = None
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
-    temps: tuple[Temp, ...] = ()
+    temps: tuple[TensorMeta, ...] = ()
     constraints: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
     saved: tuple[int, ...] = ()
@@ -233,52 +234,113 @@ def with_absent(present: Sequence[T], absent: Sequence[int]) -> list[T | None]:
     return [None if i in absent else next(left) for i in range(len(present) + len(absent))]
 
 
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides in elements of a contiguous tensor of this shape."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
+# --- attributes as JSON, tagged where JSON has no such value --------------------------------------
+#
+# ``from_json(to_json(value)) == value`` for every value an attribute may have, and the JSON form
+# holds no name of Python or of a private enumeration.
+#
+#     torch.float32             {"dtype": "f32"}
+#     torch.strided             {"layout": "strided"}
+#     torch.contiguous_format   {"memory_format": "contiguous_format"}
+#     SLOT                      {"device": "slot"}
+#     inf, -inf, nan            {"float": "inf"}, ...
+#     1+2j                      {"complex": [1.0, 2.0]}
+#     Input(3)                  {"input": 3}
 
-
-def is_dense(shape: Sequence[int], strides: Sequence[int] | None) -> bool:
-    """Whether strides only permute the dimensions of a contiguous tensor."""
-    if strides is None:
-        return True
-    order = sorted(range(len(shape)), key=lambda i: (-strides[i], -shape[i]))
-    expected = contiguous_strides([shape[i] for i in order])
-    return all(shape[i] == 1 or strides[i] == want for i, want in zip(order, expected, strict=True))
-
-
-def overlaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether two elements may lie at one place."""
-    if 0 in shape:
-        return False
-    reach = 0
-    for stride, size in sorted((t, s) for t, s in zip(strides, shape, strict=True) if s > 1):
-        if stride <= reach:
-            return True
-        reach += stride * (size - 1)
-    return False
-
-
-def sent_strides(shape: Sequence[int], strides: Sequence[int] | None) -> tuple[int, ...] | None:
-    """The strides that a tensor has where it arrives: its own, gaps included.
-
-    One whose elements overlap, as an expanded one's do, arrives contiguous.
-    """
-    found = strides_or_none(shape, strides)
-    return None if found is None or overlaps(shape, found) else found
-
-
-def strides_or_none(shape: Sequence[int], strides: Sequence[int] | None) -> tuple[int, ...] | None:
-    """``strides``, or None where they order the elements as a contiguous tensor does."""
-    if strides is None:
-        return None
-    expected = contiguous_strides(shape)
-    differs = any(
-        size > 1 and found != want
-        for size, found, want in zip(shape, strides, expected, strict=True)
+LAYOUTS = {
+    str(item).removeprefix("torch."): item
+    for item in (
+        torch.strided,
+        torch.sparse_coo,
+        torch.sparse_csr,
+        torch.sparse_csc,
+        torch.sparse_bsr,
+        torch.sparse_bsc,
+        torch.jagged,
     )
-    return tuple(strides) if differs and math.prod(shape) > 0 else None
+}
+MEMORY_FORMATS = {
+    str(item).removeprefix("torch."): item
+    for item in (
+        torch.contiguous_format,
+        torch.preserve_format,
+        torch.channels_last,
+        torch.channels_last_3d,
+    )
+}
+
+
+def is_attribute(value: Any) -> bool:
+    """Whether an attribute may be this; tuples and subclasses of the plain types may not."""
+    if type(value) is list:
+        return all(is_attribute(item) for item in value)
+    return type(value) in _KINDS
+
+
+def to_json(value: Any) -> Any:
+    """An attribute as plain JSON values. Raises GraphError for what an attribute cannot be."""
+    if isinstance(value, (list, tuple)):
+        return [to_json(item) for item in value]
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": str(value)}
+    if isinstance(value, complex):
+        return {"complex": [to_json(value.real), to_json(value.imag)]}
+    for kind, tag, encode in _TAGS:
+        if isinstance(value, kind):
+            return {tag: encode(value)}
+    raise GraphError(f"an attribute cannot be a {type(value).__name__}: {value!r}")
+
+
+def from_json(data: Any) -> Any:
+    """The attribute that JSON values stand for. Raises GraphError."""
+    if isinstance(data, list):
+        return [from_json(item) for item in data]
+    if not isinstance(data, dict):
+        return data
+    if len(data) == 1:
+        ((tag, content),) = data.items()
+        if tag in _DECODERS:
+            return _decode(tag, content)
+    raise GraphError(f"unknown tagged value {data!r}; known tags are {', '.join(_DECODERS)}")
+
+
+def _decode(tag: str, content: Any) -> Any:
+    try:
+        return _DECODERS[tag](content)
+    except (KeyError, IndexError, TypeError, ValueError):
+        raise GraphError(f"{content!r} is no value of the tag {tag!r}") from None
+
+
+def _slot(content: Any) -> Any:
+    return {"slot": SLOT}[content]
+
+
+def _short_name(value: Any) -> str:
+    return str(value).removeprefix("torch.")
+
+
+def _input(content: Any) -> Input:
+    if type(content) is not int or content < 0:
+        raise ValueError(content)
+    return Input(content)
+
+
+_TAGS: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
+    (torch.dtype, "dtype", dtype_name),
+    (torch.layout, "layout", _short_name),
+    (torch.memory_format, "memory_format", _short_name),
+    (type(SLOT), "device", lambda value: "slot"),
+    (Input, "input", lambda value: value.index),
+)
+_KINDS = {type(None), bool, int, float, complex, str, *(kind for kind, _, _ in _TAGS)}
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "dtype": torch_dtype,
+    "layout": LAYOUTS.__getitem__,
+    "memory_format": MEMORY_FORMATS.__getitem__,
+    "device": _slot,
+    "input": _input,
+    "float": {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}.__getitem__,
+    "complex": lambda parts: complex(from_json(parts[0]), from_json(parts[1])),
+}

@@ -28,12 +28,11 @@ from typing import Any
 import torch
 
 from shardwright.errors import GraphError
-from shardwright.ir.attributes import LAYOUTS, MEMORY_FORMATS
 from shardwright.ir.builder import Builder
-from shardwright.ir.dtypes import DTYPES
 from shardwright.ir.execute import compile_graph
 from shardwright.ir.graph import IRGraph
-from shardwright.ir.values import SLOT, Input, IRValue
+from shardwright.ir.tensor_meta import DTYPES
+from shardwright.ir.values import LAYOUTS, MEMORY_FORMATS, SLOT, Input, IRValue
 
 WITH_BACKWARD = "shardwright.with_backward.default"
 """The operator's full name in a graph."""

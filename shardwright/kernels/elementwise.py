@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwright.ir.values import contiguous_strides
+from shardwright.ir.tensor_meta import contiguous_strides
 
 Shaped = tuple[Sequence[int], Sequence[int]]
 """A shape and strides in elements."""

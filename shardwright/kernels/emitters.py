@@ -19,10 +19,9 @@ from typing import Any
 from shardwright.errors import ExecError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.aliasing import may_return_an_argument
-from shardwright.ir.attributes import to_json
 from shardwright.ir.execute import describe_node
 from shardwright.ir.operators import is_marker
-from shardwright.ir.values import Emitted, Input
+from shardwright.ir.values import Emitted, Input, to_json
 from shardwright.kernels.emitting import contractions, elementwise, layers, memory, optimizers
 from shardwright.kernels.emitting.call import Emitter, NodeCall, Place
 from shardwright.kernels.spots import same_order

@@ -32,7 +32,7 @@ import msgspec
 from msgspec import Struct
 
 from shardwright.errors import ExecError
-from shardwright.ir.dtypes import DTYPES, itemsize
+from shardwright.ir.tensor_meta import DTYPES, itemsize
 from shardwright.ir.values import Role
 from shardwright.kernels.constraints import check_wishes
 from shardwright.kernels.kinds import Kind, kind_of

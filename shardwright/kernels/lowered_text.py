@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from shardwright.errors import ExecError
-from shardwright.ir.quantities import count_text
+from shardwright.ir.tensor_meta import count_text
 from shardwright.kernels.kinds import kind_of
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ import torch
 
 from shardwright.errors import ExecError
 from shardwright.ir.dropout import DROPOUT
-from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.ir.with_backward import WITH_BACKWARD
 from shardwright.kernels.chains import evaluate, parse_chain
 from shardwright.kernels.elementwise import result_strides

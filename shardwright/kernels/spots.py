@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from shardwright.errors import ExecError
-from shardwright.ir.dtypes import itemsize
-from shardwright.ir.values import contiguous_strides
+from shardwright.ir.tensor_meta import contiguous_strides, itemsize
 from shardwright.kernels.kinds import BY_NAME, kind_of
 from shardwright.kernels.lowered import ABSENT, LoweredGraph, LoweredOp, ValueSpec
 

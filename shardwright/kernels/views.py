@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.operators import flatten_results, join_call
+from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.torch_internals import OpOverload, storage_key
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from shardwright.comm.transport import TensorSpec
 from shardwright.comm.wire import memory_of, pack, unpack
 from shardwright.engine.timeline import Event
-from shardwright.ir.dtypes import dtype_name, torch_dtype
+from shardwright.ir.tensor_meta import dtype_name, torch_dtype
 from shardwright.launch.operators import Sources
 
 _LENGTH = struct.Struct("=Q")

@@ -21,7 +21,7 @@ import torch
 
 from shardwright.errors import AnnotationError
 from shardwright.ir import Builder, IRValue, Scope, Source
-from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.ops.annotation import TensorDims
 from shardwright.ops.call import Call, Direct, Emitter, Local, Rule, Writer
 from shardwright.ops.cuts import Cut, even_cuts

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from shardwright.errors import AnnotationError
-from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.operators import join_call, resolve
+from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.ops.annotation import Annotation, Dim, Factor, TensorDims
 from shardwright.ops.call import Call, Local, Rule, letters
 from shardwright.ops.dimop import Dimop

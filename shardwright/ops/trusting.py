@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardwright.errors import GraphError
-from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.inference import Inference
 from shardwright.ir.operators import named_arguments, resolve, signature, split_call
-from shardwright.ir.quantities import tensor_text
-from shardwright.ir.values import IRValue, contiguous_strides, strides_or_none
+from shardwright.ir.tensor_meta import contiguous_strides, strides_or_none, tensor_text, torch_dtype
+from shardwright.ir.values import IRValue
 from shardwright.torch_internals import OpOverload, operator_of, schema_of
 
 Arguments = Mapping[str, Any]

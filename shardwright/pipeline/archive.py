@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import WeightError
-from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.tensor_meta import torch_dtype
 
 DTYPES = {
     1: "u8",

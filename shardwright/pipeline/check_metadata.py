@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 
-from shardwright.ir.dtypes import COMPLEX
 from shardwright.ir.structure import (
     Arguments,
     DictTree,
@@ -18,6 +17,7 @@ from shardwright.ir.structure import (
     TupleTree,
     leaves,
 )
+from shardwright.ir.tensor_meta import COMPLEX
 from shardwright.pipeline.check_structure import unknown_device
 from shardwright.pipeline.check_tensors import check_extents, check_inside, format_ranges
 from shardwright.pipeline.connections import Connections

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, product
 
 from shardwright.errors import PipelineError
-from shardwright.ir.values import overlaps
+from shardwright.ir.tensor_meta import overlaps
 from shardwright.pipeline.connections import Connections
 from shardwright.pipeline.rules import COMMUNICATION, COMPUTE_KINDS, broken
 from shardwright.pipeline.schema import ParamValue, Placements, TensorInfo

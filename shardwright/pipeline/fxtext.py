@@ -27,10 +27,9 @@ from msgspec import Struct
 
 from shardwright.errors import GraphError
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue, resolve
-from shardwright.ir.attributes import from_json, to_json
-from shardwright.ir.dtypes import DTYPES
 from shardwright.ir.operators import check_written, join_call, signature, split_call
-from shardwright.ir.values import SLOT, Input
+from shardwright.ir.tensor_meta import DTYPES
+from shardwright.ir.values import SLOT, Input, from_json, to_json
 from shardwright.pipeline.schema import Natural, TensorInfo
 from shardwright.torch_internals import OpOverload, schema_of
 

@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 
 from shardwright.atomic import read_whole, replacing
 from shardwright.errors import WeightError
-from shardwright.ir.dtypes import dtype_name
+from shardwright.ir.tensor_meta import dtype_name
 from shardwright.pipeline.archive import ArchiveTensor, check_stored, read_archive, write_archive
 from shardwright.pipeline.schema import ParamfileFormat
 

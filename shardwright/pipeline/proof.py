@@ -30,11 +30,10 @@ from msgspec import json
 from shardwright.atomic import cache_folder
 from shardwright.errors import GraphError
 from shardwright.ir import IRGraph, IRNode, IRValue
-from shardwright.ir.dtypes import describe_dtype
 from shardwright.ir.inference import Inference
 from shardwright.ir.operators import listed_inputs
-from shardwright.ir.quantities import tensor_text
-from shardwright.ir.values import Input, strides_or_none
+from shardwright.ir.tensor_meta import TensorMeta, describe_dtype, strides_or_none, tensor_text
+from shardwright.ir.values import Input
 from shardwright.ops.trusting import check_shapes
 from shardwright.pipeline.fxtext import FXNode, FXText, decode, encode, parse, place_of
 from shardwright.pipeline.rules import ONE_KIND
@@ -78,7 +77,9 @@ def _restated(data: str, inputs: tuple[_Taken, ...], slot: DeviceKind) -> Restat
         for value_id, found in zip(node.results, _results(graph, node), strict=True):
             if value_id is not None and found is not None:
                 value = graph.values[value_id]
-                value.strides = strides_or_none(value.shape, found.stride())
+                value.meta = TensorMeta(
+                    value.shape, value.dtype, strides_or_none(value.shape, found.stride())
+                )
     return Restated(encode(graph), tuple(graph.values[k].strides for k in graph.outputs))
 
 

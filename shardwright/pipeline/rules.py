@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardwright.errors import PipelineError
-from shardwright.ir.dtypes import COMPLEX, INTEGERS
+from shardwright.ir.tensor_meta import COMPLEX, INTEGERS
 from shardwright.pipeline.schema import DeviceKind, Phase
 
 RULES: dict[str, str] = {

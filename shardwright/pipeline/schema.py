@@ -20,8 +20,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from shardwright.ir.dtypes import itemsize
 from shardwright.ir.structure import Arguments, Tree
+from shardwright.ir.tensor_meta import itemsize
 
 Natural = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """uint64 in the specification; bounded by what a signed tensor size can be."""

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import get_args
 
-from shardwright.ir.quantities import format_bytes
+from shardwright.ir.tensor_meta import format_bytes
 from shardwright.pipeline.connections import Connections, connect
 from shardwright.pipeline.rules import COMMUNICATION, MICROBATCH_PHASES
 from shardwright.pipeline.schema import (

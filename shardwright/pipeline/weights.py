@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from shardwright.errors import WeightError
-from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.pipeline.check_tensors import are_parts, format_ranges, stored_wholes
 from shardwright.pipeline.paramfiles import Paramfile, TensorsInMemory, open_paramfile
 from shardwright.pipeline.schema import ParamfileFormat, ParamValue, TensorInfo

@@ -21,7 +21,7 @@ from shardwright.costs.cost import Analytic, Costs
 from shardwright.errors import ShardwrightError
 from shardwright.ir import IRGraph
 from shardwright.ir.graph import without_collection
-from shardwright.ir.quantities import count_text
+from shardwright.ir.tensor_meta import count_text
 from shardwright.ops.bound import Flow
 from shardwright.planning.assemble import make_plan
 from shardwright.planning.automatic.candidates import Asked, Found

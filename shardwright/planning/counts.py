@@ -18,7 +18,7 @@ import torch
 
 from shardwright.errors import GraphError, PlanError
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
-from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.ops.call import Writer
 from shardwright.ops.catalog import dimop_of
 from shardwright.ops.catalog_losses import MEAN, SUM

@@ -27,8 +27,8 @@ from shardwright.clusters import Cluster, Mesh
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.dropout import DROPOUT
-from shardwright.ir.quantities import count_text
 from shardwright.ir.repeats import fingerprint
+from shardwright.ir.tensor_meta import count_text
 from shardwright.planning.copies import Copy
 from shardwright.planning.explanation import Explanation
 from shardwright.planning.predicted import Prediction

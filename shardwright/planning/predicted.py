@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shardwright.ir.quantities import count_text
+from shardwright.ir.tensor_meta import count_text
 
 ITEMS = ("parameters", "gradients", "optimizer", "activations", "temporaries", "messages")
 """What a slot's memory holds."""

@@ -17,7 +17,7 @@ channels each way, and no activations.
 from __future__ import annotations
 
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
-from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.ops.call import Writer
 
 NORM = "aten._native_batch_norm_legit_functional.default"

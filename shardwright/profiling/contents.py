@@ -19,8 +19,7 @@ from torch import Tensor
 
 from shardwright.costs.operations import FREE
 from shardwright.ir import Input, IRGraph, IRNode, IRValue
-from shardwright.ir.dtypes import torch_dtype
-from shardwright.ir.values import contiguous_strides
+from shardwright.ir.tensor_meta import contiguous_strides, torch_dtype
 
 Bound = tuple[int, int]
 """A value id, and below what its numbers must be."""

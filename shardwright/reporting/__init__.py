@@ -1,6 +1,6 @@
 """Pipelines and runs as text for a terminal, and pictures of graphs."""
 
-from shardwright.ir.quantities import count_text, seconds_text
+from shardwright.ir.tensor_meta import count_text, seconds_text
 from shardwright.reporting.chart import TimelineChart
 from shardwright.reporting.dot import Drawing
 from shardwright.reporting.drawing import draw

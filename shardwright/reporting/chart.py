@@ -17,7 +17,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from shardwright.engine.timeline import Event, EventKind
-from shardwright.ir.quantities import seconds_text
+from shardwright.ir.tensor_meta import seconds_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from shardwright.atomic import replacing
 from shardwright.errors import DrawError
 from shardwright.ir import IRNode
-from shardwright.ir.quantities import MILLISECOND, count_text, format_bytes, seconds_text
+from shardwright.ir.tensor_meta import MILLISECOND, count_text, format_bytes, seconds_text
 
 FORMATS = ("svg", "png", "pdf", "dot")
 SECONDS = 120

@@ -20,14 +20,14 @@ from shardwright.costs import Costs, Profile
 from shardwright.errors import DrawError
 from shardwright.ir import DROPOUT, IRGraph, IRNode, IRValue
 from shardwright.ir.graph import forward_nodes, is_step
-from shardwright.ir.quantities import (
+from shardwright.ir.repeats import fingerprint, repeats
+from shardwright.ir.tensor_meta import (
     MILLISECOND,
     count_text,
     format_bytes,
     seconds_text,
     tensor_text,
 )
-from shardwright.ir.repeats import fingerprint, repeats
 from shardwright.planning import Partition, Plan
 from shardwright.planning.assemble import planned, step_of
 from shardwright.planning.partitions.layers import LayerGraph

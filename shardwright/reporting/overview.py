@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from shardwright.ir.quantities import count_text, format_bytes
+from shardwright.ir.tensor_meta import count_text, format_bytes
 from shardwright.pipeline.connections import connect
 from shardwright.pipeline.rules import FAMILY_OF
 from shardwright.pipeline.schema import Document, SuperTask

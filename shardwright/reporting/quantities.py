@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwright.ir.quantities import tensor_text
+from shardwright.ir.tensor_meta import tensor_text
 from shardwright.pipeline.schema import Device, Document
 
 

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from shardwright.engine.timeline import Timeline
-from shardwright.ir.quantities import format_bytes, seconds_text
+from shardwright.ir.tensor_meta import format_bytes, seconds_text
 from shardwright.pipeline.connections import connect
 from shardwright.pipeline.rules import FAMILY_OF
 from shardwright.pipeline.schema import Document, SuperTask

@@ -17,7 +17,7 @@ from shardwright.engine.generator import Slices, part_of
 from shardwright.engine.slot import SlotProgram, wholes_of
 from shardwright.engine.slot_steps import constants_of
 from shardwright.errors import WeightError
-from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.launch.host import Reply
 from shardwright.pipeline.schema import Document, Placements, StateOrigin
 

@@ -29,7 +29,7 @@ from shardwright.costs.tasks import TaskTime, TaskTimes, fingerprint_tasks
 from shardwright.engine.compiling import Run
 from shardwright.engine.slot import Instruction, SlotProgram
 from shardwright.errors import ProfileError
-from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.launch.making import Options
 from shardwright.launch.start import Start, checked
 from shardwright.pipeline import Document, Pipeline

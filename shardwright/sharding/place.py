@@ -25,9 +25,9 @@ from shardwright.autodiff.needed import needing_gradients, trained_parameters
 from shardwright.clusters import Cluster, Mesh
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode, IRValue
-from shardwright.ir.dtypes import itemsize
 from shardwright.ir.execute import describe_node
 from shardwright.ir.repeats import fingerprint
+from shardwright.ir.tensor_meta import itemsize
 from shardwright.ops.bound import BoundDimop
 from shardwright.ops.catalog import dimop_of
 from shardwright.sharding.convert import RedistributionStep, convert

@@ -19,8 +19,7 @@ from shardwright.costs.cost import Costs
 from shardwright.costs.tasks import TaskTimes
 from shardwright.engine.overwriting import Overwriting
 from shardwright.ir import IRGraph, IRValue, compile_graph
-from shardwright.ir.dtypes import torch_dtype
-from shardwright.ir.values import contiguous_strides
+from shardwright.ir.tensor_meta import contiguous_strides, torch_dtype
 from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.pipeline.schema import Document, SuperTask
 from shardwright.torch_internals import (

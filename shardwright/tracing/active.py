@@ -27,9 +27,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from shardwright.errors import GraphError
-from shardwright.ir.dtypes import dtype_name, torch_dtype
 from shardwright.ir.graph import IRGraph
 from shardwright.ir.operators import is_marker, join_call, resolve, signature
+from shardwright.ir.tensor_meta import dtype_name, torch_dtype
 from shardwright.ir.values import IRNode, IRValue
 from shardwright.torch_internals import BEGINS_RANGE
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import CaptureError
-from shardwright.ir.dtypes import dtype_name
+from shardwright.ir.tensor_meta import dtype_name
 from shardwright.ir.values import IRValue
 from shardwright.torch_internals import unsaved_buffers
 from shardwright.tracing.emitter import GraphEmitter

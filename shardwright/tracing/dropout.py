@@ -25,7 +25,8 @@ from shardwright.ir.builder import Builder
 from shardwright.ir.dropout import DROPOUT
 from shardwright.ir.graph import IRGraph
 from shardwright.ir.structure import Arguments, leaves, with_keyword
-from shardwright.ir.values import IRNode, IRValue, contiguous_strides
+from shardwright.ir.tensor_meta import contiguous_strides
+from shardwright.ir.values import IRNode, IRValue
 from shardwright.tracing.emitter import GraphEmitter
 
 RNG = "rng"

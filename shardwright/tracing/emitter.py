@@ -15,8 +15,8 @@ import torch
 
 from shardwright.errors import CaptureError
 from shardwright.ir.builder import Builder
-from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.operators import operator_name, resolve, split_call
+from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.ir.values import IRValue, Scope, Source
 from shardwright.torch_internals import OpOverload
 from shardwright.tracing.failures import line_before

@@ -29,7 +29,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from shardwright.errors import CaptureError
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
 from shardwright.ir.operators import resolve
-from shardwright.ir.values import is_dense
+from shardwright.ir.tensor_meta import is_dense
 from shardwright.ir.with_backward import WITH_BACKWARD
 from shardwright.torch_internals import backward_class, never_compiled, set_backward_class
 from shardwright.tracing.emitter import GraphEmitter

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from shardwright.ir.dtypes import dtype_name, torch_dtype
+from shardwright.ir.tensor_meta import dtype_name, torch_dtype
 from shardwright.ir.values import IRValue
 from shardwright.tracing.emitter import GraphEmitter
 from shardwright.tracing.marks import BackwardMark, Clip, Own, Record, UpdateMark, ZeroGrad

@@ -18,7 +18,8 @@ from typing import Literal
 
 import torch
 
-from shardwright.ir.values import IRValue, Source, contiguous_strides
+from shardwright.ir.tensor_meta import contiguous_strides
+from shardwright.ir.values import IRValue, Source
 from shardwright.ir.with_backward import WITH_BACKWARD, identity_backward
 from shardwright.torch_internals import storage_key
 from shardwright.tracing.emitter import GraphEmitter

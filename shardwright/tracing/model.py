@@ -22,10 +22,10 @@ from torch import nn
 
 from shardwright.errors import GraphError
 from shardwright.ir.builder import Builder
-from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.graph import IRGraph
 from shardwright.ir.structure import Tree, flatten_call, rebuild
-from shardwright.ir.values import IRValue, contiguous_strides
+from shardwright.ir.tensor_meta import contiguous_strides, torch_dtype
+from shardwright.ir.values import IRValue
 from shardwright.tracing.capture import capture
 
 

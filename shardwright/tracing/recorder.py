@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.overrides import TorchFunctionMode
 
-from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.ir.values import IRValue
 from shardwright.torch_internals import BEGINS_RANGE, never_compiled
 from shardwright.tracing.active import LiveGraph, tracing

@@ -50,7 +50,7 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from torch.distributed.checkpoint.storage import WriteResult
 
 from shardwright.errors import WeightError, WriteError
-from shardwright.ir.dtypes import dtype_name, torch_dtype
+from shardwright.ir.tensor_meta import dtype_name, torch_dtype
 from shardwright.pipeline.check_tensors import are_parts
 from shardwright.pipeline.schema import Placements
 from shardwright.torch_internals import storage_info

@@ -20,7 +20,7 @@ from torch import Tensor
 from shardwright.engine.slot import SlotProgram, wholes_of
 from shardwright.engine.slot_steps import constants_of
 from shardwright.errors import RunError
-from shardwright.ir.dtypes import dtype_name
+from shardwright.ir.tensor_meta import dtype_name
 from shardwright.pipeline.schema import Document, Placements, StateOrigin
 from shardwright.runtime.session import Session
 from shardwright.training.checkpoint import (

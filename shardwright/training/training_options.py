@@ -17,7 +17,7 @@ from rich.text import Text
 
 from shardwright.atomic import check_writable
 from shardwright.errors import InputError
-from shardwright.ir.quantities import format_bytes
+from shardwright.ir.tensor_meta import format_bytes
 from shardwright.launch.torchrun import is_torchrun
 from shardwright.training.loading import Data
 from shardwright.training.logs import Logs, RunLog, StepReport

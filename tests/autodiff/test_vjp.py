@@ -13,9 +13,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from shardwright.autodiff import vjp as module
 from shardwright.autodiff.vjp import Call, Vjps
 from shardwright.ir import Builder, IRGraph, resolve
-from shardwright.ir.dtypes import dtype_name
 from shardwright.ir.execute import compile_graph
 from shardwright.ir.operators import split_call
+from shardwright.ir.tensor_meta import dtype_name
 from shardwright.ops import register_op
 from shardwright.tracing import capture
 from tests.building.derivatives import distance, run, with_gradients, wrong_kinds

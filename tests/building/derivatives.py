@@ -10,10 +10,9 @@ import torch
 from shardwright.autodiff.differentiate import Differentiator
 from shardwright.autodiff.vjp import Vjps
 from shardwright.ir import Builder, IRGraph, IRValue
-from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.execute import compile_graph
 from shardwright.ir.operators import join_call, resolve
-from shardwright.ir.values import strides_or_none
+from shardwright.ir.tensor_meta import strides_or_none, torch_dtype
 
 
 class Differentiated(NamedTuple):

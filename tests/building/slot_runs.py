@@ -12,9 +12,8 @@ from shardwright.comm.collectives import combine
 from shardwright.comm.transport import Operation, TensorSpec
 from shardwright.comm.wire import conform
 from shardwright.ir import IRNode
-from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.operators import flatten_results, join_call, resolve
-from shardwright.ir.values import contiguous_strides
+from shardwright.ir.tensor_meta import contiguous_strides, torch_dtype
 
 EACH = {"forward", "backward"}
 CPU = torch.device("cpu")

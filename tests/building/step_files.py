@@ -12,7 +12,7 @@ from shardwright.comm.collectives import combine
 from shardwright.comm.transport import memberships
 from shardwright.comm.wire import conform
 from shardwright.ir import compile_graph
-from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.pipeline import Pipeline
 from shardwright.pipeline.check_schedule import phases_of, schedule_of
 from shardwright.pipeline.fxtext import decode

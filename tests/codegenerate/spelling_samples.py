@@ -18,7 +18,7 @@ from shardwright.codegenerate.expression import Expression
 from shardwright.codegenerate.spelling.call import Mode
 from shardwright.codegenerate.spelling.spell import is_typed, spell
 from shardwright.ir import Builder, IRGraph, IRNode
-from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.tensor_meta import torch_dtype
 
 
 @dataclass(frozen=True)

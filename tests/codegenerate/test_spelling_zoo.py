@@ -19,10 +19,9 @@ from shardwright.codegenerate.expression import Expression
 from shardwright.codegenerate.spelling.call import Mode
 from shardwright.codegenerate.spelling.spell import is_typed, spell
 from shardwright.ir import IRGraph, IRNode, resolve
-from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.operators import flatten_results, is_random, join_call, signature
 from shardwright.ir.structure import flatten_call
-from shardwright.ir.values import contiguous_strides
+from shardwright.ir.tensor_meta import contiguous_strides, torch_dtype
 from shardwright.tracing import CaptureWarning, capture
 from tests.codegenerate.checkers import assert_passes_mypy
 from tests.codegenerate.spelling_samples import EveryCall, class_text, run_class

@@ -248,7 +248,7 @@ def test_a_tied_weight_is_found_by_its_second_name() -> None:
 def test_parameters_of_two_dtypes_are_no_layer() -> None:
     graph = captured("nn.LayerNorm(4)", (ROWS,), training=False)
     weight = next(graph.stored())
-    weight.dtype = "f64"
+    weight.meta = replace(weight.meta, dtype="f64")
     assert found(graph) is None
 
 

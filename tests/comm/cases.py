@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shardwright.comm.transport import Operation, TensorSpec
 from shardwright.comm.wire import flat_bytes
-from shardwright.ir.dtypes import DTYPES, torch_dtype
+from shardwright.ir.tensor_meta import DTYPES, torch_dtype
 from shardwright.pipeline.rules import UNDEFINED
 
 Shape = tuple[int, ...]

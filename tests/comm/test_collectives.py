@@ -6,7 +6,7 @@ from hypothesis import given as draw
 from hypothesis import strategies as st
 
 from shardwright.comm.collectives import combine, even_sizes
-from shardwright.ir.dtypes import DTYPES, torch_dtype
+from shardwright.ir.tensor_meta import DTYPES, torch_dtype
 from shardwright.pipeline.rules import UNDEFINED
 from tests.comm.cases import KINDS, Case, given, operation, same, table, wanted
 

@@ -29,7 +29,7 @@ from shardwright.comm.rounds import Address, Message
 from shardwright.comm.shared_memory import SharedMemoryEndpoint
 from shardwright.comm.transport import TensorSpec
 from shardwright.errors import WorkerError
-from shardwright.ir.dtypes import DTYPES
+from shardwright.ir.tensor_meta import DTYPES
 from shardwright.pipeline.rules import UNDEFINED
 from tests.comm.cases import KINDS, Case, given, operation, same, table, wanted
 from tests.comm.one_process import descriptors, finish, shared_posts, start_all, transports

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from shardwright.comm.transport import TensorSpec
 from shardwright.comm.wire import conform, memory_of, pack, unpack
-from shardwright.ir.dtypes import DTYPES, torch_dtype
+from shardwright.ir.tensor_meta import DTYPES, torch_dtype
 from tests.comm.cases import same
 
 

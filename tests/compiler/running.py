@@ -11,7 +11,7 @@ from shardwright.compiler.exec_plan import ExecPlan, make_exec_plan
 from shardwright.compiler.executor import Executor
 from shardwright.compiler.lowering import lower_graph
 from shardwright.ir import IRGraph, compile_graph
-from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.kernels.emitters import emit_graph
 from shardwright.kernels.legality.check import check_calls
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shardwright.compiler.exec_plan import ARENA, ExecPlan, make_exec_plan
 from shardwright.errors import ExecError
 from shardwright.ir import Builder
-from shardwright.ir.dtypes import itemsize
+from shardwright.ir.tensor_meta import itemsize
 from shardwright.kernels.kinds import BY_NAME
 from shardwright.kernels.lowered import ABSENT, LoweredGraph, LoweredOp, ValueSpec
 from shardwright.kernels.spots import extent, find_spots

@@ -11,8 +11,8 @@ from shardwright.costs.saved import (
     weight_residuals,
 )
 from shardwright.ir import Builder, resolve
-from shardwright.ir.dtypes import dtype_name
 from shardwright.ir.operators import split_call
+from shardwright.ir.tensor_meta import dtype_name
 
 
 def real(*shape):

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from shardwright.errors import GraphError
 from shardwright.ir import SLOT, Input
-from shardwright.ir.attributes import LAYOUTS, MEMORY_FORMATS, from_json, is_attribute, to_json
-from shardwright.ir.dtypes import DTYPES
+from shardwright.ir.tensor_meta import DTYPES
+from shardwright.ir.values import LAYOUTS, MEMORY_FORMATS, from_json, is_attribute, to_json
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 TAGGED = st.sampled_from(

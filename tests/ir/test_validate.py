@@ -1,5 +1,6 @@
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -29,11 +30,15 @@ def find(graph: IRGraph, name: str) -> Any:
 
 
 def change(name: str, /, **fields: Any) -> Callable[[IRGraph], None]:
-    """Set fields of the value of this name."""
+    """Set fields of the value of this name, or of its meta."""
 
     def mutate(graph: IRGraph) -> None:
+        value = find(graph, name)
         for field, content in fields.items():
-            setattr(find(graph, name), field, content)
+            if field in ("shape", "dtype", "strides"):
+                value.meta = replace(value.meta, **{field: content})
+            else:
+                setattr(value, field, content)
 
     return mutate
 

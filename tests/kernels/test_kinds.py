@@ -7,7 +7,7 @@ import pytest
 
 import shardwright.kernels.native
 from shardwright.errors import ExecError
-from shardwright.ir.dtypes import DTYPES
+from shardwright.ir.tensor_meta import DTYPES
 from shardwright.kernels.blobs import Layout
 from shardwright.kernels.families.table import KERNELS
 from shardwright.kernels.kinds import ACTIVATIONS, BY_ID, BY_NAME, KINDS, kind_of

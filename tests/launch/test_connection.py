@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.engine.timeline import Event
-from shardwright.ir.dtypes import DTYPES, torch_dtype
+from shardwright.ir.tensor_meta import DTYPES, torch_dtype
 from shardwright.launch.connection import (
     Begin,
     Connection,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from shardwright.ir import Builder, IRGraph
-from shardwright.ir.dtypes import dtype_name
+from shardwright.ir.tensor_meta import dtype_name
 
 
 class Sizes(dict):

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from shardwright.errors import ShardwrightError
-from shardwright.ir.dtypes import dtype_name
 from shardwright.ir.inference import Inference
 from shardwright.ir.operators import join_call, resolve, signature, split_call
 from shardwright.ir.overloads import callable_of
-from shardwright.ir.values import SLOT, IRValue, contiguous_strides
+from shardwright.ir.tensor_meta import TensorMeta, contiguous_strides, dtype_name
+from shardwright.ir.values import SLOT, IRValue
 from shardwright.ops.trusting import check_shapes
 from tests.ops.guarded import Guarded
 
@@ -141,7 +141,7 @@ def _attempt(op: str, seed: int, inference: Inference, laid: Callable[[Any], Any
     tensors, attrs = split_call(overload, args, kwargs)
     tensors = [laid(tensor) for tensor in tensors]
     values = [
-        IRValue(i, f"x{i}", tuple(t.shape), dtype_name(t.dtype), strides=_strides(t))
+        IRValue(i, f"x{i}", TensorMeta(tuple(t.shape), dtype_name(t.dtype), _strides(t)))
         for i, t in enumerate(tensors)
     ]
     try:

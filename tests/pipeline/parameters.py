@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch._export.serde.serialize import _TORCH_TO_SERIALIZE_DTYPE
 
-from shardwright.ir.dtypes import DTYPES, torch_dtype
+from shardwright.ir.tensor_meta import DTYPES, torch_dtype
 
 FORMATS = ("safetensors", "torch.save", "torch.export")
 SUFFIXES = {"safetensors": ".safetensors", "torch.save": ".pt", "torch.export": ".pt2"}

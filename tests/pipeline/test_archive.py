@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import WeightError
-from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.pipeline import open_paramfile, write_paramfile
 from shardwright.pipeline.archive import DTYPES, STRIDED, read_archive
 from tests.pipeline.parameters import UNWRITTEN, same

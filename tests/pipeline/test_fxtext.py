@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shardwright.errors import GraphError
 from shardwright.ir import Builder, IRGraph, compile_graph
-from shardwright.ir.dtypes import DTYPES, torch_dtype
+from shardwright.ir.tensor_meta import DTYPES, torch_dtype
 from shardwright.pipeline import TensorInfo
 from shardwright.pipeline.fxtext import decode, encode, parse
 

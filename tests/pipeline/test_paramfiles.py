@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import PipelineError, WeightError
-from shardwright.ir.dtypes import dtype_name
+from shardwright.ir.tensor_meta import dtype_name
 from shardwright.pipeline import Pipeline, find_weights, open_paramfile, write_paramfile
 from shardwright.pipeline.paramfiles import Paramfile
 from tests.pipeline.parameters import FORMATS, SUFFIXES, holds, same, sample, samples

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 import shardwright.pipeline.schema as schema
-from shardwright.ir.dtypes import DTYPES
+from shardwright.ir.tensor_meta import DTYPES
 from shardwright.pipeline import SuperTask, TensorInfo, json_schema, json_schema_text
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shardwright.ir import Builder, IRGraph, IRValue, compile_graph
-from shardwright.ir.dtypes import DTYPES, torch_dtype
+from shardwright.ir.tensor_meta import DTYPES, torch_dtype
 from shardwright.profiling.contents import contents, index_bounds
 from tests.graphs import language_model
 

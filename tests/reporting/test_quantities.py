@@ -1,6 +1,6 @@
 import pytest
 
-from shardwright.ir.quantities import count_text
+from shardwright.ir.tensor_meta import count_text
 from shardwright.reporting.quantities import slots_text
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shardwright.comm.collectives import even_sizes
 from shardwright.ir import Builder
-from shardwright.ir.dtypes import dtype_name
+from shardwright.ir.tensor_meta import dtype_name
 from shardwright.pipeline import (
     Device,
     Metadata,

@@ -10,7 +10,7 @@ from shardwright.building.localize import localize
 from shardwright.building.update import localize_step
 from shardwright.clusters import Cluster, Mesh
 from shardwright.costs.cost import Analytic
-from shardwright.ir.dtypes import itemsize
+from shardwright.ir.tensor_meta import itemsize
 from shardwright.planner import plan
 from shardwright.planning import Assignment
 from shardwright.planning.assemble import make_plan, step_of

@@ -24,7 +24,7 @@ from shardwright.codegenerate.spelling.forms import (
     words,
 )
 from shardwright.ir import SLOT
-from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.tensor_meta import torch_dtype
 
 INFIX: dict[str, tuple[str, Binding]] = {
     "add.Tensor": ("+", Binding.SUM),

@@ -1,6 +1,6 @@
 """Attributes as Python literals.
 
-Comes in: a value that an attribute may have (`shardwright.ir.attributes`). Goes out: an expression
+Comes in: a value that an attribute may have (`shardwright.ir.values`). Goes out: an expression
 that gives the same value and needs no import but torch.
 
     torch.float32               torch.float32

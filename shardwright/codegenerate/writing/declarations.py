@@ -17,7 +17,7 @@ from shardwright.codegenerate.writing.contents import contents, empty
 from shardwright.codegenerate.writing.encoding import encoded
 from shardwright.errors import CodegenError
 from shardwright.ir import IRGraph, IRValue
-from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.tensor_meta import torch_dtype
 
 ON_CPU = ', device="cpu"'
 """Behind the arguments of what no model has: it is made even where all else is on meta."""

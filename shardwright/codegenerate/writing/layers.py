@@ -26,7 +26,7 @@ from shardwright.codegenerate.writing.layer_kinds import (
 )
 from shardwright.codegenerate.writing.layer_part import Part, affine
 from shardwright.ir import IRGraph, IRNode, IRValue, Scope
-from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.tensor_meta import torch_dtype
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from shardwright.errors import GraphError
 from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.operators import is_marker, resolve
 from shardwright.ir.overloads import BY_STRIDES
-from shardwright.ir.values import contiguous_strides
+from shardwright.ir.tensor_meta import TensorMeta, contiguous_strides
 
 CONVOLUTIONS = frozenset(
     {
@@ -166,7 +166,8 @@ class _Pass:
                 return None
             name = f"{self._value(weight).name}.channels_last"
             self.last[weight] = self.rewriter.constant(name, turned)
-            self._value(self.last[weight]).strides = turned.stride()
+            value = self._value(self.last[weight])
+            value.meta = TensorMeta(value.shape, value.dtype, turned.stride())
         return self.last[weight]
 
     def _follow(self, node: IRNode) -> None:
@@ -228,7 +229,7 @@ class _Pass:
                 value = self._value(value_id)
                 strides = _told_strides(value) or tensor.stride()
                 plain = strides == contiguous_strides(value.shape)
-                value.strides = None if plain else strides
+                value.meta = TensorMeta(value.shape, value.dtype, None if plain else strides)
         return made
 
     # --- values -----------------------------------------------------------------------------

@@ -27,8 +27,8 @@ from shardwright.compiler.passes.rewriter import (
     same_layout,
 )
 from shardwright.ir import WITH_BACKWARD, IRGraph, IRNode, IRValue
-from shardwright.ir.dtypes import dtype_name
 from shardwright.ir.inference import Inference
+from shardwright.ir.tensor_meta import dtype_name
 from shardwright.ir.values import Input
 from shardwright.kernels.operators import GEMM
 

@@ -17,10 +17,9 @@ from shardwright.compiler.passes.rewriter import Rewriter
 from shardwright.compiler.passes.subexpressions import is_repeatable
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.aliasing import may_return_an_argument
-from shardwright.ir.dtypes import dtype_name
 from shardwright.ir.operators import flatten_results, join_call, resolve
 from shardwright.ir.overloads import callable_of
-from shardwright.ir.values import strides_or_none
+from shardwright.ir.tensor_meta import dtype_name, strides_or_none
 from shardwright.torch_internals import without_autocast
 
 SMALL = 2**20

@@ -16,7 +16,7 @@ from typing import Any
 from shardwright.compiler.passes.rewriter import Rewriter, Tensor, arguments, call_attributes
 from shardwright.compiler.passes.rewriter import same_layout as lie_alike
 from shardwright.ir import IRGraph, IRNode, IRValue
-from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.kernels.kinds import ACTIVATIONS
 from shardwright.kernels.operators import CONV
 

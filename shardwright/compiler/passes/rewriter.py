@@ -17,10 +17,9 @@ import torch
 
 from shardwright.errors import GraphError
 from shardwright.ir import IRGraph, IRNode, IRValue
-from shardwright.ir.dtypes import dtype_name
 from shardwright.ir.inference import Inference
 from shardwright.ir.operators import named_arguments, resolve, signature
-from shardwright.ir.values import contiguous_strides
+from shardwright.ir.tensor_meta import contiguous_strides, dtype_name
 from shardwright.tracing.dead_code import live_values
 
 

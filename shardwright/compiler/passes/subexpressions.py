@@ -15,9 +15,9 @@ import torch
 
 from shardwright.compiler.passes.rewriter import Rewriter, same_layout
 from shardwright.ir import IRGraph, IRNode
-from shardwright.ir.dtypes import dtype_name
 from shardwright.ir.inference import Inference
 from shardwright.ir.operators import is_marker, resolve
+from shardwright.ir.tensor_meta import TensorMeta, dtype_name
 from shardwright.ir.values import Input, IRValue
 
 _UNINITIALIZED = ("aten.empty", "aten.new_empty")
@@ -148,7 +148,7 @@ def _write(rewriter: Rewriter, clone: IRNode, permute: IRNode, cat: IRNode) -> b
     attrs = {"tensors": [Input(i) for i in range(len(parts))], "dim": dim}
     (told,) = rewriter.inference.outputs(_CAT, [rewriter.of(i) for i in parts], attrs)
     assert told is not None
-    found = IRValue(-1, "", tuple(told.shape), dtype_name(told.dtype), strides=told.stride())
+    found = IRValue(-1, "", TensorMeta(tuple(told.shape), dtype_name(told.dtype), told.stride()))
     if not same_layout(found, made):
         return False
     rewriter.emit(_CAT, parts, [made], attrs, clone)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from shardwright.ir import IRGraph, IRNode, resolve
-from shardwright.ir.dtypes import torch_dtype
 from shardwright.ir.operators import join_call, signature
-from shardwright.ir.values import SLOT, Emitted, Temp, contiguous_strides
+from shardwright.ir.tensor_meta import TensorMeta, contiguous_strides, torch_dtype
+from shardwright.ir.values import SLOT, Emitted
 from shardwright.kernels.kinds import BY_NAME
 from shardwright.kernels.lowered import ABSENT
 from shardwright.torch_internals import OpOverload
@@ -48,7 +48,7 @@ class NodeCall:
         self.operands = [_operand(graph, value_id) for value_id in ids]
         self.n_inputs = len(node.inputs)
         self._live = [live is None or value_id in live for value_id in node.outputs]
-        self._temps: list[Temp] = []
+        self._temps: list[TensorMeta] = []
         self.args, self.kwargs = join_call(
             self.overload, [Place(k) for k in range(self.n_inputs)], node.attrs, SLOT
         )
@@ -81,7 +81,7 @@ class NodeCall:
 
     def temp(self, shape: Sequence[int], dtype: str) -> Place:
         """A contiguous tensor between this node's calls; the next `emit` is to make it."""
-        self._temps.append(Temp(tuple(shape), dtype))
+        self._temps.append(TensorMeta(tuple(shape), dtype))
         self.operands.append(Operand(tuple(shape), dtype, contiguous_strides(shape)))
         return Place(len(self.operands) - 1)
 

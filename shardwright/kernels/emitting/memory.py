@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from shardwright.ir.values import contiguous_strides
+from shardwright.ir.tensor_meta import contiguous_strides
 from shardwright.kernels.emitting.call import Emission, Emitter, NodeCall, Operand, Table, is_number
 from shardwright.kernels.spots import same_order
 

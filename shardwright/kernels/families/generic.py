@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from shardwright.errors import ExecError, GraphError
-from shardwright.ir.attributes import from_json
 from shardwright.ir.operators import flatten_results, resolve, substitute
 from shardwright.ir.overloads import callable_of
+from shardwright.ir.values import from_json
 from shardwright.kernels.families.kernel import Closure, Kernel, Tensors, present
 from shardwright.torch_internals import OpOverload, operator_of, schema_of
 

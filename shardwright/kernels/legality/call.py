@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from shardwright.errors import ExecError
-from shardwright.ir.dtypes import dtype_name, torch_dtype
+from shardwright.ir.tensor_meta import dtype_name, torch_dtype
 from shardwright.kernels.kinds import ACTIVATIONS, Kind
 
 FLOATS = ("f64", "f32", "f16", "bf16")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.kernels.chains import parse_chain
 from shardwright.kernels.legality.call import (
     Call,

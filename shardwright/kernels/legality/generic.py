@@ -6,9 +6,9 @@ import torch
 
 from shardwright.errors import ExecError, GraphError
 from shardwright.ir import IRValue, resolve
-from shardwright.ir.dtypes import dtype_name
 from shardwright.ir.inference import Inference
 from shardwright.ir.operators import check_written, split_call
+from shardwright.ir.tensor_meta import TensorMeta, dtype_name
 from shardwright.ir.values import Input
 from shardwright.kernels.families.generic import call_arguments
 from shardwright.kernels.legality.call import Call, Made, Makes, Operand, Table, need
@@ -53,7 +53,7 @@ def _value(call: Call, index: int) -> IRValue:
             f"{call.attrs['op']} reads operand {index}; expected one of the {len(call.inputs)} "
             "that the call has"
         )
-    return IRValue(index, f"x{index}", found.shape, found.dtype, strides=found.strides)
+    return IRValue(index, f"x{index}", TensorMeta(found.shape, found.dtype, found.strides))
 
 
 def _made(tensor: torch.Tensor) -> Made:

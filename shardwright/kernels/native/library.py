@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from shardwright.errors import ExecError
-from shardwright.ir.dtypes import DTYPES
+from shardwright.ir.tensor_meta import DTYPES
 from shardwright.kernels.call_log import CallLog, Logged
 from shardwright.kernels.kinds import BY_ID
 from shardwright.kernels.lowered import ABSENT

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from shardwright.errors import PlanError
-from shardwright.ir.quantities import count_text
+from shardwright.ir.tensor_meta import count_text
 from shardwright.planning.automatic.shapes import Shape
 from shardwright.planning.mesh import DATA
 from shardwright.planning.predicted import Prediction

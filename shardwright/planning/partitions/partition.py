@@ -19,7 +19,7 @@ from shardwright.costs import Analytic, Costs
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.ir.graph import is_step
-from shardwright.ir.quantities import count_text
+from shardwright.ir.tensor_meta import count_text
 from shardwright.planning.copies import Copy
 from shardwright.planning.forward import forward_view
 from shardwright.planning.given import check_cluster, check_count, check_graph, check_memory

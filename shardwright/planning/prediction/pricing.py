@@ -22,7 +22,7 @@ import numpy as np
 from shardwright.clusters import Cluster, DeviceModel, Mesh
 from shardwright.costs.cost import Costs
 from shardwright.costs.operations import ADD_PASSES
-from shardwright.ir.dtypes import torch_dtype
+from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.planning.plan import Terms
 from shardwright.planning.prediction.segments import Place, Segment
 from shardwright.planning.prediction.source import Floats, Forward, Splits

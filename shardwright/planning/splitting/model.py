@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwright.clusters import Links
-from shardwright.ir.dtypes import itemsize
+from shardwright.ir.tensor_meta import itemsize
 from shardwright.planning.splitting.domains import Domain
 from shardwright.planning.splitting.elimination import CostFactor
 from shardwright.planning.splitting.exchange import (

@@ -16,8 +16,8 @@ from shardwright.compiler.passes.fold_norms import fold_norms
 from shardwright.compiler.passes.fuse_convs import fuse_convs
 from shardwright.compiler.passes.rewriter import same_layout, strides_of
 from shardwright.ir import Builder, IRGraph
+from shardwright.ir.tensor_meta import strides_or_none
 from shardwright.ir.validate import validate
-from shardwright.ir.values import strides_or_none
 from tests.compiler.passes.test_fold_norms import evaluated
 
 COPY = "aten.clone.default"

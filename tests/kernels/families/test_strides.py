@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from shardwright.ir import resolve
-from shardwright.ir.attributes import to_json
 from shardwright.ir.operators import flatten_results
-from shardwright.ir.values import Input
+from shardwright.ir.values import Input, to_json
 from shardwright.kernels.families.table import bind_torch
 from shardwright.kernels.kinds import BY_NAME, KINDS
 from shardwright.kernels.native.library import Bound, addresses

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 
 from shardwright.errors import ExecError, GraphError
-from shardwright.ir.dtypes import DTYPES
 from shardwright.ir.operators import resolve
+from shardwright.ir.tensor_meta import DTYPES
 from shardwright.kernels.kinds import BY_ID, BY_NAME, KINDS
 from shardwright.ops.in_files import ALLOWED
 from shardwright.torch_internals import schema_of

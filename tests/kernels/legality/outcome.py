@@ -20,8 +20,7 @@ from shardwright.compiler.layouts import meet_layouts
 from shardwright.compiler.segments import written_out
 from shardwright.compiler.task_program import plan_task
 from shardwright.errors import ExecError
-from shardwright.ir.dtypes import itemsize, torch_dtype
-from shardwright.ir.values import contiguous_strides
+from shardwright.ir.tensor_meta import contiguous_strides, itemsize, torch_dtype
 from shardwright.kernels.families.table import bind_torch
 from shardwright.kernels.files import decode
 from shardwright.kernels.kinds import kind_of

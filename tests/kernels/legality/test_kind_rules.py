@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shardwright.errors import ExecError
-from shardwright.ir.dtypes import DTYPES, dtype_name
+from shardwright.ir.tensor_meta import DTYPES, dtype_name
 from shardwright.kernels.families.kernel import present
 from shardwright.kernels.families.table import bind_torch
 from shardwright.kernels.kinds import BY_NAME, KINDS

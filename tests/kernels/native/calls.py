@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shardwright.errors import ExecError
-from shardwright.ir.dtypes import dtype_name
+from shardwright.ir.tensor_meta import dtype_name
 from shardwright.kernels.kinds import BY_NAME
 from shardwright.kernels.native.build import find_compiler
 from shardwright.kernels.native.library import Bound, Library, Operand, addresses, load

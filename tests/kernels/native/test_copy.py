@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import ExecError
-from shardwright.ir.dtypes import DTYPES
+from shardwright.ir.tensor_meta import DTYPES
 from tests.kernels.native.calls import native_call
 from tests.kernels.native.tensors import FLOATS, LOW, WHOLE, broadcast, shapes, strided
 
