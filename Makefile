@@ -71,7 +71,7 @@ format: setup ## rewrite the sources as `make lint` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-zoo: setup ## capture, cut, run, train and compare 25 model families; prints the README's tables
+zoo: setup ## capture, cut, run, train and compare 25 model families; prints the tables of docs/zoo.md
 	$(BIN)/python -m zoo
 	$(BIN)/python -m zoo --training
 

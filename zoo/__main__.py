@@ -184,7 +184,7 @@ def as_table(rows: Sequence[Row | gradients.Row]) -> Table:
 
 
 def as_markdown(rows: Sequence[Row | gradients.Row]) -> str:
-    """The rows for the README."""
+    """The rows as a table of docs/zoo.md."""
     heading, *lines = cells(rows)
     lines = [heading, ["---"] * len(heading), *lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
