@@ -40,6 +40,7 @@ from shardwright.errors import RunError
 
 _FOREVER = timedelta(days=365)
 """A resident worker may idle for long; who waits too long for what is for the worker to say."""
+_GATHER_TAG = 0
 _SPIN = 1e-4
 """Seconds that a rank looks out for messages before it sleeps, where it has a core to itself."""
 
@@ -65,18 +66,27 @@ def adopt_group() -> dist.ProcessGroup:
 
 
 def gather_bytes(content: bytes, group: dist.ProcessGroup) -> list[bytes]:
-    """What every rank of a group gives, in their order.
+    """What every rank of a group gives, in their order. Raises RuntimeError where a rank is gone.
 
-    Raises RuntimeError where a rank is gone.
+    By sends and receives: a thread of gloo's may hold a collective's tensors for a moment longer
+    than the call takes, needs the interpreter to free them, and aborts a process that is ending.
     """
-    size = torch.tensor([len(content)])
-    sizes = [torch.empty_like(size) for _ in range(group.size())]
-    dist.all_gather(sizes, size, group=group)
-    given = torch.zeros(int(max(sizes)), dtype=torch.uint8)
-    given[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    found = [torch.empty_like(given) for _ in sizes]
-    dist.all_gather(found, given, group=group)
-    return [each[: int(size)].numpy().tobytes() for each, size in zip(found, sizes, strict=True)]
+    lengths = _exchange(torch.tensor([len(content)]), [1] * group.size(), group)
+    given = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    found = _exchange(given, [int(length) for length in lengths], group)
+    return [each.numpy().tobytes() for each in found]
+
+
+def _exchange(given: Tensor, sizes: Sequence[int], group: dist.ProcessGroup) -> list[Tensor]:
+    """The tensor that each rank gives to all others; ``sizes`` are their lengths."""
+    found = [given.new_empty(size) for size in sizes]
+    found[group.rank()] = given
+    peers = [peer for peer in range(group.size()) if peer != group.rank()]
+    works = [group.recv([found[peer]], peer, _GATHER_TAG) for peer in peers]
+    works += [group.send([given], peer, _GATHER_TAG) for peer in peers]
+    for work in works:
+        work.wait()
+    return found
 
 
 def connect(

@@ -90,10 +90,14 @@ class GlooEndpoint(Endpoint):
         return arrived._replace(tensor=unpack(content, spec))
 
     def close(self) -> None:
-        """Tell every destination that no more comes and wait until all sources have."""
+        """Tell every destination that no more comes and wait until all sources have.
+
+        Who says nothing for long is cut off: no thread may stay in gloo when the process ends.
+        """
         for outbox in self._outboxes.values():
             outbox.close()
-        self._join()
+        if not self._join():
+            self.abort()
 
     def abort(self) -> None:
         """Cut the connections to all ranks: threads that wait for them end, here and there.
@@ -109,9 +113,12 @@ class GlooEndpoint(Endpoint):
             outbox.end()
         self._join()
 
-    def _join(self) -> None:
+    def _join(self) -> bool:
+        """Wait for the threads that receive; False where one has not ended in time."""
+        deadline = time.monotonic() + _JOIN_SECONDS
         for thread in self._receivers:
-            thread.join(_JOIN_SECONDS)
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._receivers)
 
     def _receive(self, source: int) -> None:
         """Take one message after another until the source shuts down or is gone."""

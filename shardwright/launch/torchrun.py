@@ -92,6 +92,7 @@ class Rank(Backend):
         self._error: Exception | None = None
         self._options = options
         self._owns_group = not dist.is_initialized()
+        self._groups: list[dist.ProcessGroup] = []
         self._gathering: dist.ProcessGroup | None = None
         constants = pipeline.weights.load(constants_of(pipeline, name))
         added = relays(pipeline)
@@ -164,8 +165,7 @@ class Rank(Backend):
             self._host.abort()
         else:
             self._host.close()
-        if self._owns_group and dist.is_initialized():
-            dist.destroy_process_group()
+        self._leave_groups()
         torch.set_num_threads(self._threads_before)
 
     def _connect(self, found: Sequence[Operation]) -> Transport:
@@ -189,9 +189,20 @@ class Rank(Backend):
     def _make_group(self) -> dist.ProcessGroup:
         """Another group of all ranks; every rank must make it."""
         if dist.is_initialized():
-            return adopt_group()
+            self._groups.append(adopt_group())
+            return self._groups[-1]
         assert self._store is not None, "the ranks have met"
         return join_group(self._store, self._rank, len(self._kinds), self._kinds)
+
+    def _leave_groups(self) -> None:
+        """End the groups made here, and their threads; a program's own default group stays."""
+        self._gathering = None
+        if self._owns_group and dist.is_initialized():
+            dist.destroy_process_group()
+        elif dist.is_initialized():
+            for group in self._groups:
+                dist.destroy_process_group(group)
+        self._groups.clear()
 
     def _make_another(
         self, pipeline: Pipeline, shared: Mapping[str, str], slot: SlotProgram

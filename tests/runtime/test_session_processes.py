@@ -141,6 +141,7 @@ def test_an_exception_on_a_worker() -> None:
 
 SCRIPT = """
 import os, sys, torch
+from pathlib import Path
 from shardwright.runtime.session import Session
 from tests.runtime.linear_step import LinearModel, batches, linear_step
 from tests.runtime.test_session import LR, assert_close, evaluation, model_of
@@ -168,8 +169,14 @@ def train(name, pipeline):
         assert list(session.call_workers("shardwright.runtime.memory:peak_memory")) == ["d0", "d1"]
     sys.stdout.write(f"{name}: rows {rank} {own['x'].ranges} {own['target'].ranges}\\n")
 
+def threads_of_gloo():
+    names = [(task / "comm").read_text() for task in Path("/proc/self/task").glob("*")]
+    return [name for name in names if "gloo" in name]
+
 train("stages", linear_step())
+assert not threads_of_gloo()
 train("data", linear_step(ranks=1, data=2))
+assert not threads_of_gloo()
 """
 
 
