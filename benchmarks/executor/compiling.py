@@ -21,8 +21,8 @@ from benchmarks.executor.variants import eager_step
 from benchmarks.executor.workloads import ADAMW, WORKLOADS, Workload, trained_gpt
 from benchmarks.measure import console, print_machine
 from shardwright.compiler.bind import Binder
-from shardwright.compiler.exec_plan import make_exec_plan
 from shardwright.compiler.lowering import lower_graph
+from shardwright.compiler.memory.plan import make_exec_plan
 from shardwright.compiler.passes.pipeline import prepare
 from shardwright.compiler.replay import Replaying
 from shardwright.compiler.sources import source_of

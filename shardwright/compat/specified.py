@@ -16,10 +16,9 @@ from __future__ import annotations
 import torch
 
 from shardwright.compiler.compile import available, compile, parsed
-from shardwright.compiler.exec_plan import ExecPlan, make_exec_plan
 from shardwright.compiler.executor import Executor as CudaExecutor
 from shardwright.compiler.lowering import lower_graph
-from shardwright.compiler.optimize import optimize_plan
+from shardwright.compiler.memory.plan import ExecPlan, make_exec_plan, optimize_plan
 from shardwright.compiler.passes.pipeline import prepare
 from shardwright.compiler.program import CompiledProgram
 from shardwright.ir import IRGraph

@@ -18,21 +18,19 @@ from torch.autograd.graph import increment_version
 
 from shardwright.compiler.captured import Bound
 from shardwright.compiler.cuda import GraphMemory, RecordedGraph
-from shardwright.compiler.exec_plan import ExecPlan, make_exec_plan
 from shardwright.compiler.executor import Executor
 from shardwright.compiler.guards import is_counted
 from shardwright.compiler.lowering import lower_graph
-from shardwright.compiler.optimize import optimize_plan
+from shardwright.compiler.memory.plan import ExecPlan, make_exec_plan, optimize_plan
 from shardwright.compiler.passes.pipeline import prepare
 from shardwright.compiler.replay import Replaying, warm_up
-from shardwright.compiler.shared_arena import SharedArena
+from shardwright.compiler.slots import SharedArena
 from shardwright.compiler.sources import Prepared
 from shardwright.compiler.task_program import first_of_each, touched
 from shardwright.ir import IRGraph, IRValue
 from shardwright.ir.graph import without_collection
-from shardwright.kernels.call_log import CallLog
 from shardwright.kernels.emitters import emit_graph
-from shardwright.kernels.native.library import load
+from shardwright.kernels.native.library import CallLog, load
 
 LARGE = 1 << 16
 """Bytes from which on an input is read where it lies and an output is new memory, not a copy."""

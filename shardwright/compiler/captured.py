@@ -13,14 +13,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from shardwright.compiler.exec_plan import ExecPlan
 from shardwright.compiler.guards import Facts, Guard, Parts, is_placed
+from shardwright.compiler.memory.plan import ExecPlan
 from shardwright.compiler.replay import Known, Replaying
 from shardwright.compiler.sources import Prepared
 from shardwright.ir import IRGraph, IRValue
 from shardwright.ir.structure import rebuild
 from shardwright.ir.tensor_meta import torch_dtype
-from shardwright.kernels.call_log import CallLog
+from shardwright.kernels.native.library import CallLog
 
 
 class Bound(Protocol):

@@ -19,12 +19,11 @@ from dataclasses import replace
 
 import torch
 
-from shardwright.compiler.exec_plan import ExecPlan
 from shardwright.compiler.feeds import Feeds
-from shardwright.compiler.memory import Memory
+from shardwright.compiler.memory.plan import ExecPlan
 from shardwright.compiler.segments import NativeSegment, Segment, TorchSegment, bind_segments
-from shardwright.kernels.call_log import CallLog
-from shardwright.kernels.native.library import Library, load
+from shardwright.compiler.slots import Memory
+from shardwright.kernels.native.library import CallLog, Library, load
 
 
 class Executor:
@@ -63,7 +62,7 @@ class Executor:
             k for k, buffer in enumerate(plan.buffers) if buffer.kind == "output"
         ]
         self._fresh = self._floating()
-        self._returned = [(vid, plan.homes[vid].buffer) for vid in plan.lowered.outputs]
+        self._returned = [(vid, plan.allocations[vid].buffer) for vid in plan.lowered.outputs]
 
     def _library(self) -> Library | None:
         return load() if self.device.type == "cpu" else None

@@ -15,12 +15,12 @@ from itertools import pairwise
 
 import torch
 
-from shardwright.compiler.exec_plan import ExecPlan
-from shardwright.compiler.memory import Memory
+from shardwright.compiler.memory.plan import ExecPlan
+from shardwright.compiler.slots import Memory
 from shardwright.errors import InputError
 from shardwright.ir.tensor_meta import describe_dtype, torch_dtype
 from shardwright.kernels.lowered import ValueSpec
-from shardwright.kernels.spots import extent, overlaps
+from shardwright.kernels.strides import extent, overlaps
 
 
 class Feeds:
@@ -127,7 +127,7 @@ class Feeds:
     def _check(self, buffer: int, name: str, tensor: torch.Tensor) -> None:
         """Raise InputError where the buffer cannot be this tensor."""
         vid = self._plan.buffers[buffer].vid
-        spec, strides = self._plan.lowered.values[vid], self._plan.homes[vid].strides
+        spec, strides = self._plan.lowered.values[vid], self._plan.allocations[vid].strides
         check_tensor(name, tensor, spec, self._memory.device)
         if vid in self._plan.renewed and not _lies_as(tensor, strides):
             raise InputError(
@@ -139,7 +139,7 @@ class Feeds:
         """Let the buffer be the tensor, or a copy that lies as the plan says."""
         self._copied.pop(buffer, None)
         self._given[buffer] = tensor, _layout(tensor)
-        if _lies_as(tensor, self._plan.homes[self._plan.buffers[buffer].vid].strides):
+        if _lies_as(tensor, self._plan.allocations[self._plan.buffers[buffer].vid].strides):
             self._hold(buffer, tensor.detach())
         else:
             self._copy(buffer, tensor)

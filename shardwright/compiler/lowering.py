@@ -14,9 +14,9 @@ from shardwright.errors import ExecError
 from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.execute import describe_node
 from shardwright.ir.values import Emitted
-from shardwright.kernels.constraints import check_wishes
 from shardwright.kernels.kinds import kind_of
-from shardwright.kernels.lowered import ABSENT, LoweredGraph, LoweredOp, ValueSpec
+from shardwright.kernels.lowered import LoweredGraph, LoweredOp, ValueSpec
+from shardwright.kernels.row import ABSENT
 
 
 def lower_graph(graph: IRGraph) -> LoweredGraph:
@@ -66,7 +66,8 @@ def _lower(
             ids.append(vid)
         there.update(emitted.outputs)
         if emitted.constraints or emitted.hints:
-            check_wishes(kind_of(kind_id), emitted.constraints, emitted.hints, describe_node(node))
+            kind = kind_of(kind_id)
+            kind.check_constraints(emitted.constraints, emitted.hints, describe_node(node))
         _check_saved(node, emitted, there)
         yield LoweredOp(
             kind_id,

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from shardwright.compiler.captured import Bind, Capture
-from shardwright.compiler.exec_plan import ExecPlan
 from shardwright.compiler.guards import Facts
+from shardwright.compiler.memory.plan import ExecPlan
 from shardwright.compiler.replay import Captures, Key, Replaying, check_device, taken
 from shardwright.compiler.sources import Prepared, Source
 from shardwright.compiler.trace import Trace, check_trace, trace_of

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from shardwright.compiler.exec_plan import ExecPlan
 from shardwright.compiler.executor import Executor
+from shardwright.compiler.memory.plan import ExecPlan
 from shardwright.ir.operators import resolve
 from shardwright.kernels.kinds import BY_NAME, kind_of
 from shardwright.kernels.lowered import LoweredGraph, LoweredOp

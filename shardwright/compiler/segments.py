@@ -16,15 +16,20 @@ from typing import NamedTuple
 
 import torch
 
-from shardwright.compiler.exec_plan import ExecPlan
-from shardwright.compiler.memory import Memory
+from shardwright.compiler.memory.plan import ExecPlan
+from shardwright.compiler.slots import Memory
 from shardwright.errors import ExecError
-from shardwright.kernels.call_log import CallLog, Logged
-from shardwright.kernels.families.kernel import Closure, present
-from shardwright.kernels.families.table import bind_torch
-from shardwright.kernels.kinds import Kind, kind_of
-from shardwright.kernels.lowered import ABSENT, LoweredOp
-from shardwright.kernels.native.library import Bound, Library, Operand, Program
+from shardwright.kernels.kinds import bind_torch, kind_of
+from shardwright.kernels.lowered import LoweredOp
+from shardwright.kernels.native.library import (
+    Bound,
+    CallLog,
+    Library,
+    LoggedCall,
+    NativeOperand,
+    Program,
+)
+from shardwright.kernels.row import ABSENT, Closure, KernelRow, present
 
 
 class NativeSegment:
@@ -59,7 +64,7 @@ class TorchSegment:
         self.count = len(ops)
         self._ops = ops
         self._buffers = [
-            sorted({plan.homes[v].buffer for v in (*op.in_vids, *op.out_vids) if v != ABSENT})
+            sorted({plan.allocations[v].buffer for v in (*op.in_vids, *op.out_vids) if v != ABSENT})
             for op in ops
         ]
         self._calls: list[TorchCall | None] = [None] * len(ops)
@@ -129,15 +134,15 @@ class _Operands:
 
     def __init__(self, plan: ExecPlan) -> None:
         self._plan = plan
-        self._known: dict[int, Operand] = {}
+        self._known: dict[int, NativeOperand] = {}
         self._static = {k for k, buffer in enumerate(plan.buffers) if buffer.vid in plan.static}
 
-    def of(self, vid: int) -> Operand | None:
+    def of(self, vid: int) -> NativeOperand | None:
         if vid == ABSENT:
             return None
         if vid not in self._known:
-            home = self._plan.homes[vid]
-            self._known[vid] = Operand(
+            home = self._plan.allocations[vid]
+            self._known[vid] = NativeOperand(
                 home.buffer,
                 home.offset,
                 self._plan.lowered.values[vid].dtype,
@@ -158,7 +163,7 @@ def _native(library: Library, op: LoweredOp, number: int, operands: _Operands) -
     return library.bind(op.kind_id, 1, blob, described, len(op.in_vids), number=number)
 
 
-def written_out(kind: Kind, op: LoweredOp) -> bytes:
+def written_out(kind: KernelRow, op: LoweredOp) -> bytes:
     """A call's attributes by the kind's first schema; empty where the kind has none.
 
     Raises ExecError for attributes that the kind cannot read.
@@ -167,7 +172,7 @@ def written_out(kind: Kind, op: LoweredOp) -> bytes:
         attrs = kind.unpack(op.attr_schema, op.attr_blob)
     except ExecError as error:
         raise ExecError(f"{op.where}: {error}" if op.where else str(error)) from None
-    return kind.layout(1).pack(attrs) if kind.schemas else b""
+    return kind.schema(1).pack(attrs) if kind.schemas else b""
 
 
 def _bind(op: LoweredOp, number: int, memory: Memory) -> TorchCall:
@@ -237,7 +242,7 @@ def _logged(call: TorchCall, device: torch.device, log: CallLog) -> Callable[[],
 
     def make() -> None:
         seconds = _timed(call, device)
-        log.append(Logged(call.number, call.kind_id, False, seconds))
+        log.append(LoggedCall(call.number, call.kind_id, False, seconds))
 
     return make
 

@@ -14,12 +14,11 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from shardwright.compiler.exec_plan import ExecPlan, make_exec_plan
 from shardwright.compiler.executor import Executor
-from shardwright.compiler.optimize import optimize_plan
+from shardwright.compiler.memory.plan import ExecPlan, make_exec_plan, optimize_plan
 from shardwright.compiler.recording import Record, Recording
 from shardwright.compiler.segments import TorchSegment
-from shardwright.compiler.shared_arena import SharedArena
+from shardwright.compiler.slots import SharedArena
 from shardwright.kernels.lowered import LoweredGraph
 
 
@@ -152,7 +151,7 @@ def first_of_each(plan: ExecPlan, fresh: Collection[int]) -> set[int]:
     """The positions of outputs that are new memory and not given twice."""
     found: dict[int, int] = {}
     for k, vid in enumerate(plan.lowered.outputs):
-        buffer = plan.homes[vid].buffer
+        buffer = plan.allocations[vid].buffer
         if buffer in fresh:
             found.setdefault(buffer, k)
     return set(found.values())

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 import torch
 
-from shardwright.compiler.exec_plan import ExecPlan
 from shardwright.compiler.executor import Executor
+from shardwright.compiler.memory.plan import ExecPlan
 from shardwright.errors import ExecError
 from shardwright.ir.tensor_meta import count_text
-from shardwright.kernels.call_log import Logged
 from shardwright.kernels.kinds import kind_of
 from shardwright.kernels.lowered import LoweredOp
+from shardwright.kernels.native.library import LoggedCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,12 @@ class Trace:
         return "\n".join(lines)
 
 
-def trace_of(plan: ExecPlan, log: Iterable[Logged]) -> Trace:
+def trace_of(plan: ExecPlan, log: Iterable[LoggedCall]) -> Trace:
     """The trace of a log; where a call came from is looked up in the plan."""
     return Trace(tuple(_called(plan, entry) for entry in log))
 
 
-def _called(plan: ExecPlan, entry: Logged) -> Called:
+def _called(plan: ExecPlan, entry: LoggedCall) -> Called:
     number, kind_id, native, seconds = entry
     where = plan.calls[number].where if number < len(plan.calls) else ""
     return Called(number, kind_of(kind_id).name, where, native, seconds)

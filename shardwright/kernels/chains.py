@@ -2,7 +2,7 @@
 
     mul x0 x1; add %0 0.5; tanh %1 -> %2 %0
 
-Instruction i defines ``%i``; its operands are inputs (``xN``), earlier results (``%N``) and
+ChainInstruction i defines ``%i``; its operands are inputs (``xN``), earlier results (``%N``) and
 literals (a float as Python writes it, with ``inf``, ``-inf`` and ``nan``). After the arrow stand
 the outputs. What always holds of a `Chain` that was parsed or checked: an operand is defined
 before it is used, every operator has its number of operands, there is an output, and
@@ -27,7 +27,7 @@ from shardwright.errors import ExecError
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ChainInput:
     """Input number ``index``: ``x0``."""
 
     index: int
@@ -37,7 +37,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ChainResult:
     """What instruction ``index`` computed: ``%0``."""
 
     index: int
@@ -46,16 +46,16 @@ class Result:
         return f"%{self.index}"
 
 
-Operand = Load | Result | float
+ChainOperand = ChainInput | ChainResult | float
 """What an instruction reads."""
 
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
+class ChainInstruction:
     """One operator of `OPERATORS` on its operands."""
 
     op: str
-    operands: tuple[Operand, ...]
+    operands: tuple[ChainOperand, ...]
 
     def __str__(self) -> str:
         return " ".join((self.op, *map(_text, self.operands)))
@@ -65,7 +65,7 @@ class Instruction:
 class Chain:
     """A program; ``outputs`` are numbers of instructions."""
 
-    instructions: tuple[Instruction, ...]
+    instructions: tuple[ChainInstruction, ...]
     outputs: tuple[int, ...]
 
     def __str__(self) -> str:
@@ -75,11 +75,13 @@ class Chain:
     @property
     def inputs(self) -> int:
         """How many inputs it reads: one more than the highest number of one."""
-        loads = (o.index for i in self.instructions for o in i.operands if isinstance(o, Load))
+        loads = (
+            o.index for i in self.instructions for o in i.operands if isinstance(o, ChainInput)
+        )
         return max(loads, default=-1) + 1
 
 
-def _text(operand: Operand) -> str:
+def _text(operand: ChainOperand) -> str:
     return repr(operand) if isinstance(operand, float) else str(operand)
 
 
@@ -87,7 +89,7 @@ def _text(operand: Operand) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class ChainOperator:
     """How many operands, and what torch computes of tensors of the dtype of computation."""
 
     arity: int
@@ -158,10 +160,10 @@ _BINARY: Mapping[str, Callable[..., torch.Tensor]] = {
     "gelu_tanh_bwd": _gradient(_aten.gelu_backward.default, approximate="tanh"),
 }
 
-OPERATORS: Mapping[str, Operator] = {
-    **{name: Operator(1, function) for name, function in _UNARY.items()},
-    **{name: Operator(2, function) for name, function in _BINARY.items()},
-    "where": Operator(3, lambda c, a, b: torch.where(c != 0, a, b)),
+OPERATORS: Mapping[str, ChainOperator] = {
+    **{name: ChainOperator(1, function) for name, function in _UNARY.items()},
+    **{name: ChainOperator(2, function) for name, function in _BINARY.items()},
+    "where": ChainOperator(3, lambda c, a, b: torch.where(c != 0, a, b)),
 }
 """Every operator by name; those in ``_bwd`` take the gradient first, then what torch's take."""
 
@@ -185,19 +187,21 @@ def parse_chain(program: str) -> Chain:
     for index, part in enumerate(body.split(";")):
         op, *operands = part.split() or [""]
         parsed = tuple(_operand(token, f"instruction %{index}", program) for token in operands)
-        instructions.append(Instruction(op, parsed))
+        instructions.append(ChainInstruction(op, parsed))
     outputs = [_operand(token, "the outputs", program) for token in ends.split()]
-    if not all(isinstance(output, Result) for output in outputs):
+    if not all(isinstance(output, ChainResult) for output in outputs):
         raise ExecError(f"chain {program!r}: an output is a result, as %0")
-    chain = Chain(tuple(instructions), tuple(o.index for o in outputs if isinstance(o, Result)))
+    chain = Chain(
+        tuple(instructions), tuple(o.index for o in outputs if isinstance(o, ChainResult))
+    )
     check_chain(chain)
     return chain
 
 
-def _operand(token: str, where: str, program: str) -> Operand:
+def _operand(token: str, where: str, program: str) -> ChainOperand:
     if found := _REFERENCE.fullmatch(token):
         index = int(found[2])
-        return Load(index) if found[1] == "x" else Result(index)
+        return ChainInput(index) if found[1] == "x" else ChainResult(index)
     try:
         value = float(token)
     except ValueError:
@@ -223,7 +227,7 @@ def check_chain(chain: Chain) -> None:
                 f"{len(instruction.operands)}"
             )
         for operand in instruction.operands:
-            if isinstance(operand, Result) and operand.index >= index:
+            if isinstance(operand, ChainResult) and operand.index >= index:
                 raise ExecError(f"{where} reads {operand} before it is computed")
     if not chain.outputs:
         raise ExecError(f"chain '{chain}' has no outputs")
@@ -257,10 +261,10 @@ def evaluate(
     device = inputs[0].device if inputs else torch.device("cpu")
     results: list[torch.Tensor] = []
 
-    def value(operand: Operand) -> torch.Tensor:
-        if isinstance(operand, Load):
+    def value(operand: ChainOperand) -> torch.Tensor:
+        if isinstance(operand, ChainInput):
             return loaded[operand.index]
-        if isinstance(operand, Result):
+        if isinstance(operand, ChainResult):
             return results[operand.index]
         return torch.tensor(operand, dtype=torch.float64, device=device).to(dtype)
 

@@ -1,53 +1,49 @@
 """Emitters: from an operator's node to the kernel calls that do its work.
 
-Comes in: a graph, node by node. Goes out: `IRNode.emitted`, the calls, by three roads in turn: a
-row of the table of emitters, which may decline; views, found by trial; and the generic kind, whose
-blob holds the operator and its constants. So no operator is refused; only markers are, which stand
-for no operator.
+A node's calls (`IRNode.emitted`) are found by three roads in turn: views, found by trial; a row of
+the table (`KernelRow.from_aten`), where what it gives is legal; and the generic kind, whose blob
+holds the operator and its constants. So no operator is refused; only markers are, which stand for
+none.
 
-`Builder(ctx=Emitters())` emits as nodes are written, `emit_graph` for a graph that is there. What
-always holds: nodes that are alike in operator, attributes, operands and in what is read of their
-results share one emission, so that a stack of equal layers costs what one layer costs.
+`Builder(ctx=Emitters())` emits as nodes are written, `emit_graph` for a graph that is there. Nodes
+that are alike in operator, attributes, operands and in what is read of their results share one
+emission, so that a stack of equal layers costs what one layer costs.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Hashable, Mapping
-from typing import Any
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
 
 from shardwright.errors import ExecError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.aliasing import may_return_an_argument
 from shardwright.ir.execute import describe_node
-from shardwright.ir.operators import is_marker
-from shardwright.ir.values import Emitted, Input, to_json
-from shardwright.kernels.emitting import contractions, elementwise, layers, memory, optimizers
-from shardwright.kernels.emitting.call import Emitter, NodeCall, Place
-from shardwright.kernels.spots import same_order
-from shardwright.kernels.views import find_views
+from shardwright.ir.operators import flatten_results, is_marker, join_call
+from shardwright.ir.tensor_meta import torch_dtype
+from shardwright.ir.values import Emitted
+from shardwright.kernels.files import check_call
+from shardwright.kernels.generic import emit_generic
+from shardwright.kernels.kinds import BY_ID, BY_NAME, EMITTERS
+from shardwright.kernels.node_call import NodeCall
+from shardwright.kernels.row import ABSENT, OperandMeta
+from shardwright.kernels.strides import same_order
+from shardwright.torch_internals import OpOverload, storage_key
 
-EMITTERS: Mapping[str, Emitter] = {
-    **elementwise.TABLE,
-    **contractions.TABLE,
-    **layers.TABLE,
-    **memory.TABLE,
-    **optimizers.TABLE,
-}
-"""By the operator's full name; an emitter that gives None leaves the node to views and generic."""
-
-Emission = tuple[Emitted, ...]
+Emitteds = tuple[Emitted, ...]
 
 
 class Emitters:
     """The backend's emitters, as a `Builder`'s ``ctx``; remembers what it emitted."""
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, Emission] = {}
+        self._known: dict[Hashable, Emitteds] = {}
 
     def __call__(
         self, graph: IRGraph, node: IRNode, live: Collection[int] | None = None
-    ) -> Emission:
+    ) -> Emitteds:
         """The calls of a node; ``live`` are the values that are read, all where it is None.
 
         Raises ExecError for a marker.
@@ -59,7 +55,7 @@ class Emitters:
             )
         key = _key(graph, node, live)
         if key not in self._known:
-            self._known[key] = emit_node(graph, node, live)
+            self._known[key] = _emit_node(graph, node, live)
         return self._known[key]
 
 
@@ -74,24 +70,61 @@ def emit_graph(graph: IRGraph, emitters: Emitters | None = None) -> IRGraph:
     return graph
 
 
-def emit_node(graph: IRGraph, node: IRNode, live: Collection[int] | None = None) -> Emission:
+def _key(graph: IRGraph, node: IRNode, live: Collection[int] | None) -> Hashable:
+    """What nodes have alike that share an emission."""
+    values = graph.values
+    kinds = tuple(
+        (values[i].shape, values[i].dtype, values[i].strides) for i in (*node.inputs, *node.outputs)
+    )
+    read = None if live is None else tuple(value_id in live for value_id in node.outputs)
+    return node.op, repr(node.attrs), kinds, read, node.absent
+
+
+def _emit_node(graph: IRGraph, node: IRNode, live: Collection[int] | None) -> Emitteds:
     """The calls of one node, by the first road that takes it."""
-    row = EMITTERS.get(node.op)
-    if row is not None and (found := row(NodeCall(graph, node, live))):
-        return tuple(found)
-    call = NodeCall(graph, node, live)
+    call = NodeCall(BY_NAME, graph, node, live)
     if may_return_an_argument(node.op) and (views := _views(call)) is not None:
         return views
-    copying = memory.COPYING.get(node.op)
-    if copying is not None and (found := copying(call)):
-        return tuple(found)
-    return (_generic(NodeCall(graph, node, live)),)
+    return _by_a_row(call) or (emit_generic(NodeCall(BY_NAME, graph, node, live)),)
 
 
-def _views(call: NodeCall) -> Emission | None:
+def _by_a_row(call: NodeCall) -> Emitteds | None:
+    """What the operator's own emitter gives; None where there is none, or it is not legal."""
+    emitter = EMITTERS.get(call.op)
+    if emitter is None:
+        return None
+    try:
+        emission = emitter(call)
+        found = (emission,) if isinstance(emission, Emitted) else tuple(emission or ())
+        for emitted in found:
+            _check(call, emitted)
+    except ExecError:
+        return None
+    return found
+
+
+def _check(call: NodeCall, emitted: Emitted) -> None:
+    """Raise ExecError where a call is not one that its kind takes."""
+    kind_id, schema, blob = emitted.kind_id, emitted.attr_schema, emitted.attr_blob
+    assert kind_id is not None
+    assert schema is not None
+    assert blob is not None
+    kind = BY_ID[kind_id]
+    if missing := kind.missing(emitted.inputs, emitted.outputs):
+        raise ExecError(f"{kind.name} needs {missing}")
+    ins, outs = (
+        tuple(None if place == ABSENT else call.of(place) for place in places)
+        for places in (emitted.inputs, emitted.outputs)
+    )
+    check_call(kind_id, schema, blob, ins, outs)
+
+
+# --- views ---------------------------------------------------------------------------------------
+
+
+def _views(call: NodeCall) -> Emitteds | None:
     """One call a result, where all results are views that lie as the graph says."""
-    inputs = [(x.shape, x.dtype, x.strides) for x in call.operands[: call.n_inputs]]
-    views = find_views(call.overload, inputs, call.attrs)
+    views = find_views(call.overload, call.operands[: call.n_inputs], call.attrs)
     if views is None or len(views) != len(call.made):
         return None
     emitted = []
@@ -104,29 +137,41 @@ def _views(call: NodeCall) -> Emission | None:
     return tuple(emitted)
 
 
-def _generic(call: NodeCall) -> Emitted:
-    """The operator by its name, with its arguments as a file's node has them."""
-    text = {
-        "args": [to_json(_with_inputs(item)) for item in call.args],
-        "kwargs": {key: to_json(_with_inputs(item)) for key, item in call.kwargs.items()},
-    }
-    written = json.dumps(text, separators=(",", ":"), allow_nan=False)
-    return call.emit("generic", [Place(k) for k in range(call.n_inputs)], op=call.op, call=written)
+class FoundView(NamedTuple):
+    """A result that lies in memory of input number ``source``; offset and strides in elements."""
+
+    source: int
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
 
-def _with_inputs(argument: Any) -> Any:
-    if isinstance(argument, Place):
-        return Input(int(argument))
-    if isinstance(argument, list):
-        return [_with_inputs(item) for item in argument]
-    return argument
+def find_views(
+    overload: OpOverload, inputs: Sequence[OperandMeta], attrs: Mapping[str, Any]
+) -> list[FoundView] | None:
+    """The operator's results as views, None where one of them is none.
+
+    The operator runs on tensors without contents. A view has its input's dtype and values: a
+    conjugate or negative seen lazily is none.
+    """
+    tensors = [
+        torch.empty_strided(shape, strides, dtype=torch_dtype(dtype), device="meta")
+        for shape, dtype, strides in inputs
+    ]
+    try:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            args, kwargs = join_call(overload, tensors, dict(attrs), "meta")
+            made = flatten_results(overload(*args, **kwargs))
+    except RuntimeError:
+        return None  # it reads contents, or torch cannot run it without: a view does neither
+    found = [_view(item, tensors) for item in made if isinstance(item, torch.Tensor)]
+    return None if None in found or not found else [view for view in found if view is not None]
 
 
-def _key(graph: IRGraph, node: IRNode, live: Collection[int] | None) -> Hashable:
-    """What nodes have alike that share an emission."""
-    values = graph.values
-    kinds = tuple(
-        (values[i].shape, values[i].dtype, values[i].strides) for i in (*node.inputs, *node.outputs)
-    )
-    read = None if live is None else tuple(value_id in live for value_id in node.outputs)
-    return node.op, repr(node.attrs), kinds, read, node.absent
+def _view(made: torch.Tensor, tensors: Sequence[torch.Tensor]) -> FoundView | None:
+    for source, tensor in enumerate(tensors):
+        if storage_key(made) == storage_key(tensor):
+            same = made.dtype == tensor.dtype and not made.is_conj() and not made.is_neg()
+            offset = int(made.storage_offset())
+            return FoundView(source, offset, tuple(made.shape), made.stride()) if same else None
+    return None

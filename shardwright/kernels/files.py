@@ -12,11 +12,9 @@ is not there. A blob is the call's packed attributes in base64, left out where t
 A text has no names, so that equal layers give equal text; stored values are inputs of a supertask.
 What a call asks of the planner stands where there is any: ``constraints``, ``hints``, ``saved``.
 
-What always holds: ``encode(decode(text)) == text``, and ``decode(encode(graph))`` is the graph with
-its values so numbered. What is decoded is a valid graph: kinds, schemas and blobs that are known,
-operands as many as the kind has and made before they are read, values that are what their calls
-make (`legality`), views inside what they view, and operators that write to nothing and open no
-file.
+``encode(decode(text)) == text``, and ``decode(encode(graph))`` is the graph with its values so
+numbered. What is decoded is proved (`check_calls`), so that a kernel neither reads nor writes
+outside of its operands' memory.
 """
 
 from __future__ import annotations
@@ -25,23 +23,29 @@ import base64
 import binascii
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import count
 from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
-from shardwright.errors import ExecError
+from shardwright.errors import ExecError, GraphError
 from shardwright.ir.tensor_meta import DTYPES, itemsize
 from shardwright.ir.values import Role
-from shardwright.kernels.constraints import check_wishes
-from shardwright.kernels.kinds import Kind, kind_of
-from shardwright.kernels.legality.check import check_calls
-from shardwright.kernels.lowered import ABSENT, LoweredGraph, LoweredOp, ValueSpec
-from shardwright.kernels.spots import extent
+from shardwright.kernels.kinds import BY_ID, kind_of
+from shardwright.kernels.lowered import (
+    VIEW,
+    BaseView,
+    LoweredGraph,
+    LoweredOp,
+    ValueSpec,
+    find_bases,
+)
+from shardwright.kernels.row import ABSENT, COUNTED, KernelCall, KernelRow, MadeMeta, OperandMeta
+from shardwright.kernels.strides import extent, overlaps
 
-COUNTED = 2**63
-"""Below this, 64 bits with a sign count what there is."""
+Operands = tuple[OperandMeta | None, ...]
 
 
 class _Value(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -179,7 +183,7 @@ def _op(number: int, call: _Call) -> LoweredOp:
     except (binascii.Error, ValueError, ExecError) as error:
         raise ExecError(f"{where}: {error}") from None
     _check_counts(kind, call, where)
-    check_wishes(kind, call.constraints, call.hints, where)
+    kind.check_constraints(call.constraints, call.hints, where)
     return LoweredOp(
         call.kind,
         call.schema,
@@ -193,13 +197,13 @@ def _op(number: int, call: _Call) -> LoweredOp:
     )
 
 
-def _check_counts(kind: Kind, call: _Call, where: str) -> None:
+def _check_counts(kind: KernelRow, call: _Call, where: str) -> None:
     if not kind.takes(len(call.inputs), len(call.outputs)):
         raise ExecError(
             f"{where}: {kind.name} with {len(call.inputs)} inputs and {len(call.outputs)} outputs; "
             f"its operands are {kind.operands}"
         )
-    if missing := kind.lacks(call.inputs, call.outputs):
+    if missing := kind.missing(call.inputs, call.outputs):
         raise ExecError(f"{where}: {kind.name} needs {missing}, which is not optional")
 
 
@@ -220,3 +224,76 @@ def _check_order(parsed: _Text, ops: Sequence[LoweredOp]) -> None:
         raise ExecError(f"there are {len(parsed.values)} values, but only {known} are made")
     if any(not 0 <= vid < known for vid in parsed.outputs):
         raise ExecError(f"the outputs are {parsed.outputs}; there are {known} values")
+
+
+# --- proving ----------------------------------------------------------------------------------
+
+
+def check_calls(graph: LoweredGraph) -> None:
+    """Raise ExecError at the first call that is not what it says.
+
+    After it attributes are ones that the kind knows, operands fit one another, each output has the
+    shape and dtype that its call makes, its elements lie apart, and views lie inside what they
+    view. Equal calls, by kind, attributes and operands, are checked once.
+    """
+    bases = find_bases(graph.values, graph.ops)
+    operands: dict[int, OperandMeta | None] = {
+        vid: OperandMeta(view.shape, graph.values[vid].dtype, view.strides)
+        for vid, view in bases.items()
+    }
+    operands[ABSENT] = None
+    for op in graph.ops:
+        if op.kind_id == VIEW.id:
+            _check_view(graph, op, bases)
+            continue
+        inputs = tuple(operands[vid] for vid in op.in_vids)
+        outputs = tuple(operands[vid] for vid in op.out_vids)
+        try:
+            check_call(op.kind_id, op.attr_schema, op.attr_blob, inputs, outputs)
+        except (ExecError, GraphError) as error:
+            raise ExecError(f"{op.where}, {BY_ID[op.kind_id].name}: {error}") from None
+
+
+@lru_cache(maxsize=8192)
+def check_call(kind_id: int, schema: int, blob: bytes, inputs: Operands, outputs: Operands) -> None:
+    """Raise ExecError where such a call is wrong."""
+    kind = BY_ID[kind_id]
+    if kind.makes is None:
+        return
+    call = KernelCall(kind, kind.unpack(schema, blob), inputs, outputs)
+    for k, (said, makes) in enumerate(zip(outputs, kind.makes(call), strict=True)):
+        if said is None:
+            continue
+        if said[:2] not in makes:
+            wanted = " or ".join(map(str, makes)) or "no such output"
+            raise ExecError(
+                f"{_name(kind, k)} is {said}, but the call makes {wanted}; lower the pipeline "
+                "again, or write what the call makes"
+            )
+        if overlaps(said.shape, said.strides):
+            raise ExecError(
+                f"{_name(kind, k)} is {said} with strides {list(said.strides)}, so that elements "
+                "lie on one another; expected strides that keep them apart"
+            )
+
+
+def _name(kind: KernelRow, place: int) -> str:
+    """An output in a message."""
+    names = kind.names(1)
+    name = names[place].rstrip("?") if place < len(names) else ""
+    return f"output {place}" if kind.lists or not name or name.endswith("…") else name
+
+
+def _check_view(graph: LoweredGraph, op: LoweredOp, bases: Mapping[int, BaseView]) -> None:
+    """A view lies inside what it views, and is the value that it says."""
+    source, made = graph.values[op.in_vids[0]], graph.values[op.out_vids[0]]
+    view = bases[made.vid]
+    base = graph.values[view.base]
+    if (view.shape, source.dtype) != (made.shape, made.dtype) or not view.is_inside(base):
+        raise ExecError(
+            f"{op.where}: a view of shape {list(view.shape)} and strides {list(view.strides)} "
+            f"from element {view.offset}, of {source.dtype}, as "
+            f"{MadeMeta(made.shape, made.dtype)}, does not lie in value {view.base}, {base.dtype}"
+            f"{list(base.shape)}; a view has the shape and dtype that its value says, and lies "
+            "inside what it views"
+        )

@@ -6,13 +6,14 @@
     conv               act(convolution + bias + residual)
 
 What always holds: each is functional, has a fake, and its reference here is what every kernel of
-the kind of the same name is held against. Activations are numbers of `kinds.ACTIVATIONS`. Every
+the kind of the same name is held against. Activations are numbers of `row.ACTIVATIONS`. Every
 process that imports the package has them; no file has to require a module for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -21,8 +22,8 @@ from shardwright.ir.dropout import DROPOUT
 from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.ir.with_backward import WITH_BACKWARD
 from shardwright.kernels.chains import evaluate, parse_chain
-from shardwright.kernels.elementwise import result_strides
-from shardwright.kernels.kinds import ACTIVATIONS
+from shardwright.kernels.row import ACTIVATIONS
+from shardwright.kernels.strides import result_strides
 
 GEMM = "shardwright.gemm.default"
 CHAIN = "shardwright.chain.default"
@@ -30,6 +31,7 @@ CROSS_ENTROPY = "shardwright.cross_entropy.default"
 CROSS_ENTROPY_BACKWARD = "shardwright.cross_entropy_bwd.default"
 CONV = "shardwright.conv.default"
 
+F = TypeVar("F", bound=Callable[..., Any])
 _aten = torch.ops.aten
 _FUNCTIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda x: x,
@@ -50,10 +52,19 @@ def activate(x: torch.Tensor, activation: int) -> torch.Tensor:
     return _FUNCTIONS[ACTIVATIONS[activation]](x)
 
 
+def _operator(function: F) -> F:
+    """The function as an operator of its name, whose fake is its run on fake tensors."""
+    defined = torch.library.custom_op(f"shardwright::{function.__name__}", mutates_args=())(
+        function
+    )
+    defined.register_fake(function)
+    return cast(F, defined)
+
+
 # --- gemm ------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("shardwright::gemm", mutates_args=())
+@_operator
 def gemm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -80,21 +91,6 @@ def gemm(
     product = product.reshape(*left.shape[:-1], right.shape[1])
     made = activate(product if residual is None else product + residual, activation)
     return made.contiguous()
-
-
-@gemm.register_fake
-def _(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    transpose_a: bool,
-    transpose_b: bool,
-    activation: int,
-    alpha: float,
-) -> torch.Tensor:
-    rows = (a.shape[1],) if transpose_a else a.shape[:-1]
-    return a.new_empty((*rows, b.shape[0 if transpose_b else 1]))
 
 
 # --- elementwise chains ----------------------------------------------------------------------
@@ -126,7 +122,7 @@ def _empty(inputs: Sequence[torch.Tensor], dtypes: str) -> list[torch.Tensor]:
 # --- cross entropy ---------------------------------------------------------------------------
 
 
-@torch.library.custom_op("shardwright::cross_entropy", mutates_args=())
+@_operator
 def cross_entropy(
     x: torch.Tensor,
     target: torch.Tensor,
@@ -143,19 +139,7 @@ def cross_entropy(
     return loss, total, log_probs
 
 
-@cross_entropy.register_fake
-def _(
-    x: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None,
-    reduction: int,
-    ignore: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    shape = target.shape if reduction == 0 else ()
-    return x.new_empty(shape), x.new_empty(()), x.new_empty(x.shape)
-
-
-@torch.library.custom_op("shardwright::cross_entropy_bwd", mutates_args=())
+@_operator
 def cross_entropy_bwd(
     dloss: torch.Tensor,
     log_probs: torch.Tensor,
@@ -175,23 +159,10 @@ def cross_entropy_bwd(
     return made.contiguous()
 
 
-@cross_entropy_bwd.register_fake
-def _(
-    dloss: torch.Tensor,
-    log_probs: torch.Tensor,
-    target: torch.Tensor,
-    total_weight: torch.Tensor,
-    weight: torch.Tensor | None,
-    reduction: int,
-    ignore: int,
-) -> torch.Tensor:
-    return log_probs.new_empty(log_probs.shape)
-
-
 # --- convolution -----------------------------------------------------------------------------
 
 
-@torch.library.custom_op("shardwright::conv", mutates_args=())
+@_operator
 def conv(
     x: torch.Tensor,
     w: torch.Tensor,
@@ -204,27 +175,11 @@ def conv(
     activation: int,
 ) -> torch.Tensor:
     """A convolution of ``x`` [b, c, ..] with ``w`` [out, c / groups, ..], and what follows it."""
-    return _conv(x, w, bias, residual, stride, padding, dilation, groups, activation)
-
-
-def _conv(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    activation: int,
-) -> torch.Tensor:
     made: torch.Tensor = torch.convolution(
         x, w, bias, stride, padding, dilation, False, [0] * len(stride), groups
     )
     return activate(made if residual is None else made + residual, activation)
 
-
-conv.register_fake(_conv)
 
 OPERATORS = frozenset(
     (GEMM, CHAIN, CROSS_ENTROPY, CROSS_ENTROPY_BACKWARD, CONV, DROPOUT, WITH_BACKWARD)

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from torch.profiler import ProfilerActivity, profile
 
-from shardwright.compiler.arena import align
+from shardwright.compiler.memory.arena import align
 
 
 def allocations(run: Callable[[], object]) -> list[int]:

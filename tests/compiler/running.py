@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from shardwright.compiler.exec_plan import ExecPlan, make_exec_plan
 from shardwright.compiler.executor import Executor
 from shardwright.compiler.lowering import lower_graph
+from shardwright.compiler.memory.plan import ExecPlan, make_exec_plan
 from shardwright.ir import IRGraph, compile_graph
 from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.kernels.emitters import emit_graph
-from shardwright.kernels.legality.check import check_calls
+from shardwright.kernels.files import check_calls
 
 
 def planned(graph: IRGraph, **options: Any) -> ExecPlan:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import shardwright as sw
 from shardwright.compiler.bind import Binder
 from shardwright.compiler.captured import Bound, Capture
-from shardwright.compiler.exec_plan import ARENA
+from shardwright.compiler.memory.plan import ARENA
 from shardwright.compiler.program import CompiledProgram
 from shardwright.compiler.replay import Captures, Replaying
 from shardwright.compiler.sources import ModuleSource, Prepared, StepSource

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.kernels.elementwise import is_dense, result_strides
+from shardwright.kernels.strides import is_dense, result_strides
 
 
 @st.composite

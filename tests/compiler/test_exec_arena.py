@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.compiler.arena import ALIGNMENT, Interval, align, make_arena, peak_bytes
+from shardwright.compiler.memory.arena import ALIGNMENT, Interval, align, make_arena, peak_bytes
 
 intervals = st.builds(
     lambda start, length, size: Interval(start, start + length, size),

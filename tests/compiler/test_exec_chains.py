@@ -13,10 +13,10 @@ from shardwright.errors import ExecError
 from shardwright.kernels.chains import (
     OPERATORS,
     Chain,
-    Instruction,
-    Load,
-    Operand,
-    Result,
+    ChainInput,
+    ChainInstruction,
+    ChainOperand,
+    ChainResult,
     check_chain,
     evaluate,
     parse_chain,
@@ -25,17 +25,17 @@ from shardwright.kernels.chains import (
 
 @st.composite
 def chains(draw: st.DrawFn) -> Chain:
-    instructions: list[Instruction] = []
+    instructions: list[ChainInstruction] = []
     for index in range(draw(st.integers(1, 8))):
         name = draw(st.sampled_from(sorted(OPERATORS)))
-        operand: st.SearchStrategy[Operand] = st.one_of(
-            st.integers(0, 3).map(Load),
+        operand: st.SearchStrategy[ChainOperand] = st.one_of(
+            st.integers(0, 3).map(ChainInput),
             st.floats(allow_nan=False),
             st.just(math.nan),
-            *([st.integers(0, index - 1).map(Result)] if index else []),
+            *([st.integers(0, index - 1).map(ChainResult)] if index else []),
         )
         operands = [draw(operand) for _ in range(OPERATORS[name].arity)]
-        instructions.append(Instruction(name, tuple(operands)))
+        instructions.append(ChainInstruction(name, tuple(operands)))
     outputs = draw(st.lists(st.integers(0, len(instructions) - 1), min_size=1, max_size=3))
     return Chain(tuple(instructions), tuple(outputs))
 
@@ -49,7 +49,7 @@ def test_a_chain_is_its_text(chain: Chain) -> None:
 
 def test_the_text_of_the_manual() -> None:
     chain = parse_chain("mul x0 x1; add %0 0.5; tanh %1 -> %2 %0")
-    assert chain.instructions[1] == Instruction("add", (Result(0), 0.5))
+    assert chain.instructions[1] == ChainInstruction("add", (ChainResult(0), 0.5))
     assert chain.outputs == (2, 0)
     assert chain.inputs == 2
 

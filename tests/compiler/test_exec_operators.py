@@ -12,7 +12,7 @@ from shardwright.errors import ExecError
 from shardwright.ir import Builder
 from shardwright.ir.operators import is_built_in
 from shardwright.kernels import operators
-from shardwright.kernels.kinds import ACTIVATIONS
+from shardwright.kernels.row import ACTIVATIONS
 
 F = torch.nn.functional
 

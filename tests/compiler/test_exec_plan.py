@@ -8,13 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.compiler.exec_plan import ARENA, ExecPlan, make_exec_plan
+from shardwright.compiler.memory.plan import ARENA, ExecPlan, make_exec_plan
 from shardwright.errors import ExecError
 from shardwright.ir import Builder
 from shardwright.ir.tensor_meta import itemsize
 from shardwright.kernels.kinds import BY_NAME
-from shardwright.kernels.lowered import ABSENT, LoweredGraph, LoweredOp, ValueSpec
-from shardwright.kernels.spots import extent, find_spots
+from shardwright.kernels.lowered import LoweredGraph, LoweredOp, ValueSpec, find_bases
+from shardwright.kernels.row import ABSENT
+from shardwright.kernels.strides import extent
 from tests.compiler.running import planned
 from tests.graphs import language_model
 from tests.ir.random_graphs import RandomGraph, random_graphs
@@ -27,26 +28,26 @@ class Shadow:
         self.plan = plan
         self.owner: dict[tuple[int, int], int] = {}
         self.roots = {
-            vid: spot.root
-            for vid, spot in find_spots(plan.lowered.values, plan.lowered.ops).items()
+            vid: view.base
+            for vid, view in find_bases(plan.lowered.values, plan.lowered.ops).items()
         }
         for buffer in plan.buffers:
             if buffer.kind in ("input", "stored"):
                 self.write(buffer.vid)
 
     def bytes_of(self, vid: int) -> range:
-        home = self.plan.homes[vid]
+        home = self.plan.allocations[vid]
         size = itemsize(self.plan.lowered.values[vid].dtype)
         return range(home.offset, home.offset + extent(home.shape, home.strides) * size)
 
     def write(self, vid: int) -> None:
-        buffer = self.plan.homes[vid].buffer
+        buffer = self.plan.allocations[vid].buffer
         where = self.bytes_of(vid)
         assert where.stop <= self.plan.buffers[buffer].nbytes
         self.owner.update(((buffer, at), vid) for at in where)
 
     def read(self, vid: int) -> None:
-        buffer = self.plan.homes[vid].buffer
+        buffer = self.plan.allocations[vid].buffer
         found = {self.owner[buffer, at] for at in self.bytes_of(vid)}
         assert found <= {self.roots[vid]}, self.plan.lowered.values[vid].name
 
@@ -68,12 +69,12 @@ def check(plan: ExecPlan, updates: Mapping[int, int]) -> None:
     assert plan.arena_bytes >= plan.peak_bytes
     for old, new in plan.lowered.updates.items():
         if updates[old] != old:
-            home = plan.homes[new]
+            home = plan.allocations[new]
             assert plan.buffers[home.buffer].vid == old
             assert home.offset == 0
     for out, taken in plan.alias.items():
-        assert plan.homes[out].buffer == plan.homes[taken].buffer
-        assert plan.homes[out].offset == plan.homes[taken].offset
+        assert plan.allocations[out].buffer == plan.allocations[taken].buffer
+        assert plan.allocations[out].offset == plan.allocations[taken].offset
 
 
 @settings(deadline=None, max_examples=100)
@@ -163,7 +164,7 @@ def test_external_memory_has_buffers_of_its_own():
     assert kinds[ARENA] == "arena"
     assert set(kinds[1:]) == {"input", "stored", "output"}
     (output,) = plan.lowered.outputs
-    assert plan.buffers[plan.homes[output].buffer].kind == "output"
+    assert plan.buffers[plan.allocations[output].buffer].kind == "output"
 
 
 def test_promises_that_do_not_fit_are_refused():

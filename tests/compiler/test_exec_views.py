@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from shardwright.ir import resolve
 from shardwright.ir.operators import allow_namespace, split_call
-from shardwright.kernels.views import View, find_views
+from shardwright.kernels.emitters import FoundView, find_views
 
 BASE = torch.arange(24.0).reshape(2, 3, 4)
 CALLS = {
@@ -96,4 +96,6 @@ def test_what_does_not_run_without_contents_is_no_view():
     described = [((2, 3), "f32", (3, 1))]
     assert find_views(resolve("views_test.peek.default"), described, {}) is None
     torch.library.impl("views_test::peek", "meta", lambda x: x.view(-1))
-    assert find_views(resolve("views_test.peek.default"), described, {}) == [View(0, 0, (6,), (1,))]
+    assert find_views(resolve("views_test.peek.default"), described, {}) == [
+        FoundView(0, 0, (6,), (1,))
+    ]

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from shardwright.compiler.exec_plan import make_exec_plan
 from shardwright.compiler.executor import Executor
 from shardwright.compiler.lowering import lower_graph
+from shardwright.compiler.memory.plan import make_exec_plan
 from shardwright.errors import ExecError, InputError
 from shardwright.ir import Builder
 from shardwright.kernels.emitters import emit_graph

@@ -9,10 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.compiler.exec_plan import ExecPlan, make_exec_plan
 from shardwright.compiler.executor import Executor
 from shardwright.compiler.lowering import lower_graph
-from shardwright.compiler.optimize import optimize_plan
+from shardwright.compiler.memory.plan import ExecPlan, make_exec_plan, optimize_plan
 from shardwright.errors import ExecError
 from shardwright.ir import Builder
 from shardwright.kernels.emitters import emit_graph

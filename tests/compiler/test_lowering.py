@@ -10,7 +10,7 @@ from shardwright.errors import ExecError
 from shardwright.ir import Builder
 from shardwright.kernels.emitters import emit_graph
 from shardwright.kernels.kinds import BY_NAME
-from shardwright.kernels.lowered import ABSENT
+from shardwright.kernels.row import ABSENT
 
 
 def small():

@@ -3,9 +3,8 @@
 import torch
 from hypothesis import given, settings
 
-from shardwright.compiler.exec_plan import make_exec_plan
 from shardwright.compiler.executor import Executor
-from shardwright.compiler.optimize import optimize_plan
+from shardwright.compiler.memory.plan import make_exec_plan, optimize_plan
 from shardwright.kernels.kinds import BY_NAME
 from shardwright.kernels.lowered import LoweredGraph, LoweredOp, ValueSpec
 from tests.compiler.running import assert_close, contents, feed_of, planned

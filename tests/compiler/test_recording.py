@@ -12,7 +12,7 @@ from shardwright.compiler import recording
 from shardwright.compiler.cuda import GraphMemory
 from shardwright.compiler.lowering import lower_graph
 from shardwright.compiler.recording import Record
-from shardwright.compiler.shared_arena import SharedArena
+from shardwright.compiler.slots import SharedArena
 from shardwright.compiler.task_program import TaskProgram, plan_task
 from shardwright.engine import compiling
 from shardwright.engine.compiling import compile_tasks

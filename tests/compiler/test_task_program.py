@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from shardwright.compiler.exec_plan import ARENA, make_exec_plan
 from shardwright.compiler.executor import Executor
 from shardwright.compiler.lowering import lower_graph
-from shardwright.compiler.shared_arena import SharedArena
+from shardwright.compiler.memory.plan import ARENA, make_exec_plan
+from shardwright.compiler.slots import SharedArena
 from shardwright.compiler.task_program import TaskProgram, plan_task
 from shardwright.errors import InputError
 from shardwright.ir import Builder

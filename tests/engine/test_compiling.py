@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from shardwright.compiler import lower
-from shardwright.compiler.exec_plan import ARENA
-from shardwright.compiler.shared_arena import SharedArena
+from shardwright.compiler.memory.plan import ARENA
+from shardwright.compiler.slots import SharedArena
 from shardwright.compiler.task_program import TaskProgram
 from shardwright.engine.compiling import compile_tasks, task_plan
 from shardwright.engine.slot_steps import slot_steps

@@ -9,18 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from shardwright.compiler.exec_plan import ARENA, ExecPlan, make_exec_plan
 from shardwright.compiler.executor import Executor
 from shardwright.compiler.lowering import lower_graph
-from shardwright.compiler.optimize import optimize_plan
+from shardwright.compiler.memory.plan import ARENA, ExecPlan, make_exec_plan, optimize_plan
 from shardwright.errors import ExecError
 from shardwright.ir import Builder, IRGraph, IRNode
 from shardwright.ir.values import Emitted
-from shardwright.kernels.constraints import CONSTRAINTS, HINTS
 from shardwright.kernels.emitters import Emitters, emit_graph
 from shardwright.kernels.files import decode, encode
 from shardwright.kernels.kinds import BY_NAME, KINDS
 from shardwright.kernels.lowered import LoweredGraph
+from shardwright.kernels.row import CONSTRAINTS, HINTS
 
 
 def asking(op: str, **wishes: Any) -> Any:
@@ -128,7 +127,7 @@ def test_a_call_that_must_not_alias_has_memory_of_its_own() -> None:
     (relu,) = [op for op in bound.lowered.ops if op.constraints]
     assert free.alias[relu.out_vids[0]] == relu.in_vids[0]
     assert relu.out_vids[0] not in bound.alias
-    assert bound.homes[relu.out_vids[0]] != bound.homes[relu.in_vids[0]]
+    assert bound.allocations[relu.out_vids[0]] != bound.allocations[relu.in_vids[0]]
 
 
 def counting(**wishes: Any) -> ExecPlan:
@@ -163,8 +162,8 @@ def test_operands_that_must_be_contiguous_are_copied_before_and_after() -> None:
     assert [op.kind_id for op in plan.calls] == names
     relu = plan.calls[1]
     for vid in (*relu.in_vids, *relu.out_vids):
-        assert plan.homes[vid].strides == (2, 1)
-    assert plan.homes[plan.lowered.outputs[0]].strides == (1, 3)
+        assert plan.allocations[vid].strides == (2, 1)
+    assert plan.allocations[plan.lowered.outputs[0]].strides == (1, 3)
     x = torch.randn(2, 3)
     assert torch.equal(run(plan, x=x)[0], x.t().relu())
     assert len(make_exec_plan(turned(())).calls) == 1
@@ -272,6 +271,6 @@ def test_what_is_saved_of_a_value_that_is_updated_is_what_it_was() -> None:
     executor, tensor = Executor(plan, native=False), torch.ones(2)
     executor.run({"count": tensor, "one": torch.ones(2)})
     (saved,) = [vid for op in plan.lowered.ops for vid in op.saved]
-    assert plan.homes[saved].buffer == ARENA
+    assert plan.allocations[saved].buffer == ARENA
     assert executor.memory[saved].tolist() == [1, 1]
     assert tensor.tolist() == [2, 2]

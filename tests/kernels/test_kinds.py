@@ -8,9 +8,8 @@ import pytest
 import shardwright.kernels.native
 from shardwright.errors import ExecError
 from shardwright.ir.tensor_meta import DTYPES
-from shardwright.kernels.blobs import Layout
-from shardwright.kernels.families.table import KERNELS
-from shardwright.kernels.kinds import ACTIVATIONS, BY_ID, BY_NAME, KINDS, kind_of
+from shardwright.kernels.kinds import BY_ID, BY_NAME, KINDS, kind_of
+from shardwright.kernels.row import ACTIVATIONS, AttrSchema
 
 HEADER = (Path(shardwright.kernels.native.__file__).parent / "abi.h").read_text()
 
@@ -26,9 +25,8 @@ def test_dtypes_are_numbered_alike():
     assert enum("Dtype") == [name.upper() for name in DTYPES]
 
 
-def test_ids_and_names_are_unique_and_every_kind_has_a_torch_kernel():
+def test_ids_and_names_are_unique():
     assert len(BY_ID) == len(BY_NAME) == len(KINDS)
-    assert set(KERNELS) == set(BY_NAME)
 
 
 def test_every_binder_of_the_native_sources_is_of_a_kind():
@@ -48,7 +46,7 @@ def test_defaults_are_of_the_first_schema(kind):
     if kind.has_defaults and kind.schemas:
         assert kind.pack(kind.defaults) == (0, b"")
         assert kind.unpack(0, b"") == dict(kind.defaults)
-        written = kind.layout(1).pack(kind.defaults)
+        written = kind.schema(1).pack(kind.defaults)
         assert kind.unpack(1, written) == dict(kind.defaults)
 
 
@@ -75,7 +73,7 @@ def test_what_a_schema_cannot_read_is_an_error():
 
 
 def test_layouts_refuse_what_does_not_fit():
-    layout = Layout({"count": "B", "name": "s"})
+    layout = AttrSchema({"count": "B", "name": "s"})
     assert layout.unpack(layout.pack({"count": 3, "name": "é"})) == {"count": 3, "name": "é"}
     for wrong in ({"count": 300, "name": ""}, {"count": 3}, {"count": 3, "name": 4}):
         with pytest.raises(ExecError):

@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from shardwright.compiler.exec_plan import make_exec_plan
 from shardwright.compiler.executor import Executor
 from shardwright.compiler.lowering import lower_graph
+from shardwright.compiler.memory.plan import make_exec_plan
 from shardwright.errors import ExecError
 from shardwright.ir import Builder, IRGraph
 from shardwright.kernels.emitters import emit_graph
@@ -103,7 +103,7 @@ def changed(change):
 
 
 def blob(kind, **attrs):
-    return base64.b64encode(BY_NAME[kind].layout(1).pack(attrs)).decode()
+    return base64.b64encode(BY_NAME[kind].schema(1).pack(attrs)).decode()
 
 
 GEMM = {"transpose_a": 0, "transpose_b": 1, "activation": 0, "alpha": 1.0}

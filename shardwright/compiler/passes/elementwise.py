@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shardwright.compiler.passes.rewriter import Tensor
-from shardwright.kernels.chains import Instruction, Load, Operand, Result
+from shardwright.kernels.chains import ChainInput, ChainInstruction, ChainOperand, ChainResult
 
 Arguments = Mapping[str, Any]
 
@@ -19,28 +19,28 @@ Arguments = Mapping[str, Any]
 class Writer:
     """Appends instructions; ``operand`` gives the operand that stands for a value."""
 
-    def __init__(self, operand: Callable[[int], Operand]) -> None:
-        self.instructions: list[Instruction] = []
+    def __init__(self, operand: Callable[[int], ChainOperand]) -> None:
+        self.instructions: list[ChainInstruction] = []
         self._operand = operand
 
-    def __call__(self, op: str, *operands: Any) -> Operand:
+    def __call__(self, op: str, *operands: Any) -> ChainOperand:
         """Append an instruction on tensors, numbers and earlier results; gives its result."""
-        self.instructions.append(Instruction(op, tuple(map(self._of, operands))))
-        return Result(len(self.instructions) - 1)
+        self.instructions.append(ChainInstruction(op, tuple(map(self._of, operands))))
+        return ChainResult(len(self.instructions) - 1)
 
-    def _of(self, item: Any) -> Operand:
+    def _of(self, item: Any) -> ChainOperand:
         if isinstance(item, Tensor):
             return self._operand(int(item))
-        return item if isinstance(item, (Load, Result)) else float(item)
+        return item if isinstance(item, (ChainInput, ChainResult)) else float(item)
 
 
-Row = Callable[[Writer, Arguments], Operand | None]
+Row = Callable[[Writer, Arguments], ChainOperand | None]
 
 
 def _plain(op: str, *names: str) -> Row:
     """One instruction on the arguments of these names."""
 
-    def write(w: Writer, given: Arguments) -> Operand | None:
+    def write(w: Writer, given: Arguments) -> ChainOperand | None:
         return w(op, *(given[name] for name in names))
 
     return write
@@ -49,7 +49,7 @@ def _plain(op: str, *names: str) -> Row:
 def _scaled(op: str, first: str, second: str) -> Row:
     """``first op alpha * second``."""
 
-    def write(w: Writer, given: Arguments) -> Operand | None:
+    def write(w: Writer, given: Arguments) -> ChainOperand | None:
         alpha = given["alpha"]
         other = given[second]
         return w(op, given[first], other if alpha == 1 else w("mul", other, alpha))
@@ -60,20 +60,20 @@ def _scaled(op: str, first: str, second: str) -> Row:
 def _gelu(backward: bool) -> Row:
     names = ("grad_output", "self") if backward else ("self",)
 
-    def write(w: Writer, given: Arguments) -> Operand | None:
+    def write(w: Writer, given: Arguments) -> ChainOperand | None:
         op = "gelu_tanh" if given["approximate"] == "tanh" else "gelu"
         return w(f"{op}_bwd" if backward else op, *(given[name] for name in names))
 
     return write
 
 
-def _relu_backward(w: Writer, given: Arguments) -> Operand | None:
+def _relu_backward(w: Writer, given: Arguments) -> ChainOperand | None:
     if isinstance(given["threshold"], Tensor) or given["threshold"] != 0:
         return None
     return w("relu_bwd", given["grad_output"], given["self"])
 
 
-def _power(w: Writer, given: Arguments) -> Operand | None:
+def _power(w: Writer, given: Arguments) -> ChainOperand | None:
     """As torch does whole and half powers."""
     x, exponent = given["self"], given["exponent"]
     if isinstance(exponent, Tensor) or exponent not in _POWERS:
@@ -81,7 +81,7 @@ def _power(w: Writer, given: Arguments) -> Operand | None:
     return _POWERS[exponent](w, x)
 
 
-_POWERS: Mapping[float, Callable[[Writer, Any], Operand]] = {
+_POWERS: Mapping[float, Callable[[Writer, Any], ChainOperand]] = {
     2: lambda w, x: w("square", x),
     3: lambda w, x: w("mul", w("square", x), x),
     0.5: lambda w, x: w("sqrt", x),
@@ -91,30 +91,30 @@ _POWERS: Mapping[float, Callable[[Writer, Any], Operand]] = {
 }
 
 
-def _divide(w: Writer, given: Arguments) -> Operand | None:
+def _divide(w: Writer, given: Arguments) -> ChainOperand | None:
     return w("div", given["self"], given["other"])
 
 
 def _clamp(low: str | None, high: str | None) -> Row:
-    def write(w: Writer, given: Arguments) -> Operand | None:
+    def write(w: Writer, given: Arguments) -> ChainOperand | None:
         made = given["self"]
         if low and given[low] is not None:
             made = w("max", made, given[low])
         if high and given[high] is not None:
             made = w("min", made, given[high])
-        return made if isinstance(made, Result) else None
+        return made if isinstance(made, ChainResult) else None
 
     return write
 
 
-def _masked_fill(w: Writer, given: Arguments) -> Operand | None:
+def _masked_fill(w: Writer, given: Arguments) -> ChainOperand | None:
     return w("where", given["mask"], given["value"], given["self"])
 
 
 def _product_added(op: str) -> Row:
     """``self + value * (tensor1 op tensor2)``."""
 
-    def write(w: Writer, given: Arguments) -> Operand | None:
+    def write(w: Writer, given: Arguments) -> ChainOperand | None:
         value, first = given["value"], given["tensor1"]
         scaled = first if value == 1 else w("mul", first, value)
         return w("add", given["self"], w(op, scaled, given["tensor2"]))
@@ -122,12 +122,12 @@ def _product_added(op: str) -> Row:
     return write
 
 
-def _leaky_relu(w: Writer, given: Arguments) -> Operand | None:
+def _leaky_relu(w: Writer, given: Arguments) -> ChainOperand | None:
     x, slope = given["self"], given["negative_slope"]
     return w("where", w("gt", x, 0.0), x, w("mul", x, slope))
 
 
-def _cast(w: Writer, given: Arguments) -> Operand | None:
+def _cast(w: Writer, given: Arguments) -> ChainOperand | None:
     """The fuser stores it as its dtype; only truth is computed."""
     return w("ne", given["self"], 0.0)
 

@@ -15,7 +15,7 @@ import torch
 from shardwright.compiler.passes.elementwise import BITWISE, ROWS, Writer
 from shardwright.compiler.passes.rewriter import arguments
 from shardwright.ir import IRGraph, IRNode
-from shardwright.kernels.chains import Load, Operand
+from shardwright.kernels.chains import ChainInput, ChainOperand
 
 CAST = "aten._to_copy.default"
 LARGEST_EXACT = 2**24
@@ -95,7 +95,7 @@ def length(node: IRNode) -> int | None:
     """How many instructions the operator is with these attributes; None where it cannot be any."""
     key = (node.op, repr(node.attrs))
     if key not in _lengths:
-        writer = Writer(Load)
+        writer = Writer(ChainInput)
         try:
             made = instructions(writer, node)
         except (TypeError, ValueError):  # a number that is no float
@@ -104,7 +104,7 @@ def length(node: IRNode) -> int | None:
     return _lengths[key]
 
 
-def instructions(writer: Writer, node: IRNode) -> Operand | None:
+def instructions(writer: Writer, node: IRNode) -> ChainOperand | None:
     """Append what computes the node's result."""
     given = arguments(node)
     if node.op in BITWISE:

@@ -17,8 +17,8 @@ from shardwright.compiler.passes.rewriter import Rewriter, Tensor, arguments, ca
 from shardwright.compiler.passes.rewriter import same_layout as lie_alike
 from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.tensor_meta import torch_dtype
-from shardwright.kernels.kinds import ACTIVATIONS
 from shardwright.kernels.operators import CONV
+from shardwright.kernels.row import ACTIVATIONS
 
 CONVOLUTIONS = frozenset({"aten.conv2d.default", "aten.convolution.default"})
 

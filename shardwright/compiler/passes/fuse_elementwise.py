@@ -26,9 +26,16 @@ from shardwright.compiler.passes.recompute import Done, Recomputing
 from shardwright.compiler.passes.rewriter import Rewriter
 from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.values import Input
-from shardwright.kernels.chains import Chain, Instruction, Load, Operand, Result, check_chain
-from shardwright.kernels.elementwise import result_strides, strides_of
+from shardwright.kernels.chains import (
+    Chain,
+    ChainInput,
+    ChainInstruction,
+    ChainOperand,
+    ChainResult,
+    check_chain,
+)
 from shardwright.kernels.operators import CHAIN
+from shardwright.kernels.strides import result_strides, strides_of
 
 LONGEST = 30
 WIDEST = 16
@@ -165,7 +172,7 @@ class _Fuser:
         if order is None or not self._says_what_is_wide(nodes, read, outputs):
             return None
         inputs = [value.id for value in order]
-        operands: dict[int, Operand] = {v: Load(i) for i, v in enumerate(inputs)}
+        operands: dict[int, ChainOperand] = {v: ChainInput(i) for i, v in enumerate(inputs)}
         for value_id in (value_id for node in nodes for value_id in node.inputs):
             if (number := literal(self._graph, value_id)) is not None:
                 operands[value_id] = number
@@ -177,7 +184,9 @@ class _Fuser:
         check_chain(chain)
         return Written(done.nodes, inputs, outputs, chain)
 
-    def _result(self, writer: Writer, operands: Mapping[int, Operand], node: IRNode) -> Operand:
+    def _result(
+        self, writer: Writer, operands: Mapping[int, ChainOperand], node: IRNode
+    ) -> ChainOperand:
         """What a node computes; a cast to another float is what it casts."""
         made = self._graph.values[node.outputs[0]]
         if node.op == CAST and made.dtype != "bool":
@@ -249,10 +258,10 @@ def _sized_strides(value: IRValue) -> list[int]:
     return [stride for stride, size in zip(strides, value.shape, strict=True) if size > 1]
 
 
-def _number(writer: Writer, operand: Operand) -> int:
+def _number(writer: Writer, operand: ChainOperand) -> int:
     """The instruction whose result an output is; one that leaves an input as it is, if need be."""
-    if not isinstance(operand, Result):
-        writer.instructions.append(Instruction("mul", (operand, 1.0)))
+    if not isinstance(operand, ChainResult):
+        writer.instructions.append(ChainInstruction("mul", (operand, 1.0)))
         return len(writer.instructions) - 1
     return operand.index
 

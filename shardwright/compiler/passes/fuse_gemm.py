@@ -27,8 +27,8 @@ from shardwright.compiler.passes.rewriter import (
     same_layout,
 )
 from shardwright.ir import IRGraph, IRNode, IRValue
-from shardwright.kernels.kinds import ACTIVATIONS
 from shardwright.kernels.operators import GEMM
+from shardwright.kernels.row import ACTIVATIONS
 
 _VIEWS = frozenset({"aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"})
 _ACTIVATIONS = {

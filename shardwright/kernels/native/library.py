@@ -19,17 +19,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from shardwright.errors import ExecError
 from shardwright.ir.tensor_meta import DTYPES
-from shardwright.kernels.call_log import CallLog, Logged
 from shardwright.kernels.kinds import BY_ID
-from shardwright.kernels.lowered import ABSENT
 from shardwright.kernels.native.build import built_library
-from shardwright.kernels.spots import overlaps
+from shardwright.kernels.row import ABSENT
+from shardwright.kernels.strides import overlaps
 
 MAX_DIMS = 8
 _STATIC = 1
@@ -42,8 +41,24 @@ SYMBOLS = (
 """What kernels call in torch's own libraries, in the order of ``struct Blas``."""
 
 
+class LoggedCall(NamedTuple):
+    """One call that returned: the number and kind it was bound with, and how long it took.
+
+    Whoever makes the call reads them off it, not off the plan: the native loop in runtime.cpp for
+    its calls, `segments` for those of torch.
+    """
+
+    number: int
+    kind_id: int
+    native: bool
+    seconds: float
+
+
+CallLog = list[LoggedCall]
+
+
 @dataclass(frozen=True, slots=True)
-class Operand:
+class NativeOperand:
     """Where an operand lies and how: buffer index, bytes from its base, strides in elements.
 
     ``static`` promises that its contents do not change between runs, but by `Bound.prepare`.
@@ -137,7 +152,7 @@ class Program:
             calls = (_Logged * len(self.bounds))()
             found = _Log(calls, 0)
             failed = self._run_logged(self._handle, bases, threads, ctypes.byref(found))
-            log += (Logged(c.number, c.kind, True, c.seconds) for c in calls[: found.count])
+            log += (LoggedCall(c.number, c.kind, True, c.seconds) for c in calls[: found.count])
         if failed:
             said = self._failure().decode()
             raise ExecError(f"native call {failed - 1} of {len(self.bounds)}: {said}")
@@ -162,7 +177,7 @@ class Library:
         kind: int,
         schema: int,
         blob: bytes,
-        operands: Sequence[Operand | None],
+        operands: Sequence[NativeOperand | None],
         n_in: int,
         *,
         number: int = 0,
@@ -227,7 +242,7 @@ def _address(library: ctypes.CDLL, name: str) -> int | None:
         return None
 
 
-def _pack(operand: Operand | None) -> _Operand:
+def _pack(operand: NativeOperand | None) -> _Operand:
     if operand is None:
         return _Operand(buffer=-1)
     packed = _Operand(
@@ -242,7 +257,7 @@ def _pack(operand: Operand | None) -> _Operand:
     return packed
 
 
-def _misfit(kind: int, operands: Sequence[Operand | None], n_in: int) -> str:
+def _misfit(kind: int, operands: Sequence[NativeOperand | None], n_in: int) -> str:
     """What kernels of any kind do not take; empty where nothing is wrong."""
     known = BY_ID.get(kind)
     if known is None:
@@ -251,8 +266,8 @@ def _misfit(kind: int, operands: Sequence[Operand | None], n_in: int) -> str:
     if n_in < 0 or n_out < 0 or not known.takes(n_in, n_out):
         return f"{n_in} inputs and {n_out} outputs; its operands are {known.operands}"
     there = [ABSENT if operand is None else 0 for operand in operands]
-    if lacking := known.lacks(there[:n_in], there[n_in:]):
-        return f"{lacking} is absent"
+    if absent := known.missing(there[:n_in], there[n_in:]):
+        return f"{absent} is absent"
     if any(0 in operand.shape for operand in operands if operand):
         return "an operand is empty"
     return ""

@@ -17,8 +17,7 @@ from torch import Tensor
 from shardwright.ir import resolve
 from shardwright.ir.operators import flatten_results
 from shardwright.ir.values import Input, to_json
-from shardwright.kernels.families.table import bind_torch
-from shardwright.kernels.kinds import BY_NAME, KINDS
+from shardwright.kernels.kinds import BY_NAME, KINDS, bind_torch
 from shardwright.kernels.native.library import Bound, addresses
 from tests.compiler.steps import assert_close
 from tests.kernels.native.calls import native_bind, native_library

@@ -5,11 +5,11 @@ import torch
 
 from shardwright.errors import ExecError
 from shardwright.ir import resolve
-from shardwright.kernels.families.contractions import attend, attend_backward
-from shardwright.kernels.families.generic import out_overload
-from shardwright.kernels.families.table import bind_torch
-from shardwright.kernels.kinds import ACTIVATIONS
+from shardwright.kernels.attention import attend, attend_backward
+from shardwright.kernels.generic import out_overload
+from shardwright.kernels.kinds import bind_torch
 from shardwright.kernels.operators import gemm
+from shardwright.kernels.row import ACTIVATIONS
 from tests.compiler.running import assert_close
 
 

@@ -16,17 +16,17 @@ import torch
 from torch import Tensor
 
 from shardwright.compiler.executor import Executor
-from shardwright.compiler.layouts import meet_layouts
+from shardwright.compiler.memory.reuse import legalize_layouts
 from shardwright.compiler.segments import written_out
 from shardwright.compiler.task_program import plan_task
 from shardwright.errors import ExecError
 from shardwright.ir.tensor_meta import contiguous_strides, itemsize, torch_dtype
-from shardwright.kernels.families.table import bind_torch
 from shardwright.kernels.files import decode
-from shardwright.kernels.kinds import kind_of
-from shardwright.kernels.lowered import ABSENT, LoweredGraph, LoweredOp
-from shardwright.kernels.native.library import Bound, Library, Operand, addresses, load
-from shardwright.kernels.spots import Spots, extent, find_spots
+from shardwright.kernels.kinds import bind_torch, kind_of
+from shardwright.kernels.lowered import BaseView, LoweredGraph, LoweredOp, find_bases
+from shardwright.kernels.native.library import Bound, Library, NativeOperand, addresses, load
+from shardwright.kernels.row import ABSENT
+from shardwright.kernels.strides import extent
 from tests.kernels.legality.mutants import NUMBERS
 from tests.ops.guarded import Guarded
 
@@ -118,10 +118,10 @@ def run_alone(
     called: list[str],
 ) -> None:
     """Every call on operands of exactly their size: what reads or writes beyond is seen."""
-    graph = meet_layouts(graph, find_spots(graph.values, graph.ops))
-    spots = find_spots(graph.values, graph.ops)
+    graph = legalize_layouts(graph, find_bases(graph.values, graph.ops))
+    bases = find_bases(graph.values, graph.ops)
     memory = {}
-    for vid in {spot.root for spot in spots.values()}:
+    for vid in {view.base for view in bases.values()}:
         spec = graph.values[vid]
         strides = spec.strides or contiguous_strides(spec.shape)
         size = extent(spec.shape, strides)
@@ -130,29 +130,29 @@ def run_alone(
             memory[vid].copy_(feed[spec.name].as_strided((size,), (1,)))
     for number, op in enumerate(graph.ops):
         if kind_of(op.kind_id).name != "view":
-            called.append(_run_call(op, number, graph, spots, memory, library))
+            called.append(_run_call(op, number, graph, bases, memory, library))
 
 
 def _run_call(
     op: LoweredOp,
     number: int,
     graph: LoweredGraph,
-    spots: Spots,
+    bases: Mapping[int, BaseView],
     memory: Mapping[int, Tensor],
     library: Library,
 ) -> str:
     """What it called: a kernel by its kind, an operator by its name."""
     kind, vids = kind_of(op.kind_id), (*op.in_vids, *op.out_vids)
-    roots = list(dict.fromkeys(spots[vid].root for vid in vids if vid != ABSENT))
+    roots = list(dict.fromkeys(bases[vid].base for vid in vids if vid != ABSENT))
     operands = [
         None
         if vid == ABSENT
-        else Operand(
-            roots.index(spots[vid].root),
-            spots[vid].offset * itemsize(graph.values[vid].dtype),
+        else NativeOperand(
+            roots.index(bases[vid].base),
+            bases[vid].offset * itemsize(graph.values[vid].dtype),
             graph.values[vid].dtype,
-            spots[vid].shape,
-            spots[vid].strides,
+            bases[vid].shape,
+            bases[vid].strides,
             vid in graph.inputs and vid not in op.out_vids,
         )
         for vid in vids
@@ -169,7 +169,7 @@ def _run_call(
     seen = [
         None
         if vid == ABSENT
-        else memory[spots[vid].root].as_strided(*spots[vid][2:], spots[vid].offset)
+        else memory[bases[vid].base].as_strided(*bases[vid][2:], bases[vid].offset)
         for vid in vids
     ]
     attrs = kind.unpack(op.attr_schema, op.attr_blob)

@@ -10,7 +10,7 @@ from shardwright.errors import ExecError
 from shardwright.ir.tensor_meta import dtype_name
 from shardwright.kernels.kinds import BY_NAME
 from shardwright.kernels.native.build import find_compiler
-from shardwright.kernels.native.library import Bound, Library, Operand, addresses, load
+from shardwright.kernels.native.library import Bound, Library, NativeOperand, addresses, load
 
 
 def native_library() -> Library:
@@ -22,12 +22,12 @@ def native_library() -> Library:
     return library
 
 
-def operand(tensor: torch.Tensor | None, buffer: int, static: bool = False) -> Operand | None:
+def operand(tensor: torch.Tensor | None, buffer: int, static: bool = False) -> NativeOperand | None:
     """A tensor as an operand at the beginning of a buffer."""
     if tensor is None:
         return None
     name, shape = dtype_name(tensor.dtype), tuple(tensor.shape)
-    return Operand(buffer, 0, name, shape, tensor.stride(), static)
+    return NativeOperand(buffer, 0, name, shape, tensor.stride(), static)
 
 
 def native_bind(
@@ -41,7 +41,7 @@ def native_bind(
     """Binds a kernel on tensors, each in a buffer of its own, in order; ``static`` are indices."""
     kind = BY_NAME[kind_name]
     schema = 1 if kind.schemas else 0
-    blob = kind.layout(1).pack({**kind.defaults, **attrs}) if schema else b""
+    blob = kind.schema(1).pack({**kind.defaults, **attrs}) if schema else b""
     operands = [operand(t, i, i in static) for i, t in enumerate([*inputs, *outputs])]
     return native_library().bind(kind.id, schema, blob, operands, len(inputs))
 

@@ -14,10 +14,10 @@ from shardwright.errors import ExecError
 from shardwright.kernels.chains import (
     OPERATORS,
     Chain,
-    Instruction,
-    Load,
-    Operand,
-    Result,
+    ChainInput,
+    ChainInstruction,
+    ChainOperand,
+    ChainResult,
     evaluate,
     parse_chain,
 )
@@ -99,22 +99,22 @@ def test_every_operator(name: str, dtype: torch.dtype) -> None:
 
 @st.composite
 def programs(draw: st.DrawFn, inputs: int, names: Sequence[str]) -> Chain:
-    instructions: list[Instruction] = []
+    instructions: list[ChainInstruction] = []
     for index in range(draw(st.integers(1, 12))):
         name = draw(st.sampled_from(names))
 
-        def operand(index: int = index) -> Operand:
+        def operand(index: int = index) -> ChainOperand:
             where = draw(st.integers(0, 7))
             if where == 0:
                 return draw(st.sampled_from([0.0, 0.5, -1.25, 3.0]))
             return (
-                Result(draw(st.integers(0, index - 1)))
+                ChainResult(draw(st.integers(0, index - 1)))
                 if where < 5 and index
-                else Load(draw(st.integers(0, inputs - 1)))
+                else ChainInput(draw(st.integers(0, inputs - 1)))
             )
 
         operands = tuple(operand() for _ in range(OPERATORS[name].arity))
-        instructions.append(Instruction(name, operands))
+        instructions.append(ChainInstruction(name, operands))
     outputs = draw(st.lists(st.integers(0, len(instructions) - 1), min_size=1, max_size=3))
     return Chain(tuple(instructions), (*outputs, len(instructions) - 1))
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import shardwright as sw
 from shardwright.errors import ExecError
-from shardwright.kernels.kinds import ACTIVATIONS
+from shardwright.kernels.row import ACTIVATIONS
 from tests.compiler.steps import assert_close
 from tests.kernels.native.calls import native_call
 

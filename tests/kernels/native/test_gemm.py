@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import ExecError
-from shardwright.kernels.kinds import ACTIVATIONS
+from shardwright.kernels.row import ACTIVATIONS
 from tests.kernels.native.calls import native_bind, native_call
 
 TOLERANCE = {torch.float32: 2e-6, torch.float64: 1e-14}

@@ -16,7 +16,7 @@ import torch
 from shardwright.errors import ExecError
 from shardwright.kernels.kinds import BY_NAME
 from shardwright.kernels.native import build, library
-from shardwright.kernels.native.library import Bound, Operand, addresses
+from shardwright.kernels.native.library import Bound, NativeOperand, addresses
 from tests.kernels.native.calls import native_bind, native_call, native_library, operand
 
 needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler")
@@ -181,7 +181,7 @@ def test_a_blob_that_is_too_short_is_refused() -> None:
 
 
 def test_too_many_dimensions_are_refused() -> None:
-    many = Operand(0, 0, "f32", (1,) * 9, (1,) * 9)
+    many = NativeOperand(0, 0, "f32", (1,) * 9, (1,) * 9)
     found = native_library().bind(BY_NAME["relu"].id, 0, b"", [many, many], 1)
     assert found == "an operand has more than 8 dimensions"
 
@@ -232,11 +232,11 @@ def test_static_contents_are_read_when_prepared_and_only_then() -> None:
 
 def gemm_chain(width: int) -> library.Program:
     """y = relu(x w) w, of buffers x, w, y and one between, which are 64 bytes into theirs."""
-    blob = BY_NAME["gemm"].layout(1)
+    blob = BY_NAME["gemm"].schema(1)
     bounds = []
     for source, target, activation in ((0, 3, 1), (3, 2, 0)):
         shape, strides = (width, width), (width, 1)
-        place = [Operand(i, 64, "f32", shape, strides) for i in (source, 1, target)]
+        place = [NativeOperand(i, 64, "f32", shape, strides) for i in (source, 1, target)]
         attrs = {"transpose_a": 0, "transpose_b": 0, "activation": activation, "alpha": 1.0}
         operands = [*place[:2], None, None, place[2]]
         bound = native_library().bind(20, 1, blob.pack(attrs), operands, 4)

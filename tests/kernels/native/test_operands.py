@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from shardwright.kernels.kinds import BY_NAME, KINDS
-from shardwright.kernels.native.library import Bound, Operand
+from shardwright.kernels.native.library import Bound, NativeOperand
 from tests.compiler.kind_calls import CALLS, Operands
 from tests.kernels.native.calls import native_bind, native_library, operand
 
@@ -64,7 +64,7 @@ def test_an_absent_operand_that_is_needed_is_refused(kind: str) -> None:
         there = [-1 if k == place else k for k in range(len(call.inputs) + len(call.outputs))]
         n_in = len(call.inputs)
         found = with_other(kind, place, None)
-        if name := row.lacks(there[:n_in], there[n_in:]):
+        if name := row.missing(there[:n_in], there[n_in:]):
             assert found == f"{name} is absent"
         elif row.lists or row.operands.startswith("x…"):
             assert isinstance(found, str), (place, found)
@@ -84,10 +84,10 @@ def test_another_number_of_operands_is_refused(kind: str) -> None:
         (operands, -1),
     ):
         blob = (
-            BY_NAME[kind].layout(1).pack({**BY_NAME[kind].defaults, **call.attrs})
+            BY_NAME[kind].schema(1).pack({**BY_NAME[kind].defaults, **call.attrs})
             if (BY_NAME[kind].schemas)
             else b""
         )
-        described: list[Operand | None] = [operand(t, i) for i, t in enumerate(given)]
+        described: list[NativeOperand | None] = [operand(t, i) for i, t in enumerate(given)]
         found = native_library().bind(BY_NAME[kind].id, 1, blob, described, count)
         assert isinstance(found, str), (len(given), count)

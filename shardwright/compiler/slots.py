@@ -1,20 +1,18 @@
 """A plan's memory at run time: the arena, the external tensors, and values seen in them.
 
-Comes in: a plan, and tensors for its external buffers. Goes out: base addresses for native calls,
-and for any value a tensor that lies in its home (its slot). What always holds: a slot is a view,
-never a copy; no slot needs a gradient; a slot that was handed out stays right until its buffer gets
-another address.
+A value's slot is a tensor over its allocation: a view, never a copy, which needs no gradient and
+stays right until its buffer gets another address.
 """
 
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Iterator, Mapping
 
 import torch
 
-from shardwright.compiler.exec_plan import ExecPlan
-from shardwright.compiler.placement import ARENA, Home
+from shardwright.compiler.memory.plan import ARENA, Allocation, ExecPlan
 from shardwright.errors import ExecError
 from shardwright.ir.tensor_meta import itemsize, torch_dtype
 from shardwright.kernels.native.library import addresses
@@ -30,8 +28,8 @@ class Memory(Mapping[int, torch.Tensor]):
         self._held: list[torch.Tensor | None] = [arena, *[None] * (len(plan.buffers) - 1)]
         self._slots: dict[int, torch.Tensor] = {}
         self._members: dict[int, list[int]] = {}
-        for vid, home in plan.homes.items():
-            self._members.setdefault(home.buffer, []).append(vid)
+        for vid, allocation in plan.allocations.items():
+            self._members.setdefault(allocation.buffer, []).append(vid)
         self.bases: ctypes.Array[ctypes.c_void_p] = addresses([None] * len(plan.buffers))
         self.bases[ARENA] = arena.data_ptr()
         self._layouts = {
@@ -82,18 +80,18 @@ class Memory(Mapping[int, torch.Tensor]):
     def __getitem__(self, vid: int) -> torch.Tensor:
         slot = self._slots.get(vid)
         if slot is None:
-            slot = self._slots[vid] = self._seen(vid, self._plan.homes[vid])
+            slot = self._slots[vid] = self._seen(vid, self._plan.allocations[vid])
         return slot
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._plan.homes)
+        return iter(self._plan.allocations)
 
     def __len__(self) -> int:
-        return len(self._plan.homes)
+        return len(self._plan.allocations)
 
-    def _seen(self, vid: int, home: Home) -> torch.Tensor:
+    def _seen(self, vid: int, allocation: Allocation) -> torch.Tensor:
         """The value's own view of its buffer."""
-        tensor = self._held[home.buffer]
+        tensor = self._held[allocation.buffer]
         spec = self._plan.lowered.values[vid]
         if tensor is None:
             raise ExecError(f"%{spec.name} lies in memory that was not bound; bind the feed first")
@@ -101,11 +99,51 @@ class Memory(Mapping[int, torch.Tensor]):
         begin = tensor.storage_offset() * tensor.element_size()
         seen = torch.empty(0, dtype=torch_dtype(spec.dtype), device=tensor.device)
         storage = tensor.untyped_storage()
-        offset = (begin + home.offset) // size
-        return seen.set_(storage, offset, home.shape, home.strides)
+        offset = (begin + allocation.offset) // size
+        return seen.set_(storage, offset, allocation.shape, allocation.strides)
 
 
 def _layout(plan: ExecPlan, vid: int) -> tuple[tuple[int, ...], tuple[int, ...], torch.dtype]:
     """Shape, strides and dtype of an external value."""
     spec = plan.lowered.values[vid]
-    return spec.shape, plan.homes[vid].strides, torch_dtype(spec.dtype)
+    return spec.shape, plan.allocations[vid].strides, torch_dtype(spec.dtype)
+
+
+class SharedArena:
+    """Memory that is as large as the largest plan needs.
+
+    What always holds on the CPU: all memories that were lent it lie in one and the same. Where a
+    larger plan comes, they get larger memory before the next run, and what was theirs lives on only
+    in slots that somebody keeps. On a GPU, where recorded graphs know addresses, memory that was
+    lent stays where it is, and those that come later get the larger one: `reserve` what all need.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._arena = torch.empty(1, dtype=torch.uint8, device=device)
+        self._borrowers: list[weakref.ref[Memory]] = []
+
+    @property
+    def nbytes(self) -> int:
+        """How large it is."""
+        return self._arena.numel()
+
+    def reserve(self, nbytes: int) -> None:
+        """Be at least so large."""
+        if self.nbytes < nbytes:
+            self._arena = self._new(nbytes)
+            if self._arena.device.type == "cpu":
+                for memory in self._living():
+                    memory.hold(ARENA, self._arena)
+
+    def lend(self, memory: Memory, nbytes: int) -> None:
+        """Let a plan's memory have the arena, of which it needs so many bytes."""
+        self.reserve(nbytes)
+        memory.hold(ARENA, self._arena)
+        self._borrowers = [*map(weakref.ref, self._living()), weakref.ref(memory)]
+
+    def _new(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device=self._arena.device)
+
+    def _living(self) -> list[Memory]:
+        """The memories that are still in use."""
+        return [memory for found in self._borrowers if (memory := found()) is not None]

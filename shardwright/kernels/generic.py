@@ -1,5 +1,7 @@
 """The generic kind: any operator of torch, by its name.
 
+In a file, an operator is legal that the catalog allows, which runs on tensors without contents.
+
 An operator whose overload with ``out=`` is its own kernel writes straight to the outputs. Many such
 overloads are generated wrappers that compute functionally and copy, some resize what they are
 given, and some write to strided outputs as if they were contiguous; these, and operators without
@@ -10,17 +12,33 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 import torch
 
 from shardwright.errors import ExecError, GraphError
-from shardwright.ir.operators import flatten_results, resolve, substitute
+from shardwright.ir import IRValue, resolve
+from shardwright.ir.inference import Inference
+from shardwright.ir.operators import check_written, flatten_results, split_call, substitute
 from shardwright.ir.overloads import callable_of
-from shardwright.ir.values import from_json
-from shardwright.kernels.families.kernel import Closure, Kernel, Tensors, present
+from shardwright.ir.tensor_meta import TensorMeta, dtype_name
+from shardwright.ir.values import Emitted, Input, from_json, to_json
+from shardwright.kernels.node_call import NodeCall, OperandPlace
+from shardwright.kernels.row import (
+    Attrs,
+    Closure,
+    KernelCall,
+    KernelRow,
+    MadeMeta,
+    Makes,
+    Tensors,
+    attributes,
+    need,
+    present,
+)
+from shardwright.ops.in_files import REFUSED, is_allowed
+from shardwright.ops.trusting import check_shapes
 from shardwright.torch_internals import OpOverload, operator_of, schema_of
 
 _OF_IMAGES = {
@@ -31,12 +49,79 @@ _OF_IMAGES = {
 }
 """Operators whose ``out=`` knows channels last; other strides it takes for contiguous ones."""
 
+# --- what calls make -----------------------------------------------------------------------------
 
-def _generic(attrs: Mapping[str, Any], ins: Tensors, outs: Tensors) -> Closure:
+
+def _makes(call: KernelCall) -> Makes:
+    op = call.attrs["op"]
+    overload = resolve(op)
+    schema = schema_of(overload)
+    if schema.is_mutable or any(argument.name == "filename" for argument in schema.arguments):
+        raise ExecError(f"{op} writes to its arguments or opens a file; it cannot stand in a file")
+    if not is_allowed(op):
+        raise ExecError(REFUSED.format(op))
+    args, kwargs = call_arguments(call.attrs)
+    try:
+        check_written(overload, args, kwargs, _is_input)
+    except GraphError as error:
+        raise ExecError(f"{op} {error}") from None
+    tensors, attrs = split_call(overload, args, kwargs, is_tensor=_is_input)
+    inputs = [_value(call, tensor.index) for tensor in tensors]
+    inference = Inference()
+    check_shapes(op, inputs, attrs, inference)
+    made = inference.outputs(op, inputs, attrs)
+    need(
+        len(made) == len(call.outputs),
+        f"{op} has {len(call.outputs)} outputs",
+        f"{len(made)}, as many as it returns",
+    )
+    return [[] if t is None else [MadeMeta(tuple(t.shape), dtype_name(t.dtype))] for t in made]
+
+
+def _is_input(item: object) -> bool:
+    return isinstance(item, Input)
+
+
+def _value(call: KernelCall, index: int) -> IRValue:
+    """The operand that an argument is."""
+    found = call.inputs[index] if index < len(call.inputs) else None
+    if found is None:
+        raise ExecError(
+            f"{call.attrs['op']} reads operand {index}; expected one of the {len(call.inputs)} "
+            "that the call has"
+        )
+    return IRValue(index, f"x{index}", TensorMeta(found.shape, found.dtype, found.strides))
+
+
+# --- from operators ------------------------------------------------------------------------------
+
+
+def emit_generic(call: NodeCall) -> Emitted:
+    """The operator by its name, with its arguments as a file's node has them."""
+    text = {
+        "args": [to_json(_with_inputs(item)) for item in call.args],
+        "kwargs": {key: to_json(_with_inputs(item)) for key, item in call.kwargs.items()},
+    }
+    written = json.dumps(text, separators=(",", ":"), allow_nan=False)
+    return call.emit("generic", range(call.n_inputs), op=call.op, call=written)
+
+
+def _with_inputs(argument: Any) -> Any:
+    if isinstance(argument, OperandPlace):
+        return Input(int(argument))
+    if isinstance(argument, list):
+        return [_with_inputs(item) for item in argument]
+    return argument
+
+
+# --- torch's kernel ------------------------------------------------------------------------------
+
+
+def _torch(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
     overload, (given, named) = resolve(attrs["op"]), call_arguments(attrs)
     device = next((tensor.device for tensor in present((*ins, *outs))), torch.device("cpu"))
-    args = [_filled(item, ins, device) for item in given]
-    kwargs = {key: _filled(item, ins, device) for key, item in named.items()}
+    args = [substitute(item, ins, device) for item in given]
+    kwargs = {key: substitute(item, ins, device) for key, item in named.items()}
     function, writer = callable_of(overload), out_overload(overload)
     if (
         function is not overload  # its arguments are looked at first
@@ -64,11 +149,11 @@ def _generic(attrs: Mapping[str, Any], ins: Tensors, outs: Tensors) -> Closure:
                 name: torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device=device)
                 for name, out in zip(names, present(outs), strict=True)
             }
-            before = [*map(_lies, trial.values())]
+            before = [*map(_layout, trial.values())]
             with warnings.catch_warnings():  # newer torches say in Python that they resize
                 warnings.simplefilter("ignore")
                 form(*args, **kwargs, **trial)
-            keeps = before == [*map(_lies, trial.values())]
+            keeps = before == [*map(_layout, trial.values())]
             if keeps:
                 return _store_flat([*trial.values()], outs)
         _store_flat(function(*args, **kwargs), outs)
@@ -76,7 +161,7 @@ def _generic(attrs: Mapping[str, Any], ins: Tensors, outs: Tensors) -> Closure:
     return run
 
 
-def _lies(tensor: torch.Tensor) -> tuple[object, ...]:
+def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
     """Where a tensor lies, and how much memory is behind it."""
     memory = tensor.untyped_storage()
     return memory.data_ptr(), memory.nbytes(), tensor.shape, tensor.stride()
@@ -84,10 +169,8 @@ def _lies(tensor: torch.Tensor) -> tuple[object, ...]:
 
 def _fit(overload: OpOverload, outs: Tensors) -> bool:
     """Whether the overload with ``out=`` honours the strides of these outputs."""
-    if (
-        torch.Tag.nondeterministic_seeded in overload.tags
-    ):  # which would draw twice at its first run
-        return False
+    if torch.Tag.nondeterministic_seeded in overload.tags:
+        return False  # which would draw twice at its first run
     if torch.Tag.pointwise in overload.tags:
         return True
     images = operator_of(overload) in _OF_IMAGES
@@ -99,7 +182,7 @@ def _is_last(tensor: torch.Tensor) -> bool:
     return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
 
 
-def call_arguments(attrs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+def call_arguments(attrs: Attrs) -> tuple[list[Any], dict[str, Any]]:
     """Arguments and keywords of a generic call, `Input` for tensors. Raises ExecError."""
     try:
         text = json.loads(attrs["call"])
@@ -107,10 +190,6 @@ def call_arguments(attrs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]
         return [from_json(item) for item in text["args"]], kwargs
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, GraphError) as error:
         raise ExecError(f"the arguments of {attrs['op']} cannot be read: {error!r}") from None
-
-
-def _filled(argument: Any, ins: Tensors, device: torch.device) -> Any:
-    return substitute(argument, ins, device)
 
 
 def _store_flat(made: Any, outs: Tensors) -> None:
@@ -147,4 +226,15 @@ def out_overload(overload: OpOverload) -> tuple[OpOverload, tuple[str, ...]] | N
     return None
 
 
-KERNELS: Mapping[str, Kernel] = {"generic": _generic}
+ROWS = (
+    # Args as a file's node has them. It may draw random numbers, so calls keep their order.
+    KernelRow(
+        0,
+        "generic",
+        "x… → y…",
+        _torch,
+        _makes,
+        schemas=attributes(op="s", call="s"),
+        constrains=("ordered",),
+    ),
+)

@@ -1,64 +1,59 @@
-"""A node as emitters see it: arguments by name, operands by place.
+"""A graph's node as emitters see it: arguments by name, operands by place.
 
-Comes in: a graph and a node. Goes out, by `NodeCall.emit`: `Emitted` calls. What always holds: an
-emitter sees shapes, dtypes, strides, attributes and which results anyone reads, never ids; so nodes
-that are alike in these share what was emitted.
+An emitter sees shapes, dtypes, strides, attributes and which results anyone reads, never ids; so
+nodes that are alike in these share what was emitted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from shardwright.ir import IRGraph, IRNode, resolve
 from shardwright.ir.operators import join_call, signature
-from shardwright.ir.tensor_meta import TensorMeta, contiguous_strides, torch_dtype
+from shardwright.ir.tensor_meta import TensorMeta, contiguous_strides
 from shardwright.ir.values import SLOT, Emitted
-from shardwright.kernels.kinds import BY_NAME
-from shardwright.kernels.lowered import ABSENT
+from shardwright.kernels.row import ABSENT, KernelRow, OperandMeta
 from shardwright.torch_internals import OpOverload
 
 
-class Place(int):
+class OperandPlace(int):
     """A tensor among a call's arguments: an operand by place."""
 
 
-class Operand(NamedTuple):
-    """What an emitter knows of a tensor; strides in elements."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    strides: tuple[int, ...]
-
-    @property
-    def is_float(self) -> bool:
-        """Whether it holds real floating-point numbers."""
-        return torch_dtype(self.dtype).is_floating_point
-
-
 class NodeCall:
-    """One node; ``arguments`` are its operator's by name, with `Place` for tensors."""
+    """One node; ``arguments`` are its operator's by name, with `OperandPlace` for tensors."""
 
-    def __init__(self, graph: IRGraph, node: IRNode, live: Collection[int] | None = None) -> None:
+    def __init__(
+        self,
+        kinds: Mapping[str, KernelRow],
+        graph: IRGraph,
+        node: IRNode,
+        live: Collection[int] | None = None,
+    ) -> None:
         self.op = node.op
         self.overload: OpOverload = resolve(node.op)
         self.attrs = node.attrs
         self.absent = node.absent
-        ids = (*node.inputs, *node.outputs)
-        self.operands = [_operand(graph, value_id) for value_id in ids]
+        self.operands = [_meta(graph, value_id) for value_id in (*node.inputs, *node.outputs)]
         self.n_inputs = len(node.inputs)
+        self._kinds = kinds
         self._live = [live is None or value_id in live for value_id in node.outputs]
         self._temps: list[TensorMeta] = []
-        self.args, self.kwargs = join_call(
-            self.overload, [Place(k) for k in range(self.n_inputs)], node.attrs, SLOT
-        )
+        places = [OperandPlace(k) for k in range(self.n_inputs)]
+        self.args, self.kwargs = join_call(self.overload, places, node.attrs, SLOT)
         names = [p.name for p in signature(self.overload).parameters if not p.keyword_only]
         self.arguments: dict[str, Any] = dict(zip(names, self.args, strict=True)) | self.kwargs
 
+    def given(self, names: str) -> list[Any]:
+        """The arguments of these names, which spaces divide."""
+        return [self.arguments[name] for name in names.split()]
+
     @property
-    def made(self) -> tuple[Place, ...]:
+    def made(self) -> tuple[OperandPlace, ...]:
         """The places of the node's outputs."""
-        return tuple(Place(k) for k in range(self.n_inputs, len(self.operands) - len(self._temps)))
+        end = len(self.operands) - len(self._temps)
+        return tuple(OperandPlace(k) for k in range(self.n_inputs, end))
 
     @property
     def results(self) -> list[int]:
@@ -75,15 +70,15 @@ class NodeCall:
             for place in self.results
         ]
 
-    def of(self, place: int) -> Operand:
+    def of(self, place: int) -> OperandMeta:
         """What is known of an operand."""
         return self.operands[place]
 
-    def temp(self, shape: Sequence[int], dtype: str) -> Place:
+    def temp(self, shape: Sequence[int], dtype: str) -> OperandPlace:
         """A contiguous tensor between this node's calls; the next `emit` is to make it."""
         self._temps.append(TensorMeta(tuple(shape), dtype))
-        self.operands.append(Operand(tuple(shape), dtype, contiguous_strides(shape)))
-        return Place(len(self.operands) - 1)
+        self.operands.append(OperandMeta(tuple(shape), dtype, contiguous_strides(shape)))
+        return OperandPlace(len(self.operands) - 1)
 
     def emit(
         self,
@@ -96,7 +91,7 @@ class NodeCall:
 
         ``outputs`` are the node's results by default; None among the inputs is absent.
         """
-        row = BY_NAME[kind]
+        row = self._kinds[kind]
         schema, blob = row.pack({**row.defaults, **attrs})
         made = tuple(self.results if outputs is None else outputs)
         first = len(self.operands) - len(self._temps)
@@ -105,22 +100,24 @@ class NodeCall:
         return Emitted(row.id, schema, blob, places, tuple(map(int, made)), temps)
 
 
-Emission = Sequence[Emitted] | None
-"""What an emitter gives: the calls, or None where it leaves the node to others."""
+def _meta(graph: IRGraph, value_id: int) -> OperandMeta:
+    value = graph.values[value_id]
+    return OperandMeta(value.shape, value.dtype, value.strides or contiguous_strides(value.shape))
+
+
+Emission = Sequence[Emitted] | Emitted | None
+"""What an emitter gives: calls, or None where it leaves the node to others.
+
+An emitter need not look at what its kind's own rule does (`KernelRow.makes`): calls that are not
+legal are taken for None.
+"""
 
 Emitter = Callable[[NodeCall], Emission]
-Table = Mapping[str, Emitter]
-"""Emitters by the operator's full name."""
-
-
-def _operand(graph: IRGraph, value_id: int) -> Operand:
-    value = graph.values[value_id]
-    return Operand(value.shape, value.dtype, value.strides or contiguous_strides(value.shape))
 
 
 def is_tensor(*arguments: Any) -> bool:
     """Whether all of these arguments are tensors."""
-    return all(isinstance(argument, Place) for argument in arguments)
+    return all(isinstance(argument, OperandPlace) for argument in arguments)
 
 
 def is_number(argument: Any) -> bool:

@@ -1,16 +1,44 @@
-"""The strides that torch gives the result of an elementwise operator on several tensors.
+"""Arithmetic of strides, in elements: extents, overlaps, orders, and those that torch chooses.
 
-Comes in: shapes and strides of the inputs, which broadcast together. Goes out: the strides of the
-result, dense, in the order of dimensions that TensorIterator settles on: inputs of one dense layout
-pass it on; else dimensions are sorted by the strides of the first input that tells them apart
-(`TensorIteratorBase::reorder_dimensions` of ATen).
+`result_strides` are those that torch gives the result of an elementwise operator on several
+tensors: inputs of one dense layout pass it on; else dimensions are sorted by the strides of the
+first input that tells them apart (`TensorIteratorBase::reorder_dimensions` of ATen).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from shardwright.ir.tensor_meta import contiguous_strides
+
+Strides = Sequence[int]
+
+
+def extent(shape: Sequence[int], strides: Strides) -> int:
+    """How many elements lie from the first to the last, both included."""
+    if math.prod(shape) == 0:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+
+
+def overlaps(shape: Sequence[int], strides: Strides) -> bool:
+    """Whether elements lie on one another: a stride does not step over what smaller ones reach."""
+    reach = 0
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += (size - 1) * stride
+    return False
+
+
+def same_order(shape: Sequence[int], a: Strides, b: Strides) -> bool:
+    """Whether strides order the elements alike: dimensions of size 1 do not matter."""
+    return a == b or all(
+        size == 1 or left == right for size, left, right in zip(shape, a, b, strict=True)
+    )
+
 
 Shaped = tuple[Sequence[int], Sequence[int]]
 """A shape and strides in elements."""

@@ -1,13 +1,10 @@
-"""The order of calls: as the graph has them, but for those that are better made later.
-
-Comes in: a lowered graph, its spots, and its targets, external memory by the value that is to lie
-there after a run. Goes out: the numbers of the graph's calls, in turn; views, which are none, are
-left out. What always holds: every value is made before it is read, what reads a target's old
-contents stays before the call that makes the new ones, and calls that are ordered stay where they
-are.
+"""Peak-memory scheduling by sinking: the graph's order, but for calls that are better made later.
 
 A call moves down to just before the first one that reads what it makes. It does so where a hint
-asks for it, and where what it makes would lie there unread while most memory is needed.
+asks for it, and where what it makes would be held unread while most memory is needed. In the order
+that comes out every value is made before it is read, what reads a target's old contents stays
+before the call that makes the new ones, and calls that are ordered stay where they are; views,
+which are no calls, are left out.
 """
 
 from __future__ import annotations
@@ -18,31 +15,30 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
 
-from shardwright.compiler.arena import align
-from shardwright.ir.tensor_meta import itemsize
-from shardwright.kernels.lowered import ABSENT, LoweredGraph, LoweredOp, ValueSpec
-from shardwright.kernels.spots import VIEW, Spot, extent, results, saved
+from shardwright.compiler.memory.arena import align
+from shardwright.kernels.lowered import VIEW, BaseView, LoweredGraph, LoweredOp
 
 NEAR_THE_PEAK = 0.95
 """How much of the peak counts as most memory."""
 ROUNDS = 4
 """How often calls are moved out of the way of a peak, which may then be elsewhere."""
 
-Order = tuple[int, ...]
+CallOrder = tuple[int, ...]
+"""Numbers of a graph's calls, in turn."""
 
 
 @dataclass(frozen=True, slots=True)
-class Uses:
+class BaseUses:
     """Who makes and reads what, by call number; sizes in whole lines of the arena.
 
     reads
-        Roots by call.
+        Bases by call.
     makers, readers
-        Calls by root.
+        Calls by base.
     kept
-        Roots that are needed when all calls have run.
+        Bases that are needed when all calls have run.
     limits
-        For external roots with new contents, the call that makes these.
+        For external bases with new contents, the call that makes these.
     """
 
     ops: Sequence[LoweredOp]
@@ -53,98 +49,85 @@ class Uses:
     kept: Collection[int]
     limits: Mapping[int, int]
 
+    def readers_of(self, number: int) -> list[int]:
+        """The calls that read what a call makes."""
+        return [reader for vid in self.ops[number].makes for reader in self.readers.get(vid, ())]
 
-def find_uses(graph: LoweredGraph, spots: Mapping[int, Spot], targets: Mapping[int, int]) -> Uses:
-    """The uses of a graph's roots."""
+
+def find_uses(
+    graph: LoweredGraph, bases: Mapping[int, BaseView], targets: Mapping[int, int]
+) -> BaseUses:
+    """The uses of a graph's bases; ``targets``: external memory by the value that it is to hold."""
     reads: dict[int, Collection[int]] = {}
     makers: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     for number, op in enumerate(graph.ops):
         if op.kind_id == VIEW.id:
             continue
-        makers.update((vid, number) for vid in op.out_vids if vid != ABSENT)
-        reads[number] = {spots[vid].root for vid in op.in_vids if vid != ABSENT}
-        for root in reads[number]:
-            readers.setdefault(root, []).append(number)
-    sizes = {root: align(_nbytes(graph.values[root], spots[root])) for root in makers}
-    kept = {spots[vid].root for vid in (*results(graph), *targets.values(), *saved(graph.ops))}
+        makers.update((vid, number) for vid in op.makes)
+        reads[number] = {bases[vid].base for vid in op.reads}
+        for base in reads[number]:
+            readers.setdefault(base, []).append(number)
+    sizes = {base: align(graph.values[base].nbytes) for base in makers}
+    kept = {bases[vid].base for vid in (*graph.kept, *targets.values())}
     limits = {
-        target: makers[spots[result].root]
+        target: makers[bases[result].base]
         for target, result in targets.items()
-        if spots[result].root in makers
+        if bases[result].base in makers
     }
-    return Uses(graph.ops, reads, makers, readers, sizes, kept, limits)
+    return BaseUses(graph.ops, reads, makers, readers, sizes, kept, limits)
 
 
-def _nbytes(spec: ValueSpec, spot: Spot) -> int:
-    return extent(spot.shape, spot.strides) * itemsize(spec.dtype)
-
-
-def hinted_order(uses: Uses) -> Order:
+def hinted_order(uses: BaseUses) -> CallOrder:
     """The graph's order, with calls made late that are hinted to be."""
+    given = tuple(k for k, op in enumerate(uses.ops) if op.kind_id != VIEW.id)
     late = [k for k, op in enumerate(uses.ops) if "late" in op.hints]
-    return _Sinking(uses, _given(uses)).sink(late) if late else _given(uses)
+    return _Sinking(uses, given).sink(late) if late else given
 
 
-def lighter_order(uses: Uses, order: Order) -> Order:
+def lighter_order(uses: BaseUses, order: CallOrder) -> CallOrder:
     """An order that needs less memory at once; the one that is given where none was found."""
-    live = _live(uses, order)
+    live = _live_bytes(uses, order)
     for _ in range(ROUNDS):
         waiting = list(_waiting(uses, order, live))
         if not waiting:
             break
         other = _Sinking(uses, order).sink(waiting, only_lighter=True)
-        found = _live(uses, other)
+        found = _live_bytes(uses, other)
         if max(found) >= max(live):
             break
         order, live = other, found
     return order
 
 
-def _given(uses: Uses) -> Order:
-    return tuple(k for k, op in enumerate(uses.ops) if op.kind_id != VIEW.id)
-
-
-# --- what waits ------------------------------------------------------------------------------
-
-
-def _live(uses: Uses, order: Order) -> list[int]:
+def _live_bytes(uses: BaseUses, order: CallOrder) -> list[int]:
     """Bytes of what is made and still to be read, at each call."""
     places = {number: place for place, number in enumerate(order)}
     change = [0] * (len(order) + 1)
-    for root, maker in uses.makers.items():
-        last = max((places[k] for k in uses.readers.get(root, ())), default=places[maker])
-        change[places[maker]] += uses.sizes[root]
-        if root not in uses.kept:
-            change[last + 1] -= uses.sizes[root]
+    for base, maker in uses.makers.items():
+        last = max((places[k] for k in uses.readers.get(base, ())), default=places[maker])
+        change[places[maker]] += uses.sizes[base]
+        if base not in uses.kept:
+            change[last + 1] -= uses.sizes[base]
     return list(accumulate(change[:-1]))
 
 
-def _waiting(uses: Uses, order: Order, live: Sequence[int]) -> Iterator[int]:
+def _waiting(uses: BaseUses, order: CallOrder, live: Sequence[int]) -> Iterator[int]:
     """The calls whose results nobody reads until most memory is needed, and has been."""
     most = NEAR_THE_PEAK * max(live, default=0)
     peaks = [place for place, count in enumerate(live) if count >= most]
     places = {number: place for place, number in enumerate(order)}
     for place, number in enumerate(order):
-        read = [places[k] for k in _readers(uses, number)]
+        read = [places[k] for k in uses.readers_of(number)]
         found = bisect_left(peaks, place + 1)
         if read and found < len(peaks) and peaks[found] < min(read):
             yield number
 
 
-def _readers(uses: Uses, number: int) -> list[int]:
-    """The calls that read what a call makes."""
-    made = (vid for vid in uses.ops[number].out_vids if vid != ABSENT)
-    return [reader for vid in made for reader in uses.readers.get(vid, ())]
-
-
-# --- moving ----------------------------------------------------------------------------------
-
-
 class _Sinking:
     """Puts calls in their new order, the last one first."""
 
-    def __init__(self, uses: Uses, order: Order) -> None:
+    def __init__(self, uses: BaseUses, order: CallOrder) -> None:
         self._uses = uses
         self._order = order
         self._label: dict[int, Fraction | int] = {}
@@ -152,7 +135,7 @@ class _Sinking:
         self._before: dict[int, int] = {}
         """By call, the one before it in the new order, as far as that is known."""
 
-    def sink(self, moved: Collection[int], *, only_lighter: bool = False) -> Order:
+    def sink(self, moved: Collection[int], *, only_lighter: bool = False) -> CallOrder:
         """The order with these calls moved down, where they may be.
 
         With ``only_lighter``, where what they make is more than what they keep waiting.
@@ -180,26 +163,23 @@ class _Sinking:
     def _goal(self, number: int, *, only_lighter: bool) -> int:
         """The call that this one is to stand before; -1 where it stays."""
         op, uses = self._uses.ops[number], self._uses
-        readers = _readers(uses, number)
+        readers = uses.readers_of(number)
         if not readers or op.must("ordered") or "early" in op.hints:
             return -1
         first = min(readers, key=lambda k: self._label[k])
         goal = self._label[first]
-        if any(self._is_passed(uses.limits.get(root), goal) for root in uses.reads[number]):
-            return -1
-        made = sum(uses.sizes[vid] for vid in op.out_vids if vid != ABSENT)
-        return first if made > self._held(number, goal) or not only_lighter else -1
+        limits = (uses.limits.get(base) for base in uses.reads[number])
+        if any(maker is not None and self._label.get(maker, goal) < goal for maker in limits):
+            return -1  # past a call that writes over what it reads
+        made = sum(uses.sizes[vid] for vid in op.makes)
+        return first if made > self._held_bytes(number, goal) or not only_lighter else -1
 
-    def _is_passed(self, maker: int | None, goal: Fraction | int) -> bool:
-        """Whether a call would move past one that writes over what it reads."""
-        return maker is not None and self._label.get(maker, goal) < goal
-
-    def _held(self, number: int, goal: Fraction | int) -> int:
+    def _held_bytes(self, number: int, goal: Fraction | int) -> int:
         """Bytes that are read last by this call, or between it and its goal."""
         return sum(
-            self._uses.sizes[root]
-            for root in self._uses.reads[number]
-            if root in self._uses.makers
-            and root not in self._uses.kept
-            and all(self._label.get(k, -1) < goal for k in self._uses.readers[root])
+            self._uses.sizes[base]
+            for base in self._uses.reads[number]
+            if base in self._uses.makers
+            and base not in self._uses.kept
+            and all(self._label.get(k, -1) < goal for k in self._uses.readers[base])
         )

@@ -1,1 +1,0 @@
-"""Emitters by family: what kernel calls an operator's node becomes."""
