@@ -16,8 +16,8 @@ import torch
 from shardwright.ops.bound import BoundDimop, Carry, bind
 from shardwright.ops.call import Direct
 from shardwright.ops.catalog import ROWS, call_of, dimop_of
-from shardwright.ops.catalog_views import NEED_RESHAPE
-from shardwright.ops.infer import discover
+from shardwright.ops.discover import discover
+from shardwright.ops.rows.views import RESHAPED
 from shardwright.ops.trial import same, take
 from tests.ops.calls import CASES
 from tests.ops.case import Case
@@ -62,7 +62,7 @@ def sayable(bound: BoundDimop, identifier: str, inputs: list[torch.Tensor]) -> b
     if "offsets" in bound.call.attrs:
         return False
     parts = bound.split(identifier, 2)
-    if parts[0].plain or bound.call.op in NEED_RESHAPE:
+    if parts[0].plain or bound.call.op in RESHAPED:
         summed = any(carry.kind == "partial" for carry in bound.flow(identifier).outputs)
         return bound.reduction == "sum" or not summed
     try:

@@ -20,7 +20,7 @@ from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.repeats import fingerprint
 from shardwright.ops.bound import BoundDimop, BoundPart
 from shardwright.ops.catalog import dimop_of
-from shardwright.ops.cuts import Cut
+from shardwright.ops.dimop import Cut
 from shardwright.planning.plan import Assignment, Split, Terms
 from shardwright.sharding import Layout, Partial
 from shardwright.sharding.ranges import part

@@ -3,11 +3,15 @@
 from shardwright.ops.annotation import Annotation
 from shardwright.ops.bound import BoundDimop, BoundPart, Carry, Flow
 from shardwright.ops.catalog import dimop_of, why_whole
-from shardwright.ops.cuts import Cut, even_cuts, even_ranges
-from shardwright.ops.dimop import Dimop, Part, Slice
-from shardwright.ops.expand import can_expand, expand
-from shardwright.ops.infer import infer_annotation
-from shardwright.ops.lengths import Inference
+from shardwright.ops.dimop import (
+    Cut,
+    Dimop,
+    Inference,
+    Part,
+    Slice,
+    even_cuts,
+)
+from shardwright.ops.discover import infer_annotation
 from shardwright.ops.register import Registered, register_op, registered
 
 __all__ = [
@@ -22,11 +26,8 @@ __all__ = [
     "Part",
     "Registered",
     "Slice",
-    "can_expand",
     "dimop_of",
     "even_cuts",
-    "even_ranges",
-    "expand",
     "infer_annotation",
     "register_op",
     "registered",

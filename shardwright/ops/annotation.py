@@ -15,7 +15,7 @@ depends on shapes (``*``, lengths, ranks) is `dimop`'s. Every error points at it
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -106,6 +106,22 @@ class Annotation:
             for factor in tensor.factors()
             if isinstance(factor.name, str)
         }
+
+    def with_stars_as(self, names: Sequence[str]) -> Annotation:
+        """``*`` written out as these identifiers, the same everywhere."""
+
+        def written_out(tensor: TensorDims) -> TensorDims:
+            if tensor.dims is None:
+                return tensor
+            dims: list[Dim] = []
+            for dim in tensor.dims:
+                star = dim.factors[0]
+                named = (Dim((Factor(name, star.reduction, star.column),)) for name in names)
+                dims += named if star.name == STAR else (dim,)
+            return TensorDims(tuple(dims), tensor.column)
+
+        inputs, outputs = (tuple(map(written_out, side)) for side in (self.inputs, self.outputs))
+        return Annotation(inputs, outputs, self.text or str(self))
 
     def error(self, message: str, column: int) -> AnnotationError:
         """An error that points at a column of the text, where there is one."""

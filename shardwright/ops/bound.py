@@ -1,13 +1,9 @@
-"""A call with its dimensions' meaning: what it can be split by, and the program of each part.
+"""The rule of a call bound to its shapes: what the call can be split by, and each part's program.
 
-`BoundDimop` is a catalog rule held against one call's shapes. What always holds: the program that
-`BoundPart.emit` writes, run on the slices that ``inputs`` names, makes the slices or partial
-results that ``outputs`` names.
-
-For a mesh: `flow` says how each tensor lies on the mesh axis that splits an identifier, and `part`
-takes the cuts of all axes at once. An identifier may be cut on several axes: nest with `Cut.cut`.
-Boundaries need not be even: `part` takes any cuts, and `Carry.unit` says of what the boundaries of
-a dimension are multiples (a linear layer whose columns are heads is cut at heads).
+The program that `BoundPart.emit` writes, run on the slices that ``inputs`` names, makes the slices
+or partial results that ``outputs`` names. For a mesh, `BoundDimop.flow` says how each tensor is
+placed along the axis that splits an identifier, and `BoundDimop.part` takes the cuts of all axes at
+once, even or not.
 """
 
 from __future__ import annotations
@@ -22,11 +18,9 @@ import torch
 from shardwright.errors import AnnotationError
 from shardwright.ir import Builder, IRValue, Scope, Source
 from shardwright.ir.tensor_meta import torch_dtype
-from shardwright.ops.annotation import TensorDims
+from shardwright.ops.annotation import Factor, TensorDims
 from shardwright.ops.call import Call, Direct, Emitter, Local, Rule, Writer
-from shardwright.ops.cuts import Cut, even_cuts
-from shardwright.ops.dimop import Dimop, Slice, factor_at, find_factor, outermost
-from shardwright.ops.lengths import Inference
+from shardwright.ops.dimop import Cut, Dimop, Inference, Slice, even_cuts
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,28 +90,26 @@ class BoundDimop:
     @cached_property
     def identifiers(self) -> tuple[str, ...]:
         """What the call can be split by, those included that stand in no input (``arange``)."""
-        reductions = self.inference.annotation.reductions()
+        inference = self.inference
         return tuple(
             name
-            for name in reductions
-            if self.dimop.may_split(self.inference, find_factor(self.inference, name))
+            for name in inference.annotation.reductions()
+            if self.dimop.may_split(inference, inference.factor(name))
         )
 
     def algorithms(self) -> list[tuple[int, int]]:
         """Each way to split that an input names, as (input index, dimension)."""
-        return [
-            (idx, dim)
-            for idx, tensor in enumerate(self.inference.annotation.inputs)
-            for dim in range(len(tensor.dims or ()))
-            if outermost(self.inference, tensor, dim).name in self.identifiers
-        ]
+        return self.dimop.ways(self.inference)
 
     def identifier(self, idx: int, dim: int) -> str:
         """What a split of dimension ``dim`` of input ``idx`` splits. Raises AnnotationError."""
-        factor = factor_at(self.inference, idx, dim)
+        return str(self._splittable(self.inference.factor_at(idx, dim)).name)
+
+    def _splittable(self, factor: Factor) -> Factor:
+        """The factor. Raises AnnotationError where it may not be split."""
         if (reason := self.dimop.refusal(self.inference, factor)) is not None:
             raise AnnotationError(f"{self}: {reason}")
-        return str(factor.name)
+        return factor
 
     def partition(self, idx: int, dim: int, num: int) -> list[BoundPart]:
         """The call in ``num`` parts by a dimension of an input. Raises AnnotationError."""
@@ -125,12 +117,13 @@ class BoundDimop:
 
     def split(self, identifier: str, num: int) -> list[BoundPart]:
         """The call in ``num`` parts by an identifier. Raises AnnotationError."""
-        length = self.inference.length(find_factor(self.inference, identifier))
+        length = self.inference.length(self.inference.factor(identifier))
         return [self.part({identifier: cut}) for cut in even_cuts(length, num)]
 
     def part(self, cuts: Mapping[str, Cut]) -> BoundPart:
         """What is left of the call where identifiers are cut. Raises AnnotationError."""
         part = self.dimop.part(self.inference, cuts, {})
+        reductions = self.inference.annotation.reductions()
         local = Local(
             self.call,
             {**self.lengths, **{name: cut.length for name, cut in cuts.items()}},
@@ -138,6 +131,7 @@ class BoundDimop:
             dict(cuts),
             tuple(None if item is None else item.shape for item in part.inputs),
             tuple(None if item is None else item.shape for item in part.outputs),
+            frozenset(name for name in cuts if reductions[name] == "+"),
         )
         return BoundPart(self, part.inputs, part.outputs, local)
 
@@ -153,9 +147,7 @@ class BoundDimop:
         return {}
 
     def _flow(self, identifier: str) -> Flow:
-        factor = find_factor(self.inference, identifier)
-        if (reason := self.dimop.refusal(self.inference, factor)) is not None:
-            raise AnnotationError(f"{self}: {reason}")
+        factor = self._splittable(self.inference.factor(identifier))
         annotation, summed = self.inference.annotation, factor.reduction == "+"
         inputs = tuple(
             self._carry(tensor, identifier, partial=summed and idx in self.dimop.terms)
@@ -230,9 +222,8 @@ class BoundPart:
             for idx, value in enumerate(inputs)
             if idx not in dropped
         ]
-        if rule.emit is not None:
-            made = rule.emit(emitter, self.local, present)
-        else:
+        made = rule.emit(emitter, self.local, present) if rule.emit else None
+        if made is None:
             made = emitter.emit(self.bound.call.op, present, attrs)
         return made if isinstance(made, list) else [made]
 

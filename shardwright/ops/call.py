@@ -1,14 +1,15 @@
-"""The vocabulary of the catalog: a call, the rule that a row makes of it, what a part sees.
+"""What a row of the catalog is made of: a call, the rule of its splits, what a part sees.
 
-A row of the catalog is a function from a `Call` to a `Rule`. The rule's annotation is written for
-this call: it depends on the call's shapes and attributes (softmax gives its dimension ``^``, a view
-has brackets, a dimension that is broadcast is ``1``). Where the same operator on slices is not the
-part's program, the rule says what is: `Rule.attrs` changes attributes, `Rule.emit` writes nodes.
+A rule's annotation is written for one call: it depends on shapes and attributes (softmax gives its
+dimension ``^``, a view has brackets, a dimension that is broadcast is ``1``). Where the operator
+itself on slices is not the part's program, the rule says what is: `Rule.attrs` changes attributes,
+`Rule.emit` writes nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ import torch
 
 from shardwright.ir import Builder, IRValue, Scope, Source, resolve
 from shardwright.ir.operators import join_call, split_call
-from shardwright.ops.cuts import Cut
+from shardwright.ops.dimop import Cut
 
 Shape = tuple[int, ...]
 
@@ -32,6 +33,10 @@ class Call:
     attrs: Mapping[str, Any]
     dtypes: tuple[str, ...]
     """Of the inputs, by short name."""
+
+    def tensors(self) -> tuple[Shape, ...]:
+        """The shapes of inputs, then outputs."""
+        return (*self.inputs, *self.outputs)
 
     def dim(self, name: str = "dim", *, of: int = 0) -> int:
         """The attribute ``name`` as a dimension of input ``of``, counted from the front."""
@@ -60,6 +65,14 @@ class Local:
     cuts: Mapping[str, Cut]
     inputs: tuple[Shape | None, ...]
     outputs: tuple[Shape | None, ...]
+    summed: frozenset[str] = frozenset()
+    """Identifiers that are cut and summed over."""
+
+    @property
+    def share(self) -> float:
+        """The part's share of the elements that are summed over."""
+        here = math.prod(self.lengths[name] for name in self.summed)
+        return here / math.prod(self.whole_lengths[name] for name in self.summed)
 
     def start(self, name: str) -> int:
         """Where this part's range of an identifier starts."""
@@ -135,7 +148,8 @@ class Rule:
     attrs
         The attributes that a part changes.
     emit
-        Writes the nodes of a part and returns its outputs: one value, or a list.
+        Writes the nodes of a part and returns its outputs, one value or a list; None where the
+        operator itself is the part's program.
     reduction
         How partial outputs are put together: ``sum``, ``max`` or ``min``.
     linear
@@ -153,15 +167,26 @@ class Rule:
     linear: tuple[tuple[int, ...], ...] = ()
 
 
-Row = Callable[[Call], Rule | None]
-"""A row of the catalog; None where it has nothing to say of a call (a random one, say)."""
+SplitRule = Callable[[Call], Rule | None]
+"""Gives the rule of a call; None where no split is right, as for random numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRow:
+    """What is known of an operator: ``rule`` says how its calls split."""
+
+    rule: SplitRule
+
+
+def table(rule: SplitRule, names: str) -> dict[str, OperatorRow]:
+    """A row each for operators of ``aten``; an overload that is not named is the default one."""
+    row = OperatorRow(rule)
+    return {
+        f"aten.{name}" if "." in name else f"aten.{name}.default": row for name in names.split()
+    }
+
 
 Dims = list[str]
-
-
-def words(text: str) -> list[str]:
-    """The names in a text, for tables of many."""
-    return text.split()
 
 
 def letters(number: int, *, without: str = "") -> Dims:
@@ -204,6 +229,50 @@ def named(shape: Shape, reduction: str = "", *, without: str = "") -> Dims:
     return [
         "1" if size == 1 else f"{name}{reduction}" for name, size in zip(names, shape, strict=True)
     ]
+
+
+def along(
+    call: Call,
+    dims: Collection[int],
+    *,
+    shape: Shape | None = None,
+    indices: Collection[int] = (),
+    linear: tuple[tuple[int, ...], ...] = (),
+) -> Rule:
+    """The rule of an operator that works along ``dims``; all other dimensions split.
+
+    ``shape`` has all dimensions: by default it is the first input's. Each tensor has them all,
+    with a size of its own along ``dims``, or those that remain without ``dims``. Inputs among
+    ``indices``, and tensors of other dimensions, stay whole.
+    """
+    full = call.inputs[0] if shape is None else shape
+    ranked = [item for item in call.tensors() if len(item) == len(full)]
+    alike = {dim for dim in dims if all(item[dim] == full[dim] for item in ranked)}
+    if not any(len(item) == len(full) for item in call.inputs):
+        alike = set()
+    names = whole(named(full), alike)
+    rest = [dim for dim in range(len(full)) if dim not in dims]
+
+    def written(item: Shape) -> Dims:
+        if len(item) == len(full):
+            return [
+                name if size == whole_size and (dim not in dims or dim in alike) else str(size)
+                for dim, (name, size, whole_size) in enumerate(zip(names, item, full, strict=True))
+            ]
+        if list(item) == [full[dim] for dim in rest]:
+            return [names[dim] for dim in rest]
+        return numbers(item)
+
+    inputs = [
+        numbers(item) if number in indices else written(item)
+        for number, item in enumerate(call.inputs)
+    ]
+    return Rule(text(inputs, list(map(written, call.outputs))), linear=linear)
+
+
+def numbers(shape: Shape) -> Dims:
+    """Sizes that are never split."""
+    return [str(size) for size in shape]
 
 
 def fixed(names: Dims, shape: Shape, dims: set[int]) -> Dims:

@@ -1,11 +1,8 @@
-"""The catalog: one row an ATen operator at capture level, and what a node of a graph is by it.
+"""The catalog: a row an operator, and what a node of a graph is by it.
 
-In comes a node; out comes its `BoundDimop`, or None where nothing is known that would split it:
-such a node is to be replicated, and `why_whole` says why. A row's rule depends on the call's
-shapes and attributes only, so equal calls (the layers of a stack) are looked at once.
-
-Where an operator comes from: `register` first, then the rows here, then discovery by running
-(`infer`), whose answer is kept.
+A row's rule depends on a call's shapes and attributes only, so equal calls (the layers of a stack)
+are bound once. An operator is looked up among those that `register` knows, then in the rows, then
+by running it (`discover`).
 """
 
 from __future__ import annotations
@@ -14,43 +11,42 @@ from collections.abc import Mapping
 
 from shardwright.ir import WITH_BACKWARD, IRGraph, IRNode
 from shardwright.ir.operators import is_marker
-from shardwright.ops import (
-    catalog_along,
-    catalog_contraction,
-    catalog_elementwise,
-    catalog_factories,
-    catalog_index,
-    catalog_layers,
-    catalog_losses,
-    catalog_views,
-)
 from shardwright.ops.bound import BoundDimop, bind
-from shardwright.ops.call import Call, Row
-from shardwright.ops.catalog_backward import with_backward
-from shardwright.ops.infer import infer_rule
+from shardwright.ops.call import Call, OperatorRow
+from shardwright.ops.discover import infer_rule
 from shardwright.ops.register import bind_registered, registered
+from shardwright.ops.rows import (
+    contraction,
+    elementwise,
+    factories,
+    indexing,
+    layers,
+    losses,
+    reductions,
+    views,
+)
+from shardwright.ops.rows.with_backward import with_backward
 
-ROWS: Mapping[str, Row] = {
-    **catalog_elementwise.ROWS,
-    **catalog_contraction.ROWS,
-    **catalog_views.ROWS,
-    **catalog_along.ROWS,
-    **catalog_layers.ROWS,
-    **catalog_losses.ROWS,
-    **catalog_index.ROWS,
-    **catalog_factories.ROWS,
+ROWS: Mapping[str, OperatorRow] = {
+    **elementwise.ROWS,
+    **contraction.ROWS,
+    **views.ROWS,
+    **reductions.ROWS,
+    **layers.ROWS,
+    **losses.ROWS,
+    **indexing.ROWS,
+    **factories.ROWS,
 }
-"""Operator name to row."""
+"""By the operator's name."""
 
 
 def call_of(graph: IRGraph, node: IRNode) -> Call:
     """A node as a `Call`."""
     inputs = [graph.values[value_id] for value_id in node.inputs]
-    outputs = [graph.values[value_id] for value_id in node.outputs]
     return Call(
         node.op,
         tuple(value.shape for value in inputs),
-        tuple(value.shape for value in outputs),
+        tuple(graph.values[value_id].shape for value_id in node.outputs),
         node.attrs,
         tuple(value.dtype for value in inputs),
     )
@@ -92,7 +88,7 @@ def _look_up(call: Call) -> BoundDimop | str:
     if call.op == WITH_BACKWARD:
         return bind(call, with_backward(call, dimop_of))
     if (row := ROWS.get(call.op)) is not None:
-        rule = row(call)
+        rule = row.rule(call)
         return bind(call, rule) if rule else f"{call.op}: {NOT_ALIKE}"
     inferred = infer_rule(call)
     if isinstance(inferred, str):

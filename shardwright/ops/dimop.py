@@ -1,10 +1,8 @@
 """What an annotation means for given shapes: lengths, output shapes, and the ways to split.
 
-In come an `Annotation` and the shapes of the inputs (with keyword arguments that give lengths);
-out come `Inference` and `Part`. What always holds: running the operator on the parts' inputs and
-putting the outputs together (joined where they are slices, added where they are partial) gives
-what the operator gives for the whole, provided the annotation is true. Every split that the
-annotation does not warrant raises AnnotationError:
+Running the operator on the parts' inputs and putting the outputs together (joined where they are
+slices, added where they are partial) gives what the operator gives for the whole, provided the
+annotation is true. Every split that the annotation does not warrant raises AnnotationError:
 
 - of a number, of an identifier with ``^``, of a length below the number of parts;
 - of an identifier that an output lacks, unless it has ``+``;
@@ -12,22 +10,59 @@ annotation does not warrant raises AnnotationError:
 - of an identifier that is not outermost in its brackets: its parts are no slices;
 - of an identifier with ``+`` where an input lacks it that may be a term of the sum (a bias): each
   part would add it. An input may be such a term if all its identifiers stand in the partial
-  output. An annotation cannot say more, so who knows more says it to `Dimop`: inputs that are no
-  terms are ``shared``, inputs that are ``terms`` are partial themselves (part 0 takes the value,
-  the others zeros, or each a part of a sum).
+  output. What an annotation cannot say `Dimop` is told: ``shared`` inputs are no terms, ``terms``
+  are partial themselves (part 0 takes the value, the others zeros, or each a part of a sum).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from shardwright.errors import AnnotationError
-from shardwright.ops.annotation import Annotation, Dim, Factor, TensorDims, parse
-from shardwright.ops.cuts import Cut, even_cuts
-from shardwright.ops.lengths import Inference, Shape, infer
+from shardwright.ops.annotation import STAR, Annotation, Dim, Factor, TensorDims, parse
+
+Shape = Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Part ``index`` of ``num``: the half-open range ``start`` to ``end`` of an identifier.
+
+    What a cut covers can be cut again, on another axis of a mesh, and still is one range.
+    """
+
+    start: int
+    end: int
+    index: int = 0
+    num: int = 1
+
+    @property
+    def length(self) -> int:
+        """How many values the part has."""
+        return self.end - self.start
+
+    def cut(self, num: int) -> list[Cut]:
+        """This part in ``num`` parts of its own. Raises AnnotationError as `even_cuts`."""
+        start, index = self.start, self.index * num
+        return [
+            Cut(start + part.start, start + part.end, index + part.index, self.num * num)
+            for part in even_cuts(self.length, num)
+        ]
+
+
+def even_cuts(length: int, num: int) -> list[Cut]:
+    """``length`` in ``num`` parts. Raises AnnotationError where a part would be empty."""
+    if isinstance(num, bool) or not isinstance(num, int) or num < 1:
+        raise AnnotationError(f"num is {num!r}; expected the number of parts, 1 or more")
+    if length < num:
+        raise AnnotationError(f"a length of {length} does not give {num} parts of 1 or more")
+    small, larger = divmod(length, num)
+    bounds = [index * small + min(index, larger) for index in range(num + 1)]
+    return [Cut(*span, index, num) for index, span in enumerate(pairwise(bounds))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +98,75 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Inference:
+    """An annotation for given shapes.
+
+    annotation
+        With every ``*`` written out as identifiers.
+    lengths
+        The length of each identifier.
+    outputs
+        A shape each, None for ``?``.
+    """
+
+    annotation: Annotation
+    lengths: dict[str, int]
+    outputs: tuple[tuple[int, ...] | None, ...]
+
+    def length(self, factor: Factor) -> int:
+        """The length of an identifier, or the number itself."""
+        return factor.name if isinstance(factor.name, int) else self.lengths[factor.name]
+
+    def size(self, dim: Dim) -> int:
+        """The size of a dimension."""
+        return math.prod(map(self.length, dim.factors))
+
+    def factor(self, name: str) -> Factor:
+        """The first occurrence of an identifier. Raises AnnotationError where there is none."""
+        for tensor in self.annotation.tensors():
+            for factor in tensor.factors():
+                if factor.name == name:
+                    return factor
+        names = ", ".join(self.annotation.reductions()) or "none"
+        raise AnnotationError(
+            f"{str(self.annotation)!r} has no identifier {name!r}; it has {names}"
+        )
+
+    def factor_at(self, idx: int, dim: int) -> Factor:
+        """What a split of dimension ``dim`` of input ``idx`` splits. Raises AnnotationError."""
+        inputs = self.annotation.inputs
+        for name, number in (("idx", idx), ("dim", dim)):
+            if type(number) is not int:
+                raise AnnotationError(f"{name} is {number!r}; expected a number, counted from 0")
+        if not 0 <= idx < len(inputs):
+            raise AnnotationError(
+                f"idx is {idx}; expected the number of an input, 0 to {len(inputs) - 1}"
+            )
+        tensor = inputs[idx]
+        if tensor.dims is None:
+            raise self.annotation.error(f"input {idx} is no tensor", tensor.column)
+        rank = len(tensor.dims)
+        if not -rank <= dim < rank:
+            raise self.annotation.error(
+                f"dim is {dim}; input {idx} ('{tensor}') has {rank} dimensions", tensor.column
+            )
+        return self.outermost(tensor.dims[dim])
+
+    def outermost(self, dim: Dim) -> Factor:
+        """The first factor of a dimension that is longer than 1; the first where none is."""
+        return next((f for f in dim.factors if self.length(f) > 1), dim.factors[0])
+
+    def range_of(self, dim: Dim, cuts: Mapping[str, Cut]) -> tuple[int, int]:
+        """The range of a dimension whose factors are cut; at most the outermost one is."""
+        size = self.size(dim)
+        for factor in dim.factors:
+            if isinstance(factor.name, str) and factor.name in cuts:
+                cut, unit = cuts[factor.name], size // self.length(factor)
+                return cut.start * unit, cut.end * unit
+        return 0, size
+
+
+@dataclass(frozen=True, slots=True)
 class Dimop:
     """An operator as its annotation describes it; the module's docstring has the rules.
 
@@ -90,19 +194,29 @@ class Dimop:
         ``shapes`` has one entry an input; entries for ``?`` may be left out, or are ignored.
         Keyword arguments named as an identifier give its length. Raises AnnotationError.
         """
-        return infer(self.annotation, shapes, kwargs)
+        given = _all_shapes(self.annotation, shapes)
+        annotation, lengths = _expand_stars(self.annotation, given)
+        lengths |= _keyword_lengths(annotation, kwargs)
+        _match_ranks(annotation, given)
+        _solve(annotation, given, lengths)
+        inference = Inference(annotation, lengths, ())
+        outputs = tuple(_output_shape(inference, tensor) for tensor in annotation.outputs)
+        return replace(inference, outputs=outputs)
 
     def algorithms(self, shapes: Sequence[Shape | None], /, **kwargs: Any) -> list[tuple[int, int]]:
         """Each way to split in two parts or more, as (input index, dimension).
 
         Two entries may name the same split, by different tensors that carry its identifier.
         """
-        inference = self.infer(shapes, **kwargs)
+        return self.ways(self.infer(shapes, **kwargs))
+
+    def ways(self, inference: Inference) -> list[tuple[int, int]]:
+        """The same, for shapes that are inferred."""
         return [
-            (idx, dim)
+            (idx, number)
             for idx, tensor in enumerate(inference.annotation.inputs)
-            for dim in range(len(tensor.dims or ()))
-            if self.may_split(inference, outermost(inference, tensor, dim))
+            for number, dim in enumerate(tensor.dims or ())
+            if self.may_split(inference, inference.outermost(dim))
         ]
 
     def partition(
@@ -120,9 +234,8 @@ class Dimop:
         would compute something else.
         """
         inference = self.infer(shapes, **kwargs)
-        factor = factor_at(inference, idx, dim)
-        if (reason := self.refusal(inference, factor)) is not None:
-            raise inference.annotation.error(reason, factor.column)
+        factor = inference.factor_at(idx, dim)
+        self.check(inference, factor)
         assert isinstance(factor.name, str)
         try:
             cuts = even_cuts(inference.lengths[factor.name], num)
@@ -137,26 +250,38 @@ class Dimop:
 
         Several cuts at once are splits on several axes of a mesh. Raises AnnotationError.
         """
-        for name in cuts:
-            factor = find_factor(inference, name)
-            if (reason := self.refusal(inference, factor)) is not None:
-                raise inference.annotation.error(reason, factor.column)
+        factors = [inference.factor(name) for name in cuts]
+        for factor in factors:
+            self.check(inference, factor)
+        summed = {str(factor.name) for factor in factors if factor.reduction == "+"}
+
+        def slice_of(tensor: TensorDims, sums: Iterable[str]) -> Slice | None:
+            if tensor.dims is None:
+                return None
+            index, num = 0, 1
+            for name, cut in cuts.items():
+                if name in sums and name not in tensor.names():
+                    index, num = index * cut.num + cut.index, num * cut.num
+            ranges = tuple(inference.range_of(dim, cuts) for dim in tensor.dims)
+            return Slice(ranges, (index, num) if num > 1 else None)
+
+        annotation = inference.annotation
         inputs = tuple(
-            self._slice(inference, tensor, cuts, sums=idx in self.terms)
-            for idx, tensor in enumerate(inference.annotation.inputs)
+            slice_of(tensor, summed if idx in self.terms else ())
+            for idx, tensor in enumerate(annotation.inputs)
         )
-        outputs = tuple(
-            self._slice(inference, tensor, cuts, sums=True)
-            for tensor in inference.annotation.outputs
-        )
+        outputs = tuple(slice_of(tensor, summed) for tensor in annotation.outputs)
         changed = {name: cut.length for name, cut in cuts.items() if name in kwargs}
         return Part(inputs, outputs, {**kwargs, **changed})
 
-    def may_split(self, inference: Inference, factor: Factor | None) -> bool:
+    def may_split(self, inference: Inference, factor: Factor) -> bool:
         """Whether ``factor`` can be split in two parts."""
-        if factor is None or self.refusal(inference, factor) is not None:
-            return False
-        return inference.length(factor) > 1
+        return self.refusal(inference, factor) is None and inference.length(factor) > 1
+
+    def check(self, inference: Inference, factor: Factor) -> None:
+        """Raise AnnotationError where ``factor`` may not be split."""
+        if (reason := self.refusal(inference, factor)) is not None:
+            raise inference.annotation.error(reason, factor.column)
 
     def refusal(self, inference: Inference, factor: Factor) -> str | None:
         """Why ``factor`` may not be split, or None where it may."""
@@ -173,7 +298,9 @@ class Dimop:
                     "diagonal"
                 )
             for dim in tensor.dims or ():
-                if not _is_outermost(inference, dim, name):
+                names = [factor.name for factor in dim.factors]
+                outer = dim.factors[: names.index(name)] if name in names else ()
+                if any(inference.length(factor) != 1 for factor in outer):
                     return (
                         f"{name!r} is not outermost in '{dim}'; only the first identifier of a "
                         "bracket may be split"
@@ -202,82 +329,160 @@ class Dimop:
                     )
         return None
 
-    def _slice(
-        self, inference: Inference, tensor: TensorDims, cuts: Mapping[str, Cut], *, sums: bool
-    ) -> Slice | None:
-        if tensor.dims is None:
-            return None
-        ranges = tuple(_range(inference, dim, cuts) for dim in tensor.dims)
-        index, num = 0, 1
-        for name, cut in cuts.items():
-            if sums and name not in tensor.names() and _is_summed(inference, name):
-                index, num = index * cut.num + cut.index, num * cut.num
-        return Slice(ranges, (index, num) if num > 1 else None)
+
+# --- lengths ------------------------------------------------------------------------------------
 
 
-# --- finding a factor ---------------------------------------------------------------------------
-
-
-def factor_at(inference: Inference, idx: int, dim: int) -> Factor:
-    """What a split of dimension ``dim`` of input ``idx`` splits. Raises AnnotationError."""
-    inputs = inference.annotation.inputs
-    for name, number in (("idx", idx), ("dim", dim)):
-        if type(number) is not int:
-            raise AnnotationError(f"{name} is {number!r}; expected a number, counted from 0")
-    if not 0 <= idx < len(inputs):
+def _all_shapes(annotation: Annotation, shapes: Sequence[Shape | None]) -> list[Shape | None]:
+    """One entry an input; those for ``?`` are None."""
+    inputs = annotation.inputs
+    count = sum(tensor.dims is not None for tensor in inputs)
+    if len(shapes) not in (count, len(inputs)):
         raise AnnotationError(
-            f"idx is {idx}; expected the number of an input, 0 to {len(inputs) - 1}"
+            f"{len(shapes)} shapes given, but {str(annotation)!r} has {count} input "
+            f"tensor{'s' * (count != 1)}"
         )
-    tensor = inputs[idx]
-    if tensor.dims is None:
-        raise inference.annotation.error(f"input {idx} is no tensor", tensor.column)
-    rank = len(tensor.dims)
-    if not -rank <= dim < rank:
-        raise inference.annotation.error(
-            f"dim is {dim}; input {idx} ('{tensor}') has {rank} dimensions", tensor.column
-        )
-    return outermost(inference, tensor, dim)
+    if len(shapes) == count:
+        rest = iter(shapes)
+        shapes = [None if tensor.dims is None else next(rest) for tensor in inputs]
+    pairs = zip(inputs, shapes, strict=True)
+    given = [None if tensor.dims is None else shape for tensor, shape in pairs]
+    for idx, (tensor, shape) in enumerate(zip(inputs, given, strict=True)):
+        if tensor.dims is not None and shape is None:
+            raise annotation.error(f"input {idx} has no shape; expected one", tensor.column)
+    return given
 
 
-def outermost(inference: Inference, tensor: TensorDims, dim: int) -> Factor:
-    """The first factor of a dimension that is longer than 1; the first where none is."""
-    assert tensor.dims is not None
-    factors = tensor.dims[dim].factors
-    return next((factor for factor in factors if inference.length(factor) > 1), factors[0])
+def _expand_stars(
+    annotation: Annotation, shapes: Sequence[Shape | None]
+) -> tuple[Annotation, dict[str, int]]:
+    """``*`` written out as fresh identifiers, the same everywhere, and their lengths."""
+    taken = annotation.reductions()
+    if STAR not in taken:
+        return annotation, {}
+    sizes = _star_sizes(annotation, shapes)
+    fresh = (name for i in range(len(sizes) + len(taken)) if (name := f"_{i}") not in taken)
+    names = [next(fresh) for _ in sizes]
+    return annotation.with_stars_as(names), dict(zip(names, sizes, strict=True))
 
 
-def find_factor(inference: Inference, name: str) -> Factor:
-    """The first place of an identifier. Raises AnnotationError where there is none."""
-    for tensor in inference.annotation.tensors():
-        for factor in tensor.factors():
-            if factor.name == name:
-                return factor
-    raise AnnotationError(
-        f"{str(inference.annotation)!r} has no identifier {name!r}; it has "
-        f"{', '.join(inference.annotation.reductions()) or 'none'}"
+def _star_sizes(annotation: Annotation, shapes: Sequence[Shape | None]) -> tuple[int, ...]:
+    """The sizes that ``*`` stands for. Raises AnnotationError where tensors do not agree."""
+    found: tuple[int, ...] | None = None
+    for idx, (tensor, shape) in enumerate(zip(annotation.inputs, shapes, strict=True)):
+        dims = tensor.dims or ()
+        place = next((i for i, dim in enumerate(dims) if dim.factors[0].name == STAR), None)
+        if place is None or shape is None:
+            continue
+        column, count = dims[place].column, len(shape) - len(dims) + 1
+        if count < 0:
+            raise annotation.error(
+                f"'*' cannot expand: input {idx} has shape {_text(shape)}, expected "
+                f"{len(dims) - 1} dimensions or more",
+                column,
+            )
+        sizes = tuple(shape[place : place + count])
+        if found is not None and found != sizes:
+            raise annotation.error(
+                f"'*' cannot expand: it is {_text(found)} before and {_text(sizes)} in input "
+                f"{idx}; expected the same",
+                column,
+            )
+        found = sizes
+    if found is None:
+        column = next(f.column for t in annotation.outputs for f in t.factors() if f.name == STAR)
+        raise annotation.error("'*' cannot expand: no input has it; expected it in one", column)
+    return found
+
+
+def _keyword_lengths(annotation: Annotation, kwargs: Mapping[str, Any]) -> dict[str, int]:
+    """The lengths that keyword arguments give."""
+    lengths = {}
+    for name in annotation.reductions().keys() & kwargs.keys():
+        value = kwargs[name]
+        whole = isinstance(value, float) and value.is_integer()
+        if isinstance(value, bool) or not (isinstance(value, int) or whole) or value < 0:
+            raise AnnotationError(f"{name}={value!r} gives the length of {name!r}; expected an int")
+        lengths[name] = int(value)
+    return lengths
+
+
+def _match_ranks(annotation: Annotation, shapes: Sequence[Shape | None]) -> None:
+    for idx, (tensor, shape) in enumerate(zip(annotation.inputs, shapes, strict=True)):
+        if tensor.dims is not None and shape is not None and len(tensor.dims) != len(shape):
+            raise annotation.error(
+                f"input {idx} has shape {_text(shape)}, of rank {len(shape)}; expected rank "
+                f"{len(tensor.dims)} ('{tensor}')",
+                tensor.column,
+            )
+
+
+def _solve(annotation: Annotation, shapes: Sequence[Shape | None], lengths: dict[str, int]) -> None:
+    """Fill ``lengths`` from the input shapes, until each dimension's product is its size."""
+    open_dims = [
+        (idx, dim, size)
+        for idx, (tensor, shape) in enumerate(zip(annotation.inputs, shapes, strict=True))
+        for dim, size in zip(tensor.dims or (), shape or (), strict=True)
+    ]
+    open_dims.sort(key=lambda item: len(item[1].factors))
+    while open_dims:
+        rest = [item for item in open_dims if not _solve_dim(annotation, *item, lengths)]
+        if len(rest) == len(open_dims):
+            idx, dim, size = rest[0]
+            unknown = [str(f.name) for f in dim.factors if _known(f, lengths) is None]
+            raise annotation.error(
+                f"input {idx}: {size} does not tell the lengths of {', '.join(unknown)} in "
+                f"'{dim}'; give {' or '.join(f'{name}=' for name in unknown)} as a keyword",
+                dim.column,
+            )
+        open_dims = rest
+
+
+def _solve_dim(
+    annotation: Annotation, idx: int, dim: Dim, size: int, lengths: dict[str, int]
+) -> bool:
+    """Whether the dimension is settled; its one unknown length is filled in."""
+    unknown = {f.name for f in dim.factors if _known(f, lengths) is None}
+    known = math.prod(length for f in dim.factors if (length := _known(f, lengths)) is not None)
+    if len(unknown) == 1 and len([f for f in dim.factors if f.name in unknown]) == 1:
+        if known and size % known == 0:
+            (name,) = unknown
+            lengths[str(name)] = size // known
+            return True
+        if not known and size == 0:
+            return False
+    elif unknown:
+        return False
+    elif known == size:
+        return True
+    told = ", ".join(
+        f"{f.name} = {length}"
+        for f in dim.factors
+        if isinstance(f.name, str) and (length := _known(f, lengths)) is not None
+    )
+    expected = f"a multiple of {known}" if unknown else str(known)
+    raise annotation.error(
+        f"input {idx}: '{dim}' is {size}; expected {expected}{f' ({told})' * bool(told)}",
+        dim.column,
     )
 
 
-def _is_summed(inference: Inference, name: str) -> bool:
-    return find_factor(inference, name).reduction == "+"
+def _known(factor: Factor, lengths: Mapping[str, int]) -> int | None:
+    return factor.name if isinstance(factor.name, int) else lengths.get(factor.name)
 
 
-def _is_outermost(inference: Inference, dim: Dim, name: str) -> bool:
-    """Whether all factors before ``name`` have length 1; true where it is not in ``dim``."""
-    before = 1
-    for factor in dim.factors:
-        if factor.name == name:
-            return before == 1
-        before *= inference.length(factor)
-    return True
+def _output_shape(inference: Inference, tensor: TensorDims) -> tuple[int, ...] | None:
+    if tensor.dims is None:
+        return None
+    for factor in tensor.factors():
+        if _known(factor, inference.lengths) is None:
+            raise inference.annotation.error(
+                f"no input gives the length of {factor.name!r}; expected it in an input, or "
+                f"{factor.name}= as a keyword",
+                factor.column,
+            )
+    return tuple(map(inference.size, tensor.dims))
 
 
-def _range(inference: Inference, dim: Dim, cuts: Mapping[str, Cut]) -> tuple[int, int]:
-    """The range of a dimension whose factors are cut; at most the outermost one is."""
-    size = math.prod(inference.length(factor) for factor in dim.factors)
-    for factor in dim.factors:
-        if isinstance(factor.name, str) and factor.name in cuts:
-            cut = cuts[factor.name]
-            unit = size // inference.length(factor)
-            return cut.start * unit, cut.end * unit
-    return 0, size
+def _text(shape: Shape) -> str:
+    return f"({', '.join(str(size) for size in shape)})"

@@ -21,8 +21,8 @@ from shardwright.ir import Builder, IRGraph, IRNode, IRValue
 from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.ops.call import Writer
 from shardwright.ops.catalog import dimop_of
-from shardwright.ops.catalog_losses import MEAN, SUM
-from shardwright.ops.catalog_views import NEED_RESHAPE
+from shardwright.ops.rows.losses import MEAN, SUM
+from shardwright.ops.rows.views import RESHAPED
 from shardwright.planning.follow import identifier_at
 
 LABELLED = frozenset(
@@ -38,7 +38,7 @@ SIZED = {
 }
 """Operators told the size of what they make: as what attribute, and the same of what they are for
 the whole batch. There may be no view of that where there is one of a microbatch."""
-RESHAPING = NEED_RESHAPE | SIZED.keys()
+RESHAPING = RESHAPED.keys() | SIZED.keys()
 """Operators whose result follows from its shape, however a part of them is written."""
 
 

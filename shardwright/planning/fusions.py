@@ -24,7 +24,7 @@ from shardwright.ir.operators import is_marker
 from shardwright.ir.repeats import fingerprint
 from shardwright.ops.bound import BoundDimop
 from shardwright.ops.catalog import dimop_of
-from shardwright.ops.cuts import Cut
+from shardwright.ops.dimop import Cut
 
 Range = tuple[int, int]
 """Half-open."""

@@ -15,8 +15,7 @@ from shardwright.errors import AnnotationError, PlanError
 from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ops.bound import BoundDimop, BoundPart
 from shardwright.ops.catalog import dimop_of
-from shardwright.ops.cuts import Cut, even_cuts
-from shardwright.ops.dimop import Slice
+from shardwright.ops.dimop import Cut, Slice, even_cuts
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -6,7 +6,7 @@ import torch
 from shardwright.errors import AnnotationError
 from shardwright.ir import Builder
 from shardwright.ir.text import format_graph
-from shardwright.ops import Carry, Cut, Slice, dimop_of, even_ranges, why_whole
+from shardwright.ops import Carry, Cut, Slice, dimop_of, why_whole
 
 WHOLE, PARTIAL, ANY = Carry("whole"), Carry("partial"), Carry("any")
 
@@ -62,7 +62,6 @@ def test_heads_are_the_unit_of_what_a_view_makes_them_of():
     parts = view.split("c", 3)
     assert [part.inputs[0].ranges[2] for part in parts] == [(0, 16), (16, 24), (24, 32)]
     assert [part.local.size() for part in parts] == [[2, 3, 2, 8], [2, 3, 1, 8], [2, 3, 1, 8]]
-    assert even_ranges(32, 3, unit=8) == [(0, 16), (16, 24), (24, 32)]
 
 
 def test_cuts_need_not_be_even():

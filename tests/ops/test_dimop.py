@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.errors import AnnotationError
-from shardwright.ops import Dimop, Part, Slice
+from shardwright.ops import Cut, Dimop, Part, Slice, even_cuts
 
 PRODUCT = Dimop.parse("m k+, k+ n -> m n")
 
@@ -195,3 +195,27 @@ def test_parts_cover_the_whole_once(m, k, n, num, data):
 def test_a_split_is_asked_for_by_numbers(arguments, message: str) -> None:
     with pytest.raises(AnnotationError, match=message):
         Dimop.parse("a b -> a b").partition([(2, 4)], **{"idx": 0, "dim": 0, "num": 2, **arguments})
+
+
+@given(st.integers(6, 100), st.integers(1, 6))
+def test_cuts_are_even_and_join(length, num):
+    cuts = even_cuts(length, num)
+    assert [i for cut in cuts for i in range(cut.start, cut.end)] == list(range(length))
+    lengths = [cut.length for cut in cuts]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] - lengths[-1] in (0, 1)
+    assert [(cut.index, cut.num) for cut in cuts] == [(i, num) for i in range(num)]
+    assert even_cuts(10, 1) == [Cut(0, 10, 0, 1)]
+
+
+@pytest.mark.parametrize("num", [0, -1, 2.0, True, None])
+def test_a_number_of_parts_is_a_whole_number_from_one(num):
+    with pytest.raises(AnnotationError, match="expected the number of parts"):
+        even_cuts(10, num)
+
+
+@given(st.integers(12, 100), st.integers(1, 4), st.integers(1, 3))
+def test_cuts_nest(length, outer, inner):
+    cuts = [part for cut in even_cuts(length, outer) for part in cut.cut(inner)]
+    assert [i for cut in cuts for i in range(cut.start, cut.end)] == list(range(length))
+    assert [(cut.index, cut.num) for cut in cuts] == [(i, outer * inner) for i in range(len(cuts))]

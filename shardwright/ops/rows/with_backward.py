@@ -17,7 +17,7 @@ from shardwright.ir import Builder, IRGraph, IRNode, IRValue
 from shardwright.ir.with_backward import backward_graph
 from shardwright.ops.bound import BoundDimop
 from shardwright.ops.call import Call, Local, Rule, letters, text
-from shardwright.ops.cuts import Cut
+from shardwright.ops.dimop import Cut
 
 Find = Callable[[IRGraph, IRNode], BoundDimop | None]
 """What is known of splitting a node."""

@@ -7,7 +7,21 @@ conv2d        n c+ 8 8, o c+ 3 3, o -> n o 6 6                     the bias is a
 
 from __future__ import annotations
 
-from shardwright.ops.call import Call, Dims, Row, Rule, fixed, named, text, whole, words
+from collections.abc import Mapping
+
+from shardwright.ops.call import (
+    Call,
+    Dims,
+    OperatorRow,
+    Rule,
+    SplitRule,
+    along,
+    named,
+    numbers,
+    table,
+    text,
+    whole,
+)
 
 # --- normalization ------------------------------------------------------------------------------
 
@@ -127,17 +141,14 @@ def patch_dims(call: Call, spatial: int) -> list[tuple[str, int]]:
     return [(f"p{i}", size) for i, size in enumerate(taps)]
 
 
-def over_places(spatial: int) -> Row:
-    """A row for pooling and resizing: all but the last ``spatial`` dimensions split."""
+def over_places(spatial: int) -> SplitRule:
+    """A rule for pooling and resizing: all but the last ``spatial`` dimensions split."""
 
-    def row(call: Call) -> Rule:
-        shape = call.inputs[0]
-        places = set(range(len(shape) - spatial, len(shape)))
-        names = named(shape)
-        outputs = [fixed(names, output, places) for output in call.outputs]
-        return Rule(text([fixed(names, shape, places)], outputs))
+    def rule(call: Call) -> Rule:
+        rank = len(call.inputs[0])
+        return along(call, range(rank - spatial, rank))
 
-    return row
+    return rule
 
 
 def grid_sampler(call: Call) -> Rule:
@@ -156,60 +167,71 @@ def grid_sampler(call: Call) -> Rule:
 # --- recurrence ---------------------------------------------------------------------------------
 
 
-def recurrent(states: int) -> Row:
-    """A row for lstm, gru and rnn over sequences: sequences of the batch split."""
+def recurrent(states: int) -> SplitRule:
+    """A rule for lstm, gru and rnn over sequences: sequences of the batch split."""
 
-    def row(call: Call) -> Rule | None:
+    def rule(call: Call) -> Rule | None:
         attrs = call.attrs
         if len(call.inputs[0]) != 3 or (attrs["train"] and attrs["dropout"] > 0):
             return None  # one sequence, or random numbers
         outside = 0 if attrs["batch_first"] else 1
 
         def batched(shape: tuple[int, ...], place: int) -> Dims:
-            names = [str(size) for size in shape]
+            names = numbers(shape)
             return [*names[:place], channel("n", shape[place]), *names[place + 1 :]]
 
         state_inputs = call.inputs[1 : 1 + states]
-        weights = [[str(size) for size in shape] for shape in call.inputs[1 + states :]]
+        weights = map(numbers, call.inputs[1 + states :])
         inputs = [batched(call.inputs[0], outside), *(batched(s, 1) for s in state_inputs)]
         outputs = [batched(call.outputs[0], outside), *(batched(s, 1) for s in call.outputs[1:])]
         return Rule(text([*inputs, *weights], outputs))
 
-    return row
+    return rule
 
 
-OVER_PLACES = words("""
-    max_pool{n}d.default avg_pool{n}d.default adaptive_avg_pool{n}d.default
-    adaptive_max_pool{n}d.default upsample_nearest{n}d.vec upsample_nearest{n}d.default
-    _upsample_nearest_exact{n}d.vec reflection_pad{n}d.default replication_pad{n}d.default
-""")
-"""For one, two and three dimensions of places."""
-
-ROWS: dict[str, Row] = {
-    "aten.layer_norm.default": layer_norm,
-    "aten.native_layer_norm.default": layer_norm,
-    "aten.rms_norm.default": layer_norm,
-    "aten.group_norm.default": group_norm,
-    "aten.batch_norm.default": batch_norm,
-    "aten._native_batch_norm_legit_functional.default": batch_norm,
-    "aten._native_batch_norm_legit_no_training.default": batch_norm,
-    "aten.instance_norm.default": instance_norm,
-    **{f"aten.conv{n}d.{kind}": convolution for n in (1, 2, 3) for kind in ("default", "padding")},
-    "aten.conv_transpose1d.default": convolution,
-    "aten.conv_transpose2d.input": convolution,
-    "aten.conv_transpose3d.input": convolution,
-    "aten.convolution.default": convolution,
-    **{f"aten.{name.format(n=n)}": over_places(n) for name in OVER_PLACES for n in (1, 2, 3)},
-    **{f"aten.max_pool{n}d_with_indices.default": over_places(n) for n in (2, 3)},
-    "aten.upsample_linear1d.vec": over_places(1),
-    "aten.upsample_bilinear2d.vec": over_places(2),
-    "aten.upsample_bilinear2d.default": over_places(2),
-    "aten.upsample_bicubic2d.vec": over_places(2),
-    "aten.upsample_trilinear3d.vec": over_places(3),
-    "aten._upsample_bilinear2d_aa.vec": over_places(2),
-    "aten.grid_sampler.default": grid_sampler,
-    "aten.lstm.input": recurrent(2),
-    "aten.gru.input": recurrent(1),
-    "aten.rnn_tanh.input": recurrent(1),
-    "aten.rnn_relu.input": recurrent(1),
+ROWS: Mapping[str, OperatorRow] = {
+    **table(layer_norm, "layer_norm native_layer_norm rms_norm"),
+    **table(group_norm, "group_norm"),
+    **table(
+        batch_norm,
+        """
+        batch_norm _native_batch_norm_legit_functional _native_batch_norm_legit_no_training
+        """,
+    ),
+    **table(instance_norm, "instance_norm"),
+    **table(
+        convolution,
+        """
+        conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding conv_transpose1d
+        conv_transpose2d.input conv_transpose3d.input convolution
+        """,
+    ),
+    **table(
+        over_places(1),
+        """
+        max_pool1d avg_pool1d adaptive_avg_pool1d adaptive_max_pool1d upsample_nearest1d.vec
+        upsample_nearest1d _upsample_nearest_exact1d.vec upsample_linear1d.vec reflection_pad1d
+        replication_pad1d
+        """,
+    ),
+    **table(
+        over_places(2),
+        """
+        max_pool2d max_pool2d_with_indices avg_pool2d adaptive_avg_pool2d adaptive_max_pool2d
+        upsample_nearest2d.vec upsample_nearest2d _upsample_nearest_exact2d.vec
+        upsample_bilinear2d.vec upsample_bilinear2d upsample_bicubic2d.vec
+        _upsample_bilinear2d_aa.vec reflection_pad2d replication_pad2d
+        """,
+    ),
+    **table(
+        over_places(3),
+        """
+        max_pool3d max_pool3d_with_indices avg_pool3d adaptive_avg_pool3d adaptive_max_pool3d
+        upsample_nearest3d.vec upsample_nearest3d _upsample_nearest_exact3d.vec
+        upsample_trilinear3d.vec reflection_pad3d replication_pad3d
+        """,
+    ),
+    **table(grid_sampler, "grid_sampler"),
+    **table(recurrent(2), "lstm.input"),
+    **table(recurrent(1), "gru.input rnn_tanh.input rnn_relu.input"),
 }

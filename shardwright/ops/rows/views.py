@@ -10,7 +10,7 @@ Sizes among the arguments are those of the whole; a part's are its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,18 +18,23 @@ import torch
 from shardwright.ops.call import (
     Call,
     Dims,
+    Direct,
+    Emit,
     Emitter,
     Inputs,
     Local,
-    Row,
+    OperatorRow,
     Rule,
     Shape,
+    SplitRule,
     aligned,
+    along,
     fixed,
     letters,
     named,
+    numbers,
+    table,
     text,
-    whole,
 )
 
 FIRST = ((0,),)
@@ -91,19 +96,20 @@ def bracketed(dims: Sequence[Dims]) -> Dims:
     ]
 
 
-def reshape(call: Call) -> Rule:
-    """The dimensions' common factors: a part is reshaped to its own sizes."""
-    before, after = call.inputs[0], call.outputs[0]
-    if 0 in before:
-        return Rule(text([[str(n) for n in before]], [[str(n) for n in after]]))
-    left, right, lengths = factorize(before, after)
-    return Rule(
-        text([bracketed(left)], [bracketed(right)]),
-        lengths=lengths,
-        attrs=LOCAL_SIZES.get(call.op),
-        emit=reshaped if call.op in NEED_RESHAPE else None,
-        linear=FIRST,
-    )
+def reshape(
+    attrs: Callable[[Local], Mapping[str, Any]] | None = None, emit: Emit | None = None
+) -> SplitRule:
+    """A rule for reshaping: the dimensions' common factors, where a part has its own sizes."""
+
+    def rule(call: Call) -> Rule:
+        before, after = call.inputs[0], call.outputs[0]
+        if 0 in before:
+            return Rule(text([numbers(before)], [numbers(after)]))
+        left, right, lengths = factorize(before, after)
+        annotation = text([bracketed(left)], [bracketed(right)])
+        return Rule(annotation, lengths=lengths, attrs=attrs, emit=emit, linear=FIRST)
+
+    return rule
 
 
 def sizes_of_unflatten(local: Local) -> dict[str, list[int]]:
@@ -112,52 +118,22 @@ def sizes_of_unflatten(local: Local) -> dict[str, list[int]]:
     return {"sizes": local.size()[dim : dim + len(local.call.attrs["sizes"])]}
 
 
-LOCAL_SIZES: dict[str, Callable[[Local], dict[str, list[int]]]] = {
-    "aten.reshape.default": lambda local: {"shape": local.size()},
-    "aten.unflatten.int": sizes_of_unflatten,
-}
-NEED_RESHAPE = {
-    "aten.view.default",
-    "aten._unsafe_view.default",
-    "aten.squeeze.default",
-    "aten.squeeze.dim",
-    "aten.squeeze.dims",
-}
-"""A part may be a slice, of which there is no view, or have a size of 1 that is to stay."""
-
-
 def reshaped(e: Emitter, local: Local, inputs: Inputs) -> Any:
     """A part reshaped to its own sizes."""
     return e.call("aten.reshape.default", inputs[0], local.size())
 
 
-# --- permute ------------------------------------------------------------------------------------
-
-Permutation = Callable[[torch.Tensor, Call], torch.Tensor]
-"""The operator itself, on a tensor whose sizes say which dimension is which."""
-
-PERMUTATIONS: dict[str, Permutation] = {
-    "aten.transpose.int": lambda x, call: x.transpose(call.attrs["dim0"], call.attrs["dim1"]),
-    "aten.swapaxes.default": lambda x, call: x.transpose(call.attrs["axis0"], call.attrs["axis1"]),
-    "aten.swapdims.default": lambda x, call: x.transpose(call.attrs["dim0"], call.attrs["dim1"]),
-    "aten.permute.default": lambda x, call: x.permute(call.attrs["dims"]),
-    "aten.movedim.int": lambda x, call: x.movedim(call.attrs["source"], call.attrs["destination"]),
-    "aten.movedim.intlist": lambda x, call: x.movedim(
-        call.attrs["source"], call.attrs["destination"]
-    ),
-    "aten.t.default": lambda x, call: x.permute(tuple(reversed(range(x.dim())))),
-    "aten.numpy_T.default": lambda x, call: x.permute(tuple(reversed(range(x.dim())))),
-    "aten.mT.default": lambda x, call: x.mT,
-}
+RESHAPED = table(reshape(emit=reshaped), "view _unsafe_view squeeze squeeze.dim squeeze.dims")
+"""A part may be a slice, of which there is no view, or have a size of 1 that is to stay."""
 
 
 def permute(call: Call) -> Rule:
-    """Each dimension keeps its name where it goes."""
+    """Each dimension keeps its name where it goes, as the operator says itself."""
     shape = call.inputs[0]
     order = torch.empty(tuple(range(len(shape))), device="meta")
-    places = PERMUTATIONS[call.op](order, call).shape
     names = named(shape)
-    return Rule(text([names], [[names[place] for place in places]]), linear=FIRST)
+    permuted = Direct("meta").emit(call.op, [order], call.attrs).shape
+    return Rule(text([names], [[names[dim] for dim in permuted]]), linear=FIRST)
 
 
 # --- expand and repeat --------------------------------------------------------------------------
@@ -176,18 +152,10 @@ def expand(call: Call) -> Rule:
     )
 
 
-def broadcast(call: Call) -> Rule:
-    """Several inputs, each expanded to the shape that all have together."""
-    full = call.outputs[0]
-    names = named(full)
-    inputs = [aligned(shape, names, full) for shape in call.inputs]
-    return Rule(text(inputs, [names] * len(call.outputs)))
+def repeat(name: str) -> SplitRule:
+    """A rule for repeating the whole: ``a -> (r a)``, where the copies split."""
 
-
-def repeat(name: str) -> Row:
-    """A row for repeating the whole: ``a -> (r a)``, where the copies split."""
-
-    def row(call: Call) -> Rule:
+    def rule(call: Call) -> Rule:
         shape, full = call.inputs[0], call.outputs[0]
         repeats = list(call.attrs[name])
         missing = len(full) - len(repeats)
@@ -207,7 +175,7 @@ def repeat(name: str) -> Row:
 
         return Rule(text([inputs], [output]), lengths=copies, attrs=attrs, linear=FIRST)
 
-    return row
+    return rule
 
 
 def repeat_interleave(call: Call) -> Rule:
@@ -231,77 +199,54 @@ def repeat_interleave(call: Call) -> Rule:
 # --- cut and join -------------------------------------------------------------------------------
 
 
-OF_LENGTH = frozenset(("aten.narrow.default", "aten.split.sizes", "aten.split_with_sizes.default"))
-"""Operators that are told how long their results are."""
-
-
-def pieces(call: Call) -> Rule:
+def pieces(call: Call, *, by_length: bool = False) -> Rule:
     """Slices of one dimension, in one or several outputs: that one stays whole.
 
     Where all of it is taken it may be split, unless the call names its length.
     """
-    return _along_one(call, call.inputs[0], linear=FIRST, by_length=call.op in OF_LENGTH)
+    kept = set() if not by_length and _is_unchanged(call) else {call.dim()}
+    return along(call, kept, linear=FIRST)
+
+
+def pieces_of_length(call: Call) -> Rule:
+    """The same by operators that are told how long their results are."""
+    return pieces(call, by_length=True)
 
 
 def concatenation(call: Call) -> Rule:
     """Several inputs joined along one dimension, which stays whole."""
     shape = max(call.inputs, key=len)
-    return _along_one(call, shape, linear=(tuple(range(len(call.inputs))),))
+    kept = set() if _is_unchanged(call) else {int(call.attrs["dim"]) % len(shape)}
+    return along(call, kept, shape=shape, linear=(tuple(range(len(call.inputs))),))
 
 
-def _along_one(
-    call: Call, shape: Shape, linear: tuple[tuple[int, ...], ...], *, by_length: bool = False
-) -> Rule:
-    dim = int(call.attrs["dim"]) % len(shape)
-    names = named(shape)
-    unchanged = not by_length and all(item == shape for item in (*call.inputs, *call.outputs))
-
-    def dims(item: Shape) -> Dims:
-        if len(item) != len(shape):  # an empty tensor of one dimension, which cat passes over
-            return [str(size) for size in item]
-        return names if unchanged else fixed(names, item, {dim})
-
-    return Rule(text(list(map(dims, call.inputs)), list(map(dims, call.outputs))), linear=linear)
+def _is_unchanged(call: Call) -> bool:
+    return all(item == call.inputs[0] for item in call.tensors())
 
 
 def one_less(call: Call) -> Rule:
     """Slices that lose their dimension: select, unbind."""
-    shape, dim = call.inputs[0], call.dim()
-    names = fixed(named(shape), shape, {dim})
-    return Rule(text([names], [names[:dim] + names[dim + 1 :]] * len(call.outputs)), linear=FIRST)
+    return along(call, {call.dim()}, linear=FIRST)
 
 
 def stack(call: Call) -> Rule:
     """Inputs joined along a new dimension, which stays whole."""
     shape = call.outputs[0]
     dim = int(call.attrs["dim"]) % len(shape)
-    names = fixed(named(shape), shape, {dim})
-    inputs = [names[:dim] + names[dim + 1 :]] * len(call.inputs)
-    return Rule(text(inputs, [names]), linear=(tuple(range(len(call.inputs))),))
+    return along(call, {dim}, shape=shape, linear=(tuple(range(len(call.inputs))),))
 
 
-def whole_along(name: str) -> Row:
-    """A row for operators of one input and output of equal shape that mix certain dimensions."""
-
-    def row(call: Call) -> Rule:
-        names = whole(named(call.inputs[0]), call.dims(name))
-        return Rule(text([names], [names]), linear=FIRST)
-
-    return row
+def turned(call: Call) -> Rule:
+    """Elements in another order along certain dimensions: flip, roll."""
+    return along(call, call.dims("dims"), linear=FIRST)
 
 
 def pad(call: Call) -> Rule:
     """Padded dimensions stay whole."""
-    amounts = call.attrs["pad"]
-    shape, padded = call.inputs[0], call.outputs[0]
-    rank = len(shape)
-    dims = {rank - 1 - i // 2 for i, amount in enumerate(amounts) if amount != 0}
-    names = named(shape)
+    last = len(call.inputs[0]) - 1
+    dims = {last - i // 2 for i, amount in enumerate(call.attrs["pad"]) if amount != 0}
     zero = call.attrs.get("mode", "constant") != "constant" or not call.attrs.get("value")
-    return Rule(
-        text([fixed(names, shape, dims)], [fixed(names, padded, dims)]),
-        linear=FIRST if zero else (),
-    )
+    return along(call, dims, linear=FIRST if zero else ())
 
 
 def triangle(call: Call) -> Rule:
@@ -366,60 +311,35 @@ def as_complex(call: Call) -> Rule:
     return Rule(text(ends[:1], ends[1:]), linear=FIRST)
 
 
-ROWS: dict[str, Row] = {
-    **dict.fromkeys(
-        (
-            "aten.view.default",
-            "aten._unsafe_view.default",
-            "aten.reshape.default",
-            "aten.flatten.using_ints",
-            "aten.ravel.default",
-            "aten.unflatten.int",
-            "aten.unsqueeze.default",
-            "aten.squeeze.default",
-            "aten.squeeze.dim",
-            "aten.squeeze.dims",
-        ),
-        reshape,
+ROWS: Mapping[str, OperatorRow] = {
+    **RESHAPED,
+    **table(reshape(), "flatten.using_ints ravel unsqueeze"),
+    **table(reshape(lambda local: {"shape": local.size()}), "reshape"),
+    **table(reshape(sizes_of_unflatten), "unflatten.int"),
+    **table(
+        permute, "transpose.int swapaxes swapdims permute movedim.int movedim.intlist t numpy_T mT"
     ),
-    **dict.fromkeys(PERMUTATIONS, permute),
-    **dict.fromkeys(
-        (
-            "aten.slice.Tensor",
-            "aten.narrow.default",
-            "aten.split.Tensor",
-            "aten.split.sizes",
-            "aten.split_with_sizes.default",
-            "aten.chunk.default",
-            "aten.tensor_split.sections",
-            "aten.tensor_split.indices",
-            "aten.unsafe_chunk.default",
-        ),
+    **table(expand, "expand broadcast_to"),
+    **table(repeat("repeats"), "repeat"),
+    **table(repeat("dims"), "tile"),
+    **table(repeat_interleave, "repeat_interleave.self_int"),
+    **table(
         pieces,
+        """
+        slice.Tensor split.Tensor chunk tensor_split.sections tensor_split.indices unsafe_chunk
+        """,
     ),
-    "aten.expand.default": expand,
-    "aten.broadcast_to.default": expand,
-    "aten.broadcast_tensors.default": broadcast,
-    "aten.repeat.default": repeat("repeats"),
-    "aten.tile.default": repeat("dims"),
-    "aten.repeat_interleave.self_int": repeat_interleave,
-    "aten.select.int": one_less,
-    "aten.unbind.int": one_less,
-    "aten.cat.default": concatenation,
-    "aten.concat.default": concatenation,
-    "aten.stack.default": stack,
-    "aten.flip.default": whole_along("dims"),
-    "aten.roll.default": whole_along("dims"),
-    "aten.pad.default": pad,
-    "aten.constant_pad_nd.default": pad,
-    "aten.tril.default": triangle,
-    "aten.triu.default": triangle,
-    "aten.diagonal.default": diagonal,
-    "aten.unfold.default": windows,
-    "aten.meshgrid.indexing": meshgrid,
-    "aten.meshgrid.default": meshgrid,
-    "aten.pixel_shuffle.default": pixel_shuffle,
-    "aten.pixel_unshuffle.default": pixel_unshuffle,
-    "aten.view_as_complex.default": as_complex,
-    "aten.view_as_real.default": as_complex,
+    **table(pieces_of_length, "narrow split.sizes split_with_sizes"),
+    **table(one_less, "select.int unbind.int"),
+    **table(concatenation, "cat concat"),
+    **table(stack, "stack"),
+    **table(turned, "flip roll"),
+    **table(pad, "pad constant_pad_nd"),
+    **table(triangle, "tril triu"),
+    **table(diagonal, "diagonal"),
+    **table(windows, "unfold"),
+    **table(meshgrid, "meshgrid.indexing meshgrid"),
+    **table(pixel_shuffle, "pixel_shuffle"),
+    **table(pixel_unshuffle, "pixel_unshuffle"),
+    **table(as_complex, "view_as_complex view_as_real"),
 }

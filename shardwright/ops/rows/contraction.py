@@ -9,12 +9,24 @@ is a term as well, and only one part adds it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from shardwright.ops.call import Call, Dims, Emitter, Inputs, Local, Row, Rule, letters, text
+from shardwright.ops.call import (
+    Call,
+    Dims,
+    Emitter,
+    Inputs,
+    Local,
+    OperatorRow,
+    Rule,
+    SplitRule,
+    letters,
+    table,
+    text,
+)
 
 
 def contraction(
@@ -56,12 +68,21 @@ def linear(call: Call) -> Rule:
     """Rows times the transposed weight, plus a bias."""
     lead = letters(len(call.inputs[0]) - 1, without="kn")
     columns = ["n"] if len(call.inputs[1]) == 2 else []
-    inputs = [[*lead, "k"], [*columns, "k"]]
-    if call.has("bias"):
-        return contraction(
-            call, [*inputs, columns], lead + columns, terms=[2], optional={2: "bias"}
-        )
-    return contraction(call, inputs, lead + columns)
+    return biased(call, [[*lead, "k"], [*columns, "k"]], lead + columns, columns)
+
+
+def bilinear(call: Call) -> Rule:
+    """Rows of two inputs through one matrix for each column of the output, plus a bias."""
+    lead = letters(len(call.inputs[0]) - 1, without="ijn")
+    return biased(call, [[*lead, "i"], [*lead, "j"], ["n", "i", "j"]], [*lead, "n"], ["n"])
+
+
+def biased(call: Call, inputs: list[Dims], output: Dims, columns: Dims) -> Rule:
+    """A contraction plus a bias, where the call has one."""
+    if not call.has("bias"):
+        return contraction(call, inputs, output)
+    bias = len(inputs)
+    return contraction(call, [*inputs, columns], output, terms=[bias], optional={bias: "bias"})
 
 
 def matmul(call: Call) -> Rule:
@@ -77,29 +98,17 @@ def matmul(call: Call) -> Rule:
     return contraction(call, inputs, stack + rows + columns)
 
 
-def product(equation: str, *, terms: Sequence[int] = ()) -> Row:
-    """A row for an operator of fixed ranks; terms are broadcast to the output from the right."""
+def product(equation: str, *, terms: Sequence[int] = ()) -> SplitRule:
+    """A rule for an operator of fixed ranks; terms are broadcast to the output from the right."""
     left, output = equation.split(" -> ")
     sides = [side.split() for side in left.split(", ")]
 
-    def row(call: Call) -> Rule:
-        inputs = [
-            names[len(names) - len(shape) :]
-            for names, shape in zip(sides, call.inputs, strict=True)
-        ]
+    def rule(call: Call) -> Rule:
+        pairs = zip(sides, call.inputs, strict=True)
+        inputs = [names[len(names) - len(shape) :] for names, shape in pairs]
         return contraction(call, inputs, output.split(), terms=terms)
 
-    return row
-
-
-def bilinear(call: Call) -> Rule:
-    """Rows of two inputs through one matrix for each column of the output, plus a bias."""
-    lead = letters(len(call.inputs[0]) - 1, without="ijn")
-    inputs = [[*lead, "i"], [*lead, "j"], ["n", "i", "j"]]
-    if call.has("bias"):
-        inputs.append(["n"])
-        return contraction(call, inputs, [*lead, "n"], terms=[3], optional={3: "bias"})
-    return contraction(call, inputs, [*lead, "n"])
+    return rule
 
 
 def einsum(call: Call) -> Rule:
@@ -147,11 +156,10 @@ def attention(call: Call) -> Rule | None:
         lengths = {"h": key[-3], "g": full[-1] // key[-3]}
         heads = [*lead[:-1], "(h g)" if key[-3] > 1 else "g"]
         shared = [*lead[:-1], "h"]
-    ends = [["l", "d^"], ["s^", "d^"], ["s^", "e"]]
     inputs = [
-        stacked(query, heads, ends[0]),
-        stacked(key, shared, ends[1]),
-        stacked(value, shared, ends[2]),
+        stacked(query, heads, ["l", "d^"]),
+        stacked(key, shared, ["s^", "d^"]),
+        stacked(value, shared, ["s^", "e"]),
     ]
     for shape in mask:
         rows = ["1" if shape[-2] == 1 else "l", "1" if shape[-1] == 1 else "s^"]
@@ -166,16 +174,14 @@ def attention(call: Call) -> Rule | None:
 
 
 def causal_part(e: Emitter, local: Local, inputs: Inputs) -> Any:
-    """Part of the queries sees the keys up to its own places, counted in the whole."""
-    attrs = dict(local.call.attrs)
-    if "l" in local.cuts:
-        attrs["is_causal"] = False
-        del attrs["attn_mask"]
-        seen = e.call(
-            "aten.ones.default", [local.lengths["l"], local.lengths["s"]], dtype=torch.bool
-        )
-        inputs = [*inputs, e.call("aten.tril.default", seen, local.start("l"))]
-    return e.emit(local.call.op, inputs, attrs)
+    """Part of the queries sees the keys up to its own positions, counted in the whole."""
+    if "l" not in local.cuts:
+        return None
+    attrs = {**local.call.attrs, "is_causal": False}
+    del attrs["attn_mask"]
+    seen = e.call("aten.ones.default", [local.lengths["l"], local.lengths["s"]], dtype=torch.bool)
+    mask = e.call("aten.tril.default", seen, local.start("l"))
+    return e.emit(local.call.op, [*inputs, mask], attrs)
 
 
 def grouped_matmul(call: Call) -> Rule:
@@ -183,20 +189,20 @@ def grouped_matmul(call: Call) -> Rule:
     return Rule("m^ k+, e^ k+ n, e^ -> m^ n", linear=((0,), (1,)))
 
 
-ROWS: dict[str, Row] = {
-    "aten.linear.default": linear,
-    "aten.matmul.default": matmul,
-    "aten.mm.default": product("m k, k n -> m n"),
-    "aten.bmm.default": product("b m k, b k n -> b m n"),
-    "aten.mv.default": product("m k, k -> m"),
-    "aten.dot.default": product("k, k -> "),
-    "aten.outer.default": product("m, n -> m n"),
-    "aten.addmm.default": product("m n, m k, k n -> m n", terms=[0]),
-    "aten.addmv.default": product("m, m k, k -> m", terms=[0]),
-    "aten.baddbmm.default": product("b m n, b m k, b k n -> b m n", terms=[0]),
-    "aten.addbmm.default": product("m n, b m k, b k n -> m n", terms=[0]),
-    "aten.bilinear.default": bilinear,
-    "aten.einsum.default": einsum,
-    "aten.scaled_dot_product_attention.default": attention,
-    "transformers.grouped_mm_fallback.default": grouped_matmul,
+ROWS: Mapping[str, OperatorRow] = {
+    **table(linear, "linear"),
+    **table(matmul, "matmul"),
+    **table(product("m k, k n -> m n"), "mm"),
+    **table(product("b m k, b k n -> b m n"), "bmm"),
+    **table(product("m k, k -> m"), "mv"),
+    **table(product("k, k -> "), "dot"),
+    **table(product("m, n -> m n"), "outer"),
+    **table(product("m n, m k, k n -> m n", terms=[0]), "addmm"),
+    **table(product("m, m k, k -> m", terms=[0]), "addmv"),
+    **table(product("b m n, b m k, b k n -> b m n", terms=[0]), "baddbmm"),
+    **table(product("m n, b m k, b k n -> m n", terms=[0]), "addbmm"),
+    **table(bilinear, "bilinear"),
+    **table(einsum, "einsum"),
+    **table(attention, "scaled_dot_product_attention"),
+    "transformers.grouped_mm_fallback.default": OperatorRow(grouped_matmul),
 }

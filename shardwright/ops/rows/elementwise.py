@@ -1,0 +1,115 @@
+"""Rows of elementwise and broadcasting operators: every dimension splits.
+
+    add, (2, 12, 8) and (12, 1)    a b c, b 1 -> a b c
+
+A size of 1 is the number 1: it is broadcast, or there is nothing to split. Casts, copies, dropout
+that is off or that is a function of the element's index (`ir.dropout`), and fills like another
+tensor are elementwise too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from shardwright.ir import DROPOUT
+from shardwright.ops.call import (
+    Call,
+    Local,
+    OperatorRow,
+    Rule,
+    SplitRule,
+    aligned,
+    along,
+    named,
+    table,
+    text,
+)
+
+
+def broadcast(*linear: tuple[int, ...]) -> SplitRule:
+    """Inputs are broadcast to the outputs, each dimension on its own."""
+
+    def rule(call: Call) -> Rule:
+        full = call.outputs[0]
+        names = named(full)
+        inputs = [aligned(shape, names, full) for shape in call.inputs]
+        present = tuple(together for together in linear if max(together) < len(inputs))
+        return Rule(text(inputs, [names] * len(call.outputs)), linear=present)
+
+    return rule
+
+
+def dropout(call: Call) -> Rule | None:
+    """The identity where it is off; where it is on, parts would draw other numbers."""
+    random = call.attrs["train"] and call.attrs["p"] > 0
+    return None if random else broadcast((0,))(call)
+
+
+def philox_dropout(call: Call) -> Rule:
+    """A part says where in the whole it begins, and so drops what the whole does."""
+    names = named(call.outputs[0])
+
+    def attrs(local: Local) -> dict[str, list[int]]:
+        offsets = zip(call.attrs["offsets"], names, strict=True)
+        return {"offsets": [offset + local.start(name) for offset, name in offsets]}
+
+    return Rule(text([names, ["1"]], [names]), attrs=attrs, linear=((0,),))
+
+
+def dtype_of_second(call: Call) -> Rule:
+    """The first input, cast: of the second only the dtype is read."""
+    names = named(call.outputs[0])
+    return Rule(text([names, "?"], [names]))
+
+
+def prelu(call: Call) -> Rule:
+    """A slope for all, or one a channel, which is dimension 1."""
+    shape, slopes = call.inputs
+    names = named(shape)
+    channels = names[1] if len(shape) > 1 and slopes not in ((), (1,)) else "1"
+    return Rule(text([names, [channels] if slopes else []], [names]))
+
+
+def glu(call: Call) -> Rule:
+    """Halves of one dimension are multiplied."""
+    return along(call, {call.dim()})
+
+
+ROWS: Mapping[str, OperatorRow] = {
+    **table(
+        broadcast(),
+        """
+        abs exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square reciprocal sin cos tan asin acos
+        atan sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma digamma sigmoid logit
+        special_expit relu relu6 gelu silu mish elu selu celu leaky_relu hardtanh hardswish
+        hardsigmoid softplus log_sigmoid threshold hardshrink softshrink ceil floor round trunc frac
+        sign sgn logical_not bitwise_not isnan isinf isfinite nan_to_num clamp clamp_min clamp_max
+        clip deg2rad rad2deg lift_fresh_copy _to_copy zeros_like ones_like full_like empty_like real
+        imag angle conj_physical round.decimals pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar
+        add.Scalar sub.Scalar rsub.Scalar true_divide.Tensor true_divide.Scalar remainder.Tensor
+        remainder.Scalar remainder.Scalar_Tensor fmod.Tensor fmod.Scalar to.dtype to.device
+        to.dtype_layout fill.Scalar masked_fill.Scalar masked_fill.Tensor where.ScalarOther
+        where.ScalarSelf where.Scalar lerp.Scalar lerp.Tensor addcmul addcdiv clamp.Tensor
+        clip.Tensor clamp_min.Tensor clamp_max.Tensor div.Tensor_mode div.Scalar_mode maximum
+        minimum fmax fmin max.other min.other atan2 hypot polar complex logaddexp logaddexp2
+        logical_and logical_or logical_xor heaviside copysign.Tensor nextafter isclose xlogy.Tensor
+        floor_divide floor_divide.Scalar eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar
+        le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor ge.Scalar not_equal.Tensor
+        not_equal.Scalar __and__.Tensor __and__.Scalar __or__.Tensor __or__.Scalar __xor__.Tensor
+        __xor__.Scalar bitwise_and.Tensor bitwise_and.Scalar bitwise_or.Tensor bitwise_or.Scalar
+        bitwise_xor.Tensor bitwise_xor.Scalar broadcast_tensors
+        """,
+    ),
+    **table(broadcast((0, 1)), "add.Tensor sub.Tensor"),
+    **table(broadcast((0,), (1,)), "mul.Tensor"),
+    **table(
+        broadcast((0,)),
+        "mul.Scalar div.Tensor div.Scalar neg positive clone contiguous alias detach expand_as",
+    ),
+    **table(broadcast((1, 2)), "where.self"),
+    **table(dropout, "dropout feature_dropout alpha_dropout"),
+    DROPOUT: OperatorRow(philox_dropout),
+    **table(dtype_of_second, "type_as to.other"),
+    **table(prelu, "prelu"),
+    **table(glu, "glu"),
+}

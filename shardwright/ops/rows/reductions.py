@@ -1,0 +1,101 @@
+"""Rows of operators that work along dimensions: reductions, softmax, sorting, running sums.
+
+    sum over 1        a b+ c -> a c
+    softmax over 1    a b^ c -> a b^ c
+    topk, 3 of 1      a 9 c -> a 3 c, a 3 c
+    amax over 1       a b+ c -> a c, whose partial results are reduced by max
+
+What mixes a dimension leaves it whole, unless partial results of slices can be put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardwright.ops.call import (
+    Call,
+    Emit,
+    Emitter,
+    Inputs,
+    Local,
+    OperatorRow,
+    Rule,
+    SplitRule,
+    along,
+    named,
+    table,
+    text,
+    whole,
+)
+
+
+def mixing(call: Call) -> Rule:
+    """One input and any number of outputs; ``dim`` stays whole."""
+    return along(call, call.dims())
+
+
+def reduction(how: str, emit: Emit | None = None, *, linear: bool = False) -> SplitRule:
+    """A rule for a reduction whose partial results are put together by sum, max or min."""
+
+    def rule(call: Call) -> Rule:
+        dims, shape = call.dims(), call.inputs[0]
+        names = [
+            f"{name}+" if i in dims and name != "1" else name for i, name in enumerate(named(shape))
+        ]
+        kept = ["1" if i in dims else name for i, name in enumerate(names)]
+        if len(call.outputs[0]) < len(shape):
+            kept = [name for i, name in enumerate(names) if i not in dims]
+        present = ((0,),) if linear else ()
+        return Rule(text([names], [kept]), emit=emit, reduction=how, linear=present)
+
+    return rule
+
+
+def share_of_mean(e: Emitter, local: Local, inputs: Inputs) -> Any:
+    """A part's mean, weighted by its share of the elements."""
+    mean = e.emit(local.call.op, inputs, local.call.attrs)
+    return mean if local.share == 1 else e.call("aten.mul.Tensor", mean, local.share)
+
+
+def histogram(call: Call) -> Rule:
+    """Counts add up where the bins do not depend on the values."""
+    names = named(call.inputs[0])
+    bins = [str(call.outputs[0][0])]
+    if call.attrs["min"] == call.attrs["max"]:
+        return Rule(text([whole(names, set(range(len(names))))], [bins]))
+    return Rule(text([[name if name == "1" else f"{name}+" for name in names]], [bins]))
+
+
+def cosine_similarity(call: Call) -> Rule:
+    """Two inputs of one rank, broadcast; ``dim`` stays whole and is gone."""
+    sizes = tuple(map(max, zip(*call.inputs, strict=True)))
+    return along(call, {int(call.attrs["dim"]) % len(sizes)}, shape=sizes)
+
+
+def difference(call: Call) -> Rule:
+    """Neighbours' differences; what is put before or after goes along the same dimension."""
+    return along(call, {call.dim()}, linear=(tuple(range(len(call.inputs))),))
+
+
+ROWS: Mapping[str, OperatorRow] = {
+    **table(
+        mixing,
+        """
+        softmax.int _softmax _safe_softmax log_softmax.int _log_softmax logsumexp cumsum cumprod
+        cummax cummin logcumsumexp sort sort.stable argsort argsort.stable topk kthvalue argmax
+        argmin max.dim min.dim median median.dim nanmedian.dim mode prod prod.dim_int var var.dim
+        var.correction std std.dim std.correction var_mean.correction std_mean.correction
+        linalg_vector_norm norm.ScalarOpt_dim norm.Scalar aminmax
+        """,
+    ),
+    **table(lambda call: along(call, {0}), "msort"),
+    **table(reduction("sum", linear=True), "sum sum.dim_IntList nansum"),
+    **table(reduction("sum"), "count_nonzero.dim_IntList count_nonzero"),
+    **table(reduction("max"), "amax max any any.dim any.dims"),
+    **table(reduction("min"), "amin min all all.dim all.dims"),
+    **table(reduction("sum", share_of_mean, linear=True), "mean mean.dim"),
+    **table(histogram, "histc"),
+    **table(cosine_similarity, "cosine_similarity"),
+    **table(difference, "diff"),
+}
