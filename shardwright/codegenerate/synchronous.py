@@ -1,10 +1,5 @@
 """`SynchronousPipeline`: generated partitions as one module, run in this process by GPipe.
 
-Comes in: the dict that ``create_pipeline_configuration`` of a generated file gives. Goes out: a
-module that is called as the model is. What always holds: its parameters and buffers are those of
-the stages, under the model's names; a call has ended when it returns; gradients are what the model
-gives for the same microbatches.
-
 On the CPU each stage has a thread. Where a stage lies on a GPU, is a slot of a split one, or there
 is one microbatch, the caller's thread asks for everything in GPipe's order: GPUs work beside it by
 themselves.
@@ -12,28 +7,25 @@ themselves.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Self
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
-from shardwright.codegenerate.captured_shapes import captured_shapes, check_shapes
-from shardwright.codegenerate.differentiable import call_stages
-from shardwright.codegenerate.gpipe import Call
-from shardwright.codegenerate.microbatching import Cutting, Reduction
-from shardwright.codegenerate.splitting.collectives import SLOTS
-from shardwright.codegenerate.stage_devices import Copies
-from shardwright.codegenerate.stage_states import beneath, has, load_stage
-from shardwright.codegenerate.stages import (
-    devices_of,
-    join_equal_names,
-    places,
-    ties_kept,
-    wiring_of,
+from shardwright.codegenerate.gpipe import DeviceCopies, GPipeCall, call_stages
+from shardwright.codegenerate.microbatches import (
+    Batching,
+    Reduction,
+    captured_shapes,
+    check_shapes,
 )
-from shardwright.codegenerate.sweeps import StageThreads
+from shardwright.codegenerate.splitting.collectives import SLOTS
+from shardwright.codegenerate.stage_threads import StageThreads
+from shardwright.codegenerate.wiring import devices_of, tensors_of, ties_kept, wiring_of
 from shardwright.errors import InputError
+from shardwright.torch_internals import set_versions, versions_in
 
 
 class SynchronousPipeline(nn.Module):
@@ -79,20 +71,19 @@ class SynchronousPipeline(nn.Module):
     ) -> None:
         super().__init__()
         wiring = wiring_of(configuration)
-        join_equal_names(wiring.stages)
-        self._cutting = Cutting(microbatches, batch_dim, batched, reduce)
-        self._cutting.check(wiring.inputs, wiring.outputs)
+        self._batching = Batching(microbatches, batch_dim, batched, reduce)
+        self._batching.check(wiring.inputs, wiring.outputs)
         self._stages = wiring.stages
         self.inputs, self.outputs = wiring.inputs, wiring.outputs
         self.checkpoint = checkpoint
-        self._copies = Copies()
+        self._copies = DeviceCopies()
         self._threads = StageThreads(len(wiring.stages))
         self._drawing: dict[tuple[bool, ...], frozenset[int]] = {}
 
     @property
     def microbatches(self) -> int:
         """In how many a batch is cut."""
-        return self._cutting.count
+        return self._batching.count
 
     @property
     def stages(self) -> tuple[nn.Module, ...]:
@@ -102,13 +93,13 @@ class SynchronousPipeline(nn.Module):
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Any:
         """The model's outputs; see the class."""
         given = self._named(args, kwargs)
-        check_shapes(self._stages, self._cutting, given)
-        batch = self._cutting.cut(given, captured_shapes(self._stages))
-        made = self._made(batch.parts)
+        check_shapes(self._stages, self._batching, given)
+        batch = self._batching.cut(given, captured_shapes(self._stages))
+        made = self._run(batch.parts)
         found = [
             given[name]
             if name in given
-            else self._cutting.join(name, [part[name] for part in made], batch)
+            else self._batching.join(name, [part[name] for part in made], batch)
             for name in self.outputs
         ]
         return found[0] if len(found) == 1 else tuple(found)
@@ -140,7 +131,7 @@ class SynchronousPipeline(nn.Module):
             )
         return {name: _as_tensor(name, given[name]) for name in self.inputs}
 
-    def _made(self, parts: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+    def _run(self, parts: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
         """What the stages make of each microbatch, of that which the model returns."""
         devices = devices_of(self._stages)
         threaded = self._runs_in_threads(devices, parts)
@@ -148,7 +139,7 @@ class SynchronousPipeline(nn.Module):
         everything = frozenset(range(len(self._stages)))
         drawing = self._drawing.get(modes, everything) if threaded else frozenset()
         generator = torch.get_rng_state() if drawing else None
-        call = Call(
+        call = GPipeCall(
             stages=self._stages,
             devices=devices,
             microbatches=len(parts),
@@ -159,7 +150,7 @@ class SynchronousPipeline(nn.Module):
             drawing=drawing,
             seed=int(torch.randint(2**62, ())) if drawing else 0,
         )
-        made, drew = call_stages(call, parts, self._threads, threaded=threaded)
+        made, drew = call_stages(call, parts, self._threads if threaded else None)
         if generator is not None and not drew:
             torch.set_rng_state(generator)
         if threaded:
@@ -180,7 +171,7 @@ class SynchronousPipeline(nn.Module):
 
     def _wants_gradients(self, parts: Sequence[Mapping[str, Tensor]]) -> bool:
         return any(tensor.requires_grad for part in parts for tensor in part.values()) or any(
-            tensor.requires_grad for stage in self.stages for _, tensor in places(stage)
+            tensor.requires_grad for stage in self.stages for tensor in tensors_of(stage)
         )
 
     # --- what torch asks of a module -------------------------------------------------------
@@ -209,7 +200,7 @@ class SynchronousPipeline(nn.Module):
 
     def get_submodule(self, target: str) -> nn.Module:
         """The module of this path. Raises AttributeError, also where it is cut in two."""
-        found = [stage for stage in self.stages if has(stage.get_submodule, target)]
+        found = [stage for stage in self.stages if _has(stage.get_submodule, target)]
         if not target or not found:
             return super().get_submodule(target)
         if len(found) > 1:
@@ -221,14 +212,14 @@ class SynchronousPipeline(nn.Module):
     def get_parameter(self, target: str) -> nn.Parameter:
         """The parameter of this path, in whatever stage. Raises AttributeError."""
         for stage in self.stages:
-            if has(stage.get_parameter, target):
+            if _has(stage.get_parameter, target):
                 return stage.get_parameter(target)
         raise AttributeError(f"no stage has a parameter {target!r}")
 
     def get_buffer(self, target: str) -> Tensor:
         """The buffer of this path, in whatever stage. Raises AttributeError."""
         for stage in self.stages:
-            if has(stage.get_buffer, target):
+            if _has(stage.get_buffer, target):
                 return stage.get_buffer(target)
         raise AttributeError(f"no stage has a buffer {target!r}")
 
@@ -249,12 +240,12 @@ class SynchronousPipeline(nn.Module):
         error_msgs: list[str],
     ) -> None:
         """Let each stage load what is its own; what none knows is unexpected."""
-        own = beneath(state_dict, prefix)
+        own = _beneath(state_dict, prefix)
         assign = bool(local_metadata.get("assign_to_params_buffers", False))
         unknown, missing = dict.fromkeys(own), dict[str, None]()
         with ties_kept(self.stages):
             for stage in self.stages:
-                found, errors = load_stage(stage, own, assign)
+                found, errors = _load_stage(stage, own, assign)
                 error_msgs += errors
                 missing |= dict.fromkeys(found.missing_keys)
                 unknown = {key: None for key in found.unexpected_keys if key in unknown}
@@ -277,3 +268,64 @@ def _as_tensor(name: str, given: Any) -> Tensor:
             "dicts are inputs of their own, by the names that `inputs` lists"
         )
     return given
+
+
+# --- states --------------------------------------------------------------------------------------
+
+
+class _StateKeys(NamedTuple):
+    """Of a state that was loaded: missing keys, and keys that nothing knows."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+def _has(get: Callable[[str], object], target: str) -> bool:
+    """Whether a module finds what it is asked for by a path."""
+    try:
+        get(target)
+    except AttributeError:
+        return False
+    return True
+
+
+def _beneath(state: Mapping[str, Any], prefix: str) -> OrderedDict[str, Any]:
+    """The entries of a state under a prefix, with the versions of the modules that wrote them.
+
+    torch hands versions on to a root alone; within a larger module there are none to find.
+    """
+    found = OrderedDict(
+        (key.removeprefix(prefix), value) for key, value in state.items() if key.startswith(prefix)
+    )
+    written: Mapping[str, Any] | None = versions_in(state)
+    if written is not None:
+        versions = {
+            f"{path}.".removeprefix(prefix).removesuffix("."): dict(said)
+            for path, said in written.items()
+            if f"{path}.".startswith(prefix)
+        }
+        set_versions(found, versions)
+    return found
+
+
+def _load_stage(
+    stage: nn.Module, state: Mapping[str, Any], assign: bool
+) -> tuple[_StateKeys, list[str]]:
+    """Load what is a stage's own; its missing and unexpected keys, and size errors."""
+    seen: list[_StateKeys] = []
+    errors: list[str] = []
+
+    def see(_: nn.Module, keys: _StateKeys) -> None:
+        # Before torch raises for sizes that do not fit, and then tells no keys.
+        seen.append(_StateKeys(list(keys.missing_keys), list(keys.unexpected_keys)))
+
+    handle = stage.register_load_state_dict_post_hook(see)
+    try:
+        stage.load_state_dict(state, strict=False, assign=assign)
+    except RuntimeError as error:
+        if not seen:
+            raise
+        errors = str(error).splitlines()[1:]
+    finally:
+        handle.remove()
+    return seen[0], errors

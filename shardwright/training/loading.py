@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from shardwright.codegenerate.draws import Draws
 from shardwright.errors import InputError
+from shardwright.training.draws import Draws
 from shardwright.training.own_rows import OwnRows, reads_rows
 
 Data = Iterable[Any] | Callable[[int], Iterable[Any]]

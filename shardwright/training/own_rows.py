@@ -17,8 +17,8 @@ from typing import Any, TypeGuard
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from shardwright.codegenerate.draws import Draws
 from shardwright.engine.step_generator import InputRows
+from shardwright.training.draws import Draws
 
 
 def rows_of(parts: Mapping[str, InputRows]) -> list[int]:

@@ -245,7 +245,7 @@ class Reporting(nn.Module):
         made = torch.nn.functional.linear(x, torch.eye(6))
         self.seen.append(
             (
-                threading.current_thread().name,
+                threading.current_thread().name[: len("stage 0")],
                 torch.is_grad_enabled(),
                 made.dtype,
                 torch.get_default_dtype(),

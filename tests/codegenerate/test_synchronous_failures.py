@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from shardwright.codegenerate.sweeps import _Progress
+from shardwright.codegenerate import stage_threads
 from shardwright.codegenerate.synchronous import SynchronousPipeline
 from shardwright.errors import RunError, WorkerError
 from tests.codegenerate.staged import (
@@ -68,20 +68,20 @@ def test_an_interrupt_ends_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
         reached.set()
         release.wait(PATIENCE)
 
-    wait_until_left, waits = _Progress.wait_until_left, []
+    original, waits = stage_threads.wait, []
 
-    def interrupted_once(progress: _Progress) -> None:
-        waits.append(progress)
+    def interrupted_once(jobs: Any) -> Any:
+        waits.append(jobs)
         if len(waits) == 1:
             reached.wait(PATIENCE)
             release.set()
             raise KeyboardInterrupt
-        wait_until_left(progress)
+        return original(jobs)
 
     model = perceptron()
     x = torch.randn(4, 6, dtype=torch.float64)
     with SynchronousPipeline(met(model, wait, nothing), 4) as pipeline:
-        monkeypatch.setattr(_Progress, "wait_until_left", interrupted_once)
+        monkeypatch.setattr(stage_threads, "wait", interrupted_once)
         with pytest.raises(KeyboardInterrupt):
             pipeline(x, torch.arange(4))
         assert torch.equal(pipeline(x, torch.arange(4))[:1], model(x[:1]))

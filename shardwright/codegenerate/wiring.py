@@ -1,12 +1,7 @@
 """The stages of a generated configuration: what each takes and makes, and how it is called.
 
-Comes in: the dict that ``create_pipeline_configuration`` of a generated file gives. Goes out: its
-`PipelineStage`s. What always holds: a stage takes inputs of the model and what earlier stages make;
-each name is made once; a parameter that two stages have under one name is one Parameter.
-
-A stage computes with stand-ins of its parameters: leaves of its own that share their memory, on the
-device of the stage. So two stages can differentiate by one tied parameter at the same time, hooks
-of a parameter see its whole gradient once, and a parameter may lie on another stage's device.
+A stage takes inputs of the model and what earlier stages make; each name is made once; a parameter
+that two stages have under one name is one Parameter.
 """
 
 from __future__ import annotations
@@ -16,7 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -31,13 +26,13 @@ FIELDS = ("inputs", "outputs", "model")
 Shape = tuple[int, ...]
 
 
-class OneAtATime:
+class ModuleLock:
     """A lock that guards one module; a copy guards another."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
 
-    def __reduce__(self) -> tuple[type[OneAtATime], tuple[()]]:
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
         return type(self), ()
 
     def __enter__(self) -> None:
@@ -49,16 +44,14 @@ class OneAtATime:
 
 @dataclass(frozen=True, slots=True)
 class PipelineStage:
-    """One partition.
+    """One partition; ``inputs`` and ``outputs`` are the names of its arguments and results.
 
-    inputs, outputs
-        Names, in the order of the arguments and results of ``module``.
     sources
         For each input the stage that makes it; None where it is the model's.
     shapes
         For each input the shape that the module's docstring says it takes, as that of a generated
         class does; None where it says nothing.
-    alone
+    lock
         Held while the module computes with stand-ins.
     """
 
@@ -68,7 +61,7 @@ class PipelineStage:
     outputs: tuple[str, ...]
     sources: tuple[int | None, ...]
     shapes: tuple[Shape | None, ...]
-    alone: OneAtATime = field(default_factory=OneAtATime)
+    lock: ModuleLock = field(default_factory=ModuleLock)
 
     @property
     def before(self) -> tuple[int, ...]:
@@ -87,15 +80,15 @@ class Wiring(NamedTuple):
 def wiring_of(configuration: Mapping[Any, Any]) -> Wiring:
     """What a configuration says. Raises InputError where that is not a pipeline."""
     numbers = sorted(key for key in configuration if isinstance(key, int))
-    lacking = [key for key in (MODEL_INPUTS, MODEL_OUTPUTS) if key not in configuration]
-    if lacking or not numbers or numbers != list(range(len(numbers))):
+    missing = [key for key in (MODEL_INPUTS, MODEL_OUTPUTS) if key not in configuration]
+    if missing or not numbers or numbers != list(range(len(numbers))):
         raise InputError(
             f"a configuration has {MODEL_INPUTS!r}, {MODEL_OUTPUTS!r} and the stages 0, 1, …; this "
             f"one has {', '.join(map(repr, configuration)) or 'nothing'}; give what "
             "create_pipeline_configuration(model) of the generated file returns"
         )
     made: dict[str, int | None] = dict.fromkeys(configuration[MODEL_INPUTS])
-    stages = []
+    stages: list[PipelineStage] = []
     for number in numbers:
         stages.append(_stage(number, configuration[number], made))
         made.update(dict.fromkeys(stages[-1].outputs, number))
@@ -103,14 +96,14 @@ def wiring_of(configuration: Mapping[Any, Any]) -> Wiring:
         if name not in made:
             raise InputError(f"no stage makes the model's output {name!r}")
     _check_apart(stages)
-    return Wiring(
-        tuple(stages), tuple(configuration[MODEL_INPUTS]), tuple(configuration[MODEL_OUTPUTS])
-    )
+    _join_parameters(stages)
+    inputs, outputs = configuration[MODEL_INPUTS], configuration[MODEL_OUTPUTS]
+    return Wiring(tuple(stages), tuple(inputs), tuple(outputs))
 
 
 def _stage(number: int, described: Any, made: Mapping[str, int | None]) -> PipelineStage:
     """A stage of a configuration; ``made`` are the tensors that there are before it."""
-    if not isinstance(described, Mapping) or any(field not in described for field in FIELDS):
+    if not isinstance(described, Mapping) or any(key not in described for key in FIELDS):
         raise InputError(
             f"stage {number} must be a dict with {', '.join(map(repr, FIELDS))}, but is "
             f"{described!r}; partitions_only=True gives modules alone"
@@ -125,11 +118,11 @@ def _stage(number: int, described: Any, made: Mapping[str, int | None]) -> Pipel
         if name in made:
             raise InputError(f"stage {number} makes {name!r}, which is there already")
     sources = tuple(made[name] for name in inputs)
-    shapes = tuple(_shape_of(module, name) for name in inputs)
+    shapes = tuple(_captured_shape(module, name) for name in inputs)
     return PipelineStage(number, module, tuple(inputs), tuple(outputs), sources, shapes)
 
 
-def _shape_of(module: nn.Module, name: str) -> Shape | None:
+def _captured_shape(module: nn.Module, name: str) -> Shape | None:
     """The shape of an input in ``Takes ids i64[2, 8], mask f32[8].`` of a docstring."""
     text = " ".join((type(module).__doc__ or "").split())
     found = re.search(rf"(?:[Tt]akes |\], ){re.escape(name)} \w+\[([\d, ]*)\]", text)
@@ -149,39 +142,23 @@ def _check_apart(stages: Sequence[PipelineStage]) -> None:
                 )
 
 
-class Place(NamedTuple):
-    """Where a module keeps a parameter or buffer."""
-
-    holder: dict[str, Any]
-    name: str
-
-
-def places(module: nn.Module) -> Iterator[tuple[Place, Tensor]]:
-    """Every parameter and buffer of a module and its children, once a name."""
-    for owner in module.modules():
-        for holder in (owner._parameters, owner._buffers):
-            for name, tensor in holder.items():
-                if tensor is not None:
-                    yield Place(holder, name), tensor
-
-
-def join_equal_names(stages: Sequence[PipelineStage]) -> None:
+def _join_parameters(stages: Sequence[PipelineStage]) -> None:
     """Give stages that have a parameter under one name the first one's. Raises InputError."""
-    known: dict[str, tuple[int, nn.Parameter]] = {}
-    slices: dict[str, str] = {}
+    known: dict[str, tuple[int, nn.Parameter, str]] = {}
     for stage in stages:
-        own = _slices(stage.module)
+        slices = _slices(stage.module)
         for path, parameter in list(stage.module.named_parameters(remove_duplicate=False)):
-            index, first = known.setdefault(path, (stage.index, parameter))
+            own = slices.get(path, path)
+            index, first, piece = known.setdefault(path, (stage.index, parameter, own))
             if first.shape != parameter.shape or first.dtype != parameter.dtype:
                 raise InputError(
                     f"the parameter {path!r} is {first.dtype}{list(first.shape)} in stage {index} "
                     f"and {parameter.dtype}{list(parameter.shape)} in stage {stage.index}"
                 )
-            if slices.setdefault(path, own.get(path, path)) != own.get(path, path):
+            if piece != own:
                 raise InputError(
-                    f"stage {index} has {slices[path]!r} and stage {stage.index} "
-                    f"{own.get(path, path)!r}, which would be trained apart; write the stages again"
+                    f"stage {index} has {piece!r} and stage {stage.index} {own!r}, which would be "
+                    "trained apart; write the stages again"
                 )
             if first is not parameter:
                 owner, _, name = path.rpartition(".")
@@ -194,6 +171,85 @@ def _slices(module: nn.Module) -> dict[str, str]:
     return {path: piece.key for path, piece in pieces().items()} if callable(pieces) else {}
 
 
+# --- what stages hold -----------------------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    """Where a module keeps a parameter or buffer."""
+
+    holder: dict[str, Any]
+    name: str
+
+
+def places(module: nn.Module) -> Iterator[tuple[Place, Tensor]]:
+    """Every parameter and buffer of a module and its children, once a name."""
+    for owner in module.modules():
+        yield from _places(owner._parameters)
+        yield from _places(owner._buffers)
+
+
+def _places(holder: dict[str, Any]) -> Iterator[tuple[Place, Tensor]]:
+    return ((Place(holder, name), tensor) for name, tensor in holder.items() if tensor is not None)
+
+
+def tensors_of(module: nn.Module) -> Iterator[Tensor]:
+    """Every parameter and buffer of a module and its children."""
+    return (tensor for _, tensor in places(module))
+
+
+class StandIns:
+    """What a stage computes with in one call, in place of its parameters.
+
+    These are leaves of its own that share the parameters' memory, on the device of the stage: two
+    stages can differentiate by one tied parameter at a time, its hooks see its whole gradient
+    once, and it may lie on another stage's device. ``parameters`` are those that gradients are
+    asked for, each once, and ``leaves`` what stands for them.
+    """
+
+    def __init__(
+        self, stage: PipelineStage, device: torch.device | None, *, recording: bool
+    ) -> None:
+        self.parameters: list[Tensor] = []
+        self.leaves: list[Tensor] = []
+        self._module, self._lock = stage.module, stage.lock
+        self._replaced: list[tuple[Place, Tensor]] = []
+        with stage.lock:
+            found = list(places(stage.module))
+        known: dict[int, Tensor] = {}
+        for place, tensor in found:
+            differentiated = recording and tensor.requires_grad
+            if not differentiated and (device is None or tensor.device == device):
+                continue
+            if id(tensor) not in known:
+                leaf = tensor.detach() if device is None else tensor.detach().to(device)
+                known[id(tensor)] = leaf
+                if differentiated:
+                    self.parameters.append(tensor)
+                    self.leaves.append(leaf.requires_grad_())
+            self._replaced.append((place, known[id(tensor)]))
+
+    def call(self, arguments: Sequence[Tensor], *, keep_buffers: bool = False) -> Any:
+        """What the module makes with them, or with copies of its buffers so that these stay."""
+        with self._lock, _replaced(self._replaced):
+            owners = self._module.modules() if keep_buffers else ()
+            buffers = (pair for owner in owners for pair in _places(owner._buffers))
+            with _replaced([(place, buffer.clone()) for place, buffer in buffers]):
+                return self._module(*arguments)
+
+
+@contextmanager
+def _replaced(tensors: Sequence[tuple[Place, Tensor]]) -> Iterator[None]:
+    """Let modules hold these tensors in the block."""
+    before = [place.holder[place.name] for place, _ in tensors]
+    for place, tensor in tensors:
+        place.holder[place.name] = tensor
+    try:
+        yield
+    finally:
+        for (place, _), tensor in zip(tensors, before, strict=True):
+            place.holder[place.name] = tensor
+
+
 @contextmanager
 def ties_kept(modules: Sequence[nn.Module]) -> Iterator[None]:
     """What was one tensor before the block is one tensor after it, also where it was replaced."""
@@ -203,74 +259,8 @@ def ties_kept(modules: Sequence[nn.Module]) -> Iterator[None]:
         groups.setdefault(id(tensor), []).append(place)
     yield
     for first, *others in groups.values():
-        for other in others:
-            other.holder[other.name] = first.holder[first.name]
-
-
-class StandIns:
-    """What a stage computes with in one call of the pipeline, in place of its parameters.
-
-    parameters, leaves
-        Those that gradients are asked for, each once, and the tensors that stand for them.
-    """
-
-    def __init__(
-        self, stage: PipelineStage, device: torch.device | None, *, recording: bool
-    ) -> None:
-        known: dict[int, Tensor] = {}
-        self.parameters: list[Tensor] = []
-        self.leaves: list[Tensor] = []
-        self._replaced: list[tuple[Place, Tensor, Tensor]] = []
-        self._alone = stage.alone
-        with stage.alone:
-            found = list(places(stage.module))
-        for place, tensor in found:
-            differentiated = recording and tensor.requires_grad
-            elsewhere = device is not None and tensor.device != device
-            if not (differentiated or elsewhere):
-                continue
-            if id(tensor) not in known:
-                known[id(tensor)] = self._stand_in(tensor, device, differentiated)
-            self._replaced.append((place, tensor, known[id(tensor)]))
-
-    def _stand_in(
-        self, tensor: Tensor, device: torch.device | None, differentiated: bool
-    ) -> Tensor:
-        leaf = tensor.detach().to(device) if device is not None else tensor.detach()
-        if differentiated:
-            self.parameters.append(tensor)
-            self.leaves.append(leaf.requires_grad_())
-        return leaf
-
-    @contextmanager
-    def in_place(self) -> Iterator[None]:
-        """Let the module compute with them in the block, for no other call."""
-        with self._alone:
-            for place, _, leaf in self._replaced:
-                place.holder[place.name] = leaf
-            try:
-                yield
-            finally:
-                for place, tensor, _ in self._replaced:
-                    place.holder[place.name] = tensor
-
-
-@contextmanager
-def buffers_left(module: nn.Module) -> Iterator[None]:
-    """Let a module compute in the block with copies of its buffers, so that these stay."""
-    kept = [
-        (Place(owner._buffers, name), buffer)
-        for owner in module.modules()
-        for name, buffer in owner._buffers.items()
-        if buffer is not None
-    ]
-    for place, buffer in kept:
-        place.holder[place.name] = buffer.clone()
-    try:
-        yield
-    finally:
-        for place, buffer in kept:
-            place.holder[place.name] = buffer
+        for place in others:
+            place.holder[place.name] = first.holder[first.name]
 
 
 def devices_of(stages: Sequence[PipelineStage]) -> list[torch.device | None]:
@@ -278,18 +268,13 @@ def devices_of(stages: Sequence[PipelineStage]) -> list[torch.device | None]:
 
     One without any is None: it computes where its inputs come from.
     """
-    users: dict[int, set[int]] = {}
-    for stage in stages:
-        for _, tensor in places(stage.module):
-            users.setdefault(id(tensor), set()).add(stage.index)
-    return [_device(stage, users) for stage in stages]
-
-
-def _device(stage: PipelineStage, users: Mapping[int, set[int]]) -> torch.device | None:
-    own: dict[torch.device, int] = {}
-    shared: dict[torch.device, int] = {}
-    for _, tensor in places(stage.module):
-        counted = own if len(users[id(tensor)]) == 1 else shared
-        counted[tensor.device] = counted.get(tensor.device, 0) + tensor.nbytes
-    found = own or shared
-    return max(found, key=lambda device: found[device]) if found else None
+    held = [dict.fromkeys(tensors_of(stage.module)) for stage in stages]
+    users = {tensor: sum(tensor in own for own in held) for tensors in held for tensor in tensors}
+    found: list[torch.device | None] = []
+    for tensors in held:
+        own = [tensor for tensor in tensors if users[tensor] == 1] or list(tensors)
+        nbytes: dict[torch.device, int] = {}
+        for tensor in own:
+            nbytes[tensor.device] = nbytes.get(tensor.device, 0) + tensor.nbytes
+        found.append(max(nbytes, key=nbytes.__getitem__, default=None))
+    return found
