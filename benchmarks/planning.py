@@ -36,7 +36,7 @@ from shardwright.clusters.device import DEVICES
 from shardwright.costs.cost import Analytic
 from shardwright.ir import IRGraph
 from shardwright.planning.forward import forward_view
-from shardwright.planning.splitting.layouts import best_splits
+from shardwright.planning.splits import best_splits
 from shardwright.planning.step import as_step
 
 NVLINK = Links.of(Link(5e-6, 250e9), Link(5e-6, 250e9), 10e-6)

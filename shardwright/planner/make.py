@@ -26,7 +26,7 @@ from shardwright.planning.plan import Plan, fingerprint_graph
 from shardwright.planning.policy import Policy, by_policy, policy_name
 from shardwright.planning.predicted import SlotMemory
 from shardwright.planning.prediction.predict import predict
-from shardwright.planning.splits import take_apart
+from shardwright.planning.rules import take_apart
 from shardwright.planning.training import StepOptions, plan_step
 from shardwright.simulation.simulate import simulate
 

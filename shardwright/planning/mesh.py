@@ -17,7 +17,7 @@ from shardwright.ops.catalog import dimop_of
 from shardwright.planning.balance import measure_loads
 from shardwright.planning.pipeline import stage_bounds
 from shardwright.planning.plan import Assignment, Split, Terms
-from shardwright.planning.splits import SPLITTERS
+from shardwright.planning.rules import SPLITTERS
 
 PIPELINE, DATA = "pipeline", "data"
 AXES = (PIPELINE, *SPLITTERS)

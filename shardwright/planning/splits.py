@@ -1,301 +1,258 @@
-"""The built-in ways to split along a mesh axis: data, tensor, sequence.
+"""The splits of a graph's nodes that take the least time on a mesh.
 
-Each says where `follow` begins.
+Every node may be split by any identifier of its dimension annotation along each axis that is free.
+What that takes is a sum of tables (`split_problem`); eliminating one node after another gives the
+least (`elimination`). This is the inner problem of Alpa (Zheng et al., OSDI 2022), there an integer
+program.
 
-data
-    The batch (`batch`).
-tensor
-    Megatron's: an operator with a stored table or matrix is split by the dimension that only the
-    stored tensor and the result have (the columns), and where its other input comes split, by that
-    (the rows), which gives a partial sum. Lookups in large tables are split by vocabulary.
-sequence
-    As tensor, and where a partial sum is read it is scattered along the sequence, so that norms and
-    elementwise operators between the layers are split too.
-
-Columns that what reads them cannot take as they are would be gathered at once. They are split only
-where that takes a good part of the stored bytes off every slot.
+Along one free axis no choice has a smaller sum, and along several where the tables stay small; else
+each axis is solved with the others fixed in turn, until none gains, and then all together among
+what the axes chose on the way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from shardwright.ir import IRGraph, IRNode
-from shardwright.ops.bound import BoundDimop, Carry
-from shardwright.planning.batch import follow_batch
-from shardwright.planning.follow import (
-    Annotations,
-    Seed,
-    Sharded,
-    SplitPropagation,
-    follow,
-    identifier_at,
+import numpy as np
+
+from shardwright.clusters import Cluster, Links, Mesh
+from shardwright.costs.cost import Costs
+from shardwright.errors import PlanError
+from shardwright.ir import IRGraph
+from shardwright.ops.catalog import why_whole
+from shardwright.planning.elimination import CostFactor, minimise
+from shardwright.planning.split_costs import Table
+from shardwright.planning.split_problem import (
+    NodeDomain,
+    Offers,
+    SplitObjective,
+    SplitProblem,
+    node_domains,
 )
-from shardwright.planning.forward import forward_view
-from shardwright.planning.fusions import Fusion, find_fusions
-from shardwright.planning.unfuse import unfuse
+from shardwright.sharding.place import Outline, outline_of
+from shardwright.sharding.strategy import Choice, Choices, Split, Terms
 
-LARGE_TABLE = 4
-"""A lookup is split by vocabulary where its table has this many times the bytes of its result,"""
-TABLE_SHARE = 0.05
-"""or this share of all stored bytes."""
-WHOLE_SHARE = 0.05
-"""Columns that are gathered at once are split where else this share more of all stored bytes would
-be on every slot."""
+ROUNDS = 6
+"""How often each axis is solved with the others fixed, at most."""
 
 
-def data(graph: IRGraph, size: int, annotations: Annotations | None = None) -> SplitPropagation:
-    """Split by batch."""
-    return follow_batch(graph, size, annotations)
+class BestSplits(NamedTuple):
+    """What each axis of a mesh does with each node, what that takes, and why, in words.
 
-
-def tensor(graph: IRGraph, size: int, annotations: Annotations | None = None) -> SplitPropagation:
-    """Split by columns, then rows."""
-    known = annotations or Annotations(graph)
-    return _sparing(
-        lambda columns: follow(
-            graph, size, eager=[_rows], seeds=[_vocabulary, columns], annotations=known
-        )
-    )
-
-
-def sequence(graph: IRGraph, size: int, annotations: Annotations | None = None) -> SplitPropagation:
-    """Split by columns, then rows, and by sequence between."""
-    known = annotations or Annotations(graph)
-    return _sparing(
-        lambda columns: follow(
-            graph,
-            size,
-            eager=[_rows, _vocabulary, columns],
-            scatters=[_along_sequence],
-            annotations=known,
-        )
-    )
-
-
-def _sparing(split: Callable[[Seed], SplitPropagation]) -> SplitPropagation:
-    """Without columns that are gathered at once, where that leaves little more on every slot."""
-    spared = split(_columns_that_lead_on)
-    allowed = WHOLE_SHARE * spared.stored_bytes
-    if spared.whole_bytes() <= allowed:
-        return spared
-    all_split = split(_columns)
-    chosen = all_split if spared.whole_bytes() - all_split.whole_bytes() > allowed else spared
-    chosen.least = max(spared.least, all_split.least)
-    chosen.most = min(spared.most, all_split.most)
-    return chosen
-
-
-class Splitter(Protocol):
-    """Splits a graph along an axis of so many slots."""
-
-    def __call__(
-        self, graph: IRGraph, size: int, annotations: Annotations | None = None
-    ) -> SplitPropagation:
-        """Split it; ``annotations`` are the graph's, where they are known."""
-
-
-SPLITTERS: dict[str, Splitter] = {
-    "data": data,
-    "tensor": tensor,
-    "sequence": sequence,
-}
-"""By the name of a mesh axis or a policy."""
-TAKES_APART = frozenset({"tensor", "sequence"})
-"""Axes for which fused products are taken apart: those that split columns."""
-
-
-@dataclass(slots=True)
-class TakingApart:
-    """Which fused products of a graph are taken apart for which axes; `over` says it.
-
-    What does not depend on the axes is worked out once.
+    ``seconds`` are those of a microbatch, with its share of what is done once a step, and what
+    stored bytes are worth.
     """
 
-    graph: IRGraph
-    fusions: Mapping[int, Fusion] = field(init=False)
-    _annotations: Annotations | None = None
-    """Of the forward with all of them taken apart."""
-    _made: dict[tuple[int, ...], IRGraph] = field(default_factory=dict)
-    """By the positions of those that are taken apart."""
-    _kept: dict[str, list[tuple[range, tuple[int, ...]]]] = field(default_factory=dict)
-    """By axis: for these sizes these positions."""
+    splits: list[Choices]
+    seconds: float
+    reasons: list[str]
 
-    def __post_init__(self) -> None:
-        self.fusions = find_fusions(self.graph)
-        self._made[()] = self.graph
 
-    def over(self, axes: Mapping[str, int]) -> tuple[IRGraph, tuple[int, ...]]:
-        """The graph with those taken apart of which such an axis splits parts, by columns.
+def best_splits(
+    view: IRGraph,
+    axes: Mapping[str, int],
+    *,
+    cluster: Cluster,
+    costs: Costs,
+    training: bool,
+    fixed: Mapping[str, Sequence[Choice]] | None = None,
+    byte_price: float = 0.0,
+    microbatches: int = 1,
+) -> BestSplits:
+    """The splits of least seconds for the nodes of a forward view.
 
-        Also their positions in the graph. Parts split by what they sum over would be reduced one by
-        one: those products stay fused.
+    view
+        The forward of a model, or of a training step (`forward_view`).
+    axes
+        The sizes of a mesh's axes by name, the outermost first, without a pipeline. It stands on
+        the first slots of ``cluster``.
+    fixed
+        By axis: what an axis that is not free does with each node, such as a batch's split. Where
+        all are fixed, this says what they take.
+    byte_price
+        Seconds that a byte of stored values on a slot is worth.
+    microbatches
+        How many share what is done once a step.
+
+    Raises PlanError where the cluster is too small, or fixed splits cannot be.
+    """
+    given = dict(fixed or {})
+    if unknown := [axis for axis in given if axis not in axes]:
+        raise PlanError(
+            f"the axis {unknown[0]!r} is fixed, but the mesh has only {', '.join(axes) or 'none'}"
+        )
+    names = list(axes)
+    offers = {names.index(axis): [[choice] for choice in found] for axis, found in given.items()}
+    objective = SplitObjective(costs, training, byte_price, 1.0 / microbatches)
+    mesh = mesh_on(cluster, axes)
+    search = _SplitSearch(outline_of(view), mesh, cluster.links(mesh), objective, offers)
+    solved = search.run()
+    return BestSplits(solved.splits, solved.seconds, reasons(solved.problem, solved.chosen, names))
+
+
+def mesh_on(cluster: Cluster, axes: Mapping[str, int]) -> Mesh:
+    """The mesh with these axes on the first slots of a cluster. Raises PlanError."""
+    needed = math.prod(axes.values())
+    if needed > len(cluster.devices):
+        raise PlanError(
+            f"a mesh of {' × '.join(f'{axis} {size}' for axis, size in axes.items())} needs "
+            f"{needed} slots, but the cluster has {len(cluster.devices)}"
+        )
+    return Mesh.of(axes, cluster.devices[:needed])
+
+
+# --- the search -----------------------------------------------------------------------------------
+
+
+class _Solved(NamedTuple):
+    """Splits, the problem whose least they are, what they take there, and the choices."""
+
+    splits: list[Choices]
+    problem: SplitProblem
+    seconds: float
+    chosen: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _SplitSearch:
+    """A graph on a mesh, and what axes that are not free do."""
+
+    outline: Outline
+    mesh: Mesh
+    links: tuple[Links, ...]
+    objective: SplitObjective
+    fixed: Offers
+
+    def run(self) -> _Solved:
+        """The best splits, all free axes at once where their tables are small enough."""
+        problem = self.problem({})
+        if len(self.free) > 1 and not problem.is_narrow:
+            return self.alternate()
+        return self.solve(problem, {})
+
+    @property
+    def free(self) -> list[int]:
+        """The axes that are free and have several slots."""
+        sizes = enumerate(self.mesh.sizes)
+        return [axis for axis, size in sizes if size > 1 and axis not in self.fixed]
+
+    def problem(self, offers: Offers) -> SplitProblem:
+        """The problem where axes choose among what is offered."""
+        sizes, every = self.mesh.sizes, {**self.fixed, **offers}
+        domains = node_domains(self.outline, sizes, self.objective, every)
+        return SplitProblem(self.outline, domains, sizes, self.links, self.objective)
+
+    def solve(self, problem: SplitProblem, offers: Offers) -> _Solved:
+        """The best splits of a problem; what is fixed is given back as it is."""
+        chosen, seconds = minimise(problem.sizes, problem.factors, problem.order)
+        every = {**self.fixed, **offers}
+        splits = []
+        for position, (domain, number) in enumerate(zip(problem.domains, chosen, strict=True)):
+            found = list(domain.strategies[number].splits)
+            for axis, offered in every.items():
+                if len(offered[position]) == 1:
+                    (found[axis],) = offered[position]
+            splits.append(tuple(found))
+        return _Solved(splits, problem, seconds, chosen)
+
+    def alternate(self) -> _Solved:
+        """Each free axis with the others fixed in turn, from both ends, then all among these.
+
+        An axis that was not solved yet leaves everything whole.
         """
-        axis = _that_takes_apart(axes)
-        kept = self._split_by_columns(axis, axes[axis]) if axis and self.fusions else ()
-        return self._apart(kept), kept
+        seen: list[_Solved] = []
+        for order in (self.free, self.free[::-1]):
+            self._descend(order, seen)
+        offers = {
+            axis: [
+                list(dict.fromkeys(solved.splits[position][axis] for solved in seen))
+                for position in range(len(self.outline.kinds))
+            ]
+            for axis in self.free
+        }
+        problem = self.problem(offers)
+        together = [self.solve(problem, offers)] if problem.is_narrow else []
+        return min((*together, *seen), key=lambda solved: solved.seconds)
 
-    def _apart(self, positions: tuple[int, ...]) -> IRGraph:
-        if positions not in self._made:
-            self._made[positions] = unfuse(self.graph, positions, self.fusions)
-        return self._made[positions]
-
-    def _split_by_columns(self, axis: str, size: int) -> tuple[int, ...]:
-        """The positions of products all of whose parts are split by columns."""
-        known = self._kept.setdefault(axis, [])
-        for sizes, positions in known:
-            if size in sizes:
-                return positions
-        if self._annotations is None:
-            self._annotations = Annotations(forward_view(self._apart(tuple(self.fusions))))
-        following = SPLITTERS[axis](self._annotations.graph, size, self._annotations)
-        known.append((following.sizes, self._in_columns(following)))
-        return known[-1][1]
-
-    def _in_columns(self, following: SplitPropagation) -> tuple[int, ...]:
-        """As `_split_by_columns`, from what an axis does with the graph of all parts."""
-        view = following.graph
-        names: dict[bool, set[str]] = {True: set(), False: set()}
-        for node in view.nodes:
-            if node.id in following.chosen:
-                columns = following.makes_shards(node)
-                names[columns].update(name for v in node.inputs for name in view.values[v].names)
-        good = names[True] - names[False]
-        stored, nodes = self.graph.values, self.graph.nodes
-        return tuple(
-            position
-            for position in self.fusions
-            if any(good.intersection(stored[v].names) for v in nodes[position].inputs)
-        )
+    def _descend(self, order: Sequence[int], seen: list[_Solved]) -> None:
+        """Solve axis after axis until none gains; adds what was found to ``seen``."""
+        least = float("inf")
+        splits: list[Choices] = [(None,) * self.mesh.ndim] * len(self.outline.kinds)
+        for turn in range(ROUNDS * len(order)):
+            axis = order[turn % len(order)]
+            offers = {
+                other: [[found[other]] for found in splits] for other in order if other != axis
+            }
+            solved = self.solve(self.problem(offers), offers)
+            seen.append(solved)
+            if turn >= len(order) and solved.seconds >= least * (1 - 1e-9):
+                return
+            splits, least = solved.splits, min(least, solved.seconds)
 
 
-def take_apart(graph: IRGraph, axes: Mapping[str, int]) -> tuple[IRGraph, tuple[int, ...]]:
-    """The graph with fused products taken apart for these axes, as `TakingApart` has it."""
-    return TakingApart(graph).over(axes) if _that_takes_apart(axes) else (graph, ())
+# --- reasons --------------------------------------------------------------------------------------
 
 
-def _that_takes_apart(axes: Mapping[str, int]) -> str | None:
-    """The axis for which fused products are taken apart, if there is one."""
-    return next((name for name in axes if name in TAKES_APART and axes[name] > 1), None)
+def reasons(problem: SplitProblem, chosen: Sequence[int], axes: Sequence[str]) -> list[str]:
+    """A sentence for each node: what its split takes, and the next best, all others left as is.
 
-
-def _columns(following: SplitPropagation, node: IRNode, bound: BoundDimop) -> str | None:
-    """What only a stored matrix and the result have."""
-    return max(_fitting_columns(following, node, bound), default=(0, None))[1]
-
-
-def _columns_that_lead_on(
-    following: SplitPropagation, node: IRNode, bound: BoundDimop
-) -> str | None:
-    """Of the columns those that can be read as they are."""
-    found = (
-        (stored, identifier)
-        for stored, identifier in _fitting_columns(following, node, bound)
-        if following.leads_on(node, bound, identifier)
-    )
-    return max(found, default=(0, None))[1]
-
-
-def _fitting_columns(
-    following: SplitPropagation, node: IRNode, bound: BoundDimop
-) -> Iterator[tuple[int, str]]:
-    """The bytes that are split by each identifier of stored matrices and the result alone."""
-    for identifier, partial in _stored_alone(following, node, bound):
-        if not partial:
-            yield _split_bytes(following, node, bound.flow(identifier).inputs), identifier
-
-
-def _vocabulary(following: SplitPropagation, node: IRNode, bound: BoundDimop) -> str | None:
-    """The rows of a table in which a node looks up, where it is worth it."""
-    for identifier, partial in _stored_alone(following, node, bound):
-        if partial:
-            table = _split_bytes(following, node, bound.flow(identifier).inputs)
-            made = sum(following.value(v).nbytes for v in node.outputs)
-            large = table > LARGE_TABLE * made or table > TABLE_SHARE * following.stored_bytes
-            if large or _is_tied(following, node, bound, identifier):
-                return identifier
-    return None
-
-
-def _stored_alone(
-    following: SplitPropagation, node: IRNode, bound: BoundDimop
-) -> Iterator[tuple[str, bool]]:
-    """What stored matrices have and no other input, and whether its split makes partial sums.
-
-    Where there is a vocabulary to split by, nothing else is: columns of a lookup cut the model's
-    width, of which the next norm needs all.
+    A node that cannot be split says why. Of equal nodes between equal neighbours it is worked out
+    once.
     """
-    if not any(len(following.value(v).shape) > 1 for v in node.inputs if following.is_weight(v)):
-        return
-    found: list[tuple[str, bool]] = []
-    for identifier in bound.identifiers:
-        flow = bound.flow(identifier)
-        shards = [
-            v for v, carry in zip(node.inputs, flow.inputs, strict=True) if carry.kind == "shard"
-        ]
-        if shards and all(map(following.is_weight, shards)):
-            partial = any(carry.kind == "partial" for carry in flow.outputs)
-            found.append((identifier, partial))
-    tables = [item for item in found if item[1]]
-    for identifier, partial in tables or found:
-        if following.fits(node, bound, identifier):
-            yield identifier, partial
-
-
-def _split_bytes(following: SplitPropagation, node: IRNode, carries: Sequence[Carry]) -> int:
-    """Bytes of a node's weights that are split."""
-    return sum(
-        following.value(v).nbytes
-        for v, carry in zip(node.inputs, carries, strict=True)
-        if carry.kind == "shard" and following.is_weight(v)
-    )
-
-
-def _is_tied(following: SplitPropagation, node: IRNode, bound: BoundDimop, identifier: str) -> bool:
-    """Whether another node has as its columns what is a table's vocabulary here."""
-    for table, carry in zip(node.inputs, bound.flow(identifier).inputs, strict=True):
-        for reader in (following.nodes[user] for user in following.value(table).users):
-            there = following.bound(reader)
-            if carry.kind != "shard" or reader.op == node.op or there is None:
-                continue
-            at = reader.inputs.index(table)
-            for column, partial in _stored_alone(following, reader, there):
-                read = there.flow(column).inputs[at]
-                if not partial and (read.kind, read.dim) == ("shard", carry.dim):
-                    return True
-    return False
-
-
-def _rows(following: SplitPropagation, node: IRNode, bound: BoundDimop) -> str | None:
-    """The split of a stored matrix's rows, where the other input comes split that way."""
-    if not any(map(following.is_weight, node.inputs)):
-        return None
-    for i, value_id in enumerate(node.inputs):
-        state = following.state(value_id)
-        if not isinstance(state, Sharded):
+    touching: list[list[CostFactor]] = [[] for _ in problem.domains]
+    for factor in problem.factors:
+        for variable in factor.scope:
+            touching[variable].append(factor)
+    known: dict[object, str] = {}
+    found = []
+    for position, node in enumerate(problem.outline.view.nodes):
+        bound = problem.outline.bound(position)
+        if bound is None or not bound.identifiers:
+            found.append(why_whole(problem.outline.view, node) or "no annotation")
             continue
-        identifier = identifier_at(bound, i, state.dim)
-        if identifier is None or not following.fits(node, bound, identifier):
-            continue
-        flow = bound.flow(identifier)
-        cuts_stored = any(
-            carry.kind == "shard" and following.is_weight(v) and len(following.value(v).shape) > 1
-            for v, carry in zip(node.inputs, flow.inputs, strict=True)
+        around = tuple(
+            (id(f.table), tuple(-1 if v == position else chosen[v] for v in f.scope))
+            for f in touching[position]
         )
-        if cuts_stored:
-            return identifier
-    return None
+        key = chosen[position], around
+        if key not in known:
+            seconds = np.zeros(len(problem.domains[position].strategies))
+            for factor in touching[position]:
+                at = (slice(None) if v == position else chosen[v] for v in factor.scope)
+                seconds = seconds + factor.table[tuple(at)]
+            known[key] = _reason(problem.domains[position], chosen[position], seconds, axes)
+        found.append(known[key])
+    return found
 
 
-def _along_sequence(following: SplitPropagation, node: IRNode, bound: BoundDimop) -> str | None:
-    """The sequence dimension of a partial sum: the last but one that can be split."""
-    for i, value_id in enumerate(node.inputs):
-        if isinstance(following.state(value_id), str):
-            rank = len(following.value(value_id).shape)
-            for dim in reversed(range(rank - 1)):
-                identifier = identifier_at(bound, i, dim)
-                if identifier is not None and following.fits(node, bound, identifier):
-                    return identifier
-    return None
+def _reason(domain: NodeDomain, chosen: int, seconds: Table, axes: Sequence[str]) -> str:
+    own = domain.strategies[chosen].splits
+    least: dict[Choices, float] = {}
+    for found, spent in zip(domain.strategies, seconds.tolist(), strict=True):
+        least[found.splits] = min(spent, least.get(found.splits, math.inf))
+    others = {s: spent for s, spent in least.items() if s != own and math.isfinite(spent)}
+    said = f"{says(own, axes)}: {_micro(least[own])}"
+    if not others:
+        return f"{said}; it cannot be split otherwise here"
+    other = min(others, key=lambda splits: others[splits])
+    return f"{said}; next best {says(other, axes)}: {_micro(others[other])}"
+
+
+def says(splits: Choices, axes: Sequence[str]) -> str:
+    """What the axes of a mesh do with a node, in words."""
+    pairs = zip(splits, axes, strict=True)
+    return ", ".join(f"{_what(s)} over {axis}" for s, axis in pairs if s is not None) or "whole"
+
+
+def _what(split: Split | Terms) -> str:
+    if isinstance(split, Terms):
+        return "terms"
+    return split.identifier if split.unit == 1 else f"{split.identifier} by {split.unit}"
+
+
+def _micro(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} µs"

@@ -31,7 +31,7 @@ from shardwright.planning.mixing import mixing_notes
 from shardwright.planning.parameters import parameters_of
 from shardwright.planning.pipeline import stage_bounds
 from shardwright.planning.plan import Assignment, Plan, TrainingPlan, fingerprint_graph
-from shardwright.planning.splits import take_apart
+from shardwright.planning.rules import take_apart
 from shardwright.planning.step import PreparedStep, as_step, check_one_backward
 from shardwright.schedules import Schedule, make_schedule
 

@@ -176,9 +176,8 @@ class Strategy(NamedTuple):
         How each output is made.
     part
         The largest part of the node's work, with what its slot has of the node's tensors.
-    whole, kept
-        Axes along which the node, and all before it that has a gradient, is done whole, and those
-        of them along which its gradients stay terms of a sum.
+    whole
+        Axes along which the node, and all before it that has a gradient, is done whole.
     """
 
     splits: Choices
@@ -187,11 +186,6 @@ class Strategy(NamedTuple):
     returns: tuple[Placements | None, ...]
     part: Part = WHOLE
     whole: frozenset[int] = NONE
-    kept: frozenset[int] = NONE
-
-    def mirror(self, index: int) -> Placements:
-        """How the gradient of an output is wanted."""
-        return mirrored(self.makes[index], self.kept)
 
 
 def mirrored(made: Placements, kept: Collection[int] = NONE) -> Placements:
@@ -210,11 +204,10 @@ def strategy(
     sizes: Sizes,
     splits: Choices,
     whole: frozenset[int] = NONE,
-    kept: frozenset[int] = NONE,
 ) -> Strategy | None:
     """How a call's tensors lie under these splits; None where it cannot be done so."""
     try:
-        return _strategy(bound, shapes, sizes, splits, whole, kept)
+        return _strategy(bound, shapes, sizes, splits, whole)
     except PlanError:  # a tensor cannot be cut so, or would mix sums with maxima
         return None
 
@@ -225,7 +218,6 @@ def _strategy(
     sizes: Sizes,
     splits: Choices,
     whole: frozenset[int],
-    kept: frozenset[int],
 ) -> Strategy:
     work = _parts(bound, sizes, splits)
     axes = [NodeAxis(None, None, "sum") if bound is None else NodeAxis.of(bound, s) for s in splits]
@@ -234,10 +226,7 @@ def _strategy(
     for index, shape in enumerate(shapes.inputs):
         layout = wanted(axes, index)
         reads.append(None if layout is None else normal(layout.placements, sizes, shape))
-        back = tuple(
-            Partial() if number in kept else axis.gradient(index)
-            for number, axis in enumerate(axes)
-        )
+        back = tuple(axis.gradient(index) for axis in axes)
         returns.append(None if layout is None else normal(back, sizes, shape))
     makes = [
         normal(tuple(axis.output(index) for axis in axes), sizes, shape)
@@ -246,7 +235,7 @@ def _strategy(
     tensors = zip((*reads, *makes), (*shapes.inputs, *shapes.outputs), strict=True)
     held = (shape if layout is None else _held(layout, sizes, shape) for layout, shape in tensors)
     part = Part(work, tuple(held)) if work > 1 else WHOLE
-    return Strategy(splits, tuple(reads), tuple(makes), tuple(returns), part, whole, kept)
+    return Strategy(splits, tuple(reads), tuple(makes), tuple(returns), part, whole)
 
 
 @lru_cache(maxsize=1 << 16)

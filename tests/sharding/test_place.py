@@ -8,15 +8,14 @@ import torch
 
 from shardwright.building.localize import localize
 from shardwright.building.update import localize_step
-from shardwright.clusters import Cluster, Mesh
+from shardwright.clusters import Cluster
 from shardwright.costs.cost import Analytic
 from shardwright.ir.tensor_meta import itemsize
 from shardwright.planner import plan
 from shardwright.planning import Assignment
 from shardwright.planning.assemble import make_plan, step_of
 from shardwright.planning.forward import forward_view
-from shardwright.planning.splitting.chosen import price_splits
-from shardwright.planning.splitting.layouts import best_splits
+from shardwright.planning.splits import best_splits
 from shardwright.planning.unfuse import unfuse
 from shardwright.sharding.place import communications, outline_of, place
 from shardwright.sharding.ranges import volume
@@ -136,32 +135,6 @@ def test_batch_norms_are_foreseen():
     graph = image_step()
     made = plan(graph, mesh={"data": 2})
     assert foreseen(graph, made) == written(graph, made)
-
-
-def test_prices_are_those_of_the_moves():
-    graph = trained(transformer(2, batch=4))
-    cluster = Cluster.of(4)
-    made = plan(graph, mesh={"data": 2, "tensor": 2})
-    view = forward_view(step_of(graph, made).graph)
-    splits = [made.assignments[index].splits for index in made.nodes]
-    axes = {"data": 2, "tensor": 2}
-    options = {"cluster": cluster, "costs": Analytic(cluster.device), "training": True}
-    priced = price_splits(view, axes, splits, **options)
-    found = place(
-        outline_of(view),
-        splits,
-        mesh=Mesh.of(axes),
-        cluster=cluster,
-        training=True,
-    )
-    once = sum(move.step.seconds for move in found.moves if move.phase == "once")
-    assert sum(priced.once) == pytest.approx(once)
-    whole = price_splits(view, {"data": 1, "tensor": 1}, splits, **options)
-    work = sum(cost.total for cost in whole.nodes)
-    moved = sum(move.step.seconds for move in found.moves if move.phase != "once")
-    assert moved < sum(cost.total for cost in priced.nodes) < work + moved
-    assert sum(whole.once) == 0
-    assert priced.stored_bytes < whole.stored_bytes
 
 
 @pytest.mark.parametrize("byte_price", [0.0, 1e-7, 1e-5])

@@ -22,8 +22,8 @@ from shardwright.planning.prediction.source import Forward, Splits
 from shardwright.planning.prediction.sources import Positions, Sources
 from shardwright.planning.prediction.spread import Spread
 from shardwright.planning.prediction.spreading import spread_over
-from shardwright.planning.splits import SPLITTERS, TAKES_APART, TakingApart
-from shardwright.planning.splitting.layouts import best_splits
+from shardwright.planning.rules import SPLITTERS, TAKES_APART, TakingApart
+from shardwright.planning.splits import best_splits
 
 SEVERAL = 2
 """Microbatches that stand for any number of more than one."""

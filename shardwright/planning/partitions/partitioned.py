@@ -35,7 +35,7 @@ from shardwright.planning.plan import (
     fingerprint_graph,
 )
 from shardwright.planning.prediction.sources import Sources
-from shardwright.planning.splits import take_apart
+from shardwright.planning.rules import take_apart
 from shardwright.planning.step import PreparedStep, check_one_backward
 from shardwright.planning.training import (
     StepOptions,

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from shardwright.errors import PlanError
-from shardwright.planning.splitting.elimination import (
+from shardwright.planning.elimination import (
     CostFactor,
-    EliminationMemory,
     elimination_order,
     minimise,
     widest,
@@ -104,7 +103,7 @@ def test_equal_layers_are_computed_once():
 
     def steps(layers):
         """Layers of five nodes, of which three hang on the others."""
-        memory, factors = EliminationMemory(), []
+        known, factors = {}, []
         for layer in range(layers):
             first = 5 * layer
             factors += [CostFactor((first, first + k), inside) for k in (1, 2, 3)]
@@ -112,8 +111,8 @@ def test_equal_layers_are_computed_once():
             if layer:
                 factors.append(CostFactor((first - 1, first), link))
         sizes = [4] * 5 * layers
-        minimise(sizes, [*factors, CostFactor((0,), end)], memory)
-        return len(memory.steps)
+        minimise(sizes, [*factors, CostFactor((0,), end)], steps=known)
+        return len(known)
 
     assert steps(40) - steps(20) <= 3 * 20
 

@@ -1,12 +1,14 @@
-"""What it takes from any layout of a tensor to any other: all of `sharding.convert`'s ways at once.
+"""What it takes to bring a value from the node that makes it to those that read it, as tables.
 
-Comes in: a tensor's shape and bytes an element, the sizes and links of a mesh's axes, and the
-layouts that may occur. Goes out: `Prices`, a table of seconds between all of them, and the layouts
-on each way. The moves and their prices are those of `sharding.convert`; shortest ways between all
-pairs are found by Floyd and Warshall's algorithm on arrays.
+`Prices` has the seconds between all layouts of a tensor, and the layouts on each way: the moves and
+prices are those of `sharding.convert`, and so is the way, up to a picosecond a step; shortest ways
+between all pairs are found by Floyd and Warshall's algorithm on arrays.
 
-What always holds: what the table says of two layouts is what `convert` says, up to a picosecond a
-step, and the way is the same.
+`exchange_table` and `weight_table` make of them tables for `elimination`: seconds by how a value is
+made and how one or two nodes read it. A value is brought to a layout once, however many read it
+there. The gradient goes the other way: terms that lie alike are added, and each sum is brought to
+where the value was made. The gradient of a parameter is put together once a step, where its first
+reader has it.
 """
 
 from __future__ import annotations
@@ -27,14 +29,15 @@ from shardwright.sharding.convert import PICOSECOND, move_kind, moves
 from shardwright.sharding.layout import largest_shape, leaves_none_empty, normal_form
 from shardwright.sharding.placement import Placement, Placements
 from shardwright.sharding.ranges import Shape
+from shardwright.sharding.strategy import mirrored
 
 STEPS = 256
 """Picoseconds are counted in these parts, of which a step takes one: fewer steps go first."""
-
 MOST = 400
 """Layouts of one tensor that are looked at before any is asked for."""
 
 Table = NDArray[np.float64]
+Numbers = NDArray[np.intp]
 
 
 class PricedTensor(NamedTuple):
@@ -64,10 +67,13 @@ class Prices:
 
     tensor: PricedTensor
     numbers: dict[Placements, int]
-    layouts: tuple[Placements, ...]
     seconds: Table
-    onward: NDArray[np.intp]
+    onward: Numbers
     known: dict[tuple[int, int], Table] = field(default_factory=dict)
+
+    def numbered(self, layouts: Iterable[Placements | None]) -> Numbers:
+        """Layouts as numbers, -1 for none."""
+        return np.array([-1 if p is None else self.numbers[p] for p in layouts], np.intp)
 
     def way(self, source: int, target: int) -> list[int]:
         """The layouts from one to another, both included."""
@@ -87,7 +93,7 @@ class Prices:
             rows = self.seconds[self.way(source, target)]
             least = np.where(np.isinf(rows).any(axis=0), np.inf, rows.min(axis=0))
             if np.isinf(self.seconds[source, target]):
-                least = np.full(len(self.layouts), np.inf)
+                least = np.full(len(self.numbers), np.inf)
             self.known[source, target] = least
         return self.known[source, target]
 
@@ -115,15 +121,22 @@ def _usual(shape: Shape, sizes: tuple[int, ...]) -> frozenset[Placements]:
     )
 
 
+class _MoveEdge(NamedTuple):
+    """A move between two layouts by number, its price, and its place among equally cheap ones."""
+
+    source: int
+    target: int
+    price: float
+    rank: tuple[int, int, int]
+
+
 @lru_cache(maxsize=4096)
 def _prices(tensor: PricedTensor, asked: frozenset[Placements]) -> Prices:
     units = _units(asked, len(tensor.shape))
-    numbers: dict[Placements, int] = {}
-    edges: list[_MoveEdge] = []
     pending = sorted(asked, key=str)
-    for layout in pending:
-        numbers[layout] = len(numbers)
+    numbers = {layout: number for number, layout in enumerate(pending)}
     held = {layout: tensor.nbytes(layout) for layout in pending}
+    edges: list[_MoveEdge] = []
     while pending:
         here = pending.pop()
         for axis, there in _moves(tensor, here, units, asked):
@@ -137,17 +150,7 @@ def _prices(tensor: PricedTensor, asked: frozenset[Placements]) -> Prices:
             price = round(spent / PICOSECOND) * STEPS + 1
             edges.append(_MoveEdge(numbers[here], numbers[there], price, _rank(axis, there)))
     total, onward = _shortest(len(numbers), edges)
-    seconds = np.floor(total / STEPS) * PICOSECOND
-    return Prices(tensor, numbers, tuple(numbers), seconds, onward)
-
-
-class _MoveEdge(NamedTuple):
-    """A move between two layouts by number, its price, and its place among equally cheap ones."""
-
-    source: int
-    target: int
-    price: float
-    rank: tuple[int, int, int]
+    return Prices(tensor, numbers, np.floor(total / STEPS) * PICOSECOND, onward)
 
 
 def _rank(axis: int, there: Placements) -> tuple[int, int, int]:
@@ -180,7 +183,7 @@ def _moves(
             yield axis, there
 
 
-def _shortest(count: int, edges: Sequence[_MoveEdge]) -> tuple[Table, NDArray[np.intp]]:
+def _shortest(count: int, edges: Sequence[_MoveEdge]) -> tuple[Table, Numbers]:
     """The least sums of edges between all pairs, and the first number on each way."""
     spent = np.full((count, count), np.inf)
     np.fill_diagonal(spent, 0.0)
@@ -195,6 +198,107 @@ def _shortest(count: int, edges: Sequence[_MoveEdge]) -> tuple[Table, NDArray[np
     return spent, onward
 
 
-def are_partial(layouts: Sequence[Placements]) -> NDArray[np.bool_]:
-    """For each layout and axis, whether the slots along it hold terms."""
-    return np.array([[isinstance(p, Partial) for p in layout] for layout in layouts], bool)
+# --- tables of a value ----------------------------------------------------------------------------
+
+
+class ReadLayouts(NamedTuple):
+    """How a strategy reads a value, and how it makes the gradient; None where it makes none."""
+
+    layout: Placements
+    gradient: Placements | None
+
+
+Reads = Sequence[ReadLayouts | None]
+"""Distinct ways to read a value; None where only its dtype is read."""
+
+
+class StoredPrice(NamedTuple):
+    """What a stored value's byte on a slot costs, and a second once a step; 0 if not trained."""
+
+    byte_price: float
+    once: float
+
+
+def layouts_of(made: Iterable[Placements], reads: Iterable[ReadLayouts | None]) -> set[Placements]:
+    """The layouts between which a value and its gradient may have to go."""
+    found: set[Placements] = set()
+    for layout in made:
+        found |= {layout, mirrored(layout), (Replicate(),) * len(layout)}
+    for read in reads:
+        if read is not None:
+            found |= {read.layout} if read.gradient is None else {read.layout, read.gradient}
+    return found
+
+
+def exchange_table(
+    between: Prices, made: Sequence[Placements], leaves: float, first: Reads, second: Reads
+) -> Table:
+    """Seconds by how a value is made, how it is read first, and how it is read then.
+
+    ``leaves`` is what bringing it out of the graph counts for, 0 where it is no result.
+    """
+    makes = between.numbered(made)
+    one, two = (_layouts(between, reads) for reads in (first, second))
+    held = np.array(
+        [[between.after(m, r if r >= 0 else m) for r in one.tolist()] for m in makes.tolist()]
+    )
+    to_first = np.where(one >= 0, between.seconds[np.ix_(makes, one)], 0.0)
+    to_second = np.where(two >= 0, held[:, :, two], 0.0)
+    total = to_first[:, :, None] + to_second + _gradient_seconds(between, made, first, second)
+    if leaves:
+        total = total + leaves * _leaving_seconds(between, makes, one, two, held)
+    return total
+
+
+def _layouts(between: Prices, reads: Reads) -> Numbers:
+    return between.numbered(None if read is None else read.layout for read in reads)
+
+
+def _gradient_seconds(
+    between: Prices, made: Sequence[Placements], first: Reads, second: Reads
+) -> Table:
+    """Seconds that bring the gradient's terms to where the value was made."""
+    one, two = (
+        between.numbered(None if read is None else read.gradient for read in reads)
+        for reads in (first, second)
+    )
+    to_maker = between.seconds[:, between.numbered(map(mirrored, made))].T
+    of_first, of_second = (np.where(n >= 0, to_maker[:, n], 0.0) for n in (one, two))
+    alike = (one[:, None] == two[None, :]) & (one >= 0)[:, None]
+    total: Table = of_first[:, :, None] + np.where(alike, 0.0, of_second[:, None, :])
+    return total
+
+
+def _leaving_seconds(
+    between: Prices, makes: Numbers, one: Numbers, two: Numbers, held: Table
+) -> Table:
+    """Seconds to a layout without terms, where neither its maker nor a reader has the value so."""
+    replicated = between.numbers[(Replicate(),) * len(between.tensor.sizes)]
+    terms = np.array([any(isinstance(p, Partial) for p in layout) for layout in between.numbers])
+    read_so = [(numbers < 0) | terms[numbers] for numbers in (one, two)]
+    needed = terms[makes][:, None, None] & read_so[0][:, None] & read_so[1]
+    from_second = np.where(two >= 0, between.seconds[two, replicated], np.inf)
+    found: Table = np.where(needed, np.minimum(held[:, :, replicated, None], from_second), 0.0)
+    return found
+
+
+def weight_table(between: Prices, price: StoredPrice, first: Reads, second: Reads) -> Table:
+    """What a stored value's copies cost, and its gradient, by how it is read first and then.
+
+    The gradient is put together where the first reader has the value; another copy is renewed from
+    there.
+    """
+    seconds, numbers = between.seconds, between.numbers
+    nbytes = {numbers[layout]: between.tensor.nbytes(layout) for layout in numbers}
+    table = np.zeros((len(first), len(second)))
+    for i, one in enumerate(first):
+        for j, two in enumerate(second):
+            reads = [read for read in (one, two) if read is not None]
+            copies = list(dict.fromkeys(numbers[read.layout] for read in reads))
+            table[i, j] = price.byte_price * sum(nbytes[copy] for copy in copies)
+            if price.once and copies:
+                terms = {numbers[read.gradient] for read in reads if read.gradient}
+                moved = sum(seconds[term, copies[0]] for term in terms)
+                moved += sum(seconds[copies[0], copy] for copy in copies[1:])
+                table[i, j] += price.once * moved
+    return table

@@ -7,7 +7,7 @@ import pytest
 
 from shardwright.clusters import Cluster, Link, Links, Mesh
 from shardwright.errors import PlanError
-from shardwright.planning.splitting.prices import PricedTensor, prices
+from shardwright.planning.split_costs import PricedTensor, prices
 from shardwright.sharding import Layout, Partial, Replicate, Shard, convert
 from shardwright.sharding.strategy import normal
 
@@ -31,6 +31,7 @@ def test_prices_and_ways_are_those_of_the_search(sizes, shape, shards):
         except PlanError:
             continue
     table = prices(PricedTensor(shape, 4, sizes, cluster.links(mesh)), layouts)
+    by_number = list(table.numbers)
     for source, target in itertools.product(layouts, repeat=2):
         a, b = table.numbers[source], table.numbers[target]
         try:
@@ -39,7 +40,7 @@ def test_prices_and_ways_are_those_of_the_search(sizes, shape, shards):
             assert np.isinf(table.seconds[a, b])
             continue
         assert table.seconds[a, b] == pytest.approx(way.seconds, abs=1e-11)
-        assert [table.layouts[n] for n in table.way(a, b)] == [at.placements for at in way.layouts]
+        assert [by_number[n] for n in table.way(a, b)] == [at.placements for at in way.layouts]
 
 
 def test_what_is_held_on_the_way_may_be_gone_on_from():

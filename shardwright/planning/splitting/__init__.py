@@ -1,1 +1,0 @@
-"""The splits of least time inside a stage, chosen exactly."""
