@@ -18,9 +18,9 @@ import torch
 from shardwright.compiler.memory.plan import ExecPlan
 from shardwright.compiler.slots import Memory
 from shardwright.errors import InputError
-from shardwright.ir.tensor_meta import describe_dtype, torch_dtype
+from shardwright.ir.tensor_meta import describe_dtype, overlaps, torch_dtype
 from shardwright.kernels.lowered import ValueSpec
-from shardwright.kernels.strides import extent, overlaps
+from shardwright.kernels.strides import extent
 
 
 class Feeds:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from shardwright.ir.tensor_meta import TensorMeta
 from shardwright.kernels.node_call import Emission, NodeCall
 from shardwright.kernels.row import (
     ABSENT,
@@ -14,9 +15,7 @@ from shardwright.kernels.row import (
     Closure,
     KernelCall,
     KernelRow,
-    MadeMeta,
     Makes,
-    OperandMeta,
     Tensors,
     attributes,
     like,
@@ -30,7 +29,7 @@ _aten = torch.ops.aten
 # --- what calls make -----------------------------------------------------------------------------
 
 
-def _attended(call: KernelCall) -> tuple[OperandMeta, OperandMeta]:
+def _attended(call: KernelCall) -> tuple[TensorMeta, TensorMeta]:
     """Queries and keys, when all of an attention's operands fit them."""
     call.float_dtype("q", "k", "v", "mask")
     b, h, length, depth = call.shape_of("q", 4)
@@ -50,9 +49,9 @@ def _attended(call: KernelCall) -> tuple[OperandMeta, OperandMeta]:
     return q, k
 
 
-def _sums(q: OperandMeta) -> list[MadeMeta]:
+def _sums(q: TensorMeta) -> list[TensorMeta]:
     """The logarithms of sums of exps, in f64 for f64, else in f32, as torch's kernels have them."""
-    return [MadeMeta(q.shape[:3], "f64" if q.dtype == "f64" else "f32")]
+    return [TensorMeta(q.shape[:3], "f64" if q.dtype == "f64" else "f32")]
 
 
 def _attention_makes(call: KernelCall) -> Makes:
@@ -65,7 +64,7 @@ def _backward_makes(call: KernelCall) -> Makes:
     lse, sums = call["lse"], _sums(q)
     call.float_dtype("q", "dy", "y")
     call.need_shape(q.shape, "dy", "y")
-    need(lse[:2] in sums, f"lse is {lse}", " or ".join(map(str, sums)))
+    need(like(lse) in sums, f"lse is {lse}", " or ".join(map(str, sums)))
     return [[like(q)], [like(k)], [like(k)]]
 
 

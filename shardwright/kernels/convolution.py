@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from shardwright.ir.tensor_meta import TensorMeta
 from shardwright.kernels.node_call import Emission, NodeCall
 from shardwright.kernels.operators import conv
 from shardwright.kernels.row import (
@@ -16,9 +17,7 @@ from shardwright.kernels.row import (
     Closure,
     KernelCall,
     KernelRow,
-    MadeMeta,
     Makes,
-    OperandMeta,
     Tensors,
     attributes,
     need,
@@ -43,7 +42,7 @@ def _pairs(call: KernelCall, **lowest: int) -> list[tuple[int, int]]:
 
 
 def _windows(
-    x: OperandMeta, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+    x: TensorMeta, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> tuple[int, int]:
     """How many places a window has, down and across; there is one at least."""
     down, across = (
@@ -74,7 +73,7 @@ def _conv_makes(call: KernelCall) -> Makes:
     shape = (batch, made, *_windows(x, spread, stride, padding))
     call.need_shape((made,), "bias")
     call.need_shape(shape, "residual")
-    return [[MadeMeta(shape, dtype)]]
+    return [[TensorMeta(shape, dtype)]]
 
 
 def _pool_makes(call: KernelCall) -> Makes:
@@ -84,7 +83,7 @@ def _pool_makes(call: KernelCall) -> Makes:
     call.flags("mean", "count_padding")
     within = all(2 * pad <= size for pad, size in zip(padding, kernel, strict=True))
     need(within, f"padding={list(padding)}", f"half the kernel {list(kernel)} at most")
-    return [[MadeMeta((batch, channels, *_windows(x, kernel, stride, padding)), dtype)]]
+    return [[TensorMeta((batch, channels, *_windows(x, kernel, stride, padding)), dtype)]]
 
 
 # --- from operators ------------------------------------------------------------------------------

@@ -22,14 +22,13 @@ from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.aliasing import may_return_an_argument
 from shardwright.ir.execute import describe_node
 from shardwright.ir.operators import flatten_results, is_marker, join_call
-from shardwright.ir.tensor_meta import torch_dtype
+from shardwright.ir.tensor_meta import TensorMeta
 from shardwright.ir.values import Emitted
 from shardwright.kernels.files import check_call
 from shardwright.kernels.generic import emit_generic
 from shardwright.kernels.kinds import BY_ID, BY_NAME, EMITTERS
 from shardwright.kernels.node_call import NodeCall
-from shardwright.kernels.row import ABSENT, OperandMeta
-from shardwright.kernels.strides import same_order
+from shardwright.kernels.row import ABSENT
 from shardwright.torch_internals import OpOverload, storage_key
 
 Emitteds = tuple[Emitted, ...]
@@ -130,7 +129,7 @@ def _views(call: NodeCall) -> Emitteds | None:
     emitted = []
     for view, place in zip(views, call.made, strict=True):
         made = call.of(place)
-        if view.shape != made.shape or not same_order(made.shape, view.strides, made.strides):
+        if view.shape != made.shape or not made.same_order(view.strides):
             return None
         attrs = {"offset": view.offset, "shape": view.shape, "strides": view.strides}
         emitted.append(call.emit("view", [view.source], [place], **attrs))
@@ -147,17 +146,14 @@ class FoundView(NamedTuple):
 
 
 def find_views(
-    overload: OpOverload, inputs: Sequence[OperandMeta], attrs: Mapping[str, Any]
+    overload: OpOverload, inputs: Sequence[TensorMeta], attrs: Mapping[str, Any]
 ) -> list[FoundView] | None:
     """The operator's results as views, None where one of them is none.
 
     The operator runs on tensors without contents. A view has its input's dtype and values: a
     conjugate or negative seen lazily is none.
     """
-    tensors = [
-        torch.empty_strided(shape, strides, dtype=torch_dtype(dtype), device="meta")
-        for shape, dtype, strides in inputs
-    ]
+    tensors = [meta.empty() for meta in inputs]
     try:
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             args, kwargs = join_call(overload, tensors, dict(attrs), "meta")

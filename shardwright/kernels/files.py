@@ -31,7 +31,7 @@ import msgspec
 from msgspec import Struct
 
 from shardwright.errors import ExecError, GraphError
-from shardwright.ir.tensor_meta import DTYPES, itemsize
+from shardwright.ir.tensor_meta import DTYPES, TensorMeta, itemsize, overlaps
 from shardwright.ir.values import Role
 from shardwright.kernels.kinds import BY_ID, kind_of
 from shardwright.kernels.lowered import (
@@ -42,10 +42,10 @@ from shardwright.kernels.lowered import (
     ValueSpec,
     find_bases,
 )
-from shardwright.kernels.row import ABSENT, COUNTED, KernelCall, KernelRow, MadeMeta, OperandMeta
-from shardwright.kernels.strides import extent, overlaps
+from shardwright.kernels.row import ABSENT, COUNTED, KernelCall, KernelRow, like
+from shardwright.kernels.strides import extent
 
-Operands = tuple[OperandMeta | None, ...]
+Operands = tuple[TensorMeta | None, ...]
 
 
 class _Value(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -237,8 +237,8 @@ def check_calls(graph: LoweredGraph) -> None:
     view. Equal calls, by kind, attributes and operands, are checked once.
     """
     bases = find_bases(graph.values, graph.ops)
-    operands: dict[int, OperandMeta | None] = {
-        vid: OperandMeta(view.shape, graph.values[vid].dtype, view.strides)
+    operands: dict[int, TensorMeta | None] = {
+        vid: TensorMeta(view.shape, graph.values[vid].dtype, view.strides)
         for vid, view in bases.items()
     }
     operands[ABSENT] = None
@@ -264,16 +264,16 @@ def check_call(kind_id: int, schema: int, blob: bytes, inputs: Operands, outputs
     for k, (said, makes) in enumerate(zip(outputs, kind.makes(call), strict=True)):
         if said is None:
             continue
-        if said[:2] not in makes:
+        if like(said) not in makes:
             wanted = " or ".join(map(str, makes)) or "no such output"
             raise ExecError(
                 f"{_name(kind, k)} is {said}, but the call makes {wanted}; lower the pipeline "
                 "again, or write what the call makes"
             )
-        if overlaps(said.shape, said.strides):
+        if overlaps(said.shape, said.full_strides):
             raise ExecError(
-                f"{_name(kind, k)} is {said} with strides {list(said.strides)}, so that elements "
-                "lie on one another; expected strides that keep them apart"
+                f"{_name(kind, k)} is {said} with strides {list(said.full_strides)}, so that "
+                "elements lie on one another; expected strides that keep them apart"
             )
 
 
@@ -293,7 +293,7 @@ def _check_view(graph: LoweredGraph, op: LoweredOp, bases: Mapping[int, BaseView
         raise ExecError(
             f"{op.where}: a view of shape {list(view.shape)} and strides {list(view.strides)} "
             f"from element {view.offset}, of {source.dtype}, as "
-            f"{MadeMeta(made.shape, made.dtype)}, does not lie in value {view.base}, {base.dtype}"
+            f"{TensorMeta(made.shape, made.dtype)}, does not lie in value {view.base}, {base.dtype}"
             f"{list(base.shape)}; a view has the shape and dtype that its value says, and lies "
             "inside what it views"
         )

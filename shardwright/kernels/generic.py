@@ -30,7 +30,6 @@ from shardwright.kernels.row import (
     Closure,
     KernelCall,
     KernelRow,
-    MadeMeta,
     Makes,
     Tensors,
     attributes,
@@ -75,7 +74,7 @@ def _makes(call: KernelCall) -> Makes:
         f"{op} has {len(call.outputs)} outputs",
         f"{len(made)}, as many as it returns",
     )
-    return [[] if t is None else [MadeMeta(tuple(t.shape), dtype_name(t.dtype))] for t in made]
+    return [[] if t is None else [TensorMeta(tuple(t.shape), dtype_name(t.dtype))] for t in made]
 
 
 def _is_input(item: object) -> bool:

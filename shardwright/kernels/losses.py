@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from shardwright.ir.tensor_meta import TensorMeta
 from shardwright.kernels.node_call import Emission, Emitter, NodeCall
 from shardwright.kernels.normalization import softmax_backward_torch, softmax_torch
 from shardwright.kernels.row import (
@@ -11,9 +12,7 @@ from shardwright.kernels.row import (
     Closure,
     KernelCall,
     KernelRow,
-    MadeMeta,
     Makes,
-    OperandMeta,
     Tensors,
     attributes,
     broadcast,
@@ -35,14 +34,14 @@ def _classes(call: KernelCall, scores: str) -> tuple[tuple[int, ...], str]:
     rows, classes = call.shape_of(scores, 2)
     need(classes > 0, f"{scores} is {call[scores]}", "one class at least")
     target = call["target"]
-    need(target[:2] == ((rows,), "i64"), f"target is {target}", f"i64[{rows}]")
+    need(like(target) == TensorMeta((rows,), "i64"), f"target is {target}", f"i64[{rows}]")
     call.need_shape((classes,), "w")
     return () if call.number("reduction", 0, 3) else (rows,), dtype
 
 
 def _cross_entropy_makes(call: KernelCall) -> Makes:
     shape, dtype = _classes(call, "x")
-    return [[MadeMeta(shape, dtype)], [MadeMeta((), dtype)], [like(call["x"])]]
+    return [[TensorMeta(shape, dtype)], [TensorMeta((), dtype)], [like(call["x"])]]
 
 
 def _cross_entropy_backward_makes(call: KernelCall) -> Makes:
@@ -91,7 +90,7 @@ def _cross_entropy_backward_torch(attrs: Attrs, ins: Tensors, outs: Tensors) -> 
 def _mse_makes(call: KernelCall) -> Makes:
     dtype, a = call.float_dtype(), call["a"]
     call.need_shape(a.shape, "b")
-    return [[MadeMeta(() if call.number("reduction", 0, 3) else a.shape, dtype)]]
+    return [[TensorMeta(() if call.number("reduction", 0, 3) else a.shape, dtype)]]
 
 
 def _mse_backward_makes(call: KernelCall) -> Makes:
@@ -126,7 +125,7 @@ def _mse_backward_torch(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
 # --- embeddings ----------------------------------------------------------------------------------
 
 
-def _index(call: KernelCall) -> OperandMeta:
+def _index(call: KernelCall) -> TensorMeta:
     index = call["index"]
     need(index.dtype in ("i64", "i32"), f"index is {index}", "i64 or i32")
     return index
@@ -136,7 +135,7 @@ def _embedding_makes(call: KernelCall) -> Makes:
     rows, depth = call.shape_of("w", 2)
     index = _index(call)
     need(rows > 0 or 0 in index.shape, f"w is {call['w']} and index is {index}", "a row to take")
-    return [[MadeMeta((*index.shape, depth), call["w"].dtype)]]
+    return [[TensorMeta((*index.shape, depth), call["w"].dtype)]]
 
 
 def _embedding_backward_makes(call: KernelCall) -> Makes:
@@ -145,7 +144,7 @@ def _embedding_backward_makes(call: KernelCall) -> Makes:
     call.need_shape((*index.shape, said.shape[1]), "dy")
     rows, padding = said.shape[0], call.attrs["padding"]
     need(padding < rows, f"padding={padding} of dw {said}", "one of its rows, or -1 for none")
-    return [[MadeMeta(said.shape, dtype)]]
+    return [[TensorMeta(said.shape, dtype)]]
 
 
 def _embedding(call: NodeCall) -> Emission:

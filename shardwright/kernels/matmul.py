@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from shardwright.ir.tensor_meta import TensorMeta
 from shardwright.kernels.node_call import Emission, NodeCall, is_number
 from shardwright.kernels.operators import gemm
 from shardwright.kernels.row import (
@@ -14,7 +15,6 @@ from shardwright.kernels.row import (
     Closure,
     KernelCall,
     KernelRow,
-    MadeMeta,
     Makes,
     Tensors,
     attributes,
@@ -41,7 +41,7 @@ def _gemm_makes(call: KernelCall) -> Makes:
     need(k == inner, f"a is {a} and b is {call['b']}", "as many columns of a as rows of b")
     call.need_shape((n,), "bias")
     call.need_shape((*leading, n), "residual")
-    return [[MadeMeta((*leading, n), dtype)]]
+    return [[TensorMeta((*leading, n), dtype)]]
 
 
 def _bmm_makes(call: KernelCall) -> Makes:
@@ -51,7 +51,7 @@ def _bmm_makes(call: KernelCall) -> Makes:
         f"a is {call['a']} and b is {call['b']}",
         "as many matrices, and as many columns of a's as rows of b's",
     )
-    return [[MadeMeta((*a[:2], b[2]), dtype)]]
+    return [[TensorMeta((*a[:2], b[2]), dtype)]]
 
 
 # --- from operators ------------------------------------------------------------------------------

@@ -6,23 +6,20 @@ import math
 
 import torch
 
-from shardwright.ir.tensor_meta import contiguous_strides
+from shardwright.ir.tensor_meta import COMPLEX, TensorMeta
 from shardwright.ir.values import Emitted
 from shardwright.kernels.node_call import Emission, Emitter, NodeCall, is_number
 from shardwright.kernels.row import (
-    COMPLEX,
     Attrs,
     Closure,
     KernelCall,
     KernelRow,
-    MadeMeta,
     Makes,
     Tensors,
     attributes,
     need,
     present,
 )
-from shardwright.kernels.strides import same_order
 
 # --- what calls make; a copy's strides and dtype are the output's, to which x broadcasts ----------
 
@@ -59,7 +56,7 @@ def _concat_makes(call: KernelCall) -> Makes:
         f"tensors alike in all but the length of dimension {dim}",
     )
     joined = sum(x.shape[dim] for x in tensors)
-    return [[MadeMeta((*first.shape[:dim], joined, *first.shape[dim + 1 :]), first.dtype)]]
+    return [[TensorMeta((*first.shape[:dim], joined, *first.shape[dim + 1 :]), first.dtype)]]
 
 
 # --- from operators ------------------------------------------------------------------------------
@@ -68,9 +65,9 @@ def _concat_makes(call: KernelCall) -> Makes:
 def identity(call: NodeCall, old: int, new: int) -> Emitted:
     """A value under another name: no value of a graph is ever written to."""
     x = call.of(old)
-    if not same_order(x.shape, x.strides, call.of(new).strides):
+    if not x.same_order(call.of(new).full_strides):
         return call.emit("copy", [old], [new])
-    return call.emit("view", [old], [new], offset=0, shape=x.shape, strides=x.strides)
+    return call.emit("view", [old], [new], offset=0, shape=x.shape, strides=x.full_strides)
 
 
 def _copy(call: NodeCall) -> Emission:
@@ -86,11 +83,14 @@ def _copy(call: NodeCall) -> Emission:
 def _reshape(call: NodeCall) -> Emission:
     """A copy in order, seen in another shape."""
     x, made = call.of(0), call.of(call.made[0])
-    if made.strides != contiguous_strides(made.shape):
+    if made.strides is not None:
         return None
     copied = call.temp(x.shape, x.dtype)
     copy = call.emit("copy", [0], [copied])
-    return [copy, call.emit("view", [copied], offset=0, shape=made.shape, strides=made.strides)]
+    return [
+        copy,
+        call.emit("view", [copied], offset=0, shape=made.shape, strides=made.full_strides),
+    ]
 
 
 def _fill(value: float | None = None, name: str = "fill_value") -> Emitter:
@@ -115,7 +115,8 @@ def _stack(call: NodeCall) -> Emission:
     for place in tensors:
         x = call.of(place)
         shape = (*x.shape[:dim], 1, *x.shape[dim:])
-        strides = (*x.strides[:dim], math.prod(x.shape[dim:]), *x.strides[dim:])
+        steps = x.full_strides
+        strides = (*steps[:dim], math.prod(x.shape[dim:]), *steps[dim:])
         views.append(call.temp(shape, x.dtype))
         emitted.append(
             call.emit("view", [place], views[-1:], offset=0, shape=shape, strides=strides)

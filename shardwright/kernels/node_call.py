@@ -11,9 +11,9 @@ from typing import Any
 
 from shardwright.ir import IRGraph, IRNode, resolve
 from shardwright.ir.operators import join_call, signature
-from shardwright.ir.tensor_meta import TensorMeta, contiguous_strides
+from shardwright.ir.tensor_meta import TensorMeta
 from shardwright.ir.values import SLOT, Emitted
-from shardwright.kernels.row import ABSENT, KernelRow, OperandMeta
+from shardwright.kernels.row import ABSENT, KernelRow
 from shardwright.torch_internals import OpOverload
 
 
@@ -35,7 +35,7 @@ class NodeCall:
         self.overload: OpOverload = resolve(node.op)
         self.attrs = node.attrs
         self.absent = node.absent
-        self.operands = [_meta(graph, value_id) for value_id in (*node.inputs, *node.outputs)]
+        self.operands = [graph.values[k].meta for k in (*node.inputs, *node.outputs)]
         self.n_inputs = len(node.inputs)
         self._kinds = kinds
         self._live = [live is None or value_id in live for value_id in node.outputs]
@@ -70,14 +70,14 @@ class NodeCall:
             for place in self.results
         ]
 
-    def of(self, place: int) -> OperandMeta:
+    def of(self, place: int) -> TensorMeta:
         """What is known of an operand."""
         return self.operands[place]
 
     def temp(self, shape: Sequence[int], dtype: str) -> OperandPlace:
         """A contiguous tensor between this node's calls; the next `emit` is to make it."""
         self._temps.append(TensorMeta(tuple(shape), dtype))
-        self.operands.append(OperandMeta(tuple(shape), dtype, contiguous_strides(shape)))
+        self.operands.append(self._temps[-1])
         return OperandPlace(len(self.operands) - 1)
 
     def emit(
@@ -98,11 +98,6 @@ class NodeCall:
         temps = tuple(self._temps[place - first] for place in made if place >= first)
         places = tuple(ABSENT if place is None else int(place) for place in inputs)
         return Emitted(row.id, schema, blob, places, tuple(map(int, made)), temps)
-
-
-def _meta(graph: IRGraph, value_id: int) -> OperandMeta:
-    value = graph.values[value_id]
-    return OperandMeta(value.shape, value.dtype, value.strides or contiguous_strides(value.shape))
 
 
 Emission = Sequence[Emitted] | Emitted | None

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from shardwright.ir.tensor_meta import TensorMeta
 from shardwright.kernels.node_call import Emission, Emitter, NodeCall
 from shardwright.kernels.row import (
     ABSENT,
@@ -15,7 +16,6 @@ from shardwright.kernels.row import (
     Closure,
     KernelCall,
     KernelRow,
-    MadeMeta,
     Makes,
     Tensors,
     attributes,
@@ -40,7 +40,7 @@ def _sum_makes(call: KernelCall) -> Makes:
     )
     kept = tuple(1 if dim in dims else size for dim, size in enumerate(x.shape))
     left_out = tuple(size for dim, size in enumerate(x.shape) if dim not in dims)
-    return [[MadeMeta(left_out, dtype), MadeMeta(kept, dtype)]]
+    return [[TensorMeta(left_out, dtype), TensorMeta(kept, dtype)]]
 
 
 def _sum(call: NodeCall, *, mean: bool = False) -> Emission:
@@ -143,7 +143,7 @@ def _rows(call: KernelCall) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def _layer_norm_makes(call: KernelCall) -> Makes:
     dtype = call.float_dtype()
     shape, _ = _rows(call)
-    statistics = [MadeMeta(shape, found) for found in dict.fromkeys((dtype, "f32"))]
+    statistics = [TensorMeta(shape, found) for found in dict.fromkeys((dtype, "f32"))]
     return [[like(call["x"])], statistics, statistics]
 
 
@@ -152,7 +152,7 @@ def _layer_norm_backward_makes(call: KernelCall) -> Makes:
     statistics, row = _rows(call)
     call.need_shape(x.shape, "dy")
     call.need_shape(statistics, "mean", "rstd")
-    made = [[MadeMeta(row, dtype)] if call.get(name) is not None else [] for name in ("w", "b")]
+    made = [[TensorMeta(row, dtype)] if call.get(name) is not None else [] for name in ("w", "b")]
     return [[like(x)], *made]
 
 
@@ -212,7 +212,7 @@ def _batch_norm_makes(call: KernelCall) -> Makes:
     shape = _channels(call, "w", "b", "running_mean", "running_var")
     renewed = _are_given(call, "running_mean", "running_var")
     need(training or renewed, "no running statistics", "those that an evaluation reads")
-    statistics = [MadeMeta(shape, dtype)]
+    statistics = [TensorMeta(shape, dtype)]
     saved, new = statistics if training else [], statistics if training and renewed else []
     return [[like(call["x"])], saved, saved, new, new]
 
@@ -226,7 +226,7 @@ def _batch_norm_backward_makes(call: KernelCall) -> Makes:
     needed_ones = "the batch's statistics" if training else "running statistics"
     found = saved if training else running
     need(found, f"no {needed_ones}", f"those with training={int(training)}")
-    statistics = [MadeMeta(shape, dtype)]
+    statistics = [TensorMeta(shape, dtype)]
     return [[like(x)], statistics, statistics]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from shardwright.ir.overloads import callable_of
+from shardwright.ir.tensor_meta import TensorMeta
 from shardwright.ir.values import Emitted
 from shardwright.kernels.memory import identity
 from shardwright.kernels.node_call import Emission, Emitter, NodeCall, is_number
@@ -25,7 +26,6 @@ from shardwright.kernels.row import (
     KernelCall,
     KernelRow,
     Makes,
-    OperandMeta,
     Tensors,
     TorchKernel,
     attributes,
@@ -65,7 +65,7 @@ def _updated(call: KernelCall, wanted: Mapping[str, bool]) -> Makes:
     return _renewed(call, [old for place in kind.written for old in lists[names[place]]])
 
 
-def _renewed(call: KernelCall, olds: Sequence[OperandMeta | None]) -> Makes:
+def _renewed(call: KernelCall, olds: Sequence[TensorMeta | None]) -> Makes:
     """What these operands become: there is an output for each."""
     for k, (old, new) in enumerate(zip(olds, call.outputs, strict=True)):
         need(old is None or new is not None, f"output {k} is absent", f"what {old} becomes")
@@ -73,16 +73,16 @@ def _renewed(call: KernelCall, olds: Sequence[OperandMeta | None]) -> Makes:
 
 
 def _check_state(
-    name: str, found: OperandMeta | None, parameter: OperandMeta | None, wanted: bool
+    name: str, found: TensorMeta | None, parameter: TensorMeta | None, wanted: bool
 ) -> None:
     """A gradient, or a state, is there where it is wanted, and is of the parameter's shape."""
     need((found is not None) == wanted, f"{name} is {found}", "a tensor" if wanted else "none")
     if found is not None and parameter is not None:
-        alike = found[:2] == parameter[:2] and found.dtype in FLOATS
+        alike = like(found) == like(parameter) and found.dtype in FLOATS
         need(alike, f"{name} is {found}", f"floats as the parameter, {parameter}")
 
 
-def _check_number(name: str, found: OperandMeta | None) -> None:
+def _check_number(name: str, found: TensorMeta | None) -> None:
     fits = found is not None and found.dtype in FLOATS and math.prod(found.shape) == 1
     need(fits, f"{name} is {found}", "one floating-point number")
 

@@ -8,16 +8,15 @@ from typing import Any
 import torch
 
 from shardwright.ir.dropout import dropout
-from shardwright.ir.tensor_meta import torch_dtype
+from shardwright.ir.tensor_meta import COMPLEX, TensorMeta, torch_dtype
 from shardwright.kernels.chains import evaluate, parse_chain
 from shardwright.kernels.node_call import Emission, NodeCall, is_number, is_tensor
 from shardwright.kernels.row import (
-    COMPLEX,
+    FLOATS,
     Attrs,
     Closure,
     KernelCall,
     KernelRow,
-    MadeMeta,
     Makes,
     Tensors,
     attributes,
@@ -43,7 +42,7 @@ def _add_makes(call: KernelCall) -> Makes:
     if dtype == "bool":
         need(alpha == 1, f"alpha={alpha} of bool", "1")
     call.need_fits("alpha", dtype)
-    return [[MadeMeta(broadcast(a, b), dtype)]]
+    return [[TensorMeta(broadcast(a, b), dtype)]]
 
 
 def _bias_add_makes(call: KernelCall) -> Makes:
@@ -65,7 +64,7 @@ def _relu_backward_makes(call: KernelCall) -> Makes:
     dtype = promoted(dy, x)
     need(dtype not in ("bool", *COMPLEX), f"it reads {dy}, {x}", "real numbers")
     call.need_fits("threshold", dtype)
-    return [[MadeMeta(broadcast(dy, x), dtype)]]
+    return [[TensorMeta(broadcast(dy, x), dtype)]]
 
 
 def _chain_makes(call: KernelCall) -> Makes:
@@ -80,7 +79,7 @@ def _chain_makes(call: KernelCall) -> Makes:
     dtypes = {item.dtype for item in inputs} | {item.dtype for item in said}
     need(not dtypes.intersection(COMPLEX), f"'{chain}' of {sorted(dtypes)}", "real numbers")
     shape = broadcast(*inputs)
-    return [[MadeMeta(shape, item.dtype)] for item in said]
+    return [[TensorMeta(shape, item.dtype)] for item in said]
 
 
 def _dropout_makes(call: KernelCall) -> Makes:
@@ -109,7 +108,7 @@ def _add(call: NodeCall) -> Emission:
         return None
     left, right, made = call.of(a), call.of(b), call.of(call.made[0])
     is_bias = len(right.shape) == 1 and len(left.shape) > 1 and right.shape[0] == left.shape[-1]
-    alike = left.dtype == right.dtype and left.is_float
+    alike = left.dtype == right.dtype and left.dtype in FLOATS
     if is_bias and alike and alpha == 1 and made.shape == left.shape:
         return call.emit("bias_add", [a, b])
     return call.emit("add", [a, b], alpha=float(alpha))

@@ -24,12 +24,12 @@ import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from shardwright.errors import ExecError
-from shardwright.ir.tensor_meta import dtype_name, torch_dtype
+from shardwright.ir.tensor_meta import TensorMeta, dtype_name, torch_dtype
 
 if TYPE_CHECKING:
     from shardwright.kernels.node_call import Emitter
@@ -38,7 +38,6 @@ ABSENT = -1
 """Stands for an optional operand that is not there."""
 FLOATS = ("f64", "f32", "f16", "bf16")
 """The dtypes that kernels compute floating-point numbers in."""
-COMPLEX = ("c64", "c128")
 COUNTED = 2**63
 """Below this, 64 bits with a sign count what there is."""
 ACTIVATIONS = ("none", "relu", "gelu", "gelu_tanh", "silu", "tanh", "sigmoid")
@@ -156,7 +155,7 @@ class KernelRow:
     name: str
     operands: str
     torch: TorchKernel
-    makes: Callable[[KernelCall], Sequence[Sequence[MadeMeta]]] | None
+    makes: Callable[[KernelCall], Sequence[Sequence[TensorMeta]]] | None
     from_aten: Mapping[str, Emitter] = field(default_factory=dict)
     schemas: Mapping[int, AttrSchema] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -270,33 +269,7 @@ def _operand_names(operands: str) -> tuple[list[str], list[str]]:
 # --- calls, as rules see them --------------------------------------------------------------------
 
 
-class OperandMeta(NamedTuple):
-    """A tensor as it lies; strides in elements."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    strides: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"{self.dtype}{list(self.shape)}"
-
-    @property
-    def is_float(self) -> bool:
-        """Whether it holds real floating-point numbers."""
-        return torch_dtype(self.dtype).is_floating_point
-
-
-class MadeMeta(NamedTuple):
-    """A tensor that a call makes."""
-
-    shape: tuple[int, ...]
-    dtype: str
-
-    def __str__(self) -> str:
-        return f"{self.dtype}{list(self.shape)}"
-
-
-Makes = Sequence[Sequence[MadeMeta]]
+Makes = Sequence[Sequence[TensorMeta]]
 """For each output what it may be; nothing where the call makes none."""
 
 
@@ -309,27 +282,27 @@ class KernelCall:
 
     kind: KernelRow
     attrs: Mapping[str, Any]
-    inputs: tuple[OperandMeta | None, ...]
-    outputs: tuple[OperandMeta | None, ...]
+    inputs: tuple[TensorMeta | None, ...]
+    outputs: tuple[TensorMeta | None, ...]
 
-    def get(self, name: str) -> OperandMeta | None:
+    def get(self, name: str) -> TensorMeta | None:
         """An input by its name in the row; None too where the kind has no such input."""
         names = [given.rstrip("?") for given in self.kind.names(0)]
         return self.inputs[names.index(name)] if name in names else None
 
-    def __getitem__(self, name: str) -> OperandMeta:
+    def __getitem__(self, name: str) -> TensorMeta:
         """An input that the kind needs."""
         found = self.get(name)
         assert found is not None, "a call has the operands that its kind needs"
         return found
 
     @property
-    def present(self) -> list[OperandMeta]:
+    def present(self) -> list[TensorMeta]:
         """The inputs that are there."""
         return [operand for operand in self.inputs if operand is not None]
 
     @property
-    def said(self) -> MadeMeta:
+    def said(self) -> TensorMeta:
         """The first output as the graph has it, of a kind that makes what it is told to."""
         found = self.outputs[0]
         assert found is not None, "a call has the operands that its kind needs"
@@ -392,12 +365,12 @@ def need(holds: bool, found: str, expected: str) -> None:
         raise ExecError(f"{found}; expected {expected}")
 
 
-def like(operand: OperandMeta) -> MadeMeta:
+def like(operand: TensorMeta) -> TensorMeta:
     """An output of an operand's shape and dtype."""
-    return MadeMeta(operand.shape, operand.dtype)
+    return TensorMeta(operand.shape, operand.dtype)
 
 
-def broadcast(*operands: OperandMeta) -> tuple[int, ...]:
+def broadcast(*operands: TensorMeta) -> tuple[int, ...]:
     """The shape that operands have together. Raises ExecError."""
     try:
         return tuple(torch.broadcast_shapes(*(operand.shape for operand in operands)))
@@ -406,7 +379,7 @@ def broadcast(*operands: OperandMeta) -> tuple[int, ...]:
         raise ExecError(f"it reads {found}; expected shapes that broadcast together") from None
 
 
-def promoted(*operands: OperandMeta) -> str:
+def promoted(*operands: TensorMeta) -> str:
     """The dtype that torch computes two operands in. Raises ExecError."""
     need(
         not any(operand.dtype == "f8" for operand in operands),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from shardwright.ir.tensor_meta import contiguous_strides
+from shardwright.ir.tensor_meta import is_dense
 
 Strides = Sequence[int]
 
@@ -20,17 +20,6 @@ def extent(shape: Sequence[int], strides: Strides) -> int:
     if math.prod(shape) == 0:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-
-
-def overlaps(shape: Sequence[int], strides: Strides) -> bool:
-    """Whether elements lie on one another: a stride does not step over what smaller ones reach."""
-    reach = 0
-    for stride, size in sorted(zip(strides, shape, strict=True)):
-        if size > 1:
-            if stride <= reach:
-                return True
-            reach += (size - 1) * stride
-    return False
 
 
 def same_order(shape: Sequence[int], a: Strides, b: Strides) -> bool:
@@ -56,21 +45,6 @@ def result_strides(shape: Sequence[int], inputs: Sequence[Shaped]) -> tuple[int,
         strides[dim] = step
         step *= max(shape[dim], 1)
     return tuple(strides)
-
-
-def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether the elements fill one block of memory, each place once."""
-    expected = 1
-    for stride, size in sorted(zip(strides, shape, strict=True)):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size if size != 1 else 1
-    return True
-
-
-def strides_of(shape: Sequence[int], strides: Sequence[int] | None) -> tuple[int, ...]:
-    """A value's strides, written out."""
-    return contiguous_strides(shape) if strides is None else tuple(strides)
 
 
 def _broadcast_strides(shape: Sequence[int], given: Shaped) -> list[int]:

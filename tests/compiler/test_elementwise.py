@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.kernels.strides import is_dense, result_strides
+from shardwright.ir.tensor_meta import is_dense
+from shardwright.kernels.strides import result_strides
 
 
 @st.composite

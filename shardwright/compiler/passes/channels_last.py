@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 import torch
 
-from shardwright.compiler.passes.rewriter import Rewriter, same_layout, strides_of
+from shardwright.compiler.passes.rewriter import Rewriter, same_layout
 from shardwright.errors import GraphError
 from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.operators import is_marker, resolve
@@ -236,7 +236,7 @@ class _Pass:
 
     def _stand(self, old: int, new: int) -> None:
         """The result's value ``new`` holds the source's ``old``."""
-        if strides_of(self.graph.values[old]) == strides_of(self._value(new)):
+        if self.graph.values[old].meta.full_strides == self._value(new).meta.full_strides:
             self.rewriter.replace(old, new)
         else:
             self.moved[old] = new
@@ -288,13 +288,13 @@ class _Pass:
         if value_id not in self.own:
             value = self.graph.values[value_id]
             self.own[value_id] = made = self._ordered_copy(value, self.moved[value_id], node)
-            if strides_of(value) == strides_of(self._value(made)):
+            if value.meta.full_strides == self._value(made).meta.full_strides:
                 self.rewriter.replace(value_id, made)
         return self.own[value_id]
 
     def _ordered_copy(self, like: IRValue, now: int, node: IRNode) -> int:
         """A copy whose dimensions lie in memory in the order of ``like``'s."""
-        steps = strides_of(like)
+        steps = like.meta.full_strides
         order = sorted(range(len(steps)), key=lambda dim: (-steps[dim], dim))
         contiguous = {"memory_format": torch.contiguous_format}
         if order == list(range(len(order))):
@@ -318,7 +318,7 @@ def _is_last(value: IRValue) -> bool:
     """Whether a value's channels lie last; a single one has to say so by its stride."""
     if len(value.shape) != 4 or value.numel == 0:
         return False
-    steps, expected = strides_of(value), 1
+    steps, expected = value.meta.full_strides, 1
     for dim in (1, 3, 2, 0):
         says = value.shape[dim] > 1 or (dim == 1 and value.shape[2:] != (1, 1))
         if says and steps[dim] != expected:

@@ -5,20 +5,23 @@
     with_backward               what it was given
     stack                       cat of unsqueezed
     sum of another dtype        a cast and a sum
-    what torch composes         what torch composes it of (`composites`)
+    what torch composes         torch's own decomposition (`Composites`)
 
-Comes in: any graph. Goes out: one that makes the same, whose values that others read have the
-layouts that they had. What has no rule stays as it is, and so does a call on which a rule's result
-would lie in memory in another way.
+What has no rule stays as it is, and so does a call on which a rule's result would be in memory in
+another way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
-from shardwright.compiler.passes.composites import Composites
+import torch
+
+from shardwright.autodiff.record import Kind, record
+from shardwright.autodiff.simplify import simplify
 from shardwright.compiler.passes.rewriter import (
     Rewriter,
     Tensor,
@@ -28,9 +31,11 @@ from shardwright.compiler.passes.rewriter import (
 )
 from shardwright.ir import WITH_BACKWARD, IRGraph, IRNode, IRValue
 from shardwright.ir.inference import Inference
+from shardwright.ir.operators import flatten_results, is_marker, join_call, resolve
 from shardwright.ir.tensor_meta import dtype_name
 from shardwright.ir.values import Input
 from shardwright.kernels.operators import GEMM
+from shardwright.torch_internals import FakeTensorMode, is_composite
 
 Results = list[int | None]
 FLOATS = ("f32", "f64", "f16", "bf16")
@@ -328,3 +333,74 @@ RULES: Mapping[str, Rule] = {
     WITH_BACKWARD: _with_backward,
 }
 """By the operator's full name; a rule that gives None leaves the call as it is."""
+
+
+# --- what torch composes --------------------------------------------------------------------------
+
+
+_CHOOSING = ("aten.scaled_dot_product_attention.default",)
+"""Operators that are no kernels, but choose one by device and operands, and prepare its mask.
+
+What they choose on a GPU only the machine that runs it knows: there they stay one call.
+"""
+
+LARGEST = 64
+"""Nodes: an operator that comes apart into more (an LSTM, step by step) stays one call."""
+
+
+class Template(NamedTuple):
+    """Nodes whose inputs are the call's, and the values that are its results."""
+
+    graph: IRGraph
+    results: list[int | None]
+
+
+class Composites:
+    """Recorded templates, each once; ``device_kind`` is whose kernels are asked for.
+
+    Those of another kind than the CPU are asked of torch's ``meta`` device: what a graph comes
+    apart into depends on the kind, and not on the machine where that is done.
+    """
+
+    def __init__(self, device_kind: str = "cpu") -> None:
+        self._device = device_kind if device_kind == "cpu" else "meta"
+        self._mode = FakeTensorMode()
+        self._known: dict[object, Template | None] = {}
+
+    def of(self, op: str, inputs: Sequence[IRValue], attrs: Mapping[str, Any]) -> Template | None:
+        """What a call comes apart into."""
+        if not is_composed(op) or attrs.get("dropout_p"):
+            return None
+        if op in _CHOOSING and self._device != "cpu":
+            return None
+        kinds = tuple(Kind.of(value) for value in inputs)
+        key = (op, kinds, repr(attrs))
+        if key not in self._known:
+            self._known[key] = self._record(op, kinds, dict(attrs))
+        return self._known[key]
+
+    def _record(self, op: str, kinds: Sequence[Kind], attrs: dict[str, Any]) -> Template | None:
+        overload = resolve(op)
+
+        def run(tensors: list[torch.Tensor]) -> list[torch.Tensor | None]:
+            args, kwargs = join_call(overload, tensors, attrs, torch.device(self._device))
+            return flatten_results(overload(*args, **kwargs))
+
+        try:
+            with torch.no_grad():
+                recorded = record(run, kinds, self._mode, self._device)
+        except Exception:  # whatever the reason is that torch cannot trace it: it stays one call
+            return None
+        graph = recorded.builder.graph
+        results = simplify(graph, recorded.results)
+        unchanged = any(node.op == op for node in graph.nodes)
+        return None if unchanged or len(graph.nodes) > LARGEST else Template(graph, results)
+
+
+@cache
+def is_composed(op: str) -> bool:
+    """Whether torch runs the operator as others, whatever the device, and draws nothing."""
+    if is_marker(op) or op in _CHOOSING:
+        return op in _CHOOSING
+    overload = resolve(op)
+    return is_composite(overload) and torch.Tag.nondeterministic_seeded not in overload.tags

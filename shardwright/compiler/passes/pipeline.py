@@ -19,18 +19,16 @@ from __future__ import annotations
 import torch
 
 from shardwright.compiler.passes.channels_last import channels_last
-from shardwright.compiler.passes.composites import Composites
-from shardwright.compiler.passes.dead_code import remove_dead_code
-from shardwright.compiler.passes.decompose import decompose
-from shardwright.compiler.passes.fold import fold_constants
+from shardwright.compiler.passes.decompose import Composites, decompose
+from shardwright.compiler.passes.epilogue import fuse_convolutions, fuse_gemms
 from shardwright.compiler.passes.fold_norms import fold_norms
-from shardwright.compiler.passes.fuse_convs import fuse_convs
-from shardwright.compiler.passes.fuse_elementwise import fuse_elementwise
-from shardwright.compiler.passes.fuse_gemm import fuse_gemm
 from shardwright.compiler.passes.losses import fuse_losses, mean_losses
-from shardwright.compiler.passes.subexpressions import (
+from shardwright.compiler.passes.pointwise import fuse_pointwise
+from shardwright.compiler.passes.simplify import (
+    fold_constants,
     merge_common_subexpressions,
     order_concatenations,
+    remove_dead_code,
 )
 from shardwright.ir import IRGraph
 from shardwright.ir.graph import without_collection
@@ -66,10 +64,10 @@ def prepare(
         graph = fold_norms(graph)
     graph = merge_common_subexpressions(decompose(graph, composites=composites, known=known))
     if inference:
-        graph = fuse_convs(channels_last(graph))
+        graph = fuse_convolutions(channels_last(graph))
     if constants:
         graph = fold_constants(graph, inference=inference, device=device)
     graph = mean_losses(fuse_losses(graph))
     graph = order_concatenations(graph, known)
-    graph = fuse_gemm(graph)
-    return remove_dead_code(fuse_elementwise(graph) if chains else graph)
+    graph = fuse_gemms(graph)
+    return remove_dead_code(fuse_pointwise(graph) if chains else graph)

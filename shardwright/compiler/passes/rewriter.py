@@ -19,7 +19,7 @@ from shardwright.errors import GraphError
 from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.inference import Inference
 from shardwright.ir.operators import named_arguments, resolve, signature
-from shardwright.ir.tensor_meta import contiguous_strides, dtype_name
+from shardwright.ir.tensor_meta import dtype_name
 from shardwright.tracing.dead_code import live_values
 
 
@@ -186,25 +186,10 @@ def _prune(graph: IRGraph) -> None:
 
 
 def same_layout(a: IRValue, b: IRValue) -> bool:
-    """Whether two values have one shape and dtype, and lie in memory alike."""
+    """Whether two values have one shape and dtype, and the same places in memory."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    return a.strides == b.strides or _sized(a) == _sized(b)
-
-
-def _sized(value: IRValue) -> list[tuple[int, int]]:
-    """Dimensions with more than one element, and their strides."""
-    from_strides = strides_of(value)
-    return [
-        (dim, stride)
-        for dim, (size, stride) in enumerate(zip(value.shape, from_strides, strict=True))
-        if size > 1
-    ]
-
-
-def strides_of(value: IRValue) -> tuple[int, ...]:
-    """The strides of a value, written out."""
-    return contiguous_strides(value.shape) if value.strides is None else value.strides
+    return a.strides == b.strides or a.meta.same_order(b.meta.full_strides)
 
 
 def bound(op: str, inputs: Sequence[int], attrs: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,11 +24,10 @@ from typing import Any, NamedTuple
 import torch
 
 from shardwright.errors import ExecError
-from shardwright.ir.tensor_meta import DTYPES
+from shardwright.ir.tensor_meta import DTYPES, overlaps
 from shardwright.kernels.kinds import BY_ID
 from shardwright.kernels.native.build import built_library
 from shardwright.kernels.row import ABSENT
-from shardwright.kernels.strides import overlaps
 
 MAX_DIMS = 8
 _STATIC = 1

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shardwright.compiler.passes.decompose import decompose
-from shardwright.compiler.passes.fuse_elementwise import LONGEST, fuse_elementwise
+from shardwright.compiler.passes.pointwise import LONGEST, fuse_pointwise
 from tests.compiler.passes.rewritten import captured, programs, rewritten
 
 X, Y = torch.randn(3, 4), torch.rand(3, 4) + 0.5
@@ -18,7 +18,7 @@ X, Y = torch.randn(3, 4), torch.rand(3, 4) + 0.5
 
 def fused(function: Callable[..., Any], *inputs: Tensor) -> list[str]:
     graph = decompose(captured(function, *inputs))
-    return programs(rewritten(graph, fuse_elementwise, inputs))
+    return programs(rewritten(graph, fuse_pointwise, inputs))
 
 
 def around(first: Callable[[Tensor], tuple[Tensor, ...]]) -> Callable[[Tensor], Tensor]:

@@ -12,9 +12,9 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.compiler.passes.channels_last import CONVOLUTIONS, channels_last
+from shardwright.compiler.passes.epilogue import fuse_convolutions
 from shardwright.compiler.passes.fold_norms import fold_norms
-from shardwright.compiler.passes.fuse_convs import fuse_convs
-from shardwright.compiler.passes.rewriter import same_layout, strides_of
+from shardwright.compiler.passes.rewriter import same_layout
 from shardwright.ir import Builder, IRGraph
 from shardwright.ir.tensor_meta import strides_or_none
 from shardwright.ir.validate import validate
@@ -30,7 +30,7 @@ def images(*shape: int) -> torch.Tensor:
 def laid_out(model: nn.Module, x: torch.Tensor, *, fuse: bool = True) -> IRGraph:
     """The graph after the passes; values, layouts and ends are held against the graph before."""
     before = sw.capture(evaluated(model), (x,))
-    graph = fuse_convs(fold_norms(before)) if fuse else before
+    graph = fuse_convolutions(fold_norms(before)) if fuse else before
     graph = channels_last(graph)
     validate(graph)
     expected, found = before.run(x), graph.run(x)
@@ -60,7 +60,7 @@ def lies_as_recorded(graph: IRGraph, x: torch.Tensor) -> None:
         for value_id in node.outputs:
             made = _until(graph, value_id).run(x)
             sized = [i for i, size in enumerate(made.shape) if size > 1]
-            recorded = strides_of(graph.values[value_id])
+            recorded = graph.values[value_id].meta.full_strides
             assert [made.stride(i) for i in sized] == [recorded[i] for i in sized], node.op
 
 
@@ -191,13 +191,13 @@ def test_copies_stand_at_borders_only(name: str) -> None:
     for node in graph.nodes:
         if node.op in CONVOLUTIONS:
             made = graph.values[node.outputs[0]]
-            assert strides_of(made)[1] == 1
+            assert made.meta.full_strides[1] == 1
 
 
 def test_every_convolution_but_the_first_reads_channels_last() -> None:
     graph = laid_out(*_case("residual blocks"))
     for node in [node for node in graph.nodes if node.op in CONVOLUTIONS][1:]:
-        assert strides_of(graph.values[node.inputs[0]])[1] == 1
+        assert graph.values[node.inputs[0]].meta.full_strides[1] == 1
 
 
 def _case(name: str) -> tuple[nn.Module, torch.Tensor]:

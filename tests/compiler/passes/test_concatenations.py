@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.compiler.passes.decompose import decompose
-from shardwright.compiler.passes.subexpressions import order_concatenations
+from shardwright.compiler.passes.simplify import order_concatenations
 from shardwright.ir import IRGraph
 from tests.compiler.passes.rewritten import captured, operators, rewritten
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from shardwright.compiler.passes.composites import Composites, is_composed
-from shardwright.compiler.passes.decompose import decompose
+from shardwright.compiler.passes.decompose import Composites, decompose, is_composed
 from shardwright.ir import Builder, IRGraph
 from tests.compiler.passes.rewritten import calls, captured, operators, rewritten
 from tests.rounding import BITS

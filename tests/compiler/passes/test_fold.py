@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from shardwright.compiler.passes.fold import fold_constants
+from shardwright.compiler.passes.simplify import fold_constants
 from shardwright.ir import Builder, IRGraph
 from tests.compiler.passes.rewritten import captured, operators, rewritten
 

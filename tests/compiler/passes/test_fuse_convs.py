@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.compiler.passes.fuse_convs import fuse_convs
+from shardwright.compiler.passes.epilogue import fuse_convolutions
 from shardwright.ir import IRGraph
 from shardwright.ir.validate import validate
 from shardwright.kernels.operators import CONV
@@ -35,7 +35,7 @@ def fused(model: nn.Module, dtype: torch.dtype = torch.float32) -> IRGraph:
     """The graph after the pass, whose result is that of the graph before, bit for bit."""
     x = torch.randn(2, 4, 8, 8, dtype=dtype, generator=torch.Generator().manual_seed(1))
     before = sw.capture(model.eval().requires_grad_(False).to(dtype), (x,))
-    after = fuse_convs(before)
+    after = fuse_convolutions(before)
     validate(after)
     torch.testing.assert_close(after.run(x), before.run(x), rtol=0, atol=0)
     return after
@@ -97,4 +97,4 @@ def test_an_output_between_is_still_made() -> None:
 
     x = torch.randn(1, 4, 5, 5)
     graph = sw.capture(Both().requires_grad_(False), (x,))
-    assert fuse_convs(graph) is graph
+    assert fuse_convolutions(graph) is graph

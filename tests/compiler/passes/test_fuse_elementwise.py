@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 import shardwright as sw
 from shardwright.compiler.passes.decompose import decompose
-from shardwright.compiler.passes.elementwise import ROWS
-from shardwright.compiler.passes.fuse_elementwise import LONGEST, WIDEST, fuse_elementwise
+from shardwright.compiler.passes.pointwise import LONGEST, WIDEST, fuse_pointwise
+from shardwright.compiler.passes.pointwise_rules import ROWS
 from shardwright.ir import Builder, IRGraph, IRValue, resolve
 from shardwright.kernels.operators import CHAIN
 from tests.compiler.passes.rewritten import captured, operators, programs, rewritten
@@ -25,7 +25,7 @@ X, Y, ROW = torch.randn(3, 4), torch.rand(3, 4) + 0.5, torch.randn(4)
 
 def fused(function: Callable[..., Any], *inputs: torch.Tensor, tolerance: float = 0.0) -> IRGraph:
     graph = decompose(captured(function, *inputs))
-    return rewritten(graph, fuse_elementwise, inputs, tolerance=tolerance)
+    return rewritten(graph, fuse_pointwise, inputs, tolerance=tolerance)
 
 
 CHAINS: dict[str, tuple[Callable[..., Any], str]] = {
@@ -215,7 +215,7 @@ def test_constants_of_no_dimension_are_literals() -> None:
     weight = builder.param("weight", torch.tensor(2.0))
     y = builder.call("aten.mul.Tensor", builder.call("aten.add.Tensor", x, half), weight)
     alone = builder.call("aten.exp.default", half)
-    after = rewritten(builder.finish([y, alone]), fuse_elementwise, [X])
+    after = rewritten(builder.finish([y, alone]), fuse_pointwise, [X])
     assert programs(after) == ["add x0 0.5; mul %0 x1 -> %1"]
     assert operators(after)[-1] == "exp"
 
@@ -254,7 +254,7 @@ def graphs(draw: st.DrawFn) -> tuple[IRGraph, list[torch.Tensor]]:
 @given(graphs())
 def test_any_graph_computes_the_same(drawn: tuple[IRGraph, list[torch.Tensor]]) -> None:
     graph, inputs = drawn
-    rewritten(graph, fuse_elementwise, inputs)
+    rewritten(graph, fuse_pointwise, inputs)
 
 
 def test_every_row_names_an_operator_of_torch() -> None:

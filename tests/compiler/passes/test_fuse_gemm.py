@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from shardwright.compiler.passes.decompose import decompose
-from shardwright.compiler.passes.fuse_gemm import fuse_gemm
+from shardwright.compiler.passes.epilogue import fuse_gemms
 from shardwright.ir import IRGraph
 from tests.compiler.passes.rewritten import calls, captured, operators, rewritten
 
@@ -19,7 +19,7 @@ A, W, BIAS, RESIDUAL = torch.randn(6, 4), torch.randn(4, 5), torch.randn(5), tor
 
 def fused(function: Callable[..., Any], *inputs: torch.Tensor) -> IRGraph:
     graph = decompose(captured(function, *inputs))
-    return rewritten(graph, fuse_gemm, inputs, tolerance=1e-6)
+    return rewritten(graph, fuse_gemms, inputs, tolerance=1e-6)
 
 
 FUSED: dict[str, tuple[Callable[..., Any], str]] = {

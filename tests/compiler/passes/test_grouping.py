@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from shardwright.compiler.passes.families import Family, family
-from shardwright.compiler.passes.grouping import groups
+from shardwright.compiler.passes.pointwise import groups
+from shardwright.compiler.passes.pointwise_rules import Family, family
 from shardwright.ir import IRGraph, IRNode
 from tests.compiler.passes.rewritten import captured
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from shardwright.compiler.passes.fuse_elementwise import fuse_elementwise
-from shardwright.compiler.passes.holding import Holding
+from shardwright.compiler.passes.pointwise import fuse_pointwise
+from shardwright.compiler.passes.pointwise_memory import LivenessBound
 from shardwright.ir import Builder, IRGraph, IRValue
 from tests.compiler.passes.rewritten import operators, programs, rewritten
 
@@ -14,7 +14,7 @@ WIDE = 1000
 
 def most(graph: IRGraph) -> int:
     """The bytes that a graph's nodes hold at once, at most, beside inputs and stored values."""
-    return Holding(graph).most
+    return LivenessBound(graph).most
 
 
 def sums(*, late: bool) -> tuple[IRGraph, list[torch.Tensor]]:
@@ -36,14 +36,14 @@ def sums(*, late: bool) -> tuple[IRGraph, list[torch.Tensor]]:
 
 def test_a_sum_does_not_wait_for_its_last_part() -> None:
     graph, inputs = sums(late=True)
-    after = rewritten(graph, fuse_elementwise, inputs)
+    after = rewritten(graph, fuse_pointwise, inputs)
     assert programs(after) == []
     assert most(after) == most(graph) == 3 * 8 * WIDE * 4
 
 
 def test_it_does_where_all_parts_are_there_anyway() -> None:
     graph, inputs = sums(late=False)
-    after = rewritten(graph, fuse_elementwise, inputs)
+    after = rewritten(graph, fuse_pointwise, inputs)
     assert programs(after) == ["add x0 x1; add %0 x2; add %1 x3 -> %2"]
     assert operators(after).count("cat") == 4
     assert most(after) <= most(graph)
@@ -57,4 +57,4 @@ def test_what_is_held_and_for_how_long() -> None:
     b = builder.call("aten.tanh.default", a)
     c = builder.call("aten.sum.default", seen)
     graph = builder.finish([b, c])
-    assert list(Holding(graph).held) == [16, 16, 32, 36]
+    assert list(LivenessBound(graph).held) == [16, 16, 32, 36]

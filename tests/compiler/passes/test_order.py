@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardwright.compiler.passes.order import units
+from shardwright.compiler.passes.pointwise import units
 from shardwright.errors import GraphError
 from tests.compiler.passes.rewritten import captured
 

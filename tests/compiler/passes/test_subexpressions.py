@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from shardwright.compiler.passes.dead_code import remove_dead_code
-from shardwright.compiler.passes.subexpressions import merge_common_subexpressions
+from shardwright.compiler.passes.simplify import merge_common_subexpressions, remove_dead_code
 from shardwright.ir import Builder
 from tests.compiler.passes.rewritten import captured, operators, rewritten
 

@@ -1,29 +1,30 @@
-"""Chains of elementwise operators, each as one `shardwright::chain`.
+"""Pointwise fusion: elementwise operators that feed one another as one `shardwright::chain`.
 
-Comes in: a graph. Goes out: the same, in which elementwise operators that feed one another, of one
-family (`families`) and in one group (`grouping`), are one node; values that others read too are
-further outputs of it. An addition, a ReLU, its gradient or a cast that stands alone stays what it
-is: they are kinds of their own.
+Operators of one family (`pointwise_rules`) that can be done together are one node; values that
+others read too are further outputs of it. An addition, a ReLU, its gradient or a cast that stands
+alone stays what it is: they are kinds of their own. A constant of no dimension is a literal.
 
-What always holds: every step rounds as it did, and what others read lies in memory as it did; where
-a chain could not say so, smaller ones are tried whose values all lie alike. A constant of no
-dimension is a literal. A chain has at most `LONGEST` instructions and `WIDEST` operands.
+Every step rounds as it did, and what others read has the strides that it had; where a kernel could
+not say so, smaller ones are tried whose values all have the same. A kernel has at most `LONGEST`
+instructions and `WIDEST` operands.
+
+Doing a group of nodes as one makes no cycle: each node has a level, which rises along every edge
+that does not fuse; nodes are together only if edges that fuse join them and they have one level, so
+that no path leaves a group and comes back. A node that one other alone reads may join it higher up:
+all that leaves it goes through that one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.compiler.passes.elementwise import Writer
-from shardwright.compiler.passes.families import CAST, family, instructions, length
-from shardwright.compiler.passes.grouping import Fuses, groups
-from shardwright.compiler.passes.holding import Holding
-from shardwright.compiler.passes.order import units
-from shardwright.compiler.passes.recompute import Done, Recomputing
+from shardwright.compiler.passes.pointwise_memory import Done, LivenessBound, Recomputing
+from shardwright.compiler.passes.pointwise_rules import CAST, Writer, family, instructions, length
 from shardwright.compiler.passes.rewriter import Rewriter
+from shardwright.errors import GraphError
 from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.values import Input
 from shardwright.kernels.chains import (
@@ -35,7 +36,7 @@ from shardwright.kernels.chains import (
     check_chain,
 )
 from shardwright.kernels.operators import CHAIN
-from shardwright.kernels.strides import result_strides, strides_of
+from shardwright.kernels.strides import result_strides
 
 LONGEST = 30
 WIDEST = 16
@@ -46,7 +47,7 @@ _ALONE = frozenset(
 """What stays as it is where nothing fuses with it; an addition only if it is of two tensors."""
 
 
-def fuse_elementwise(graph: IRGraph) -> IRGraph:
+def fuse_pointwise(graph: IRGraph) -> IRGraph:
     """The graph with chains."""
     found = _Fuser(graph).found()
     if not found:
@@ -80,7 +81,7 @@ class _Fuser:
         self._graph = graph
         self._kept = {*graph.outputs, *graph.updates.values()}
         self._families = {n.id: f for n in graph.nodes if (f := family(graph, n)) is not None}
-        self._holding = Holding(graph)
+        self._holding = LivenessBound(graph)
 
     def found(self) -> dict[int, Written]:
         """Chains by the id of the first node in each."""
@@ -245,7 +246,7 @@ def _order(inputs: Sequence[IRValue], outputs: Sequence[IRValue]) -> list[IRValu
         return None
     alike = [v for v in inputs if v.shape == outputs[0].shape and _sized_strides(v) == wanted]
     for order in ([*inputs], [*alike[:1], *(v for v in inputs if v not in alike[:1])]):
-        given = [(value.shape, strides_of(value.shape, value.strides)) for value in order]
+        given = [(value.shape, value.meta.full_strides) for value in order]
         found = result_strides(outputs[0].shape, given)
         if [s for s, size in zip(found, outputs[0].shape, strict=True) if size > 1] == wanted:
             return order
@@ -254,7 +255,7 @@ def _order(inputs: Sequence[IRValue], outputs: Sequence[IRValue]) -> list[IRValu
 
 def _sized_strides(value: IRValue) -> list[int]:
     """The strides of dimensions with more than one element."""
-    strides = strides_of(value.shape, value.strides)
+    strides = value.meta.full_strides
     return [stride for stride, size in zip(strides, value.shape, strict=True) if size > 1]
 
 
@@ -274,3 +275,142 @@ def _emit(rewriter: Rewriter, written: Written) -> None:
     }
     inputs = [rewriter.now(value_id) for value_id in written.inputs]
     rewriter.emit(CHAIN, inputs, written.outputs, attrs, written.nodes[-1])
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+Fuses = Callable[[int, IRNode], bool]
+"""Whether a value, which a node makes, and a node that reads it may be in one group."""
+
+
+def groups(
+    graph: IRGraph, nodes: Sequence[IRNode], fuses: Fuses, kept: Collection[int]
+) -> list[list[IRNode]]:
+    """The nodes in groups, each in order; many of them alone.
+
+    ``nodes`` are all of the graph, or such that no path between two of them leaves them. ``kept``
+    are values that something beside the graph's nodes reads.
+    """
+    inside = {node.id: node for node in nodes}
+    together = {
+        node.id: [
+            graph.values[value_id].producer
+            for value_id in dict.fromkeys(node.inputs)
+            if graph.values[value_id].producer in inside and fuses(value_id, node)
+        ]
+        for node in nodes
+    }
+    levels = _levels(graph, nodes, together)
+    _wait(graph, nodes, together, levels, kept)
+    root: dict[int, int] = {}
+
+    def find(node_id: int) -> int:
+        while root[node_id] != node_id:
+            root[node_id] = root[root[node_id]]
+            node_id = root[node_id]
+        return node_id
+
+    for node in nodes:
+        root[node.id] = node.id
+        for producer in together[node.id]:
+            if producer is not None and levels[producer] == levels[node.id]:
+                root[find(producer)] = node.id
+    found: dict[int, list[IRNode]] = {}
+    for node in nodes:
+        found.setdefault(find(node.id), []).append(node)
+    return list(found.values())
+
+
+def _levels(
+    graph: IRGraph, nodes: Sequence[IRNode], together: Mapping[int, Collection[int | None]]
+) -> dict[int, int]:
+    """A number for each node that rises along every edge that does not fuse."""
+    levels: dict[int, int] = {}
+    for node in nodes:
+        level, fusing = 0, together[node.id]
+        for value_id in node.inputs:
+            producer = graph.values[value_id].producer
+            if producer in levels:
+                level = max(level, levels[producer] + (producer not in fusing))
+        levels[node.id] = level
+    return levels
+
+
+def _wait(
+    graph: IRGraph,
+    nodes: Sequence[IRNode],
+    together: Mapping[int, Collection[int | None]],
+    levels: dict[int, int],
+    kept: Collection[int],
+) -> None:
+    """Raise what one other node alone reads to its level, where that keeps no more alive."""
+    for node in reversed(nodes):
+        if len(node.outputs) != 1:
+            continue
+        made = graph.values[node.outputs[0]]
+        if len(made.users) != 1 or made.id in kept or made.users[0] not in levels:
+            continue
+        (user,) = made.users
+        held = [graph.values[value_id] for value_id in set(node.inputs)]
+        size = sum(value.nbytes for value in held if value.role == "tmp")
+        if node.id in together[user] and size <= made.nbytes:
+            levels[node.id] = levels[user]
+
+
+# --- the order of groups --------------------------------------------------------------------------
+
+
+Unit = Sequence[IRNode]
+"""Nodes that are done together, in the graph's order."""
+
+
+def units(graph: IRGraph, groups: Sequence[Sequence[IRNode]]) -> list[Unit]:
+    """All nodes, in units: the groups, and each other node alone.
+
+    Raises GraphError where two units need one another.
+    """
+    unit_of: dict[int, Unit] = {node.id: [node] for node in graph.nodes}
+    for group in groups:
+        unit_of |= {node.id: group for node in group}
+    last = {id(unit): unit[-1].id for unit in unit_of.values()}
+    order: list[Unit] = []
+    done: set[int] = set()
+    for node in graph.nodes:
+        unit = unit_of[node.id]
+        if last[id(unit)] == node.id and id(unit) not in done:
+            _place(graph, unit, unit_of, done, order)
+    return order
+
+
+def _place(
+    graph: IRGraph,
+    unit: Unit,
+    unit_of: Mapping[int, Unit],
+    done: set[int],
+    order: list[Unit],
+) -> None:
+    """Append a unit, after those that it needs and that are not there yet."""
+    waiting: list[tuple[Unit, Iterator[Unit]]] = [(unit, _needs(graph, unit, unit_of))]
+    open_units = {id(unit)}
+    while waiting:
+        current, needs = waiting[-1]
+        needed = next((other for other in needs if id(other) not in done), None)
+        if needed is None:
+            waiting.pop()
+            done.add(id(current))
+            order.append(current)
+        elif id(needed) in open_units:
+            raise GraphError(f"{needed[0].op} and {current[0].op} need one another's results")
+        else:
+            open_units.add(id(needed))
+            waiting.append((needed, _needs(graph, needed, unit_of)))
+
+
+def _needs(graph: IRGraph, unit: Unit, unit_of: Mapping[int, Unit]) -> Iterator[Unit]:
+    """The units that make what a unit reads."""
+    for node in unit:
+        for value_id in node.inputs:
+            producer = graph.values[value_id].producer
+            if producer is not None and unit_of[producer] is not unit:
+                yield unit_of[producer]
