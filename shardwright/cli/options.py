@@ -1,18 +1,72 @@
-"""Arguments and options that several commands have.
+"""Options that several commands have, and groups of them as dataclasses.
 
-Those that say how a graph is split stand in `shardwright.cli.splitting`.
+A command takes a group as one parameter; `with_options` puts the group's fields in its place.
+Fields have the names of the arguments that they become, so a group is passed on whole.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
 
 import typer
 
 from shardwright.atomic import check_writable
-from shardwright.errors import InputError
+from shardwright.errors import InputError, PlanError
+
+if TYPE_CHECKING:
+    from shardwright.cli.userfiles import UserFiles
+
+DEVICES = 2
+"""How many devices a plan is for where no option says it."""
+POLICY = "pipeline"
+
+# Names of the planner, the schedules and the format, without importing them; a test compares.
+AUTO = "auto"
+PARTITIONERS = ("metis", "memory", "pipedream")
+POLICIES = ("pipeline", "data", "tensor", "sequence", *PARTITIONERS, AUTO)
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
+RECOMPUTE = ("none", "full", "auto")
+DeviceKind = Literal["cpu", "npu", "cuda"]
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with each parameter that is a group of options replaced by the group's fields."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters = []
+    for parameter in inspect.signature(command).parameters.values():
+        if (group := groups.get(parameter.name)) is None:
+            parameters.append((parameter.name, parameter.default, hints[parameter.name]))
+        else:
+            types = get_type_hints(group, include_extras=True)
+            parameters += [(each.name, each.default, types[each.name]) for each in fields(group)]
+
+    @functools.wraps(command)
+    def called(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{each.name: given.pop(each.name) for each in fields(group)})
+        command(**given)
+
+    kind = inspect.Parameter.KEYWORD_ONLY
+    called.__annotations__ = {name: hint for name, _, hint in parameters}
+    called.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [
+            inspect.Parameter(name, kind, default=default, annotation=hint)
+            for name, default, hint in parameters
+        ]
+    )
+    return called
+
+
+def as_arguments(group: Any) -> dict[str, Any]:
+    """The options of a group by name."""
+    return {each.name: getattr(group, each.name) for each in fields(group)}
 
 
 def writable(path: Path | None) -> Path | None:
@@ -48,27 +102,142 @@ Modules = Annotated[
     list[str] | None,
     typer.Option("--import", help="A module that registers operators; may be repeated."),
 ]
-# What a file may say of a device, told without importing it; a test holds them equal.
-DeviceKind = Literal["cpu", "npu", "cuda"]
-SlotKind = Annotated[DeviceKind, typer.Option("--device-kind", help="What every slot is.")]
-InProcess = Annotated[bool, typer.Option("--in-process", help="Run all slots in this process.")]
-NpuAsCpu = Annotated[bool, typer.Option("--npu-as-cpu", help="Run npu slots on the CPU.")]
+SlotKind = Annotated[DeviceKind, typer.Option("--device-kind", help="What every device is.")]
+NpuAsCpu = Annotated[bool, typer.Option("--npu-as-cpu", help="Run npu devices on the CPU.")]
 TraceFile = Annotated[
     Path | None,
     typer.Option("--trace", callback=writable, help="Write the timeline as a Chrome trace."),
 ]
 DrawsTimeline = Annotated[bool, typer.Option("--timeline", help="Draw the timeline.")]
-
-Seconds = Annotated[float, typer.Option(help="Seconds that one operation may wait.")]
-
-Threads = Annotated[int, typer.Option(min=1, help="How many threads each worker computes with.")]
-
 WeightsFolder = Annotated[
     Path | None,
     typer.Option(
         "--weights",
         exists=True,
         file_okay=False,
-        help="A folder, beside the file's own, in which its parameter files may lie.",
+        help="A folder, beside the file's own, that may hold its parameter files.",
     ),
 ]
+ClusterFile = Annotated[
+    Path | None,
+    typer.Option("--cluster", help="A YAML file of the machines: hosts, devices, links."),
+]
+PlanFile = Annotated[
+    Path | None,
+    typer.Option("--plan", help="A plan that shardwright plan wrote, in place of these options."),
+]
+Microbatches = Annotated[
+    int | None, typer.Option(min=1, help="Number of microbatches of a training step's batch.")
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """How a pipeline's devices are run; the arguments of a `Runner`."""
+
+    in_process: Annotated[
+        bool, typer.Option("--in-process", help="Run all devices in this process.")
+    ] = False
+    timeout: Annotated[float, typer.Option(help="Seconds that one operation may take.")] = 60.0
+    threads: Annotated[int, typer.Option(min=1, help="Threads of each worker.")] = 1
+    modules: Modules = None
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of a `Runner`, or of `train`."""
+        return {**as_arguments(self), "modules": tuple(self.modules or ())}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitOptions:
+    """How a program is split over which devices; None is an option that was not given."""
+
+    devices: Annotated[int | None, typer.Option(help="How many devices.")] = None
+    cluster: ClusterFile = None
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE.py:FUNCTION",
+            help=f"How the graph is split: {', '.join(POLICIES)}, or, of a model, a function that "
+            f"decides; {POLICY} by default.",
+        ),
+    ] = None
+    mesh: Annotated[
+        str | None,
+        typer.Option(metavar="AXIS=SIZE,…", help="Several policies at once: pipeline=2,tensor=2."),
+    ] = None
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            "--profile",
+            help=f"What shardwright profile measured, for --policy {AUTO}, "
+            f"{', '.join(PARTITIONERS)}.",
+        ),
+    ] = None
+    microbatches: Microbatches = None
+
+    def given(self) -> dict[str, Any]:
+        """The options that were given."""
+        return {name: value for name, value in as_arguments(self).items() if value is not None}
+
+    def without_profile(self) -> Self:
+        """The same, for policies that ask for no times."""
+        return replace(self, profile=None)
+
+    def arguments(self, files: UserFiles) -> dict[str, Any]:
+        """The arguments of `plan`, or of `train`, that were given. Raises PlanError."""
+        from shardwright.clusters import Cluster
+        from shardwright.costs import Profile
+
+        if self.mesh is not None and self.policy not in (None, *PARTITIONERS):
+            raise PlanError(
+                "give either --policy or --mesh, whose axes are policies; only policies that make "
+                f"its stages may be given with a mesh: {', '.join(PARTITIONERS)}"
+            )
+        if self.cluster is not None and self.devices is not None:
+            raise PlanError("give either --devices or --cluster, which says how many there are")
+        given = self.given()
+        if self.mesh is not None:
+            given["mesh"] = parse_mesh(self.mesh)
+        if self.cluster is not None:
+            given["devices"] = Cluster.load(given.pop("cluster"))
+        if self.profile is not None:
+            given["profile"] = Profile.load(self.profile)
+        if self.policy is not None and ":" in self.policy:
+            given["policy"] = files.policy(self.policy)
+        return given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions(SplitOptions):
+    """All that a plan can be told, training steps included."""
+
+    schedule: Annotated[
+        str | None,
+        typer.Option(help=f"Of a training step: {', '.join(SCHEDULES)}; 1f1b by default."),
+    ] = None
+    chunks: Annotated[
+        int | None, typer.Option(min=1, help="Virtual stages of each pipeline rank.")
+    ] = None
+    recompute: Annotated[
+        str | None, typer.Option(help=f"Which activations are recomputed: {', '.join(RECOMPUTE)}.")
+    ] = None
+    memory: Annotated[
+        int | None, typer.Option(help="Bytes of each device, for --recompute auto.")
+    ] = None
+    zero: Annotated[
+        int | None, typer.Option(help="1: shard the optimizer's state along the axis data.")
+    ] = None
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """Sizes by axis of ``pipeline=2,tensor=2``. Raises PlanError."""
+    sizes: dict[str, int] = {}
+    for entry in text.split(","):
+        axis, _, size = entry.strip().partition("=")
+        if not (axis and size.isdecimal()) or axis in sizes:
+            raise PlanError(
+                f"the mesh {text!r} is wrong at {entry.strip()!r}; expected axes and sizes, each "
+                "axis once: pipeline=2,tensor=2"
+            )
+        sizes[axis] = int(size)
+    return sizes

@@ -11,6 +11,7 @@ import signal
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,23 +19,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from shardwright.cli.options import InProcess, Modules, SlotKind, TraceFile, writable
-from shardwright.cli.splitting import (
-    POLICIES,
-    POLICY,
-    Chunks,
-    ClusterFile,
-    Memory,
-    MeshText,
-    Microbatches,
+from shardwright.cli.options import (
     PlanFile,
-    ProfileFile,
-    Recompute,
-    ScheduleName,
-    Zero,
-    parse_mesh,
+    PlanOptions,
+    SlotKind,
+    TraceFile,
+    WorkerOptions,
+    as_arguments,
+    writable,
 )
-from shardwright.errors import InputError, PlanError
+from shardwright.errors import InputError
 
 if TYPE_CHECKING:
     from shardwright.training import TrainResult
@@ -49,121 +43,81 @@ Target = Annotated[
 ]
 
 
-def train(
-    target: Target,
-    mesh: MeshText = None,
-    devices: Annotated[int | None, typer.Option(help="How many slots, without --mesh.")] = None,
-    cluster: ClusterFile = None,
-    policy: Annotated[
-        str | None,
-        typer.Option(help=f"How the step is split: {', '.join(POLICIES)}; {POLICY} by default."),
-    ] = None,
-    plan: PlanFile = None,
-    profile: ProfileFile = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Stop after so many steps.")] = None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainOptions:
+    """Arguments of `train` beside how the step is split and run."""
+
+    steps: Annotated[int | None, typer.Option(min=1, help="Stop after so many steps.")] = None
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Stop after so many passes over the data.")
-    ] = None,
-    microbatches: Microbatches = None,
-    schedule: ScheduleName = None,
-    chunks: Chunks = None,
-    recompute: Recompute = None,
-    memory: Memory = None,
-    zero: Zero = None,
-    device_kind: SlotKind = "cpu",
+    ] = None
+    device_kind: SlotKind = "cpu"
     lower: Annotated[
         bool, typer.Option("--lower", help="Run kernel calls in place of operators.")
-    ] = False,
-    checkpoint: Annotated[Path | None, typer.Option(help="A directory for checkpoints.")] = None,
+    ] = False
+    checkpoint: Annotated[Path | None, typer.Option(help="A directory for checkpoints.")] = None
     checkpoint_every: Annotated[
         int | None, typer.Option(min=1, help="Write one every so many steps, and at the end.")
-    ] = None,
+    ] = None
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the latest checkpoint, if there is one.")
-    ] = False,
-    restarts: Annotated[int, typer.Option(min=0, help="How often lost workers are replaced.")] = 0,
+        bool, typer.Option("--resume", help="Resume from the latest checkpoint, if there is one.")
+    ] = False
+    restarts: Annotated[int, typer.Option(min=0, help="How often lost workers are replaced.")] = 0
     eval_every: Annotated[
         int | None, typer.Option(min=1, help="Evaluate every so many steps, and at the end.")
-    ] = None,
+    ] = None
     log: Annotated[
         Path | None,
         # torchrun takes --log for an abbreviation of options of its own.
         typer.Option("--log", "--log-file", help="Write a JSON object a step."),
-    ] = None,
+    ] = None
     tensorboard: Annotated[
         Path | None, typer.Option(help="Write scalars for TensorBoard to this directory.")
-    ] = None,
-    trace: TraceFile = None,
+    ] = None
+    trace: TraceFile = None
+    seed: Annotated[int, typer.Option(help="Of the data's order and of dropout.")] = 0
+    drop_last: Annotated[
+        bool, typer.Option("--drop-last", help="Leave out batches of fewer rows than the first.")
+    ] = False
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show only how it went.")] = False
+
+
+def train(
+    target: Target,
+    split: PlanOptions,
+    options: TrainOptions,
+    workers: WorkerOptions,
+    plan: PlanFile = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", callback=writable, help="Write the model, as safetensors."),
     ] = None,
-    in_process: InProcess = False,
-    timeout: Annotated[float, typer.Option(help="Seconds that one supertask may take.")] = 60.0,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of each worker.")] = 1,
-    modules: Modules = None,
-    seed: Annotated[int, typer.Option(help="Of the data's order and of dropout.")] = 0,
-    drop_last: Annotated[
-        bool, typer.Option("--drop-last", help="Leave out batches of fewer rows than the first.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show only how it went.")] = False,
 ) -> None:
     """Train with a step written for one device, on local processes or as a rank of torchrun."""
-    if cluster is not None and devices is not None:
-        raise PlanError("give either --devices or --cluster, which says how many there are")
-    if epochs is None and steps is None:
+    if options.epochs is None and options.steps is None:
         raise InputError("say how long to train: --epochs or --steps")
-    if checkpoint is None and (resume or restarts or checkpoint_every):
+    kept = options.resume or options.restarts or options.checkpoint_every
+    if options.checkpoint is None and kept:
         raise InputError("--resume, --restarts and --checkpoint-every need --checkpoint DIRECTORY")
 
     from shardwright.cli.userfiles import UserFiles
-    from shardwright.clusters import Cluster
-    from shardwright.costs import Profile
     from shardwright.pipeline import write_paramfile
     from shardwright.planning import Plan
     from shardwright.training import train as run_training
 
-    program = UserFiles().training(target)
-    with _told_of_stop(checkpoint):
+    files = UserFiles()
+    arguments = split.arguments(files)
+    program = files.training(target)
+    with _told_of_stop(options.checkpoint):
         result = run_training(
-            program.step_fn,
-            program.data,
-            evaluate=program.evaluate,
-            eval_data=program.eval_data,
-            scheduler=program.scheduler,
-            mesh=parse_mesh(mesh) if mesh is not None else None,
-            devices=devices if cluster is None else Cluster.load(cluster),
-            policy=policy,
+            **program._asdict(),
+            **arguments,
+            **as_arguments(options),
+            **workers.arguments(),
             plan=Plan.load(plan) if plan is not None else None,
-            profile=Profile.load(profile) if profile is not None else None,
-            steps=steps,
-            epochs=epochs,
-            microbatches=microbatches,
-            schedule=schedule,
-            chunks=chunks,
-            recompute=recompute,
-            memory=memory,
-            zero=zero,
-            device_kind=device_kind,
-            lower=lower,
-            checkpoint=checkpoint,
-            checkpoint_every=checkpoint_every,
-            resume=resume,
-            restarts=restarts,
-            eval_every=eval_every,
-            log=log,
-            tensorboard=tensorboard,
-            trace=trace,
-            in_process=in_process,
-            timeout=timeout,
-            threads=threads,
-            modules=tuple(modules or ()),
-            seed=seed,
-            drop_last=drop_last,
-            quiet=quiet,
             write_back=False,
         )
-    if in_process or os.environ.get("RANK", "0") == "0":
+    if workers.in_process or os.environ.get("RANK", "0") == "0":
         if output is not None:
             write_paramfile(output, result.state_dict())
         Console().print(summary(result))

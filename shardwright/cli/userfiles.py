@@ -3,7 +3,7 @@
 The function makes a model: it is called without arguments and returns ``(model, args, kwargs)``.
 Or it makes a training program, ``(step_fn, data)`` or a dict or object with these and more. Or it
 is a policy. The file is run as a module named after it, with its folder on the import path,
-as ``python FILE.py`` would; a model and a policy may stand in one file, which then runs once.
+as ``python FILE.py`` would; a model and a policy may be in one file, which then runs once.
 """
 
 from __future__ import annotations
@@ -18,8 +18,17 @@ from typing import Any, NamedTuple
 
 import torch
 
+from shardwright.cli.options import DEVICES, SplitOptions
+from shardwright.cli.steps import Steps
 from shardwright.errors import CaptureError, PlanError, ShardwrightError
-from shardwright.planning import Policy
+from shardwright.ir import IRGraph
+from shardwright.planner import plan
+from shardwright.planning import Plan, Policy
+from shardwright.planning.plan import check_belongs
+from shardwright.tracing import capture
+from shardwright.training import program as training_program
+from shardwright.training.choosing import check_alone, program_with
+from shardwright.training.loading import Loading
 
 
 class Example(NamedTuple):
@@ -183,3 +192,54 @@ def _described(made: Any) -> str:
     if isinstance(made, dict):
         return f"a dict with {', '.join(map(str, made)) or 'nothing'}"
     return f"a {type(made).__name__}"
+
+
+# --- its graph and its plan -----------------------------------------------------------------------
+
+
+def capture_program(program: Example | TrainingProgram, microbatches: int) -> IRGraph:
+    """The graph of a model, or of a training step on one of its microbatches."""
+    if isinstance(program, Example):
+        return capture(*program)
+    batch = Loading(program.data, seed=0).first()
+    return training_program.TrainingProgram(
+        program.step_fn, batch, microbatches=microbatches, seed=0
+    ).graph
+
+
+def plan_program(
+    program: Example | TrainingProgram,
+    files: UserFiles,
+    options: SplitOptions,
+    steps: Steps,
+    plan_file: Path | None = None,
+) -> tuple[IRGraph, Plan]:
+    """The graph of a program and its plan: from a file, or as the options say.
+
+    Raises CaptureError, PlanError, InputError.
+    """
+    found, wanted = None, {}
+    if plan_file is not None:
+        found = load_plan(plan_file, options)
+    else:
+        wanted = options.arguments(files)
+        if "mesh" not in wanted:
+            wanted.setdefault("devices", DEVICES)
+    if isinstance(program, TrainingProgram):
+        with steps.step("capture and plan"):
+            first = Loading(program.data, seed=0).first()
+            step, made = program_with(program.step_fn, first, wanted, plan=found)
+            return step.graph, made
+    with steps.step("capture"):
+        graph = capture(*program)
+    with steps.step("plan"):
+        if found is None:
+            return graph, plan(graph, **wanted)
+        check_belongs(found, graph)
+        return graph, found
+
+
+def load_plan(path: Path, options: SplitOptions) -> Plan:
+    """The plan of a file. Raises PlanError where options ask for another one as well."""
+    check_alone({f"--{name}": value for name, value in options.given().items()})
+    return Plan.load(path)

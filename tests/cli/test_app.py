@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shardwright.cli.app import schedule_text
+from shardwright.cli.files import schedule_text
 from shardwright.pipeline import Microbatches, Pipeline, Training
 from shardwright.pipeline.check_schedule import schedule_info
 from shardwright.schedules import make_schedule
@@ -103,7 +103,7 @@ def test_build_splits_as_it_is_told(folder: Path, options: tuple[object, ...]) -
 
 
 def test_check_and_show(built: Path) -> None:
-    assert "right: " in succeed("check", built)
+    assert "OK: " in succeed("check", built)
     shown = succeed("show", built)
     assert "send/recv" in shown
     assert "all of output" in shown

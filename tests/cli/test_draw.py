@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from shardwright import planner as planner_package
+from shardwright.cli import userfiles
 from shardwright.ir import IRGraph
 from shardwright.planner import plan
 from shardwright.planning import Plan
@@ -74,7 +74,7 @@ def test_a_policy_that_goes_by_times_has_the_profile(
         seen.append(asked.get("profile"))
         return plan(graph, **asked)
 
-    monkeypatch.setattr(planner_package, "plan", planning)
+    monkeypatch.setattr(userfiles, "plan", planning)
     drawn("make", "--profile", "profile.json", *options)
     assert [found is not None for found in seen] == [planned_by]
 

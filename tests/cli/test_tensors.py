@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardwright.cli.run import as_call, outputs_by_name, random_inputs, read_inputs
+from shardwright.cli.tensors import as_call, outputs_by_name, random_inputs, read_inputs
 from shardwright.errors import InputError
 from shardwright.ir.structure import describe_arguments, describe_result
 from shardwright.pipeline.schema import (

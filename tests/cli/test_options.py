@@ -6,10 +6,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from shardwright.cli import options, splitting
-from shardwright.cli.splitting import Told, parse_mesh, planned
+from shardwright.cli import options
+from shardwright.cli.options import PlanOptions, parse_mesh
 from shardwright.cli.steps import Steps
-from shardwright.cli.userfiles import Example, TrainingProgram, UserFiles
+from shardwright.cli.userfiles import Example, TrainingProgram, UserFiles, plan_program
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.pipeline.schema import DeviceKind
@@ -40,8 +40,11 @@ def program() -> TrainingProgram:
     return TrainingProgram(step, [torch.ones(8, 8)])
 
 
-def told(made: Example | TrainingProgram, **options: object) -> tuple[IRGraph, Plan]:
-    return planned(made, UserFiles(), Told(**options), Steps(Console(quiet=True)))
+def told(
+    made: Example | TrainingProgram, plan: Path | None = None, **given: object
+) -> tuple[IRGraph, Plan]:
+    steps = Steps(Console(quiet=True))
+    return plan_program(made, UserFiles(), PlanOptions(**given), steps, plan)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +130,6 @@ def test_a_mesh_that_does_not_read_is_refused(text: str) -> None:
 
 
 def test_help_names_what_there_is() -> None:
-    assert (AUTO, tuple(POLICIES)) == (splitting.AUTO, splitting.POLICIES)
-    assert (tuple(PARTITIONERS), tuple(RECOMPUTE)) == (splitting.PARTITIONERS, splitting.RECOMPUTE)
-    assert (splitting.SCHEDULES, options.DeviceKind) == (tuple(KINDS), DeviceKind)
+    assert (AUTO, tuple(POLICIES)) == (options.AUTO, options.POLICIES)
+    assert (tuple(PARTITIONERS), tuple(RECOMPUTE)) == (options.PARTITIONERS, options.RECOMPUTE)
+    assert (options.SCHEDULES, options.DeviceKind) == (tuple(KINDS), DeviceKind)
