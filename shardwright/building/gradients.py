@@ -31,7 +31,7 @@ from shardwright.autodiff.differentiate import Differentiator
 from shardwright.autodiff.needed import needing_gradients
 from shardwright.autodiff.vjp import Vjps
 from shardwright.building.holdings import Holdings, PlacedValue
-from shardwright.building.nodes import LocalNode
+from shardwright.building.localize import LocalNode
 from shardwright.building.slots import BORDER, LocalSlice, PhaseStage
 from shardwright.clusters import Mesh
 from shardwright.errors import PlanError

@@ -1,25 +1,34 @@
 """From a graph and a plan to one graph a device slot.
 
-The nodes are written one after another on the slots of their meshes (`nodes`), and what they read
-is brought there (`holdings`). A plan of stages that split nothing is the special case in which
-every mesh is one slot. `step` does the same for a training step.
+The nodes are written one after another on the slots of their meshes: whole where a node is not
+split, else the part that its dimension annotation gives there. What a node reads is fetched in the
+layout that it asks for (`holdings`), and what it makes is held in the layout that its split gives.
+A plan of stages that split nothing is the special case in which every mesh is one slot. `update`
+does the same for a training step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from shardwright.building.ends import Ends
-from shardwright.building.holdings import Holdings
-from shardwright.building.nodes import LocalNode, NodeWriter
-from shardwright.building.slots import BORDER, Localized, PhaseStage, SlotGraph
+from shardwright.building.holdings import Holdings, PlacedValue
+from shardwright.building.slots import BORDER, Localized, LocalSlice, PhaseStage, SlotGraph
+from shardwright.clusters import Mesh
 from shardwright.errors import PlanError
-from shardwright.ir import IRGraph
+from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.execute import describe_node
 from shardwright.ir.inference import Inference
-from shardwright.ir.repeats import repeated_blocks
-from shardwright.planning.plan import Assignment, Plan, assignments, cluster_of
-from shardwright.sharding import Layout
+from shardwright.ir.repeats import fingerprint, repeated_blocks
+from shardwright.ir.tensor_meta import torch_dtype
+from shardwright.ops.bound import BoundDimop, BoundPart
+from shardwright.ops.catalog import dimop_of
+from shardwright.ops.dimop import Cut
+from shardwright.planning.plan import Assignment, Plan, Split, Terms, assignments, cluster_of
+from shardwright.sharding import Layout, Partial
+from shardwright.sharding.ranges import part, whole
+from shardwright.sharding.strategy import NodeAxis, wanted
 
 
 def localize(graph: IRGraph, plan: Plan) -> Localized:
@@ -112,3 +121,361 @@ def _arrivals(
             arrivals.setdefault(order[start], {}).update(dict.fromkeys(arriving))
         made |= dict.fromkeys(node.outputs, at)
     return {position: list(values) for position, values in arrivals.items()}
+
+
+# --- nodes --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LocalNode:
+    """A node as it stands on the slots of its mesh.
+
+    inputs, outputs
+        How its tensors are held; None for an input of which only the dtype is read.
+    nodes
+        What was written on each slot.
+    axes
+        How the tensors lie along each axis of the mesh.
+    place
+        Where the slots stood.
+    """
+
+    node: IRNode
+    mesh: Mesh
+    inputs: tuple[PlacedValue | None, ...]
+    outputs: tuple[PlacedValue, ...]
+    nodes: Mapping[str, Sequence[IRNode]]
+    axes: Sequence[NodeAxis]
+    place: PhaseStage
+
+
+class SplitNode(NamedTuple):
+    """A split node: the layouts that it reads and makes, and its part on each slot."""
+
+    axes: tuple[NodeAxis, ...]
+    inputs: tuple[Layout | None, ...]
+    outputs: tuple[Layout, ...]
+    terms: tuple[bool, ...]
+    """Inputs that only the first of the slots adds, where they are added together."""
+    parts: Mapping[str, BoundPart]
+    first: frozenset[str]
+    """The slots whose terms count."""
+
+
+@dataclass(slots=True)
+class NodeWriter:
+    """Writes nodes on slots, in the place where the slots stand."""
+
+    graph: IRGraph
+    slots: Mapping[str, SlotGraph]
+    holdings: Holdings
+    known: dict[object, SplitNode] = field(default_factory=dict)
+
+    def add(self, node: IRNode, assignment: Assignment) -> LocalNode:
+        """Write a node on the slots of its mesh. Raises PlanError."""
+        assignment = self._settled(node, assignment)
+        if any(split is not None for split in assignment.splits):
+            return self._add_parts(node, assignment)
+        return self._add_copies(node, assignment.mesh)
+
+    def _settled(self, node: IRNode, assignment: Assignment) -> Assignment:
+        """The assignment without the axes along which there are no terms to go on with."""
+        splits = tuple(
+            None
+            if isinstance(split, Terms)
+            and not all(self._in_terms(node.inputs[i], assignment.mesh, axis) for i in split.inputs)
+            else split
+            for axis, split in enumerate(assignment.splits)
+        )
+        return Assignment(assignment.mesh, splits)
+
+    def _in_terms(self, value_id: int, mesh: Mesh, axis: int) -> bool:
+        """Whether a value lies on a mesh as terms of a sum, which nothing has reduced yet."""
+        held = [h for h in self.holdings.held.get(value_id, ()) if h.mesh == mesh]
+        return bool(held) and all(h.layout.placements[axis] == Partial() for h in held)
+
+    def _add_copies(self, node: IRNode, mesh: Mesh) -> LocalNode:
+        """The node as it is, on every slot of the mesh."""
+        whole = Layout.replicated(mesh)
+        sources = [self.holdings.fetch(value_id, mesh, whole) for value_id in node.inputs]
+        made: list[dict[str, int]] = [{} for _ in node.outputs]
+        starts = self._ends(mesh)
+        for device in mesh.devices:
+            builder = self.slots[device].builder
+            values = [
+                builder.value(value.name, value.shape, value.dtype, strides=value.strides)
+                for value in self._outputs(node)
+            ]
+            inputs = [source.local[device] for source in sources]
+            builder.emit(
+                node.op,
+                inputs,
+                node.attrs,
+                outputs=values,
+                scopes=node.scopes,
+                source=node.source,
+            )
+            for local, value in zip(made, values, strict=True):
+                local[device] = value.id
+        outputs = [
+            self.holdings.add(value_id, PlacedValue(mesh, whole, local))
+            for value_id, local in zip(node.outputs, made, strict=True)
+        ]
+        axes = [NodeAxis(None, None, "sum")] * mesh.ndim
+        return self._written(node, mesh, sources, outputs, starts, axes)
+
+    def _ends(self, mesh: Mesh) -> dict[str, int]:
+        """How many nodes the slots have."""
+        return {device: len(self.slots[device].builder.graph.nodes) for device in mesh.devices}
+
+    def _written(
+        self,
+        node: IRNode,
+        mesh: Mesh,
+        inputs: Sequence[PlacedValue | None],
+        outputs: Sequence[PlacedValue],
+        starts: Mapping[str, int],
+        axes: Sequence[NodeAxis],
+    ) -> LocalNode:
+        """What was written since the slots had as many nodes as ``starts`` says."""
+        nodes = {
+            device: tuple(self.slots[device].builder.graph.nodes[start:])
+            for device, start in starts.items()
+        }
+        place = self.slots[mesh.devices[0]].place
+        return LocalNode(node, mesh, tuple(inputs), tuple(outputs), nodes, axes, place)
+
+    def _outputs(self, node: IRNode) -> list[IRValue]:
+        return [self.graph.values[value_id] for value_id in node.outputs]
+
+    # --- split nodes --------------------------------------------------------------------------
+
+    def _add_parts(self, node: IRNode, assignment: Assignment) -> LocalNode:
+        """The node's part on each slot of the mesh."""
+        mesh, split = assignment.mesh, self._split(node, assignment)
+        sources = [
+            self.holdings.fetch(value_id, mesh, layout) if layout is not None else None
+            for value_id, layout in zip(node.inputs, split.inputs, strict=True)
+        ]
+        made: list[dict[str, int]] = [{} for _ in node.outputs]
+        starts = self._ends(mesh)
+        operands = self.operands(node, split, sources)
+        for device in mesh.devices:
+            values = split.parts[device].emit(
+                self.slots[device].builder,
+                operands[device],
+                scopes=node.scopes,
+                source=node.source,
+            )
+            for local, value in zip(made, values, strict=True):
+                local[device] = value.id
+        outputs = []
+        for value_id, layout, local in zip(node.outputs, split.outputs, made, strict=True):
+            layout = layout.normal(mesh, self.graph.values[value_id].shape)
+            outputs.append(self.holdings.add(value_id, PlacedValue(mesh, layout, local)))
+        return self._written(node, mesh, sources, outputs, starts, split.axes)
+
+    def operands(
+        self, node: IRNode, split: SplitNode, sources: Sequence[PlacedValue | None]
+    ) -> dict[str, list[IRValue | None]]:
+        """What the part on each slot reads: a term to add is read by the first slots alone."""
+        return {
+            device: [
+                None
+                if source is None or (term and device not in split.first)
+                else self.slots[device].value(source.local[device])
+                for source, term in zip(sources, split.terms, strict=True)
+            ]
+            for device in split.parts
+        }
+
+    def _split(self, node: IRNode, assignment: Assignment) -> SplitNode:
+        """Layouts and parts, worked out once for all nodes that do the same."""
+        key = (fingerprint(self.graph, node), assignment)
+        if key not in self.known:
+            bound = dimop_of(self.graph, node)
+            if bound is None:
+                raise PlanError(f"{node.op} has no annotation, so the plan cannot split it")
+            self.known[key] = _work_out(bound, assignment)
+        return self.known[key]
+
+
+def _work_out(bound: BoundDimop, assignment: Assignment) -> SplitNode:
+    mesh, axes = assignment.mesh, [NodeAxis.of(bound, split) for split in assignment.splits]
+    count = len(bound.call.inputs)
+    coordinates = dict(zip(mesh.devices, mesh.coordinates(), strict=True))
+    return SplitNode(
+        axes=tuple(axes),
+        inputs=tuple(wanted(axes, i) for i in range(count)),
+        outputs=tuple(
+            Layout(tuple(axis.output(i) for axis in axes)) for i in range(len(bound.call.outputs))
+        ),
+        terms=tuple(any(axis.adds(i) for axis in axes) for i in range(count)),
+        parts={
+            device: bound.part(_cuts(bound, assignment, coordinate))
+            for device, coordinate in coordinates.items()
+        },
+        first=frozenset(
+            device
+            for device, coordinate in coordinates.items()
+            if all(
+                at == 0
+                for at, axis in zip(coordinate, axes, strict=True)
+                if any(axis.adds(i) for i in range(count))
+            )
+        ),
+    )
+
+
+def _cuts(bound: BoundDimop, assignment: Assignment, coordinate: tuple[int, ...]) -> dict[str, Cut]:
+    """The range of each split identifier at a coordinate; outer axes cut first."""
+    cuts: dict[str, Cut] = {}
+    for split, size, index in zip(
+        assignment.splits, assignment.mesh.sizes, coordinate, strict=True
+    ):
+        if not isinstance(split, Split):
+            continue
+        outer = cuts.get(split.identifier) or Cut(0, bound.length(split.identifier))
+        start, end = part((outer.start, outer.end), size, index, split.unit)
+        cuts[split.identifier] = Cut(start, end, outer.index * size + index, outer.num * size)
+    return cuts
+
+
+# --- inputs, outputs, new contents --------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Ends:
+    """What comes in and goes out of the slots, once all nodes are written.
+
+    In a training step a number that the forward gives, such as the loss, is added up over the
+    microbatches: where it is a floating-point number, it comes out as their mean.
+    """
+
+    graph: IRGraph
+    holdings: Holdings
+    microbatches: int = 1
+    made: dict[int, list[LocalSlice]] = field(default_factory=dict)
+    """Slices that cover the outputs that are there already."""
+    sums: list[tuple[LocalSlice, LocalSlice]] = field(default_factory=list)
+
+    def results(self) -> None:
+        """Bring out what the forward of a training step gives, before anything else is written."""
+        for value_id in self.graph.outputs:
+            if value_id in self.holdings.held and value_id not in self.made:
+                self.made[value_id] = self._result(self.graph.values[value_id])
+
+    def inputs(self) -> dict[int, list[LocalSlice]]:
+        """The slices of inputs that slots take."""
+        found: dict[int, list[LocalSlice]] = {}
+        for (value_id, device, ranges), local in self.holdings.loaded.items():
+            if self.graph.values[value_id].role == "input":
+                found.setdefault(value_id, []).append(LocalSlice(device, local, ranges))
+        return found
+
+    def outputs(self) -> list[list[LocalSlice]]:
+        """Slices that cover each output, each slice from the first slot that holds it."""
+        return [self.made.get(v) or self._distinct(v) for v in self.graph.outputs]
+
+    def updates(self) -> list[tuple[LocalSlice, LocalSlice]]:
+        """For each slice of a stored value that a slot holds, the slice that replaces it."""
+        found = list(self.sums)
+        for old, new in self.graph.updates.items():
+            loaded = self._loaded(old)
+            if not loaded and self.graph.values[old].role == "buffer":
+                found += self._written_only(old, new)
+            for holding in loaded:
+                made = self._renewed(new, holding)
+                found += zip(
+                    self.holdings.parts(self.graph.values[old], holding),
+                    self.holdings.parts(self.graph.values[new], made),
+                    strict=True,
+                )
+        return list(dict.fromkeys(found))
+
+    def _loaded(self, value_id: int) -> list[PlacedValue]:
+        """Where the slots have a stored value in store, not made from what they have."""
+        slots = self.holdings.slots
+        return [
+            holding
+            for holding in self.holdings.held.get(value_id, ())
+            if all(slots[device].value(v).is_stored for device, v in holding.local.items())
+        ]
+
+    def _written_only(self, old: int, new: int) -> Iterator[tuple[LocalSlice, LocalSlice]]:
+        """A buffer that nothing reads: it lies where its new contents are made, copied into it."""
+        holdings = self.holdings
+        held = holdings.held.get(new)
+        mesh = held[0].mesh if held else _one_slot(next(iter(holdings.slots)))
+        place = held[0].place if held else holdings.slots[mesh.devices[0]].place
+        whole_layout = Layout.replicated(mesh)
+        with holdings.at(place, mesh.devices):
+            before = holdings.fetch(old, mesh, whole_layout)
+            made = holdings.fetch(new, mesh, whole_layout)
+            local: dict[str, int] = {}
+            for device in mesh.devices:
+                slot = holdings.slots[device]
+                pair = (slot.value(holding.local[device]) for holding in (before, made))
+                local[device] = slot.builder.call("aten.copy.default", *pair).id
+            copied = holdings.derive(self.graph.values[new])
+            after = holdings.add(copied.id, PlacedValue(mesh, whole_layout, local))
+        return zip(
+            holdings.parts(self.graph.values[old], before),
+            holdings.parts(copied, after),
+            strict=True,
+        )
+
+    def _renewed(self, new: int, old: PlacedValue) -> PlacedValue:
+        """New contents where the old ones lie; brought there when they are made."""
+        held = self.holdings.held.get(new)
+        updated = held is not None and held[0].place.phase == "update"
+        with self.holdings.at(PhaseStage("update") if updated else old.place, old.mesh.devices):
+            return self.holdings.fetch(new, old.mesh, old.layout)
+
+    def _result(self, value: IRValue) -> list[LocalSlice]:
+        holding = self.holdings.held[value.id][0]
+        with self.holdings.at(holding.place, holding.mesh.devices):
+            if self.microbatches > 1 and not value.shape and value.producer is not None:
+                return self._summed(value, holding)
+            return self._distinct(value.id)
+
+    def _summed(self, value: IRValue, holding: PlacedValue) -> list[LocalSlice]:
+        """A number as the sum over all microbatches, the mean where it is of floating point.
+
+        Terms of a sum over slots are put together when they are complete, once a step.
+        """
+        local = {
+            device: self._accumulated(device, value, holding.local[device])
+            for device in holding.mesh.devices
+        }
+        total = self.holdings.derive(value)
+        with self.holdings.at(PhaseStage("update"), holding.mesh.devices):
+            self.holdings.add(total.id, PlacedValue(holding.mesh, holding.layout, local))
+            return self._distinct(total.id)
+
+    def _accumulated(self, device: str, value: IRValue, local: int) -> int:
+        slot = self.holdings.slots[device]
+        builder, term = slot.builder, slot.value(local)
+        if torch_dtype(value.dtype).is_floating_point:
+            term = builder.call("aten.div.Scalar", term, self.microbatches)
+        before = slot.zeros(f"sum.{value.name}", (), value.dtype)
+        after: IRValue = builder.call("aten.add.Tensor", before, term)
+        ends = (LocalSlice(device, before.id, whole(())), LocalSlice(device, after.id, whole(())))
+        self.sums.append(ends)
+        return after.id
+
+    def _distinct(self, value_id: int) -> list[LocalSlice]:
+        value = self.holdings.values[value_id]
+        held = self.holdings.held.get(value_id, [])
+        ready = next((h for h in held if not h.layout.partial_axes(h.mesh)), None)
+        if ready is None:
+            mesh = held[0].mesh if held else _one_slot(next(iter(self.holdings.slots)))
+            ready = self.holdings.fetch(value_id, mesh, Layout.replicated(mesh))
+        found: dict[object, LocalSlice] = {}
+        for slice_ in self.holdings.parts(value, ready):
+            found.setdefault(slice_.ranges, slice_)
+        return list(found.values())
+
+
+def _one_slot(device: str) -> Mesh:
+    return Mesh((), (), (device,))

@@ -1,9 +1,8 @@
 """Recomputation: less of the forward is kept for the backward, and done again there.
 
-Comes in: the slots of a training step. Goes out: the same slots, in whose backward the nodes of a
-block that are done again stand before the first that reads what they make, and what reads it reads
-it from there. What always holds: the same operators are called on the same tensors, so that every
-number keeps its bits (dropout too, whose mask follows from counters).
+In the backward the nodes of a block that are done again stand before the first that reads what they
+make. The same operators are called on the same tensors, so that every number keeps its bits
+(dropout too, whose mask follows from counters).
 
     none   all that the backward reads is kept
     full   only the inputs of each repeated layer are kept, or of the stage where nothing repeats
@@ -11,30 +10,37 @@ number keeps its bits (dropout too, whose mask follows from counters).
            first: one price a byte on each slot, the lowest at which it fits, and of what that
            gives up as few layers as will do
 
+A stage on a slot is looked at in blocks, the repeated layers of its forward. Always kept is what
+crosses from one block to another or into the stage, what came by communication (nothing is sent
+twice), and what would come out differently: what depends on a constant that each microbatch
+replaces. What is computed again in a block is so computed from the block's inputs, whatever is done
+in other blocks.
+
 What a slot has memory for is counted as the planner does: a worker that waits begins the forward
 behind the backward that it waits with, so that the tensors of one more microbatch are there
-(`schedules.held`).
-
-Under a zero-bubble schedule weight gradients come later than the backward that does nodes again;
-what they read of these is held until then, and does not count in ``memory``.
+(`schedules.held`). Under a zero-bubble schedule weight gradients come later than the backward that
+does nodes again; what they read of these is held until then, and does not count in ``memory``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shardwright.building.activations import (
-    Demand,
-    LayerActivations,
-    StageForward,
-    demand,
-    stages_of,
+from shardwright.building.slots import (
+    Border,
+    Item,
+    LocalCommunication,
+    Localized,
+    PhaseStage,
+    SlotGraph,
+    makes,
+    reads,
 )
-from shardwright.building.mincut import kept_at
-from shardwright.building.slots import Item, Localized, PhaseStage, SlotGraph
+from shardwright.costs.saved import view_bases
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode
+from shardwright.planning.cost import node_work
 from shardwright.planning.plan import TrainingPlan
 from shardwright.schedules import make_schedule
 from shardwright.schedules.held import HeldMicrobatches, held_at_once, waits_inside
@@ -70,6 +76,201 @@ def saved_bytes(localized: Localized) -> dict[tuple[str, int], int]:
             demand(block, block.needed) for block in stage.blocks
         )
         for stage in stages_of(localized)
+    }
+
+
+# --- what stages keep ---------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class LayerActivations:
+    """A layer of a stage: its nodes in order, and what must be there of what they make.
+
+    ``fixed`` are values that are kept if anything needs them, ``needed`` those that the stage's
+    backward reads.
+    """
+
+    nodes: list[IRNode] = field(default_factory=list)
+    fixed: set[int] = field(default_factory=set)
+    needed: dict[int, None] = field(default_factory=dict)
+
+    def makers(self) -> dict[int, IRNode]:
+        """The nodes by what they make."""
+        return {value_id: node for node in self.nodes for value_id in node.outputs}
+
+
+@dataclass(slots=True)
+class StageForward:
+    """A stage's forward on one slot.
+
+    ``outside`` is what its backward reads that its nodes do not make; ``bases`` has, for each view
+    in the slot's graph, the value that it is a view of in the end. ``brought`` are the bytes that
+    slots of the stage bring each other in its forward, as they come to this one.
+    """
+
+    device: str
+    stage: int
+    graph: IRGraph
+    blocks: list[LayerActivations]
+    outside: set[int]
+    bases: Mapping[int, int]
+    brought: int
+
+    def kept_bytes(self, demands: Iterable[Demand]) -> int:
+        """The bytes that a stage keeps of a microbatch, stored values left out.
+
+        Views of one tensor count once.
+        """
+        kept = self.outside.union(*(found.kept for found in demands))
+        values = (self.graph.values[v] for v in {self.bases.get(v, v) for v in kept})
+        return sum(value.nbytes for value in values if not value.is_stored)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a block keeps, from outside it too, and the nodes that are done again, in order."""
+
+    kept: frozenset[int]
+    again: tuple[IRNode, ...]
+
+
+def stages_of(localized: Localized) -> Iterator[StageForward]:
+    """The stages of all slots whose backward reads anything."""
+    for slot in localized.slots.values():
+        stages = {p.stage for p in slot.places if p.phase == "forward" and p.stage is not None}
+        bases = view_bases(slot.builder.graph)
+        renewed = _renewed(localized, slot)
+        for stage in sorted(stages):
+            yield _stage(slot, stage, renewed, bases)
+
+
+def _renewed(localized: Localized, slot: SlotGraph) -> set[int]:
+    """The stored values of a slot that its forward replaces."""
+    made = {
+        value_id
+        for item, place in zip(slot.items, slot.places, strict=True)
+        if place.phase == "forward" and not isinstance(item, Border)
+        for value_id in makes(slot.device, item)
+    }
+    updates = [(old, new) for old, new in localized.updates if old.device == slot.device]
+    return {old.value for old, new in updates if new.value in made}
+
+
+def _stage(
+    slot: SlotGraph, number: int, renewed: set[int], bases: Mapping[int, int]
+) -> StageForward:
+    blocks = _blocks(slot, PhaseStage("forward", number))
+    home = {v: block for block in blocks for node in block.nodes for v in node.outputs}
+    for block in blocks:
+        for node in block.nodes:
+            if not renewed.isdisjoint(node.inputs):
+                block.fixed.update(node.outputs)
+            for value_id in node.inputs:
+                if home.get(value_id, block) is not block:
+                    home[value_id].fixed.add(value_id)
+    outside: set[int] = set()
+    made: set[int] = set()
+    for item, place in zip(slot.items, slot.places, strict=True):
+        if place.phase != "backward" or isinstance(item, Border):
+            continue
+        for value_id in reads(slot.device, item):
+            if value_id in home:
+                home[value_id].needed[value_id] = None
+                if isinstance(item, LocalCommunication) or place.stage != number:
+                    home[value_id].fixed.add(value_id)
+            elif value_id not in made and place.stage == number:
+                outside.add(value_id)
+        made.update(makes(slot.device, item))
+    graph, brought = slot.builder.graph, _brought(slot, PhaseStage("forward", number))
+    return StageForward(slot.device, number, graph, blocks, outside, bases, brought)
+
+
+def _brought(slot: SlotGraph, place: PhaseStage) -> int:
+    """Bytes that communication inside a stage brings a slot; messages come from other stages."""
+    return sum(
+        slot.value(value_id).nbytes
+        for item, where in zip(slot.items, slot.places, strict=True)
+        if where == place and isinstance(item, LocalCommunication) and item.kind != "send"
+        for value_id in makes(slot.device, item)
+    )
+
+
+def _blocks(slot: SlotGraph, place: PhaseStage) -> list[LayerActivations]:
+    """The nodes of a place, cut at its borders."""
+    blocks = [LayerActivations()]
+    for item, where in zip(slot.items, slot.places, strict=True):
+        if where == place and isinstance(item, IRNode):
+            blocks[-1].nodes.append(item)
+        elif where == place and isinstance(item, Border):
+            blocks.append(LayerActivations())
+    return [block for block in blocks if block.nodes]
+
+
+def demand(block: LayerActivations, kept: Collection[int]) -> Demand:
+    """What a block keeps, and does again, if of its own values it keeps at most these."""
+    makers = block.makers()
+    found: set[int] = set()
+    again: set[int] = set()
+    pending = list(block.needed)
+    while pending:
+        value_id = pending.pop()
+        if value_id not in makers or value_id in block.fixed or value_id in kept:
+            found.add(value_id)
+        elif makers[value_id].id not in again:
+            again.add(makers[value_id].id)
+            pending += makers[value_id].inputs
+    return Demand(frozenset(found), tuple(node for node in block.nodes if node.id in again))
+
+
+# --- minimum cut --------------------------------------------------------------------------------
+#
+# Keeping a value costs its bytes times a price, doing a node again costs its work. A value is there
+# for the backward where it is kept or its node done again; a node can be done again where what it
+# reads is there. The cheapest choice in which all is there that the backward reads is a minimum cut
+# of a network: each value and each node stands on the side of the sink where it is there, or done
+# again.
+#
+#     source -> node     the node's work: it is done again
+#     node -> value      the value's bytes, at their price: it is kept
+#     value -> node      no cut: what a node reads is there if the node is done again
+#     value -> sink      no cut: what the backward reads is there
+
+
+SOURCE, SINK = "source", "sink"
+
+
+def kept_at(graph: IRGraph, block: LayerActivations, price: float) -> frozenset[int]:
+    """The values of a block to keep if each byte costs ``price`` floating-point operations.
+
+    What the block keeps in any case is not among them.
+    """
+    import networkx
+
+    network = networkx.DiGraph()
+    network.add_nodes_from((SOURCE, SINK))
+    variable = {v for node in block.nodes for v in node.outputs} - block.fixed
+    for node in block.nodes:
+        network.add_edge(SOURCE, ("node", node.id), capacity=node_work(graph, node))
+        for value_id in variable.intersection(node.outputs):
+            cost = round(price * graph.values[value_id].nbytes)
+            network.add_edge(("node", node.id), ("value", value_id), capacity=cost)
+        for value_id in variable.intersection(node.inputs):
+            network.add_edge(("value", value_id), ("node", node.id))
+    for value_id in variable.intersection(block.needed):
+        network.add_edge(("value", value_id), SINK)
+    _, (_, there) = networkx.minimum_cut(network, SOURCE, SINK)
+    return frozenset(_kept(block, variable, there))
+
+
+def _kept(
+    block: LayerActivations, variable: Collection[int], there: Collection[object]
+) -> set[int]:
+    """Values that are there though their node is not done again."""
+    return {
+        value_id
+        for node in block.nodes
+        for value_id in node.outputs
+        if value_id in variable and ("value", value_id) in there and ("node", node.id) not in there
     }
 
 

@@ -21,8 +21,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from shardwright.autodiff.split_backward import split_backward
-from shardwright.building.live import Live, given_by, live_parts
-from shardwright.building.slots import Border, LocalCommunication, Localized, PhaseStage, SlotGraph
+from shardwright.building.slots import (
+    Border,
+    Live,
+    LocalCommunication,
+    Localized,
+    PhaseStage,
+    SlotGraph,
+    live_parts,
+)
 from shardwright.ir import IRGraph, IRNode
 
 ORDER = ("prepare", "forward", "backward", "update")
@@ -181,7 +188,7 @@ def _steps(slot: SlotGraph, live: Live) -> list[_Step]:
             if item.id in live.nodes:
                 cutter.add(item, place)
         elif item in live.communications:
-            cutter.meet(_CommunicationItem(item, place, given_by(slot.device, item)))
+            cutter.meet(_CommunicationItem(item, place, item.given_by(slot.device)))
     cutter.close_all()
     return cutter.steps
 

@@ -15,33 +15,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-from shardwright.building.ends import Ends
 from shardwright.building.gradients import NO_GRADIENT, GradientWriter
 from shardwright.building.holdings import Holdings, PlacedValue
-from shardwright.building.localize import empty_holdings, finish, layer_borders, write_forward
-from shardwright.building.nodes import LocalNode
-from shardwright.building.optimizers import OPTIMIZERS, RATE_DTYPES, OptimizerTensors
+from shardwright.building.localize import (
+    Ends,
+    LocalNode,
+    empty_holdings,
+    finish,
+    layer_borders,
+    write_forward,
+)
 from shardwright.building.slots import Localized, PhaseStage, SlotGraph
 from shardwright.clusters import Mesh
 from shardwright.errors import PlanError
 from shardwright.ir import Builder, IRNode, IRValue
 from shardwright.ir.operators import is_marker
 from shardwright.ir.tensor_meta import torch_dtype
+from shardwright.ops.optimizers import OPTIMIZERS, RATE_DTYPES, OptimizerTensors
 from shardwright.planning.mesh import DATA
 from shardwright.planning.parameters import is_elementwise, parameters_of
 from shardwright.planning.plan import Plan
 from shardwright.planning.step import PreparedStep
 from shardwright.sharding import Layout, Partial, Replicate, Shard
-
-
-class Totals(Protocol):
-    """Whoever brings the terms of a parameter's gradient together."""
-
-    def total(self, gradient: int, mesh: Mesh, layout: Layout) -> PlacedValue:
-        """Their sum on a mesh in a layout."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +65,7 @@ class UpdateWriter:
         step: PreparedStep,
         plan: Plan,
         holdings: Holdings,
-        gradients: Totals,
+        gradients: GradientWriter,
         device_kind: str = "cpu",
     ) -> None:
         assert plan.training is not None
@@ -141,7 +137,7 @@ class UpdateWriter:
         count = len(node.attrs["parameters"])
         rate, *rest = node.inputs
         parameters, gradients, *states = _lists(rest, count)
-        assert len(states) == len(optimizer.states(node.attrs))
+        assert len(states) == len(optimizer.state(node.attrs))
         homes = [self._home(value_id) for value_id in parameters]
         held = [
             [self._gradient(value_id) for value_id in gradients],
@@ -158,7 +154,7 @@ class UpdateWriter:
             grads, olds, *old_states = (
                 [_dense(slot, holdings[i].local[device]) for i in at] for holdings in held
             )
-            new = optimizer.write(
+            new = optimizer.update(
                 slot.builder,
                 node.attrs,
                 self._rate(rate, slot),

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from shardwright.building.live import Live, live_parts
-from shardwright.building.slots import Localized, SlotGraph
+from shardwright.building.slots import Live, Localized, SlotGraph, live_parts
 from shardwright.building.update import localize_step
 from shardwright.errors import PlanError
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue

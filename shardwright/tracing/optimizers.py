@@ -7,43 +7,16 @@ holds: the learning rate is no hyper-parameter; it is an input of the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import Optimizer
 
 from shardwright.errors import CaptureError
+from shardwright.ops.optimizers import OPTIMIZERS, RECORDED
 from shardwright.torch_internals import has_step_hooks
-
-
-@dataclass(frozen=True)
-class OptimizerRow:
-    """``op`` and ``state`` say, from the hyper-parameters, the marker and the names of state."""
-
-    op: Callable[[Mapping[str, Any]], str]
-    hyper_parameters: tuple[str, ...]
-    state: Callable[[Mapping[str, Any]], tuple[str, ...]]
-
-
-def _adam_op(group: Mapping[str, Any]) -> str:
-    return "adamw_step" if group["decoupled_weight_decay"] else "adam_step"
-
-
-def _adam_state(group: Mapping[str, Any]) -> tuple[str, ...]:
-    largest = ("max_exp_avg_sq",) if group["amsgrad"] else ()
-    return ("exp_avg", "exp_avg_sq", *largest, "step")
-
-
-_SGD = OptimizerRow(
-    lambda group: "sgd_step",
-    ("momentum", "dampening", "weight_decay", "nesterov", "maximize"),
-    lambda group: ("momentum_buffer",) if group["momentum"] != 0 else (),
-)
-_ADAM = OptimizerRow(_adam_op, ("betas", "eps", "weight_decay", "amsgrad", "maximize"), _adam_state)
-
-RULES: dict[type[Optimizer], OptimizerRow] = {SGD: _SGD, Adam: _ADAM, AdamW: _ADAM}
 
 
 @dataclass(frozen=True)
@@ -82,9 +55,9 @@ class OptimizerGroup:
 
 def groups_of(name: str, optimizer: Optimizer) -> list[OptimizerGroup]:
     """The groups of an optimizer. Raises CaptureError where a graph cannot hold its step."""
-    rule = RULES.get(type(optimizer))
-    if rule is None:
-        supported = ", ".join(cls.__name__ for cls in RULES)
+    marker_of = RECORDED.get(type(optimizer))
+    if marker_of is None:
+        supported = ", ".join(cls.__name__ for cls in RECORDED)
         raise CaptureError(
             f"the optimizer {name!r} is a {type(optimizer).__qualname__}, whose step a graph does "
             f"not know; supported are torch.optim's {supported}"
@@ -95,21 +68,22 @@ def groups_of(name: str, optimizer: Optimizer) -> list[OptimizerGroup]:
             "write what they do into the step function"
         )
     return [
-        _group(rule, name, optimizer, index, options)
+        _group(marker_of(options), name, optimizer, index, options)
         for index, options in enumerate(optimizer.param_groups)
     ]
 
 
 def _group(
-    rule: OptimizerRow, name: str, optimizer: Optimizer, index: int, options: Mapping[str, Any]
+    op: str, name: str, optimizer: Optimizer, index: int, options: Mapping[str, Any]
 ) -> OptimizerGroup:
     if options.get("differentiable"):
         raise CaptureError(
             f"the optimizer {name!r} is differentiable=True; a graph's step is not differentiated, "
             "so leave that out"
         )
-    attrs = {key: _plain(options[key]) for key in rule.hyper_parameters}
-    group = OptimizerGroup(optimizer, name, index, rule.op(options), attrs, rule.state(options))
+    row = OPTIMIZERS[op]
+    attrs = {key: _plain(options[key]) for key in row.hyper_parameters}
+    group = OptimizerGroup(optimizer, name, index, op, attrs, row.state(options))
     if attrs.get("dampening"):
         _check_dampening(group)
     return group

@@ -1,6 +1,6 @@
 """What a stage keeps of its forward, block by block."""
 
-from shardwright.building.activations import demand, stages_of
+from shardwright.building.recompute import demand, stages_of
 from tests.building.written_slots import B0, F0, Slots
 
 

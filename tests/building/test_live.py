@@ -1,6 +1,6 @@
 """What of slots' work is read in the end."""
 
-from shardwright.building.live import live_parts
+from shardwright.building.slots import live_parts
 from tests.building.written_slots import F0, UPDATE, Slots, part
 
 

@@ -4,8 +4,7 @@ from itertools import chain, combinations
 
 import pytest
 
-from shardwright.building.activations import LayerActivations, demand
-from shardwright.building.mincut import kept_at
+from shardwright.building.recompute import LayerActivations, demand, kept_at
 from shardwright.ir import Builder
 from shardwright.planning.cost import node_work
 

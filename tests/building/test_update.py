@@ -10,9 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.building.ends import Ends
 from shardwright.building.holdings import PlacedValue
-from shardwright.building.localize import empty_holdings
+from shardwright.building.localize import Ends, empty_holdings
 from shardwright.building.slots import Localized, PhaseStage
 from shardwright.building.update import UpdateWriter, localize_step, split_further
 from shardwright.clusters import Mesh

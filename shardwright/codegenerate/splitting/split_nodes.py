@@ -1,6 +1,6 @@
 """Nodes of split stages, written so that autograd's gradients of what they read are right.
 
-As `shardwright.building.nodes`, with a collective wherever a slot's own backward would make less
+As `shardwright.building.localize`, with a collective wherever a slot's own backward would make less
 than the gradient that `split_holdings` promises:
 
     a whole that parts read       each slot makes the part that goes through its own work:
@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwright.building.holdings import PlacedValue
-from shardwright.building.nodes import LocalNode, NodeWriter, SplitNode
+from shardwright.building.localize import LocalNode, NodeWriter, SplitNode
 from shardwright.clusters import Mesh
 from shardwright.codegenerate.splitting.split_holdings import StageHoldings
 from shardwright.ir import IRNode, IRValue

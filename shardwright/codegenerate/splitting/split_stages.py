@@ -22,8 +22,8 @@ from dataclasses import replace
 
 import msgspec
 
-from shardwright.building.ends import Ends
 from shardwright.building.holdings import PlacedValue
+from shardwright.building.localize import Ends
 from shardwright.building.slots import SlotGraph
 from shardwright.clusters import Cluster, Mesh
 from shardwright.codegenerate.sources.numbering import partition_numbers

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from shardwright.building.activations import demand, stages_of
+from shardwright.building.recompute import demand, stages_of
 from shardwright.building.update import localize_step
 from shardwright.clusters import Cluster
 from shardwright.costs.cost import Analytic

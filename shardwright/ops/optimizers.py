@@ -1,9 +1,8 @@
-"""Optimizers: what a marker's step does to the parameters of one slot, by torch's fused kernels.
+"""The rows of optimizers: how a step is recorded, its state, and its update as calls.
 
-Comes in: a marker's hyper-parameters, and lists of parameters, gradients and states, parameter by
-parameter. Goes out: calls of functional operators that make their new contents, which a runtime may
-carry out in place. One call does all parameters of a slot. What always holds: the kernels' lists go
-through memory as it lies, so that all tensors of a parameter have the same strides.
+An update takes lists of parameters, gradients and states, parameter by parameter, and emits one
+call of a fused kernel of torch that makes the new contents of all. The kernels go through memory
+as it lies, so that all tensors of a parameter have the same strides.
 
 State that begins with zeros is what torch's optimizers make at their first step; only SGD's first
 momentum would be another with dampening, which capture refuses.
@@ -14,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from shardwright.ir import Builder, IRValue
 from shardwright.ir.operators import resolve, split_call
@@ -28,37 +28,43 @@ RATE_DTYPES = {"cuda": torch.float32}
 """What the kernels of a kind of device read the learning rate as, where that is not float64."""
 
 
-@dataclass(frozen=True, slots=True)
-class OptimizerTensors:
+class OptimizerTensors(NamedTuple):
     """What one call reads or makes; each of ``states`` has as many values as ``parameters``."""
 
     parameters: Values
     states: Sequence[Values]
 
 
-@dataclass(frozen=True, slots=True)
-class Optimizer:
-    """``states`` names the lists of state by their order in the marker; ``write`` writes the step.
+Update = Callable[[Builder, Attrs, IRValue, Values, OptimizerTensors], OptimizerTensors]
+"""Takes the hyper-parameters, the learning rate, the gradients, and what is renewed."""
 
-    ``write`` takes the builder, the hyper-parameters, the learning rate, gradients, and what is
-    renewed.
+
+@dataclass(frozen=True, slots=True)
+class OptimizerRow:
+    """What is known of an optimizer.
+
+    hyper_parameters
+        By torch's names; the learning rate is none, but an input of the graph.
+    state
+        From the hyper-parameters, the names of the state of a parameter, in a step's order.
+    update
+        Emits the step.
     """
 
-    states: Callable[[Attrs], tuple[str, ...]]
-    write: Callable[[Builder, Attrs, IRValue, Values, OptimizerTensors], OptimizerTensors]
+    hyper_parameters: tuple[str, ...]
+    state: Callable[[Attrs], tuple[str, ...]]
+    update: Update
 
 
-def _adam_states(attrs: Attrs) -> tuple[str, ...]:
+def _adam_state(attrs: Attrs) -> tuple[str, ...]:
     largest = ("max_exp_avg_sq",) if attrs["amsgrad"] else ()
     return ("exp_avg", "exp_avg_sq", *largest, "step")
 
 
-def _adam(
-    op: str,
-) -> Callable[[Builder, Attrs, IRValue, Values, OptimizerTensors], OptimizerTensors]:
+def _adam_update(op: str) -> Update:
     """Adam or AdamW, with the step counted first."""
 
-    def write(
+    def update(
         builder: Builder, attrs: Attrs, rate: IRValue, gradients: Values, old: OptimizerTensors
     ) -> OptimizerTensors:
         averages, squares, *largest, counts = old.states
@@ -82,14 +88,14 @@ def _adam(
         parameters, _, *states = _lists(made, len(old.parameters))
         return OptimizerTensors(parameters, [*states, steps])
 
-    return write
+    return update
 
 
-def _sgd_states(attrs: Attrs) -> tuple[str, ...]:
-    return ("momentum_buffer",) if attrs["momentum"] else ()
+def _sgd_state(attrs: Attrs) -> tuple[str, ...]:
+    return ("momentum_buffer",) if attrs["momentum"] != 0 else ()
 
 
-def _sgd(
+def _sgd_update(
     builder: Builder, attrs: Attrs, rate: IRValue, gradients: Values, old: OptimizerTensors
 ) -> OptimizerTensors:
     """SGD, with momentum or without."""
@@ -130,9 +136,23 @@ def _lists(made: Values, count: int) -> list[Values]:
     return [made[start : start + count] for start in range(0, len(made), count)]
 
 
-OPTIMIZERS: dict[str, Optimizer] = {
-    "adam_step": Optimizer(_adam_states, _adam("aten._fused_adam.tensor_lr")),
-    "adamw_step": Optimizer(_adam_states, _adam("aten._fused_adamw.tensor_lr")),
-    "sgd_step": Optimizer(_sgd_states, _sgd),
+def _adam_row(op: str) -> OptimizerRow:
+    names = ("betas", "eps", "weight_decay", "amsgrad", "maximize")
+    return OptimizerRow(names, _adam_state, _adam_update(op))
+
+
+OPTIMIZERS: Mapping[str, OptimizerRow] = {
+    "adam_step": _adam_row("aten._fused_adam.tensor_lr"),
+    "adamw_step": _adam_row("aten._fused_adamw.tensor_lr"),
+    "sgd_step": OptimizerRow(
+        ("momentum", "dampening", "weight_decay", "nesterov", "maximize"), _sgd_state, _sgd_update
+    ),
 }
-"""By the marker's name."""
+"""By the name of the marker that stands for a step."""
+
+RECORDED: Mapping[type[Optimizer], Callable[[Attrs], str]] = {
+    SGD: lambda group: "sgd_step",
+    Adam: lambda group: "adamw_step" if group["decoupled_weight_decay"] else "adam_step",
+    AdamW: lambda group: "adamw_step" if group["decoupled_weight_decay"] else "adam_step",
+}
+"""As which marker the step of a parameter group is recorded."""
