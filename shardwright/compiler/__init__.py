@@ -6,8 +6,7 @@ from shardwright.lazy import import_lazily
 
 if TYPE_CHECKING:
     from shardwright.compiler.compile import compile
-    from shardwright.compiler.lower_pipeline import lower
-    from shardwright.compiler.lowering import lower_graph
+    from shardwright.compiler.lowering import lower, lower_graph
     from shardwright.compiler.program import CompiledProgram
     from shardwright.compiler.replay import Replaying
 

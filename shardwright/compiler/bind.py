@@ -1,23 +1,21 @@
 """A prepared graph bound: optimized, lowered, planned, and given memory that never moves.
 
-Comes in: a `Prepared`. Goes out: what `CompiledProgram` runs: a `BoundPlan` on the CPU, a
-`BoundGraph` on a GPU. What always holds: stored values are bound to the program's own tensors,
-so that updates happen there, unless a feed may replace them (`Replaying.copy_roles`); no address
-changes between runs, but those of large inputs and outputs that no call of torch touches.
+Stored values are bound to the program's own tensors, so that updates happen there, unless a feed
+may replace them (`Replaying.copy_roles`). No address changes between runs, but those of large
+inputs and outputs that no call of torch touches. On a GPU the run is a CUDA graph.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from shardwright.compiler.captured import Bound
-from shardwright.compiler.cuda import GraphMemory, RecordedGraph
+from shardwright.compiler.cuda_graphs import WARM_UP, GraphMemory
 from shardwright.compiler.executor import Executor
 from shardwright.compiler.guards import is_counted
 from shardwright.compiler.lowering import lower_graph
@@ -26,7 +24,6 @@ from shardwright.compiler.passes.pipeline import prepare
 from shardwright.compiler.replay import Replaying, warm_up
 from shardwright.compiler.slots import SharedArena
 from shardwright.compiler.sources import Prepared
-from shardwright.compiler.task_program import first_of_each, touched
 from shardwright.ir import IRGraph, IRValue
 from shardwright.ir.graph import without_collection
 from shardwright.kernels.emitters import emit_graph
@@ -50,20 +47,21 @@ class Binder:
     threads: int | None = None
     _graphs: GraphMemory | None = None
     _arena: SharedArena = field(init=False)
-    _copies: Copies = field(init=False)
+    _copies: FeedCopies = field(init=False)
 
     def __post_init__(self) -> None:
         self._arena = SharedArena(self.device)
-        self._copies = Copies()
+        self._copies = FeedCopies()
 
-    def __call__(self, prepared: Prepared, replaying: Replaying) -> Bound:
+    def __call__(self, prepared: Prepared, replaying: Replaying) -> BoundPlan:
         """Bind a prepared graph. Raises ExecError, DeviceError."""
         if self.device.type == "cuda":
             self._graphs = self._graphs or GraphMemory(self.device)
-            bound = self._bound(prepared, replaying)
-            return BoundGraph(bound, self._graphs, replaying)
         bound = self._bound(prepared, replaying)
-        warm_up(bound.run, replaying.warm_up or 0, bound.written, self.device)
+        if self._graphs is not None:
+            bound.record(self._graphs, replaying.warm_up)
+        else:
+            warm_up(bound.run, replaying.warm_up or 0, bound.written, self.device)
         return bound
 
     @without_collection()
@@ -112,7 +110,7 @@ def _is_fixed(graph: IRGraph, value: IRValue, replaying: Replaying) -> bool:
     return value.role in replaying.fixed and is_counted(graph.tensors[value.id])
 
 
-class Copies:
+class FeedCopies:
     """Copies of the stored values that feeds replace: one of each, which all captures read.
 
     Constants are a capture's own: of other shapes they may be others under the same names.
@@ -157,61 +155,56 @@ class Copies:
 
 
 def _is_alike(copy: Tensor, tensor: Tensor) -> bool:
-    """Whether a copy of the tensor would lie as this one does."""
+    """Whether a copy of the tensor would have this one's dtype, shape and strides."""
     wanted = torch.empty_like(tensor, device="meta")
-    return copy.dtype == wanted.dtype and _strided(copy) == _strided(wanted)
-
-
-def _strided(tensor: Tensor) -> tuple[torch.Size, tuple[int, ...]]:
-    """How a tensor lies."""
-    return tensor.shape, tensor.stride()
+    same = copy.dtype == wanted.dtype and copy.shape == wanted.shape
+    return same and copy.stride() == wanted.stride()
 
 
 class BoundPlan:
     """A plan on memory of its own, and on the program's tensors.
 
     ``rereads`` says that all contents which it has taken are packed by kernels, from where they
-    lie: no constant was folded of them, and none was copied for feeds.
+    are: no constant was folded of them, and none was copied for feeds.
     """
 
     def __init__(
         self,
         executor: Executor,
         stored: Mapping[str, Tensor],
-        copies: Copies,
+        copies: FeedCopies,
         *,
         rereads: bool = False,
     ) -> None:
         self.executor = executor
+        self.plan = plan = executor.plan
         self._rereads = rereads
         self._copies = copies
-        plan, memory = executor.plan, executor.memory
-        values = plan.lowered.values
+        values, memory = plan.lowered.values, executor.memory
+        buffers = {buffer.vid: k for k, buffer in enumerate(plan.buffers)}
+        places = [buffers[vid] for vid in plan.lowered.inputs]
         self._names = [values[vid].name for vid in plan.lowered.inputs]
-        self.inputs = [memory.own(_input_buffer(plan, name)).zero_() for name in self._names]
+        self.inputs = [memory.own(place).zero_() for place in places]
         """The buffers that inputs are copied into, in order."""
         known = {values[b.vid].name for b in plan.buffers if b.kind == "stored"}
         self._stored = {name: tensor for name, tensor in stored.items() if name in known}
         own = dict(zip(self._names, self.inputs, strict=True))
         executor.bind_and_alloc_slots({**self._stored, **own})
-        free = set(range(len(plan.buffers))) - touched(executor)
-        self._movable = [
-            own[name].nbytes >= LARGE and _input_buffer(plan, name) in free for name in self._names
-        ]
-        self._fresh = [k for k in free if plan.buffers[k].kind == "output" and _is_large(plan, k)]
-        self._new = first_of_each(plan, self._fresh)
+        large = {
+            k
+            for k, buffer in enumerate(plan.buffers)
+            if buffer.nbytes >= LARGE and k not in executor.torch_buffers
+        }
+        self._movable = [place in large for place in places]
+        self._fresh = [k for k in large if plan.buffers[k].kind == "output"]
+        self._new = executor.first_outputs(self._fresh)
         self._counted = [tensor for tensor in self.written if is_counted(tensor)]
-
-    @property
-    def plan(self) -> ExecPlan:
-        """What runs."""
-        return self.executor.plan
+        self._graph: RecordedPlan | None = None
 
     @property
     def written(self) -> list[Tensor]:
         """The stored tensors that a run changes."""
-        plan = self.plan
-        names = {plan.lowered.values[vid].name for vid in plan.renewed}
+        names = {self.plan.lowered.values[vid].name for vid in self.plan.renewed}
         return [tensor for name, tensor in self._stored.items() if name in names]
 
     def run(self) -> list[Tensor]:
@@ -221,15 +214,25 @@ class BoundPlan:
             increment_version(self._counted)
         return self.executor.outputs(copy=False)
 
+    def record(self, memory: GraphMemory, times: int | None) -> None:
+        """Let runs be replays of a CUDA graph."""
+        self._graph = RecordedPlan(self, memory, WARM_UP if times is None else times)
+
     def take_contents(self) -> bool:
-        """Let kernels pack anew, and copy anew what lies otherwise, if that is all there is."""
+        """Read stored values anew, whose contents have changed; False where it must be bound.
+
+        Kernels pack anew, and what has other strides is copied anew, if that is all there is.
+        """
         if self._rereads:
             self.executor.bind_and_alloc_slots(self._stored)
             self.executor.refresh()
         return self._rereads
 
     def __call__(self, inputs: Sequence[Tensor], *, slots: bool = False) -> list[Tensor]:
-        """Run on these inputs."""
+        """Run on inputs in the graph's order; gives its outputs, or the slots they are in."""
+        if self._graph is not None:
+            found = self._graph.replay(inputs)
+            return found if slots else [slot.clone() for slot in found]
         for k, given in enumerate(inputs):
             if self._movable[k]:
                 self.executor.feeds.bind({self._names[k]: given})
@@ -243,9 +246,14 @@ class BoundPlan:
             return found
         return [slot if k in self._new else slot.clone() for k, slot in enumerate(found)]
 
-    def logging(self) -> AbstractContextManager[CallLog]:
-        """What the runs inside of it call, in order."""
-        return self.executor.logging()
+    @contextmanager
+    def logging(self) -> Iterator[CallLog]:
+        """What the runs inside of it call, in order; of a CUDA graph, the calls recorded."""
+        if self._graph is not None:
+            yield list(self._graph.log)
+        else:
+            with self.executor.logging() as log:
+                yield log
 
     def feed(self, stored: Mapping[str, Tensor]) -> None:
         """Give stored values other contents, by any of their names."""
@@ -258,48 +266,23 @@ class BoundPlan:
                     self._stored[spec.name].copy_(own[name].detach())
 
 
-def _input_buffer(plan: ExecPlan, name: str) -> int:
-    named = (k for k, b in enumerate(plan.buffers) if b.kind == "input")
-    return next(k for k in named if plan.lowered.values[plan.buffers[k].vid].name == name)
+class RecordedPlan:
+    """A bound plan as a CUDA graph; ``log`` is what was called when it was recorded."""
 
-
-def _is_large(plan: ExecPlan, buffer: int) -> bool:
-    return plan.buffers[buffer].nbytes >= LARGE
-
-
-class BoundGraph:
-    """A bound plan as a CUDA graph."""
-
-    def __init__(self, bound: BoundPlan, memory: GraphMemory, replaying: Replaying) -> None:
+    def __init__(self, bound: BoundPlan, memory: GraphMemory, times: int) -> None:
+        self.log: CallLog = []
         self._bound = bound
-        self._log: CallLog = []
-        self._recorded = RecordedGraph(
-            self._run, bound.inputs, bound.written, memory, replaying.warm_up
-        )
+        self._outputs: list[Tensor] = []
+        self._replay = memory.record(self._run, bound.written, times)
 
-    def _run(self) -> list[Tensor]:
-        """Run call by call, and keep what was called: at last, what was recorded."""
-        with self._bound.logging() as self._log:
-            return self._bound.run()
+    def _run(self) -> None:
+        with self._bound.executor.logging() as self.log:
+            self._outputs = self._bound.run()
 
-    @property
-    def plan(self) -> ExecPlan:
-        """What was recorded."""
-        return self._bound.plan
-
-    def __call__(self, inputs: Sequence[Tensor], *, slots: bool = False) -> list[Tensor]:
-        """Replay on these inputs."""
-        return self._recorded.replay(inputs, slots=slots)
-
-    @contextmanager
-    def logging(self) -> Iterator[CallLog]:
-        """The calls that were recorded: a replay makes them all, unseen."""
-        yield list(self._log)
-
-    def feed(self, stored: Mapping[str, Tensor]) -> None:
-        """Give stored values other contents."""
-        self._bound.feed(stored)
-
-    def take_contents(self) -> bool:
-        """What was recorded reads stored values where they lie."""
-        return self._bound.take_contents()
+    @torch.no_grad()
+    def replay(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Run once on these inputs; gives the slots of the outputs."""
+        for buffer, given in zip(self._bound.inputs, inputs, strict=True):
+            buffer.copy_(given, non_blocking=True)
+        self._replay()
+        return self._outputs

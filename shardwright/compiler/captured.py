@@ -1,54 +1,26 @@
 """Capture: a program prepared for one set of shapes, and bound.
 
-Comes in: what prepares the graph, and what binds it. Goes out: a `Capture`, which runs on a call's
-tensors. What always holds: where preparing or binding anew fails, the capture is what it was.
+Where preparing or binding anew fails, the capture is what it was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from shardwright.compiler.guards import Facts, Guard, Parts, is_placed
-from shardwright.compiler.memory.plan import ExecPlan
-from shardwright.compiler.replay import Known, Replaying
+from shardwright.compiler.bind import BoundPlan
+from shardwright.compiler.guards import Facts, Guard, GuardedParts, is_placed
+from shardwright.compiler.replay import FeedSpec, Replaying
 from shardwright.compiler.sources import Prepared
-from shardwright.ir import IRGraph, IRValue
+from shardwright.ir import IRGraph
 from shardwright.ir.structure import rebuild
 from shardwright.ir.tensor_meta import torch_dtype
-from shardwright.kernels.native.library import CallLog
 
-
-class Bound(Protocol):
-    """A prepared graph, ready to run; `compile` makes them."""
-
-    @property
-    def plan(self) -> ExecPlan:
-        """What it runs, and where."""
-        ...
-
-    def __call__(self, inputs: Sequence[Tensor], *, slots: bool = False) -> list[Tensor]:
-        """Run on inputs in the graph's order; gives its outputs, or the slots they lie in."""
-        ...
-
-    def logging(self) -> AbstractContextManager[CallLog]:
-        """What the runs inside of it call, in order."""
-        ...
-
-    def feed(self, stored: Mapping[str, Tensor]) -> None:
-        """Give stored values, by their first names, other contents."""
-        ...
-
-    def take_contents(self) -> bool:
-        """Read stored values anew, whose contents have changed; False where it must be bound."""
-        ...
-
-
-Bind = Callable[[Prepared, Replaying], Bound]
+Bind = Callable[[Prepared, Replaying], BoundPlan]
 
 
 class Capture:
@@ -57,7 +29,7 @@ class Capture:
     def __init__(
         self,
         prepare: Callable[[], Prepared],
-        parts: Callable[[], Parts],
+        parts: Callable[[], GuardedParts],
         replaying: Replaying,
         bind: Bind,
         device: torch.device,
@@ -67,44 +39,48 @@ class Capture:
         self._replaying = replaying
         self._bind = bind
         self._device = device
-        self._expected: list[tuple[torch.Size, torch.dtype, torch.device]] = []
-        self._plain: int | None = None
-        self._make()
+        self._signature: list[tuple[torch.Size, torch.dtype, torch.device]] = []
+        self._positional: int | None = None
+        self.refresh()
 
-    def _make(self) -> None:
-        """Prepare and bind; what fails leaves everything as it was."""
+    def refresh(self) -> None:
+        """Prepare and bind anew: tensors may be others, and what was made of them with them."""
         facts = Facts(self._parts())
-        with self._plainly():
+        with self._outside_of_modes():
             prepared = self._prepare()
             parts = self._parts()
-            guard = Guard(parts, facts, read(prepared.graph, self._replaying, parts))
+            guard = Guard(parts, facts, read_tensors(prepared.graph, self._replaying, parts))
             bound = self._bind(prepared, self._replaying)
         self.prepared, self.bound, self.guard = prepared, bound, guard
         graph, given = prepared.graph, prepared.rate_inputs
         ordered = [*prepared.call_inputs, *given]
         places = [ordered.index(value_id) for value_id in graph.inputs]
         self._places = None if places == sorted(places) else places
-        self.rates = tuple(graph.values[value_id].name for value_id in given)
-        self._rate_tensors = [_empty(graph.values[value_id], self._device) for value_id in given]
+        rates = [graph.values[value_id] for value_id in given]
+        self.rates = tuple(value.name for value in rates)
+        self._rate_tensors = [
+            torch.empty(value.shape, dtype=torch_dtype(value.dtype), device=self._device)
+            for value in rates
+        ]
         self._rate_values: dict[str, float] = {}
-        self.known = _known(self.prepared)
+        self.feed_specs = _feed_specs(prepared)
 
     @contextmanager
-    def _plainly(self) -> Iterator[None]:
+    def _outside_of_modes(self) -> Iterator[None]:
         """Outside of the modes that a caller may be in, which would be those of later calls."""
         with torch.autocast(self._device.type, enabled=False), torch.inference_mode(False):
             yield
 
-    def expect(self, args: Sequence[Any], tensors: Sequence[Tensor], *, plain: bool) -> None:
-        """From now on calls like this one are known at a glance, if it is ``plain``."""
-        self._expected = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
-        self._plain = len(args) if plain else None
+    def remember(self, args: Sequence[Any], tensors: Sequence[Tensor], *, plain: bool) -> None:
+        """From now on calls like this one take the fast path, if it is ``plain``."""
+        self._signature = [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
+        self._positional = len(args) if plain else None
 
-    def knows(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    def is_like_last(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether a call is plainly one of this capture's: the same tensors alone, in order."""
-        if kwargs or len(args) != self._plain:
+        if kwargs or len(args) != self._positional:
             return False
-        for given, (shape, dtype, device) in zip(args, self._expected, strict=True):
+        for given, (shape, dtype, device) in zip(args, self._signature, strict=True):
             if not isinstance(given, Tensor) or given.shape != shape:
                 return False
             if given.dtype != dtype or given.device != device or given.layout != torch.strided:
@@ -141,17 +117,13 @@ class Capture:
     def follow(self) -> None:
         """Be of the program as it is now: packed, folded or prepared anew where it has changed."""
         if not self.guard.has_same_objects():
-            self._make()
+            self.refresh()
         elif not self.guard.has_same_contents():
             versions = self.guard.versions()
             if not self.bound.take_contents():
-                with self._plainly():
+                with self._outside_of_modes():
                     self.bound = self._bind(self.prepared, self._replaying)
             self.guard.took(versions)
-
-    def refresh(self) -> None:
-        """Prepare and bind anew: tensors may be others, and what was made of them with them."""
-        self._make()
 
     def _rates_of_step(self, given: Mapping[str, Tensor]) -> list[Tensor]:
         """The learning rates as the graph takes them, written where one has changed."""
@@ -165,7 +137,7 @@ class Capture:
         return [given.get(name, tensor) for name, tensor in pairs] if given else self._rate_tensors
 
 
-def read(graph: IRGraph, replaying: Replaying, parts: Parts) -> list[Tensor]:
+def read_tensors(graph: IRGraph, replaying: Replaying, parts: GuardedParts) -> list[Tensor]:
     """The tensors whose contents binding takes: what the program itself changes are none.
 
     In training these are the constants, which are folded. In inference all tensors of the modules
@@ -180,23 +152,14 @@ def read(graph: IRGraph, replaying: Replaying, parts: Parts) -> list[Tensor]:
     return [*(graph.tensors[value.id] for value in stored), *others]
 
 
-def _known(prepared: Prepared) -> dict[str, Known]:
+def _feed_specs(prepared: Prepared) -> dict[str, FeedSpec]:
     """What a feed may name: the call's tensors, the rates, and stored values."""
     graph = prepared.graph
-    values = [graph.values[value_id] for value_id in prepared.call_inputs]
-    rates = [graph.values[value_id] for value_id in prepared.rate_inputs]
-    names = [*prepared.names, *(value.name for value in rates)]
-    inputs = {
-        name: Known("input", value.shape, value.dtype)
-        for name, value in zip(names, (*values, *rates), strict=True)
+    values = [graph.values[k] for k in (*prepared.call_inputs, *prepared.rate_inputs)]
+    rates = (graph.values[value_id].name for value_id in prepared.rate_inputs)
+    named = zip((*prepared.names, *rates), values, strict=True)
+    stored = ((name, value) for value in graph.stored() for name in value.names)
+    return {
+        **{name: FeedSpec(value.role, value.shape, value.dtype) for name, value in stored},
+        **{name: FeedSpec("input", value.shape, value.dtype) for name, value in named},
     }
-    stored = {
-        name: Known(value.role, value.shape, value.dtype)
-        for value in graph.stored()
-        for name in value.names
-    }
-    return {**stored, **inputs}
-
-
-def _empty(value: IRValue, device: torch.device) -> Tensor:
-    return torch.empty(value.shape, dtype=torch_dtype(value.dtype), device=device)

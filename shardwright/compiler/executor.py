@@ -4,16 +4,15 @@
     executor.bind_and_alloc_slots({"x": x, **weights})
     (y,) = executor.run({"x": other})
 
-Comes in: an `ExecPlan`, and tensors by name. Goes out: the plan's outputs; stored values that the
-graph updates have their new contents, in place. What always holds: once bound, a run on tensors at
-the same addresses does no work in Python but a step a segment, and allocates nothing where all
-calls are native; outputs are copies unless the caller asks for slots, which the next run
-overwrites.
+Stored values that the graph updates have their new contents after a run, in place. Once bound, a
+run on tensors at the same addresses does no work in Python but a step a segment, and allocates
+nothing where all calls are native; outputs are copies unless the caller asks for slots, which the
+next run overwrites.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -22,7 +21,7 @@ import torch
 from shardwright.compiler.feeds import Feeds
 from shardwright.compiler.memory.plan import ExecPlan
 from shardwright.compiler.segments import NativeSegment, Segment, TorchSegment, bind_segments
-from shardwright.compiler.slots import Memory
+from shardwright.compiler.slots import SlotMemory
 from shardwright.kernels.native.library import CallLog, Library, load
 
 
@@ -32,7 +31,8 @@ class Executor:
     threads
         How many threads native calls may use; torch's number by default, asked at each run.
     native
-        Whether native kernels are used where there are any.
+        Whether native kernels are used where there are any; ``refused`` says why calls are torch's
+        nevertheless, by call number.
     """
 
     def __init__(
@@ -46,22 +46,27 @@ class Executor:
         self.device = torch.device(device)
         self.threads = threads
         library = self._library() if native else None
-        bound = bind_segments(plan, library)
-        self.segments: tuple[Segment, ...] = bound.segments
-        worked = (s.work_bytes for s in bound.segments if isinstance(s, NativeSegment))
+        self.segments: tuple[Segment, ...]
+        self.segments, self.refused = bind_segments(plan, library)
+        worked = (s.work_bytes for s in self.segments if isinstance(s, NativeSegment))
         if work_bytes := max(worked, default=0):
             plan = replace(plan, work_bytes=work_bytes)
         self.plan = plan
-        self.memory = Memory(plan, self.device)
+        self.memory = SlotMemory(plan, self.device)
         self.feeds = Feeds(plan, self.memory)
-        self.refused: Mapping[int, str] = bound.refused
-        """Why calls are torch's, by call number."""
+        self.torch_buffers: frozenset[int] = frozenset(
+            buffer
+            for segment in self.segments
+            if isinstance(segment, TorchSegment)
+            for buffer in segment.touches()
+        )
+        """The buffers that torch's calls read or write: their addresses are known to closures."""
         self._has_torch = any(isinstance(segment, TorchSegment) for segment in self.segments)
         self._log: CallLog | None = None
         self._owned: Sequence[int] = [
             k for k, buffer in enumerate(plan.buffers) if buffer.kind == "output"
         ]
-        self._fresh = self._floating()
+        self._fresh = frozenset(self._owned) - self.torch_buffers
         self._returned = [(vid, plan.allocations[vid].buffer) for vid in plan.lowered.outputs]
 
     def _library(self) -> Library | None:
@@ -162,16 +167,10 @@ class Executor:
         """How many threads native calls use now."""
         return self.threads or torch.get_num_threads()
 
-    def _floating(self) -> frozenset[int]:
-        """Buffers of outputs that may have other memory at each run: torch's calls know none."""
-        touched = {
-            buffer
-            for segment in self.segments
-            if isinstance(segment, TorchSegment)
-            for buffer in segment.touches()
-        }
-        return frozenset(
-            k
-            for k, buffer in enumerate(self.plan.buffers)
-            if buffer.kind == "output" and k not in touched
-        )
+    def first_outputs(self, fresh: Collection[int]) -> set[int]:
+        """The positions of outputs that are the first in one of these buffers."""
+        found: dict[int, int] = {}
+        for k, (_, buffer) in enumerate(self._returned):
+            if buffer in fresh:
+                found.setdefault(buffer, k)
+        return set(found.values())

@@ -16,7 +16,7 @@ from itertools import pairwise
 import torch
 
 from shardwright.compiler.memory.plan import ExecPlan
-from shardwright.compiler.slots import Memory
+from shardwright.compiler.slots import SlotMemory
 from shardwright.errors import InputError
 from shardwright.ir.tensor_meta import describe_dtype, overlaps, torch_dtype
 from shardwright.kernels.lowered import ValueSpec
@@ -26,7 +26,7 @@ from shardwright.kernels.strides import extent
 class Feeds:
     """The external buffers of one executor."""
 
-    def __init__(self, plan: ExecPlan, memory: Memory) -> None:
+    def __init__(self, plan: ExecPlan, memory: SlotMemory) -> None:
         self._plan = plan
         self._memory = memory
         self._buffer = _names(plan)

@@ -42,7 +42,7 @@ _END = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class GuardedParts:
     """What a program is made of, as far as a guard looks at it.
 
     ``functions`` are the program's own, which may come to name other modules and optimizers.
@@ -67,7 +67,7 @@ class Parts:
 class Facts:
     """Plain values that a capture depends on."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: GuardedParts) -> None:
         groups = (group for optimizer in parts.optimizers for group in optimizer.param_groups)
         named = [(held, _plain_keys(held)) for held in map(vars, parts.all_modules())]
         named += [(group, _plain_keys(group) - RATES) for group in groups]
@@ -116,7 +116,7 @@ class Guard:
         Stored values whose contents were taken into the capture: packed, folded, or copied.
     """
 
-    def __init__(self, parts: Parts, facts: Facts, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, parts: GuardedParts, facts: Facts, tensors: Sequence[Tensor]) -> None:
         self.facts = facts
         self._is_stepped = False
         self._ids = set() if parts.trains else {*map(id, parts.parameters())}
@@ -212,7 +212,7 @@ def _tables(module: nn.Module) -> tuple[dict[str, Any], ...]:
     return held["_modules"], held["_parameters"], held["_buffers"]
 
 
-def _named_by(parts: Parts) -> Iterator[tuple[Callable[[], object], object]]:
+def _named_by(parts: GuardedParts) -> Iterator[tuple[Callable[[], object], object]]:
     """What finds an object elsewhere than in a module, and the object that it finds now.
 
     These are the groups of optimizers, and the modules and optimizers that functions name.

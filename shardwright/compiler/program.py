@@ -4,21 +4,20 @@
     y = program(x)                      # as model(x)
     outputs = program.run({"x": x})     # by name
 
-Comes in: a call like the original's, or a feed of tensors by name. Goes out: what the original
-gives. A call of the shapes of the one before costs no more than looking at them; other shapes get a
-capture of their own (`replay`).
-
-What always holds: a result is memory of its own, unless the slots are asked for; weights are the
-program's own tensors, and what a step trains is there when the call returns. Calls from several
-threads wait for one another. A call computes with the program as it is then: what has changed since
-it was captured (`guards`) is prepared anew.
+A call of the shapes of the one before costs no more than looking at them; other shapes get a
+capture of their own, up to a bound; the least lately used goes first, and what it trained stays,
+since the tensors are the program's. A result is memory of its own, unless the slots are asked for;
+weights are the program's own tensors, and what a step trains is there when the call returns. Calls
+from several threads wait for one another. A call computes with the program as it is then: what has
+changed since it was captured (`guards`) is prepared anew.
 """
 
 from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from torch import Tensor
 from shardwright.compiler.captured import Bind, Capture
 from shardwright.compiler.guards import Facts
 from shardwright.compiler.memory.plan import ExecPlan
-from shardwright.compiler.replay import Captures, Key, Replaying, check_device, taken
+from shardwright.compiler.replay import Replaying, check_device, take_feed
 from shardwright.compiler.sources import Prepared, Source
 from shardwright.compiler.trace import Trace, check_trace, trace_of
 from shardwright.errors import InputError
@@ -42,20 +41,15 @@ class CompiledProgram:
     """A compiled model or step; `compile` makes it. Called like the original."""
 
     def __init__(
-        self,
-        source: Source,
-        bind: Bind,
-        device: torch.device,
-        replaying: Replaying,
-        captures: Captures[Capture] | None = None,
+        self, source: Source, bind: Bind, device: torch.device, replaying: Replaying
     ) -> None:
         self.device = device
         self.replaying = replaying.of_mode(source.mode)
         self._source = source
         self._bind = bind
-        self._captures = captures if captures is not None else Captures(replaying.bound)
+        self._captures: OrderedDict[Hashable, Capture] = OrderedDict()
+        """By the structure of the call, what guards know, and its tensors' names and metas."""
         self._latest: Capture | None = None
-        self._token = object()
         self._lock = threading.RLock()
         self._modes: set[str] = set()
 
@@ -65,7 +59,7 @@ class CompiledProgram:
         """Run a call of the original. Raises InputError, CaptureError for what has no graph."""
         with self._lock:
             latest = self._latest
-            if latest is not None and latest.knows(args, kwargs) and latest.guard.holds():
+            if latest is not None and latest.is_like_last(args, kwargs) and latest.guard.holds():
                 return latest.fold(latest.run(args))
             capture, tensors = self._found(args, kwargs)
             return capture.fold(capture.run(tensors))
@@ -80,22 +74,19 @@ class CompiledProgram:
         Raises InputError for an unknown name, a missing input, another dtype or device.
         """
         with self._lock:
-            return self._run(feed, slots=slots)
-
-    def _run(self, feed: Mapping[str, Tensor], *, slots: bool) -> dict[str, Tensor]:
-        latest = self._some()
-        known, names = latest.known, latest.prepared.names
-        found = taken(feed, known, self.replaying, self.device, optional=latest.rates)
-        tensors: Sequence[Tensor] = [found[name] for name in names]
-        others = any(found[name].shape != known[name].shape for name in names)
-        if others or not latest.guard.holds():
-            call = rebuild_call(latest.prepared.arguments, tensors)
-            latest, tensors = self._found(call.args, call.kwargs)
-        if stored := {name: t for name, t in found.items() if known[name].role != "input"}:
-            latest.bound.feed(stored)
-        rates = {name: found[name] for name in latest.rates if name in found}
-        results = latest.run(tensors, rates=rates, slots=slots)
-        return dict(zip(latest.prepared.graph.output_names, results, strict=True))
+            latest = self._some()
+            specs, names = latest.feed_specs, latest.prepared.names
+            found = take_feed(feed, specs, self.replaying, self.device, optional=latest.rates)
+            tensors: Sequence[Tensor] = [found[name] for name in names]
+            others = any(found[name].shape != specs[name].shape for name in names)
+            if others or not latest.guard.holds():
+                call = rebuild_call(latest.prepared.arguments, tensors)
+                latest, tensors = self._found(call.args, call.kwargs)
+            if stored := {name: t for name, t in found.items() if specs[name].role != "input"}:
+                latest.bound.feed(stored)
+            rates = {name: found[name] for name in latest.rates if name in found}
+            results = latest.run(tensors, rates=rates, slots=slots)
+            return dict(zip(latest.prepared.graph.output_names, results, strict=True))
 
     def trace(self, *args: Any, **kwargs: Any) -> Trace:
         """Run a call of the original; gives what was really called, in order.
@@ -123,7 +114,7 @@ class CompiledProgram:
         attributes that are no plain values, and of variables that a step reads.
         """
         with self._lock:
-            for capture in self._own():
+            for capture in self._captures.values():
                 capture.refresh()
 
     # --- what it is -------------------------------------------------------------------------
@@ -140,13 +131,13 @@ class CompiledProgram:
 
     @property
     def rates(self) -> tuple[str, ...]:
-        """The names of the learning rates, which the optimizers' groups say unless they are fed."""
+        """The names of the learning rates, which `run` may be fed."""
         return self._some().rates
 
     @property
     def captures(self) -> int:
         """How many captures are kept."""
-        return len(self._own())
+        return len(self._captures)
 
     def __str__(self) -> str:
         return str(self.plan) if self._latest else "a program without a capture yet; call it first"
@@ -156,13 +147,12 @@ class CompiledProgram:
     def _found(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Capture, Sequence[Tensor]]:
-        """The capture of a call, and the call's tensors."""
+        """The capture of a call, made where there is none, and the call's tensors."""
         arguments, tensors = self._source.describe(args, kwargs)
         feed = {leaf.name: t for leaf, t in zip(leaves(arguments), tensors, strict=True)}
         self._check(feed)
-        facts = self._facts()
-        # As text 1, 1.0 and True differ.
-        key = Key.of(self.replaying, (self._token, repr(arguments), facts), feed)
+        metas = tuple((name, t.shape, t.dtype, t.device) for name, t in feed.items())
+        key = repr(arguments), self._facts(), metas  # as text 1, 1.0 and True differ
         like = [(t.shape, t.dtype) for t in tensors]
 
         def prepare() -> Prepared:
@@ -172,13 +162,19 @@ class CompiledProgram:
             call = rebuild_call(arguments, examples)
             return self._source.prepare(call.args, call.kwargs, self.device)
 
-        def make() -> Capture:
-            return Capture(prepare, self._source.parts, self.replaying, self._bind, self.device)
-
-        self._latest = self._captures.get(key, make)
+        captures = self._captures
+        if key not in captures:
+            source, bind = self._source, self._bind
+            made = Capture(prepare, source.parts, self.replaying, bind, self.device)
+            while len(captures) >= self.replaying.bound:
+                captures.popitem(last=False)
+            captures[key] = made
+        captures.move_to_end(key)
+        self._latest = captures[key]
         self._latest.follow()
-        plain = not kwargs and len(args) == len(tensors) and all(map(_is_tensor, args))
-        self._latest.expect(args, tensors, plain=plain)
+        plain = not kwargs and len(args) == len(tensors)
+        plain = plain and all(isinstance(item, Tensor) for item in args)
+        self._latest.remember(args, tensors, plain=plain)
         return self._latest, tensors
 
     def _facts(self) -> str:
@@ -203,9 +199,9 @@ class CompiledProgram:
         for name, tensor in feed.items():
             check_device(name, tensor, self.device)
         if self._latest is not None:
-            known = self._latest.known
-            if all(name in known for name in feed):
-                taken(feed, known, self.replaying, self.device, optional=known)
+            specs = self._latest.feed_specs
+            if all(name in specs for name in feed):
+                take_feed(feed, specs, self.replaying, self.device, optional=specs)
 
     def _some(self) -> Capture:
         if self._latest is None:
@@ -214,13 +210,3 @@ class CompiledProgram:
                 "first, or its capture, with the arguments of a call"
             )
         return self._latest
-
-    def _own(self) -> list[Capture]:
-        return [found for key, found in self._captures.kept.items() if self._is_own(key)]
-
-    def _is_own(self, key: object) -> bool:
-        return isinstance(key, Key) and isinstance(key.plan, tuple) and key.plan[0] is self._token
-
-
-def _is_tensor(item: object) -> bool:
-    return isinstance(item, Tensor)

@@ -1,27 +1,17 @@
-"""Capture once, replay often: which capture a feed belongs to, and what a replay takes from it.
+"""Capture once, replay often: what a replay takes from its feed.
 
-A capture is a graph made ready for inputs of one kind: a bound plan on the CPU, a recorded CUDA
-graph on a GPU. Comes in: a feed, tensors by name. Goes out: the capture of its key, made where
-there is none yet, and the tensors that it copies.
-
-What always holds:
-
-    a capture belongs to one `Key`; whether a tensor is contiguous is no part of it
-    a replay takes from the feed what is of the policy's ``copy_roles``, and of the rest nothing:
-    in training weights, state and step go on from where they are, whatever is fed
-    no more captures are kept than the bound says; the least lately used goes first, and what it
-    trained stays, since the tensors are the program's
-    a warm-up leaves the tensors that a run writes, and the random numbers, as they were
+A replay takes what is of the options' ``copy_roles``, and of the rest nothing: in training weights,
+state and step go on from where they are, whatever is fed. A warm-up leaves the tensors that a run
+writes, and the random numbers, as they were.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Generic, Literal, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,8 +26,6 @@ MODES: tuple[Mode, ...] = ("inference", "train")
 
 BOUND = 8
 """How many captures a program keeps where nobody says."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,65 +103,7 @@ def _roles(name: str, given: object) -> frozenset[Role]:
     return frozenset(given)
 
 
-class Fed(NamedTuple):
-    """One tensor of a feed, as far as a capture depends on it."""
-
-    name: str
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-
-    @classmethod
-    def of(cls, name: str, tensor: Tensor) -> Fed:
-        """What is known of a tensor."""
-        return cls(name, tensor.shape, tensor.dtype, tensor.device)
-
-
-@dataclass(frozen=True, slots=True)
-class Key:
-    """What two feeds have alike that share a capture. ``plan`` tells programs apart."""
-
-    mode: Mode | None
-    plan: object
-    static_roles: AbstractSet[Role]
-    copy_roles: AbstractSet[Role]
-    signature: tuple[Fed, ...]
-
-    @classmethod
-    def of(cls, replaying: Replaying, plan: object, feed: Mapping[str, Tensor]) -> Key:
-        """The key of a feed."""
-        signature = tuple(Fed.of(name, tensor) for name, tensor in feed.items())
-        return cls(replaying.mode, plan, replaying.static_roles, replaying.copy_roles, signature)
-
-
-@dataclass(slots=True)
-class Captures(Generic[T]):
-    """Captures by key, at most ``bound`` of them; several programs may share one."""
-
-    bound: int = BOUND
-    kept: OrderedDict[object, T] = field(default_factory=OrderedDict)
-
-    def get(self, key: object, make: Callable[[], T]) -> T:
-        """The capture of a key, made by ``make`` where there is none; the oldest makes room."""
-        if key in self.kept:
-            self.kept.move_to_end(key)
-            return self.kept[key]
-        made = make()
-        while len(self.kept) >= self.bound:
-            self.kept.popitem(last=False)
-        self.kept[key] = made
-        return made
-
-    def forget(self, is_meant: Callable[[object], bool] = lambda key: True) -> None:
-        """Let go of the captures whose keys are meant."""
-        for key in [key for key in self.kept if is_meant(key)]:
-            del self.kept[key]
-
-    def __len__(self) -> int:
-        return len(self.kept)
-
-
-class Known(NamedTuple):
+class FeedSpec(NamedTuple):
     """A value that a feed may name: its role, shape and dtype (a short name)."""
 
     role: Role
@@ -181,9 +111,9 @@ class Known(NamedTuple):
     dtype: str
 
 
-def taken(
+def take_feed(
     feed: Mapping[str, Tensor],
-    known: Mapping[str, Known],
+    known: Mapping[str, FeedSpec],
     replaying: Replaying,
     device: torch.device,
     *,
@@ -212,7 +142,7 @@ def taken(
     return found
 
 
-def _fitting(name: str, tensor: Tensor, value: Known, device: torch.device) -> Tensor:
+def _fitting(name: str, tensor: Tensor, value: FeedSpec, device: torch.device) -> Tensor:
     if not isinstance(tensor, Tensor):
         raise InputError(
             f"{value.role} {name!r} is {tensor!r}, no tensor; feed a tensor of {value.dtype}"

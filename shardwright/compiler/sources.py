@@ -1,22 +1,22 @@
-"""What can be compiled: a module, a training step, or a graph; and where its tensors lie.
+"""What can be compiled: a module, a training step, or a graph; and where its tensors are.
 
-Comes in: a program of the user's, and arguments of a call. Goes out: a `Prepared`, the call as one
-graph of operators whose stored values all have a tensor: the program's own where it has one on the
-device, so that what a run changes is changed in the program; else one that is made here and handed
-to the program before the first run. What always holds: preparing changes nothing of the program's.
+Preparing a call gives one graph of operators whose stored values all have a tensor: the program's
+own where it has one on the device, so that what a run changes is changed in the program; else one
+that is made here and handed to the program before the first run. It changes nothing of the
+program's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from shardwright.compiler.guards import Parts
+from shardwright.compiler.guards import GuardedParts
 from shardwright.compiler.replay import Mode
 from shardwright.compiler.step import whole_step
 from shardwright.errors import DeviceError, ExecError, InputError, WeightError
@@ -75,33 +75,6 @@ class Prepared:
         return [value_id for value_id in self.graph.inputs if value_id not in rates]
 
 
-class Source(Protocol):
-    """A program that can be prepared for calls of several shapes."""
-
-    @property
-    def mode(self) -> Mode:
-        """Whether a run changes what it is run with."""
-        ...
-
-    def describe(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Described:
-        """A call taken apart. Raises InputError."""
-        ...
-
-    def prepare(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device
-    ) -> Prepared:
-        """A call as a graph. Raises CaptureError, DeviceError, WeightError."""
-        ...
-
-    def tensors(self) -> Sequence[Tensor]:
-        """Tensors of the program: where they lie, it runs."""
-        ...
-
-    def parts(self) -> Parts:
-        """What of the program a capture depends on beside its arguments."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class ModuleSource:
     """A module; its parameters and buffers are the graph's."""
@@ -127,9 +100,9 @@ class ModuleSource:
         """Parameters and buffers."""
         return [*self.model.parameters(), *self.model.buffers()]
 
-    def parts(self) -> Parts:
+    def parts(self) -> GuardedParts:
         """The module."""
-        return Parts([self.model])
+        return GuardedParts([self.model])
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,9 +139,9 @@ class GraphSource:
         """The stored values that have contents."""
         return list(self.graph.tensors.values())
 
-    def parts(self) -> Parts:
+    def parts(self) -> GuardedParts:
         """A graph depends on nothing else."""
-        return Parts()
+        return GuardedParts()
 
 
 @dataclass(slots=True)
@@ -200,7 +173,7 @@ class StepSource:
         names = {value.names[0] for value in graph.stored()}
         made = {name: tensor for name, tensor in self.made.items() if name in names}
         rates = Rates(captured.rates, None, captured.schedulers)
-        return Prepared(graph, arguments, rates, _Belongings.of(captured, names, made))
+        return Prepared(graph, arguments, rates, StateBinding.of(captured, names, made))
 
     def tensors(self) -> Sequence[Tensor]:
         """What the step closes over: parameters first."""
@@ -208,11 +181,11 @@ class StepSource:
         parameters = (p for module in closure.modules.values() for p in module.parameters())
         return [*parameters, *closure.tensors.values()]
 
-    def parts(self) -> Parts:
+    def parts(self) -> GuardedParts:
         """The modules and optimizers that the step closes over."""
         closure = find_closure(self.step_fn)
         modules, optimizers = closure.modules.values(), closure.optimizers.values()
-        return Parts([*modules], [*optimizers], closure.functions, trains=True)
+        return GuardedParts([*modules], [*optimizers], closure.functions, trains=True)
 
     def _tensor(self, value: IRValue, own: Tensor | None, device: torch.device) -> Tensor:
         """Where a stored value lies."""
@@ -250,7 +223,7 @@ def _zeros(value: IRValue, device: torch.device) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _Belongings:
+class StateBinding:
     """Gradients and state that a plan is bound to, kept where the program looks for them.
 
     Others may put other tensors there between two runs: ``zero_grad()``, a loaded state, an eager
@@ -265,7 +238,7 @@ class _Belongings:
     @classmethod
     def of(
         cls, captured: CapturedStep, names: Collection[str], made: Mapping[str, Tensor]
-    ) -> _Belongings:
+    ) -> StateBinding:
         """Those stored values of a step, by ``names``, that are made here or the program's now."""
         gradients = []
         for name, parameter in captured.parameters.items():
@@ -306,6 +279,22 @@ def _take_contents(tensor: Tensor, found: Any) -> None:
         tensor.copy_(found)
     else:
         tensor.fill_(found if isinstance(found, int | float) else 0)
+
+
+Source = ModuleSource | GraphSource | StepSource
+"""A program that can be prepared for calls of several shapes.
+
+mode
+    Whether a run changes what it is run with.
+describe
+    A call taken apart. Raises InputError.
+prepare
+    A call as a graph. Raises CaptureError, DeviceError, WeightError.
+tensors
+    Tensors of the program: where they are, it runs.
+parts
+    What of the program a capture depends on beside its arguments.
+"""
 
 
 def source_of(program: nn.Module | IRGraph | Callable[..., Any], seed: int = 0) -> Source:

@@ -18,11 +18,10 @@ from torch import Tensor
 
 from shardwright.comm.transport import TensorSpec
 from shardwright.comm.wire import conform
-from shardwright.compiler.cuda import GraphMemory
+from shardwright.compiler.cuda_graphs import GraphMemory, Record
 from shardwright.compiler.memory.plan import ExecPlan
-from shardwright.compiler.recording import Record
 from shardwright.compiler.slots import SharedArena
-from shardwright.compiler.task_program import FromZeros, TaskProgram, plan_task
+from shardwright.compiler.tasks import FromZeros, TaskProgram, plan_task
 from shardwright.engine.overwriting import Overwriting
 from shardwright.engine.slot_steps import slot_steps
 from shardwright.errors import InputError

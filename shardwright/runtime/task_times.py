@@ -24,7 +24,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from shardwright.compiler.task_program import TaskProgram
+from shardwright.compiler.tasks import TaskProgram
 from shardwright.costs.tasks import TaskTime, TaskTimes, fingerprint_tasks
 from shardwright.engine.compiling import Run
 from shardwright.engine.slot import Instruction, SlotProgram

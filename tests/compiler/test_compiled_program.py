@@ -7,12 +7,11 @@ import torch
 from torch import Tensor, nn
 
 import shardwright as sw
-from shardwright.compiler.bind import Binder
-from shardwright.compiler.captured import Bound, Capture
+from shardwright.compiler.bind import Binder, BoundPlan
 from shardwright.compiler.memory.plan import ARENA
 from shardwright.compiler.program import CompiledProgram
-from shardwright.compiler.replay import Captures, Replaying
-from shardwright.compiler.sources import ModuleSource, Prepared, StepSource
+from shardwright.compiler.replay import Replaying
+from shardwright.compiler.sources import ModuleSource, Prepared
 from shardwright.errors import ExecError, InputError, WeightError
 from tests.compiler.steps import OPTIMIZERS, Program, assert_close, batches, network, program
 
@@ -90,20 +89,12 @@ def made_of(made: Program) -> Any:
 
 
 def test_a_second_program_does_not_disturb_the_first() -> None:
-    captures: Captures[Capture] = Captures(8)
-
-    def make(made: Program) -> CompiledProgram:
-        device = torch.device("cpu")
-        source = StepSource(made.step)
-        return CompiledProgram(source, Binder(device), device, Replaying("train"), captures)
-
     first, second, alone = program(ADAM), program(OPTIMIZERS["momentum"]), program(ADAM)
-    run, other, reference = make(first), make(second), compiled(alone)
+    run, other, reference = compiled(first), compiled(second), compiled(alone)
     for x, y in batches(3):
         assert torch.equal(run(x, y), reference(x, y))
         other(x, y)
     assert same(first.state(), alone.state())
-    assert len(captures) == 2
 
 
 def test_another_shape_gets_a_capture_of_its_own_up_to_the_bound() -> None:
@@ -268,7 +259,7 @@ def test_a_refresh_that_cannot_be_bound_leaves_the_capture() -> None:
     model, device, fails = network().eval(), torch.device("cpu"), False
     binder = Binder(device)
 
-    def bind(prepared: Prepared, replaying: Replaying) -> Bound:
+    def bind(prepared: Prepared, replaying: Replaying) -> BoundPlan:
         if fails:
             raise ZeroDivisionError
         return binder(prepared, replaying)
@@ -338,7 +329,7 @@ def test_captures_lie_in_one_arena_and_slots_keep_their_results() -> None:
         (slot,) = run.run({"input": x}, slots=True).values()
         slots.append((slot, slot.clone()))
     assert run.captures == 4
-    found = [capture.bound for capture in run._own()]
+    found = [capture.bound for capture in run._captures.values()]
     assert len({bound.plan.arena_bytes for bound in found}) == 4
     arenas = {bound.executor.memory.bases[ARENA] for bound in found}  # type: ignore[attr-defined]
     assert len(arenas) == 1

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import shardwright as sw
-from shardwright.compiler.cuda import GraphMemory
+from shardwright.compiler.cuda_graphs import GraphMemory
 from shardwright.compiler.replay import Replaying
 from shardwright.errors import DeviceError
 from tests.compiler.steps import OPTIMIZERS, Program, batches, network, program

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.compiler.memory.arena import ALIGNMENT, Interval, align, make_arena, peak_bytes
+from shardwright.compiler.memory.arena import ALIGNMENT, LiveRange, align, make_arena, peak_bytes
 
 intervals = st.builds(
-    lambda start, length, size: Interval(start, start + length, size),
+    lambda start, length, size: LiveRange(start, start + length, size),
     st.integers(0, 30),
     st.integers(0, 30),
     st.integers(0, 2000),
@@ -38,8 +38,8 @@ def test_the_peak_is_that_of_the_fullest_call(drawn):
 @pytest.mark.parametrize("depth", [3, 40])
 def test_a_forward_and_its_backward_fit_exactly(depth):
     """Activations that live until their gradients, and what lives between two calls."""
-    kept = [Interval(k, 2 * depth - k, 100 * 64) for k in range(depth)]
-    brief = [Interval(k, k + 1, (k % 3 + 1) * 640) for k in range(2 * depth)]
+    kept = [LiveRange(k, 2 * depth - k, 100 * 64) for k in range(depth)]
+    brief = [LiveRange(k, k + 1, (k % 3 + 1) * 640) for k in range(2 * depth)]
     arena = make_arena([*kept, *brief])
     assert arena.size <= 1.05 * arena.peak
 
@@ -49,10 +49,10 @@ def training_step(seed, depth=20):
     draws, end, found = random.Random(seed), 4 * depth, []
     for k in range(depth):
         for _ in range(draws.randint(1, 3)):
-            found.append(Interval(2 * k, end - 2 * k, 64 * draws.randint(1, 60)))
-        found.append(Interval(2 * k, 2 * k + 1, 64 * draws.randint(1, 80)))
-        found.append(Interval(end - 2 * k - 1, end - 2 * k, 64 * draws.randint(1, 80)))
-        found.append(Interval(end - 2 * k, end + 1, 64 * draws.randint(1, 30)))
+            found.append(LiveRange(2 * k, end - 2 * k, 64 * draws.randint(1, 60)))
+        found.append(LiveRange(2 * k, 2 * k + 1, 64 * draws.randint(1, 80)))
+        found.append(LiveRange(end - 2 * k - 1, end - 2 * k, 64 * draws.randint(1, 80)))
+        found.append(LiveRange(end - 2 * k, end + 1, 64 * draws.randint(1, 30)))
     return found
 
 
@@ -63,8 +63,8 @@ def test_uneven_steps_fit_nearly_exactly():
 
 
 def test_holes_are_used_again_and_joined():
-    first, second = Interval(0, 1, 640), Interval(0, 1, 640)
-    wide = Interval(2, 3, 1280)
+    first, second = LiveRange(0, 1, 640), LiveRange(0, 1, 640)
+    wide = LiveRange(2, 3, 1280)
     arena = make_arena([first, second, wide])
     assert arena.size == 1280
     assert arena.offsets[2] == 0
@@ -72,5 +72,5 @@ def test_holes_are_used_again_and_joined():
 
 def test_nothing_takes_nothing():
     assert make_arena([]) == ((), 0, 0)
-    assert make_arena([Interval(0, 3, 0)]).size == 0
+    assert make_arena([LiveRange(0, 3, 0)]).size == 0
     assert peak_bytes([]) == 0

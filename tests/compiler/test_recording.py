@@ -8,12 +8,11 @@ import pytest
 import torch
 
 import shardwright as sw
-from shardwright.compiler import recording
-from shardwright.compiler.cuda import GraphMemory
+from shardwright.compiler import cuda_graphs
+from shardwright.compiler.cuda_graphs import GraphMemory, Record
 from shardwright.compiler.lowering import lower_graph
-from shardwright.compiler.recording import Record
 from shardwright.compiler.slots import SharedArena
-from shardwright.compiler.task_program import TaskProgram, plan_task
+from shardwright.compiler.tasks import TaskProgram, plan_task
 from shardwright.engine import compiling
 from shardwright.engine.compiling import compile_tasks
 from shardwright.engine.slot_steps import slot_steps
@@ -113,7 +112,7 @@ def test_other_addresses_are_recorded_for_themselves(name: str) -> None:
 
 
 def test_constants_that_never_stay_end_recording(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "RECORDINGS", 2)
+    monkeypatch.setattr(cuda_graphs, "RECORDINGS", 2)
     stand_in = StandIn()
     run = task(weighed(), stand_in.record, constants=[1], donated={2: 1})
     weights, total = [torch.randn(3, 3) for _ in range(5)], torch.zeros(4, 3)
@@ -153,7 +152,7 @@ def test_a_recording_that_fails_is_given_up_and_others_go_on(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where nobody knew before that the host would be asked."""
-    monkeypatch.setattr(recording, "_INDEXING", set())
+    monkeypatch.setattr(cuda_graphs, "_INDEXING", set())
     device = torch.device(name)
     record = recorder(device)
     run = task(masked(), record, device=device)

@@ -1,18 +1,18 @@
-"""Which capture a feed belongs to, what a replay takes of it, and what warming up leaves alone."""
+"""What a replay takes of a feed, and what warming up leaves alone."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from shardwright.compiler.replay import Captures, Fed, Key, Known, Replaying, taken, warm_up
+from shardwright.compiler.replay import FeedSpec, Replaying, take_feed, warm_up
 from shardwright.errors import ExecError, InputError
 
 CPU = torch.device("cpu")
 KNOWN = {
-    "x": Known("input", (2, 3), "f32"),
-    "w": Known("param", (3,), "f32"),
-    "step": Known("state", (), "f32"),
-    "lr": Known("input", (), "f64"),
+    "x": FeedSpec("input", (2, 3), "f32"),
+    "w": FeedSpec("param", (3,), "f32"),
+    "step": FeedSpec("state", (), "f32"),
+    "lr": FeedSpec("input", (), "f64"),
 }
 
 
@@ -22,14 +22,14 @@ def feed(**tensors: Tensor) -> dict[str, Tensor]:
 
 def test_in_training_weights_and_state_of_a_feed_are_left_out() -> None:
     given = feed(w=torch.ones(3), step=torch.ones(()), lr=torch.ones((), dtype=torch.float64))
-    found = taken(given, KNOWN, Replaying("train"), CPU)
+    found = take_feed(given, KNOWN, Replaying("train"), CPU)
     assert list(found) == ["x", "lr"]
     assert found["x"] is given["x"]
 
 
 def test_roles_to_copy_are_taken_in_inference() -> None:
     replaying = Replaying(copy_roles=frozenset({"input", "param"}))
-    found = taken(feed(w=torch.ones(3)), KNOWN, replaying, CPU, optional=("lr",))
+    found = take_feed(feed(w=torch.ones(3)), KNOWN, replaying, CPU, optional=("lr",))
     assert list(found) == ["x", "w"]
 
 
@@ -46,13 +46,13 @@ def test_roles_to_copy_are_taken_in_inference() -> None:
 )
 def test_what_does_not_fit_is_refused_by_name(given: dict[str, Tensor], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        taken(given, KNOWN, Replaying(), CPU, optional=("lr",))
+        take_feed(given, KNOWN, Replaying(), CPU, optional=("lr",))
 
 
 def test_a_stored_value_keeps_its_shape() -> None:
     replaying = Replaying(copy_roles=frozenset({"input", "param"}))
     with pytest.raises(InputError, match=r"param 'w' is \[4\].*has \[3\]"):
-        taken(feed(w=torch.ones(4)), KNOWN, replaying, CPU, optional=("lr",))
+        take_feed(feed(w=torch.ones(4)), KNOWN, replaying, CPU, optional=("lr",))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,6 @@ def test_roles_come_in_any_collection(collection: type) -> None:
     roles = collection(["param", "input"])
     made = Replaying(copy_roles=roles, static_roles=roles)
     assert made == Replaying(copy_roles=frozenset(roles), static_roles=frozenset(roles))
-    assert hash(Key.of(made, "p", feed())) == hash(Key.of(made, "p", feed()))
 
 
 def test_a_mode_is_the_programs_or_none() -> None:
@@ -92,49 +91,6 @@ def test_a_mode_is_the_programs_or_none() -> None:
         Replaying("train").of_mode("inference")
     with pytest.raises(ExecError, match="inputs alone"):
         Replaying(copy_roles=frozenset({"input", "param"})).of_mode("train")
-
-
-def test_a_key_has_names_shapes_dtypes_and_devices_but_no_contiguity() -> None:
-    def key(tensor: Tensor, replaying: Replaying | None = None, plan: str = "p") -> Key:
-        return Key.of(replaying or Replaying(), plan, {"x": tensor})
-
-    x = torch.ones(2, 3)
-    assert key(x) == key(torch.ones(3, 2).t())
-    assert key(x).signature == (Fed("x", x.shape, torch.float32, CPU),)
-    others = [
-        key(torch.ones(3, 2)),
-        key(x.double()),
-        key(x.to("meta")),
-        key(x, Replaying("train")),
-        key(x, Replaying(copy_roles=frozenset({"input", "param"}))),
-        key(x, Replaying(static_roles=frozenset({"param"}))),
-        key(x, plan="q"),
-        Key.of(Replaying(), "p", {"y": x}),
-    ]
-    assert len({key(x), *others}) == 9
-
-
-def test_captures_are_bounded_and_the_least_lately_used_goes_first() -> None:
-    captures: Captures[str] = Captures(2)
-    made = []
-
-    def get(key: str) -> str:
-        return captures.get(key, lambda: made.append(key) or key.upper())
-
-    assert [get("a"), get("b"), get("a"), get("c"), get("a"), get("b")] == list("ABACAB")
-    assert made == ["a", "b", "c", "b"]
-    assert list(captures.kept) == ["a", "b"]
-    captures.forget(lambda key: key == "a")
-    assert list(captures.kept) == ["b"]
-    assert len(captures) == 1
-
-
-def test_what_cannot_be_made_takes_nobodys_place() -> None:
-    captures: Captures[str] = Captures(1)
-    captures.get("a", lambda: "A")
-    with pytest.raises(ZeroDivisionError):
-        captures.get("b", lambda: str(1 / 0))
-    assert captures.get("a", lambda: "other") == "A"
 
 
 def test_warming_up_leaves_tensors_and_random_numbers_as_they_were() -> None:

@@ -7,7 +7,7 @@ from shardwright.compiler.executor import Executor
 from shardwright.compiler.lowering import lower_graph
 from shardwright.compiler.memory.plan import ARENA, make_exec_plan
 from shardwright.compiler.slots import SharedArena
-from shardwright.compiler.task_program import TaskProgram, plan_task
+from shardwright.compiler.tasks import TaskProgram, plan_task
 from shardwright.errors import InputError
 from shardwright.ir import Builder
 from shardwright.kernels.emitters import emit_graph

@@ -10,7 +10,7 @@ import torch
 from shardwright.compiler import lower
 from shardwright.compiler.memory.plan import ARENA
 from shardwright.compiler.slots import SharedArena
-from shardwright.compiler.task_program import TaskProgram
+from shardwright.compiler.tasks import TaskProgram
 from shardwright.engine.compiling import compile_tasks, task_plan
 from shardwright.engine.slot_steps import slot_steps
 from shardwright.ir import Builder, IRValue

@@ -31,7 +31,7 @@ PROMOTIONS = 8
 """How often what lies highest is placed first, as long as the arena is not good enough."""
 
 
-class Interval(NamedTuple):
+class LiveRange(NamedTuple):
     """Memory that is needed from call ``start`` to call ``end``, both included."""
 
     start: int
@@ -39,7 +39,7 @@ class Interval(NamedTuple):
     size: int
 
 
-class Arena(NamedTuple):
+class ArenaLayout(NamedTuple):
     """Offsets in the intervals' order; ``peak`` is what lives at once, at most."""
 
     offsets: tuple[int, ...]
@@ -51,9 +51,9 @@ Placed = tuple[list[int], int]
 """Offsets, and where the highest interval ends."""
 
 
-def make_arena(intervals: Sequence[Interval]) -> Arena:
+def make_arena(intervals: Sequence[LiveRange]) -> ArenaLayout:
     """Where each interval lies."""
-    aligned = [Interval(i.start, i.end, align(i.size)) for i in intervals]
+    aligned = [LiveRange(i.start, i.end, align(i.size)) for i in intervals]
     peak = peak_bytes(aligned)
     best = _by_time(aligned)
     enough = TIGHT if len(aligned) <= FEW else GOOD_ENOUGH
@@ -68,7 +68,7 @@ def make_arena(intervals: Sequence[Interval]) -> Arena:
         found = _in_order(aligned, order)
         best = _smaller(best, found)
         _promote(order, aligned, found)
-    return Arena(tuple(best[0]), best[1], peak)
+    return ArenaLayout(tuple(best[0]), best[1], peak)
 
 
 def align(size: int) -> int:
@@ -76,12 +76,12 @@ def align(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def peak_bytes(intervals: Sequence[Interval]) -> int:
+def peak_bytes(intervals: Sequence[LiveRange]) -> int:
     """How many bytes live at once, at most."""
     return int(_living(intervals).max(initial=0))
 
 
-def _living(intervals: Sequence[Interval]) -> np.ndarray:
+def _living(intervals: Sequence[LiveRange]) -> np.ndarray:
     """How many bytes live while each call runs."""
     change = np.zeros(max((i.end for i in intervals), default=-1) + 2, dtype=np.int64)
     np.add.at(change, [i.start for i in intervals], [i.size for i in intervals])
@@ -138,7 +138,7 @@ class _Holes:
         del self._begin[offset], self._end[offset + size]
 
 
-def _by_time(intervals: Sequence[Interval]) -> Placed:
+def _by_time(intervals: Sequence[LiveRange]) -> Placed:
     """Offsets and size, each interval placed when it begins; larger ones first."""
     offsets = [0] * len(intervals)
     holes, living = _Holes(), list[tuple[int, int, int]]()
@@ -157,23 +157,23 @@ def _by_time(intervals: Sequence[Interval]) -> Placed:
 # --- in another order ------------------------------------------------------------------------
 
 
-def _largest(interval: Interval) -> tuple[int, int]:
+def _largest(interval: LiveRange) -> tuple[int, int]:
     return -interval.size, interval.start
 
 
-def _largest_and_longest(interval: Interval) -> tuple[int, int]:
+def _largest_and_longest(interval: LiveRange) -> tuple[int, int]:
     return -interval.size * (interval.end - interval.start + 1), interval.start
 
 
-def _longest(interval: Interval) -> tuple[int, int]:
+def _longest(interval: LiveRange) -> tuple[int, int]:
     return interval.start - interval.end, -interval.size
 
 
-def _first(interval: Interval) -> tuple[int, int]:
+def _first(interval: LiveRange) -> tuple[int, int]:
     return interval.start, -interval.size
 
 
-Key = Callable[[Interval], tuple[int, int]]
+Key = Callable[[LiveRange], tuple[int, int]]
 _AT_THE_PEAK: tuple[tuple[Key, Key], ...] = (
     (_longest, _largest),
     (_first, _largest_and_longest),
@@ -184,7 +184,7 @@ _AT_THE_PEAK: tuple[tuple[Key, Key], ...] = (
 """How to order what lives at the peak, and how all else."""
 
 
-def _at_the_peak_first(intervals: Sequence[Interval]) -> Iterator[list[int]]:
+def _at_the_peak_first(intervals: Sequence[LiveRange]) -> Iterator[list[int]]:
     """Orders in which what lives at the peak comes before all else."""
     fullest = int(_living(intervals).argmax())
     at_peak, others = list[int](), list[int]()
@@ -198,18 +198,18 @@ def _smaller(one: Placed, other: Placed) -> Placed:
     return other if other[1] < one[1] else one
 
 
-def _sorted(numbers: Iterable[int], intervals: Sequence[Interval], key: Key) -> list[int]:
+def _sorted(numbers: Iterable[int], intervals: Sequence[LiveRange], key: Key) -> list[int]:
     return sorted(numbers, key=lambda k: key(intervals[k]))
 
 
-def _promote(order: list[int], intervals: Sequence[Interval], found: Placed) -> None:
+def _promote(order: list[int], intervals: Sequence[LiveRange], found: Placed) -> None:
     """Let the interval that lies highest be placed first."""
     highest = max(order, key=lambda k: found[0][k] + intervals[k].size)
     order.remove(highest)
     order.insert(0, highest)
 
 
-def _in_order(intervals: Sequence[Interval], order: Sequence[int]) -> Placed:
+def _in_order(intervals: Sequence[LiveRange], order: Sequence[int]) -> Placed:
     """Offsets and size, the intervals placed in this order."""
     count = len(intervals)
     offsets, top = [0] * count, 0

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from shardwright.compiler.memory.arena import Interval, align, make_arena
+from shardwright.compiler.memory.arena import LiveRange, align, make_arena
 from shardwright.compiler.memory.reuse import (
     COPY,
     MemoryReuse,
@@ -250,7 +250,7 @@ def _stored(graph: LoweredGraph, reuse: MemoryReuse) -> list[int]:
 
 def _live_ranges(
     graph: LoweredGraph, reuse: MemoryReuse, external: Collection[int]
-) -> dict[int, Interval]:
+) -> dict[int, LiveRange]:
     """From when to when each owner in the arena is needed."""
     ends: dict[int, int] = {}
     for base in reuse.first:
@@ -258,7 +258,7 @@ def _live_ranges(
         if owner not in external:
             ends[owner] = max(ends.get(owner, 0), reuse.last[base])
     return {
-        owner: Interval(reuse.first[owner], end, graph.values[owner].nbytes)
+        owner: LiveRange(reuse.first[owner], end, graph.values[owner].nbytes)
         for owner, end in ends.items()
     }
 

@@ -1,10 +1,9 @@
 """The native kernels from Python: load the library, bind calls, run programs of them.
 
-Comes in: a call as its kind, attributes and operands (where each lies: a buffer's index and an
-offset). Goes out: a `Bound`, or the reason why the kernel does not do it; then a `Program` of
-bounds, which one C call runs on an array of base addresses. What always holds: a program keeps its
-bounds alive, but no tensor; whoever runs it holds what the addresses point to. Runs of one program
-from several threads wait for one another.
+A call is bound by its kind, attributes and operands (each by its buffer's index and an offset), or
+the reason is given why the kernel does not do it. A `NativeProgram` of bound calls is run by one
+call of C on an array of base addresses. It keeps its calls alive, but no tensor: whoever runs it
+holds what the addresses point to. Runs of one program from several threads wait for one another.
 
 ``SHARDWRIGHT_NATIVE=0`` turns native kernels off.
 """
@@ -60,7 +59,7 @@ CallLog = list[LoggedCall]
 class NativeOperand:
     """Where an operand lies and how: buffer index, bytes from its base, strides in elements.
 
-    ``static`` promises that its contents do not change between runs, but by `Bound.prepare`.
+    ``static`` promises that its contents do not change between runs, but by `BoundCall.prepare`.
     """
 
     buffer: int
@@ -107,7 +106,7 @@ class _Log(ctypes.Structure):
     _fields_ = (("calls", ctypes.POINTER(_Logged)), ("count", ctypes.c_int64))
 
 
-class Bound:
+class BoundCall:
     """A call that a kernel has taken."""
 
     def __init__(self, dll: ctypes.CDLL, handle: int) -> None:
@@ -121,7 +120,7 @@ class Bound:
             raise ExecError("there is no memory for the packed operands of a call")
 
 
-class Program:
+class NativeProgram:
     """Calls in order, run by one call of C.
 
     work_at
@@ -129,7 +128,7 @@ class Program:
         aligned; without it they keep memory of their own.
     """
 
-    def __init__(self, dll: ctypes.CDLL, bounds: Sequence[Bound], work_at: int = -1) -> None:
+    def __init__(self, dll: ctypes.CDLL, bounds: Sequence[BoundCall], work_at: int = -1) -> None:
         self.bounds = tuple(bounds)
         handles = (ctypes.c_void_p * len(bounds))(*(bound.handle for bound in bounds))
         self._handle = dll.sw_program(handles, len(bounds), work_at)
@@ -157,7 +156,7 @@ class Program:
             raise ExecError(f"native call {failed - 1} of {len(self.bounds)}: {said}")
 
 
-def _release_program(dll: ctypes.CDLL, handle: int, bounds: tuple[Bound, ...]) -> None:
+def _release_program(dll: ctypes.CDLL, handle: int, bounds: tuple[BoundCall, ...]) -> None:
     dll.sw_release_program(handle)
 
 
@@ -180,7 +179,7 @@ class Library:
         n_in: int,
         *,
         number: int = 0,
-    ) -> Bound | str:
+    ) -> BoundCall | str:
         """A call of a kind, inputs before outputs, None for what is absent; or why not.
 
         Kernels rely on what is looked at here: operands are as many as the kind has, those that it
@@ -196,11 +195,11 @@ class Library:
         spec = _CallSpec(kind, schema, n_in, len(operands) - n_in, table, blob, len(blob))
         why = ctypes.create_string_buffer(512)
         handle = self._dll.sw_bind(ctypes.byref(spec), number, why, len(why))
-        return Bound(self._dll, handle) if handle else why.value.decode()
+        return BoundCall(self._dll, handle) if handle else why.value.decode()
 
-    def program(self, bounds: Sequence[Bound], work_at: int = -1) -> Program:
+    def program(self, bounds: Sequence[BoundCall], work_at: int = -1) -> NativeProgram:
         """One program of these calls."""
-        return Program(self._dll, bounds, work_at)
+        return NativeProgram(self._dll, bounds, work_at)
 
 
 def addresses(values: Sequence[int | None]) -> ctypes.Array[ctypes.c_void_p]:

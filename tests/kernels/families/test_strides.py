@@ -18,7 +18,7 @@ from shardwright.ir import resolve
 from shardwright.ir.operators import flatten_results
 from shardwright.ir.values import Input, to_json
 from shardwright.kernels.kinds import BY_NAME, KINDS, bind_torch
-from shardwright.kernels.native.library import Bound, addresses
+from shardwright.kernels.native.library import BoundCall, addresses
 from tests.compiler.steps import assert_close
 from tests.kernels.native.calls import native_bind, native_library
 
@@ -170,7 +170,7 @@ def by_torch(kind: str, call: Call) -> None:
 def by_kernel(kind: str, call: Call) -> None:
     """The native kernel, where it takes the call."""
     bound = native_bind(kind, call.attrs, call.inputs, call.outputs)
-    if isinstance(bound, Bound):
+    if isinstance(bound, BoundCall):
         operands = [*call.inputs, *call.outputs]
         bases = addresses([None if t is None else t.data_ptr() for t in operands])
         bound.prepare(bases, 1)

@@ -18,13 +18,13 @@ from torch import Tensor
 from shardwright.compiler.executor import Executor
 from shardwright.compiler.memory.reuse import legalize_layouts
 from shardwright.compiler.segments import written_out
-from shardwright.compiler.task_program import plan_task
+from shardwright.compiler.tasks import plan_task
 from shardwright.errors import ExecError
 from shardwright.ir.tensor_meta import contiguous_strides, itemsize, torch_dtype
 from shardwright.kernels.files import decode
 from shardwright.kernels.kinds import bind_torch, kind_of
 from shardwright.kernels.lowered import BaseView, LoweredGraph, LoweredOp, find_bases
-from shardwright.kernels.native.library import Bound, Library, NativeOperand, addresses, load
+from shardwright.kernels.native.library import BoundCall, Library, NativeOperand, addresses, load
 from shardwright.kernels.row import ABSENT
 from shardwright.kernels.strides import extent
 from tests.kernels.legality.mutants import NUMBERS
@@ -157,11 +157,11 @@ def _run_call(
         )
         for vid in vids
     ]
-    bound: Bound | str = "torch's"
+    bound: BoundCall | str = "torch's"
     if kind.name != "generic":
         blob = written_out(kind, op)
         bound = library.bind(op.kind_id, 1, blob, operands, len(op.in_vids), number=number)
-    if isinstance(bound, Bound):
+    if isinstance(bound, BoundCall):
         bases = addresses([memory[root].data_ptr() for root in roots])
         bound.prepare(bases, 1)
         library.program([bound]).run(bases, 1)

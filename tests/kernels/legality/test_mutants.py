@@ -11,7 +11,7 @@ import os
 import pytest
 
 from shardwright.compiler.executor import Executor
-from shardwright.compiler.task_program import plan_task
+from shardwright.compiler.tasks import plan_task
 from shardwright.kernels.files import decode
 from shardwright.kernels.kinds import BY_ID
 from tests.compiler.running import assert_close

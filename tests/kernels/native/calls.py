@@ -10,7 +10,7 @@ from shardwright.errors import ExecError
 from shardwright.ir.tensor_meta import dtype_name
 from shardwright.kernels.kinds import BY_NAME
 from shardwright.kernels.native.build import find_compiler
-from shardwright.kernels.native.library import Bound, Library, NativeOperand, addresses, load
+from shardwright.kernels.native.library import BoundCall, Library, NativeOperand, addresses, load
 
 
 def native_library() -> Library:
@@ -37,7 +37,7 @@ def native_bind(
     outputs: Sequence[torch.Tensor | None],
     *,
     static: Collection[int] = (),
-) -> Bound | str:
+) -> BoundCall | str:
     """Binds a kernel on tensors, each in a buffer of its own, in order; ``static`` are indices."""
     kind = BY_NAME[kind_name]
     schema = 1 if kind.schemas else 0

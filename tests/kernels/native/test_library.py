@@ -16,7 +16,7 @@ import torch
 from shardwright.errors import ExecError
 from shardwright.kernels.kinds import BY_NAME
 from shardwright.kernels.native import build, library
-from shardwright.kernels.native.library import Bound, NativeOperand, addresses
+from shardwright.kernels.native.library import BoundCall, NativeOperand, addresses
 from tests.kernels.native.calls import native_bind, native_call, native_library, operand
 
 needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler")
@@ -209,13 +209,13 @@ def test_an_output_whose_elements_lie_on_one_another_is_refused(
     else:
         native_call("relu", {}, [x], [y])
         assert torch.equal(y, x.relu())
-    assert isinstance(native_bind("relu", {}, [y], [torch.empty(shape)]), Bound)
+    assert isinstance(native_bind("relu", {}, [y], [torch.empty(shape)]), BoundCall)
 
 
 def test_static_contents_are_read_when_prepared_and_only_then() -> None:
     a, b, y = torch.randn(4, 16), torch.randn(16, 8), torch.empty(4, 8)
     bound = native_bind("gemm", {}, [a, b, None, None], [y], static=(1,))
-    assert isinstance(bound, Bound)
+    assert isinstance(bound, BoundCall)
     bases = addresses([a.data_ptr(), b.data_ptr(), None, None, y.data_ptr()])
     program = native_library().program([bound])
     bound.prepare(bases)
@@ -230,7 +230,7 @@ def test_static_contents_are_read_when_prepared_and_only_then() -> None:
     assert not y.any()
 
 
-def gemm_chain(width: int) -> library.Program:
+def gemm_chain(width: int) -> library.NativeProgram:
     """y = relu(x w) w, of buffers x, w, y and one between, which are 64 bytes into theirs."""
     blob = BY_NAME["gemm"].schema(1)
     bounds = []
@@ -240,7 +240,7 @@ def gemm_chain(width: int) -> library.Program:
         attrs = {"transpose_a": 0, "transpose_b": 0, "activation": activation, "alpha": 1.0}
         operands = [*place[:2], None, None, place[2]]
         bound = native_library().bind(20, 1, blob.pack(attrs), operands, 4)
-        assert isinstance(bound, Bound)
+        assert isinstance(bound, BoundCall)
         bounds.append(bound)
     return native_library().program(bounds)
 

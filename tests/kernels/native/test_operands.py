@@ -4,19 +4,19 @@ import pytest
 import torch
 
 from shardwright.kernels.kinds import BY_NAME, KINDS
-from shardwright.kernels.native.library import Bound, NativeOperand
+from shardwright.kernels.native.library import BoundCall, NativeOperand
 from tests.compiler.kind_calls import CALLS, Operands
 from tests.kernels.native.calls import native_bind, native_library, operand
 
 each_kind = pytest.mark.parametrize("kind", CALLS)
 
 
-def bound(kind: str, operands: Operands, n_in: int) -> Bound | str:
+def bound(kind: str, operands: Operands, n_in: int) -> BoundCall | str:
     """A kind's call with other operands than its own."""
     return native_bind(kind, CALLS[kind].attrs, operands[:n_in], operands[n_in:])
 
 
-def with_other(kind: str, place: int, other: torch.Tensor | None) -> Bound | str:
+def with_other(kind: str, place: int, other: torch.Tensor | None) -> BoundCall | str:
     """A kind's call with another operand at one place."""
     inputs, outputs = CALLS[kind].inputs, CALLS[kind].outputs
     operands = [*inputs, *outputs]
@@ -32,7 +32,7 @@ def test_every_native_kind_has_a_call() -> None:
 def test_its_call_is_taken(kind: str) -> None:
     call = CALLS[kind]
     found = native_bind(kind, call.attrs, call.inputs, call.outputs)
-    assert isinstance(found, Bound), found
+    assert isinstance(found, BoundCall), found
 
 
 @each_kind
@@ -54,7 +54,7 @@ def test_all_operands_empty_are_refused(kind: str) -> None:
         for t in (*call.inputs, *call.outputs)
     ]
     found = bound(kind, empty, len(call.inputs))
-    assert isinstance(found, Bound) == (kind == "step_inc"), found  # which has numbers alone
+    assert isinstance(found, BoundCall) == (kind == "step_inc"), found  # which has numbers alone
 
 
 @each_kind

@@ -1,9 +1,8 @@
-"""A lowered supertask as a program of flat tensors, as the runtime runs them.
+"""A lowered task as a program of flat tensors, as the engine runs them.
 
-Comes in: the plan of a supertask, and tensors at each run. Goes out: its outputs. What always
-holds: an output lies in the memory of the input that was given away for it, or in new memory, never
-in another input's; constants are read where they lie; nothing is allocated in a run but outputs.
-Where a run is recorded, inputs are copied to fixed addresses and outputs out of them, so a replay
+An output is in the memory of the input that was given away for it, or in new memory, never in
+another input's; constants are read where they are; nothing is allocated in a run but outputs. Where
+a run is recorded, inputs are copied to fixed addresses and outputs out of them, so a replay
 overwrites nothing that a send still reads; constants, and what is given away, stay where they are.
 """
 
@@ -14,10 +13,9 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from shardwright.compiler.cuda_graphs import Record, RecordedRuns
 from shardwright.compiler.executor import Executor
 from shardwright.compiler.memory.plan import ExecPlan, make_exec_plan, optimize_plan
-from shardwright.compiler.recording import Record, Recording
-from shardwright.compiler.segments import TorchSegment
 from shardwright.compiler.slots import SharedArena
 from shardwright.kernels.lowered import LoweredGraph
 
@@ -25,7 +23,7 @@ from shardwright.kernels.lowered import LoweredGraph
 def plan_task(
     lowered: LoweredGraph, donated: Mapping[int, int] | None = None, fixed: Collection[int] = ()
 ) -> ExecPlan:
-    """The plan of a supertask; positions say which inputs become which outputs, which are fixed."""
+    """The plan of a task; positions say which inputs become which outputs, which are fixed."""
     given = {lowered.inputs[old]: lowered.outputs[new] for old, new in (donated or {}).items()}
     used = {vid for op in lowered.ops for vid in op.in_vids}
     static = used.intersection(lowered.inputs[k] for k in fixed)
@@ -34,7 +32,7 @@ def plan_task(
 
 
 class TaskProgram:
-    """One supertask's program: ``program(tensors)`` takes and gives flat lists.
+    """One task's program: ``program(tensors)`` takes and gives flat lists.
 
     constants
         Positions of inputs that are the same tensor at each run.
@@ -64,7 +62,7 @@ class TaskProgram:
         lowered = plan.lowered
         self._names = [lowered.values[vid].name for vid in lowered.inputs]
         buffers = {buffer.vid: k for k, buffer in enumerate(plan.buffers)}
-        torchs = touched(self._executor)
+        torchs = self._executor.torch_buffers
         self._taken = {new: old for old, new in (donated or {}).items()}
         kept = {*constants, *(donated or {})}
         self._copied = {
@@ -78,8 +76,8 @@ class TaskProgram:
             for k, buffer in enumerate(plan.buffers)
             if buffer.kind == "output" and k not in torchs
         ]
-        self._own = first_of_each(plan, self._fresh)
-        self._recording = Recording(self._executor, record) if record is not None else None
+        self._own = self._executor.first_outputs(self._fresh)
+        self._recording = RecordedRuns(self._executor, record) if record is not None else None
 
     @property
     def unrecorded(self) -> str | None:
@@ -139,19 +137,3 @@ class FromZeros:
             for position in self._zeros:
                 tensors[position].zero_()
         return self._program(tensors)
-
-
-def touched(executor: Executor) -> set[int]:
-    """The buffers that torch's calls read or write: their addresses are known to closures."""
-    segments = (segment for segment in executor.segments if isinstance(segment, TorchSegment))
-    return {buffer for segment in segments for buffer in segment.touches()}
-
-
-def first_of_each(plan: ExecPlan, fresh: Collection[int]) -> set[int]:
-    """The positions of outputs that are new memory and not given twice."""
-    found: dict[int, int] = {}
-    for k, vid in enumerate(plan.lowered.outputs):
-        buffer = plan.allocations[vid].buffer
-        if buffer in fresh:
-            found.setdefault(buffer, k)
-    return set(found.values())
