@@ -81,15 +81,8 @@ if TYPE_CHECKING:
     from shardwright.reporting import Drawing, TimelineChart, draw
     from shardwright.runtime import Runner, Session, profile_tasks, run, verify
     from shardwright.simulation import simulate
-    from shardwright.tracing import (
-        CaptureWarning,
-        Model,
-        capture,
-        compile_ir,
-        empty_weights,
-        get_ir,
-        is_tracing,
-    )
+    from shardwright.tracing import CaptureWarning, Model, capture, compile_ir, get_ir, is_tracing
+    from shardwright.tracing.capture import empty_weights
     from shardwright.training import TrainResult, state_dict, train
 
 __all__ = [

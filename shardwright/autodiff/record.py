@@ -3,8 +3,8 @@
 Comes in: a function, and the kinds of the tensors it takes. Goes out: a graph under construction
 with what the function called, in order, and the values that its results are. What always holds:
 nothing is computed (tensors are fake), the graph is functional and flat, and a result that is an
-argument is the argument's value. `tracing.translate` makes values of the calls, as it does of an
-exported program: it follows views and in-place writes, and drops copies that do nothing.
+argument is the argument's value. `tracing.functionalize` makes values of the calls, as it does of
+a traced program: it follows views and in-place writes, and drops copies that do nothing.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from shardwright.torch_internals import (
     without_dispatch_modes,
 )
 from shardwright.tracing.emitter import GraphEmitter
+from shardwright.tracing.functionalize import Functionalizer
 from shardwright.tracing.memory import TensorView
-from shardwright.tracing.translate import Translator
 
 Function = Callable[[list[torch.Tensor]], Sequence[torch.Tensor | None]]
 
@@ -75,10 +75,10 @@ def record(function: Function, kinds: Sequence[Kind], mode: FakeTensorMode, devi
             results = function(tensors)
     recorder.graph.output([recorder.node_of(item) for item in results if item is not None])
     builder = Builder("record")
-    translator = Translator(GraphEmitter(builder))
-    roots = [_root(builder, translator, tensor) for tensor in tensors]
-    places: list[TensorView] = translator.walk(recorder.graph, roots)
-    made = iter([translator.memory.read(place).id for place in places])
+    functionalizer = Functionalizer(GraphEmitter(builder))
+    roots = [_root(builder, functionalizer, tensor) for tensor in tensors]
+    places: list[TensorView] = functionalizer.walk(recorder.graph, roots)
+    made = iter([functionalizer.memory.read(place).id for place in places])
     return Record(builder, [None if item is None else next(made) for item in results])
 
 
@@ -88,10 +88,10 @@ def _fake(kind: Kind, device: str) -> torch.Tensor:
     return torch.empty_strided(kind.shape, strides, dtype=dtype, device=device)
 
 
-def _root(builder: Builder, translator: Translator, tensor: torch.Tensor) -> TensorView:
+def _root(builder: Builder, functionalizer: Functionalizer, tensor: torch.Tensor) -> TensorView:
     dtype = dtype_name(tensor.dtype)
     value = builder.input("x", tensor.shape, dtype, strides=tensor.stride())
-    return translator.memory.root(tensor, value, "input", value.name)
+    return functionalizer.memory.root(tensor, value, "input", value.name)
 
 
 def _apart(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,6 @@
 from shardwright.ir.builder import Builder
 from shardwright.ir.dropout import DROPOUT
 from shardwright.ir.execute import Program, compile_graph
-from shardwright.ir.fx import from_fx, to_fx
 from shardwright.ir.graph import IRGraph
 from shardwright.ir.operators import resolve
 from shardwright.ir.text import format_graph
@@ -25,8 +24,6 @@ __all__ = [
     "Source",
     "compile_graph",
     "format_graph",
-    "from_fx",
     "resolve",
-    "to_fx",
     "validate",
 ]

@@ -145,7 +145,7 @@ def _nodes(lives: _Lives, chains: Mapping[int, _Chain]) -> dict[int, InPlace]:
     }
 
 
-# --- in-place siblings -----------------------------------------------------------------------
+# --- in-place siblings ----------------------------------------------------------------------------
 
 
 @cache
@@ -216,7 +216,7 @@ def _places(argument: Any) -> list[int]:
     return [int(item) for item in items if isinstance(item, _Place)]
 
 
-# --- from a result back to its argument ------------------------------------------------------
+# --- from a result back to its argument -----------------------------------------------------------
 
 
 class _Link(NamedTuple):
@@ -319,7 +319,7 @@ class _Lives:
         return self._clonable[node_id]
 
 
-# --- zeros, copies ---------------------------------------------------------------------------
+# --- zeros, copies --------------------------------------------------------------------------------
 
 
 def _take_for_zeros(lives: _Lives, argument: int, chain: _Chain) -> bool:

@@ -13,7 +13,7 @@ makes values like any node, so that what depends on one follows from the edges a
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ import torch
 
 from shardwright.errors import GraphError
 from shardwright.ir.execute import run_graph
-from shardwright.ir.operators import is_marker
+from shardwright.ir.operators import is_marker, is_random
 from shardwright.ir.structure import Arguments, Tree, leaves
 from shardwright.ir.tensor_meta import TensorMeta, strides_or_none
 from shardwright.ir.text import format_graph
@@ -259,6 +259,42 @@ def forward_nodes(graph: IRGraph) -> list[IRNode]:
         else:
             found.append(node)
     return found
+
+
+# --- dead code ------------------------------------------------------------------------------------
+#
+# A node that draws random numbers, if only in training, stays, used or not, so that the numbers of
+# others are what they were; so do nodes without results, which are there for an effect.
+
+
+def remove_dead_code(graph: IRGraph, needed: Iterable[int]) -> None:
+    """Drop nodes and stored values that the values ``needed`` do not depend on."""
+    live = live_values(graph, needed)
+    dropped = {node.id for node in graph.nodes if not _is_kept(node, live)}
+    graph.nodes[:] = (node for node in graph.nodes if node.id not in dropped)
+    for value_id, value in list(graph.values.items()):
+        if value_id in live or value.role == "input":
+            value.users = [user for user in value.users if user not in dropped]
+        else:
+            del graph.values[value_id]
+            graph.tensors.pop(value_id, None)
+
+
+def live_values(graph: IRGraph, needed: Iterable[int]) -> set[int]:
+    """The values ``needed`` and all that they, or what has an effect, depend on."""
+    live = set(needed)
+    for node in reversed(graph.nodes):
+        if _is_kept(node, live):
+            live.update(node.inputs, node.outputs)
+    return live
+
+
+def _is_kept(node: IRNode, live: set[int]) -> bool:
+    has_effect = not node.outputs or is_marker(node.op) or is_random(node, in_training=True)
+    return has_effect or not live.isdisjoint(node.outputs)
+
+
+# --- garbage --------------------------------------------------------------------------------------
 
 
 @contextmanager

@@ -101,7 +101,7 @@ class Record(dict[Any, Any]):
             raise AttributeError(name) from None
 
 
-# --- from objects to trees -----------------------------------------------------------------
+# --- from objects to trees ------------------------------------------------------------------------
 
 
 class _Namer:
@@ -244,7 +244,7 @@ def _moved(tree: Tree) -> Tree:
     return msgspec.structs.replace(tree, items=tuple(map(_moved, tree.items)))
 
 
-# --- from trees to objects -----------------------------------------------------------------
+# --- from trees to objects ------------------------------------------------------------------------
 
 
 def leaves(structure: Arguments | Tree) -> Iterator[Leaf]:

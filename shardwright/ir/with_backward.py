@@ -3,11 +3,11 @@
     with_backward(Tensor[] made, Tensor[] inputs, Tensor[] saved,
                   str name, str backward, bool fills, str failure) -> Tensor[]
 
-Comes in: ``made``, what a `torch.autograd.Function` computed, without a gradient. Goes out: the
-same tensors. Their gradients go to ``inputs``, through the Function's own backward: ``backward`` is
-the text of a graph that takes a gradient for each of ``made`` and then ``saved``, and gives one for
-each of ``inputs``. So a graph holds a Function's forward as operators like any others, with this
-one call behind them, and a program of training, once it is differentiated, holds neither.
+``made`` is what a `torch.autograd.Function` computed, without a gradient; the result is the same
+tensors. Their gradients go to ``inputs``, through the Function's own backward: ``backward`` names a
+graph that takes a gradient for each of ``made`` and then ``saved``, and gives one for each of
+``inputs``. So a graph holds a Function's forward as operators like any others, with this one call
+behind them, and a program of training, once it is differentiated, holds neither.
 
 An output without a gradient has zeros where the Function ``fills``; else its backward was written
 to be told, which a graph cannot, and such a call is refused. Where a backward could not be traced,
@@ -18,11 +18,7 @@ Every process that imports the package has the operator; no file has to require 
 
 from __future__ import annotations
 
-import ast
-import math
-import re
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,8 +27,7 @@ from shardwright.errors import GraphError
 from shardwright.ir.builder import Builder
 from shardwright.ir.execute import compile_graph
 from shardwright.ir.graph import IRGraph
-from shardwright.ir.tensor_meta import DTYPES
-from shardwright.ir.values import LAYOUTS, MEMORY_FORMATS, SLOT, Input, IRValue
+from shardwright.ir.values import IRValue
 
 WITH_BACKWARD = "shardwright.with_backward.default"
 """The operator's full name in a graph."""
@@ -87,93 +82,36 @@ with_backward.register_autograd(_backward, setup_context=_keep)
 
 
 def identity_backward(value: IRValue) -> str:
-    """The text of a backward that gives what it is given, a gradient of a value's kind."""
+    """The name of a backward that gives the gradient, of the kind of ``value``, as it is."""
     builder = Builder("backward")
     gradient = builder.input("g", value.shape, value.dtype, strides=value.strides)
-    graph = builder.finish([gradient])
+    return name_backward(builder.finish([gradient]))
+
+
+# --- backwards by name ----------------------------------------------------------------------------
+#
+# An operator's arguments are tensors, numbers and strings, so a backward is known by a name: its
+# text, by which plans of version 1 know a step as well.
+
+_graphs: dict[str, IRGraph] = {}
+
+
+def name_backward(graph: IRGraph) -> str:
+    """The name of a backward in this process, which is its text; it is called by position alone."""
     graph.in_structure = graph.out_structure = None
-    return str(graph)
+    name = str(graph)
+    _graphs.setdefault(name, graph)
+    return name
 
 
-_VALUE = re.compile(r"%(\w+)!?: (\w+)\[([\d, ]*)\](?:\{([\d, ]*)\})?")
-_STRING_OR_VALUE = re.compile(r'("(?:[^"\\]|\\.)*")|%(?=\w)')
-_WORDS = {
-    **{str(item): item for item in (*DTYPES.values(), *LAYOUTS.values(), *MEMORY_FORMATS.values())},
-    **{"slot": SLOT, "nan": math.nan, "inf": math.inf},
-}
+def backward_graph(name: str) -> IRGraph:
+    """The backward of a name: its inputs, its calls and what it gives.
 
-
-@lru_cache(256)
-def backward_graph(text: str) -> IRGraph:
-    """The graph of a backward, from its text: its inputs, its calls and what it gives, a line each.
-
-    Names are plain and nothing is stored. Plans of version 1 know a step by the same text. Raises
-    GraphError for any other.
+    Raises GraphError where another process has traced it.
     """
-    builder = Builder("backward")
-    values: dict[str, IRValue] = {}
-    returned: list[IRValue] = []
-    line = ""
-    try:
-        for line in text.splitlines()[1:]:
-            made, is_call, call = line.strip().partition(" = ")
-            if is_call:
-                op, bracket, arguments = call.partition("(")
-                inputs, attrs = _arguments(bracket + arguments, values)
-                specs = [
-                    None if item == "_" else _spec(item) for item in re.split(", (?=[%_])", made)
-                ]
-                results = [spec and builder.value(*spec[:3], strides=spec[3]) for spec in specs]
-                builder.emit(op, inputs, attrs, outputs=results)
-                values |= {f"value.{value.name}": value for value in results if value}
-            elif made.startswith("input "):
-                name, shape, dtype, strides = _spec(made.removeprefix("input "))
-                value = builder.input(name, shape, dtype, strides=strides)
-                values[f"value.{value.name}"] = value
-            elif made.partition(" ")[0] == "return":
-                returned = _arguments(f"({made.removeprefix('return')})", values)[0]
-            else:
-                raise ValueError(line)
-    except (KeyError, SyntaxError, TypeError, ValueError):
-        raise GraphError(f"the text of a backward cannot be read at {line.strip()!r}") from None
-    graph = builder.finish(returned)
-    graph.in_structure = graph.out_structure = None
-    return graph
-
-
-def _spec(text: str) -> tuple[str, list[int], str, list[int] | None]:
-    """``%name: f32[2, 3]{1, 2}`` as name, shape, dtype and strides. Raises ValueError."""
-    match = _VALUE.fullmatch(text)
-    if match is None:
-        raise ValueError(text)
-    name, dtype, *sizes = match.groups()
-    shape, strides = (
-        None if item is None else [int(n) for n in item.split(",") if n] for item in sizes
-    )
-    return name, shape or [], dtype, strides
-
-
-def _arguments(text: str, values: Mapping[str, IRValue]) -> tuple[list[IRValue], dict[str, Any]]:
-    """The inputs and attributes of a call, which are written as Python writes them."""
-    written = _STRING_OR_VALUE.sub(lambda match: match[1] or "value.", text)
-    call = ast.parse(f"call{written}", mode="eval").body
-    if not isinstance(call, ast.Call):
-        raise ValueError(text)
-    inputs = [values[ast.unparse(item)] for item in call.args]
-
-    def attribute(item: ast.expr) -> Any:
-        if isinstance(item, ast.Constant):
-            return item.value
-        if isinstance(item, ast.List):
-            return [attribute(inside) for inside in item.elts]
-        if isinstance(item, ast.UnaryOp):
-            return -attribute(item.operand)
-        if isinstance(item, ast.Call) and ast.unparse(item.func) == "complex":
-            return complex(*map(attribute, item.args))
-        name = ast.unparse(item)
-        if name in values:
-            inputs.append(values[name])
-            return Input(len(inputs) - 1)
-        return _WORDS[name]
-
-    return inputs, {str(keyword.arg): attribute(keyword.value) for keyword in call.keywords}
+    if name not in _graphs:
+        raise GraphError(
+            "the backward of a torch.autograd.Function is known to the process alone that has "
+            "captured it: capture the program here, and differentiate that"
+        )
+    return _graphs[name]

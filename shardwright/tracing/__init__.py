@@ -9,10 +9,8 @@ from shardwright.tracing.active import LiveGraph, get_ir, is_tracing
 from shardwright.tracing.active import tracing as _tracing
 
 if TYPE_CHECKING:
-    from shardwright.tracing.capture import capture
-    from shardwright.tracing.empty_weights import empty_weights
+    from shardwright.tracing.capture import Model, capture, empty_weights
     from shardwright.tracing.failures import CaptureWarning
-    from shardwright.tracing.model import Model
     from shardwright.tracing.step import CapturedStep, Rate, capture_step, compile_ir
 
 __all__ = [

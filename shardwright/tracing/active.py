@@ -1,7 +1,4 @@
-"""The graph that is being written: for functions that write nodes themselves.
-
-Comes in: an IRGraph, in force inside ``with tracing(ir):``. Goes out: `is_tracing` and `get_ir`,
-by which a function tells that it is traced and reaches the graph (seed 004, 2 and 3):
+"""The graph that is being written, for functions that write nodes themselves (seed 004, 2 and 3).
 
     def fused(x, weight):
         if not sw.is_tracing():
@@ -11,9 +8,8 @@ by which a function tells that it is traced and reaches the graph (seed 004, 2 a
         ir.emit("fused", [ir.value_of(x).id, ir.value_of(weight).id], [y.id], {"eps": 1e-5})
         return ir.tensor_of(y)
 
-Under `compile_ir` the graph is a `LiveGraph`, which knows the step's tensors. What always holds:
-the same tensor is the same value, and a node stands in the step's graph at the place in the
-program where it was emitted.
+Under `compile_ir` the graph is a `LiveGraph`, which knows the step's tensors: the same tensor is
+the same value, and a node is in the step's graph where the program emitted it.
 """
 
 from __future__ import annotations
@@ -86,7 +82,7 @@ def get_ir() -> IRGraph:
     return graph
 
 
-Mark = Callable[[str, dict[str, Any], Sequence[torch.Tensor], Sequence[IRValue]], Any]
+MarkerCall = Callable[[str, dict[str, Any], Sequence[torch.Tensor], Sequence[IRValue]], Any]
 """Puts a marker into the program: its name, attributes, inputs and outputs; gives its tensors."""
 
 
@@ -97,7 +93,7 @@ class LiveGraph(IRGraph):
     they stand among the others.
     """
 
-    def __init__(self, name: str, mark: Mark) -> None:
+    def __init__(self, name: str, mark: MarkerCall) -> None:
         super().__init__(name)
         self._mark = mark
         self._tensors: dict[int, torch.Tensor] = {}

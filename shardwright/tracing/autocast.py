@@ -1,17 +1,15 @@
-"""Autocast as casts: what torch.autocast does to the arguments of an operator.
+"""Autocast as casts: what torch.autocast does to the arguments of an operator, as nodes.
 
-Comes in: a call of an operator, on fake tensors, and the dtype of an enabled autocast region.
-Goes out: for each tensor the dtype it is cast to, or None. Nothing is known of operators here:
-the call is run three times on fake tensors, while the operators that reach the kernels are
-noted, and asked
+Nothing is known of operators here: a call is run three times on fake tensors, while the operators
+that reach the kernels are noted:
 
     plain       without autocast, where it can be so: some take no mixed dtypes
     autocast    with it: which inputs are cast, and to what?
     cast        without it, on inputs cast so: are the operators the same, on the same dtypes?
 
-What always holds: where "cast" is the same as "autocast", writing the casts is the same program;
-where it is not, and the operator has no autocast rule of its own (it is a composite that casts
-something inside), the answer is a CaptureError. Answers are kept by operator and dtypes.
+Where "cast" is the same as "autocast", writing the casts is the same program; where it is not, and
+the operator has no autocast rule of its own (it is a composite that casts something inside), it is
+a CaptureError. Answers are kept by operator and dtypes.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ import torch
 
 from shardwright.errors import CaptureError
 from shardwright.ir.operators import join_call, operator_name
+from shardwright.ir.values import IRValue
 from shardwright.torch_internals import (
     FakeTensorMode,
     OpOverload,
@@ -32,14 +31,62 @@ from shardwright.torch_internals import (
     storage_key,
     tree_leaves,
 )
+from shardwright.tracing.emitter import GraphEmitter
+from shardwright.tracing.memory import TensorView
 
-Casts = tuple[torch.dtype | None, ...]
+Dtypes = tuple[torch.dtype | None, ...]
 """For each tensor input the dtype it is cast to."""
 
-_known: dict[tuple[object, ...], Casts] = {}
+_known: dict[tuple[object, ...], Dtypes] = {}
 _TO_COPY = torch.ops.aten._to_copy.default
 # With views, what gives the same whether it comes before or after a cast.
 _MOVES = (torch.ops.aten.clone.default, torch.ops.aten._unsafe_view.default)
+
+
+class Casts:
+    """The casts made in the autocast region at hand; `leave` forgets them.
+
+    A gradient is rounded where autocast rounds it. Autocast shares the casts of parameters and
+    inputs within a region, so that their gradients are added up before the cast's backward, and no
+    others; so do we.
+    """
+
+    def __init__(self, emitter: GraphEmitter) -> None:
+        self._emitter = emitter
+        self._made: dict[tuple[int, torch.dtype, bool], IRValue] = {}
+
+    def leave(self) -> None:
+        """No autocast is in force any more."""
+        self._made.clear()
+
+    def of(
+        self,
+        overload: OpOverload,
+        tensors: Sequence[TensorView],
+        values: list[IRValue],
+        attrs: dict[str, Any],
+        autocast: Sequence[tuple[str, torch.dtype]],
+    ) -> list[IRValue]:
+        """``values`` as autocast hands them to ``overload``. Raises CaptureError."""
+        specs = [tensor.spec for tensor in tensors]
+        for device_type, dtype in autocast:
+            if any(spec.device.type == device_type for spec in specs):
+                casts = autocast_casts(overload, specs, attrs, device_type, dtype)
+                own_rule = has_autocast_rule(overload, device_type)
+                values = [
+                    value if cast is None else self._cast(value, cast, own_rule and tensor.is_leaf)
+                    for tensor, value, cast in zip(tensors, values, casts, strict=True)
+                ]
+        return values
+
+    def _cast(self, value: IRValue, dtype: torch.dtype, shared: bool) -> IRValue:
+        """A cast, made once where it is ``shared`` or where no gradient flows through it."""
+        if self._emitter.is_differentiable(value) and not shared:
+            return self._emitter.cast(value, dtype)
+        key = (value.id, dtype, self._emitter.records)
+        if key not in self._made:
+            self._made[key] = self._emitter.cast(value, dtype)
+        return self._made[key]
 
 
 def autocast_casts(
@@ -48,7 +95,7 @@ def autocast_casts(
     attrs: dict[str, Any],
     device_type: str,
     dtype: torch.dtype,
-) -> Casts:
+) -> Dtypes:
     """What autocast to ``dtype`` on ``device_type`` does to the inputs of a call.
 
     ``inputs`` are tensors of the call's shapes and dtypes; their contents are not looked at.
@@ -71,8 +118,8 @@ def _discover(
     attrs: dict[str, Any],
     device_type: str,
     dtype: torch.dtype,
-) -> Casts:
-    nothing: Casts = (None,) * len(inputs)
+) -> Dtypes:
+    nothing: Dtypes = (None,) * len(inputs)
     under = _run(overload, inputs, attrs, device_type, dtype)
     try:
         plain = _run(overload, inputs, attrs, device_type, None)

@@ -1,8 +1,7 @@
-"""Where a graph begins and ends: inputs and stored values before it, updates after it.
+"""Where a graph begins and ends: inputs and stored values before it, outputs and updates after it.
 
-Comes in: an exported program, and what the tensors are that it takes beside its inputs. Goes out:
-a `TensorView` for each of the program's placeholders, and, once it is translated, which stored
-values have new contents. What always holds: one tensor is one value, whatever its names.
+One tensor is one value, whatever its names. Nodes that nothing needs are dropped, and every stored
+value that the program changed is among the updates.
 """
 
 from __future__ import annotations
@@ -15,14 +14,19 @@ import torch
 from torch import nn
 
 from shardwright.errors import CaptureError
+from shardwright.ir.builder import Builder
+from shardwright.ir.graph import IRGraph, remove_dead_code
+from shardwright.ir.structure import Arguments, leaves
 from shardwright.ir.tensor_meta import dtype_name
 from shardwright.ir.values import IRValue
 from shardwright.torch_internals import unsaved_buffers
 from shardwright.tracing.emitter import GraphEmitter
 from shardwright.tracing.export import TracedProgram
 from shardwright.tracing.failures import CaptureWarning, line_before
-from shardwright.tracing.memory import Owner, ProgramMemory, TensorView
-from shardwright.tracing.wrapped import parts_of
+from shardwright.tracing.flat import PREFIX, FlatModel, parts_of
+from shardwright.tracing.functionalize import Functionalizer
+from shardwright.tracing.memory import Owner, TensorView
+from shardwright.tracing.origins import Scopes
 
 
 @dataclass(eq=False)
@@ -62,46 +66,105 @@ def _unsaved(model: nn.Module) -> Iterator[str]:
             yield f"{path}.{name}" if path else name
 
 
-class Boundary:
-    """The ends of one graph.
+class TracedGraph:
+    """A traced program on its way to a graph.
 
-    ``contents`` are its stored tensors by the names in the program, and ``constants`` names for
-    tensors that the program merely uses, by id.
+    ``contents`` are the tensors it holds, by their paths behind the prefix; ``roots`` are the
+    paths before those of the program's modules, ``constants`` names for other tensors that it uses,
+    by id. ``updates_parameters`` says that it may write to its parameters.
     """
 
     def __init__(
         self,
-        emitter: GraphEmitter,
-        memory: ProgramMemory,
+        name: str,
+        flat: FlatModel,
         program: TracedProgram,
         contents: Mapping[str, StoredTensor],
-        constants: Mapping[int, str],
+        roots: tuple[str, ...] = (PREFIX,),
+        constants: Mapping[int, str] | None = None,
+        *,
+        updates_parameters: bool = False,
     ) -> None:
-        self._builder = emitter.builder
-        self._emitter = emitter
-        self._memory = memory
+        self.flat = flat
+        self.builder = Builder(name)
+        self.emitter = GraphEmitter(self.builder)
+        self.functionalizer = Functionalizer(
+            self.emitter, Scopes(flat, roots), updates_parameters=updates_parameters
+        )
+        self.memory = self.functionalizer.memory
+        self.inputs: list[TensorView] = []
         self._program = program
-        self._contents = dict(contents)
-        self._constants = constants
+        self._contents = contents
+        self._constants = constants or {}
         self._found: dict[int, StoredTensor] = {}
-        self._inputs: list[TensorView] = []
-        self._places: dict[int, TensorView] = {}
+        self._stored: dict[int, TensorView] = {}
+
+    def finish(self, stacklevel: int) -> IRGraph:
+        """The graph; warnings are of the line ``stacklevel`` frames up, 1 being the caller's.
+
+        Raises CaptureError.
+        """
+        given = self._given(leaf.name for leaf in leaves(self.flat.arguments))
+        returned = self.functionalizer.walk(self._program.graph, given, self._constant)
+        self.emitter.records = torch.is_grad_enabled()
+        values = [self.emitter.seen(self.memory.read(tensor)) for tensor in returned]
+        result = self.flat.result
+        assert result is not None
+        count = sum(1 for _ in leaves(result))
+        outputs, rest = values[:count], values[count:]
+        updates = self.updates(outputs, rest)
+        self._check_inputs(stacklevel + 1)
+        needed = [value.id for value in outputs] + [*updates, *updates.values()]
+        remove_dead_code(self.builder.graph, needed)
+        self.functionalizer.backwards.check()
+        return self.builder.finish(
+            outputs, in_structure=self.arguments(), out_structure=result, updates=updates
+        )
+
+    def arguments(self) -> Arguments:
+        """The structure of the graph's inputs."""
+        return self.flat.arguments
+
+    def updates(self, outputs: Sequence[IRValue], rest: Sequence[IRValue]) -> dict[int, int]:
+        """What replaces stored values, by id: those written to, and buffers that were assigned.
+
+        ``rest`` is what the program returns behind its result.
+        """
+        updates = {
+            tensor.first.id: self.memory.read(tensor).id
+            for tensor in self._stored.values()
+            if tensor.storage.version
+        }
+        for name, value in zip(self.flat.assigned, rest, strict=False):
+            old = self._stored[id(self._contents[name])].first
+            if (value.shape, value.dtype) != (old.shape, old.dtype):
+                raise CaptureError(
+                    f"the model assigns {value.dtype}{list(value.shape)} to its buffer {name!r}, "
+                    f"which is {old.dtype}{list(old.shape)}; a buffer keeps its shape and dtype"
+                )
+            updates[old.id] = value.id
+        return updates
+
+    def value_before(self, stored: StoredTensor) -> IRValue:
+        """The value of a stored tensor before the program."""
+        return self._stored[id(stored)].first
 
     # --- what exists before the first node --------------------------------------------------
 
-    def roots(self, input_names: Iterable[str]) -> list[TensorView]:
-        """A place for each placeholder of the program, in order. Raises CaptureError."""
+    def _given(self, input_names: Iterable[str]) -> list[TensorView]:
+        """The tensors of the program's placeholders, in order. Raises CaptureError."""
         specs = (node.meta["val"] for node in self._program.graph.find_nodes(op="placeholder"))
         stored = [
             self._stored_value(self._contents[path], role, spec)
             for (path, role), spec in zip(self._program.stored, specs, strict=False)
         ]
-        return stored + [
+        self.inputs = [
             self._input(name, spec) for name, spec in zip(input_names, specs, strict=True)
         ]
+        return stored + self.inputs
 
-    def constant(self, target: str) -> TensorView:
-        """A place for a tensor that the program merely uses. Raises CaptureError."""
+    def _constant(self, target: str) -> TensorView:
+        """A tensor that the program merely uses. Raises CaptureError."""
         if target not in self._program.constants:
             raise CaptureError(
                 "the model computes with an object that a graph cannot hold, such as a "
@@ -111,7 +174,7 @@ class Boundary:
         name, tensor, spec = self._program.constants[target]
         by_id = {id(stored.tensor): stored for stored in self._contents.values()}
         if id(tensor) in by_id:
-            return self._places[id(by_id[id(tensor)])]
+            return self._stored[id(by_id[id(tensor)])]
         if tensor.is_meta:
             raise CaptureError(
                 f"the model computes with {name!r}, a tensor without contents that is neither "
@@ -122,33 +185,17 @@ class Boundary:
         stored = self._found.setdefault(id(tensor), StoredTensor(tensor, [name]))
         return self._stored_value(stored, "constant", spec)
 
-    @property
-    def input_ids(self) -> list[int]:
-        """The values of the inputs, in the order of their names."""
-        return [place.first.id for place in self._inputs]
-
-    def place_of(self, stored: StoredTensor) -> TensorView | None:
-        """Where a stored tensor stands; None where the program does not take it."""
-        return self._places.get(id(stored))
-
     def _input(self, name: str, spec: torch.Tensor) -> TensorView:
-        value = self._builder.input(
-            name,
-            spec.shape,
-            dtype_name(spec.dtype),
-            strides=spec.stride(),
-            device=str(spec.device),
-        )
+        dtype, device = dtype_name(spec.dtype), str(spec.device)
+        value = self.builder.input(name, spec.shape, dtype, strides=spec.stride(), device=device)
         self._let_flow(value)
-        place = self._memory.root(spec, value, "input", name)
-        self._inputs.append(place)
-        return place
+        return self.memory.root(spec, value, "input", name)
 
     def _stored_value(self, stored: StoredTensor, role: Owner, spec: torch.Tensor) -> TensorView:
-        """A parameter, a buffer or a constant; a tied one is the same place again."""
-        if id(stored) not in self._places:
+        """A parameter, a buffer or a constant; a tied one is the same tensor again."""
+        if id(stored) not in self._stored:
             role = stored.role or role
-            value = self._builder.stored(
+            value = self.builder.stored(
                 role,
                 stored.names[0],
                 stored.tensor,
@@ -157,41 +204,19 @@ class Boundary:
             )
             if stored.tensor.requires_grad:
                 self._let_flow(value)
-            self._places[id(stored)] = self._memory.root(spec, value, role, stored.names[0])
-        return self._places[id(stored)]
+            self._stored[id(stored)] = self.memory.root(spec, value, role, stored.names[0])
+        return self._stored[id(stored)]
 
     def _let_flow(self, value: IRValue) -> None:
-        """Gradients flow from ``value`` on, unless the capture itself stands under no_grad."""
+        """Gradients flow from ``value`` on, unless the capture itself is under no_grad."""
         if torch.is_grad_enabled():
-            self._emitter.let_flow(value)
+            self.emitter.let_flow(value)
 
     # --- what is left after the last node ---------------------------------------------------
 
-    def updates(self) -> dict[int, int]:
-        """The stored values that were written to, with their last contents."""
-        return {
-            place.first.id: self._memory.read(place).id
-            for place in self._places.values()
-            if place.storage.version
-        }
-
-    def assigned(self, names: Sequence[str], values: Sequence[IRValue]) -> dict[int, int]:
-        """The buffers that the model replaced, with the tensors it replaced them by."""
-        updates = {}
-        for name, value in zip(names, values, strict=True):
-            place = self._places[id(self._contents[name])]
-            old = place.first
-            if (value.shape, value.dtype) != (old.shape, old.dtype):
-                raise CaptureError(
-                    f"the model assigns {value.dtype}{list(value.shape)} to its buffer {name!r}, "
-                    f"which is {old.dtype}{list(old.shape)}; a buffer keeps its shape and dtype"
-                )
-            updates[old.id] = value.id
-        return updates
-
-    def check_inputs(self, stacklevel: int) -> None:
+    def _check_inputs(self, stacklevel: int) -> None:
         """Report inputs that the model writes to: a graph leaves its inputs alone."""
-        for storage in (place.storage for place in self._inputs):
+        for storage in (tensor.storage for tensor in self.inputs):
             where = f"{line_before(storage.written)}the model writes to its input {storage.name!r}"
             if storage.seen < storage.version:
                 raise CaptureError(

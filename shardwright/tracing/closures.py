@@ -1,20 +1,25 @@
-"""What a step function closes over: its models, optimizers, schedulers and tensors.
+"""What a step function closes over, and putting it back as it was.
 
-Comes in: a callable. Goes out: the objects it can reach, each under the name by which the program
-knows it, nearest first: closure cells, globals that its code names, defaults, ``self``, arguments
-of a partial; and from there containers, attributes, and functions of the program that it calls.
-What always holds: nothing is called and nothing is changed; an object is found once, whatever the
-number of ways to it; what lies inside a model belongs to the model.
+An object is found under the name by which the program knows it, nearest first: closure cells,
+globals that its code names, defaults, ``self``, arguments of a partial; and from there containers,
+attributes, and functions of the program that it calls. Nothing is called and nothing is changed; an
+object is found once, whatever the number of ways to it; what is inside a model belongs to the
+model.
 """
 
 from __future__ import annotations
 
-import functools
+import operator
+import random
+import sys
 import sysconfig
+import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,7 +93,7 @@ def find_closure(function: Callable[..., Any]) -> Closure:
     return found
 
 
-def held_by(items: Iterable[Any]) -> Iterator[Any]:
+def _held_by(items: Iterable[Any]) -> Iterator[Any]:
     """The containers and plain objects of the program among ``items``, and those in them."""
     seen: dict[int, Any] = {}
     pending = deque(items)
@@ -114,7 +119,7 @@ def _file(table: dict[str, Any], name: str, item: Any) -> None:
 
 def _reached_from(name: str, item: Any, *, start: bool) -> Iterator[tuple[str, Any]]:
     """What can be reached from ``item`` in one step, with names."""
-    if isinstance(item, functools.partial):
+    if isinstance(item, partial):
         yield name, item.func
         yield from _elements(name, item.args)
         yield from item.keywords.items()
@@ -137,11 +142,10 @@ def _reached_from(name: str, item: Any, *, start: bool) -> Iterator[tuple[str, A
 def _names_of_function(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     code = function.__code__
     for key, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield key, cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    used = used_names(code)
+        content = _content_of(cell)
+        if content is not _ABSENT:
+            yield key, content
+    used = _used_names(code)
     for key in used:
         item = function.__globals__.get(key)
         if isinstance(item, types.ModuleType):
@@ -160,10 +164,10 @@ def _names_of_module(module: types.ModuleType, used: list[str]) -> Iterator[tupl
         yield from ((key, vars(module)[key]) for key in used if key in vars(module))
 
 
-def used_names(code: types.CodeType) -> list[str]:
+def _used_names(code: types.CodeType) -> list[str]:
     """Globals and attributes that a function's code names, functions inside it included."""
     inner = (item for item in code.co_consts if isinstance(item, types.CodeType))
-    names = [*code.co_names, *(name for item in inner for name in used_names(item))]
+    names = [*code.co_names, *(name for item in inner for name in _used_names(item))]
     return list(dict.fromkeys(names))
 
 
@@ -212,3 +216,162 @@ def _apart_from(
         for tensor in named()
     }
     return {name: tensor for name, tensor in tensors.items() if id(tensor) not in held}
+
+
+# --- putting back what a program changes while it is traced ---------------------------------------
+
+
+@contextmanager
+def unchanged(closure: Closure) -> Iterator[list[str]]:
+    """Put back what the closure's objects hold, and the states of random numbers and gradients.
+
+    Models are put back by `model_unchanged`. Gives a list, in which, after the block, the names are
+    of what the program changed beside its modules, optimizers and schedulers.
+    """
+    changed: list[str] = []
+    with ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
+        for restore in (*_random_numbers(), *_objects(closure, changed)):
+            stack.callback(restore)
+        yield changed
+
+
+@contextmanager
+def model_unchanged(model: nn.Module) -> Iterator[None]:
+    """Put back modules' attributes, tensors, submodules, hooks, and what objects in them hold."""
+    tables = [vars(module) for module in model.modules()]
+    held = _held_by(item for table in tables for item in table.values())
+    restorers = [restore for item in (*tables, *held) for restore in _contents(item)]
+    try:
+        yield
+    finally:
+        for restore in restorers:
+            restore()
+
+
+def _random_numbers() -> Iterator[Callable[[], Any]]:
+    """How to put back the states of the process's random numbers, where the program drew some.
+
+    Another thread that is alive may have drawn them; then they go on from there.
+    """
+    yield _unless_of_others(torch.get_rng_state, torch.set_rng_state, torch.equal)
+    yield _unless_of_others(random.getstate, random.setstate, operator.eq)
+    if numpy := sys.modules.get("numpy"):
+        state = numpy.random
+        yield _unless_of_others(state.get_state, state.set_state, lambda a, b: repr(a) == repr(b))
+
+
+def _unless_of_others(
+    get: Callable[[], Any], put: Callable[[Any], Any], equal: Callable[[Any, Any], Any]
+) -> Callable[[], None]:
+    before = get()
+
+    def restore() -> None:
+        if threading.active_count() == 1 and not equal(get(), before):
+            put(before)
+
+    return restore
+
+
+def _objects(closure: Closure, changed: list[str]) -> Iterator[Callable[[], None]]:
+    for function in closure.functions:
+        yield from _names(function, changed)
+    for item in closure.mutable:
+        name = closure.own.get(id(item))
+        yield from _contents(item, None if name is None else partial(_note, changed, name))
+    for optimizer in closure.optimizers.values():
+        groups = optimizer.param_groups
+        for item in (
+            *(optimizer, groups, optimizer.state, *groups, *optimizer.state.values()),
+            *(group["params"] for group in groups),
+        ):
+            yield from _contents(item)
+    for scheduler in closure.schedulers.values():
+        yield from _contents(scheduler)
+
+
+def _contents(
+    item: Any, note: Callable[[Any, Any], None] | None = None
+) -> Iterator[Callable[[], None]]:
+    """How to put back what ``item`` holds now, in place.
+
+    ``note`` is told of a change: it is called with what is held before it is put back, and what
+    was held.
+    """
+    for cls, copy, refill in _CONTENTS:
+        if isinstance(item, cls):
+            yield partial(_put_back, item, copy(item), getattr(item, refill), note)
+    if hasattr(item, "__dict__"):
+        yield from _contents(vars(item), note)
+
+
+_CONTENTS: tuple[tuple[type, Callable[[Any], Any], str], ...] = (
+    (dict, dict, "update"),
+    (list, list, "extend"),
+    (deque, list, "extend"),
+    (set, set, "update"),
+)
+"""Containers, what copies one's contents, and the method that takes them up again."""
+
+
+def _put_back(
+    item: Any,
+    before: Any,
+    refill: Callable[[Any], Any],
+    note: Callable[[Any, Any], None] | None,
+) -> None:
+    if not _is_same(item, before):
+        if note is not None:
+            note(item, before)
+        item.clear()
+        refill(before)
+
+
+def _note(changed: list[str], name: str, after: Any, before: Any) -> None:
+    """Note what of a container changed: keys of a dict, which attributes are too, else all."""
+    if not isinstance(before, dict):
+        changed.append(name)
+        return
+    for key in {**before, **after}:
+        if after.get(key, _ABSENT) is not before.get(key, _ABSENT):
+            changed.append(f"{name}.{key}")
+
+
+_ABSENT = object()
+
+
+def _is_same(item: Any, before: Any) -> bool:
+    """Whether two containers hold the same objects in the same order."""
+    if isinstance(before, dict):
+        return _is_same(list(item), list(before)) and _is_same(item.values(), before.values())
+    return len(item) == len(before) and all(map(operator.is_, item, before))
+
+
+def _names(function: types.FunctionType, changed: list[str]) -> Iterator[Callable[[], None]]:
+    """How to put back what a function's closure and the globals that it names hold."""
+
+    def put_back_cell(name: str, cell: types.CellType, before: Any) -> None:
+        if _content_of(cell) is not before:
+            cell.cell_contents = before
+            changed.append(name)
+
+    def put_back_global(name: str, before: Any) -> None:
+        if function.__globals__.get(name) is not before:
+            function.__globals__[name] = before
+            changed.append(name)
+
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        content = _content_of(cell)
+        if content is not _ABSENT:
+            yield partial(put_back_cell, name, cell, content)
+    for name in _used_names(function.__code__):
+        if name in function.__globals__:
+            yield partial(put_back_global, name, function.__globals__[name])
+
+
+def _content_of(cell: types.CellType) -> Any:
+    """What a cell holds; `_ABSENT` where it is not assigned yet."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _ABSENT

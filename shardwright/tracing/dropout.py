@@ -1,14 +1,13 @@
 """Dropout as a function of the element's place, in place of torch's random numbers.
 
-Comes in: a graph, and a seed. Goes out: the same graph with `ir.dropout`'s operator wherever it
-drops elements, and one more input ``rng`` (i64[1]), given by keyword, which counts steps and
-microbatches. What always holds: every other value is what it was, strides included; the sites are
-numbered in the order of the nodes. A graph that drops nothing comes out as it is.
+A graph gets `ir.dropout`'s operator wherever it drops elements, and one more input ``rng``
+(i64[1]), given by keyword, which counts steps and microbatches. Every other value is what it was,
+strides included; the sites are numbered in the order of the nodes.
 
     dropout, native_dropout               elements
     feature_dropout                       whole channels, the first two dimensions
     alpha_dropout, feature_alpha_dropout  as SELU wants it: to a value that keeps mean and variance
-    scaled_dot_product_attention          weights; written out (`attention`)
+    scaled_dot_product_attention          weights; written out
 """
 
 from __future__ import annotations
@@ -145,8 +144,7 @@ class _DropoutRewriting:
 def _with_strides(e: GraphEmitter, value: IRValue, strides: Sequence[int] | None) -> IRValue:
     """The value with its elements in another order in memory, where it has one."""
     wanted = strides or contiguous_strides(value.shape)
-    found = value.strides or contiguous_strides(value.shape)
-    if all(wanted[dim] == found[dim] for dim, size in enumerate(value.shape) if size > 1):
+    if value.meta.same_order(wanted):
         return value
     order = sorted(range(len(wanted)), key=lambda dim: -wanted[dim])
     packed = e.one("aten.contiguous.default", e.one("aten.permute.default", value, order))

@@ -1,9 +1,8 @@
-"""Writing nodes while a program is translated.
+"""Writing nodes while a program is translated, with gradients as they flow in the program.
 
-Comes in: operators on values. Goes out: nodes in a `Builder`, under the scopes and the source
-line of the program's node at hand. What always holds: a gradient flows in the graph where one
-flows in the program. What the program makes without gradient is noted as hidden, and detached
-where something that records gradients reads it, and nowhere else.
+Nodes are under the scopes and the source line of the program's call at hand. What the program makes
+without gradient is hidden: it is detached where something that records gradients reads it, and
+nowhere else.
 """
 
 from __future__ import annotations
@@ -80,7 +79,9 @@ class GraphEmitter:
     def call(self, op: OpOverload | str, /, *args: Any, **kwargs: Any) -> list[IRValue]:
         """One node, its call written as in Python."""
         overload = resolve(op) if isinstance(op, str) else op
-        inputs, attrs = split_call(overload, args, kwargs, is_tensor=is_value)
+        inputs, attrs = split_call(
+            overload, args, kwargs, is_tensor=lambda item: isinstance(item, IRValue)
+        )
         return self.emit(overload, inputs, attrs)
 
     def one(self, op: OpOverload | str, /, *args: Any, **kwargs: Any) -> IRValue:
@@ -97,7 +98,8 @@ class GraphEmitter:
 
     def let_flow(self, *values: IRValue) -> None:
         """Say that a gradient flows through those of ``values`` that can have one."""
-        self._flows.update(value.id for value in values if has_gradient(torch_dtype(value.dtype)))
+        dtypes = ((value.id, torch_dtype(value.dtype)) for value in values)
+        self._flows.update(i for i, dtype in dtypes if dtype.is_floating_point or dtype.is_complex)
 
     def hide(self, *values: IRValue) -> None:
         """Say that the program made ``values`` without gradient, whatever flows in the graph."""
@@ -124,18 +126,6 @@ class GraphEmitter:
         """What the program sees at this point: without gradient where it was made so."""
         return self.detached(value) if self.records and value.id in self._hidden else value
 
-    # --- errors -----------------------------------------------------------------------------
-
     def refuse(self, message: str) -> CaptureError:
         """The error for what the program does at the line at hand."""
         return CaptureError(f"{line_before(self.source)}{message}")
-
-
-def is_value(item: Any) -> bool:
-    """Whether an argument stands for a tensor."""
-    return isinstance(item, IRValue)
-
-
-def has_gradient(dtype: torch.dtype) -> bool:
-    """Whether tensors of a dtype can have a gradient."""
-    return dtype.is_floating_point or dtype.is_complex

@@ -1,23 +1,20 @@
-"""A program traced on fake tensors, so that the model is left as it was and nothing is printed.
+"""A program traced on fake tensors: the ATen calls that it makes, and what they take.
 
-Comes in: a flat model and the tensors of a call. Goes out: the ATen calls that it makes, and what
-they take beside the arguments, or a CaptureError. What always holds: modules' attributes,
-parameters, buffers, hooks and modes are afterwards what they were; captures wait for each other,
-since torch's tracing keeps some of its state for all threads, and nothing else waits for them.
+The model is left as it was, and nothing is printed. Captures wait for each other, since torch's
+tracing keeps some of its state for all threads, and nothing else waits for them.
 """
 
 from __future__ import annotations
 
-import ast
 import itertools
-import linecache
 import logging
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from operator import attrgetter
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -49,21 +46,20 @@ from shardwright.torch_internals import (
     never_compiled,
     tracing,
 )
-from shardwright.tracing.empty_weights import check_buffers
+from shardwright.tracing.closures import model_unchanged
 from shardwright.tracing.failures import (
     CONTROL_FLOW,
     FLEX_ATTENTION,
     CaptureWarning,
     explain,
+    harmless_answer,
     is_of_program,
     line_before,
 )
-from shardwright.tracing.flat import FlatModel
+from shardwright.tracing.flat import FlatModel, parts_of, with_parts
 from shardwright.tracing.functions import drop_failed_backwards, traces_functions
 from shardwright.tracing.memory import Owner
 from shardwright.tracing.origins import note_of, refuse_here, take_note
-from shardwright.tracing.unchanged import model_unchanged
-from shardwright.tracing.wrapped import parts_of, with_parts
 
 # What they say is in the CaptureError.
 _LOGGERS = ("torch.fx.experimental.symbolic_shapes", "torch._subclasses.fake_tensor")
@@ -133,20 +129,33 @@ def export_flat(
 
 
 def _traced(flat: FlatModel, tensors: list[torch.Tensor]) -> TracedProgram:
-    check_buffers(flat.model)
+    _check_buffers(flat.model)
     mode, answers = fake_mode()
     names = _attribute_names(flat.model)
     device = tensors[0].device if tensors else torch.device("cpu")
     stored = _let_stand_in(flat.model, mode, device)
     arguments = [_like(mode, index, tensor) for index, tensor in enumerate(tensors)]
-    traced = trace(flat.forward, arguments, [fake for _, _, fake in stored], mode)
-    constants = dict(_constants(traced, mode, names))
+    tracer = _Tracer()
+    _trace(tracer, flat.forward, [fake for _, _, fake in stored], arguments, mode)
+    drop_failed_backwards(tracer.graph)
+    looked = _drop_unused_numbers(tracer.graph)
     return TracedProgram(
-        traced.graph,
+        tracer.graph,
         tuple((path, owner) for path, owner, _ in stored),
-        constants,
-        tuple(sorted(traced.looked | answers.left_out, key=str)),
+        dict(_constants(tracer.root, mode, names)),
+        tuple(sorted(looked | answers.left_out, key=str)),
     )
+
+
+def _check_buffers(model: nn.Module) -> None:
+    """Raise CaptureError where a buffer is on meta: nothing could fill it later."""
+    empty = [name for name, buffer in model.named_buffers() if buffer.is_meta]
+    if empty:
+        raise CaptureError(
+            f"buffer {empty[0]!r} is on the meta device and has no contents"
+            f"{f' (and {len(empty) - 1} more)' if len(empty) > 1 else ''}; build the model inside "
+            "`with sw.empty_weights():`, which empties parameters only"
+        )
 
 
 def _let_stand_in(
@@ -203,7 +212,7 @@ def _like(mode: FakeTensorMode, index: int, tensor: torch.Tensor) -> torch.Tenso
         )
 
 
-# --- constants -------------------------------------------------------------------------------
+# --- constants ------------------------------------------------------------------------------------
 
 
 def _attribute_names(model: nn.Module) -> dict[int, str]:
@@ -217,10 +226,14 @@ def _attribute_names(model: nn.Module) -> dict[int, str]:
 
 
 def _constants(
-    traced: Traced, mode: FakeTensorMode, names: dict[int, str]
+    root: nn.Module, mode: FakeTensorMode, names: dict[int, str]
 ) -> Iterator[tuple[str, TracedConstant]]:
+    """Tensors that were used and not given, as a tracer has put them into ``root``."""
     numbers = itertools.count()
-    for target, tensor in traced.constants.items():
+    held = {**root._parameters, **root._buffers, **vars(root)}
+    for target, tensor in held.items():
+        if not isinstance(tensor, torch.Tensor):
+            continue
         name = names.get(id(tensor)) or f"lifted_tensor_{next(numbers)}"
         if isinstance(tensor, FakeTensor):
             raise CaptureError(
@@ -258,31 +271,18 @@ def _quiet() -> Iterator[None]:
 # of them compute otherwise. The modes are of a thread; what reads modules and lines is `origins`.
 
 
-@dataclass(frozen=True)
-class Traced:
-    """The calls of one run.
-
-    ``constants`` are tensors that it used and was not given, by name; ``looked`` are the lines
-    that took a number out of a tensor which nothing in the graph needs.
-    """
-
-    graph: torch.fx.Graph
-    constants: dict[str, torch.Tensor]
-    looked: frozenset[Source]
-
-
-def trace(
+def _trace(
+    tracer: _Tracer,
     function: Callable[..., Sequence[torch.Tensor]],
+    stored: Sequence[torch.Tensor],
     arguments: Sequence[torch.Tensor],
-    stored: Iterable[torch.Tensor],
     mode: FakeTensorMode,
-) -> Traced:
-    """The calls that ``function(*arguments)`` makes.
+) -> None:
+    """Record the calls that ``function(*arguments)`` makes.
 
     ``arguments`` and the tensors ``stored``, which the function reaches in its own ways, are fake
     ones of ``mode``; the graph has a placeholder for each, the stored ones first.
     """
-    tracer = _Tracer()
     given = [*stored, *arguments]
     with ExitStack() as stack:
         stack.enter_context(torch.set_grad_enabled(torch.is_grad_enabled()))
@@ -301,11 +301,8 @@ def trace(
             ]
             track_tensor_tree(given, proxies, constant=None, tracer=tracer)
         made = function(*arguments)
-        nodes = [get_proxy_slot(tensor, tracer, tensor, _proxy_of) for tensor in made]
+        nodes = [get_proxy_slot(tensor, tracer, tensor, attrgetter("proxy")) for tensor in made]
         tracer.create_node("output", "output", (tracer.create_arg(nodes),), {})
-    drop_failed_backwards(tracer.graph)
-    looked = frozenset(_drop_unused_numbers(tracer.graph))
-    return Traced(tracer.graph, dict(_constants_of_tracer(tracer.root)), looked)
 
 
 class _WithoutControlFlow(TorchFunctionMode):
@@ -337,15 +334,6 @@ class _Tracer(PythonKeyTracer):
         return node
 
 
-def _proxy_of(tracked: Any) -> Any:
-    return tracked.proxy
-
-
-def _constants_of_tracer(root: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    for held in (root._parameters, root._buffers, vars(root)):
-        yield from ((k, v) for k, v in held.items() if isinstance(v, torch.Tensor))
-
-
 def _drop_unused_numbers(graph: torch.fx.Graph) -> set[Source]:
     """Drop numbers taken out of tensors, and what is computed with them, where nothing needs it.
 
@@ -353,7 +341,8 @@ def _drop_unused_numbers(graph: torch.fx.Graph) -> set[Source]:
     """
     dropped, kept = set(), set()
     for node in reversed(graph.nodes):
-        if node.op != "call_function" or not _is_number(node.meta.get("val")):
+        number = isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool))
+        if node.op != "call_function" or not number:
             continue
         note = note_of(node)
         source = None if note is None else note.source
@@ -363,10 +352,6 @@ def _drop_unused_numbers(graph: torch.fx.Graph) -> set[Source]:
             dropped.add(source)
             graph.erase_node(node)
     return {source for source in dropped - kept if source is not None}
-
-
-def _is_number(made: Any) -> bool:
-    return isinstance(made, (torch.SymInt, torch.SymFloat, torch.SymBool))
 
 
 # --- branches on values ---------------------------------------------------------------------------
@@ -421,56 +406,3 @@ def fake_mode() -> tuple[FakeTensorMode, Answers]:
     answers = Answers()
     mode = FakeTensorMode(shape_env=answers, allow_non_fake_inputs=True, export=True)
     return mode, answers
-
-
-def harmless_answer(source: Source) -> bool | None:
-    """What a truth value at a line must be for the program not to raise there.
-
-    None where the line is no such check: both of its ways go on.
-    """
-    for statement in _statements(source.file):
-        test = getattr(statement, "test", None)
-        if test is None or not test.lineno <= source.line <= (test.end_lineno or 0):
-            continue
-        wanted = _wanted(statement)
-        signs = set(_signs(test))
-        if wanted is None or len(signs) != 1:
-            return None
-        return wanted is signs.pop()
-    return None
-
-
-def _statements(file: str) -> Iterator[ast.stmt]:
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except SyntaxError:  # a notebook's cell with magic, or no Python at all
-        return
-    yield from (node for node in ast.walk(tree) if isinstance(node, (ast.If, ast.Assert)))
-
-
-def _wanted(statement: ast.stmt) -> bool | None:
-    """What the test must be for the statement not to raise; None where it may go on either way."""
-    if isinstance(statement, ast.Assert):
-        return True
-    assert isinstance(statement, ast.If)
-    if _only_raises(statement.body):
-        return False
-    return True if _only_raises(statement.orelse) else None
-
-
-def _only_raises(body: list[ast.stmt]) -> bool:
-    leaves = (ast.Return, ast.Break, ast.Continue, ast.Yield, ast.YieldFrom, ast.Try)
-    if not body or not isinstance(body[-1], ast.Raise):
-        return False
-    return not any(isinstance(node, leaves) for part in body for node in ast.walk(part))
-
-
-def _signs(test: ast.expr, sign: bool = True) -> Iterator[bool]:
-    """For each truth value that a test is made of, whether the test is true where it is."""
-    if isinstance(test, ast.BoolOp):
-        for part in test.values:
-            yield from _signs(part, sign)
-    elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        yield from _signs(test.operand, not sign)
-    else:
-        yield sign

@@ -1,12 +1,12 @@
 """What a model does that no graph can hold, told with its line and what to do instead.
 
-Comes in: an exception that the model raised while it was traced, or a node of the exported graph.
-Goes out: a CaptureError. What always holds: its message begins with the deepest line of the
-program that is neither torch's nor ours, where there is one.
+A message begins with the deepest line of the program that is neither torch's nor ours, where there
+is one.
 """
 
 from __future__ import annotations
 
+import ast
 import linecache
 import traceback
 from collections.abc import Iterator
@@ -112,3 +112,59 @@ def line_before(source: Source | None) -> str:
         return ""
     code = linecache.getline(source.file, source.line).strip()
     return f"{source.file}:{source.line}{f' `{code}`' if code else ''}: "
+
+
+# --- checks of contents ---------------------------------------------------------------------------
+
+
+def harmless_answer(source: Source) -> bool | None:
+    """What a truth value at a line must be for the program not to raise there.
+
+    None where the line is no such check: both of its ways go on.
+    """
+    for statement in _statements(source.file):
+        test = getattr(statement, "test", None)
+        if test is None or not test.lineno <= source.line <= (test.end_lineno or 0):
+            continue
+        wanted = _wanted(statement)
+        signs = set(_signs(test))
+        if wanted is None or len(signs) != 1:
+            return None
+        return wanted is signs.pop()
+    return None
+
+
+def _statements(file: str) -> Iterator[ast.stmt]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:  # a notebook's cell with magic, or no Python at all
+        return
+    yield from (node for node in ast.walk(tree) if isinstance(node, (ast.If, ast.Assert)))
+
+
+def _wanted(statement: ast.stmt) -> bool | None:
+    """What the test must be for the statement not to raise; None where it may go on either way."""
+    if isinstance(statement, ast.Assert):
+        return True
+    assert isinstance(statement, ast.If)
+    if _only_raises(statement.body):
+        return False
+    return True if _only_raises(statement.orelse) else None
+
+
+def _only_raises(body: list[ast.stmt]) -> bool:
+    leaves = (ast.Return, ast.Break, ast.Continue, ast.Yield, ast.YieldFrom, ast.Try)
+    if not body or not isinstance(body[-1], ast.Raise):
+        return False
+    return not any(isinstance(node, leaves) for part in body for node in ast.walk(part))
+
+
+def _signs(test: ast.expr, sign: bool = True) -> Iterator[bool]:
+    """For each truth value that a test is made of, whether the test is true where it is."""
+    if isinstance(test, ast.BoolOp):
+        for part in test.values:
+            yield from _signs(part, sign)
+    elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield from _signs(test.operand, not sign)
+    else:
+        yield sign

@@ -1,17 +1,9 @@
-"""A program as a module of flat tensors, which is all that a tracer has to understand.
-
-Comes in: a model and the structure of a call of it (`ir.structure`). Goes out: a module whose
-``forward`` takes the call's tensors in leaf order and returns the result's, followed by the new
-contents of buffers that the model assigned (``self.steps = self.steps + 1``). What always holds:
-the result's structure and the names of those buffers are known once ``forward`` has run, and an
-exception of the model leaves ``forward`` as a CaptureError that names the model's line.
-"""
+"""A program as a function of flat tensors, which is all that a tracer has to understand."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,21 +13,16 @@ from shardwright.ir.structure import Arguments, Call, Tree, describe_result, reb
 from shardwright.tracing.failures import explain
 
 PREFIX = "model"
-"""Where the model stands in the flat module: the first part of every name that export makes."""
-
-
-@dataclass
-class Outcome:
-    """What ``forward`` found out: the result's structure, and what it returns after the result."""
-
-    result: Tree | None = None
-    assigned: tuple[str, ...] = ()
+"""The attribute of the flat module that is the model: the first part of its modules' paths."""
 
 
 class FlatModel(nn.Module):
-    """The flat module; ``outcome`` is filled by ``forward``.
+    """A model that takes a call's tensors in leaf order and returns the result's, flat as well.
 
-    A subclass may run something else than the model, and return more tensors after the result's.
+    They are followed by the new contents of buffers that the model assigned (``self.steps =
+    self.steps + 1``), and by what a subclass returns besides. ``result`` is the result's structure
+    and ``assigned`` the names of those buffers, known once ``forward`` has run. An exception of
+    the model leaves ``forward`` as a CaptureError that names the model's line.
     """
 
     returns_tensors = True
@@ -44,28 +31,31 @@ class FlatModel(nn.Module):
         super().__init__()
         self.model = model
         self.arguments = arguments
-        self.outcome = Outcome()
+        self.result: Tree | None = None
+        self.assigned: tuple[str, ...] = ()
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The tensors of the result, then those of the buffers it assigned, then the rest."""
         call = rebuild_call(self.arguments, tensors)
-        before = {slot: slot.tensor for slot in _slots(self.model)}
+        before = list(_stored(self.model))
         try:
             result = self.run(call)
         except CaptureError:
             raise
         except Exception as error:
             raise explain(error) from error
-        tree, outputs = _describe(result)
+        self.result, outputs = _describe(result)
         if not outputs and self.returns_tensors:
             raise CaptureError(
                 f"the model returned {type(result).__name__} without any tensor; a graph has at "
                 "least one output"
             )
         assigned = {
-            slot.name: _assigned(slot) for slot, old in before.items() if slot.tensor is not old
+            name: _assigned(name, holder.get(key), is_parameter=is_parameter)
+            for name, holder, key, old, is_parameter in before
+            if holder.get(key) is not old
         }
-        self.outcome.result, self.outcome.assigned = tree, tuple(assigned)
+        self.assigned = tuple(assigned)
         return (*outputs, *assigned.values(), *self.rest())
 
     def run(self, call: Call) -> Any:
@@ -77,49 +67,95 @@ class FlatModel(nn.Module):
         return ()
 
 
-class _ModuleSlot(NamedTuple):
-    """A place of a module that holds a parameter or a buffer."""
-
-    module: nn.Module
-    kind: str
-    key: str
-    name: str
-
-    @property
-    def tensor(self) -> torch.Tensor | None:
-        tensor: torch.Tensor | None = getattr(self.module, self.kind).get(self.key)
-        return tensor
-
-
-def _slots(model: nn.Module) -> Iterator[_ModuleSlot]:
+def _stored(
+    model: nn.Module,
+) -> Iterator[tuple[str, dict[str, torch.Tensor | None], str, torch.Tensor, bool]]:
+    """Parameters and buffers: name, the table that holds it, its key there, tensor, which it is."""
     for prefix, module in model.named_modules():
-        for kind in ("_parameters", "_buffers"):
-            for key, tensor in getattr(module, kind).items():
+        for holder in (module._parameters, module._buffers):
+            for key, tensor in holder.items():
                 if tensor is not None:
-                    yield _ModuleSlot(module, kind, key, f"{prefix}.{key}" if prefix else key)
+                    name = f"{prefix}.{key}" if prefix else key
+                    yield name, holder, key, tensor, holder is module._parameters
 
 
-def _assigned(slot: _ModuleSlot) -> torch.Tensor:
-    """The tensor that the model put into a buffer's place."""
-    if slot.kind == "_parameters":
+def _assigned(name: str, tensor: torch.Tensor | None, *, is_parameter: bool) -> torch.Tensor:
+    """The tensor that the model put in the place of a buffer."""
+    if is_parameter:
         raise CaptureError(
-            f"the model assigns its parameter {slot.name!r} while it runs; parameters are fixed in "
+            f"the model assigns its parameter {name!r} while it runs; parameters are fixed in "
             "a graph, so use a buffer, or compute with a new tensor"
         )
-    if slot.tensor is None:
+    if tensor is None:
         raise CaptureError(
-            f"the model removes its buffer {slot.name!r} while it runs; a graph cannot, so leave "
+            f"the model removes its buffer {name!r} while it runs; a graph cannot, so leave "
             "the buffer in place"
         )
-    return slot.tensor
+    return tensor
 
 
 def _describe(result: Any) -> tuple[Tree, list[torch.Tensor]]:
     try:
-        tree, outputs = describe_result(result)
+        return describe_result(result)
     except InputError as error:
         message = f"the model's result cannot be part of a graph: {error}"
         if "cache" in message.lower():
             message += " (to leave a cache out, call the model with use_cache=False)"
         raise CaptureError(message) from None
-    return tree, outputs
+
+
+# --- tensors that hold others ---------------------------------------------------------------------
+#
+# A class of tensors that says what it holds by `__tensor_flatten__` and `__tensor_unflatten__`, as
+# torchao's quantized weights do, is traced through: what it holds is stored, each under its
+# attribute's name behind the tensor's, and what its own code computes with that is the graph.
+
+
+def is_wrapped(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds others."""
+    return hasattr(type(tensor), "__tensor_flatten__")
+
+
+def check_wrapped(path: str, tensor: torch.Tensor, *, trained: bool = False) -> None:
+    """Raise CaptureError for a tensor that holds others and cannot be made anew of others.
+
+    Those of torch itself cannot here: what they hold is spread over processes, or of no one shape.
+    Nor can any in a step that is ``trained``, whose gradients are of what is stored.
+    """
+    kind = type(tensor)
+    if not is_wrapped(tensor):
+        return
+    if trained:
+        why = "which a step of training does not take apart"
+    elif not hasattr(kind, "__tensor_unflatten__") or kind.__module__.startswith("torch."):
+        why = "and cannot be made of others (without __tensor_unflatten__, or one of torch's own)"
+    else:
+        return
+    raise CaptureError(
+        f"{path} is a {kind.__name__}, a tensor that holds several (quantized weights are such), "
+        f"{why}; make them parameters of their own before, for a model of torchao by "
+        "torchao.utils.unwrap_tensor_subclass(model)"
+    )
+
+
+def parts_of(path: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """The plain tensors that a tensor is made of, by path; itself where it is one."""
+    if not is_wrapped(tensor):
+        yield path, tensor
+        return
+    wrapped: Any = tensor
+    for name in wrapped.__tensor_flatten__()[0]:
+        yield from parts_of(f"{path}.{name}", getattr(tensor, name))
+
+
+def with_parts(tensor: torch.Tensor, parts: Iterator[torch.Tensor]) -> torch.Tensor:
+    """A tensor like this one that holds others, in the order of `parts_of`."""
+    if not is_wrapped(tensor):
+        return next(parts)
+    wrapped: Any = tensor
+    names, context = wrapped.__tensor_flatten__()
+    inner = {name: with_parts(getattr(tensor, name), parts) for name in names}
+    made: torch.Tensor = type(wrapped).__tensor_unflatten__(
+        inner, context, tensor.shape, tensor.stride()
+    )
+    return made

@@ -1,10 +1,10 @@
 """`torch.autograd.Function`s: their backward, traced where they are applied.
 
-Comes in: a Function that the program applies under torch.export. Goes out: in the exported program
-its forward, run without gradients as torch runs it, then between two calls (`BEGIN`, `END`) its
-backward on gradients that stand for any; in the graph a call of `with_backward`, which holds that
-backward as a graph. What always holds: a gradient that reaches a Function's outputs goes through
-its own backward, and where that cannot be traced, whoever differentiates gets an error.
+In the traced program stands a Function's forward, run without gradients as torch runs it, then
+between two calls (`BEGIN`, `END`) its backward on gradients that are any; in the graph a call of
+`with_backward`, which names that backward as a graph. A gradient that reaches a Function's outputs
+goes through its own backward, and where that cannot be traced, whoever differentiates gets an
+error.
 
 Torch offers no hook for `Function.apply`. While any thread captures it is replaced by one that asks
 whether the calling thread does, and does what it did where not.
@@ -29,8 +29,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from shardwright.errors import CaptureError
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
 from shardwright.ir.operators import resolve
-from shardwright.ir.tensor_meta import is_dense
-from shardwright.ir.with_backward import WITH_BACKWARD
+from shardwright.ir.with_backward import WITH_BACKWARD, name_backward
 from shardwright.torch_internals import backward_class, never_compiled, set_backward_class
 from shardwright.tracing.emitter import GraphEmitter
 from shardwright.tracing.failures import line_before
@@ -60,7 +59,7 @@ for _name, _function in (("begin", _begin), ("end", _end)):
 
 BEGIN = torch.ops.shardwright_function.begin.default
 END = torch.ops.shardwright_function.end.default
-torch.fx.node.has_side_effect(BEGIN)  # or export drops what nothing reads
+torch.fx.node.has_side_effect(BEGIN)
 torch.fx.node.has_side_effect(END)
 
 
@@ -261,11 +260,11 @@ def drop_failed_backwards(graph: torch.fx.Graph) -> None:
             graph.erase_node(node)
 
 
-# --- while it is translated -----------------------------------------------------------------------
+# --- while it is functionalized -------------------------------------------------------------------
 
 
 class Backwards:
-    """Turns what stands between `BEGIN` and `END` into the graph of a backward."""
+    """Turns the calls between `BEGIN` and `END` into the graph of a backward."""
 
     def __init__(self, emitter: GraphEmitter, memory: ProgramMemory) -> None:
         self._emitter = emitter
@@ -274,13 +273,13 @@ class Backwards:
         self._seeds: list[IRValue] = []
         self._versions: dict[TracedStorage, int] = {}
         self._made_up: list[tuple[int, str]] = []
-        """Nodes that stand for gradients, which nothing may need in the end, and of what."""
+        """Nodes in place of gradients, which nothing may need in the end, and of what."""
         self._inside = False
         self._failure = ""
 
     @contextmanager
     def trying(self) -> Iterator[None]:
-        """Inside, a node of the program is translated; in a backward it may fail."""
+        """Inside, a node of the program is emitted; in a backward it may fail."""
         try:
             yield
         except CaptureError as error:
@@ -293,38 +292,32 @@ class Backwards:
         return bool(self._failure) and node.target is not END
 
     def begin(self, specs: Sequence[torch.Tensor]) -> list[TensorView]:
-        """Stand-ins for the gradients of what a Function made."""
-        graph = self._emitter.builder.graph
+        """Zeros in place of the gradients of what a Function made."""
         self._inside, self._failure = True, ""
-        self._start = len(graph.nodes)
+        self._start = len(self._emitter.builder.graph.nodes)
         self._versions = self._memory.versions()
         self._seeds = []
+        zeros = resolve("aten.zeros.default")
+        options = dict.fromkeys(("layout", "device", "pin_memory"))
         for spec in specs:
-            attrs = {
-                "size": list(spec.shape),
-                "dtype": spec.dtype,
-                "layout": None,
-                "device": None,
-                "pin_memory": None,
-            }
-            zeros = resolve("aten.zeros.default")
+            attrs = {"size": list(spec.shape), "dtype": spec.dtype, **options}
             self._seeds += self._emitter.emit(zeros, [], attrs, outputs=[spec], name="gradient")
         pairs = zip(specs, self._seeds, strict=True)
         return [self._memory.root(spec, value) for spec, value in pairs]
 
-    def end(self, node: torch.fx.Node, standing_for: Callable[[Any], Any]) -> None:
-        """From here on the tensors that a Function made have the backward that was traced.
+    def end(self, node: torch.fx.Node, result_of: Callable[[Any], Any]) -> None:
+        """Let the tensors that a Function made have the backward that was traced.
 
-        ``standing_for`` gives the places of the program's nodes.
+        ``result_of`` gives the results of the program's nodes.
         """
-        emitter, graph = self._emitter, self._emitter.builder.graph
+        emitter, memory, graph = self._emitter, self._memory, self._emitter.builder.graph
         name, fills = node.args[3:5]
         failure = str(node.args[5]) or self._failure
         self._failure, self._inside = "", False
-        made, inputs = standing_for(node.args[0]), standing_for(node.args[1])
-        gradients = [] if failure else standing_for(node.args[2])
-        found = [self._memory.read(place) for place in gradients]
-        changed = self._memory.versions()
+        made, inputs = result_of(node.args[0]), result_of(node.args[1])
+        gradients = [] if failure else result_of(node.args[2])
+        found = [memory.read(tensor) for tensor in gradients]
+        changed = memory.versions()
         if any(changed[storage] != before for storage, before in self._versions.items()):
             raise emitter.refuse(
                 f"the backward of {name} writes to a tensor that it did not make; let it return "
@@ -336,22 +329,21 @@ class Backwards:
             for node in nodes[: len(self._seeds)]
         ]
         emitter.records = True  # as it did where the Function was applied
-        text, saved = _text(graph, nodes, [value.id for value in self._seeds], found)
-        before = [_dense(emitter, self._memory.read(place)) for place in made]
+        backward, saved = _extract(graph, nodes, [value.id for value in self._seeds], found)
         after = emitter.call(
             WITH_BACKWARD,
-            before,
-            [self._memory.read(place) for place in inputs],
+            [_dense(emitter, memory.read(tensor)) for tensor in made],
+            [memory.read(tensor) for tensor in inputs],
             [graph.values[value_id] for value_id in saved],
             name,
-            text,
+            name_backward(backward),
             fills,
             failure,
         )
         if not inputs:  # nothing gets a gradient, but the program goes on as if
             emitter.let_flow(*after)
-        for place, value in zip(made, after, strict=True):
-            self._memory.settle(place, value)
+        for tensor, value in zip(made, after, strict=True):
+            memory.settle(tensor, value)
 
     def check(self) -> None:
         """Raise CaptureError where what is left of the graph needs a gradient as a number."""
@@ -365,50 +357,34 @@ class Backwards:
 
 
 def _dense(emitter: GraphEmitter, value: IRValue) -> IRValue:
-    """The value, copied where its elements lie apart or share memory."""
-    if is_dense(value.shape, value.strides):
+    """The value, copied where its elements are apart or share memory."""
+    if value.meta.is_dense:
         return value
     return emitter.one("aten.clone.default", value, memory_format=torch.contiguous_format)
 
 
-def _text(
+def _extract(
     graph: IRGraph, nodes: Sequence[IRNode], seeds: Sequence[int], found: Sequence[IRValue]
-) -> tuple[str, list[int]]:
-    """A backward's text, and what it reads beside gradients: values made before ``nodes``."""
-    producers = {value_id: node for node in nodes[len(seeds) :] for value_id in node.outputs}
-    needed: set[int] = set()
-    saved: dict[int, None] = {}
-    pending = [value.id for value in found]
-    while pending:
-        value_id = pending.pop()
-        node = producers.get(value_id)
-        if node is None:
-            if value_id not in seeds:
-                saved[value_id] = None
-        elif node.id not in needed:
-            needed.add(node.id)
-            pending += node.inputs
+) -> tuple[IRGraph, list[int]]:
+    """A backward as a graph, and what it reads beside gradients: values made before ``nodes``."""
+    live = {value.id for value in found}
+    needed = []
+    for node in reversed(nodes[len(seeds) :]):
+        if not live.isdisjoint(node.outputs):
+            needed.append(node)
+            live.difference_update(node.outputs)
+            live.update(node.inputs)
+    saved = sorted(live.difference(seeds))
     builder = Builder("backward")
-    kept = sorted(saved)
-    mapping: dict[int, int] = {}
-    for name, value_ids in (("g", seeds), ("s", kept)):
+    mapping: dict[int, IRValue] = {}
+    for name, value_ids in (("g", seeds), ("s", saved)):
         for value_id in value_ids:
-            value = graph.values[value_id]
-            made = builder.input(name, value.shape, value.dtype, strides=value.strides)
-            mapping[value_id] = made.id
-    for node in nodes:
-        if node.id in needed:
-            values = [None if v is None else graph.values[v] for v in node.results]
-            outputs = [
-                None if v is None else builder.value("v", v.shape, v.dtype, strides=v.strides)
-                for v in values
-            ]
-            builder.emit(node.op, [mapping[v] for v in node.inputs], node.attrs, outputs=outputs)
-            mapping |= {
-                old.id: new.id
-                for old, new in zip(values, outputs, strict=True)
-                if old is not None and new is not None
-            }
-    finished = builder.finish([mapping[value.id] for value in found])
-    finished.in_structure = finished.out_structure = None  # it is called by place alone
-    return str(finished), kept
+            meta = graph.values[value_id].meta
+            mapping[value_id] = builder.input(name, meta.shape, meta.dtype, strides=meta.strides)
+    for node in reversed(needed):
+        for value_id in node.outputs:
+            meta = graph.values[value_id].meta
+            mapping[value_id] = builder.value("v", meta.shape, meta.dtype, strides=meta.strides)
+        outputs = [None if value_id is None else mapping[value_id] for value_id in node.results]
+        builder.emit(node.op, [mapping[v] for v in node.inputs], node.attrs, outputs=outputs)
+    return builder.finish([mapping[value.id] for value in found]), saved

@@ -1,9 +1,8 @@
-"""Where a node of a traced graph came from: its modules, its line, the settings it ran under.
+"""Where a call of a traced program came from: its modules, its line, the settings it ran under.
 
-Comes in: a tracer at work. Goes out: for each node a `Note` and its `Scope`s. What always
-holds: the flat module around the model is in no scope; a line is the deepest one of the model's
-forward that is neither torch's nor ours; settings are those in force when the program called the
-operator.
+A line is the deepest one of the model's forward that is neither torch's nor ours; settings are
+those in force when the program called the operator; the flat module around the model is in no
+scope.
 
 torch.export notes a line by formatting the whole stack of every call, and keeps frames of
 functions named ``forward`` only; it notes settings as regions, and loses a ``no_grad`` inside an

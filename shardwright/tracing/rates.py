@@ -1,10 +1,8 @@
 """The learning rates of a run: what the optimizers' groups say, as their schedulers change them.
 
 The user's optimizer never steps in a run, the workers do it; but its groups and schedulers live on
-here, step for step, and give the rates that the graph takes as inputs.
-
-What always holds: a rate is read before the step that uses it, and the schedulers step after, as
-in a loop written by hand.
+here, step for step, and give the rates that the graph takes as inputs. A rate is read before the
+step that uses it, and the schedulers step after, as in a loop written by hand.
 """
 
 from __future__ import annotations

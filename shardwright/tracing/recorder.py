@@ -1,51 +1,57 @@
 """A step while it is traced: what it asks of autograd and of optimizers is noted, and not done.
 
-Comes in: calls of ``backward``, ``zero_grad``, ``clip_grad_norm_``, ``optimizer.step`` and the
-like that a step function makes under torch.export. Goes out: a mark in the exported program and a
-record for each (`marks`). What always holds: the program's own parameters, which it may reach by
-any way, are replaced at every call of torch by what torch.export traces in their place, so that
-nothing of the caller's changes; and torch is as before when the step has run.
+Calls of ``backward``, ``zero_grad``, ``clip_grad_norm_``, ``optimizer.step`` and the like become
+effects of the traced program. The program's own parameters, which it may reach by any way, are
+replaced at every call of torch by what is traced in their place, so that nothing of the caller's
+changes; and torch is as before when the step has run.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.overrides import TorchFunctionMode
 
 from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.ir.values import IRValue
-from shardwright.torch_internals import BEGINS_RANGE, never_compiled
+from shardwright.torch_internals import (
+    BEGINS_RANGE,
+    NO_GRAD_WRAPPER,
+    SET_GRAD_ENABLED,
+    never_compiled,
+)
 from shardwright.tracing.active import LiveGraph, tracing
-from shardwright.tracing.clipping import Clipping
 from shardwright.tracing.closures import Closure
-from shardwright.tracing.marks import MARK, BackwardMark, Clip, Own, Record, UpdateMark, ZeroGrad
+from shardwright.tracing.effects import EFFECT, Effect, EffectEmitter
 from shardwright.tracing.optimizers import OptimizerGroup, groups_of
 from shardwright.tracing.origins import refuse_here
-from shardwright.tracing.step_model import StepModel
-from shardwright.tracing.step_parameters import StepParameters
+from shardwright.tracing.step_model import StepModel, StepParameters
 
 
 class Recorder:
     """Records one run of a step function.
 
-    ``records`` are the marks' records by number, ``scheduled`` the schedulers in the order of
-    their steps.
+    ``recorded`` are the effects by number, ``scheduled`` the schedulers in the order of their
+    steps.
     """
 
     def __init__(self, model: StepModel, closure: Closure) -> None:
         self.model = model
         self.parameters = StepParameters(model)
-        self.records: list[Record] = []
+        self.recorded: list[Effect] = []
         self.scheduled: list[LRScheduler] = []
         self._closure = closure
+        self._differentiates = self._updates = False
         self._groups: dict[int, list[OptimizerGroup]] = {}
         self._rates = {
             id(optimizer): [group["lr"] for group in optimizer.param_groups]
@@ -67,10 +73,7 @@ class Recorder:
     @property
     def idle_optimizers(self) -> list[str]:
         """Optimizers by name, where the step computes gradients and takes no step with any."""
-        kinds = {type(record) for record in self.records}
-        return (
-            [*self._closure.optimizers] if BackwardMark in kinds and UpdateMark not in kinds else []
-        )
+        return [*self._closure.optimizers] if self._differentiates and not self._updates else []
 
     def _replaced(self) -> Iterator[Any]:
         """Replacements in the objects that the step closes over."""
@@ -102,11 +105,11 @@ class Recorder:
             **{function: partial(_number, function) for function in _NUMBERS},
         }
 
-    def _mark(
-        self, record: Record, reads: Sequence[torch.Tensor], like: Sequence[torch.Tensor] = ()
+    def _record(
+        self, effect: Effect, reads: Sequence[torch.Tensor], like: Sequence[torch.Tensor] = ()
     ) -> list[torch.Tensor]:
-        self.records.append(record)
-        made: list[torch.Tensor] = MARK(len(self.records) - 1, list(reads), list(like))
+        self.recorded.append(effect)
+        made: list[torch.Tensor] = EFFECT(len(self.recorded) - 1, list(reads), list(like))
         return made
 
     # --- backward ---------------------------------------------------------------------------
@@ -125,9 +128,15 @@ class Recorder:
         existing = parameters.existing(reached)
         new = [name for name in reached if name not in set(existing)]
         given = [loss] if gradient is None else [loss, parameters.stand_in(gradient)]
-        record = BackwardMark(tuple(reached), tuple(existing), gradient is not None)
+        effect = partial(
+            EffectEmitter.backward,
+            parameters=reached,
+            existing=existing,
+            has_gradient=gradient is not None,
+        )
         reads = given + parameters.gradients(existing)
-        made = self._mark(record, reads, parameters.named(new))
+        made = self._record(effect, reads, parameters.named(new))
+        self._differentiates = True
         for name in existing:
             parameters.add(name)
         for name, tensor in zip(new, made, strict=True):
@@ -159,7 +168,8 @@ class Recorder:
     def _zero(self, tensors: Iterable[torch.Tensor], set_to_none: bool) -> None:
         names = self.parameters.names_of(tensors)
         kept = [] if set_to_none else self.parameters.existing(names)
-        self._mark(ZeroGrad(tuple(names), set_to_none), self.parameters.gradients(kept))
+        effect = partial(EffectEmitter.zero_grad, parameters=names, set_to_none=set_to_none)
+        self._record(effect, self.parameters.gradients(kept))
         self.parameters.clear(names, set_to_none=set_to_none)
 
     def _clip_norm(
@@ -171,13 +181,17 @@ class Recorder:
         gradients = self.parameters.gradients(names)
         norm = torch.empty((), dtype=_common_dtype(gradients), device=gradients[0].device)
         attrs = {"max_norm": max_norm, "norm_type": norm_type}
-        return self._mark(Clip("clip_grad_norm", tuple(names), attrs), gradients, [norm])[0]
+        effect = partial(EffectEmitter.clip, op="clip_grad_norm", parameters=names, attrs=attrs)
+        return self._record(effect, gradients, [norm])[0]
 
     def _clip_value(self, parameters: Sequence[torch.Tensor], clip_value: float) -> None:
         names = self.parameters.asked(self.parameters.names_of(parameters))
         if names:
-            record = Clip("clip_grad_value", tuple(names), {"clip_value": clip_value})
-            self._mark(record, self.parameters.gradients(names))
+            attrs = {"clip_value": clip_value}
+            effect = partial(
+                EffectEmitter.clip, op="clip_grad_value", parameters=names, attrs=attrs
+            )
+            self._record(effect, self.parameters.gradients(names))
 
     # --- optimizers and schedulers ----------------------------------------------------------
 
@@ -189,13 +203,15 @@ class Recorder:
         if closure is not None:
             with torch.enable_grad():
                 result = closure()
-        marks = len(self.records)
+        before = len(self.recorded)
         for group in self._groups_of(name, optimizer):
             names = self.parameters.asked(self.parameters.names_of(group.parameters))
             if names:
                 reads = self.parameters.named(names) + self.parameters.gradients(names)
-                self._mark(UpdateMark(group, tuple(names)), reads)
-        if len(self.records) == marks:
+                effect = partial(EffectEmitter.update, group=group, parameters=names)
+                self._record(effect, reads)
+                self._updates = True
+        if len(self.recorded) == before:
             raise refuse_here(
                 f"the step of the optimizer {name!r} finds no gradient, so that it changes "
                 "nothing: call backward() before it"
@@ -244,11 +260,12 @@ class Recorder:
         outputs: Sequence[IRValue],
     ) -> list[torch.Tensor]:
         like = [torch.empty(value.shape, dtype=torch_dtype(value.dtype)) for value in outputs]
-        record = Own(op, attrs, tuple(value.name for value in outputs))
-        return self._mark(record, list(map(self.parameters.stand_in, inputs)), like)
+        names = [value.name for value in outputs]
+        effect = partial(EffectEmitter.own, op=op, attrs=attrs, names=names)
+        return self._record(effect, list(map(self.parameters.stand_in, inputs)), like)
 
 
-# --- what a step cannot do -------------------------------------------------------------------
+# --- what a step cannot do ------------------------------------------------------------------------
 
 
 def _check_backward(loss: torch.Tensor, gradient: torch.Tensor | None, create_graph: bool) -> None:
@@ -324,7 +341,109 @@ def _listed(value: Any) -> list[Any]:
     return [value] if isinstance(value, torch.Tensor) else list(value)
 
 
-# --- replacing in one thread ---------------------------------------------------------------------
+# --- clipping of gradients ------------------------------------------------------------------------
+#
+# It is seen from inside torch's own functions for it, wherever the step has these from. They are
+# not replaced, since that would be so for every thread; they are told that no parameter has a
+# gradient, and so have nothing to do.
+#
+#     clip_grad_norm_(parameters, 1.0)
+#         enters no_grad                 begins: the arguments are on the stack
+#         asks for p.grad of each        None; noted
+#         makes the norm of nothing      the norm that the recorder makes
+#         leaves no_grad                 ends
+
+_DEPTH = 12  # frames between torch.no_grad at work and the function that it is around
+
+Norm = Callable[[Sequence[torch.Tensor], float, float], torch.Tensor]
+Value = Callable[[Sequence[torch.Tensor], float], None]
+
+
+class Clipping:
+    """What is called in place of what the clipping functions call; others go on to torch.
+
+    ``norm`` records a clipping by norm and gives the norm, ``value`` one by value.
+    """
+
+    def __init__(self, parameters: StepParameters, norm: Norm, value: Value) -> None:
+        self._parameters = parameters
+        self._norm, self._value = norm, value
+        self._call: FrameType | None = None
+        self._clipped: list[torch.Tensor] = []
+
+    def functions(self) -> dict[Any, Callable[..., Any]]:
+        """The stand-ins by the functions of torch that they are called for."""
+        gradient: Any = torch.Tensor.grad
+        return {
+            SET_GRAD_ENABLED: self._set_grad_enabled,
+            gradient.__get__: self._gradient,
+            torch.tensor: self._tensor,
+        }
+
+    def _set_grad_enabled(self, enabled: bool) -> None:
+        call = _clipping_call(sys._getframe(1))
+        if call is not None and self._call is None:
+            self._begin(call)
+        elif call is not None and call is self._call:
+            self._end(call)
+        SET_GRAD_ENABLED(enabled)
+
+    def _begin(self, call: FrameType) -> None:
+        if _arguments(call).get("error_if_nonfinite"):
+            raise refuse_here(
+                "clip_grad_norm_(error_if_nonfinite=True) looks at the norm's contents, of which "
+                "there are none while a graph is made; leave it out"
+            )
+        self._call, self._clipped = call, []
+
+    def _end(self, call: FrameType) -> None:
+        self._call = None
+        if _function(call) is _VALUE:
+            self._value(self._clipped, float(_arguments(call)["clip_value"]))
+
+    def _gradient(self, tensor: torch.Tensor, *_: Any) -> torch.Tensor | None:
+        if self._call is None:
+            return self._parameters.get_gradient(tensor)
+        self._clipped.append(tensor)
+        # The one by value does not work on nothing; this is something that nobody reads.
+        is_first = len(self._clipped) <= 2 and self._clipped[0] is tensor
+        return torch.zeros(()) if _function(self._call) is _VALUE and is_first else None
+
+    def _tensor(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if self._call is None or _function(self._call) is not _NORM:
+            return torch.tensor(*args, **kwargs)
+        given = _arguments(self._call)
+        return self._norm(
+            self._clipped, float(given["max_norm"]), float(given.get("norm_type", 2.0))
+        )
+
+
+_NORM: Any = clip_grad_norm_.__wrapped__  # type: ignore[attr-defined]
+_VALUE: Any = clip_grad_value_.__wrapped__  # type: ignore[attr-defined]
+
+
+def _clipping_call(frame: FrameType | None) -> FrameType | None:
+    """The frame of a clipping function whose no_grad is entered or left in ``frame``."""
+    for _ in range(_DEPTH):
+        if frame is None:
+            return None
+        if frame.f_code is NO_GRAD_WRAPPER:
+            return frame if _function(frame) in (_NORM, _VALUE) else None
+        frame = frame.f_back
+    return None
+
+
+def _function(call: FrameType) -> Any:
+    return call.f_locals["func"]
+
+
+def _arguments(call: FrameType) -> dict[str, Any]:
+    """The arguments of a call by name."""
+    names = _function(call).__code__.co_varnames
+    return {**dict(zip(names, call.f_locals["args"], strict=False)), **call.f_locals["kwargs"]}
+
+
+# --- replacing in one thread ----------------------------------------------------------------------
 #
 # Everything is as before when the block ends, however it ends.
 

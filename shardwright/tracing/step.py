@@ -1,15 +1,14 @@
 """`compile_ir`: from a training step and example inputs to an IRGraph.
 
-Comes in: a function that runs one step of training on one device, and inputs like those it will
-get. Goes out: a graph with the forward's operators at the level of `capture`, and a marker for
-each backward, zeroing, clipping and optimizer's step, in the program's order. What always holds:
-nothing is computed, and the caller's parameters, gradients, optimizers, schedulers, buffers,
-random numbers and Python objects are afterwards what they were, on every path.
+The graph has the forward's operators at the level of `capture`, and a marker for each backward,
+zeroing, clipping and optimizer's step, in the program's order. Nothing is computed, and the
+caller's parameters, gradients, optimizers, schedulers, buffers, random numbers and Python objects
+are afterwards what they were, on every path.
 
-    find        models, optimizers and tensors the step closes over     closures, step_model
-    trace       the step runs on fake tensors and leaves marks          export, recorder, marks
-    translate   its program becomes nodes, marks become markers         step_graph, markers
-    dropout     becomes a function of place and a counter               dropout
+    find             models, optimizers and tensors the step closes over     closures, step_model
+    trace            the step runs on fake tensors and leaves effects        export, recorder
+    functionalize    its program becomes nodes, effects become markers       boundary, effects
+    dropout          becomes a function of place and a counter               dropout
 """
 
 from __future__ import annotations
@@ -24,21 +23,19 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from shardwright.errors import CaptureError, InputError
-from shardwright.ir.graph import IRGraph
+from shardwright.ir.graph import IRGraph, live_values
 from shardwright.ir.operators import is_marker
 from shardwright.ir.structure import Arguments, Call, describe_arguments, leaves, with_keyword
 from shardwright.ir.values import IRValue
-from shardwright.tracing.closures import find_closure
-from shardwright.tracing.dead_code import live_values
+from shardwright.tracing.boundary import TracedGraph
+from shardwright.tracing.closures import find_closure, unchanged
 from shardwright.tracing.dropout import philox_dropout
+from shardwright.tracing.effects import EffectEmitter
 from shardwright.tracing.export import TracedProgram, export_flat, one_at_a_time
-from shardwright.tracing.exported import ExportedGraph
 from shardwright.tracing.failures import CaptureWarning, line_before
 from shardwright.tracing.flat import FlatModel
-from shardwright.tracing.markers import Markers
 from shardwright.tracing.recorder import Recorder
 from shardwright.tracing.step_model import ROOTS, StepModel
-from shardwright.tracing.unchanged import unchanged
 
 
 @dataclass(frozen=True)
@@ -118,7 +115,7 @@ def capture_step(
     graph = philox_dropout(step.finish(stacklevel=3), seed)
     if recorder.idle_optimizers and not updates_parameters(graph):
         raise CaptureError(_NO_STEP.format(names=", ".join(recorder.idle_optimizers)))
-    rates = (Rate(name, group.optimizer, group.index) for name, group, _ in step.markers.rates)
+    rates = (Rate(name, group.optimizer, group.index) for name, group, _ in step.effects.rates)
     return CapturedStep(graph, recorder.model.originals, tuple(rates), tuple(recorder.scheduled))
 
 
@@ -180,8 +177,8 @@ class _FlatStep(FlatModel):
 # depends on it, and then it has an update.
 
 
-class StepGraph(ExportedGraph):
-    """One exported step on its way to a graph."""
+class StepGraph(TracedGraph):
+    """One traced step on its way to a graph."""
 
     def __init__(
         self, name: str, flat: FlatModel, program: TracedProgram, recorder: Recorder
@@ -191,16 +188,16 @@ class StepGraph(ExportedGraph):
             name, flat, program, model.contents, ROOTS, model.constants, updates_parameters=True
         )
         self.model, self.parameters = model, parameters
-        self.markers = Markers(
-            self.emitter, self.memory, recorder.records, model.originals, parameters.carried
+        self.effects = EffectEmitter(
+            self.emitter, self.memory, recorder.recorded, model.originals, parameters.carried
         )
-        self.translator.marked = self.markers.translate
+        self.functionalizer.effects = self.effects.emit
 
     def updates(self, outputs: Sequence[IRValue], rest: Sequence[IRValue]) -> dict[int, int]:
         """Updates of buffers, parameters, optimizers' state, and gradients that go on."""
-        count = len(self.flat.outcome.assigned)
+        count = len(self.flat.assigned)
         _check_gradients(self.builder.graph)
-        updates = super().updates(outputs, rest) | self.markers.updates()
+        updates = super().updates(outputs, rest) | self.effects.updates()
         before = {name: self._gradient_before(name) for name in self.parameters.left}
         gradients = {value.id for value in before.values()}
         updates = {old: new for old, new in updates.items() if old not in gradients}
@@ -210,7 +207,7 @@ class StepGraph(ExportedGraph):
         live = live_values(self.builder.graph, needed)
         for name, value in before.items():
             if value.id in live:
-                last = after.get(name) or self.markers.zeros_like(value)
+                last = after.get(name) or self.effects.zeros_like(value)
                 updates[value.id] = last.id
         return updates
 
@@ -218,19 +215,17 @@ class StepGraph(ExportedGraph):
         """The state that is a parameter's gradient before the step."""
         stored = self.model.gradient_state(name)
         if stored is None:
-            return self.markers.gradients[name]
-        place = self.boundary.place_of(stored)
-        assert place is not None
-        return place.first
+            return self.effects.gradients[name]
+        return self.value_before(stored)
 
     def arguments(self) -> Arguments:
         """The call's structure, with the learning rates as keywords; orders the graph's inputs."""
-        rates = {rate.input: rate.value for rate in self.markers.rates}
+        rates = {rate.input: rate.value for rate in self.effects.rates}
         arguments = self.flat.arguments
         for name in rates:
             _check_free(arguments, name)
             arguments = with_keyword(arguments, name)
-        given = iter(self.boundary.input_ids)
+        given = (tensor.first.id for tensor in self.inputs)
         self.builder.graph.inputs = [
             rates[leaf.name].id if leaf.name in rates else next(given) for leaf in leaves(arguments)
         ]

@@ -22,8 +22,7 @@ from shardwright.pipeline.schema import DeviceKind
 from shardwright.planning import Plan, plan_beside
 from shardwright.runtime.session import Session
 from shardwright.tracing import compile_ir
-from shardwright.tracing.closures import Closure, find_closure
-from shardwright.tracing.unchanged import unchanged
+from shardwright.tracing.closures import Closure, find_closure, unchanged
 from shardwright.training.loading import Batch, Data, Loading
 from shardwright.training.measures import means
 from shardwright.training.shared_names import share_names

@@ -13,7 +13,8 @@ from shardwright.errors import DeviceError, ProfileError
 from shardwright.ir import Builder, IRGraph
 from shardwright.profiling import measure as measuring
 from shardwright.profiling import profile, profile_network
-from shardwright.tracing import capture, compile_ir, empty_weights
+from shardwright.tracing import capture, compile_ir
+from shardwright.tracing.capture import empty_weights
 from tests.graphs import language_model
 from tests.runtime.programs import gpt, tokens
 

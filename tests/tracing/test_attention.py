@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from shardwright.ir import Builder, resolve
+from shardwright.ir import Builder, IRValue, resolve
 from shardwright.ir.operators import operator_name, split_call
 from shardwright.tracing.dropout import write_attention
-from shardwright.tracing.emitter import GraphEmitter, is_value
+from shardwright.tracing.emitter import GraphEmitter
 
 SDPA = resolve("aten.scaled_dot_product_attention.default")
 BOOLS = torch.rand(5, 7) > 0.3
@@ -20,7 +20,9 @@ def written(query, key, value, mask=None, **options):
     tensors = [item for item in (query, key, value, mask) if item is not None]
     dtypes = {torch.float64: "f64", torch.bool: "bool"}
     values = [builder.input(f"x{i}", t.shape, dtypes[t.dtype]) for i, t in enumerate(tensors)]
-    inputs, attrs = split_call(SDPA, values, options, is_tensor=is_value)
+    inputs, attrs = split_call(
+        SDPA, values, options, is_tensor=lambda item: isinstance(item, IRValue)
+    )
     made = write_attention(GraphEmitter(builder), inputs, attrs, lambda weights: weights)
     graph = builder.finish(made)
     assert operator_name(SDPA) not in {node.op for node in graph.nodes}

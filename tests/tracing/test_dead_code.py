@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from shardwright.ir import Builder
-from shardwright.tracing.dead_code import remove_dead_code
+from shardwright.ir.graph import remove_dead_code
 from tests.tracing.equality import captured, operators
 
 

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from shardwright.errors import CaptureError, WeightError
-from shardwright.tracing import capture, empty_weights
+from shardwright.tracing import capture
+from shardwright.tracing.capture import empty_weights
 
 
 class Model(nn.Module):

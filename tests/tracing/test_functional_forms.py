@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from shardwright.tracing.writes import functional_form
+from shardwright.tracing.functionalize import functional_form
 
 aten = torch.ops.aten
 ROWS, COLUMNS = torch.tensor([0, 2]), torch.tensor([[0, 1, 2, 0]])

@@ -4,7 +4,7 @@ from torch import nn
 
 from shardwright.errors import CaptureError, GraphError
 from shardwright.ir import Builder, IRValue
-from shardwright.tracing.model import Model
+from shardwright.tracing.capture import Model
 
 
 class Scale:

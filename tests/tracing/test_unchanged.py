@@ -8,8 +8,7 @@ import numpy
 import pytest
 import torch
 
-from shardwright.tracing.closures import find_closure
-from shardwright.tracing.unchanged import unchanged
+from shardwright.tracing.closures import find_closure, unchanged
 
 calls: list[int] = []
 level = 0

@@ -8,7 +8,7 @@ import torch
 
 from shardwright.ir import resolve
 from shardwright.ir.operators import split_call
-from shardwright.tracing.views import SAME, ViewCall, ViewOperator, ViewRow, describe_view
+from shardwright.tracing.memory import SAME, ViewCall, ViewOperator, ViewRow, describe_view
 
 aten = torch.ops.aten
 Make = Callable[[torch.Tensor], Any]

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from shardwright.tracing import capture, empty_weights
+from shardwright.tracing import capture
+from shardwright.tracing.capture import empty_weights
 from tests.tracing.equality import assert_equal_trees
 
 pytest.importorskip("transformers")

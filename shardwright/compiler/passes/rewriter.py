@@ -17,10 +17,10 @@ import torch
 
 from shardwright.errors import GraphError
 from shardwright.ir import IRGraph, IRNode, IRValue
+from shardwright.ir.graph import live_values
 from shardwright.ir.inference import Inference
 from shardwright.ir.operators import named_arguments, resolve, signature
 from shardwright.ir.tensor_meta import dtype_name
-from shardwright.tracing.dead_code import live_values
 
 
 class Rewriter:

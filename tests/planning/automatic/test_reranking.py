@@ -12,7 +12,7 @@ from shardwright.planning import Plan
 from shardwright.planning.automatic.candidates import Asked
 from shardwright.planning.prediction.predict import predict
 from shardwright.simulation.simulate import simulate
-from shardwright.tracing import empty_weights
+from shardwright.tracing.capture import empty_weights
 from tests.graphs import language_model
 from tests.planning.automatic.test_auto import by_prediction, cluster, random_step
 from tests.planning.projections import transformer
