@@ -293,7 +293,7 @@ class _Lives:
         old, new = self._graph.values[place], self._graph.values[output]
         sharing = self.sharing(place)
         return (
-            (old.shape, old.dtype, old.strides) == (new.shape, new.dtype, new.strides)
+            old.meta == new.meta
             and all(self._last.get(other, -1) <= self._index[node_id] for other in sharing)
             and sum(value_id in sharing for value_id in form.inputs) == 1
             and all(

@@ -20,7 +20,6 @@ import torch
 
 from shardwright.errors import GraphError
 from shardwright.ir.operators import flatten_results, join_call, operator_name, resolve
-from shardwright.ir.tensor_meta import contiguous_strides, torch_dtype
 from shardwright.ir.values import IRValue
 from shardwright.torch_internals import (
     FakeTensorMode,
@@ -50,8 +49,7 @@ class Inference:
 
         Raises GraphError where it cannot be told.
         """
-        kinds = tuple((value.shape, value.dtype, value.strides) for value in inputs)
-        key = (op, kinds, repr(attrs))
+        key = (op, tuple(value.meta for value in inputs), repr(attrs))
         if key not in self._known:
             if len(self._known) >= _ANSWERS:
                 self._known.clear()
@@ -65,7 +63,7 @@ class Inference:
         self._mode = self._mode or FakeTensorMode(allow_fallback_kernels=False)
         try:
             with _as_kernels_are_called(), self._mode, checks_hold(overload):
-                tensors = [_fake_tensor(value, self._device) for value in inputs]
+                tensors = [value.meta.empty(self._device) for value in inputs]
                 args, kwargs = join_call(overload, tensors, dict(attrs), self._device)
                 _check_updated(overload, args)
                 result = _updated(overload, args) or overload(*args, **kwargs)
@@ -141,12 +139,6 @@ def _as_kernels_are_called() -> Iterator[None]:
 
 def _on_meta(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-
-
-def _fake_tensor(value: IRValue, device: str) -> torch.Tensor:
-    strides = value.strides or contiguous_strides(value.shape)
-    dtype = torch_dtype(value.dtype)
-    return torch.empty_strided(value.shape, strides, dtype=dtype, device=device)
 
 
 def _call(op: str, inputs: Sequence[IRValue], attrs: Mapping[str, Any]) -> str:

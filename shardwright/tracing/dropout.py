@@ -24,7 +24,7 @@ from shardwright.ir.builder import Builder
 from shardwright.ir.dropout import DROPOUT
 from shardwright.ir.graph import IRGraph
 from shardwright.ir.structure import Arguments, leaves, with_keyword
-from shardwright.ir.tensor_meta import contiguous_strides
+from shardwright.ir.tensor_meta import TensorMeta
 from shardwright.ir.values import IRNode, IRValue
 from shardwright.tracing.emitter import GraphEmitter
 
@@ -40,7 +40,52 @@ def philox_dropout(graph: IRGraph, seed: int) -> IRGraph:
     """
     if not any(map(_drops, graph.nodes)):
         return graph
-    return _DropoutRewriting(graph, (seed + 2**63) % 2**64 - 2**63).run()
+    arguments = _with_rng(graph)
+    builder = Builder(graph.name)
+    emitter = GraphEmitter(builder)
+    mapping: dict[int, int] = {}  # values here by the original's id
+    given = iter(graph.inputs)
+    for leaf in leaves(arguments):
+        if leaf.name == RNG:
+            rng = builder.input(RNG, (1,), "i64")
+        else:
+            value_id = next(given)
+            mapping[value_id] = builder.copy_value(graph, graph.values[value_id]).id
+    for value in graph.stored():
+        mapping[value.id] = builder.copy_value(graph, value).id
+    sites = _Sites(emitter, (seed + 2**63) % 2**64 - 2**63, rng)
+    for node in graph.nodes:
+        if not _drops(node):
+            builder.copy_node(graph, node, mapping)
+            continue
+        emitter.scopes, emitter.source = node.scopes, node.source
+        if node.op not in _RULES:
+            raise emitter.refuse(
+                f"{node.op} drops elements between its layers, where they cannot be numbered; "
+                "use single layers, with nn.Dropout between them"
+            )
+        inputs = [builder.graph.values[mapping[value_id]] for value_id in node.inputs]
+        made = _RULES[node.op](sites, node, inputs)
+        for value_id, value in zip(node.outputs, made, strict=True):
+            mapping[value_id] = _with_strides(emitter, value, graph.values[value_id].meta).id
+    return builder.finish(
+        [mapping[value_id] for value_id in graph.outputs],
+        in_structure=arguments,
+        out_structure=graph.out_structure,
+        updates={mapping[old]: mapping[new] for old, new in graph.updates.items()},
+    )
+
+
+def _with_rng(graph: IRGraph) -> Arguments:
+    """The structure of the graph's inputs with one more, by keyword."""
+    assert graph.in_structure is not None
+    names = {parameter.name for parameter in graph.in_structure.parameters}
+    if RNG in names | {value.name for value in graph.values.values()}:
+        raise CaptureError(
+            f"{graph.name} has a value or an argument named {RNG!r}, which is the name of the "
+            "input that dropout counts with; rename it"
+        )
+    return with_keyword(graph.in_structure, RNG)
 
 
 def _drops(node: IRNode) -> bool:
@@ -73,80 +118,12 @@ class _Sites:
         return self.dropped(self.emitter.one("aten.new_ones.default", x, list(shape)), p)
 
 
-class _DropoutRewriting:
-    """The graph written again; `run` gives it."""
-
-    def __init__(self, graph: IRGraph, seed: int) -> None:
-        self.graph = graph
-        self.builder = Builder(graph.name)
-        self.mapping: dict[int, int] = {}  # values here by the original's id
-        self.arguments = self._arguments()
-        rng = self._begin()
-        self.sites = _Sites(GraphEmitter(self.builder), seed, rng)
-
-    def run(self) -> IRGraph:
-        graph = self.graph
-        for node in graph.nodes:
-            if _drops(node):
-                self._rewrite(node)
-            else:
-                self.builder.copy_node(graph, node, self.mapping)
-        return self.builder.finish(
-            [self.mapping[value_id] for value_id in graph.outputs],
-            in_structure=self.arguments,
-            out_structure=graph.out_structure,
-            updates={self.mapping[old]: self.mapping[new] for old, new in graph.updates.items()},
-        )
-
-    def _arguments(self) -> Arguments:
-        graph = self.graph
-        assert graph.in_structure is not None
-        names = {parameter.name for parameter in graph.in_structure.parameters}
-        if RNG in names | {value.name for value in graph.values.values()}:
-            raise CaptureError(
-                f"{graph.name} has a value or an argument named {RNG!r}, which is the name of the "
-                "input that dropout counts with; rename it"
-            )
-        return with_keyword(graph.in_structure, RNG)
-
-    def _begin(self) -> IRValue:
-        """Copy inputs, with ``rng`` in its place among them, and stored values."""
-        given, rng = iter(self.graph.inputs), None
-        for leaf in leaves(self.arguments):
-            if leaf.name == RNG:
-                rng = self.builder.input(RNG, (1,), "i64")
-            else:
-                self._copy(next(given))
-        for value in self.graph.stored():
-            self._copy(value.id)
-        assert rng is not None
-        return rng
-
-    def _copy(self, value_id: int) -> None:
-        copy = self.builder.copy_value(self.graph, self.graph.values[value_id])
-        self.mapping[value_id] = copy.id
-
-    def _rewrite(self, node: IRNode) -> None:
-        emitter = self.sites.emitter
-        emitter.scopes, emitter.source = node.scopes, node.source
-        if node.op not in _RULES:
-            raise emitter.refuse(
-                f"{node.op} drops elements between its layers, where they cannot be numbered; "
-                "use single layers, with nn.Dropout between them"
-            )
-        inputs = [self.builder.graph.values[self.mapping[value_id]] for value_id in node.inputs]
-        made = _RULES[node.op](self.sites, node, inputs)
-        for value_id, value in zip(node.outputs, made, strict=True):
-            strides = self.graph.values[value_id].strides
-            self.mapping[value_id] = _with_strides(emitter, value, strides).id
-
-
-def _with_strides(e: GraphEmitter, value: IRValue, strides: Sequence[int] | None) -> IRValue:
+def _with_strides(e: GraphEmitter, value: IRValue, wanted: TensorMeta) -> IRValue:
     """The value with its elements in another order in memory, where it has one."""
-    wanted = strides or contiguous_strides(value.shape)
-    if value.meta.same_order(wanted):
+    strides = wanted.full_strides
+    if value.meta.same_order(strides):
         return value
-    order = sorted(range(len(wanted)), key=lambda dim: -wanted[dim])
+    order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
     packed = e.one("aten.contiguous.default", e.one("aten.permute.default", value, order))
     return e.one("aten.permute.default", packed, [order.index(dim) for dim in range(len(order))])
 
