@@ -14,11 +14,9 @@ from __future__ import annotations
 import io
 import pickle
 import zipfile
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 import msgspec
 import torch
@@ -28,50 +26,57 @@ from safetensors.torch import save_file
 from shardwright.atomic import read_whole, replacing
 from shardwright.errors import WeightError
 from shardwright.ir.tensor_meta import dtype_name
-from shardwright.pipeline.archive import ArchiveTensor, check_stored, read_archive, write_archive
+from shardwright.pipeline.archive import check_stored, read_archive, write_archive
 from shardwright.pipeline.schema import ParamfileFormat
 
 Range = tuple[int, int]
 
 
-class Paramfile(ABC):
-    """Named tensors that can be read in parts. ``label`` is what messages call it."""
+class StoredTensor(NamedTuple):
+    """A tensor of a file: its shape, its dtype by short name, and what reads a part of it."""
 
-    def __init__(self, label: str) -> None:
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[tuple[slice, ...]], torch.Tensor]
+
+
+class Paramfile:
+    """Named tensors that can be read in parts. ``label`` is what messages call it.
+
+    ``refused`` says of tensors that cannot be read why.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        names: Collection[str],
+        find: Callable[[str], StoredTensor],
+        refused: Mapping[str, str] | None = None,
+    ) -> None:
         self.label = label
+        self._names = names
+        self._find = find
+        self._refused = refused or {}
 
-    @abstractmethod
     def names(self) -> Sequence[str]:
         """The names of the tensors, in the file's order."""
-
-    @abstractmethod
-    def _has(self, name: str) -> bool: ...
-
-    @abstractmethod
-    def _shape(self, name: str) -> tuple[int, ...]: ...
-
-    @abstractmethod
-    def _dtype(self, name: str) -> str: ...
-
-    @abstractmethod
-    def _read(self, name: str, ranges: tuple[slice, ...]) -> torch.Tensor: ...
+        return list(self._names)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The whole tensor's shape. Raises WeightError where there is no such tensor."""
-        self._need(name)
-        return self._shape(name)
+        return self._stored(name).shape
 
     def dtype(self, name: str) -> str:
         """The tensor's dtype by its short name. Raises WeightError."""
-        self._need(name)
-        return self._dtype(name)
+        return self._stored(name).dtype
 
     def read(self, name: str, placements: Sequence[Range] | None = None) -> torch.Tensor:
         """The tensor, or the part of it that ``placements`` takes, in memory of its own.
 
         Raises WeightError where there is no such tensor or no such part.
         """
-        shape = self.shape(name)
+        stored = self._stored(name)
+        shape = stored.shape
         ranges = [(0, size) for size in shape] if placements is None else list(placements)
         inside = len(ranges) == len(shape) and all(
             0 <= start <= end <= size for (start, end), size in zip(ranges, shape, strict=True)
@@ -82,75 +87,54 @@ class Paramfile(ABC):
                 f"{[list(part) for part in ranges]}"
             )
         try:
-            found = self._read(name, tuple(slice(start, end) for start, end in ranges))
+            found = stored.read(tuple(slice(start, end) for start, end in ranges))
         except (SafetensorError, OSError, RuntimeError, ValueError) as error:
             raise WeightError(f"{self.label}: tensor {name!r} cannot be read: {error}") from error
         return found.detach().clone(memory_format=torch.contiguous_format)
 
-    def _need(self, name: str) -> None:
-        if not self._has(name):
+    def _stored(self, name: str) -> StoredTensor:
+        if name in self._refused:
+            raise WeightError(f"{self.label}: tensor {name!r}: {self._refused[name]}")
+        if name not in self._names:
             names = self.names()
             some = ", ".join(map(repr, names[:5])) + (", …" if len(names) > 5 else "")
             raise WeightError(
                 f"{self.label}: there is no tensor {name!r}; the file has {len(names)}: "
                 f"{some or 'none'}"
             )
+        return self._find(name)
 
 
-class TensorsInMemory(Paramfile):
+def tensors_in_memory(label: str, tensors: Mapping[str, torch.Tensor]) -> Paramfile:
     """Tensors that are in memory, or mapped, behind the interface of a file."""
 
-    def __init__(self, label: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        super().__init__(label)
-        self.tensors = tensors
+    def find(name: str) -> StoredTensor:
+        tensor = tensors[name]
 
-    def names(self) -> Sequence[str]:
-        """The names, in the order of the mapping."""
-        return list(self.tensors)
+        def read(ranges: tuple[slice, ...]) -> torch.Tensor:
+            if tensor.is_meta:
+                raise _no_contents(name)
+            return tensor[ranges]
 
-    def _has(self, name: str) -> bool:
-        return name in self.tensors
+        return StoredTensor(tuple(tensor.shape), dtype_name(tensor.dtype), read)
 
-    def _shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.tensors[name].shape)
-
-    def _dtype(self, name: str) -> str:
-        return dtype_name(self.tensors[name].dtype)
-
-    def _read(self, name: str, ranges: tuple[slice, ...]) -> torch.Tensor:
-        if self.tensors[name].is_meta:
-            raise _no_contents(name)
-        return self.tensors[name][ranges]
+    return Paramfile(label, tensors.keys(), find)
 
 
-class SafetensorsFile(Paramfile):
-    """A safetensors file."""
+def _open_safetensors(path: Path) -> Paramfile:
+    file = cast("Any", safe_open(path, framework="pt"))  # its stubs say too little
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(str(path))
-        self._file = cast("Any", safe_open(path, framework="pt"))  # its stubs say too little
-        self._names = dict.fromkeys(self._file.keys())
+    def find(name: str) -> StoredTensor:
+        stored = file.get_slice(name)
 
-    def names(self) -> Sequence[str]:
-        """The names, as the file sorts them."""
-        return list(self._names)
-
-    def _has(self, name: str) -> bool:
-        return name in self._names
-
-    def _shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._file.get_slice(name).get_shape())
-
-    def _dtype(self, name: str) -> str:
-        found = str(self._file.get_slice(name).get_dtype())
-        return SAFETENSORS_DTYPES.get(found, found)
-
-    def _read(self, name: str, ranges: tuple[slice, ...]) -> torch.Tensor:
-        if not ranges:
-            tensor: torch.Tensor = self._file.get_tensor(name)
+        def read(ranges: tuple[slice, ...]) -> torch.Tensor:
+            tensor: torch.Tensor = stored[ranges] if ranges else file.get_tensor(name)
             return tensor
-        part: torch.Tensor = self._file.get_slice(name)[ranges]
-        return part
+
+        dtype = str(stored.get_dtype())
+        return StoredTensor(tuple(stored.get_shape()), SAFETENSORS_DTYPES.get(dtype, dtype), read)
+
+    return Paramfile(str(path), dict.fromkeys(file.keys()), find)
 
 
 SAFETENSORS_DTYPES = {
@@ -160,14 +144,7 @@ SAFETENSORS_DTYPES = {
     "BF16": "bf16",
     "F8_E4M3": "f8",
     "BOOL": "bool",
-    "I64": "i64",
-    "I32": "i32",
-    "I16": "i16",
-    "I8": "i8",
-    "U8": "u8",
-    "U16": "u16",
-    "U32": "u32",
-    "U64": "u64",
+    **{f"{sign}{size}": f"{sign}{size}".lower() for sign in "IU" for size in (8, 16, 32, 64)},
     "C64": "c64",
 }
 
@@ -178,32 +155,14 @@ def format_for(tensor: torch.Tensor) -> ParamfileFormat:
     return "safetensors" if known else "torch.save"
 
 
-class ArchiveFile(Paramfile):
-    """A ``torch.export`` archive."""
+def _open_archive(path: Path) -> Paramfile:
+    archive = read_archive(path)
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(str(path))
-        archive = read_archive(path)
-        self._tensors: dict[str, ArchiveTensor] = archive.tensors
-        self._refused: dict[str, str] = archive.refused
+    def find(name: str) -> StoredTensor:
+        found = archive.tensors[name]
+        return StoredTensor(found.shape, found.dtype, lambda ranges: found.mapped()[ranges])
 
-    def names(self) -> Sequence[str]:
-        """The names of the state dict, then those of constants."""
-        return list(self._tensors)
-
-    def _has(self, name: str) -> bool:
-        if name in self._refused:
-            raise WeightError(f"{self.label}: tensor {name!r}: {self._refused[name]}")
-        return name in self._tensors
-
-    def _shape(self, name: str) -> tuple[int, ...]:
-        return self._tensors[name].shape
-
-    def _dtype(self, name: str) -> str:
-        return self._tensors[name].dtype
-
-    def _read(self, name: str, ranges: tuple[slice, ...]) -> torch.Tensor:
-        return self._tensors[name].mapped()[ranges]
+    return Paramfile(str(path), archive.tensors, find, archive.refused)
 
 
 # --- opening and writing -----------------------------------------------------------------------
@@ -228,7 +187,7 @@ def open_paramfile(path: str | Path, format: ParamfileFormat) -> Paramfile:
             "weights= naming it"
         )
     try:
-        return FORMATS[format].open(path)
+        return OPEN[format](path)
     except WeightError:
         raise
     except Exception as error:  # readers of a damaged file raise whatever they run into
@@ -252,7 +211,7 @@ def _open_torch_save(path: Path) -> Paramfile:
             f"{path} holds the dicts {', '.join(nested)}, expected a dict from names to tensors; "
             "save the state dict alone"
         )
-    return TensorsInMemory(str(path), tensors)
+    return tensors_in_memory(str(path), tensors)
 
 
 def write_paramfile(
@@ -267,7 +226,7 @@ def write_paramfile(
     plain = _plain(tensors)
     with replacing(path) as temporary:
         try:
-            FORMATS[format].write(temporary, plain)
+            WRITE[format](temporary, plain)
         except (SafetensorError, RuntimeError, ValueError, TypeError, KeyError) as error:
             raise WeightError(f"{path} cannot be written as {format}: {error}") from error
 
@@ -303,18 +262,15 @@ def _write_torch_save(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     torch.save(tensors, path)
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
-    """How files of one format are opened and written."""
-
-    open: Callable[[Path], Paramfile]
-    write: Callable[[Path, dict[str, torch.Tensor]], None]
-
-
-FORMATS: dict[ParamfileFormat, Format] = {
-    "safetensors": Format(SafetensorsFile, _write_safetensors),
-    "torch.save": Format(_open_torch_save, _write_torch_save),
-    "torch.export": Format(ArchiveFile, write_archive),
+OPEN: dict[ParamfileFormat, Callable[[Path], Paramfile]] = {
+    "safetensors": _open_safetensors,
+    "torch.save": _open_torch_save,
+    "torch.export": _open_archive,
+}
+WRITE: dict[ParamfileFormat, Callable[[Path, dict[str, torch.Tensor]], None]] = {
+    "safetensors": _write_safetensors,
+    "torch.save": _write_torch_save,
+    "torch.export": write_archive,
 }
 
 
@@ -425,17 +381,10 @@ class _Anything(dict[Any, Any]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
 
-    def __setstate__(self, state: Any) -> None:
+    def ignore(self, *args: Any) -> None:
         """Nothing."""
 
-    def append(self, item: Any) -> None:
-        """Nothing."""
-
-    def extend(self, items: Any) -> None:
-        """Nothing."""
-
-    def add(self, item: Any) -> None:
-        """Nothing."""
+    __setstate__ = append = extend = add = ignore
 
 
 class _StorageUnpickler(pickle.Unpickler):

@@ -17,7 +17,7 @@ import torch
 from shardwright.errors import WeightError
 from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.pipeline.check_tensors import are_parts, format_ranges, stored_wholes
-from shardwright.pipeline.paramfiles import Paramfile, TensorsInMemory, open_paramfile
+from shardwright.pipeline.paramfiles import Paramfile, open_paramfile, tensors_in_memory
 from shardwright.pipeline.schema import ParamfileFormat, ParamValue, TensorInfo
 
 
@@ -122,7 +122,7 @@ class Weights:
 
     def _source(self, value: ParamValue) -> Paramfile:
         if self.held(value) is not None:
-            return TensorsInMemory("tensors in memory", self._memory[value.path])
+            return tensors_in_memory("tensors in memory", self._memory[value.path])
         key = (self.locate(value.path), value.format)
         if key not in self._open:
             self._check_place(key[0])
