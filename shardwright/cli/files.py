@@ -60,7 +60,7 @@ def show(
     ] = False,
 ) -> None:
     """Show what a pipeline file holds: devices, tasks, bytes, communication."""
-    from shardwright.engine.compiling import task_plan
+    from shardwright.engine.tasks import task_plan
     from shardwright.pipeline import Pipeline
     from shardwright.reporting import overview
 
@@ -255,7 +255,7 @@ def simulate(
     from shardwright.cli.steps import Steps
     from shardwright.clusters import Cluster
     from shardwright.costs import Analytic, TaskTimes
-    from shardwright.engine.agenda import is_training
+    from shardwright.engine.program import is_training
     from shardwright.ir.tensor_meta import seconds_text
     from shardwright.pipeline import Pipeline
     from shardwright.reporting import TimelineChart, simulated_memory_table, simulation_table

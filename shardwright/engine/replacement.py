@@ -1,21 +1,23 @@
-"""How a slot's constants change during a training step, as it follows from the file.
+"""How a slot's constants change during a training step, and which memory its programs write to.
 
-Comes in: a checked document and a slot's name. Goes out: `Replacements`, which say for each
-constant that is replaced whether the program that makes its new contents leaves them in its memory,
-or whether they are copied there at the end of the turn; and how accumulators become zero.
+`Replacements` say for each constant that is replaced whether the program that makes its new
+contents leaves them in its memory, or whether they are copied there at the end of the turn; and how
+accumulators become zero. `MemoryUse` says for each supertask that computes what its program does to
+memory.
 
-What always holds: a constant stays where it is in memory for as long as its slot lives, so that
-whoever has it once has its contents always. Who reads the old contents by name reads them: no
-program overwrites what a later supertask of its turn still reads.
+A constant stays where it is in memory for as long as its slot lives. Who reads the old contents by
+name reads them: no program overwrites what a later supertask of its turn still reads, and a tensor
+that is still read when a constant changes does not lie in its memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shardwright.engine.agenda import is_training
-from shardwright.pipeline.connections import Connections, connect
+from shardwright.ir.aliasing import memory_roots
+from shardwright.pipeline.connections import Connections
+from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.pipeline.rules import COMPUTE_KINDS
 from shardwright.pipeline.schema import Document, Phase, TensorInfo
 
@@ -43,38 +45,9 @@ class Replacements:
 
     written: dict[str, str] = field(default_factory=dict)
     in_place: dict[str, dict[str, str]] = field(default_factory=dict)
-    copied: dict[Group, dict[str, str]] = field(default_factory=dict)
+    copied: dict[Group | None, dict[str, str]] = field(default_factory=dict)
     assigned: frozenset[str] = frozenset()
     zeroed: tuple[str, ...] = ()
-
-
-def replacements(
-    document: Document, slot: str, connections: Connections | None = None
-) -> Replacements:
-    """The replacements of a slot in a training step; none where there is no training."""
-    if not is_training(document):
-        return Replacements()
-    connections = connections or connect(document)
-    assert document.training is not None
-    written: dict[str, str] = {}
-    in_place: dict[str, dict[str, str]] = {}
-    copied: dict[Group, dict[str, str]] = {}
-    accumulators: dict[str, bool] = {}
-    for new, old in document.training.replaces.items():
-        if connections.devices[new] != slot:
-            continue
-        written[old] = new
-        (maker,) = connections.producers[new]
-        carriers = _carriers(document, connections, maker, new, old)
-        for task, made, place in carriers:
-            in_place.setdefault(task, {})[made] = place
-        if len(carriers) != 1:
-            copied.setdefault(group_of(document, maker), {})[new] = old
-        if is_accumulator(document, connections, new):
-            accumulators[old] = bool(carriers) and _is_read_by_one(document, connections, old)
-    assigned = frozenset(old for old, alone in accumulators.items() if alone)
-    zeroed = tuple(old for old in accumulators if old not in assigned)
-    return Replacements(written, in_place, copied, assigned, zeroed)
 
 
 def group_of(document: Document, task: str) -> Group:
@@ -87,138 +60,218 @@ def runs_once(document: Document, task: str) -> bool:
     return document.supertasks[task].phase in ("prepare", "update")
 
 
-def is_accumulator(document: Document, connections: Connections, new: str) -> bool:
-    """Whether new contents are those of an accumulator, which is zero when a step begins."""
-    assert document.training is not None
-    old = document.training.replaces[new]
-    (maker,) = connections.producers[new]
-    return document.tensors[old].init is not None and not runs_once(document, maker)
+def find_replacements(index: Connections, slot: str, *, is_step: bool) -> Replacements:
+    """The replacements of a slot in a training step; none in a call."""
+    document = index.document
+    if not is_step or document.training is None:
+        return Replacements()
+    written: dict[str, str] = {}
+    in_place: dict[str, dict[str, str]] = {}
+    copied: dict[Group | None, dict[str, str]] = {}
+    accumulators: dict[str, bool] = {}
+    for new, old in document.training.replaces.items():
+        if index.devices[new] != slot:
+            continue
+        written[old] = new
+        (maker,) = index.producers[new]
+        carriers = _carriers(index, maker, new, old)
+        for task, made, memory in carriers:
+            in_place.setdefault(task, {})[made] = memory
+        if len(carriers) != 1:
+            copied.setdefault(group_of(document, maker), {})[new] = old
+        if document.tensors[old].init is not None and not runs_once(document, maker):
+            accumulators[old] = bool(carriers) and _is_read_by_one(index, old)
+    assigned = frozenset(old for old, alone in accumulators.items() if alone)
+    zeroed = tuple(old for old in accumulators if old not in assigned)
+    return Replacements(written, in_place, copied, assigned, zeroed)
 
 
-_Carrier = tuple[str, str, str]
-"""A supertask, what it makes, and the input in whose memory it may make it."""
-
-
-def _carriers(
-    document: Document, connections: Connections, maker: str, new: str, old: str
-) -> list[_Carrier]:
+def _carriers(index: Connections, maker: str, new: str, old: str) -> list[tuple[str, str, str]]:
     """The supertasks that carry old contents to the new ones, the last first; none if none may.
 
-    Mostly that is ``maker``. Where a parameter is used twice, one supertask adds to its
-    accumulator and another to what that one made.
+    With each is what it makes, and the input in whose memory it may make it. Mostly there is only
+    ``maker``. Where a parameter is used twice, one supertask adds to its accumulator and another to
+    what that one made.
     """
-    if not _is_short_lived(document, connections, new):
+    if not _is_short_lived(index, new):
         return []
-    found: list[_Carrier] = []
+    found: list[tuple[str, str, str]] = []
     task: str | None = maker
-    while task is not None and document.supertasks[task].kind in COMPUTE_KINDS:
-        inputs = document.supertasks[task].inputs
+    while task is not None and index.document.supertasks[task].kind in COMPUTE_KINDS:
+        inputs = index.document.supertasks[task].inputs
         if inputs.count(old) == 1:
             found.append((task, new, old))
-            return found if _reads_last(document, connections, task, old) else []
-        between = _between(document, connections, task, old)
+            return found if _reads_last(index, task, old) else []
+        between = _between(index, task, old)
         if between is None:
             return []
         found.append((task, new, between))
-        (task,), new = connections.producers[between], between
+        (task,), new = index.producers[between], between
     return []
 
 
-def _is_short_lived(document: Document, connections: Connections, new: str) -> bool:
+def _is_short_lived(index: Connections, new: str) -> bool:
     """Whether new contents are read only in their turn, where that comes once a microbatch."""
-    (maker,) = connections.producers[new]
+    document, (maker,) = index.document, index.producers[new]
     group = group_of(document, maker)
     return runs_once(document, maker) or all(
         group_of(document, reader) == group or document.supertasks[reader].phase == "update"
-        for reader in connections.users.get(new, ())
+        for reader in index.users.get(new, ())
     )
 
 
-def _reads_last(document: Document, connections: Connections, task: str, old: str) -> bool:
+def _reads_last(index: Connections, task: str, old: str) -> bool:
     """Whether no later supertask of the turn reads the old contents."""
-    turn = group_of(document, task), document.supertasks[task].device
-    users = connections.users[old]
-    later = users[users.index(task) + 1 :]
-    return turn not in ((group_of(document, one), document.supertasks[one].device) for one in later)
+    document = index.document
+
+    def turn(name: str) -> object:
+        return group_of(document, name), document.supertasks[name].device
+
+    users = index.users[old]
+    return turn(task) not in map(turn, users[users.index(task) + 1 :])
 
 
-def _between(document: Document, connections: Connections, task: str, old: str) -> str | None:
+def _between(index: Connections, task: str, old: str) -> str | None:
     """The one input of ``task`` that may be what another supertask of the turn made of ``old``.
 
     None where several may: two accumulators would be taken to lie in one place.
     """
+    document = index.document
     group = group_of(document, task)
     found = []
     for name in document.supertasks[task].inputs:
-        info, makers = document.tensors[name], connections.producers.get(name, [])
+        info, makers = document.tensors[name], index.producers.get(name, [])
         if (
             _kind(info) == _kind(document.tensors[old])
             and not info.is_constant
-            and connections.users[name] == [task]
+            and index.users[name] == [task]
             and makers
             and group_of(document, makers[0]) == group
-            and _leads_to(document, connections, makers[0], old)
+            and _leads_to(index, makers[0], old)
         ):
             found.append(name)
     return found[0] if len(found) == 1 else None
 
 
-def _leads_to(document: Document, connections: Connections, task: str, old: str) -> bool:
+def _leads_to(index: Connections, task: str, old: str) -> bool:
     """Whether a supertask reads ``old``, or what may have been made of it, and none like it."""
-    inputs = document.supertasks[task].inputs
-    if old in inputs:
-        kind = _kind(document.tensors[old])
-        accumulators = (document.tensors[name] for name in inputs)
-        return sum(info.init is not None and _kind(info) == kind for info in accumulators) == 1
-    return _between(document, connections, task, old) is not None
+    tensors, inputs = index.document.tensors, index.document.supertasks[task].inputs
+    if old not in inputs:
+        return _between(index, task, old) is not None
+    kind = _kind(tensors[old])
+    return sum(tensors[x].init is not None and _kind(tensors[x]) == kind for x in inputs) == 1
 
 
 def _kind(info: TensorInfo) -> object:
     return info.shape, info.dtype, info.strides
 
 
-def _is_read_by_one(document: Document, connections: Connections, old: str) -> bool:
+def _is_read_by_one(index: Connections, old: str) -> bool:
     """Whether a single supertask reads an accumulator before the update."""
-    readers = {
-        user for user in connections.users[old] if document.supertasks[user].phase != "update"
-    }
-    return len(readers) == 1
+    tasks = index.document.supertasks
+    return len({user for user in index.users[old] if tasks[user].phase != "update"}) == 1
 
 
-# --- microbatches ---------------------------------------------------------------------------------
+# --- memory -------------------------------------------------------------------------------------
+
+
+_PHASES = ("prepare", "forward", "backward", "backward_weight", "update", None)
+"""In which order phases come in a step; the output supertask, which has none, is last."""
 
 
 @dataclass(frozen=True, slots=True)
-class Microbatching:
-    """How a batch is cut.
+class MemoryUse:
+    """What a supertask's program does to memory.
 
-    ``inputs`` and ``outputs`` are the pipeline's tensors of which there is one a microbatch, each
-    with the dimension along which that of microbatch i lies further on; an output of a single
-    microbatch may have none.
+    over
+        Outputs that it makes in the memory of an input, and that input.
+    fresh
+        Outputs that must get memory of their own.
+    zeros
+        Inputs whose contents count as zeros in the first microbatch.
+    writes
+        Constants that it overwrites.
+    sharing
+        Outputs that may lie in the memory of constants which change, and those constants.
     """
 
-    n: int
-    inputs: Mapping[str, int]
-    outputs: Mapping[str, int | None]
+    over: Mapping[str, str] = field(default_factory=dict)
+    fresh: frozenset[str] = frozenset()
+    zeros: frozenset[str] = frozenset()
+    writes: tuple[str, ...] = ()
+    sharing: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, document: Document, connections: Connections | None = None) -> Microbatching:
-        """How a document says it."""
-        if not is_training(document):
-            return cls(1, {}, {})
-        assert document.training is not None
-        assert document.training.microbatches is not None
-        dims, slices = document.training.microbatches.dim, document.metadata.tensor_slices
-        connections = connections or connect(document)
-        inputs = {
-            name: dims[piece.origin]
-            for name, piece in slices.inputs.items()
-            if piece.origin in dims
-            and not all(runs_once(document, user) for user in connections.users.get(name, ()))
+
+def find_memory_use(
+    index: Connections, changes: Replacements, tasks: Sequence[str], graphs: TaskGraphs
+) -> dict[str, MemoryUse]:
+    """What a slot's compute supertasks, in file order, do to memory. Raises GraphError."""
+    analysis = _AliasAnalysis(index, changes, graphs)
+    return {task: analysis.of(task) for task in tasks}
+
+
+class _AliasAnalysis:
+    """Follows constants that change, and what lies in their memory, through supertasks.
+
+    Lowered ones have memory of their own for all that they do not make in an input's.
+    """
+
+    def __init__(self, index: Connections, changes: Replacements, graphs: TaskGraphs) -> None:
+        self._index = index
+        self._changes = changes
+        self._graphs = graphs
+        self._sharing = {old: frozenset((old,)) for old in changes.written}
+        self._order = {
+            name: (_PHASES.index(task.phase), k)
+            for k, (name, task) in enumerate(index.document.supertasks.items())
         }
-        outputs = {
-            name: dims.get(piece.origin)
-            for name, piece in slices.outputs.items()
-            if not runs_once(document, connections.producers[name][0])
-        }
-        return cls(document.training.microbatches.n, inputs, outputs)
+
+    def of(self, task: str) -> MemoryUse:
+        over = self._changes.in_place.get(task, {})
+        fresh = self._share(task, over)
+        outputs = self._index.document.supertasks[task].outputs
+        return MemoryUse(
+            over,
+            fresh,
+            self._changes.assigned.intersection(over.values()),
+            tuple(sorted(self._constants(over.values()))),
+            {name: self._sharing[name] for name in outputs if name in self._sharing},
+        )
+
+    def _constants(self, tensors: Iterable[str]) -> frozenset[str]:
+        """The constants in whose memory tensors lie."""
+        return frozenset[str]().union(*(self._sharing.get(name, ()) for name in tensors))
+
+    def _share(self, task: str, over: Mapping[str, str]) -> frozenset[str]:
+        """Note which outputs lie in memory of constants that change; gives those that must not."""
+        spec = self._index.document.supertasks[task]
+        if self._sharing.keys().isdisjoint(spec.inputs):
+            return frozenset()
+        inherited = {new: self._constants([old]) for new, old in over.items()}
+        if spec.kind == "dfg":
+            self._sharing |= inherited
+            return frozenset()
+        graph = self._graphs.of(task)
+        roots = memory_roots(graph)
+        memory = {v: self._constants([x]) for v, x in zip(graph.inputs, spec.inputs, strict=True)}
+        outputs = dict(zip(spec.outputs, graph.outputs, strict=True))
+        memory |= {outputs[new]: constants for new, constants in inherited.items()}
+        fresh = set()
+        for name, value_id in outputs.items():
+            found = frozenset[str]().union(*(memory.get(root, ()) for root in roots[value_id]))
+            if name in over:
+                self._sharing[name] = memory[value_id]
+            elif found and self._outlives(name, found):
+                fresh.add(name)
+            elif found:
+                self._sharing[name] = found
+        return frozenset(fresh)
+
+    def _outlives(self, tensor: str, constants: frozenset[str]) -> bool:
+        """Whether a tensor is still read when, or after, one of ``constants`` changes.
+
+        In the order of one microbatch, and of the file.
+        """
+        changes = [self._index.producers[self._changes.written[old]][0] for old in constants]
+        first = min(self._order[maker] for maker in changes)
+        return any(self._order[user] >= first for user in self._index.users.get(tensor, ()))

@@ -1,127 +1,78 @@
-"""One device slot's part of a pipeline, made ready to run.
-
-In come a checked document, a slot's name and the contents of its constants; out comes a
-`SlotProgram`: its supertasks in file order (`slot_steps`) as `Instruction`s, with graphs compiled
-(`compiling`) and communication looked up.
-"""
+"""One device slot loaded: its program, compiled, with the contents of its constants."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from shardwright.comm.transport import Membership, memberships
-from shardwright.engine.compiling import Compiled, Run, compile_tasks
-from shardwright.engine.slot_steps import SlotStep, SlotSteps, slot_steps
-from shardwright.engine.timeline import EventKind
+from shardwright.comm.transport import Membership, TensorSpec, memberships
+from shardwright.comm.wire import conform
+from shardwright.engine.instructions import Does
+from shardwright.engine.program import Relay, SlotProgram, slot_program
+from shardwright.engine.tasks import MOVES, CompiledTask, Run, compile_tasks, storage_of
 from shardwright.errors import DeviceError
 from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.pipeline.schema import Device, Document, StateOrigin, TensorInfo
 
-_EVENT_KINDS: dict[str, EventKind] = {
-    "FX": "compute",
-    "dfg": "compute",
-    "send": "send",
-    "recv": "recv",
-}
-
 
 @dataclass(frozen=True, slots=True)
-class Instruction:
-    """A supertask as data, with either its programs or its place in a communication.
+class LoadedSlot:
+    """What a `SlotEngine` runs.
 
-    kind
-        What its events are called; None for work that stands in no file and has none.
-    nbytes
-        What a communication gives, or what a recv gets.
-    first
-        The program of a step's first microbatch, where accumulators count as zeros.
-    """
-
-    of: SlotStep
-    kind: EventKind | None
-    program: Run | None = None
-    first: Run | None = None
-    membership: Membership | None = None
-    nbytes: int = 0
-
-    @property
-    def task(self) -> str:
-        """The supertask's name."""
-        return self.of.task
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The tensors that it reads."""
-        return self.of.inputs
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """The tensors that it makes."""
-        return self.of.outputs
-
-    @property
-    def dead(self) -> tuple[str, ...]:
-        """Tensors of the call that no later step needs."""
-        return self.of.dead
-
-    @property
-    def tensor(self) -> str | None:
-        """The tensor that a communication is about."""
-        return next(iter((*self.inputs, *self.outputs)), None) if self.membership else None
-
-
-@dataclass(frozen=True, slots=True)
-class SlotProgram:
-    """What a worker needs to run one slot.
-
-    plain
-        The slot's steps as data, what it gives, and what it replaces.
+    rank
+        The position of the device in the file.
+    tasks
+        The programs of the supertasks that compute.
+    moves
+        Programs of what stands in no file.
+    memberships
+        Parts in operations, by supertask or relay.
     constants
-        Contents by tensor name, on ``device``. The worker changes what ``replaces`` names.
+        Contents by tensor name, on ``device``. Training steps change them in place.
     wholes
-        Constants that are part of a named whole, and which part: what `state` speaks of.
+        Constants that are part of a named whole, and which part.
     """
 
     name: str
     rank: int
     device: torch.device
-    plain: SlotSteps
-    steps: tuple[Instruction, ...]
+    program: SlotProgram
+    tasks: Mapping[str, CompiledTask]
+    moves: Mapping[Does, Run]
+    memberships: Mapping[str, Membership]
     constants: dict[str, Tensor]
-    wholes: dict[str, StateOrigin] = field(default_factory=dict)
-
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        """The pipeline outputs that are made here."""
-        return self.plain.outputs
-
-    @property
-    def replaces(self) -> Mapping[str, str]:
-        """Produced tensor to the constant that it becomes; in a call, when that is over."""
-        return self.plain.replaces
+    wholes: Mapping[str, StateOrigin] = field(default_factory=dict)
 
 
-def make_slot(
-    document: Document, name: str, constants: Mapping[str, Tensor], *, fixed: bool = False
-) -> SlotProgram:
+def compile_slot(
+    document: Document,
+    name: str,
+    constants: Mapping[str, Tensor],
+    *,
+    lookahead: int = 1,
+    relays: Mapping[Relay, Membership] | None = None,
+    fixed: bool = False,
+) -> LoadedSlot:
     """Compile a slot. Raises GraphError, ExecError, DeviceError.
 
-    ``fixed`` promises that nobody changes constants but the slot's own programs.
+    ``relays`` are parts in operations that bring outputs of a step to other slots. ``fixed``
+    promises that nobody changes constants but the slot's own programs.
     """
-    graphs = TaskGraphs(document)
-    plain = slot_steps(document, name, graphs)
+    graphs, relays = TaskGraphs(document), relays or {}
+    program = slot_program(document, name, lookahead=lookahead, relays=(*relays,), graphs=graphs)
     device = torch_device(name, document.devices[name])
-    compiled = compile_tasks(document, plain.overwriting, device, graphs, fixed=fixed)
-    return SlotProgram(
+    return LoadedSlot(
         name=name,
         rank=list(document.devices).index(name),
         device=device,
-        plain=plain,
-        steps=_steps(document, plain, compiled),
+        program=program,
+        tasks=compile_tasks(document, program.memory, device, graphs, fixed=fixed),
+        moves=MOVES,
+        memberships=memberships(document) | {relay.task: part for relay, part in relays.items()},
         constants={key: tensor.to(device) for key, tensor in constants.items()},
         wholes=wholes_of(document, constants),
     )
@@ -140,11 +91,6 @@ def _whole_of(info: TensorInfo) -> StateOrigin | None:
     value = info.value
     shape = value.shape or tuple(end for _, end in value.placements)
     return StateOrigin(value.name, value.placements, shape)
-
-
-def storage_of(tensor: Tensor) -> int:
-    """Which memory a tensor lies in."""
-    return tensor.untyped_storage().data_ptr()
 
 
 def torch_device(name: str, device: Device) -> torch.device:
@@ -166,26 +112,41 @@ def torch_device(name: str, device: Device) -> torch.device:
     )
 
 
-def _steps(
-    document: Document, slot: SlotSteps, compiled: Mapping[str, Compiled]
-) -> tuple[Instruction, ...]:
-    parts = memberships(document)
-    steps = []
-    for step in slot.steps:
-        kind = _EVENT_KINDS.get(document.supertasks[step.task].kind, "collective")
-        if step.communicates:
-            part = parts[step.task]
-            steps.append(Instruction(step, kind, membership=part, nbytes=_moved_bytes(part)))
-        else:
-            found = compiled[step.task]
-            steps.append(Instruction(step, kind, found.program, found.first))
-    return tuple(steps)
+# --- values -------------------------------------------------------------------------------------
 
 
-def _moved_bytes(membership: Membership) -> int:
-    """The bytes that a member gives; those it gets where it is a pair's receiver."""
-    operation, member = membership.operation, membership.member
-    spec = operation.inputs[member]
-    if operation.kind == "send":
-        spec = operation.gotten(1)
-    return spec.nbytes if spec is not None else 0
+class ValueOps:
+    """What an engine does with values itself: of a run, with tensors.
+
+    They are opaque to it otherwise; the simulator has values and operations of its own.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def space(self) -> dict[str, Any]:
+        """Where values of a microbatch, or of a step, are kept by name."""
+        return {}
+
+    def place(self, value: Any) -> Any:
+        """An input, on the slot's device."""
+        return value.to(self._device)
+
+    def split(self, value: Any, spec: TensorSpec, parts: int) -> Sequence[Any]:
+        """An input's microbatches, along its leading dimension."""
+        return [conform(part, spec) for part in value.unbind()]
+
+    def storage(self, value: Any) -> object:
+        """Which memory a value lies in."""
+        return storage_of(value)
+
+    def own(self, value: Any) -> Any:
+        """The value in memory of its own."""
+        return value.clone()
+
+    def replace(self, old: Any, new: Any) -> Any:
+        """What a constant is behind a call that replaces it.
+
+        A copy: the caller of an in-process run may write to the tensors it gets.
+        """
+        return new.clone()

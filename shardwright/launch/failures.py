@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import traceback
 
-from shardwright.engine.agenda import Entry
+from shardwright.engine.program import Entry
 from shardwright.errors import (
     DeviceError,
     GraphError,

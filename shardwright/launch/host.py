@@ -1,7 +1,7 @@
 """Everything that is asked of one slot, in the order in which it is asked.
 
 A slot runs calls, or steps, of its own pipeline; calls of other pipelines that use its constants;
-and requests, functions of this package that are called with the `SlotProgram`. A `Host` hands each
+and requests, functions of this package that are called with the `LoadedSlot`. A `Host` hands each
 to the worker that does it.
 
 What always holds: what is asked of another worker, and every request, begins when all that was
@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from shardwright.engine.slot import SlotProgram
-from shardwright.engine.worker import Finished, Worker
+from shardwright.engine.slot import LoadedSlot
+from shardwright.engine.slot_engine import Finished, SlotEngine
 from shardwright.errors import RunError
 
 _PACKAGE = "shardwright."
@@ -55,7 +55,7 @@ class Load(NamedTuple):
 
     number: int
     pipeline: int
-    make: Callable[[SlotProgram], Worker]
+    make: Callable[[LoadedSlot], SlotEngine]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ Item = Call | Request | Load
 class Host:
     """The workers of one slot, of which one is at work. Not for several threads."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: SlotEngine) -> None:
         self.slot = worker.slot
         self.active = worker
         self._workers = {0: worker}
@@ -152,7 +152,7 @@ def _answer(number: int, act: Callable[[], Reply]) -> Answer:
         return Answer(number, error=error)
 
 
-def _call(slot: SlotProgram, request: Request) -> Reply:
+def _call(slot: LoadedSlot, request: Request) -> Reply:
     """Call a request's function. Raises RunError where there is none of that name."""
     module, _, name = request.function.partition(":")
     if not module.startswith(_PACKAGE):

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from shardwright.comm.loopback import Loopback, LoopbackTransport
 from shardwright.engine.generator import Slices
-from shardwright.engine.slot import SlotProgram, torch_device
-from shardwright.engine.slot_steps import constants_of
+from shardwright.engine.program import constants_of
+from shardwright.engine.slot import LoadedSlot, torch_device
+from shardwright.engine.slot_engine import Finished, SlotEngine
 from shardwright.engine.timeline import Event
-from shardwright.engine.worker import Finished, Worker
 from shardwright.launch.backend import Backend, Finish, settle
 from shardwright.launch.failures import failed, failure
 from shardwright.launch.host import Answer, Call, Host, Item, Load, Reply, Request
@@ -53,7 +53,7 @@ class InProcess(Backend):
         board = Loopback()
         self._loopbacks.append(board)
 
-        def make(slot: SlotProgram) -> Worker:
+        def make(slot: LoadedSlot) -> SlotEngine:
             names = constants_of(pipeline, slot.name)
             mine = {name: slot.constants[shared[name]] for name in names if name in shared}
             return self._worker(pipeline, slot.name, mine, board)
@@ -98,7 +98,7 @@ class InProcess(Backend):
 
     def _worker(
         self, pipeline: Pipeline, name: str, shared: Mapping[str, Tensor], board: Loopback
-    ) -> Worker:
+    ) -> SlotEngine:
         """The worker of a slot, with those of its constants that are not ``shared`` loaded."""
         infos = constants_of(pipeline, name)
         stored = {key: info for key, info in infos.items() if key not in shared}

@@ -1,9 +1,7 @@
-"""Making the worker of a slot, of whichever kind its pipeline needs.
+"""Making the engine of a slot, and engines of several pipelines on one slot's constants.
 
-In come a checked document, a slot's name, the contents of its constants and its transport; out
-comes a `CallWorker`, or a `StepWorker` where the document is of a training step. A second pipeline
-on the same slot takes the first one's constants, told by name and placements (`shared_constants`);
-where it is of a training step too, it changes them in place.
+A second pipeline on the same slot takes the first one's constants, told by name and placements
+(`shared_constants`); where it is of a training step too, it changes them in place.
 """
 
 from __future__ import annotations
@@ -15,15 +13,10 @@ from typing import Any
 from torch import Tensor
 
 from shardwright.comm.transport import Membership, Transport
-from shardwright.engine.agenda import is_training
 from shardwright.engine.board import Board
-from shardwright.engine.call_worker import CallWorker
-from shardwright.engine.slot import make_slot, wholes_of
-from shardwright.engine.slot_steps import constants_of
-from shardwright.engine.step_plan import Relay, plan_step
-from shardwright.engine.step_programs import bind
-from shardwright.engine.step_worker import StepWorker
-from shardwright.engine.worker import Worker
+from shardwright.engine.program import Relay, constants_of, is_training
+from shardwright.engine.slot import compile_slot, wholes_of
+from shardwright.engine.slot_engine import SlotEngine
 from shardwright.errors import RunError
 from shardwright.pipeline.schema import Document, StateOrigin
 
@@ -46,21 +39,20 @@ def make_worker(
     board: Board | None = None,
     relays: Mapping[Relay, Membership] | None = None,
     shares: bool = False,
-) -> Worker:
+) -> SlotEngine:
     """The worker of a slot. Raises GraphError, DeviceError, RunError.
 
     ``relays`` are for a training step; ``shares`` says that another worker changes the constants.
     """
-    fixed = not shares and not is_training(document)
-    slot = make_slot(document, name, constants, fixed=fixed)
-    if not is_training(document):
-        return CallWorker(slot, transport, trace=options.trace, board=board, shares=shares)
-    given = relays or {}
-    plan = plan_step(document, slot.plain, lookahead=options.lookahead, relays=tuple(given))
-    programs = bind(document, slot, plan, {relay.task: part for relay, part in given.items()})
-    return StepWorker(
-        slot, programs, transport, lookahead=options.lookahead, trace=options.trace, board=board
+    slot = compile_slot(
+        document,
+        name,
+        constants,
+        lookahead=options.lookahead,
+        relays=relays,
+        fixed=not shares and not is_training(document),
     )
+    return SlotEngine(slot, transport, trace=options.trace, board=board, shares=shares)
 
 
 def shared_constants(document: Document, trained: Document) -> dict[str, str]:

@@ -34,9 +34,9 @@ from shardwright.comm import (
     operations,
 )
 from shardwright.engine.board import Board, State
-from shardwright.engine.slot import SlotProgram, torch_device
-from shardwright.engine.slot_steps import constants_of
-from shardwright.engine.worker import Finished, Worker
+from shardwright.engine.program import constants_of
+from shardwright.engine.slot import LoadedSlot, torch_device
+from shardwright.engine.slot_engine import Finished, SlotEngine
 from shardwright.launch.connection import (
     Another,
     Answered,
@@ -159,8 +159,8 @@ class WorkerProcess:
         return None
 
     def _make_another(
-        self, start: Start, message: Another, tensors: dict[str, Tensor], slot: SlotProgram
-    ) -> Worker:
+        self, start: Start, message: Another, tensors: dict[str, Tensor], slot: LoadedSlot
+    ) -> SlotEngine:
         """The worker of another pipeline on this slot."""
         document = msgspec.json.decode(message.document, type=Document)
         load_operators(document, message.sources.modules, message.sources.script)

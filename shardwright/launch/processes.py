@@ -21,7 +21,7 @@ from torch import Tensor
 from shardwright.comm import make_store
 from shardwright.engine.board import Line, make_board
 from shardwright.engine.generator import Slices
-from shardwright.engine.slot_steps import constants_of
+from shardwright.engine.program import constants_of
 from shardwright.engine.timeline import Event
 from shardwright.errors import (
     LaunchError,

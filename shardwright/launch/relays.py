@@ -8,9 +8,7 @@ of the file, and one more occurrence at the end of the step on both ranks.
 from __future__ import annotations
 
 from shardwright.comm.transport import Membership, Operation, TensorSpec, operations
-from shardwright.engine.agenda import is_training
-from shardwright.engine.replacement import Microbatching
-from shardwright.engine.step_plan import Relay
+from shardwright.engine.program import Microbatching, Relay, is_training
 from shardwright.pipeline.schema import Document
 
 

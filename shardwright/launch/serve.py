@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shardwright.engine.worker import Finished
+from shardwright.engine.slot_engine import Finished
 from shardwright.errors import WorkerError
 from shardwright.launch.host import Answer, Host
 from shardwright.launch.inbox import End, Inbox
@@ -41,8 +41,8 @@ def serve(
 
 
 def _stuck(host: Host, patience: float | None) -> WorkerError:
-    call, index = host.active.awaited()
-    entry = host.active.entries[index]
+    call, index, _ = host.active.awaited()
+    entry = host.active.program.entries[index]
     return WorkerError(
         f"nothing came for {patience:g} s (call {call}); is another rank hung? Raise timeout= if "
         "the others take longer",

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.engine.agenda import Entry, agenda, entries
 from shardwright.engine.board import Line, State
+from shardwright.engine.program import Entry, entries_of
 from shardwright.errors import WorkerError
 from shardwright.pipeline.schema import Document
 
@@ -40,7 +40,7 @@ def describe_place(document: Document, rank: int, line: Line, *, owes: bool = Fa
     doing = _DOING[line.state]
     if line.step < 0 and not owes:
         return Place(doing)
-    found = entries(agenda(document, list(document.devices)[rank]))
+    found = entries_of(document, list(document.devices)[rank])
     if line.step < 0:
         return Place(f"{doing}, before {found[0].task}" if found else doing, *found[:1])
     entry = found[line.step]

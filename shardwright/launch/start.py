@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from shardwright.engine.agenda import is_training
+from shardwright.engine.program import is_training
 from shardwright.engine.slot import torch_device
 from shardwright.errors import LaunchError, RunError
 from shardwright.launch.backend import Backend

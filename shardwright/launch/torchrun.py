@@ -35,12 +35,11 @@ from shardwright.comm import (
     join_group,
     operations,
 )
-from shardwright.engine.agenda import Entry
 from shardwright.engine.generator import Slices
-from shardwright.engine.slot import SlotProgram, torch_device
-from shardwright.engine.slot_steps import constants_of
+from shardwright.engine.program import Entry, constants_of
+from shardwright.engine.slot import LoadedSlot, torch_device
+from shardwright.engine.slot_engine import Finished, SlotEngine
 from shardwright.engine.timeline import Event
-from shardwright.engine.worker import Finished, Worker
 from shardwright.errors import LaunchError, RunError, ShardwrightError, WorkerError
 from shardwright.launch.backend import START_PATIENCE, Backend, Finish, running_future, settle
 from shardwright.launch.connection import Answered, from_bytes, to_bytes
@@ -205,8 +204,8 @@ class Rank(Backend):
         self._groups.clear()
 
     def _make_another(
-        self, pipeline: Pipeline, shared: Mapping[str, str], slot: SlotProgram
-    ) -> Worker:
+        self, pipeline: Pipeline, shared: Mapping[str, str], slot: LoadedSlot
+    ) -> SlotEngine:
         """The worker of another pipeline on this slot."""
         infos = constants_of(pipeline, slot.name)
         mine = {name: slot.constants[shared[name]] for name in infos if name in shared}

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from shardwright.engine.generator import Slices, part_of
-from shardwright.engine.slot import SlotProgram, wholes_of
-from shardwright.engine.slot_steps import constants_of
+from shardwright.engine.program import constants_of
+from shardwright.engine.slot import LoadedSlot, wholes_of
 from shardwright.errors import WeightError
 from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.launch.host import Reply
@@ -99,14 +99,14 @@ class Contents:
             )
 
 
-def read(slot: SlotProgram, arguments: Any, tensors: Mapping[str, Tensor]) -> Reply:
+def read(slot: LoadedSlot, arguments: Any, tensors: Mapping[str, Tensor]) -> Reply:
     """The contents of the constants ``arguments[slot]``, as they are now."""
     del tensors
     names = arguments[slot.name]
     return Reply(None, {name: slot.constants[name].to("cpu", copy=True) for name in names})
 
 
-def write(slot: SlotProgram, arguments: Any, tensors: Mapping[str, Tensor]) -> None:
+def write(slot: LoadedSlot, arguments: Any, tensors: Mapping[str, Tensor]) -> None:
     """Give constants new contents."""
     del arguments
     with torch.no_grad():

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.engine.slot import SlotProgram
+from shardwright.engine.slot import LoadedSlot
 from shardwright.profiling.memory import begin_counting, end_counting
 
 MEMORY = "shardwright.runtime.memory:peak_memory"
@@ -27,7 +27,7 @@ _UNIT = 1 if sys.platform == "darwin" else 1024
 """Bytes in what the kernel counts."""
 
 
-def peak_memory(slot: SlotProgram, arguments: Any, tensors: Mapping[str, Tensor]) -> int:
+def peak_memory(slot: LoadedSlot, arguments: Any, tensors: Mapping[str, Tensor]) -> int:
     """The most bytes that the slot's process has held: on its device if that is CUDA."""
     del arguments, tensors
     if slot.device.type == "cuda":
@@ -35,7 +35,7 @@ def peak_memory(slot: SlotProgram, arguments: Any, tensors: Mapping[str, Tensor]
     return process_peak()
 
 
-def count_tensors(slot: SlotProgram, arguments: Any, tensors: Mapping[str, Tensor]) -> None:
+def count_tensors(slot: LoadedSlot, arguments: Any, tensors: Mapping[str, Tensor]) -> None:
     """Count from now on what tensors need, until `peak_of_tensors` is asked for."""
     del arguments, tensors
     if slot.device.type == "cuda":
@@ -44,7 +44,7 @@ def count_tensors(slot: SlotProgram, arguments: Any, tensors: Mapping[str, Tenso
         begin_counting()
 
 
-def peak_of_tensors(slot: SlotProgram, arguments: Any, tensors: Mapping[str, Tensor]) -> int:
+def peak_of_tensors(slot: LoadedSlot, arguments: Any, tensors: Mapping[str, Tensor]) -> int:
     """The most bytes that tensors needed since `count_tensors`: constants, and all made since.
 
     On a CPU without those that this thread does not make: messages, which stand where their sender

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from shardwright.engine.agenda import is_training
 from shardwright.engine.generator import Generator
+from shardwright.engine.program import is_training
 from shardwright.errors import InputError, RunError
 from shardwright.launch.backend import Finish
 from shardwright.launch.making import Options

@@ -20,9 +20,8 @@ from typing import Any
 
 from torch import Tensor
 
-from shardwright.engine.agenda import default_lookahead, is_training
-from shardwright.engine.generator import Generator
-from shardwright.engine.step_generator import InputRows, StepGenerator
+from shardwright.engine.generator import Generator, InputRows
+from shardwright.engine.program import default_lookahead, is_training
 from shardwright.errors import RunError
 from shardwright.launch.making import Options, check_updates, shared_constants
 from shardwright.launch.start import Start, checked
@@ -90,7 +89,7 @@ class Session(Driver):
         backend = self._start(prepared, timeout=timeout, threads=threads, options=options)
         super().__init__(prepared, backend, in_flight)
         self._slot = self._start.slot_of(prepared)
-        self._generator = StepGenerator(prepared, self._slot)
+        self._generator = Generator(prepared, self._slot)
         self._contents = Contents(prepared)
         self._loaded: dict[int | str, tuple[Pipeline, int, Generator]] = {}
         self._broken: BaseException | None = None
@@ -180,7 +179,7 @@ class Session(Driver):
             number = len(self._loaded) + 1
             self._ask(lambda c: self._backend.load(c, number, prepared, shared)).result()
             kept = pipeline if isinstance(pipeline, Pipeline) else prepared
-            made = StepGenerator(prepared, self._slot) if training else Generator(prepared)
+            made = Generator(prepared, self._slot)
             self._loaded[key] = (kept, number, made)
         _, number, generator = self._loaded[key]
         return number, generator

@@ -26,8 +26,9 @@ from torch import Tensor
 
 from shardwright.compiler.tasks import TaskProgram
 from shardwright.costs.tasks import TaskTime, TaskTimes, fingerprint_tasks
-from shardwright.engine.compiling import Run
-from shardwright.engine.slot import Instruction, SlotProgram
+from shardwright.engine.instructions import SlotTask
+from shardwright.engine.slot import LoadedSlot
+from shardwright.engine.tasks import Run
 from shardwright.errors import ProfileError
 from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.launch.making import Options
@@ -109,9 +110,7 @@ def times_of_rounds(driver: Driver, rounds: int, seconds: float = 0.0) -> tuple[
     return TaskTimes(tasks, fingerprint_tasks(driver.pipeline)), longest
 
 
-def measure_slot(
-    slot: SlotProgram, arguments: Any, tensors: Mapping[str, Tensor]
-) -> dict[str, Any]:
+def measure_slot(slot: LoadedSlot, arguments: Any, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """On a slot: seconds and bytes of each of its supertasks, and seconds of a round of all."""
     del tensors
     order = msgspec.convert(arguments, MeasuringOrder)
@@ -160,19 +159,20 @@ def _needs(run: Run, peak: Peak) -> tuple[int, int]:
 class _Measuring:
     """The distinct programs of a slot, by number, each with inputs of its own."""
 
-    def __init__(self, slot: SlotProgram, document: Document) -> None:
+    def __init__(self, slot: LoadedSlot, document: Document) -> None:
         self._slot = slot
         self._document = document
         self._graphs = TaskGraphs(document)
         self._programs: list[_MeasuredTask] = []
         self._numbers: dict[str, int] = {}
         known: dict[int, int] = {}
-        for step in slot.steps:
-            if step.program is not None:
-                number = known.setdefault(id(step.program), len(self._programs))
+        for task in slot.program.tasks:
+            if task.does == "compute":
+                run = slot.tasks[task.name].program
+                number = known.setdefault(id(run), len(self._programs))
                 if number == len(self._programs):
-                    self._programs.append(_MeasuredTask(step.program, self._inputs_of(step)))
-                self._numbers[step.task] = number
+                    self._programs.append(_MeasuredTask(run, self._inputs_of(task)))
+                self._numbers[task.name] = number
         self._order = small_step(document, self._numbers)
 
     def over(self, order: MeasuringOrder) -> dict[str, Any]:
@@ -227,31 +227,31 @@ class _Measuring:
             blocks = [torch.empty(BLOCK, dtype=torch.uint8) for _ in range(nbytes // BLOCK + 2)]
             del blocks
 
-    def _inputs_of(self, step: Instruction) -> list[list[Tensor]]:
+    def _inputs_of(self, task: SlotTask) -> list[list[Tensor]]:
         """The inputs of a supertask for a microbatch and for the next, or those of the step.
 
         They are the slot's constants, but for those that the program overwrites; of these each
         microbatch gets the same, as in a step, and of all others its own.
         """
-        written = step.of.writes
+        written = task.writes
         shared = {name: x for name, x in self._slot.constants.items() if name not in written}
         sets: list[list[Tensor]] = []
-        once = self._document.supertasks[step.task].phase in ONCE
+        once = self._document.supertasks[task.name].phase in ONCE
         for _ in range(1 if once else SETS):
-            drawn = zip(step.inputs, self._drawn(step), strict=True)
+            drawn = zip(task.inputs, self._drawn(task), strict=True)
             found = {name: shared.get(name, tensor) for name, tensor in drawn}
             shared |= {name: found[name] for name in written}
-            sets.append([found[name] for name in step.inputs])
+            sets.append([found[name] for name in task.inputs])
         return sets
 
-    def _drawn(self, step: Instruction) -> list[Tensor]:
+    def _drawn(self, task: SlotTask) -> list[Tensor]:
         """Tensors like a supertask's inputs, with contents that its operators can read."""
         device, document = self._slot.device, self._document
-        if document.supertasks[step.task].kind == "FX":
-            graph = self._graphs.of(step.task)
+        if document.supertasks[task.name].kind == "FX":
+            graph = self._graphs.of(task.name)
             return contents(graph, graph.inputs, device)
         # A lowered one does not say what its integers are: zero is an index into anything.
-        infos = [document.tensors[name] for name in step.inputs]
+        infos = [document.tensors[name] for name in task.inputs]
         like = [(info, torch_dtype(info.dtype)) for info in infos]
         return [
             torch.rand(info.shape, device=device).to(dtype)

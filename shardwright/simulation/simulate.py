@@ -1,21 +1,14 @@
 """`simulate`: a pipeline file in simulated time, supertask by supertask.
 
-Comes in: a pipeline (or a graph and a plan, of which one without weights is built), what its
-supertasks cost, and the machines. Goes out: a `StepSimulation`.
-Slots walk their task lists by the rules that the runtime's workers go by (`engine.walk`,
-`engine.walk`), so what is simulated differs from a run only by how long things take.
-
-Events are few: a slot is looked at when it has done what it was busy with, and when something may
-have come for it. What always holds: time never goes back, and equal pipelines and costs give equal
-simulations.
+Slots are the runtime's `SlotEngine`s in simulated time, so what is simulated differs from a run
+only by how long things take. Events are few: a slot is looked at when it has done what it was busy
+with, and when something may have come for it. Equal pipelines and costs give equal simulations.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from itertools import count
 from typing import overload
 
@@ -24,11 +17,7 @@ from shardwright.clusters import Cluster
 from shardwright.comm.transport import memberships
 from shardwright.costs.cost import Analytic, Costs
 from shardwright.costs.tasks import TaskTimes
-from shardwright.costs.worker_time import worker_seconds
-from shardwright.engine.agenda import Entry, default_lookahead, is_training
-from shardwright.engine.slot_steps import SlotStep, SlotSteps, slot_steps
-from shardwright.engine.step_plan import plan_step
-from shardwright.engine.walk import call_order, last_given
+from shardwright.engine.program import default_lookahead, is_training, slot_program
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.pipeline import Pipeline
@@ -36,16 +25,9 @@ from shardwright.pipeline.connections import connect
 from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.planning.given import check_graph
 from shardwright.planning.plan import Plan, cluster_of
-from shardwright.simulation.simulated import SlotSimulation, StepSimulation, Wait, added_up
-from shardwright.simulation.simulated_memory import SimulatedStorage
+from shardwright.simulation.simulated import StepSimulation
 from shardwright.simulation.simulated_network import Network
-from shardwright.simulation.simulated_slot import (
-    Awaited,
-    SimulatedSlot,
-    SimulatedTransfer,
-    StepSlot,
-    World,
-)
+from shardwright.simulation.simulated_slot import SimulatedSlot
 from shardwright.simulation.task_work import TaskWork
 
 
@@ -163,27 +145,23 @@ class _Simulator:
         lookahead: int | None,
     ) -> None:
         self._pipeline = pipeline
-        self._training = is_training(pipeline)
         self._calls = calls
-        self._in_flight = in_flight or (2 if self._training else 2 * len(pipeline.devices))
+        self._in_flight = in_flight or (2 if is_training(pipeline) else 2 * len(pipeline.devices))
         self._events: list[tuple[float, int, str]] = []
         self._numbers = count()
         self._begun = 0
         self._waited: dict[int, int] = {}
         self._ended = 0
         graphs = TaskGraphs(pipeline)
-        world = World(
-            pipeline,
-            memberships(pipeline),
-            TaskWork(pipeline, costs, cluster.device, graphs),
-            Network(tuple(pipeline.devices), cluster, self._wake),
-            self._wake,
-            self._finish,
-            worker_seconds(cluster.device),
-        )
-        self._slots = {
-            slot.name: slot for slot in _slots(pipeline, world, graphs, lookahead, self._training)
-        }
+        network = Network(tuple(pipeline.devices), cluster, self._wake)
+        work = TaskWork(pipeline, costs, cluster.device, graphs)
+        parts, index = memberships(pipeline), connect(pipeline)
+        if lookahead is None:
+            lookahead = default_lookahead(pipeline) if is_training(pipeline) else 0
+        self._slots = {}
+        for rank, name in enumerate(pipeline.devices):
+            program = slot_program(pipeline, name, lookahead=lookahead, graphs=graphs, index=index)
+            self._slots[name] = SimulatedSlot(rank, program, parts, work, network)
         self._inputs = _inputs(pipeline)
 
     def run(self) -> StepSimulation:
@@ -194,7 +172,12 @@ class _Simulator:
         while self._events:
             now, _, name = heapq.heappop(self._events)
             slot = self._slots[name]
-            if now >= slot.busy_until and (seconds := slot.advance(now)) is not None:
+            if now < slot.busy_until:
+                continue
+            seconds, done = slot.advance(now)
+            for call in done:
+                self._finish(call, now)
+            if seconds is not None:
                 end = max(end, now + seconds)
                 self._wake(now + seconds, name)
         if self._ended < self._calls:
@@ -205,8 +188,12 @@ class _Simulator:
 
     def _stuck(self) -> PlanError:
         """Says what each slot waits for when nothing happens any more."""
-        found = [(name, slot.awaited()) for name, slot in self._slots.items()]
-        waits = [f"slot {name!r} for {at.entry.task!r}" for name, at in found if at is not None]
+        found = [(slot.engine, slot.awaited()) for slot in self._slots.values()]
+        waits = [
+            f"slot {engine.slot.name!r} for {engine.program.entries[at.entry].task!r}"
+            for engine, at in found
+            if at is not None
+        ]
         return PlanError(f"the pipeline waits for ever: {', '.join(waits)}; check it first")
 
     def _wake(self, at: float, slot: str) -> None:
@@ -220,7 +207,7 @@ class _Simulator:
             slot.begin(call, self._inputs[name])
             self._wake(now, name)
 
-    def _finish(self, slot: str, call: int, now: float) -> None:
+    def _finish(self, call: int, now: float) -> None:
         self._waited[call] -= 1
         if not self._waited[call]:
             self._ended += 1
@@ -231,7 +218,7 @@ class _Simulator:
         return StepSimulation(
             seconds=end,
             calls=self._calls,
-            slots=tuple(_summary(slot) for slot in self._slots.values()),
+            slots=tuple(slot.summary() for slot in self._slots.values()),
             events=tuple(event for slot in self._slots.values() for event in slot.events),
         )
 
@@ -247,161 +234,9 @@ def _check_kinds(pipeline: Pipeline) -> None:
             )
 
 
-def _slots(
-    pipeline: Pipeline, world: World, graphs: TaskGraphs, lookahead: int | None, training: bool
-) -> list[SimulatedSlot]:
-    found: list[SimulatedSlot] = []
-    connections = connect(pipeline)
-    for rank, name in enumerate(pipeline.devices):
-        steps = slot_steps(pipeline, name, graphs, connections)
-        if training:
-            ahead = default_lookahead(pipeline) if lookahead is None else lookahead
-            plan = plan_step(pipeline, steps, lookahead=ahead, connections=connections)
-            found.append(StepSlot(rank, steps, world, plan, ahead))
-        else:
-            found.append(CallSlot(rank, steps, world))
-    return found
-
-
 def _inputs(pipeline: Pipeline) -> Mapping[str, dict[str, int]]:
     """The bytes of the pipeline's inputs by slot and name."""
     found: dict[str, dict[str, int]] = {slot: {} for slot in pipeline.devices}
     for name, piece in pipeline.metadata.tensor_slices.inputs.items():
         found[piece.device][name] = pipeline.tensors[name].nbytes
     return found
-
-
-def _summary(slot: SimulatedSlot) -> SlotSimulation:
-    waits = [Wait(*_reason(slot.name, awaited), seconds) for awaited, seconds in slot.waits]
-    return SlotSimulation(
-        slot.name,
-        slot.rank,
-        slot.computing,
-        slot.moving,
-        sum(seconds for _, seconds in slot.waits),
-        added_up(waits),
-        slot.ledger.memory(),
-    )
-
-
-def _reason(slot: str, awaited: Awaited | None) -> tuple[str, tuple[str, ...]]:
-    """What kind of thing a slot waited for, and who else takes part in it."""
-    if awaited is None:
-        return "end", ()
-    if awaited.posted is None:
-        return "order", ()
-    part = awaited.posted.part
-    kind = part.exchange.operation.kind
-    if kind == "send" and part.member == 1:
-        kind = "recv"
-    return kind, tuple(name for name in part.exchange.slots if name != slot)
-
-
-# --- calls ----------------------------------------------------------------------------------------
-#
-# Calls walk the slot's steps in file order, and `call_order` says which goes first, as it does in
-# the runtime's `CallWorker`.
-
-
-@dataclass(slots=True, eq=False)
-class _SimulatedCall:
-    """A call under way: its place in the steps, and its communication."""
-
-    call: int
-    place: int = 0
-    pending: SimulatedTransfer | None = None
-    leaving: list[SimulatedTransfer] = field(default_factory=list)
-    places: set[Hashable] = field(default_factory=set)
-
-
-class CallSlot(SimulatedSlot):
-    """A slot at work on calls."""
-
-    def __init__(self, rank: int, steps: SlotSteps, world: World) -> None:
-        super().__init__(rank, steps, world)
-        self._calls: deque[_SimulatedCall] = deque()
-        self._serial = bool(steps.replaces)
-        self._last_given = last_given(steps.steps)
-
-    def begin(self, call: int, inputs: Mapping[str, int]) -> None:
-        """Take on a call."""
-        found = _SimulatedCall(call)
-        for name, nbytes in inputs.items():
-            self.ledger.hold((call, name), SimulatedStorage(nbytes, "activations"))
-            found.places.add((call, name))
-        self.ledger.note(0)
-        self._calls.append(found)
-
-    def awaited(self) -> Awaited | None:
-        """What the oldest call waits for."""
-        if not self._calls:
-            return None
-        call = self._calls[0]
-        if call.place < len(self.steps.steps):
-            return Awaited(call.call, self._entry(self.steps.steps[call.place]), call.pending)
-        return Awaited(call.call, call.leaving[0].entry, call.leaving[0]) if call.leaving else None
-
-    def _advance(self, now: float) -> float | None:
-        places = [call.place for call in self._calls]
-        steps = len(self.steps.steps)
-        for k in call_order(places, steps, self._last_given, serial=self._serial):
-            busy = self._move_on(self._calls[k], now)
-            if busy is not None:
-                return busy
-        return self._retire(now)
-
-    def _move_on(self, call: _SimulatedCall, now: float) -> float | None:
-        """Do a call's next step; None where it waits for others."""
-        step = self.steps.steps[call.place]
-        if step.communicates:
-            return self._communicate(call, step, now)
-        places = self._places(call, step.inputs), self._places(call, step.outputs)
-        busy = self._compute(call.call, self._entry(step), step, places, now)
-        self._step_over(call, step, places[1])
-        return busy
-
-    def _communicate(self, call: _SimulatedCall, step: SlotStep, now: float) -> float | None:
-        busy = 0.0
-        if call.pending is None:
-            places = self._places(call, step.inputs), self._places(call, step.outputs)
-            entry, numbers = self._entry(step), (call.call, call.call)
-            call.pending, busy = self._start(numbers, entry, step, places, now)
-        if not call.pending.part.is_ready(now + busy):
-            return busy or None
-        busy += self._take(call.pending, now + busy)
-        if call.pending.part.over:
-            call.leaving.append(call.pending)
-            self._step_over(call, step, call.pending.outputs)
-            call.pending = None
-        return busy
-
-    def _step_over(self, call: _SimulatedCall, step: SlotStep, made: Sequence[Hashable]) -> None:
-        """A step is done: there is what it makes, and no more what nothing reads after it."""
-        call.place += 1
-        call.places.update(made)
-        for place in self._places(call, step.dead):
-            self.ledger.drop(place)
-            call.places.discard(place)
-
-    def _retire(self, now: float) -> float | None:
-        """Finish the oldest call if all its steps are done and all it sends has left."""
-        if not self._calls or self._calls[0].place < len(self.steps.steps):
-            return None
-        call = self._calls[0]
-        call.leaving = [posted for posted in call.leaving if not self._has_left(posted, now)]
-        if call.leaving:
-            return None
-        for place in call.places:
-            self.ledger.drop(place)
-        self._calls.popleft()
-        self._world.finish(self.name, call.call, now)
-        return 0.0
-
-    def _entry(self, step: SlotStep) -> Entry:
-        return Entry(step.task, next(iter((*step.inputs, *step.outputs)), None))
-
-    def _places(self, call: _SimulatedCall, names: Sequence[str]) -> tuple[Hashable, ...]:
-        constants = self.steps.constants
-        return tuple(
-            ("constant", name) if name in constants else (call.call, name) for name in names
-        )

@@ -1,18 +1,16 @@
 """What a slot holds in simulated time, storage by storage.
 
-In come the tensors that the slot's steps make, each with the storage it lies in, and which are let
-go; out comes the most that it held at once, item by item. A storage lives as long as a tensor that
-lies in it.
-
-What always holds: nothing is let go that was not held, and the bytes held are never negative.
+A storage lives as long as a tensor that lies in it; the engine's values are the storages
+themselves, and `HeldValues` are where it keeps them. A `Ledger` knows the most that was held at
+once, item by item.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from shardwright.engine.slot_steps import SlotSteps
+from shardwright.engine.program import SlotProgram
 from shardwright.pipeline.schema import TensorInfo
 from shardwright.planning.prediction.memory import SlotMemory
 
@@ -47,44 +45,34 @@ class MessageBlock:
 class Ledger:
     """The memory of one slot."""
 
-    def __init__(self, slot: str, constants: Mapping[str, tuple[int, str]]) -> None:
+    def __init__(self, slot: str) -> None:
         self.slot = slot
         self.held = dict.fromkeys(ITEMS, 0)
         self.peak = dict.fromkeys(ITEMS, 0)
         self.most = -1
-        self._storages: dict[Hashable, SimulatedStorage] = {}
         self._blocks: dict[int, list[MessageBlock]] = {}
-        for name, (nbytes, item) in constants.items():
-            self.hold(("constant", name), SimulatedStorage(nbytes, item))
-        self.note(0)
 
-    def __contains__(self, place: Hashable) -> bool:
-        """Whether there is a tensor at a place."""
-        return place in self._storages
-
-    def storage(self, place: Hashable) -> SimulatedStorage:
-        """What the tensor at a place lies in."""
-        return self._storages[place]
-
-    def hold(self, place: Hashable, storage: SimulatedStorage) -> None:
-        """There is a tensor at ``place`` from now on."""
-        self.drop(place)
+    def hold(self, storage: SimulatedStorage) -> None:
+        """One more tensor lies in a storage from now on."""
         if not storage.users and storage.block is None:
             self.held[storage.item] += storage.nbytes
         storage.users += 1
-        self._storages[place] = storage
 
-    def drop(self, place: Hashable) -> None:
-        """There is no tensor at ``place`` any more."""
-        storage = self._storages.pop(place, None)
-        if storage is None:
-            return
+    def drop(self, storage: SimulatedStorage) -> None:
+        """There is one tensor less in a storage."""
         storage.users -= 1
         if not storage.users:
             if storage.block is not None:
                 storage.block.holders -= 1
             else:
                 self.held[storage.item] -= storage.nbytes
+
+    def note_made(self, storage: SimulatedStorage) -> None:
+        """What is held now is noted with a storage that is about to be."""
+        extra = 0 if storage.users or storage.block is not None else storage.nbytes
+        self.held[storage.item] += extra
+        self.note(0)
+        self.held[storage.item] -= extra
 
     def note(self, temporary: int) -> None:
         """This is held now, and so many bytes more for a moment."""
@@ -125,10 +113,38 @@ def _capacity(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
-def constant_items(slot: SlotSteps) -> dict[str, tuple[int, str]]:
-    """The bytes of a slot's constants, and what they count as."""
-    sums = {*slot.replacements.assigned, *slot.replacements.zeroed}
-    return {name: (info.nbytes, _item(info, name in sums)) for name, info in slot.constants.items()}
+class HeldValues(dict[Any, SimulatedStorage]):
+    """Storages by what lies in them; a ledger knows of those that are here."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__()
+        self._ledger = ledger
+
+    def __setitem__(self, key: Any, storage: SimulatedStorage) -> None:
+        self.pop(key, None)
+        self._ledger.hold(storage)
+        super().__setitem__(key, storage)
+
+    def pop(self, key: Any, default: Any = None) -> Any:
+        """Let go of what lies at a key."""
+        storage = super().pop(key, None)
+        if storage is not None:
+            self._ledger.drop(storage)
+        return default if storage is None else storage
+
+    def clear(self) -> None:
+        """Let go of all."""
+        for storage in self.values():
+            self._ledger.drop(storage)
+        super().clear()
+
+
+def hold_constants(ledger: Ledger, program: SlotProgram) -> HeldValues:
+    """A slot's constants, each in a storage of the item that it counts as."""
+    found = HeldValues(ledger)
+    for name, info in program.constants.items():
+        found[name] = SimulatedStorage(info.nbytes, _item(info, name in program.sums))
+    return found
 
 
 def _item(info: TensorInfo, is_sum: bool) -> str:

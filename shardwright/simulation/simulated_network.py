@@ -22,6 +22,7 @@ from typing import cast
 from shardwright.clusters import Cluster, Links
 from shardwright.clusters.links import Kind
 from shardwright.comm.transport import Membership, Operation
+from shardwright.costs.worker_time import worker_seconds
 from shardwright.simulation.simulated_memory import MessageBlock
 
 Wake = Callable[[float, str], None]
@@ -218,9 +219,19 @@ class Network:
     def __init__(self, slots: tuple[str, ...], cluster: Cluster, wake: Wake) -> None:
         self._slots = slots
         self._cluster = cluster
-        self._wake = wake
+        self.wake = wake
         self._open: dict[tuple[str, int], SimulatedExchange] = {}
         self._lines: dict[object, float] = {}
+
+    @property
+    def overhead(self) -> float:
+        """Seconds that a worker takes for each thing that it does, beside the thing itself."""
+        return worker_seconds(self._cluster.device)
+
+    @property
+    def lends(self) -> bool:
+        """Whether messages stand in memory that slots share."""
+        return self._cluster.device.kind == "cpu"
 
     def start(self, membership: Membership, call: int, now: float) -> tuple[SimulatedMember, float]:
         """A member starts its part of a call's communication; its seconds busy with that."""
@@ -235,10 +246,14 @@ class Network:
             del self._open[key]
         return part, busy
 
+    def names(self, operation: Operation) -> tuple[str, ...]:
+        """The slots of an operation's members."""
+        return tuple(self._slots[rank] for rank in operation.ranks)
+
     def _exchange(self, operation: Operation) -> SimulatedExchange:
-        slots = tuple(self._slots[rank] for rank in operation.ranks)
+        slots = self.names(operation)
         links = self._cluster.among(slots)
         if self._cluster.device.kind != "cpu":
-            return _Beside(operation, slots, links, self._wake, lines=self._lines)
+            return _Beside(operation, slots, links, self.wake, lines=self._lines)
         kind = _Given if operation.kind in ("send", "broadcast") else _Together
-        return kind(operation, slots, links, self._wake)
+        return kind(operation, slots, links, self.wake)

@@ -1,433 +1,348 @@
-"""A slot at work in simulated time: what slots of training steps and of models have alike.
+"""A slot in simulated time: the runtime's `SlotEngine` on a clock, tasks and a transport that
+compute and move nothing.
 
-A slot does one thing at a time. Whoever drives it calls `advance` when it is free: it does what the
-runtime's worker would do then, and says for how many seconds that keeps it busy, or that there is
-only waiting.
+Its values are storages of so many bytes (`SimulatedStorage`); programs and transfers let time pass
+on the slot's `VirtualClock`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
-from shardwright.comm.transport import Membership
-from shardwright.engine.agenda import Entry
-from shardwright.engine.slot_steps import Occurrence, Place, SlotStep, SlotSteps
-from shardwright.engine.step_plan import StepPlan
-from shardwright.engine.timeline import Event, EventKind
-from shardwright.engine.walk import Cursor, SlotWalk
-from shardwright.pipeline.schema import Document
-from shardwright.simulation.simulated_memory import Ledger, SimulatedStorage, constant_items
-from shardwright.simulation.simulated_network import Network, SimulatedMember, Wake
+import torch
+from torch import Tensor
+
+from shardwright.comm.transport import Interval, Membership, PendingTransfer, TensorSpec, Transport
+from shardwright.engine.instructions import Does
+from shardwright.engine.program import SlotProgram
+from shardwright.engine.slot import LoadedSlot, ValueOps
+from shardwright.engine.slot_engine import ANOTHER_ROUND, Awaited, SlotEngine
+from shardwright.engine.tasks import CompiledTask, Run
+from shardwright.engine.timeline import Event
+from shardwright.simulation.simulated import SlotSimulation, Wait, added_up
+from shardwright.simulation.simulated_memory import (
+    HeldValues,
+    Ledger,
+    SimulatedStorage,
+    hold_constants,
+)
+from shardwright.simulation.simulated_network import Network, SimulatedMember
 from shardwright.simulation.task_work import TaskWork
 
-_EVENT_KINDS: dict[str, EventKind] = {"FX": "compute", "send": "send", "recv": "recv"}
 
+class VirtualClock:
+    """One slot's time: what it does moves it on, what it takes beside a task does so later."""
 
-@dataclass(frozen=True, slots=True)
-class World:
-    """What slots share.
-
-    overhead
-        Seconds that a worker takes for each thing that it does, beside the thing itself.
-    finish
-        Is told slot, call and time when a slot is done with a call.
-    """
-
-    document: Document
-    memberships: Mapping[str, Membership]
-    work: TaskWork
-    network: Network
-    wake: Wake
-    finish: Callable[[str, int, float], None]
-    overhead: float
-
-    @property
-    def lends(self) -> bool:
-        """Whether messages stand in memory that slots share."""
-        return self.work.device.kind == "cpu"
-
-
-@dataclass(slots=True, eq=False)
-class SimulatedTransfer:
-    """A communication that was started; ``storage`` is what it reads, ``outputs`` where it goes.
-
-    ``at`` is its place in the walk through a training step.
-    """
-
-    call: int
-    entry: Entry
-    step: SlotStep
-    part: SimulatedMember
-    storage: SimulatedStorage | None
-    outputs: tuple[Hashable, ...]
-    at: tuple[Cursor, Occurrence] | None = None
-
-
-class Awaited(NamedTuple):
-    """What a slot waits for: of which call, where in its agenda, and the communication if any."""
-
-    call: int
-    entry: Entry
-    posted: SimulatedTransfer | None = None
-
-
-class SimulatedSlot(ABC):
-    """One slot. ``busy_until`` is when it is free again."""
-
-    def __init__(self, rank: int, steps: SlotSteps, world: World) -> None:
-        self.name = steps.slot
-        self.rank = rank
-        self.steps = steps
-        self.busy_until = 0.0
-        self.events: list[Event] = []
-        self.waits: list[tuple[Awaited | None, float]] = []
+    def __init__(self) -> None:
         self.computing = 0.0
         self.moving = 0.0
-        self._world = world
-        self._idle_since: float | None = None
-        self._idle_for: Awaited | None = None
-        constants = constant_items(steps)
-        self.ledger = Ledger(steps.slot, constants)
-        self.ledger.hold(
-            "programs", SimulatedStorage(world.work.kept(steps.overwriting), "temporaries")
-        )
-        self.ledger.note(0)
+        self._began = self._busy = self._beside = 0.0
 
-    @abstractmethod
+    def __call__(self) -> float:
+        """The time now."""
+        return self._began + self._busy
+
+    def begin(self, now: float) -> None:
+        """The slot does the next thing."""
+        self._began, self._busy, self._beside = now, 0.0, 0.0
+
+    def compute(self, seconds: float, beside: float) -> None:
+        """A task takes its time, and the worker ``beside`` it some, which is no part of it."""
+        self._busy += seconds
+        self._beside += beside
+        self.computing += seconds + beside
+
+    def move(self, seconds: float) -> None:
+        """The slot moves bytes."""
+        self._busy += seconds
+        self.moving += seconds
+
+    @property
+    def busy(self) -> float:
+        """Seconds that the thing takes that was begun last."""
+        return self._busy + self._beside
+
+
+class SimulatedTransfer(PendingTransfer):
+    """A member's part in a communication that was started."""
+
+    def __init__(
+        self,
+        transport: SimulatedTransport,
+        membership: Membership,
+        part: SimulatedMember,
+        given: SimulatedStorage | None,
+    ) -> None:
+        self._transport = transport
+        self._membership = membership
+        self._part = part
+        self._given = given
+        self._found = self._end = 0.0
+
+    def ready(self) -> bool:
+        """Whether there is something to take."""
+        self._found = self._transport.clock()
+        return self._part.is_ready(self._found)
+
+    def result(self) -> Tensor | None:
+        """Take it; what is found at the same time is taken side by side."""
+        busy = self._part.take(self._found)
+        self._end = self._found + busy
+        self._transport.clock.move(busy)
+        result = self._receive() if self._part.over else ANOTHER_ROUND
+        return cast("Tensor | None", result)
+
+    def interval(self) -> Interval | None:
+        """When bytes were on their way."""
+        part, transport = self._part, self._transport
+        if part.left_at > transport.clock():
+            transport.network.wake(part.left_at, transport.ledger.slot)
+            return None
+        if self._membership.operation.kind == "send" and part.member == 0:
+            return Interval(part.began, part.left_at)
+        exchange = part.exchange
+        return Interval(min(exchange.parts[m].began for m in exchange.givers), self._end)
+
+    def _receive(self) -> SimulatedStorage | None:
+        """What comes lies in the giver's block, or in memory of the slot's own."""
+        exchange, block = self._part.exchange, self._part.block
+        alone = len(exchange.givers) == 1
+        storage, spec = self._given, self._membership.operation.outputs[self._membership.member]
+        if spec is not None:
+            if storage is None or not alone:
+                lent = exchange.parts[exchange.givers[0]].block if alone else None
+                ledger = self._transport.ledger
+                new = SimulatedStorage(spec.nbytes, "messages")
+                storage = new if lent is None else ledger.see(lent)
+            self._transport.ledger.note_made(storage)
+        if block is not None and not alone:
+            block.holders = 0
+        return storage if spec is not None else None
+
+
+class SimulatedTransport(Transport):
+    """A slot's way to the network of its world."""
+
+    def __init__(self, network: Network, ledger: Ledger, clock: VirtualClock) -> None:
+        self.network = network
+        self.ledger = ledger
+        self.clock = clock
+
+    def start(self, membership: Membership, call: int, tensor: Tensor | None) -> PendingTransfer:
+        """Take part in a communication, with a storage for what is given."""
+        given = cast("SimulatedStorage | None", tensor)
+        part, busy = self.network.start(membership, call, self.clock())
+        if given is not None and self.network.lends:
+            operation = membership.operation
+            nbytes = operation.given(membership.member).nbytes
+            part.block = self.ledger.lend(nbytes, operation.size - 1)
+            self.ledger.note(0)
+        self.clock.move(busy + self.network.overhead)
+        return SimulatedTransfer(self, membership, part, given)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def abort(self) -> None:
+        """Nothing is open."""
+
+
+class StorageOps(ValueOps):
+    """Values of a simulated slot: an input is where it is, its microbatches lie in it together."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        super().__init__(torch.device("cpu"))
+        self._ledger = ledger
+
+    def space(self) -> HeldValues:
+        """Where storages of a microbatch, or of a step, are kept by name."""
+        return HeldValues(self._ledger)
+
+    def place(self, value: Any) -> Any:
+        """Where it is."""
+        return value
+
+    def split(self, value: Any, spec: TensorSpec, parts: int) -> Sequence[Any]:
+        """One storage for all."""
+        return [value] * parts
+
+    def storage(self, value: Any) -> object:
+        """Which memory a value lies in."""
+        return id(value)
+
+    def own(self, value: Any) -> Any:
+        """What is given out is no part of the slot."""
+        return value
+
+    def replace(self, old: Any, new: Any) -> Any:
+        """A constant keeps its memory."""
+        return old
+
+
+class SimulatedSlot:
+    """One slot; it does one thing at a time, and is free again at ``busy_until``."""
+
+    def __init__(
+        self,
+        rank: int,
+        program: SlotProgram,
+        memberships: Mapping[str, Membership],
+        work: TaskWork,
+        network: Network,
+    ) -> None:
+        self.name = program.slot
+        self.busy_until = 0.0
+        self.events: list[Event] = []
+        self._program = program
+        self._work = work
+        self._network = network
+        self._clock = VirtualClock()
+        self._ledger = Ledger(program.slot)
+        self._waits: list[Wait] = []
+        self._idle: tuple[float, Awaited | None] | None = None
+        self._lowered: dict[str, HeldValues] = {}
+        constants = hold_constants(self._ledger, program)
+        self._ledger.note(0)
+        self._ledger.hold(SimulatedStorage(work.kept(program.memory), "temporaries"))
+        self._ledger.note(0)
+        moves: tuple[Does, ...] = ("zero", "copy", "stack")
+        slot = LoadedSlot(
+            name=program.slot,
+            rank=rank,
+            device=torch.device("cpu"),
+            program=program,
+            tasks={
+                name: CompiledTask(self._task(name), self._task(name, first=True))
+                for name in program.memory
+            },
+            moves={does: self._moving(does) for does in moves},
+            memberships=memberships,
+            constants=cast("dict[str, Tensor]", constants),
+        )
+        transport = SimulatedTransport(network, self._ledger, self._clock)
+        ops = StorageOps(self._ledger)
+        self.engine = SlotEngine(slot, transport, trace=True, ops=ops, clock=self._clock)
+
     def begin(self, call: int, inputs: Mapping[str, int]) -> None:
         """Take on a call; ``inputs`` are the bytes of the pipeline inputs that come with it."""
+        n = self._program.microbatches
+        storages = {
+            name: SimulatedStorage(
+                nbytes * (n if name in self._program.inputs else 1), "activations"
+            )
+            for name, nbytes in inputs.items()
+        }
+        self.engine.begin(call, cast("dict[str, Tensor]", storages))
+        self._ledger.note(0)
 
-    @abstractmethod
-    def awaited(self) -> Awaited | None:
-        """What the oldest work waits for; None where there is no work."""
+    def advance(self, now: float) -> tuple[float | None, list[int]]:
+        """Do one thing; the seconds that it takes, None where there is only waiting.
 
-    @abstractmethod
-    def _advance(self, now: float) -> float | None:
-        """Do one thing; the seconds that it takes, None where there is only waiting."""
-
-    def advance(self, now: float) -> float | None:
-        """Do one thing, and note the waiting before it."""
-        seconds = self._advance(now)
-        if seconds is None:
-            if self._idle_since is None:
-                self._idle_since, self._idle_for = now, self.awaited()
-            return None
+        Beside them are the calls that are done with.
+        """
+        self._clock.begin(now)
+        if not self.engine.advance():
+            self._idle = self._idle or (now, self.awaited())
+            return None, []
         self.end_wait(now)
-        self.busy_until = now + seconds
-        return seconds
+        self.busy_until = now + self._clock.busy
+        done = []
+        while (finished := self.engine.finished()) is not None:
+            self.events += finished.events
+            done.append(finished.call)
+        return self._clock.busy, done
+
+    def awaited(self) -> Awaited | None:
+        """What the slot waits for; None where all its work is done."""
+        awaited = self.engine.awaited() if self.engine.busy else None
+        left = awaited is not None and awaited.transfer is not None and awaited.transfer.is_taken
+        return None if left else awaited
 
     def end_wait(self, now: float) -> None:
         """The slot has something to do again, or all is over."""
-        if self._idle_since is not None and now > self._idle_since:
-            self.waits.append((self._idle_for, now - self._idle_since))
-            if self._idle_for is not None:
-                self._note(self._idle_for.call, self._idle_for.entry, "wait", self._idle_since, now)
-        self._idle_since = None
+        if self._idle is not None and now > self._idle[0]:
+            since, awaited = self._idle
+            self._waits.append(Wait(*self._reason(awaited), now - since))
+            if awaited is not None:
+                event = self.engine.event(awaited.call, awaited.entry, "wait", since, now)
+                self.events.append(event)
+        self._idle = None
 
-    # --- what both kinds do -----------------------------------------------------------------
+    def summary(self) -> SlotSimulation:
+        """What the slot did in all."""
+        return SlotSimulation(
+            self.name,
+            self.engine.slot.rank,
+            self._clock.computing,
+            self._clock.moving,
+            sum(wait.seconds for wait in self._waits),
+            added_up(self._waits),
+            self._ledger.memory(),
+        )
 
-    def _compute(
-        self,
-        call: int,
-        entry: Entry,
-        step: SlotStep,
-        places: tuple[Sequence[Hashable], Sequence[Hashable]],
-        now: float,
-        *,
-        first: bool = False,
-    ) -> float:
-        """Compute: ``places`` are those of the inputs and of the outputs."""
-        reads, writes = places
-        if step.does == "compute":
-            seconds = self._run(step, reads, writes, first=first)
-            self._note(call, entry, "compute", now, now + seconds)
-        else:
-            seconds = self._move(step, reads, writes)
-        seconds += self._world.overhead
-        self.computing += seconds
-        return seconds
+    def _reason(self, awaited: Awaited | None) -> tuple[str, tuple[str, ...]]:
+        """What kind of thing the slot waited for, and who else takes part in it."""
+        if awaited is None:
+            return "end", ()
+        if awaited.transfer is None:
+            return "order", ()
+        membership = awaited.transfer.membership
+        kind = membership.operation.kind
+        if kind == "send" and membership.member == 1:
+            kind = "recv"
+        names = self._network.names(membership.operation)
+        return kind, tuple(name for name in names if name != self.name)
 
-    def _run(
-        self, step: SlotStep, reads: Sequence[Hashable], writes: Sequence[Hashable], *, first: bool
-    ) -> float:
-        """A supertask of the file."""
-        work, ledger = self._world.work, self.ledger
-        needed = work.footprint(step.task, self.steps.overwriting[step.task], first=first)
-        if work.is_lowered(step.task):
-            self._let_go(step, reads)
-        ledger.note(needed.most)
-        made: dict[int, SimulatedStorage] = {}
-        for place, home in zip(writes, needed.homes, strict=True):
-            if home.input is not None:
-                ledger.hold(place, ledger.storage(reads[home.input]))
+    # --- programs ---------------------------------------------------------------------------
+
+    def _task(self, task: str, *, first: bool = False) -> Run:
+        """A supertask's program: seconds, and where its outputs lie.
+
+        A lowered one has what it reads and makes until it runs again: that is now.
+        """
+        work, memory = self._work, self._program.memory[task]
+
+        def run(inputs: Sequence[SimulatedStorage]) -> list[SimulatedStorage]:
+            needed = work.footprint(task, memory, first=first)
+            lowered = work.is_lowered(task)
+            if lowered:
+                kept = self._lowered.setdefault(task, HeldValues(self._ledger))
+                for k, storage in enumerate(inputs):
+                    kept["input", k] = storage
+                for k, _ in enumerate(needed.homes):
+                    kept.pop(("output", k))
+            self._ledger.note(needed.most)
+            made: dict[int, SimulatedStorage] = {}
+            outputs = [
+                inputs[home.input]
+                if home.input is not None
+                else made.setdefault(home.storage, SimulatedStorage(home.nbytes, "activations"))
+                for home in needed.homes
+            ]
+            if lowered:
+                for k, storage in enumerate(outputs):
+                    kept["output", k] = storage
+            self._clock.compute(work.seconds(task), self._network.overhead)
+            return outputs
+
+        return cast("Run", run)
+
+    def _moving(self, does: Does) -> Run:
+        """The program of work that stands in no file."""
+
+        def run(inputs: Sequence[SimulatedStorage]) -> list[SimulatedStorage]:
+            moved = list(inputs)
+            if does == "copy":
+                pairs = zip(inputs[::2], inputs[1::2], strict=True)
+                moved = [new for new, old in pairs if new is not old]
+            nbytes = sum(storage.nbytes for storage in moved)
+            made = [SimulatedStorage(nbytes, "activations")] if does == "stack" else []
+            if made:
+                self._ledger.note_made(made[0])
             else:
-                new = made.setdefault(home.storage, SimulatedStorage(home.nbytes, "activations"))
-                ledger.hold(place, new)
-        if work.is_lowered(step.task):
-            for k, place in enumerate(writes):
-                ledger.hold(("output", step.task, k), ledger.storage(place))
-        return work.seconds(step.task)
+                self._ledger.note(0)
+            self._clock.compute(self._work.moving(does, nbytes), self._network.overhead)
+            return made
 
-    def _let_go(self, step: SlotStep, reads: Sequence[Hashable]) -> None:
-        """A lowered program has what it reads and makes until it runs again: that is now."""
-        for k, place in enumerate(reads):
-            self.ledger.hold(("input", step.task, k), self.ledger.storage(place))
-        for k, _ in enumerate(step.outputs):
-            self.ledger.drop(("output", step.task, k))
-
-    def _move(self, step: SlotStep, reads: Sequence[Hashable], writes: Sequence[Hashable]) -> float:
-        """Work that stands in no file."""
-        found = [self.ledger.storage(place) for place in reads]
-        if step.does == "copy":
-            found = [a for a, b in zip(found[::2], found[1::2], strict=True) if a is not b]
-        nbytes = sum(storage.nbytes for storage in found)
-        for place in writes:
-            self.ledger.hold(place, SimulatedStorage(nbytes, "activations"))
-        self.ledger.note(0)
-        return self._world.work.moving(step.does, nbytes)
-
-    def _start(
-        self,
-        call: tuple[int, int],
-        entry: Entry,
-        step: SlotStep,
-        places: tuple[Sequence[Hashable], tuple[Hashable, ...]],
-        now: float,
-    ) -> tuple[SimulatedTransfer, float]:
-        """Start a communication; ``call`` is the call, and the number that members tell it by."""
-        membership = self._world.memberships[step.task]
-        part, busy = self._world.network.start(membership, call[1], now)
-        reads, writes = places
-        storage = self.ledger.storage(reads[0]) if reads else None
-        if storage is not None and self._world.lends:
-            part.block = self.ledger.lend(_nbytes(membership), membership.operation.size - 1)
-            self.ledger.note(0)
-        busy += self._world.overhead
-        self.moving += busy
-        found = SimulatedTransfer(call[0], entry, step, part, storage, writes)
-        return found, busy
-
-    def _take(self, posted: SimulatedTransfer, now: float) -> float:
-        """Take what has come of a communication."""
-        busy = posted.part.take(now)
-        self.moving += busy
-        if posted.part.over:
-            self._receive(posted)
-            self._note_communication(posted, now + busy)
-        return busy
-
-    def _receive(self, posted: SimulatedTransfer) -> None:
-        """Its result is there, in the giver's block or in memory of this slot's own."""
-        membership = self._world.memberships[posted.step.task]
-        operation = membership.operation
-        exchange = posted.part.exchange
-        given = len(exchange.givers) == 1
-        if posted.outputs:
-            block = exchange.parts[exchange.givers[0]].block if given else None
-            storage = posted.storage
-            if storage is None or not given:
-                nbytes = operation.gotten(membership.member).nbytes
-                storage = self.ledger.see(block) if block else SimulatedStorage(nbytes, "messages")
-            self.ledger.hold(posted.outputs[0], storage)
-            self.ledger.note(0)
-        if posted.part.block is not None and not given:
-            posted.part.block.holders = 0
-
-    def _note_communication(self, posted: SimulatedTransfer, end: float) -> None:
-        membership = self._world.memberships[posted.step.task]
-        operation, parts = membership.operation, posted.part.exchange.parts
-        began = min(parts[member].began for member in posted.part.exchange.givers)
-        gives_alone = operation.kind == "send" and membership.member == 0
-        kind = _EVENT_KINDS.get("recv" if operation.kind == "send" else "", "collective")
-        start, end = (posted.part.began, posted.part.left_at) if gives_alone else (began, end)
-        self._note(
-            posted.call,
-            posted.entry,
-            "send" if gives_alone else kind,
-            start,
-            end,
-            _nbytes(membership),
-        )
-
-    def _note(
-        self, call: int, entry: Entry, kind: EventKind, start: float, end: float, nbytes: int = 0
-    ) -> None:
-        self.events.append(
-            Event(
-                self.name,
-                self.rank,
-                call,
-                entry.task,
-                kind,
-                start,
-                end,
-                nbytes,
-                entry.stage,
-                entry.microbatch,
-            )
-        )
-
-    def _has_left(self, posted: SimulatedTransfer, now: float) -> bool:
-        """Whether a communication is over, and all that it sends has left."""
-        part = posted.part
-        if part.over and part.left_at > now:
-            self._world.wake(part.left_at, self.name)
-        return part.over and part.left_at <= now
-
-
-def _nbytes(membership: Membership) -> int:
-    """What a member gives; what it gets where it gives nothing."""
-    operation, member = membership.operation, membership.member
-    spec = operation.inputs[member] or operation.outputs[member]
-    return spec.nbytes if spec is not None else 0
-
-
-# --- training steps -------------------------------------------------------------------------------
-#
-# The way through a step is the `SlotWalk` that the runtime's `StepWorker` takes, over the same
-# plan: what has arrived is taken first, then communication is started, else the next thing is
-# computed. The next step begins when the slot has done all of this one.
-
-
-@dataclass(slots=True, eq=False)
-class _SimulatedStepRun:
-    """A step under way; ``places`` are where its tensors are."""
-
-    call: int
-    walk: SlotWalk
-    places: set[Hashable] = field(default_factory=set)
-
-
-class StepSlot(SimulatedSlot):
-    """A slot at work on training steps; ``lookahead`` is the one that ``plan`` was made for."""
-
-    def __init__(
-        self, rank: int, steps: SlotSteps, world: World, plan: StepPlan, lookahead: int
-    ) -> None:
-        super().__init__(rank, steps, world)
-        self._plan = plan
-        self._lookahead = lookahead
-        self._runs: deque[_SimulatedStepRun] = deque()
-        self._posted: list[SimulatedTransfer] = []
-
-    def begin(self, call: int, inputs: Mapping[str, int]) -> None:
-        """Take on a step; what comes once a microbatch lies in one tensor."""
-        walk = SlotWalk(self._plan.turns, self._plan.count, lookahead=self._lookahead)
-        run, n = _SimulatedStepRun(call, walk), self._plan.microbatches
-        for name, nbytes in inputs.items():
-            spaces = range(n) if name in self._plan.inputs else range(n, n + 1)
-            whole = SimulatedStorage(nbytes * len(spaces), "activations")
-            for place in self._places(run, [(space, name) for space in spaces]):
-                self.ledger.hold(place, whole)
-                run.places.add(place)
-        self.ledger.note(0)
-        self._runs.append(run)
-
-    def awaited(self) -> Awaited | None:
-        """As the worker says it: what its oldest turn waits for."""
-        run = self._current()
-        cursor = run.walk.turns[0] if run is not None else None
-        for posted in self._posted:
-            assert posted.at is not None
-            if not posted.part.over and (cursor is None or posted.at[0] is cursor):
-                return Awaited(posted.call, posted.entry, posted)
-        if run is not None and cursor is not None and cursor.next is not None:
-            return Awaited(run.call, self._plan.entries[cursor.next.entry])
-        return None
-
-    def _advance(self, now: float) -> float | None:
-        run = self._current()
-        if run is not None:
-            arrived = [posted for posted in self._posted if posted.part.is_ready(now)]
-            if arrived:
-                return sum(self._arrive(run, posted, now) for posted in arrived)
-            found = run.walk.choose(lambda o: self._is_read(o.step.writes, now))
-            if found is not None:
-                act = self._post if found[1].step.communicates else self._do
-                return act(run, *found, now)
-        return self._retire(now)
-
-    def _current(self) -> _SimulatedStepRun | None:
-        """The oldest step with work left to do here."""
-        return next((run for run in self._runs if run.walk.turns), None)
-
-    def _arrive(self, run: _SimulatedStepRun, posted: SimulatedTransfer, now: float) -> float:
-        busy = self._take(posted, now)
-        if posted.part.over:
-            assert posted.at is not None
-            self._finish(run, posted.outputs, posted.at[1])
-            run.walk.arrive(*posted.at)
-            self._posted = [p for p in self._posted if not self._has_left(p, now + busy)]
-        return busy
-
-    def _post(
-        self, run: _SimulatedStepRun, cursor: Cursor, occurrence: Occurrence, now: float
-    ) -> float:
-        entry, step = self._plan.entries[occurrence.entry], occurrence.step
-        number = run.call * (self._plan.microbatches + 1) + occurrence.space
-        reads, writes = self._reads(run, occurrence), self._writes(run, occurrence)
-        posted, busy = self._start((run.call, number), entry, step, (reads, writes), now)
-        posted.at = cursor, occurrence
-        self._posted.append(posted)
-        run.walk.begin(cursor)
-        return busy
-
-    def _do(
-        self, run: _SimulatedStepRun, cursor: Cursor, occurrence: Occurrence, now: float
-    ) -> float:
-        entry, step = self._plan.entries[occurrence.entry], occurrence.step
-        places = self._reads(run, occurrence), self._writes(run, occurrence)
-        busy = self._compute(run.call, entry, step, places, now, first=occurrence.first)
-        self._finish(run, places[1], occurrence)
-        run.walk.compute(cursor, occurrence)
-        return busy
-
-    def _finish(
-        self, run: _SimulatedStepRun, made: Sequence[Hashable], occurrence: Occurrence
-    ) -> None:
-        """There is what an occurrence makes, and no more what nothing reads after it."""
-        run.places.update(made)
-        for place in self._places(run, occurrence.drops):
-            self.ledger.drop(place)
-            run.places.discard(place)
-
-    def _is_read(self, constants: Sequence[str], now: float) -> bool:
-        """Whether communication under way still reads the memory of a constant."""
-        if not constants or not self._posted:
-            return False
-        self._posted = [posted for posted in self._posted if not self._has_left(posted, now)]
-        found = {id(self.ledger.storage(("constant", name))) for name in constants}
-        return any(id(posted.storage) in found for posted in self._posted)
-
-    def _retire(self, now: float) -> float | None:
-        """Finish the oldest step if all its turns are done and all it sends has left."""
-        if not self._runs or self._runs[0].walk.turns:
-            return None
-        self._posted = [posted for posted in self._posted if not self._has_left(posted, now)]
-        run = self._runs[0]
-        if any(posted.call == run.call for posted in self._posted):
-            return None
-        for place in run.places:
-            self.ledger.drop(place)
-        self._runs.popleft()
-        self._world.finish(self.name, run.call, now)
-        return 0.0
-
-    # --- where tensors are ------------------------------------------------------------------
-
-    def _places(self, run: _SimulatedStepRun, places: Sequence[Place]) -> tuple[Hashable, ...]:
-        last = self._plan.microbatches + 1
-        return tuple(
-            ("constant", name) if space == last else (run.call, space, name)
-            for space, name in places
-        )
-
-    def _reads(self, run: _SimulatedStepRun, occurrence: Occurrence) -> tuple[Hashable, ...]:
-        return self._places(run, occurrence.reads)
-
-    def _writes(self, run: _SimulatedStepRun, occurrence: Occurrence) -> tuple[Hashable, ...]:
-        return self._places(run, [(occurrence.space, name) for name in occurrence.step.outputs])
+        return cast("Run", run)

@@ -17,7 +17,7 @@ from torch import Tensor
 from shardwright.clusters import DeviceModel
 from shardwright.costs.cost import Costs
 from shardwright.costs.tasks import TaskTimes
-from shardwright.engine.overwriting import Overwriting
+from shardwright.engine.replacement import MemoryUse
 from shardwright.ir import IRGraph, IRValue, compile_graph
 from shardwright.ir.tensor_meta import contiguous_strides, torch_dtype
 from shardwright.pipeline.graphs import TaskGraphs
@@ -136,9 +136,6 @@ class _StorageCounter(TorchDispatchMode):
         self._now -= nbytes
 
 
-# --------------------------------------------------------------------------------------------------
-
-
 PASSES = {"zero": 1, "copy": 2, "stack": 2}
 """How often work that stands in no file moves the bytes of its tensors."""
 MOST_FOOTPRINTS = 2000
@@ -171,7 +168,7 @@ class TaskWork:
         """Seconds of work that stands in no file, on tensors of so many bytes."""
         return PASSES[does] * nbytes / self.device.bandwidth
 
-    def footprint(self, task: str, memory: Overwriting, *, first: bool) -> Footprint:
+    def footprint(self, task: str, memory: MemoryUse, *, first: bool) -> Footprint:
         """What one run needs; measured bytes beside the outputs go before those that are seen."""
         spec = self.document.supertasks[task]
         if self.is_lowered(task):
@@ -208,7 +205,7 @@ class TaskWork:
         times = self.costs
         return max(map(times.temporary_bytes, lowered)) + sum(map(times.kept_bytes, lowered))
 
-    def _lowered(self, spec: SuperTask, memory: Overwriting) -> Footprint:
+    def _lowered(self, spec: SuperTask, memory: MemoryUse) -> Footprint:
         """All that is not made in an input's memory has its own."""
         homes = [
             OutputMemory(spec.inputs.index(memory.over[name]))

@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from shardwright.engine.step_generator import InputRows
+from shardwright.engine.generator import InputRows
 from shardwright.training.draws import Draws
 
 

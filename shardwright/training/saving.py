@@ -17,8 +17,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from shardwright.engine.slot import SlotProgram, wholes_of
-from shardwright.engine.slot_steps import constants_of
+from shardwright.engine.program import constants_of
+from shardwright.engine.slot import LoadedSlot, wholes_of
 from shardwright.errors import RunError
 from shardwright.ir.tensor_meta import dtype_name
 from shardwright.pipeline.schema import Document, Placements, StateOrigin
@@ -176,12 +176,12 @@ def _overlap(one: StateOrigin, other: StateOrigin) -> bool:
 # --- on the workers -------------------------------------------------------------------------
 
 
-def meet(slot: SlotProgram, arguments: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def meet(slot: LoadedSlot, arguments: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Do nothing: when this is over on all slots, all have come as far."""
 
 
 def save_slot(
-    slot: SlotProgram, arguments: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    slot: LoadedSlot, arguments: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> list[dict[str, Any]]:
     """Write the constants ``tensors[slot]`` to ``directory``; says where each lies."""
     del tensors
@@ -192,7 +192,7 @@ def save_slot(
 
 
 def load_slot(
-    slot: SlotProgram, arguments: Mapping[str, Any], tensors: Mapping[str, Tensor]
+    slot: LoadedSlot, arguments: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> None:
     """Read all named constants of the slot from ``directory``. Raises WeightError."""
     del tensors
@@ -210,6 +210,6 @@ def as_written(answers: Sequence[Sequence[Mapping[str, Any]]]) -> list[WrittenPi
     return [msgspec.convert(entry, WrittenPiece) for answer in answers for entry in answer]
 
 
-def _piece(slot: SlotProgram, name: str) -> TensorPiece:
+def _piece(slot: LoadedSlot, name: str) -> TensorPiece:
     whole, tensor = slot.wholes[name], slot.constants[name]
     return TensorPiece(whole.name, whole.placements, whole.shape, dtype_name(tensor.dtype))

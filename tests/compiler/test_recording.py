@@ -13,9 +13,9 @@ from shardwright.compiler.cuda_graphs import GraphMemory, Record
 from shardwright.compiler.lowering import lower_graph
 from shardwright.compiler.slots import SharedArena
 from shardwright.compiler.tasks import TaskProgram, plan_task
-from shardwright.engine import compiling
-from shardwright.engine.compiling import compile_tasks
-from shardwright.engine.slot_steps import slot_steps
+from shardwright.engine import tasks as compiling
+from shardwright.engine.program import slot_program
+from shardwright.engine.tasks import compile_tasks
 from shardwright.ir import Builder, IRGraph
 from shardwright.kernels.emitters import emit_graph
 from shardwright.pipeline import Device
@@ -210,7 +210,7 @@ def test_a_pipeline_with_a_slot_on_cuda_trains(kind: str, in_process: bool) -> N
 @needs_gpu
 def test_a_stages_graphs_share_one_pool_and_one_arena() -> None:
     pipeline = sw.lower(linear_step("1f1b", microbatches=4))
-    found = compile_tasks(pipeline, slot_steps(pipeline, "d0").overwriting, torch.device("cuda", 0))
+    found = compile_tasks(pipeline, slot_program(pipeline, "d0").memory, torch.device("cuda", 0))
     programs = [made.program for made in found.values()]
     assert all(isinstance(program, TaskProgram) for program in programs)
     memories = {id(p._recording._record.__self__) for p in programs}  # type: ignore[attr-defined]

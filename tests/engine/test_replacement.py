@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from shardwright.engine.compiling import compile_tasks
-from shardwright.engine.overwriting import Overwriting
-from shardwright.engine.replacement import Replacements, replacements
-from shardwright.engine.slot_steps import slot_steps
+from shardwright.engine.program import is_training, slot_program
+from shardwright.engine.replacement import MemoryUse, Replacements, find_replacements
+from shardwright.engine.tasks import compile_tasks
 from shardwright.pipeline import Microbatches, Pipeline, TensorInfo, Training, check
 from shardwright.pipeline.check_schedule import schedule_info
+from shardwright.pipeline.connections import connect
 from shardwright.runtime.session import Session
 from shardwright.schedules import make_schedule
 from tests.runtime.linear_step import linear_step
@@ -24,8 +24,12 @@ CPU = torch.device("cpu")
 Write = Callable[..., Any]
 
 
-def memory_of(pipeline: Pipeline) -> Mapping[str, Overwriting]:
-    return slot_steps(pipeline, "d0").overwriting
+def changes(pipeline: Pipeline, slot: str) -> Replacements:
+    return find_replacements(connect(pipeline), slot, is_step=is_training(pipeline))
+
+
+def memory_of(pipeline: Pipeline) -> Mapping[str, MemoryUse]:
+    return slot_program(pipeline, "d0").memory
 
 
 def add(b: Any, x: Any, y: Any) -> Any:
@@ -74,11 +78,11 @@ def result(pipeline: Pipeline, steps: int = 2) -> torch.Tensor:
 
 
 def test_a_pipeline_without_training_replaces_nothing_in_steps() -> None:
-    assert replacements(chain(1), "d0") == Replacements()
+    assert changes(chain(1), "d0") == Replacements()
 
 
 def test_what_a_step_overwrites() -> None:
-    found = replacements(linear_step(data=2), "d0")
+    found = changes(linear_step(data=2), "d0")
     assert found.in_place == {
         "W0.0": {"g_new0.0": "g0.0"},
         "U0.0": {"w_new0.0": "w0.0", "m_new0.0": "m0.0"},
@@ -91,7 +95,7 @@ def test_what_is_received_is_copied() -> None:
     pipeline = linear_step()
     assert pipeline.training is not None
     pipeline.training.replaces = {"h1.0@d1": "sum.0"}
-    assert replacements(pipeline, "d1").copied == {("forward", 1): {"h1.0@d1": "sum.0"}}
+    assert changes(pipeline, "d1").copied == {("forward", 1): {"h1.0@d1": "sum.0"}}
 
 
 def test_an_accumulator_that_two_read_is_set_to_zero_before_a_step() -> None:
@@ -103,7 +107,7 @@ def test_an_accumulator_that_two_read_is_set_to_zero_before_a_step() -> None:
         ("update", "U", ["sum"], ["y"], identity),
     ]
     pipeline = one_slot(tasks, {"sum": "acc", "rest": "other"}, "y")
-    found = replacements(pipeline, "d0")
+    found = changes(pipeline, "d0")
     assert (found.assigned, found.zeroed) == ({"other"}, ("acc",))
     assert result(pipeline).tolist() == [[4, 6], [8, 10]]
 
@@ -115,7 +119,7 @@ def test_old_contents_that_are_read_later_in_the_turn_stay_until_its_end() -> No
         ("update", "U", ["sum"], ["y"], identity),
     ]
     pipeline = one_slot(tasks, {"sum": "acc", "rest": "other"}, "y")
-    found = replacements(pipeline, "d0")
+    found = changes(pipeline, "d0")
     assert found.in_place == {"F.1": {"rest": "other"}}
     assert found.copied == {("forward", 0): {"sum": "acc"}}
     assert result(pipeline).tolist() == [[4, 6], [8, 10]]
@@ -128,7 +132,7 @@ def test_an_accumulator_goes_through_two_supertasks() -> None:
         ("update", "U", ["sum"], ["y"], identity),
     ]
     pipeline = one_slot(tasks, {"sum": "acc"}, "y")
-    found = replacements(pipeline, "d0")
+    found = changes(pipeline, "d0")
     assert found.in_place == {"B.0": {"partly": "acc"}, "B.1": {"sum": "partly"}}
     assert found.copied == {("backward", 0): {"sum": "acc"}}, "in case it is not there"
     assert found.assigned == {"acc"}
@@ -162,7 +166,7 @@ def test_accumulators_alike_that_go_through_the_same_supertasks_have_a_place_eac
     pipeline = one_slot(tasks, {"first": "acc", "second": "other"}, "y")
     x = torch.arange(8.0).reshape(2, 2, 2)
     expected = ((x + x * x) - (x * x + x)).sum(0)
-    found = replacements(pipeline, "d0")
+    found = changes(pipeline, "d0")
     assert found.in_place == {}
     assert set(found.zeroed) == {"acc", "other"}
     for steps in (1, 2, 3):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardwright.engine.replacement import Microbatching
-from shardwright.engine.step_generator import InputRows, StepGenerator
+from shardwright.engine.generator import Generator, InputRows
+from shardwright.engine.program import Microbatching
 from shardwright.errors import InputError
 from tests.runtime.linear_step import ROWS, WIDTH, linear_step
 from tests.runtime.sketch import chain
@@ -16,7 +16,7 @@ TARGET = -X
 
 
 def test_each_slot_gets_its_rows_of_each_microbatch() -> None:
-    generator = StepGenerator(linear_step("gpipe", microbatches=2, data=2))
+    generator = Generator(linear_step("gpipe", microbatches=2, data=2))
     cut = generator.cut((X, TARGET), {"lr": 0.5})
     assert list(cut) == ["d0", "d1", "d2", "d3"]
     assert torch.equal(cut["d1"]["x.1"], torch.stack([X[2:4], X[6:8]]))
@@ -26,7 +26,7 @@ def test_each_slot_gets_its_rows_of_each_microbatch() -> None:
 
 
 def test_outputs_come_together() -> None:
-    generator = StepGenerator(linear_step("gpipe", microbatches=2, data=2))
+    generator = Generator(linear_step("gpipe", microbatches=2, data=2))
     outputs = {"h2.0": torch.stack([X[0:2], X[4:6]]), "h2.1": torch.stack([X[2:4], X[6:8]])}
     found = generator.join({"loss": torch.tensor(3.0).double(), **outputs})
     assert {name: tensor.tolist() for name, tensor in found.items()} == {
@@ -41,7 +41,7 @@ def test_an_output_of_one_microbatch_need_not_be_cut() -> None:
     assert pipeline.training.microbatches is not None
     del pipeline.training.microbatches.dim["y"]
     assert Microbatching.of(pipeline).outputs == {"h2.0": None}
-    found = StepGenerator(pipeline).join({"loss": torch.zeros(()).double(), "h2.0": X[None]})
+    found = Generator(pipeline).join({"loss": torch.zeros(()).double(), "h2.0": X[None]})
     assert torch.equal(found["y"], X)
 
 
@@ -59,7 +59,7 @@ def test_a_model_is_not_cut() -> None:
 )
 def test_the_rows_that_a_slot_reads(slot: str, x: tuple, target: tuple) -> None:
     pipeline = linear_step("gpipe", microbatches=2, data=2)
-    generator = StepGenerator(pipeline, slot)
+    generator = Generator(pipeline, slot)
     rows = generator.own_rows(slot)
     assert rows == {"x": InputRows(0, x), "target": InputRows(0, target)}
     own = [
@@ -74,5 +74,5 @@ def test_the_rows_that_a_slot_reads(slot: str, x: tuple, target: tuple) -> None:
 
 
 def test_rows_that_touch_are_one_range() -> None:
-    generator = StepGenerator(linear_step(microbatches=4))
+    generator = Generator(linear_step(microbatches=4))
     assert generator.own_rows("d0")["x"] == InputRows(0, ((0, ROWS),))

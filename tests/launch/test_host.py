@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.engine.slot import SlotProgram
-from shardwright.engine.worker import Finished, Worker
+from shardwright.engine.slot import LoadedSlot
+from shardwright.engine.slot_engine import Finished, SlotEngine
 from shardwright.launch.host import Answer, Call, Host, Load, Reply, Request
-from tests.engine.test_call_worker import Hands, X, worker_of
+from tests.engine.test_slot_engine import Hands, X, worker_of
 from tests.runtime.sketch import chain
 
 READ = "shardwright.runtime.contents:read"
@@ -33,7 +33,7 @@ def waiting_host() -> tuple[Host, Hands, Hands]:
     host = Host(worker)
     other: list[Hands] = []
 
-    def make(slot: SlotProgram) -> Worker:
+    def make(slot: LoadedSlot) -> SlotEngine:
         second, its_hands = worker_of(chain(2), "d1")
         assert slot is worker.slot
         other.append(its_hands)
@@ -95,7 +95,7 @@ def test_a_request_waits_too_and_fails_alone() -> None:
 def test_a_function_may_return_plain_data(monkeypatch: Any) -> None:
     from shardwright.runtime import contents
 
-    def count(slot: SlotProgram, arguments: Any, tensors: Mapping[str, Tensor]) -> int:
+    def count(slot: LoadedSlot, arguments: Any, tensors: Mapping[str, Tensor]) -> int:
         return len(slot.constants) + arguments
 
     monkeypatch.setattr(contents, "count", count, raising=False)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from shardwright.errors import RunError, WorkerError
 from shardwright.pipeline import Pipeline
 from shardwright.runtime import Runner
-from tests.engine.test_call_worker import counting
+from tests.engine.test_slot_engine import counting
 from tests.runtime import operators
 from tests.runtime.sketch import (
     Sketch,

@@ -26,7 +26,7 @@ from shardwright.launch import forking, launch
 from shardwright.launch.processes import Processes
 from shardwright.pipeline import Pipeline
 from shardwright.runtime import Runner, run, verify
-from tests.engine.test_call_worker import counting
+from tests.engine.test_slot_engine import counting
 from tests.runtime import operators, own_workers
 from tests.runtime.drivers import run_at_once
 from tests.runtime.sketch import (

@@ -6,12 +6,12 @@ import time
 import pytest
 import torch
 
-from shardwright.engine.worker import Finished
+from shardwright.engine.slot_engine import Finished
 from shardwright.errors import WorkerError
 from shardwright.launch.host import Call, Host
 from shardwright.launch.inbox import End, Inbox
 from shardwright.launch.serve import serve
-from tests.engine.test_call_worker import X, worker_of
+from tests.engine.test_slot_engine import X, worker_of
 from tests.runtime.sketch import chain
 
 

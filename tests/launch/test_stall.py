@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import time
 
-from shardwright.engine.agenda import Entry
 from shardwright.engine.board import Line, State
+from shardwright.engine.program import Entry
 from shardwright.errors import WorkerError
 from shardwright.launch.stall import describe_place, describe_stall
 from tests.runtime.sketch import chain

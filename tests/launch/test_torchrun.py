@@ -78,7 +78,7 @@ import sys, torch
 from shardwright.errors import InputError
 from shardwright.runtime import Runner, run
 from tests.runtime.sketch import chain, chain_result, every_collective, every_collective_result
-from tests.engine.test_call_worker import counting
+from tests.engine.test_slot_engine import counting
 
 x = torch.ones(5, 5)
 found = run(every_collective(2), x)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from shardwright.engine.slot import make_slot
-from shardwright.engine.slot_steps import constants_of
+from shardwright.engine.program import constants_of
+from shardwright.engine.slot import compile_slot
 from shardwright.errors import WeightError
 from shardwright.pipeline import Pipeline, StateOrigin, TensorInfo
 from shardwright.runtime.contents import READ, WRITE, Contents, write
@@ -64,7 +64,7 @@ def test_wholes_are_cut_for_all_who_have_a_part() -> None:
 
 def test_contents_are_written_where_they_are() -> None:
     pipeline = halves()
-    slot = make_slot(pipeline, "d0", pipeline.weights.load(constants_of(pipeline, "d0")))
+    slot = compile_slot(pipeline, "d0", pipeline.weights.load(constants_of(pipeline, "d0")))
     before = slot.constants["a"]
     write(slot, None, {"a": torch.zeros(2, 3)})
     assert slot.constants["a"] is before

@@ -78,7 +78,7 @@ def test_how_far_ahead_changes_nothing(kind: str, lookahead: int) -> None:
 def test_how_far_ahead_a_worker_goes(ranks: int, ahead: int) -> None:
     with Session(linear_step(ranks=ranks, data=2), in_process=True) as session:
         for host in session._backend._hosts:  # type: ignore[attr-defined]
-            assert host.active._lookahead == ahead
+            assert host.active.program.lookahead == ahead
 
 
 @pytest.mark.parametrize(("ranks", "data"), [(1, 2), (2, 2), (1, 4)])

@@ -7,8 +7,8 @@ import pytest
 from shardwright.clusters.device import CPU_CORE
 from shardwright.costs.cost import Analytic, Costs
 from shardwright.costs.tasks import TaskTime, TaskTimes
-from shardwright.engine.overwriting import Overwriting
-from shardwright.engine.slot_steps import slot_steps
+from shardwright.engine.program import slot_program
+from shardwright.engine.replacement import MemoryUse
 from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.simulation.task_work import TaskWork
 from tests.runtime.linear_step import WIDTH, linear_step
@@ -33,16 +33,16 @@ def test_node_by_node_where_nothing_was_measured() -> None:
 def test_as_measured() -> None:
     found = work(TaskTimes({"F0.0": TaskTime(1.5, 10_000)}))
     assert found.seconds("F0.0") == 1.5
-    kept = found.footprint("F0.0", Overwriting(), first=False)
+    kept = found.footprint("F0.0", MemoryUse(), first=False)
     assert kept.most == 10_000 + kept.left
 
 
 def test_an_accumulator_takes_no_memory_of_its_own() -> None:
     found = work(Analytic(CPU_CORE))
-    memory = slot_steps(PIPELINE, "d0").overwriting["W0.0"]
+    memory = slot_program(PIPELINE, "d0").memory["W0.0"]
     assert found.footprint("W0.0", memory, first=False).left == 0
     assert found.footprint("W0.0", memory, first=True).left == 0
-    assert found.footprint("W0.0", Overwriting(), first=False).left == MATRIX
+    assert found.footprint("W0.0", MemoryUse(), first=False).left == MATRIX
 
 
 def test_what_stands_in_no_file_moves_its_bytes() -> None:

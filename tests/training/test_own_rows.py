@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from shardwright.engine.step_generator import InputRows
+from shardwright.engine.generator import InputRows
 from shardwright.training.loading import Loading
 from shardwright.training.own_rows import OwnRows, reads_rows, rows_of
 

@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardwright.engine.slot import SlotProgram, wholes_of
-from shardwright.engine.slot_steps import SlotSteps
+from shardwright.engine.program import slot_program
+from shardwright.engine.slot import LoadedSlot, wholes_of
 from shardwright.errors import RunError
 from shardwright.pipeline.schema import (
     Device,
@@ -19,6 +19,7 @@ from shardwright.pipeline.schema import (
 )
 from shardwright.training.dcp import write_index
 from shardwright.training.saving import as_written, load_slot, owned, save_slot
+from tests.runtime.sketch import chain
 
 WHOLE = (4, 6)
 
@@ -46,13 +47,18 @@ LEFT, RIGHT = ((0, 4), (0, 3)), ((0, 4), (3, 6))
 ALL = ((0, 4), (0, 6))
 
 
-def slot_of(found: Document, name: str, **contents: torch.Tensor) -> SlotProgram:
-    return SlotProgram(
+NO_PROGRAM = slot_program(chain(1), "d0")
+
+
+def slot_of(found: Document, name: str, **contents: torch.Tensor) -> LoadedSlot:
+    return LoadedSlot(
         name=name,
         rank=list(found.devices).index(name),
         device=torch.device("cpu"),
-        plain=SlotSteps(name, (), {}, (), {}, {}),
-        steps=(),
+        program=NO_PROGRAM,
+        tasks={},
+        moves={},
+        memberships={},
         constants=dict(contents),
         wholes=wholes_of(found, contents),
     )

@@ -11,8 +11,8 @@ from shardwright.compiler import lower
 from shardwright.compiler.memory.plan import ARENA
 from shardwright.compiler.slots import SharedArena
 from shardwright.compiler.tasks import TaskProgram
-from shardwright.engine.compiling import compile_tasks, task_plan
-from shardwright.engine.slot_steps import slot_steps
+from shardwright.engine.program import slot_program
+from shardwright.engine.tasks import compile_tasks, task_plan
 from shardwright.ir import Builder, IRValue
 from tests.runtime.linear_step import WIDTH, linear_step
 from tests.runtime.sketch import Sketch, chain, identity
@@ -26,7 +26,7 @@ def test_equal_supertasks_share_a_program() -> None:
     for i in range(3):
         sketch.fx(f"d0.{i}", "d0", [f"y{i - 1}" if i else "x"], [f"y{i}"], identity)
     pipeline = sketch.finish(["y2"])
-    found = compile_tasks(pipeline, slot_steps(pipeline, "d0").overwriting, CPU)
+    found = compile_tasks(pipeline, slot_program(pipeline, "d0").memory, CPU)
     assert found["d0.0"].program is found["d0.1"].program is found["d0.2"].program
     assert found["d0.0"].first is None
     assert compile_tasks(chain(1), {}, CPU) == {}
@@ -34,7 +34,7 @@ def test_equal_supertasks_share_a_program() -> None:
 
 def test_a_step_has_programs_that_overwrite() -> None:
     pipeline = linear_step()
-    found = compile_tasks(pipeline, slot_steps(pipeline, "d0").overwriting, CPU)
+    found = compile_tasks(pipeline, slot_program(pipeline, "d0").memory, CPU)
     first = found["W0.0"].first
     assert first is not None
     acc = torch.full((WIDTH, WIDTH), torch.nan).double()
@@ -47,7 +47,7 @@ def test_a_step_has_programs_that_overwrite() -> None:
 
 def test_lowered_supertasks_overwrite_too() -> None:
     pipeline = lower(linear_step())
-    found = compile_tasks(pipeline, slot_steps(pipeline, "d0").overwriting, CPU)
+    found = compile_tasks(pipeline, slot_program(pipeline, "d0").memory, CPU)
     first = found["W0.0"].first
     assert first is not None
     acc = torch.full((WIDTH, WIDTH), torch.nan).double()
@@ -65,7 +65,7 @@ def test_equal_lowered_supertasks_share_a_plan() -> None:
     for i in range(2):
         sketch.fx(f"d0.{i}", "d0", [f"y{i - 1}" if i else "x"], [f"y{i}"], identity)
     pipeline = lower(sketch.finish(["y1"]))
-    found = compile_tasks(pipeline, slot_steps(pipeline, "d0").overwriting, CPU)
+    found = compile_tasks(pipeline, slot_program(pipeline, "d0").memory, CPU)
     programs = [found[f"d0.{i}"].program for i in range(2)]
     assert all(isinstance(program, TaskProgram) for program in programs)
     assert programs[0] is not programs[1]
@@ -93,7 +93,7 @@ def test_lowered_supertasks_lie_in_one_arena(monkeypatch: pytest.MonkeyPatch) ->
     made: list[int] = []
     new = SharedArena._new
     monkeypatch.setattr(SharedArena, "_new", lambda own, n: made.append(n) or new(own, n))
-    found = compile_tasks(pipeline, slot_steps(pipeline, "d0").overwriting, CPU)
+    found = compile_tasks(pipeline, slot_program(pipeline, "d0").memory, CPU)
     programs = [found[f"d0.{i}"].program for i in range(len(rows))]
     plans = [task_plan(pipeline, f"d0.{i}") for i in range(len(rows))]
     assert len({plan.arena_bytes for plan in plans}) == len(rows)

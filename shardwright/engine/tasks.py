@@ -1,11 +1,8 @@
-"""A slot's compute supertasks as programs.
+"""A slot's compute supertasks as programs, and the programs of what stands in no file.
 
-Comes in: a checked document and the slot's supertasks that compute. Goes out: a `Compiled` for
-each. In a training step programs overwrite the constants that `replacement` says they may.
-
-What always holds: supertasks that share a graph, the shapes they bind and what they overwrite share
-one program; lowered ones share a plan, and all of a slot's one arena, as they run one at a time; on
-a GPU they are recorded, and all of a slot's recordings share one pool.
+Supertasks that share a graph, the shapes they bind and what they overwrite share one program;
+lowered ones share a plan, and all of a slot's one arena, as they run one at a time; on a GPU they
+are recorded, and all of a slot's recordings share one pool.
 """
 
 from __future__ import annotations
@@ -22,8 +19,9 @@ from shardwright.compiler.cuda_graphs import GraphMemory, Record
 from shardwright.compiler.memory.plan import ExecPlan
 from shardwright.compiler.slots import SharedArena
 from shardwright.compiler.tasks import FromZeros, TaskProgram, plan_task
-from shardwright.engine.overwriting import Overwriting
-from shardwright.engine.slot_steps import slot_steps
+from shardwright.engine.instructions import Does
+from shardwright.engine.program import slot_program
+from shardwright.engine.replacement import MemoryUse
 from shardwright.errors import InputError
 from shardwright.ir import IRGraph
 from shardwright.ir.execute import compile_graph
@@ -37,7 +35,7 @@ Run = Callable[[Sequence[Tensor]], list[Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledTask:
     """A supertask's program; ``first`` is that of the first microbatch, where it has another."""
 
     program: Run
@@ -46,12 +44,12 @@ class Compiled:
 
 def compile_tasks(
     document: Document,
-    memory: Mapping[str, Overwriting],
+    memory: Mapping[str, MemoryUse],
     device: torch.device,
     graphs: TaskGraphs | None = None,
     *,
     fixed: bool = False,
-) -> dict[str, Compiled]:
+) -> dict[str, CompiledTask]:
     """Compile supertasks, each with what it does to memory. Raises GraphError, ExecError.
 
     ``fixed`` promises that constants which no program overwrites never change: lowered programs
@@ -73,7 +71,7 @@ def task_plan(document: Document, task: str) -> ExecPlan:
         )
     slot = str(spec.device)
     graphs = TaskGraphs(document)
-    memory = slot_steps(document, slot, graphs).overwriting[task]
+    memory = slot_program(document, slot, graphs=graphs).memory[task]
     device = torch.device("cpu")
     return _Compiler(document, device, graphs, fixed=False).plan(task, memory)
 
@@ -93,20 +91,20 @@ class _Compiler:
         self._arena = SharedArena(device)
         self._record: Record | None = None
 
-    def reserve(self, memory: Mapping[str, Overwriting]) -> None:
+    def reserve(self, memory: Mapping[str, MemoryUse]) -> None:
         """Plan what is lowered, for the arena to be as large as any of it needs from the first."""
         lowered = [task for task in memory if self._document.supertasks[task].kind == "dfg"]
         plans = (self.plan(task, memory[task]) for task in lowered)
         self._arena.reserve(max((plan.arena_bytes for plan in plans), default=0))
 
-    def compile(self, task: str, memory: Overwriting) -> Compiled:
+    def compile(self, task: str, memory: MemoryUse) -> CompiledTask:
         if self._document.supertasks[task].kind == "dfg":
             return self._lowered(task, memory)
         program = self._program(task, memory, frozenset())
         first = self._program(task, memory, memory.zeros) if memory.zeros else None
-        return Compiled(program, first)
+        return CompiledTask(program, first)
 
-    def _program(self, task: str, memory: Overwriting, zeros: frozenset[str]) -> Run:
+    def _program(self, task: str, memory: MemoryUse, zeros: frozenset[str]) -> Run:
         """The program that overwrites what it may; some outputs get memory of their own."""
         spec, over = self._document.supertasks[task], memory.over
         key = (
@@ -133,7 +131,7 @@ class _Compiler:
 
     # --- lowered supertasks -------------------------------------------------------------------
 
-    def _lowered(self, task: str, memory: Overwriting) -> Compiled:
+    def _lowered(self, task: str, memory: MemoryUse) -> CompiledTask:
         """A supertask's program on the slot's arena."""
         promised = self._promised(task, memory)
         self._record = self._record or recorder(self._device)
@@ -147,9 +145,9 @@ class _Compiler:
         )
         inputs = self._document.supertasks[task].inputs
         zeros = [inputs.index(name) for name in memory.zeros]
-        return Compiled(program, FromZeros(program, zeros) if zeros else None)
+        return CompiledTask(program, FromZeros(program, zeros) if zeros else None)
 
-    def plan(self, task: str, memory: Overwriting) -> ExecPlan:
+    def plan(self, task: str, memory: MemoryUse) -> ExecPlan:
         """A lowered supertask's plan; equal supertasks share it."""
         promised = self._promised(task, memory)
         key = self._graphs.key(task), tuple(promised.donated.items()), promised.fixed
@@ -159,7 +157,7 @@ class _Compiler:
             self._plans[key] = plan_task(lowered, promised.donated, promised.fixed)
         return self._plans[key]
 
-    def _promised(self, task: str, memory: Overwriting) -> _Promised:
+    def _promised(self, task: str, memory: MemoryUse) -> _Promised:
         spec, tensors = self._document.supertasks[task], self._document.tensors
         constants = tuple(k for k, name in enumerate(spec.inputs) if tensors[name].is_constant)
         changed = {spec.inputs.index(name) for name in memory.over.values()}
@@ -229,3 +227,44 @@ def _cloning(run: Run, positions: Sequence[int]) -> Run:
         return results
 
     return cloning
+
+
+# --- what stands in no file -----------------------------------------------------------------------
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Which memory a tensor lies in."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def _copy_pairs(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copy each even one to the next; one that lies in memory to be written to is cloned first."""
+    news, olds = tensors[::2], tensors[1::2]
+    written = {storage_of(old) for old in olds}
+    moved = [(new, old) for new, old in zip(news, olds, strict=True) if not _are_one(new, old)]
+    sources = [new.clone() if storage_of(new) in written else new for new, _ in moved]
+    for source, (_, old) in zip(sources, moved, strict=True):
+        old.copy_(source)
+    return []
+
+
+def _are_one(new: Tensor, old: Tensor) -> bool:
+    return new.data_ptr() == old.data_ptr() and new.stride() == old.stride()
+
+
+def _set_to_zero(tensors: Sequence[Tensor]) -> list[Tensor]:
+    for tensor in tensors:
+        tensor.zero_()
+    return []
+
+
+def _stack(tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.stack(list(tensors))]
+
+
+MOVES: Mapping[Does, Run] = {
+    "copy": _copy_pairs,
+    "zero": _set_to_zero,
+    "stack": _stack,
+}
+"""Programs of tasks that stand in no file."""
