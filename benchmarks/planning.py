@@ -35,9 +35,9 @@ from shardwright.clusters import Cluster, Link, Links
 from shardwright.clusters.device import DEVICES
 from shardwright.costs.cost import Analytic
 from shardwright.ir import IRGraph
-from shardwright.planning.forward import forward_view
 from shardwright.planning.splits import best_splits
 from shardwright.planning.step import as_step
+from shardwright.planning.step_graph import forward_view
 
 NVLINK = Links.of(Link(5e-6, 250e9), Link(5e-6, 250e9), 10e-6)
 INFINIBAND = Links.of(Link(10e-6, 20e9), Link(10e-6, 20e9), 20e-6)

@@ -22,7 +22,7 @@ from shardwright.clusters import Cluster
 from shardwright.ir import IRGraph
 from shardwright.planning import Plan, predict
 from shardwright.planning.assemble import step_of
-from shardwright.planning.forward import forward_view
+from shardwright.planning.step_graph import forward_view
 from shardwright.planning.training import with_prepared
 
 HEADINGS = ("cut behind node", "by shapes", "step", "measured", "off", "rank", "measured")

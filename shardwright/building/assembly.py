@@ -29,7 +29,7 @@ from shardwright.pipeline.fxtext import encode, encode_part
 from shardwright.pipeline.proof import restated
 from shardwright.pipeline.rules import MICROBATCH_PHASES
 from shardwright.pipeline.schema import DeviceKind
-from shardwright.planning.batch import batch_rows
+from shardwright.planning.rules import batch_rows
 
 
 @dataclass

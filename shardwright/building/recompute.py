@@ -40,7 +40,7 @@ from shardwright.building.slots import (
 from shardwright.costs.saved import view_bases
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode
-from shardwright.planning.cost import node_work
+from shardwright.planning.pipeline import node_work
 from shardwright.planning.plan import TrainingPlan
 from shardwright.schedules import make_schedule
 from shardwright.schedules.held import HeldMicrobatches, held_at_once, waits_inside

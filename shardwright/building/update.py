@@ -33,10 +33,10 @@ from shardwright.ir import Builder, IRNode, IRValue
 from shardwright.ir.operators import is_marker
 from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.ops.optimizers import OPTIMIZERS, RATE_DTYPES, OptimizerTensors
-from shardwright.planning.mesh import DATA
-from shardwright.planning.parameters import is_elementwise, parameters_of
 from shardwright.planning.plan import Plan
+from shardwright.planning.rules import DATA
 from shardwright.planning.step import PreparedStep
+from shardwright.planning.step_graph import is_elementwise, parameters_of
 from shardwright.sharding import Layout, Partial, Replicate, Shard
 
 

@@ -26,15 +26,15 @@ from shardwright.costs.granularity import BasicBlocks
 from shardwright.errors import CodegenError, ProfileError
 from shardwright.ir import IRGraph
 from shardwright.ir.values import IRValue
-from shardwright.planning.partitions.layers import (
+from shardwright.planning.layer_graph import (
     LayerEdgeWeight,
     LayerGraph,
     LayerNode,
     LayerWeight,
     layer_graph,
 )
-from shardwright.planning.partitions.partitioned import plan_of_partition
-from shardwright.planning.partitions.partitioners import metis_partition
+from shardwright.planning.partition_plan import plan_of_partition
+from shardwright.planning.partitioners import metis_partition
 from shardwright.profiling import profile
 from shardwright.tracing import capture
 

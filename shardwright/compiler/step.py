@@ -19,8 +19,9 @@ from shardwright.ir.dropout import DROPOUT
 from shardwright.ir.graph import is_step, without_collection
 from shardwright.planning import PreparedStep
 from shardwright.planning.assemble import step_of
-from shardwright.planning.mesh import PIPELINE
-from shardwright.planning.training import StepOptions, plan_step
+from shardwright.planning.options import StepOptions
+from shardwright.planning.rules import PIPELINE
+from shardwright.planning.training import plan_step
 from shardwright.tracing import CapturedStep
 from shardwright.tracing.dropout import RNG
 

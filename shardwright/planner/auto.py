@@ -27,13 +27,13 @@ from shardwright.planning.assemble import make_plan
 from shardwright.planning.automatic.candidates import Asked, Found
 from shardwright.planning.automatic.search import PlanSearch
 from shardwright.planning.automatic.spreads import SEVERAL, Spreads
-from shardwright.planning.batch import batch_rows
-from shardwright.planning.explanation import Alternative, Explanation, SplitReason
-from shardwright.planning.mesh import whole_notes
 from shardwright.planning.plan import (
+    Alternative,
     Assignment,
+    Explanation,
     Plan,
     Split,
+    SplitReason,
     Terms,
     TrainingPlan,
     assignments,
@@ -42,6 +42,7 @@ from shardwright.planning.prediction.predict import estimate_plan
 from shardwright.planning.prediction.source import Forward
 from shardwright.planning.prediction.spreading import spread_of_plan
 from shardwright.planning.prediction.timing import order_of
+from shardwright.planning.rules import batch_rows, whole_notes
 from shardwright.planning.step import check_one_backward
 from shardwright.planning.training import measure_work, training_plan
 

@@ -17,17 +17,16 @@ from shardwright.ir.graph import is_step
 from shardwright.planner.auto import AUTO, auto_plan
 from shardwright.planning.assemble import make_plan
 from shardwright.planning.automatic.candidates import Asked
-from shardwright.planning.given import check_count, check_devices, check_graph
-from shardwright.planning.mesh import AXES, PIPELINE, over_mesh
-from shardwright.planning.partitions.partitioned import PlanMachines, plan_by_partition
-from shardwright.planning.partitions.partitioners import PARTITIONERS
+from shardwright.planning.options import StepOptions, check_count, check_devices, check_graph
+from shardwright.planning.partition_plan import PlanMachines, plan_by_partition
+from shardwright.planning.partitioners import PARTITIONERS
 from shardwright.planning.pipeline import pipeline
 from shardwright.planning.plan import Plan, fingerprint_graph
 from shardwright.planning.policy import Policy, by_policy, policy_name
 from shardwright.planning.predicted import SlotMemory
 from shardwright.planning.prediction.predict import predict
-from shardwright.planning.rules import take_apart
-from shardwright.planning.training import StepOptions, plan_step
+from shardwright.planning.rules import AXES, PIPELINE, over_mesh, take_apart
+from shardwright.planning.training import plan_step
 from shardwright.simulation.simulate import simulate
 
 __all__ = ["POLICIES", "plan"]
@@ -58,7 +57,7 @@ def plan(
         bytes that any stage carries is as small as possible. ``data``: the batch is split.
         ``tensor``: layers are split by their dimensions, columns and then rows. ``sequence``: as
         tensor, with what lies between the layers split along the sequence. ``metis``, ``memory``,
-        ``pipedream``: stages, by `planning.partitions.partitioners`.
+        ``pipedream``: stages, by `planning.partitioners`.
         Or a function that decides node by node; `shardwright.planning.policy` says how.
     mesh
         Several of these at once, by the size of each: ``{"pipeline": 2, "tensor": 2}``, in place

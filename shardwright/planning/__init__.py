@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 from shardwright.lazy import import_lazily
 
 if TYPE_CHECKING:
-    from shardwright.planning.beside import plan_beside
-    from shardwright.planning.difference import Difference, difference
-    from shardwright.planning.partitions.partition import Partition
-    from shardwright.planning.partitions.partitioners import (
+    from shardwright.planning.explain import Difference, difference
+    from shardwright.planning.like import plan_beside
+    from shardwright.planning.partition import Partition
+    from shardwright.planning.partitioners import (
         METIS_partition,
         metis_partition,
         partition_by_memory,

@@ -12,8 +12,7 @@ from shardwright.ir.repeats import fingerprint
 from shardwright.ops.bound import Flow
 from shardwright.ops.catalog import dimop_of
 from shardwright.planning.copies import copied
-from shardwright.planning.cost import node_work
-from shardwright.planning.mesh import DATA
+from shardwright.planning.pipeline import node_work
 from shardwright.planning.plan import (
     Assignment,
     Plan,
@@ -23,6 +22,7 @@ from shardwright.planning.plan import (
     input_texts,
     label_of,
 )
+from shardwright.planning.rules import DATA
 from shardwright.planning.step import PreparedStep, as_step
 from shardwright.planning.unfuse import unfuse
 

@@ -7,17 +7,206 @@ lacks is sent to it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from itertools import pairwise
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate, pairwise
 
 from shardwright.clusters import Mesh
+from shardwright.costs.operations import ELEMENTS, FORMULAS, FREE, LOOKUP, TABLE_PASSES, arithmetic
 from shardwright.errors import PlanError
-from shardwright.ir import IRGraph
+from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.repeats import crossing_bytes
 from shardwright.ops.catalog import dimop_of
-from shardwright.planning.balance import SLACK, Loads, cut, measure_loads, smallest_bound
 from shardwright.planning.plan import Assignment, Split
+
+# --- work -----------------------------------------------------------------------------------------
+
+
+WORK_PER_BYTE = 4
+"""Operations a core does in the time in which it moves a byte; a CPU core does 3 to 10."""
+
+
+def node_work(graph: IRGraph, node: IRNode) -> int:
+    """Estimated floating-point operations of a node, memory traffic counted as such."""
+    if node.op in FREE:
+        return 0
+    found = arithmetic(graph, node)
+    if found is not None:
+        return found
+    outputs = [graph.values[value_id].nbytes for value_id in node.outputs]
+    if node.op == LOOKUP:
+        return 2 * WORK_PER_BYTE * outputs[0]
+    return WORK_PER_BYTE * sum((*outputs, *(graph.values[v].nbytes for v in node.inputs)))
+
+
+def training_work(graph: IRGraph, node: IRNode, needing: Collection[int]) -> int:
+    """The same of a node's forward and backward, where the values ``needing`` want gradients.
+
+    A backward takes as much as the forward again for each matrix of a contraction that needs a
+    gradient, and once for what is no contraction, but for what `ELEMENTS` knows better.
+    """
+    wanted = [graph.values[v] for v in node.inputs if v in needing]
+    once = node_work(graph, node)
+    if not wanted:
+        return once
+    if node.op in FORMULAS:
+        return once * (1 + sum(len(value.shape) > 1 for value in wanted))
+    if node.op == LOOKUP:
+        return once + WORK_PER_BYTE * TABLE_PASSES * wanted[0].nbytes
+    if node.op in ELEMENTS:
+        return ELEMENTS[node.op] * graph.values[node.inputs[0]].numel
+    return 2 * once
+
+
+# --- balance --------------------------------------------------------------------------------------
+
+
+SLACK = 1.05
+"""A cut may exceed the smallest largest load by this factor where fewer bytes cross."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loads:
+    """Prefix sums over the nodes of a graph.
+
+    A stored value that several nodes read counts once in a stage, so those values stand apart
+    from the prefix sums, with the positions that read them.
+    """
+
+    work: list[int]
+    single: list[int]
+    shared: list[tuple[int, list[int]]]
+    total_work: int
+    total_bytes: int
+    extra: int = 0
+    """Bytes that every stage holds whatever its nodes are."""
+    fullness: float = 1.0
+    """How much a share of the stored bytes counts against one of the work."""
+
+    def after(self, first: int) -> Loads:
+        """The same without the first nodes."""
+        shared = [(n, [at - first for at in found if at >= first]) for n, found in self.shared]
+        return replace(self, work=self.work[first:], single=self.single[first:], shared=shared)
+
+    def stored_bytes(self, start: int, stop: int) -> int:
+        """Bytes of parameters, buffers and constants that nodes start..stop-1 read."""
+        found = self.single[stop] - self.single[start]
+        for size, positions in self.shared:
+            at = bisect_left(positions, start)
+            found += size if at < len(positions) and positions[at] < stop else 0
+        return found
+
+    def load(self, start: int, stop: int) -> float:
+        """The larger share, of work or of stored bytes, of nodes start..stop-1."""
+        stored = self.stored_bytes(start, stop) + self.extra
+        work = self.work[stop] - self.work[start]
+        return max(work / self.total_work, self.fullness * stored / self.total_bytes)
+
+
+def measure_loads(graph: IRGraph, held: Mapping[int, int] | None = None) -> Loads:
+    """Work and stored bytes of every node of a graph.
+
+    ``held`` says what stands for the bytes of stored values of which that is not their own.
+    """
+    held = held or {}
+    position = {node.id: i for i, node in enumerate(graph.nodes)}
+    work = list(accumulate((node_work(graph, node) for node in graph.nodes), initial=0))
+    single = [0] * len(graph.nodes)
+    shared = []
+    for value in graph.stored():
+        nbytes = held.get(value.id, value.nbytes)
+        if len(value.users) == 1:
+            single[position[value.users[0]]] += nbytes
+        elif value.users:
+            shared.append((nbytes, [position[user] for user in value.users]))
+    prefix = list(accumulate(single, initial=0))
+    total = prefix[-1] + sum(size for size, _ in shared)
+    return Loads(work, prefix, shared, max(work[-1], 1), max(total, 1))
+
+
+def cut(loads: Loads, stages: int, crossing: Sequence[int], slack: float = SLACK) -> list[int]:
+    """Positions 0 = c0 < c1 < … < cN = n: stage k runs the nodes from c(k) to c(k+1)-1.
+
+    ``crossing`` is `crossing_bytes` of the graph; the largest load may exceed the smallest that
+    there can be by the factor ``slack``.
+    """
+    bound = smallest_bound(loads, stages) * slack
+    return _fewest_bytes(loads, stages, crossing, bound)
+
+
+def smallest_bound(loads: Loads, stages: int) -> float:
+    """The smallest possible largest load of any stage."""
+    n = len(loads.work) - 1
+    best = [loads.load(0, stop) for stop in range(n + 1)]
+    for stage in range(1, stages):
+        best = [float("inf")] * stage + [
+            _best_split(loads, best, stage, stop) for stop in range(stage, n + 1)
+        ]
+    return best[n]
+
+
+def _best_split(loads: Loads, best: Sequence[float], stage: int, stop: int) -> float:
+    """min over start of max(best[start], load(start, stop)); one rises with start, one falls."""
+    low, high = stage, stop - 1
+    while low < high:
+        middle = (low + high) // 2
+        if best[middle] >= loads.load(middle, stop):
+            high = middle
+        else:
+            low = middle + 1
+    candidates = (start for start in (low - 1, low) if stage <= start < stop)
+    return min(
+        (max(best[start], loads.load(start, stop)) for start in candidates),
+        default=float("inf"),
+    )
+
+
+def _fewest_bytes(loads: Loads, stages: int, crossing: Sequence[int], bound: float) -> list[int]:
+    """The cut of fewest crossing bytes whose stages all stay within ``bound``."""
+    n = len(loads.work) - 1
+    cost = [0.0 if loads.load(0, stop) <= bound else float("inf") for stop in range(n + 1)]
+    cost[0] = float("inf")
+    choices: list[list[int]] = []
+    for _ in range(1, stages):
+        cost, choice = _extend(cost, crossing, partial(_fits, loads, bound))
+        choices.append(choice)
+    cuts = [n]
+    for choice in reversed(choices):
+        cuts.append(choice[cuts[-1]])
+    return [0, *reversed(cuts)]
+
+
+def _fits(loads: Loads, bound: float, start: int, stop: int) -> bool:
+    return loads.load(start, stop) <= bound
+
+
+def _extend(
+    cost: Sequence[float], crossing: Sequence[int], fits: Callable[[int, int], bool]
+) -> tuple[list[float], list[int]]:
+    """One stage more: for each stop, the cheapest start from which the stage fits.
+
+    The starts that fit are a window that moves right with stop, so a queue with its smallest
+    cost in front answers each stop in constant time.
+    """
+    result, choice = [float("inf")] * len(cost), [0] * len(cost)
+    window: deque[tuple[float, int]] = deque()
+    for stop in range(1, len(cost)):
+        entering = cost[stop - 1] + crossing[stop - 1]
+        while window and window[-1][0] > entering:
+            window.pop()
+        window.append((entering, stop - 1))
+        while window and not fits(window[0][1], stop):
+            window.popleft()
+        if window:
+            result[stop], choice[stop] = window[0]
+    return result, choice
+
+
+# --- the policy -----------------------------------------------------------------------------------
+
 
 TABLE_SHARE = 0.1
 """A lookup table is worth cutting from this share of all stored bytes on."""
@@ -102,9 +291,6 @@ def _without_tables(graph: IRGraph, loads: Loads, tables: Sequence[int], devices
 # does nothing but hand out rows. Left whole, the slot that has it is full before it has work to do.
 # Cut by columns, each slot holds a part and looks up its columns of every row; the parts are joined
 # where the table's rows are wanted. The result is the same to the last bit.
-
-
-LOOKUP = "aten.embedding.default"
 
 
 def find_tables(graph: IRGraph, parts: int, at_least: float) -> list[int]:

@@ -13,28 +13,137 @@ graph after that.
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
 
 import msgspec
 
-from shardwright.atomic import read_whole, replacing
 from shardwright.clusters import Cluster, Mesh
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.dropout import DROPOUT
 from shardwright.ir.repeats import fingerprint
 from shardwright.ir.tensor_meta import count_text
-from shardwright.planning.copies import Copy
-from shardwright.planning.explanation import Explanation
-from shardwright.planning.predicted import Prediction
+from shardwright.planning.plan_file import read_plan, write_plan
+from shardwright.planning.predicted import ITEMS, Prediction
 from shardwright.schedules import make_schedule, simulate
 from shardwright.sharding.strategy import Split as Split
 from shardwright.sharding.strategy import Terms as Terms
+
+# --- explanation ----------------------------------------------------------------------------------
+
+
+class Alternative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A plan that was looked at: seconds for a captured batch, the most bytes of a slot, and why
+    it is not chosen."""
+
+    plan: str
+    seconds: float
+    memory: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.plan}: {1e3 * self.seconds:.3f} ms, {self.memory / 1e6:.2f} MB: {self.why}"
+
+
+class SplitReason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Equal nodes that are split alike: how many, the first's place, how, and why."""
+
+    count: int
+    operator: str
+    scope: str
+    split: str
+    reason: str
+
+    def __str__(self) -> str:
+        where = f" in {self.scope}" if self.scope else ""
+        return f"{self.count} × {self.operator}{where}: {self.split}: {self.reason}"
+
+
+class Explanation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was chosen, and against what.
+
+    rows
+        Of the captured batch; 0 where it has none.
+    simulated
+        Seconds of the built plan for a captured batch; 0 where others are not close to it.
+    refused
+        Meshes that cannot be, with the reason.
+    whole
+        Operators that every slot of a stage does in full for want of an annotation.
+    """
+
+    plan: str
+    rows: int
+    others: tuple[Alternative, ...] = ()
+    refused: tuple[str, ...] = ()
+    splits: tuple[SplitReason, ...] = ()
+    whole: tuple[str, ...] = ()
+    simulated: float = 0.0
+
+    def text(self, prediction: Prediction) -> str:
+        """All of it, with what the plan is predicted to take."""
+        return "\n".join(self._lines(prediction))
+
+    def items(self) -> Iterator[str]:
+        """What is said beside the prediction, a text each."""
+        yield f"chosen: {self.plan}, {self.rows} rows a captured batch"
+        yield from (f"other: {other}" for other in self.others)
+        yield from (f"not possible: {reason}" for reason in self.refused)
+        yield from (f"split: {split}" for split in self.splits)
+        yield from (f"whole for want of an annotation: {operator}" for operator in self.whole)
+
+    def _lines(self, prediction: Prediction) -> Iterator[str]:
+        yield f"chosen: {self.plan}"
+        yield f"  {prediction.summary()}"
+        yield f"  {_batch(prediction.per_microbatch, self.rows)}; plans are compared by this"
+        if self.simulated:
+            yield f"  built and simulated it takes {1e3 * self.simulated:.3f} ms a captured batch"
+        yield "others:"
+        for other in self.others:
+            seconds = _compared(other.seconds, prediction.per_microbatch)
+            yield (f"  {other.plan}: {seconds}, {other.memory / 1e6:.2f} MB: {other.why}")
+        if not self.others:
+            yield "  none is possible"
+        yield from (f"  not possible: {reason}" for reason in self.refused)
+        yield "splits:"
+        for found in self.splits:
+            yield f"  {found}"
+        if not self.splits:
+            yield "  a stage is one slot, which does its nodes whole"
+        if self.whole:
+            yield f"whole for want of an annotation: {', '.join(self.whole)}"
+        yield "memory of the slots, in MB:"
+        yield from _memory(prediction)
+
+
+def _batch(seconds: float, rows: int) -> str:
+    """What a captured batch takes, and a row of it."""
+    text = f"{1e3 * seconds:.3f} ms a captured batch"
+    return f"{text} of {rows} rows, {1e3 * seconds / rows:.3f} ms a row" if rows else text
+
+
+def _compared(seconds: float, best: float) -> str:
+    """What a captured batch takes, and how much more that is; nothing has no share of nothing."""
+    text = f"{1e3 * seconds:.3f} ms a captured batch"
+    return f"{text} ({100 * (seconds / best - 1):+.1f}%)" if best else text
+
+
+def _memory(prediction: Prediction) -> Iterator[str]:
+    """A line for neighbours that hold the same."""
+    names = ("total", *ITEMS)
+    alike: dict[tuple[int, ...], list[str]] = {}
+    for slot in prediction.slots:
+        held = tuple(getattr(slot.memory, name) for name in names)
+        alike.setdefault(held, []).append(slot.device)
+    for held, devices in alike.items():
+        items = (f"{name} {size / 1e6:.2f}" for name, size in zip(names, held, strict=True))
+        shown = devices if len(devices) <= 4 else [devices[0], "…", devices[-1]]
+        yield f"  {' '.join(shown)}: {', '.join(items)}"
+
+
+# --- plan -----------------------------------------------------------------------------------------
 
 
 class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,6 +161,13 @@ class Assignment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def on(cls, device: str) -> Assignment:
         """All of the node on one slot."""
         return cls(Mesh((), (), (device,)))
+
+
+class Copy(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=True):
+    """A node that another stage does again for itself: its position, and that stage."""
+
+    node: int
+    stage: int
 
 
 class SlotLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -303,85 +419,3 @@ def check_belongs(plan: Plan, graph: IRGraph) -> None:
         if plan.training is not None and plan.training.microbatches > 1:
             message += f", of one microbatch; the plan has {plan.training.microbatches}"
     raise PlanError(f"{message}; plan again for this graph")
-
-
-# --- files ----------------------------------------------------------------------------------------
-#
-# What is read equals what was written; a file is there whole or not at all; what cannot be read is
-# one PlanError that names the file, the place and what to do.
-
-
-PLAN_VERSION = 1
-"""Of the format; a file of a later version is refused."""
-
-MAKE = "make one with Plan.save or shardwright plan -o"
-
-P = TypeVar("P", bound=msgspec.Struct)
-
-
-def write_plan(path: Path, plan: msgspec.Struct) -> None:
-    """Write a plan. Raises PlanError where it holds what JSON cannot, WriteError."""
-    fields: dict[str, Any] = {"version": PLAN_VERSION, **msgspec.to_builtins(plan)}
-    _check_numbers(fields, "the plan")
-    lines = (f"{json.dumps(name)}: {_text(value)}" for name, value in fields.items())
-    with replacing(path) as temporary:
-        temporary.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-
-
-def read_plan(path: Path, kind: type[P]) -> P:
-    """The plan in a file. Raises PlanError."""
-    fields = _fields(path)
-    _check_version(path, fields.pop("version", None))
-    try:
-        return msgspec.convert(fields, kind)
-    except msgspec.ValidationError as error:
-        what, _, place = str(error).partition(" - at `$")
-        where = f" at {place.rstrip('`').removeprefix('.')}" if place else ""
-        raise PlanError(f"{path}{where}: {what}; plan again, or mend the file") from None
-    except PlanError as error:
-        raise PlanError(f"{path}: {error}; plan again, or mend the file") from None
-
-
-def _fields(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(read_whole(path))
-    except OSError as error:
-        raise PlanError(f"no plan can be read from {path}: {error.strerror or error}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise PlanError(f"{path} is no plan, or was cut short: {error}; {MAKE}") from None
-    if isinstance(found, dict) and "supertasks" in found and "assignments" not in found:
-        raise PlanError(f"{path} is a pipeline file, no plan: it is run, not planned with; {MAKE}")
-    if not isinstance(found, dict):
-        raise PlanError(f"{path} is no plan: it holds a {type(found).__name__}, not an object")
-    return found
-
-
-def _check_version(path: Path, version: Any) -> None:
-    if type(version) is int and version > PLAN_VERSION:
-        raise PlanError(
-            f"{path} is a plan of version {version}, this shardwright reads {PLAN_VERSION}; "
-            "upgrade shardwright, or plan again"
-        )
-    if type(version) is not int or version < 1:
-        raise PlanError(
-            f"{path} is no plan: its version is {version!r}, expected {PLAN_VERSION}; {MAKE}"
-        )
-
-
-def _text(value: Any) -> str:
-    """JSON, with a line for each object of a list."""
-    if isinstance(value, list | tuple) and value and isinstance(value[0], dict):
-        return "[\n" + ",\n".join(map(json.dumps, value)) + "\n]"
-    return json.dumps(value)
-
-
-def _check_numbers(value: Any, place: str) -> None:
-    """Raise PlanError at a float that JSON has no number for."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise PlanError(f"{place} holds {value!r}, which a file cannot: it must be a finite number")
-    if isinstance(value, dict):
-        for name, item in value.items():
-            _check_numbers(item, f"{place}.{name}")
-    elif isinstance(value, list | tuple):
-        for i, item in enumerate(value):
-            _check_numbers(item, f"{place}[{i}]")

@@ -18,13 +18,17 @@ where that takes a good part of the stored bytes off every slot.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Protocol
 
+from shardwright.clusters import Mesh
+from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ops.bound import BoundDimop, Carry
-from shardwright.planning.batch import follow_batch
+from shardwright.ops.catalog import dimop_of
 from shardwright.planning.follow import (
     Annotations,
     Seed,
@@ -33,9 +37,61 @@ from shardwright.planning.follow import (
     follow,
     identifier_at,
 )
-from shardwright.planning.forward import forward_view
 from shardwright.planning.fusions import Fusion, find_fusions
+from shardwright.planning.pipeline import measure_loads, stage_bounds
+from shardwright.planning.plan import Assignment, Split, Terms
+from shardwright.planning.step_graph import forward_view
 from shardwright.planning.unfuse import unfuse
+from shardwright.tracing.dropout import RNG
+
+# --- the batch ------------------------------------------------------------------------------------
+
+
+def batch_dims(graph: IRGraph) -> dict[int, int]:
+    """The batch's dimension of each input that has one, by value id."""
+    draws = {v for v in graph.inputs if graph.values[v].name == RNG}
+    said = {v: batched for v in graph.inputs if (batched := graph.values[v].batched) is not None}
+    if said:
+        return {v: 0 for v in graph.inputs if v in draws or said.get(v, False)}
+    shapes = {v: graph.values[v].shape for v in graph.inputs if v not in draws}
+    counts = Counter(shape[0] for shape in shapes.values() if shape)
+    batch = max(counts, key=lambda size: (counts[size], size), default=None)
+    return {v: 0 for v in graph.inputs if v in draws or shapes[v][:1] == (batch,)}
+
+
+def batch_rows(graph: IRGraph) -> int:
+    """How many rows the batch has; 0 where no input has one."""
+    return max((graph.values[v].shape[dim] for v, dim in batch_dims(graph).items()), default=0)
+
+
+def follow_batch(
+    graph: IRGraph, size: int, annotations: Annotations | None = None
+) -> SplitPropagation:
+    """The graph split by batch along an axis of ``size`` slots."""
+    batched = batch_dims(graph)
+
+    def seed(following: SplitPropagation, node: IRNode, bound: BoundDimop) -> str | None:
+        for i, value_id in enumerate(node.inputs):
+            if value_id in batched:
+                identifier = identifier_at(bound, i, batched[value_id])
+                if identifier is not None and following.fits(node, bound, identifier):
+                    return identifier
+        return None
+
+    return follow(graph, size, seeds=[seed], annotations=annotations)
+
+
+def batched_outputs(graph: IRGraph) -> dict[int, int]:
+    """The batch's dimension of each output that a graph's forward makes, by value id."""
+    if not any(graph.values[v].shape for v in graph.outputs):
+        return {}
+    following = follow_batch(forward_view(graph), 1)
+    states = {v: following.state(v) for v in graph.outputs}
+    return {v: state.dim for v, state in states.items() if isinstance(state, Sharded)}
+
+
+# --- tensor, sequence -----------------------------------------------------------------------------
+
 
 LARGE_TABLE = 4
 """A lookup is split by vocabulary where its table has this many times the bytes of its result,"""
@@ -299,3 +355,100 @@ def _along_sequence(following: SplitPropagation, node: IRNode, bound: BoundDimop
                 if identifier is not None and following.fits(node, bound, identifier):
                     return identifier
     return None
+
+
+# --- all axes of a mesh ---------------------------------------------------------------------------
+
+
+PIPELINE, DATA = "pipeline", "data"
+AXES = (PIPELINE, *SPLITTERS)
+_SPLIT_BY = {
+    DATA: ("the batch, the first dimension of inputs", "use fewer slots, or a larger batch"),
+    "tensor": (
+        "products with weights, and lookups, by columns, rows, heads and vocabulary",
+        "use fewer slots, or another axis",
+    ),
+    "sequence": (
+        "products with weights, and the sequence between them",
+        "use fewer slots, or another axis",
+    ),
+}
+"""What an axis splits, and what to do where a graph has none that is long enough."""
+
+
+def over_mesh(
+    graph: IRGraph, axes: Mapping[str, int], devices: Sequence[str]
+) -> tuple[list[Assignment], list[str]]:
+    """The assignment of each node to slots of a mesh with these axes, and notes.
+
+    Raises PlanError where an axis is unknown or there are more stages than nodes.
+    """
+    splits, notes = split_nodes(graph, axes)
+    whole = Mesh.of(axes, devices)
+    stages = whole.along(whole.axis(PIPELINE)) if PIPELINE in axes else (whole,)
+    bounds = stage_bounds(graph, measure_loads(graph), len(stages))
+    assigned = [
+        Assignment(mesh, splits[i])
+        for mesh, (start, stop) in zip(stages, pairwise(bounds), strict=True)
+        for i in range(start, stop)
+    ]
+    return assigned, notes
+
+
+def split_nodes(
+    graph: IRGraph, axes: Mapping[str, int]
+) -> tuple[list[tuple[Split | Terms | None, ...]], list[str]]:
+    """What each axis but ``pipeline`` splits of each node, and notes. Raises PlanError."""
+    if unknown := [axis for axis in axes if axis not in AXES]:
+        raise PlanError(f"unknown mesh axis {unknown[0]!r}; known are {', '.join(AXES)}")
+    inner = [axis for axis in axes if axis != PIPELINE]
+    found = [_split(graph, axis, axes[axis]) for axis in inner]
+    sizes = [axes[axis] for axis in inner]
+    splits = [
+        compatible(graph, node, sizes, [column[i] for column in found])
+        for i, node in enumerate(graph.nodes)
+    ]
+    return splits, whole_notes(graph, splits)
+
+
+def _split(graph: IRGraph, axis: str, size: int) -> list[Split | Terms | None]:
+    """The split of each node along an axis. Raises PlanError where there is none at all."""
+    splits = SPLITTERS[axis](graph, size).splits()
+    if size > 1 and not any(splits):
+        parts, advice = _SPLIT_BY[axis]
+        raise PlanError(
+            f"nothing in the graph {graph.name!r} can be split in {size} along the mesh axis "
+            f"{axis!r}, which splits {parts}: there is nothing of the kind, or it is too short or "
+            f"read by what cannot take a part; {advice}"
+        )
+    return splits
+
+
+def compatible(
+    graph: IRGraph, node: IRNode, sizes: Sequence[int], splits: Sequence[Split | Terms | None]
+) -> tuple[Split | Terms | None, ...]:
+    """The splits of all axes, without those that would leave a slot without a unit."""
+    parts: dict[str, int] = {}
+    kept: list[Split | Terms | None] = []
+    for split, size in zip(splits, sizes, strict=True):
+        if isinstance(split, Split) and split.identifier in parts:
+            bound = dimop_of(graph, node)
+            assert bound is not None
+            fine = bound.length(split.identifier) % (parts[split.identifier] * size * split.unit)
+            split = None if fine else split
+        if isinstance(split, Split):
+            parts[split.identifier] = parts.get(split.identifier, 1) * size
+        kept.append(split)
+    return tuple(kept)
+
+
+def whole_notes(graph: IRGraph, splits: Sequence[tuple[Split | Terms | None, ...]]) -> list[str]:
+    """Which operators every slot computes for want of an annotation."""
+    whole = {
+        node.op
+        for node, found in zip(graph.nodes, splits, strict=True)
+        if found and not any(found) and dimop_of(graph, node) is None
+    }
+    if not whole:
+        return []
+    return [f"without an annotation, so done whole by every slot: {', '.join(sorted(whole))}"]

@@ -19,22 +19,19 @@ What always holds: the same graph and numbers give the same `PreparedStep`, ids 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from shardwright.errors import PlanError
-from shardwright.ir import Builder, IRGraph, IRNode
+from shardwright.ir import Builder, IRGraph, IRNode, IRValue
 from shardwright.ir.graph import forward_nodes
-from shardwright.planning.batch import batch_dims, batch_rows, batched_outputs
-from shardwright.planning.counts import Counts, is_mean_over_labels
-from shardwright.planning.forward import forward_view
-from shardwright.planning.shard_norms import (
-    has_shards,
-    is_synchronized,
-    write_by_shards,
-    write_synchronized,
-)
+from shardwright.ir.tensor_meta import torch_dtype
+from shardwright.ops.call import Writer
+from shardwright.planning.counts import Counts, is_mean_loss, is_mean_over_labels
+from shardwright.planning.follow import Sharded, SplitPropagation
+from shardwright.planning.rules import batch_dims, batch_rows, batched_outputs, follow_batch
+from shardwright.planning.step_graph import forward_view
 
 
 @dataclass(frozen=True)
@@ -164,3 +161,188 @@ class _StepWriter:
         made.inputs = made.inputs[:count]
         made.in_structure = graph.in_structure
         return made, whole
+
+
+# --- batch norms ----------------------------------------------------------------------------------
+
+
+NORM = "aten._native_batch_norm_legit_functional.default"
+"""Batch norm that makes new running statistics: inputs are x, maybe weight and bias, mean, var."""
+SYNCHRONIZED = "torch.nn.modules.batchnorm.SyncBatchNorm"
+"""The module class that asks for the statistics of all shards, as under DistributedDataParallel."""
+HALF = ("f16", "bf16")
+"""Their statistics are computed in the dtype of the running ones."""
+
+
+def has_shards(graph: IRGraph, node: IRNode, batch: int, shards: int) -> bool:
+    """Whether a node is batch norm of a batch that divides by so many shards."""
+    if not _is_written_by_rows(graph, node, shards) or node.scope_class == SYNCHRONIZED:
+        return False
+    rows = graph.values[node.inputs[0]].shape[0]
+    return batch > 0 and rows % batch == 0 and batch % shards == 0
+
+
+def is_synchronized(graph: IRGraph, node: IRNode, shards: int) -> bool:
+    """Whether a node is batch norm with the statistics of all of several shards."""
+    return _is_written_by_rows(graph, node, shards) and node.scope_class == SYNCHRONIZED
+
+
+def normalizes_batch(node: IRNode) -> bool:
+    """Whether a node is batch norm by the statistics of the rows that it has."""
+    return node.op == NORM and node.attrs["training"] is True
+
+
+def _is_written_by_rows(graph: IRGraph, node: IRNode, shards: int) -> bool:
+    """Whether a node is batch norm of a split batch, of which only the result is read."""
+    if not normalizes_batch(node) or shards == 1:
+        return False
+    return not any(graph.values[value_id].users for value_id in node.outputs[1:3])
+
+
+def write_by_shards(
+    builder: Builder, graph: IRGraph, node: IRNode, mapping: dict[int, int], shards: int
+) -> None:
+    """Write the norm of each shard in place of a batch norm; ``mapping`` grows."""
+    e = Writer(builder, node.scopes, node.source)
+    x, *channels = (builder.graph.values[mapping[value_id]] for value_id in node.inputs)
+    rows, width, *places = x.shape
+    y = e.call("aten.reshape.default", x, [shards, rows // shards, width, *places])
+    y = e.call("aten.transpose.int", y, 0, 1)
+    y = e.call("aten.reshape.default", y, [rows // shards, shards * width, *places])
+    spread = [_spread(e, value, shards) for value in channels]
+    y, _, _, *running = e.emit(node.op, [y, *spread], node.attrs)
+    y = e.call("aten.reshape.default", y, [rows // shards, shards, width, *places])
+    y = e.call("aten.transpose.int", y, 0, 1)
+    y = e.call("aten.reshape.default", y, [rows, width, *places])
+    means = []
+    for value in running:
+        each = e.call("aten.reshape.default", value, [shards, width])
+        means.append(e.call("aten.mean.dim", each, [0]))
+    made = (node.outputs[0], *node.outputs[3:])
+    mapping |= {old: new.id for old, new in zip(made, (y, *means), strict=True)}
+
+
+def write_synchronized(
+    builder: Builder, graph: IRGraph, node: IRNode, mapping: dict[int, int]
+) -> None:
+    """Write a batch norm as sums over its rows; ``mapping`` grows."""
+    e = Writer(builder, node.scopes, node.source)
+    x, *affine, mean, var = (builder.graph.values[mapping[value_id]] for value_id in node.inputs)
+    dims = [dim for dim in range(len(x.shape)) if dim != 1]
+    count, dtype = x.numel // x.shape[1], x.dtype
+    wide = mean.dtype if x.dtype in HALF else x.dtype
+    if wide != dtype:
+        x = e.call("aten.to.dtype", x, torch_dtype(wide))
+
+    def per_channel(value: IRValue) -> IRValue:
+        shape = [value.shape[0], *[1] * (len(x.shape) - 2)]
+        return e.call("aten.reshape.default", value, shape)  # type: ignore[no-any-return]
+
+    def average(value: IRValue) -> IRValue:
+        total = e.call("aten.sum.dim_IntList", value, dims)
+        return e.call("aten.div.Scalar", total, count)  # type: ignore[no-any-return]
+
+    def updated(old: IRValue, new: IRValue) -> IRValue:
+        momentum = node.attrs["momentum"]
+        kept = e.call("aten.mul.Scalar", old, 1 - momentum)
+        if new.dtype != old.dtype:
+            new = e.call("aten.to.dtype", new, torch_dtype(old.dtype))
+        added = e.call("aten.mul.Scalar", new, momentum)
+        return e.call("aten.add.Tensor", kept, added)  # type: ignore[no-any-return]
+
+    center = average(x)
+    y = e.call("aten.sub.Tensor", x, per_channel(center))
+    spread = average(e.call("aten.mul.Tensor", y, y))
+    scale = e.call("aten.rsqrt.default", e.call("aten.add.Scalar", spread, node.attrs["eps"]))
+    y = e.call("aten.mul.Tensor", y, per_channel(scale))
+    for op, value in zip(("aten.mul.Tensor", "aten.add.Tensor"), affine, strict=False):
+        y = e.call(op, y, per_channel(value))
+    if y.dtype != dtype:
+        y = e.call("aten.to.dtype", y, torch_dtype(dtype))
+    unbiased = e.call("aten.mul.Scalar", spread, count / max(count - 1, 1))
+    made = (y, updated(mean, center), updated(var, unbiased))
+    written = (node.outputs[0], *node.outputs[3:])
+    mapping |= {old: new.id for old, new in zip(written, made, strict=True)}
+
+
+def _spread(e: Writer, value: IRValue, shards: int) -> IRValue:
+    """A value a channel, for the channels of all shards."""
+    width = value.shape[0]
+    row = e.call("aten.unsqueeze.default", value, 0)
+    rows = e.call("aten.expand.default", row, [shards, width])
+    return e.call("aten.reshape.default", rows, [shards * width])  # type: ignore[no-any-return]
+
+
+# --- what mixes the batch -------------------------------------------------------------------------
+
+
+FEW = 8
+"""How many operators a note lists."""
+
+
+def mixing_notes(forward: IRGraph, microbatches: int, shards: int) -> list[str]:
+    """Notes that name the operators that mix the batch, where it is cut."""
+    if shards * microbatches == 1:
+        return []
+    return notes_on(mixing_nodes(forward), forward, microbatches, shards)
+
+
+def mixing_nodes(forward: IRGraph) -> list[IRNode]:
+    """The operators that mix the batch."""
+    walk, alone = _MixingWalk(follow_batch(forward, 1)), batch_rows(forward) == 1
+    return [n for n in forward.nodes if walk.mixes(n) or (alone and normalizes_batch(n))]
+
+
+def notes_on(
+    mixing: Sequence[IRNode], forward: IRGraph, microbatches: int, shards: int
+) -> list[str]:
+    """Notes that name the operators that mix the batch of a forward, as it is cut."""
+    notes = []
+    if microbatches > 1 and mixing:
+        notes.append(f"mix the rows of a batch, so have each microbatch's alone: {_listed(mixing)}")
+    norms = [node for node in mixing if has_shards(forward, node, batch_rows(forward), shards)]
+    if norms:
+        notes.append(
+            "have the statistics of each data shard's rows, and the mean of the shards' running "
+            f"statistics: {_listed(norms)}"
+        )
+    return notes
+
+
+def _listed(nodes: Sequence[IRNode]) -> str:
+    """The nodes' operators and modules, the first few of them."""
+    names = [f"{_name(node)}{f' in {node.scope}' if node.scope else ''}" for node in nodes]
+    distinct = list(dict.fromkeys(names))
+    return ", ".join([*distinct[:FEW], *(["…"] if len(distinct) > FEW else [])])
+
+
+def _name(node: IRNode) -> str:
+    return node.op.split(".")[1].removeprefix("_native_").removesuffix("_legit_functional")
+
+
+@dataclass(slots=True)
+class _MixingWalk:
+    """Goes through the nodes of a graph that was split by batch, in their order."""
+
+    following: SplitPropagation
+    sums: set[int] = field(default_factory=set)
+    """Values that are sums over the batch, or linear in such."""
+
+    def mixes(self, node: IRNode) -> bool:
+        """Whether a node makes of several rows what is no sum over them."""
+        following = self.following
+        if is_mean_loss(node):
+            self.sums.update(node.outputs)
+            return False
+        bound, chosen = following.bound(node), following.chosen.get(node.id)
+        sums = {i for i, value_id in enumerate(node.inputs) if value_id in self.sums}
+        if sums:
+            linear = bound is not None and any(sums <= {*inputs} for inputs in bound.linear)
+            self.sums.update(node.outputs if linear else ())
+            return not linear
+        if bound is not None and chosen is not None:
+            carries = zip(node.outputs, bound.flow(chosen[0]).outputs, strict=True)
+            self.sums.update(value_id for value_id, carry in carries if carry.kind == "partial")
+            return False
+        rows = (isinstance(following.state(value_id), Sharded) for value_id in node.inputs)
+        return bound is not None and any(rows)

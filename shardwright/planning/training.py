@@ -20,68 +20,26 @@ import msgspec
 from shardwright.autodiff.needed import needing_gradients, trained_parameters
 from shardwright.clusters import Mesh
 from shardwright.costs.operations import STATE_PASSES, UPDATE_PASSES
-from shardwright.errors import PlanError, ScheduleError
 from shardwright.ir import IRGraph
 from shardwright.planning.assemble import make_plan
-from shardwright.planning.balance import Loads, measure_loads
-from shardwright.planning.cost import WORK_PER_BYTE, training_work
-from shardwright.planning.forward import forward_view
-from shardwright.planning.mesh import DATA, PIPELINE, split_nodes
-from shardwright.planning.mixing import mixing_notes
-from shardwright.planning.parameters import parameters_of
-from shardwright.planning.pipeline import stage_bounds
+from shardwright.planning.options import StepOptions
+from shardwright.planning.pipeline import (
+    WORK_PER_BYTE,
+    Loads,
+    measure_loads,
+    stage_bounds,
+    training_work,
+)
 from shardwright.planning.plan import Assignment, Plan, TrainingPlan, fingerprint_graph
-from shardwright.planning.rules import take_apart
-from shardwright.planning.step import PreparedStep, as_step, check_one_backward
-from shardwright.schedules import Schedule, make_schedule
+from shardwright.planning.rules import DATA, PIPELINE, split_nodes, take_apart
+from shardwright.planning.step import PreparedStep, as_step, check_one_backward, mixing_notes
+from shardwright.planning.step_graph import forward_view, parameters_of
+from shardwright.schedules import Schedule
 
 SLACK = 1.01
 """A cut may exceed the smallest largest load by this factor where fewer bytes cross."""
 FULLNESS = 0.7
 """A stage may hold 1 / FULLNESS times its share of the bytes before that counts."""
-RECOMPUTE = ("none", "full", "auto")
-
-
-@dataclass(frozen=True, slots=True)
-class StepOptions:
-    """What a training plan is asked for."""
-
-    microbatches: int = 1
-    schedule: str = "1f1b"
-    chunks: int | None = None
-    recompute: str = "none"
-    memory: int | None = None
-    zero: int = 0
-
-    def check(self, axes: Mapping[str, int]) -> None:
-        """Raise PlanError for what is not to be had on a mesh with these axes."""
-        if type(self.microbatches) is not int or self.microbatches < 1:
-            raise PlanError(f"microbatches must be a number from 1 up, found {self.microbatches!r}")
-        if self.recompute not in RECOMPUTE:
-            raise PlanError(f"recompute is one of {', '.join(RECOMPUTE)}, found {self.recompute!r}")
-        if (self.recompute == "auto") != (self.memory is not None):
-            raise PlanError(
-                "recompute='auto' keeps a slot's activations within memory= bytes: give both, or "
-                f"neither (found recompute={self.recompute!r}, memory={self.memory!r})"
-            )
-        if self.memory is not None and (type(self.memory) is not int or self.memory < 1):
-            raise PlanError(f"memory must be a number of bytes from 1 up, found {self.memory!r}")
-        if self.zero not in (0, 1):
-            raise PlanError(f"zero is 0 or 1, found {self.zero!r}")
-        if self.zero and axes.get(DATA, 1) == 1:
-            raise PlanError(
-                "zero=1 splits the optimizer's state along the mesh axis 'data', which the mesh "
-                "lacks; add the axis, or leave zero out"
-            )
-
-    def schedule_on(self, ranks: int) -> Schedule:
-        """The schedule for so many pipeline ranks. Raises PlanError."""
-        try:
-            return make_schedule(
-                self.schedule, ranks=ranks, microbatches=self.microbatches, chunks=self.chunks
-            )
-        except ScheduleError as error:
-            raise PlanError(str(error)) from None
 
 
 @dataclass(frozen=True, slots=True)

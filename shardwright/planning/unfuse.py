@@ -22,7 +22,7 @@ from shardwright.errors import PlanError
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
 from shardwright.ir.operators import is_marker
 from shardwright.planning.fusions import Fusion, Passing, Range, Taking, find_fusions
-from shardwright.planning.parameters import is_elementwise, parameters_of
+from shardwright.planning.step_graph import is_elementwise, parameters_of
 
 
 def unfuse(

@@ -30,7 +30,7 @@ from shardwright.ir.tensor_meta import (
 )
 from shardwright.planning import Partition, Plan
 from shardwright.planning.assemble import planned, step_of
-from shardwright.planning.partitions.layers import LayerGraph
+from shardwright.planning.layer_graph import LayerGraph
 from shardwright.planning.plan import assignments, check_belongs
 from shardwright.reporting.dot import Box, Drawing, Edge, check_format
 

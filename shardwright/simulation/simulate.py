@@ -23,7 +23,7 @@ from shardwright.ir import IRGraph
 from shardwright.pipeline import Pipeline
 from shardwright.pipeline.connections import connect
 from shardwright.pipeline.graphs import TaskGraphs
-from shardwright.planning.given import check_graph
+from shardwright.planning.options import check_graph
 from shardwright.planning.plan import Plan, cluster_of
 from shardwright.simulation.simulated import StepSimulation
 from shardwright.simulation.simulated_network import Network

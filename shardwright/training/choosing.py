@@ -18,9 +18,9 @@ from shardwright.errors import CaptureError, PlanError
 from shardwright.planner import plan as make_plan
 from shardwright.planner.auto import AUTO
 from shardwright.planning import Plan
-from shardwright.planning.forward import forward_view
-from shardwright.planning.mixing import mixing_notes
 from shardwright.planning.plan import check_belongs
+from shardwright.planning.step import mixing_notes
+from shardwright.planning.step_graph import forward_view
 from shardwright.training.loading import Batch
 from shardwright.training.program import TrainingProgram, batch_size
 

@@ -6,7 +6,7 @@ import pytest
 
 from shardwright.building.recompute import LayerActivations, demand, kept_at
 from shardwright.ir import Builder
-from shardwright.planning.cost import node_work
+from shardwright.planning.pipeline import node_work
 
 
 def layer(width):

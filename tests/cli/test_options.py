@@ -16,8 +16,8 @@ from shardwright.pipeline.schema import DeviceKind
 from shardwright.planner.auto import AUTO
 from shardwright.planner.make import POLICIES
 from shardwright.planning import Plan
-from shardwright.planning.partitions.partitioners import PARTITIONERS
-from shardwright.planning.training import RECOMPUTE
+from shardwright.planning.options import RECOMPUTE
+from shardwright.planning.partitioners import PARTITIONERS
 from shardwright.schedules import KINDS
 
 

@@ -12,7 +12,7 @@ from shardwright.cli.app import app
 from shardwright.pipeline import Pipeline
 from shardwright.planner.auto import AUTO
 from shardwright.planning import Plan
-from shardwright.planning.partitions.partitioners import PARTITIONERS
+from shardwright.planning.partitioners import PARTITIONERS
 from tests.cli.commands import refused, succeed
 from tests.cli.program import SOURCE
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.ir import Builder
-from shardwright.planning.balance import SLACK, Loads, cut, measure_loads, smallest_bound
+from shardwright.planning.pipeline import SLACK, Loads, cut, measure_loads, smallest_bound
 
 
 def loads_of(work, stored, shared=(), extra=0):

@@ -5,7 +5,8 @@ import torch
 
 from shardwright.errors import PlanError
 from shardwright.ir import Builder
-from shardwright.planning.copies import Copy, copied, with_copies
+from shardwright.planning.copies import copied, with_copies
+from shardwright.planning.plan import Copy
 
 
 def graph():

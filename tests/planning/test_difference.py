@@ -9,9 +9,8 @@ from shardwright.clusters import CPU_CORE, Cluster, Link, Links
 from shardwright.planner import plan
 from shardwright.planner.make import POLICIES
 from shardwright.planning import Plan
-from shardwright.planning.copies import Copy
-from shardwright.planning.difference import Change, difference
-from shardwright.planning.plan import Split, Terms
+from shardwright.planning.explain import Change, difference
+from shardwright.planning.plan import Copy, Split, Terms
 from tests.graphs import language_model
 from tests.steps import language_step
 

@@ -19,13 +19,12 @@ from shardwright.planner import plan
 from shardwright.planning import Assignment
 from shardwright.planning.assemble import make_plan, step_of
 from shardwright.planning.elimination import minimise
-from shardwright.planning.forward import forward_view
-from shardwright.planning.mesh import split_nodes
 from shardwright.planning.plan import Split, Terms
-from shardwright.planning.rules import take_apart
+from shardwright.planning.rules import split_nodes, take_apart
 from shardwright.planning.split_problem import SplitObjective, SplitProblem, node_domains
 from shardwright.planning.splits import best_splits, mesh_on, says
 from shardwright.planning.step import as_step
+from shardwright.planning.step_graph import forward_view
 from shardwright.planning.unfuse import unfuse
 from shardwright.sharding.place import outline_of
 from tests.planning.projections import linear, stacked, transformer

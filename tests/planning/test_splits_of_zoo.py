@@ -6,7 +6,7 @@ from shardwright.clusters import Cluster
 from shardwright.clusters.links import LINKS
 from shardwright.costs.cost import Analytic
 from shardwright.errors import PlanError
-from shardwright.planning.mesh import split_nodes
+from shardwright.planning.rules import split_nodes
 from shardwright.planning.splits import best_splits
 
 pytest.importorskip("transformers")

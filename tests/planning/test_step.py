@@ -8,7 +8,7 @@ from shardwright.errors import PlanError
 from shardwright.ir import Builder, compile_graph
 from shardwright.ir.graph import forward_nodes
 from shardwright.planning import as_step
-from shardwright.planning.forward import forward_view
+from shardwright.planning.step_graph import forward_view
 from tests.steps import adamw, backward, finish, image_step, language_step
 
 

@@ -9,8 +9,8 @@ from shardwright.ir import Builder
 from shardwright.planner import plan
 from shardwright.planning import Plan, Split, as_step
 from shardwright.planning.assemble import step_of
-from shardwright.planning.forward import forward_view
 from shardwright.planning.plan import assignments
+from shardwright.planning.step_graph import forward_view
 from shardwright.planning.training import measure_training
 from tests.graphs import language_model
 from tests.planning.projections import transformer

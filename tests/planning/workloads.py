@@ -6,7 +6,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from shardwright.planning.partitions.workload import SentValue, StoredValue, Workload
+from shardwright.planning.workload import SentValue, StoredValue, Workload
 
 
 def workloads(most=8, least=1):

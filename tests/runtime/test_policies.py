@@ -14,7 +14,7 @@ from shardwright.pipeline import check as check_file
 from shardwright.planner import plan
 from shardwright.planner.make import POLICIES
 from shardwright.planning import Plan
-from shardwright.planning.partitions.partitioners import PARTITIONERS
+from shardwright.planning.partitioners import PARTITIONERS
 from shardwright.runtime import verify
 from shardwright.schedules import KINDS
 from shardwright.tracing import capture

@@ -4,7 +4,7 @@ import pytest
 
 from shardwright.clusters import Cluster, Link, Links
 from shardwright.planner import plan
-from shardwright.planning.partitions.partitioners import PARTITIONERS
+from shardwright.planning.partitioners import PARTITIONERS
 from tests.runtime.test_training_by_plan import captured, check
 
 QUICK = Links.of(send=Link(1e-9, 1e12), collective=Link(1e-9, 1e12))

@@ -14,8 +14,8 @@ from shardwright.ir.tensor_meta import itemsize
 from shardwright.planner import plan
 from shardwright.planning import Assignment
 from shardwright.planning.assemble import make_plan, step_of
-from shardwright.planning.forward import forward_view
 from shardwright.planning.splits import best_splits
+from shardwright.planning.step_graph import forward_view
 from shardwright.planning.unfuse import unfuse
 from shardwright.sharding.place import communications, outline_of, place
 from shardwright.sharding.ranges import volume

@@ -3,7 +3,7 @@
 import pytest
 
 import shardwright as sw
-from shardwright.planning.partitions.partitioners import PARTITIONERS
+from shardwright.planning.partitioners import PARTITIONERS
 from tests.turns import rotated
 from tests.zoo.captures import single
 from tests.zoo.test_zoo import NAMES, bits, check

@@ -27,10 +27,10 @@ from shardwright.ir.structure import (
     TupleTree,
     leaves,
 )
-from shardwright.planning.copies import Copy, with_copies
-from shardwright.planning.forward import forward_view
-from shardwright.planning.plan import Plan
+from shardwright.planning.copies import with_copies
+from shardwright.planning.plan import Copy, Plan
 from shardwright.planning.step import as_step
+from shardwright.planning.step_graph import forward_view
 from shardwright.planning.unfuse import unfuse
 
 

@@ -30,7 +30,7 @@ from shardwright.clusters import Mesh
 from shardwright.codegenerate.splitting.layout_steps import collectives
 from shardwright.ir import IRValue, Scope
 from shardwright.ir.tensor_meta import torch_dtype
-from shardwright.planning.mesh import DATA
+from shardwright.planning.rules import DATA
 from shardwright.sharding import Layout, Partial, RedistributionStep, Replicate, Shard
 from shardwright.sharding.ranges import Ranges, shape_of, whole
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from shardwright.errors import PlanError
 from shardwright.ir.tensor_meta import count_text
 from shardwright.planning.automatic.shapes import Shape
-from shardwright.planning.mesh import DATA
+from shardwright.planning.options import StepOptions
 from shardwright.planning.predicted import Prediction
 from shardwright.planning.prediction.predict import Estimate
 from shardwright.planning.prediction.source import Integers
 from shardwright.planning.prediction.spread import Spread
-from shardwright.planning.training import StepOptions
+from shardwright.planning.rules import DATA
 
 MICROBATCHES = (1, 2, 4, 8, 16, 32, 64)
 """Numbers of microbatches that are tried where none is given."""

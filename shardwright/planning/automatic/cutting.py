@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from shardwright.clusters import Cluster
 from shardwright.costs.worker_time import worker_seconds
 from shardwright.errors import PlanError
-from shardwright.planning.partitions.partition import Task
-from shardwright.planning.partitions.partitioners import by_metis
+from shardwright.planning.partition import Task
+from shardwright.planning.partitioners import by_metis
 from shardwright.planning.prediction.source import Floats, Integers, Pairs
 from shardwright.planning.prediction.spread import Spread
 from shardwright.planning.training import with_prepared

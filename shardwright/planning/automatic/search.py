@@ -25,8 +25,8 @@ from shardwright.planning.automatic.candidates import Asked, Candidate, Found, n
 from shardwright.planning.automatic.cutting import NodeLine, cuts, first_readers, side_by_side
 from shardwright.planning.automatic.shapes import Shape, shapes, variants
 from shardwright.planning.automatic.spreads import SEVERAL, Spreads
-from shardwright.planning.mesh import DATA
-from shardwright.planning.partitions.partition import Task
+from shardwright.planning.options import StepOptions
+from shardwright.planning.partition import Task
 from shardwright.planning.prediction.memory import left_for_activations
 from shardwright.planning.prediction.predict import estimate, lends
 from shardwright.planning.prediction.source import Floats, Integers
@@ -34,7 +34,7 @@ from shardwright.planning.prediction.spread import Spread
 from shardwright.planning.prediction.sums import sums_of
 from shardwright.planning.prediction.timing import order_of
 from shardwright.planning.prediction.update import update_seconds
-from shardwright.planning.training import StepOptions
+from shardwright.planning.rules import DATA
 
 ENOUGH = 1.01
 BUBBLE = 0.4

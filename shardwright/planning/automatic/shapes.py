@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from shardwright.clusters import Cluster, Mesh
-from shardwright.planning.mesh import DATA, PIPELINE
+from shardwright.planning.rules import DATA, PIPELINE
 
 TENSOR = "tensor"
 FEW = 16

@@ -16,13 +16,12 @@ from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.planning.automatic.shapes import Shape
 from shardwright.planning.follow import Annotations
-from shardwright.planning.mesh import DATA, compatible
 from shardwright.planning.plan import Split, Terms
 from shardwright.planning.prediction.source import Forward, Splits
 from shardwright.planning.prediction.sources import Positions, Sources
 from shardwright.planning.prediction.spread import Spread
 from shardwright.planning.prediction.spreading import spread_over
-from shardwright.planning.rules import SPLITTERS, TAKES_APART, TakingApart
+from shardwright.planning.rules import DATA, SPLITTERS, TAKES_APART, TakingApart, compatible
 from shardwright.planning.splits import best_splits
 
 SEVERAL = 2

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.planning.options import StepOptions
 from shardwright.planning.predicted import SlotMemory
 from shardwright.planning.prediction.source import Floats, Integers
 from shardwright.planning.prediction.sums import Sums, added, distinct, gathered_gradients
 from shardwright.planning.prediction.timing import Order
-from shardwright.planning.training import StepOptions
 from shardwright.schedules.held import HeldMicrobatches, waits_inside
 
 __all__ = ["SlotMemory", "left_for_activations", "rank_memory"]

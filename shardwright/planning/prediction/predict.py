@@ -20,8 +20,7 @@ import numpy as np
 from shardwright.clusters import Cluster, DeviceModel
 from shardwright.costs.cost import Analytic, Costs
 from shardwright.ir import IRGraph
-from shardwright.planning.given import check_graph
-from shardwright.planning.mesh import DATA
+from shardwright.planning.options import StepOptions, check_graph
 from shardwright.planning.plan import Plan, cluster_of
 from shardwright.planning.predicted import Prediction, SlotMemory, SlotPrediction
 from shardwright.planning.prediction.exchange import Exchange, RankLinks
@@ -40,7 +39,7 @@ from shardwright.planning.prediction.timing import (
     order_of,
 )
 from shardwright.planning.prediction.update import rank_updates
-from shardwright.planning.training import StepOptions
+from shardwright.planning.rules import DATA
 
 
 def predict(

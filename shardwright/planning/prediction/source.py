@@ -22,9 +22,9 @@ from shardwright.ir import IRGraph
 from shardwright.ir.repeats import Repeat, crossing_bytes, fingerprint, repeats
 from shardwright.ops.bound import BoundDimop
 from shardwright.ops.catalog import dimop_of
-from shardwright.planning.parameters import parameters_of
 from shardwright.planning.plan import Split, Terms
 from shardwright.planning.prediction.segments import Segment, segments
+from shardwright.planning.step_graph import parameters_of
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

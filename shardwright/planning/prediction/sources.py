@@ -11,11 +11,17 @@ from dataclasses import dataclass, field
 
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.graph import is_step
-from shardwright.planning.forward import forward_view
-from shardwright.planning.mixing import mixing_nodes, notes_on
 from shardwright.planning.plan import fingerprint_graph
 from shardwright.planning.prediction.source import Forward
-from shardwright.planning.step import PreparedStep, as_step, has_quotients, is_mixed_by_shards
+from shardwright.planning.step import (
+    PreparedStep,
+    as_step,
+    has_quotients,
+    is_mixed_by_shards,
+    mixing_nodes,
+    notes_on,
+)
+from shardwright.planning.step_graph import forward_view
 from shardwright.planning.unfuse import unfuse
 
 Positions = tuple[int, ...]
@@ -81,7 +87,7 @@ class Sources:
         return self._mixed[shards]
 
     def mixing_notes(self, positions: Positions, microbatches: int, shards: int) -> list[str]:
-        """What mixes the rows of a batch, as `planning.mixing` notes it."""
+        """What mixes the rows of a batch, as `planning.step` notes it."""
         if shards * microbatches == 1:
             return []
         if positions not in self._mixing:

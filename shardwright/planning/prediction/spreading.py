@@ -14,14 +14,14 @@ from shardwright.clusters import Cluster, Mesh
 from shardwright.costs.cost import Costs
 from shardwright.ir import IRGraph
 from shardwright.planning.assemble import planned, shards_of, step_of
-from shardwright.planning.mesh import DATA
+from shardwright.planning.options import StepOptions
 from shardwright.planning.plan import Assignment, Plan, assignments, check_belongs
 from shardwright.planning.prediction.merging import merged
 from shardwright.planning.prediction.pricing import price
 from shardwright.planning.prediction.source import Forward, Splits
 from shardwright.planning.prediction.sources import Sources
 from shardwright.planning.prediction.spread import Alike, Spread, spread
-from shardwright.planning.training import StepOptions
+from shardwright.planning.rules import DATA
 
 
 @dataclass(frozen=True, slots=True)

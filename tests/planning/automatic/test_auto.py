@@ -16,11 +16,11 @@ from shardwright.planning.automatic.candidates import SCHEDULES, Asked, Candidat
 from shardwright.planning.automatic.search import PlanSearch
 from shardwright.planning.automatic.shapes import Shape
 from shardwright.planning.automatic.spreads import Spreads
+from shardwright.planning.options import StepOptions
 from shardwright.planning.prediction import predict as prediction
 from shardwright.planning.prediction.predict import estimate, predict
 from shardwright.planning.prediction.spreading import forward_of, spread_over
 from shardwright.planning.prediction.timing import order_of
-from shardwright.planning.training import StepOptions
 from tests.graphs import language_model
 from tests.planning.projections import transformer
 from tests.steps import finish, image_step, language_step, trained

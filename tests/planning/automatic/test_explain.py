@@ -11,7 +11,7 @@ from shardwright.planning import Plan
 from shardwright.planning.automatic.candidates import SCHEDULES, Asked
 from shardwright.planning.automatic.search import PROMISE, PlanSearch
 from shardwright.planning.automatic.spreads import Spreads
-from shardwright.planning.explanation import Alternative
+from shardwright.planning.plan import Alternative
 from tests.planning.automatic.test_auto import cluster
 from tests.planning.projections import transformer
 from tests.steps import image_step, trained

@@ -14,8 +14,8 @@ from shardwright.clusters import Cluster, DeviceModel
 from shardwright.errors import PlanError
 from shardwright.planner import plan
 from shardwright.planning.assemble import step_of
-from shardwright.planning.forward import forward_view
 from shardwright.planning.prediction.predict import predict
+from shardwright.planning.step_graph import forward_view
 from shardwright.planning.training import with_prepared
 from shardwright.schedules import KINDS
 from shardwright.tracing import capture_step

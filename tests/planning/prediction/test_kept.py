@@ -14,9 +14,9 @@ from shardwright.clusters import Cluster
 from shardwright.costs.cost import Analytic
 from shardwright.planner import plan
 from shardwright.planning.assemble import step_of
-from shardwright.planning.forward import forward_view
 from shardwright.planning.prediction.spreading import spread_of_plan
 from shardwright.planning.prediction.sums import sums_of
+from shardwright.planning.step_graph import forward_view
 from shardwright.planning.training import with_prepared
 from shardwright.schedules.held import waits_inside
 from shardwright.tracing import compile_ir

@@ -1,0 +1,261 @@
+"""Partitions by METIS: the forward as an undirected graph, cut in parts of equal weight.
+
+METIS (Karypis and Kumar, "A Fast and High Quality Multilevel Scheme for Partitioning Irregular
+Graphs", 1998) knows no directions: what it gives is made stages (`ordering`), and each move that
+this takes is a note. Weights are any numbers that are not negative; METIS counts in whole ones, so
+others are scaled.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from numbers import Real
+from pathlib import Path
+from threading import Lock
+from typing import Any, TypeVar
+
+import pymetis
+
+from shardwright.errors import PlanError
+from shardwright.ir import IRGraph
+from shardwright.planning.policy import PolicyNode
+from shardwright.planning.postprocess import as_stages, moved_note, refine
+from shardwright.planning.stages import contiguous, recut
+from shardwright.planning.workload import SentValue, Workload
+
+NodeWeight = Callable[[PolicyNode], float]
+EdgeWeight = Callable[[PolicyNode, PolicyNode], float]
+Weighable = TypeVar("Weighable")
+"""Nodes or layers; their text names them in messages."""
+
+OPTIONS: Mapping[str, tuple[float, float]] = {
+    "compress": (0, 1),
+    "contig": (0, 1),
+    "minconn": (0, 1),
+    "ncuts": (1, math.inf),
+    "niter": (1, math.inf),
+    "no2hop": (0, 1),
+    "pfactor": (0, math.inf),
+    "seed": (-math.inf, math.inf),
+    "ufactor": (1, math.inf),
+}
+"""METIS's options that a partition in k parts knows, each with its least and its greatest value."""
+LARGEST_TOTAL = 10**9
+"""METIS adds weights in 32 bits."""
+
+Edge = tuple[int, int]
+
+
+def metis_stages(
+    workload: Workload,
+    stages: int,
+    node_weights: Sequence[float],
+    edge_weights: Mapping[Edge, float],
+    options: Mapping[str, int],
+) -> tuple[list[int], list[str]]:
+    """The stage of each node, and notes of what was moved. Raises PlanError.
+
+    ``edge_weights`` are those of pairs (maker, reader).
+    """
+    graph = _adjacency(len(workload), edge_weights)
+    try:
+        with unheard():  # METIS tells of parts that it finds empty
+            _, parts = pymetis.part_graph(
+                stages,
+                graph,
+                vweights=_whole(node_weights, least=0),
+                eweights=_edge_list(graph, edge_weights),
+                options=_options(options),
+            )
+    except RuntimeError as error:
+        given = ", ".join(f"{name}={value}" for name, value in options.items()) or "its defaults"
+        raise PlanError(f"METIS does not take {given}: {error}; leave options out") from None
+    return as_stages(workload, parts, stages)
+
+
+def weigh_nodes(
+    nodes: Sequence[Weighable],
+    function: Callable[[Weighable], float] | None,
+    name: str = "node_weight_function",
+) -> list[float]:
+    """The weight of each node, 1 by default and where none has any.
+
+    Raises PlanError for what is no weight.
+    """
+    weights = [_checked(function(node), name, str(node)) for node in nodes] if function else []
+    return weights if any(weights) else [1.0] * len(nodes)
+
+
+def weigh_edges(
+    nodes: Sequence[Weighable],
+    workload: Workload,
+    function: Callable[[Weighable, Weighable], float] | None,
+) -> dict[Edge, float]:
+    """The weight of each edge, 1 by default. Raises PlanError for what is no weight."""
+    edges = [(a, b) for a, readers in enumerate(workload.successors) for b in readers]
+    if function is None:
+        return dict.fromkeys(edges, 1.0)
+    return {
+        (a, b): _checked(
+            function(nodes[a], nodes[b]),
+            "edge_weight_function",
+            f"the edge from {nodes[a]} to {nodes[b]}",
+        )
+        for a, b in edges
+    }
+
+
+def policy_nodes(view: IRGraph, first: int = 0) -> list[PolicyNode]:
+    """What weight functions see of the nodes of a forward."""
+    found = (PolicyNode(i, node, view) for i, node in enumerate(view.nodes))
+    return list(found)[first:]
+
+
+def _checked(weight: Any, function: str, where: str) -> float:
+    usable = isinstance(weight, Real) and math.isfinite(weight) and float(weight) >= 0
+    if not usable or isinstance(weight, bool):
+        raise PlanError(
+            f"{function} gives {weight!r} for {where}; a weight is a finite number from 0 up"
+        )
+    return float(weight)
+
+
+def check_options(options: Mapping[str, int]) -> None:
+    """Raise PlanError for what is no option of METIS, or no value of it."""
+    for name, value in options.items():
+        if name not in OPTIONS:
+            raise PlanError(f"METIS has no option {name!r}; known are {', '.join(OPTIONS)}")
+        if not isinstance(value, int):
+            raise PlanError(f"METIS's option {name!r} is a whole number, found {value!r}")
+        least, most = OPTIONS[name]
+        if not least <= value <= most:
+            expected = f"{least} or {most}" if most == 1 else f"a number from {least} up"
+            raise PlanError(f"METIS's option {name!r} is {expected}, found {value}")
+
+
+def _options(options: Mapping[str, int]) -> pymetis.Options:
+    check_options(options)
+    return pymetis.Options(**{"seed": 0, **{name: int(value) for name, value in options.items()}})
+
+
+def _adjacency(count: int, edges: Mapping[Edge, float]) -> pymetis.CSRAdjacency:
+    """Each node's neighbours, both ways."""
+    neighbours: list[set[int]] = [set() for _ in range(count)]
+    for a, b in edges:
+        neighbours[a].add(b)
+        neighbours[b].add(a)
+    starts, flat = [0], []
+    for found in neighbours:
+        flat += sorted(found)
+        starts.append(len(flat))
+    return pymetis.CSRAdjacency(starts, flat)
+
+
+def _edge_list(graph: pymetis.CSRAdjacency, edges: Mapping[Edge, float]) -> list[int]:
+    """The weight of each neighbour, in their order."""
+    starts, flat = list(graph.adj_starts), list(graph.adjacent)
+    weights = [
+        edges[(a, b) if (a, b) in edges else (b, a)]
+        for a, (start, stop) in enumerate(pairwise(starts))
+        for b in flat[start:stop]
+    ]
+    return _whole(weights, least=1)
+
+
+def _whole(weights: Sequence[float], least: int) -> list[int]:
+    """Whole numbers in proportion to the weights, none below ``least``."""
+    total = sum(weights)
+    if not total:
+        return [1] * len(weights)
+    if all(weight == int(weight) for weight in weights) and total <= LARGEST_TOTAL:
+        return [max(least, int(weight)) for weight in weights]
+    scale = LARGEST_TOTAL / total
+    return [max(least, round(weight * scale)) for weight in weights]
+
+
+# --- output of C code -----------------------------------------------------------------------------
+
+
+STDOUT = 1
+"""The file descriptor that C code prints to, whatever `sys.stdout` is."""
+_ONE_AT_A_TIME = Lock()
+"""What the output was must be known."""
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Nothing that C code prints to the standard output is heard."""
+    library = ctypes.CDLL(None)
+    with _ONE_AT_A_TIME:
+        library.fflush(None)
+        kept = _duplicate(STDOUT)
+        try:
+            if kept is not None:
+                with Path(os.devnull).open("wb") as nowhere:
+                    os.dup2(nowhere.fileno(), STDOUT)
+            yield
+        finally:
+            library.fflush(None)
+            if kept is not None:
+                os.dup2(kept, STDOUT)
+                os.close(kept)
+
+
+def _duplicate(descriptor: int) -> int | None:
+    """Another descriptor of the same file; None where it is closed."""
+    try:
+        return os.dup(descriptor)
+    except OSError:
+        return None
+
+
+# --- stages by weights ----------------------------------------------------------------------------
+#
+# Weights are all that counts; no stage weighs more than METIS allows unless its parts could not be
+# made stages otherwise.
+
+
+RECUT = "to where the best contiguous cut has them"
+REFINED = "one after another, to stages where they leave less to the heaviest, or less to send"
+"""What notes say of nodes that were moved."""
+BALANCE = 1.03
+"""METIS's parts may weigh so much more than an even share; refinement goes no further."""
+
+
+def weighed_stages(
+    workload: Workload,
+    count: int,
+    weights: Sequence[float],
+    edges: Mapping[Edge, float],
+    options: Mapping[str, int],
+) -> tuple[list[int], list[str]]:
+    """So many stages by weights, and notes of what was moved.
+
+    Raises PlanError as `metis_stages` does.
+    """
+    stages, notes = metis_stages(workload, count, weights, edges, options)
+    factor = 1 + options["ufactor"] / 1000 if "ufactor" in options else BALANCE
+    allowed = factor * sum(weights) / count
+    weighed = _weighed(workload, weights, edges)
+    better = recut(
+        weighed,
+        stages,
+        lambda nodes: contiguous(nodes, count, allowed=allowed),
+        lambda shares: max(allowed, *shares.work),
+    )
+    notes += moved_note(workload, stages, better, RECUT)
+    stages = refine(weighed, better, allowed)
+    notes += moved_note(workload, better, stages, REFINED)
+    return stages, notes
+
+
+def _weighed(workload: Workload, weights: Sequence[float], edges: Mapping[Edge, float]) -> Workload:
+    """The workload in which nodes and edges take what their weights say."""
+    sent = tuple(SentValue(a, (b,), weight, 0) for (a, b), weight in edges.items())
+    return replace(workload, seconds=tuple(weights), sent=sent, stored=())

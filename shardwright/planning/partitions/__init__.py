@@ -1,1 +1,0 @@
-"""Partitioners: METIS, memory balance and PipeDream."""

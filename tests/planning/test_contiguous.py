@@ -1,0 +1,190 @@
+"""Contiguous cuts against every cut."""
+
+from itertools import combinations, pairwise
+from random import Random
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from shardwright.errors import PlanError
+from shardwright.planning.postprocess import as_stages
+from shardwright.planning.stages import (
+    MemoryLimit,
+    by_bytes,
+    contiguous,
+    cut_places,
+    range_tables,
+    recut,
+    stages_between,
+)
+from shardwright.planning.workload import SentValue, Shares, Workload
+from tests.planning.workloads import (
+    is_acyclic,
+    kept_by,
+    members,
+    merit,
+    random_parts,
+    seconds_of,
+    sent_to,
+    stored_by,
+    workloads,
+)
+
+
+def every_cut(workload, stages):
+    for inner in combinations(range(1, len(workload)), stages - 1):
+        yield stages_between([0, *inner, len(workload)])
+
+
+@given(workloads())
+@settings(max_examples=50, deadline=None)
+def test_tables_say_what_each_range_carries(workload):
+    tables = range_tables(workload, range(len(workload) + 1))
+    for start, stop in combinations(range(len(workload) + 1), 2):
+        nodes = set(range(start, stop))
+        assert tables.seconds[start, stop] == seconds_of(workload, nodes)
+        assert tables.sent[start, stop] == sent_to(workload, nodes)
+        assert tables.stored[start, stop] == stored_by(workload, nodes)
+        assert tables.kept[start, stop] == kept_by(workload, nodes)
+
+
+@given(workloads(), st.integers(1, 4))
+@settings(max_examples=60, deadline=None)
+def test_the_contiguous_cut_is_the_best_of_all(workload, stages):
+    assume(stages <= len(workload))
+    found = contiguous(workload, stages)
+    best = min(merit(workload, cut, range(stages)) for cut in every_cut(workload, stages))
+    assert merit(workload, found, range(stages)) == best
+
+
+@given(workloads(most=6), st.integers(1, 3), st.integers(0, 60), st.integers(1, 4))
+@settings(max_examples=50, deadline=None)
+def test_what_does_not_fit_in_memory_is_no_choice(workload, stages, nbytes, microbatches):
+    assume(stages <= len(workload))
+    limit = MemoryLimit(nbytes, microbatches)
+
+    def fits(partition):
+        return all(
+            stored_by(workload, nodes) + limit.under_way(stage, stages) * kept_by(workload, nodes)
+            <= nbytes
+            for stage, nodes in enumerate(members(partition, range(stages)))
+        )
+
+    fitting = [cut for cut in every_cut(workload, stages) if fits(cut)]
+    if not fitting:
+        with pytest.raises(PlanError, match="stages fits in memory"):
+            contiguous(workload, stages, limit)
+        return
+    best = min(merit(workload, partition, range(stages)) for partition in fitting)
+    found = contiguous(workload, stages, limit)
+    assert fits(found)
+    assert merit(workload, found, range(stages)) == best
+
+
+def test_a_message_says_how_many_bytes_are_lacking():
+    workload = Workload(("a", "b"), (1.0, 1.0), (SentValue(0, (1,), 0.0, 0, kept=100, arrived=0),))
+    with pytest.raises(PlanError, match=r"stage 0 with 200 bytes, 50 more than a slot's 150"):
+        contiguous(workload, 2, MemoryLimit(150, microbatches=4))
+
+
+def chain(count):
+    sent = tuple(SentValue(i, (i + 1,), 1.0, 1) for i in range(count - 1))
+    return Workload(tuple(map(str, range(count))), (1.0,) * count, sent)
+
+
+def test_of_many_nodes_cuts_are_tried_where_least_crosses():
+    wide = Workload(
+        tuple(map(str, range(6))),
+        (1.0,) * 6,
+        (
+            SentValue(0, (1,), 9.0, 9),
+            SentValue(1, (2,), 9.0, 9),
+            SentValue(2, (3,), 1.0, 1),
+            SentValue(3, (5,), 2.0, 2),
+        ),
+    )
+    assert cut_places(wide, 2, most=2) == [0, 3, 6]
+    assert cut_places(wide, 2, most=6) == list(range(7))
+    coarse, fine = range_tables(wide, [0, 3, 6]), range_tables(wide, range(7))
+    for (i, a), (j, b) in pairwise(enumerate([0, 3, 6])):
+        assert coarse.seconds[i, j] == fine.seconds[a, b]
+
+
+def most_seconds(shares):
+    return max(shares.seconds)
+
+
+@given(workloads(most=10, least=3), st.integers(0, 2**32), st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_stages_cut_anew_are_no_worse(workload, seed, count):
+    stages, _ = as_stages(workload, random_parts(Random(seed), workload, count), count)
+    found = recut(workload, stages, lambda nodes: contiguous(nodes, count), most_seconds)
+    assert is_acyclic(workload, found)
+    assert set(found) == set(range(count))
+    assert merit(workload, found, range(count)) <= merit(workload, stages, range(count))
+
+
+@given(workloads(most=10, least=3), st.integers(0, 2**32), st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_stages_cut_anew_by_bytes_hold_no_more(workload, seed, count):
+    memory = MemoryLimit(0, 4)
+
+    def fullest(shares):
+        return max(memory.held(shares))
+
+    stages, _ = as_stages(workload, random_parts(Random(seed), workload, count), count)
+    found = recut(workload, stages, lambda nodes: by_bytes(nodes, count, memory), fullest)
+    assert is_acyclic(workload, found)
+    before, after = (fullest(Shares.of(workload, s, range(count))) for s in (stages, found))
+    assert after <= before
+
+
+@given(workloads(most=8, least=2), st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_no_contiguous_cut_holds_less(workload, stages):
+    assume(stages <= len(workload))
+    memory = MemoryLimit(0, 4)
+
+    def fullest(cut):
+        return max(memory.held(Shares.of(workload, cut, range(stages))))
+
+    every = (
+        stages_between([0, *cuts, len(workload)])
+        for cuts in combinations(range(1, len(workload)), stages - 1)
+    )
+    assert fullest(by_bytes(workload, stages, memory)) == min(map(fullest, every))
+
+
+def test_stages_stay_where_nothing_fits():
+    full = MemoryLimit(-1)
+    found = recut(chain(4), [0, 0, 0, 1], lambda nodes: contiguous(nodes, 2, full), most_seconds)
+    assert found == [0, 0, 0, 1]
+
+
+@given(workloads(), st.integers(1, 3), st.integers(0, 60))
+@settings(max_examples=60, deadline=None)
+def test_work_that_is_allowed_is_as_good_as_less(workload, stages, allowed):
+    assume(stages <= len(workload))
+
+    def judged(cut):
+        work = max(sum(workload.seconds[i] for i in nodes) for nodes in members(cut, range(stages)))
+        return max(work, allowed), merit(workload, cut, range(stages))[1]
+
+    best = min(judged(cut) for cut in every_cut(workload, stages))
+    assert judged(contiguous(workload, stages, allowed=allowed)) == best
+
+
+@given(workloads(), st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_anchored_stages_all_read_something_stored(workload, stages):
+    assume(stages <= len(workload))
+    anchored = [cut for cut in every_cut(workload, stages) if not workload.is_hollow(cut)]
+    if not anchored:
+        with pytest.raises(PlanError):
+            contiguous(workload, stages, anchored=True)
+        return
+    found = contiguous(workload, stages, anchored=True)
+    assert not workload.is_hollow(found)
+    best = min(merit(workload, cut, range(stages)) for cut in anchored)
+    assert merit(workload, found, range(stages)) == best
