@@ -21,7 +21,7 @@ import torch
 from shardwright.compiler.feeds import Feeds
 from shardwright.compiler.memory.plan import ExecPlan
 from shardwright.compiler.segments import NativeSegment, Segment, TorchSegment, bind_segments
-from shardwright.compiler.slots import SlotMemory
+from shardwright.compiler.slots import PlanMemory
 from shardwright.kernels.native.library import CallLog, Library, load
 
 
@@ -52,7 +52,7 @@ class Executor:
         if work_bytes := max(worked, default=0):
             plan = replace(plan, work_bytes=work_bytes)
         self.plan = plan
-        self.memory = SlotMemory(plan, self.device)
+        self.memory = PlanMemory(plan, self.device)
         self.feeds = Feeds(plan, self.memory)
         self.torch_buffers: frozenset[int] = frozenset(
             buffer

@@ -1,10 +1,9 @@
-"""What a run is fed: tensors by name, checked against a plan, and bound to its buffers.
+"""Feeds: tensors by name, checked against a plan and bound to its buffers.
 
-Comes in: tensors by the names of inputs and stored values (or by a stored value's name in a
-checkpoint). Goes out: tensors in the plan's buffers. What always holds: a bound tensor has the
-plan's shape, dtype, device and strides; one that lies otherwise was copied (an input at each run, a
-stored value when it is bound); nothing else bound lies in memory that a run writes. What a bind
-that was refused had moved is not bound any more, and must be fed again.
+Names are those of inputs and stored values, or a stored value's in a checkpoint. A bound tensor has
+the plan's shape, dtype, device and strides; one of other strides was copied (an input at each run,
+a stored value when it is bound). Nothing else that is bound is in memory that a run writes. What a
+refused bind had moved is not bound any more, and must be fed again.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from itertools import pairwise
 import torch
 
 from shardwright.compiler.memory.plan import ExecPlan
-from shardwright.compiler.slots import SlotMemory
+from shardwright.compiler.slots import PlanMemory
 from shardwright.errors import InputError
 from shardwright.ir.tensor_meta import describe_dtype, overlaps, torch_dtype
 from shardwright.kernels.lowered import ValueSpec
@@ -26,7 +25,7 @@ from shardwright.kernels.strides import extent
 class Feeds:
     """The external buffers of one executor."""
 
-    def __init__(self, plan: ExecPlan, memory: SlotMemory) -> None:
+    def __init__(self, plan: ExecPlan, memory: PlanMemory) -> None:
         self._plan = plan
         self._memory = memory
         self._buffer = _names(plan)

@@ -1,11 +1,10 @@
 """Guards: what a capture took from its program besides the arguments, compared at each call.
 
-Comes in: the modules, optimizers and tensors of a program. Goes out: `Facts`, plain values by
-which captures are told apart (``training`` and other attributes of modules, ``requires_grad``,
-hyper-parameters); and a `Guard`, which says whether facts, the objects in their places, and the
-contents of tensors are still those of the capture. A guard reads no contents: torch counts what is
-written to a tensor (``_version``), this package counts what its own kernels write, and a hook tells
-of steps of optimizers, as torch counts nothing for fused ones.
+`Facts` are plain values by which captures are told apart (``training`` and other attributes of
+modules, ``requires_grad``, hyper-parameters). A `Guard` says whether facts, the objects in their
+places, and the contents of tensors are still those of the capture. It reads no contents: torch
+counts what is written to a tensor (``_version``), this package counts what its own kernels write,
+and a hook tells of steps of optimizers, as torch counts nothing for fused ones.
 
 Not compared: attributes that are no plain values (configurations, lists), those of classes, those
 that came after the capture, variables that a step reads, and what nobody counts: writes through

@@ -15,7 +15,7 @@ from time import perf_counter
 import torch
 
 from shardwright.compiler.memory.plan import ExecPlan
-from shardwright.compiler.slots import SlotMemory
+from shardwright.compiler.slots import PlanMemory
 from shardwright.errors import ExecError
 from shardwright.kernels.kinds import bind_torch, kind_of
 from shardwright.kernels.lowered import LoweredOp
@@ -45,11 +45,11 @@ class NativeSegment:
         """How much memory its calls work in, behind the plan's values in the arena."""
         return self._program.work_bytes
 
-    def run(self, memory: SlotMemory, threads: int, log: CallLog | None = None) -> None:
+    def run(self, memory: PlanMemory, threads: int, log: CallLog | None = None) -> None:
         """All its calls, by one call of C."""
         self._program.run(memory.bases, threads, log)
 
-    def prepare(self, memory: SlotMemory, threads: int) -> None:
+    def prepare(self, memory: PlanMemory, threads: int) -> None:
         """Let kernels read their static operands."""
         for bound in self.bounds:
             bound.prepare(memory.bases, threads)
@@ -73,13 +73,13 @@ class TorchSegment:
         """The buffers that its calls read or write."""
         return {buffer for buffers in self._buffers for buffer in buffers}
 
-    def run(self, memory: SlotMemory, threads: int, log: CallLog | None = None) -> None:
+    def run(self, memory: PlanMemory, threads: int, log: CallLog | None = None) -> None:
         """All its calls in turn."""
         calls = self._bound(memory)
         for call in calls if log is None else [_logged(one, memory.device, log) for one in calls]:
             call()
 
-    def _bound(self, memory: SlotMemory) -> list[TorchCall]:
+    def _bound(self, memory: PlanMemory) -> list[TorchCall]:
         """Its calls, on the memory's present addresses."""
         if self._seen != memory.changes:
             for k, op in enumerate(self._ops):

@@ -18,7 +18,7 @@ from shardwright.ir.tensor_meta import itemsize, torch_dtype
 from shardwright.kernels.native.library import addresses
 
 
-class SlotMemory(Mapping[int, torch.Tensor]):
+class PlanMemory(Mapping[int, torch.Tensor]):
     """Slots by value id, made when they are asked for."""
 
     def __init__(self, plan: ExecPlan, device: torch.device) -> None:
@@ -110,7 +110,7 @@ def _layout(plan: ExecPlan, vid: int) -> tuple[tuple[int, ...], tuple[int, ...],
 
 
 class SharedArena:
-    """SlotMemory that is as large as the largest plan needs.
+    """PlanMemory that is as large as the largest plan needs.
 
     What always holds on the CPU: all memories that were lent it lie in one and the same. Where a
     larger plan comes, they get larger memory before the next run, and what was theirs lives on only
@@ -120,7 +120,7 @@ class SharedArena:
 
     def __init__(self, device: torch.device) -> None:
         self._arena = torch.empty(1, dtype=torch.uint8, device=device)
-        self._borrowers: list[weakref.ref[SlotMemory]] = []
+        self._borrowers: list[weakref.ref[PlanMemory]] = []
 
     @property
     def nbytes(self) -> int:
@@ -135,7 +135,7 @@ class SharedArena:
                 for memory in self._living():
                     memory.hold(ARENA, self._arena)
 
-    def lend(self, memory: SlotMemory, nbytes: int) -> None:
+    def lend(self, memory: PlanMemory, nbytes: int) -> None:
         """Let a plan's memory have the arena, of which it needs so many bytes."""
         self.reserve(nbytes)
         memory.hold(ARENA, self._arena)
@@ -144,6 +144,6 @@ class SharedArena:
     def _new(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, device=self._arena.device)
 
-    def _living(self) -> list[SlotMemory]:
+    def _living(self) -> list[PlanMemory]:
         """The memories that are still in use."""
         return [memory for found in self._borrowers if (memory := found()) is not None]

@@ -1,10 +1,9 @@
 """A captured training step as one graph for one device: forward, backward and update.
 
-Comes in: a `CapturedStep`, whose graph has markers for its backward and its optimizers. Goes out:
-an `IRGraph` of operators alone, by the road that pipelines take (a plan of one slot,
-`localize_step`). What always holds: its inputs are the captured ones in their order, but for the
-count of dropout's draws, which is state here and goes on with each run; its stored values have the
-program's tensors where these exist, and begin with zeros where the first step makes them.
+Backward and optimizer markers become operators as they do in pipelines (a plan of one slot,
+`localize_step`). Inputs are the captured ones in their order, but for the count of dropout's draws,
+which is state here and goes on with each run. Stored values have the program's tensors where these
+exist, and begin with zeros where the first step makes them.
 """
 
 from __future__ import annotations

@@ -1,20 +1,16 @@
 """What a run really called, beside what its plan says.
 
-Comes in: an executor's log of a run. Goes out: a `Trace`, one entry a call in the order in which
-they were done. What always holds: an entry says what the call itself was bound as, not what the
-plan has in its place, and was written by the loop that any run goes through; so a call that is left
-out, done twice, done out of turn or by another's kernel is seen by `check_trace`.
+An entry of a `Trace` says what the call itself was bound as, not what the plan has in its place,
+and was written by the loop that any run goes through; so a call that is left out, done twice, done
+out of turn or by another's kernel is found by `check_trace`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-import torch
-
-from shardwright.compiler.executor import Executor
 from shardwright.compiler.memory.plan import ExecPlan
 from shardwright.errors import ExecError
 from shardwright.ir.tensor_meta import count_text
@@ -71,13 +67,6 @@ def _called(plan: ExecPlan, entry: LoggedCall) -> Called:
     number, kind_id, native, seconds = entry
     where = plan.calls[number].where if number < len(plan.calls) else ""
     return Called(number, kind_of(kind_id).name, where, native, seconds)
-
-
-def trace_run(executor: Executor, feed: Mapping[str, torch.Tensor] | None = None) -> Trace:
-    """Run once, as `Executor.run` does. Raises InputError where the feed does not fit."""
-    with executor.logging() as log:
-        executor.run(feed, copy=False)
-    return trace_of(executor.plan, log)
 
 
 def check_trace(plan: ExecPlan, trace: Trace) -> None:

@@ -2,11 +2,10 @@
 
     mul x0 x1; add %0 0.5; tanh %1 -> %2 %0
 
-ChainInstruction i defines ``%i``; its operands are inputs (``xN``), earlier results (``%N``) and
+Instruction i defines ``%i``; its operands are inputs (``xN``), earlier results (``%N``) and
 literals (a float as Python writes it, with ``inf``, ``-inf`` and ``nan``). After the arrow stand
-the outputs. What always holds of a `Chain` that was parsed or checked: an operand is defined
-before it is used, every operator has its number of operands, there is an output, and
-``parse_chain(str(chain)) == chain``.
+the outputs. In a `Chain` that was parsed or checked an operand is defined before it is used, every
+operator has its number of operands, and there is an output; ``parse_chain(str(chain)) == chain``.
 
 Inputs broadcast together. All is computed in f64 where an input or an output is f64, else in f32;
 a load converts from the operand's dtype and a store to it. Truth is 1.0 and 0.0; what is not 0 is

@@ -192,7 +192,6 @@ ROWS = (
         },
         attributes(stride="q*", padding="q*", dilation="q*", groups="q", activation="B"),
         {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1, "activation": 0},
-        aliasing="listed",
         pairs=((0, 3),),
     ),
     KernelRow(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from shardwright.ir.tensor_meta import TensorMeta
-from shardwright.kernels.node_call import Emission, Emitter, NodeCall
+from shardwright.kernels.node_call import Emission, NodeCall, emits
 from shardwright.kernels.normalization import softmax_backward_torch, softmax_torch
 from shardwright.kernels.row import (
     Attrs,
@@ -51,14 +51,6 @@ def _cross_entropy_backward_makes(call: KernelCall) -> Makes:
     return [[like(call["log_probs"])]]
 
 
-def _cross_entropy(kind: str, names: str) -> Emitter:
-    def emit(call: NodeCall) -> Emission:
-        reduction, ignore = call.given("reduction ignore")
-        return call.emit(kind, call.given(names), reduction=reduction, ignore=ignore)
-
-    return emit
-
-
 def _cross_entropy_torch(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
     x, target, weight = ins
     (loss, total, log_probs), reduction = present(outs), attrs["reduction"]
@@ -101,13 +93,6 @@ def _mse_backward_makes(call: KernelCall) -> Makes:
     fits = broadcast(dloss, a) == a.shape
     need(fits, f"dloss is {dloss}", f"a shape that broadcasts to {list(a.shape)}")
     return [[like(a)]]
-
-
-def _mse(kind: str, names: str) -> Emitter:
-    def emit(call: NodeCall) -> Emission:
-        return call.emit(kind, call.given(names), reduction=call.arguments["reduction"])
-
-    return emit
 
 
 def _mse_torch(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
@@ -206,10 +191,13 @@ ROWS = (
         "x [n, c], target [n], w? → loss, total_weight, log_probs",
         _cross_entropy_torch,
         _cross_entropy_makes,
-        {"shardwright.cross_entropy.default": _cross_entropy("cross_entropy", "x target weight")},
+        {
+            "shardwright.cross_entropy.default": emits(
+                "cross_entropy", "x target weight", "reduction ignore"
+            )
+        },
         attributes(reduction="B", ignore="q"),
         _REDUCED,
-        aliasing="listed",
         pairs=((2, 0),),
     ),
     KernelRow(
@@ -219,13 +207,14 @@ ROWS = (
         _cross_entropy_backward_torch,
         _cross_entropy_backward_makes,
         {
-            "shardwright.cross_entropy_bwd.default": _cross_entropy(
-                "cross_entropy_bwd", "dloss log_probs target total_weight weight"
+            "shardwright.cross_entropy_bwd.default": emits(
+                "cross_entropy_bwd",
+                "dloss log_probs target total_weight weight",
+                "reduction ignore",
             )
         },
         attributes(reduction="B", ignore="q"),
         _REDUCED,
-        aliasing="listed",
         pairs=((0, 1),),
     ),
     KernelRow(
@@ -234,7 +223,7 @@ ROWS = (
         "a, b → loss",
         _mse_torch,
         _mse_makes,
-        {"aten.mse_loss.default": _mse("mse", "self target")},
+        {"aten.mse_loss.default": emits("mse", "self target", "reduction")},
         attributes(reduction="B"),
         {"reduction": 1},
     ),
@@ -244,10 +233,13 @@ ROWS = (
         "dloss, a, b → da",
         _mse_backward_torch,
         _mse_backward_makes,
-        {"aten.mse_loss_backward.default": _mse("mse_bwd", "grad_output self target")},
+        {
+            "aten.mse_loss_backward.default": emits(
+                "mse_bwd", "grad_output self target", "reduction"
+            )
+        },
         attributes(reduction="B"),
         {"reduction": 1},
-        aliasing="listed",
         pairs=((0, 1), (0, 2)),
     ),
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from shardwright.ir.tensor_meta import TensorMeta
-from shardwright.kernels.node_call import Emission, NodeCall, is_number
+from shardwright.kernels.node_call import Emission, NodeCall, emits, is_number
 from shardwright.kernels.operators import gemm
 from shardwright.kernels.row import (
     ACTIVATIONS,
@@ -57,16 +57,12 @@ def _bmm_makes(call: KernelCall) -> Makes:
 # --- from operators ------------------------------------------------------------------------------
 
 
-def _mm(call: NodeCall) -> Emission:
-    return call.emit("gemm", [0, 1, None, None])
-
-
 def _matmul(call: NodeCall) -> Emission:
-    return _mm(call) if len(call.of(1).shape) == 2 else call.emit("bmm", [0, 1])
-
-
-def _linear(call: NodeCall) -> Emission:
-    return call.emit("gemm", [*call.given("input weight bias"), None], transpose_b=1)
+    return (
+        call.emit("gemm", [0, 1, None, None])
+        if len(call.of(1).shape) == 2
+        else call.emit("bmm", [0, 1])
+    )
 
 
 def _addmm(call: NodeCall) -> Emission:
@@ -75,12 +71,6 @@ def _addmm(call: NodeCall) -> Emission:
         return None
     is_bias = call.of(added).shape == call.of(call.made[0]).shape[-1:]
     return call.emit("gemm", [a, b, *((added, None) if is_bias else (None, added))], alpha=alpha)
-
-
-def _gemm(call: NodeCall) -> Emission:
-    names = "transpose_a transpose_b activation alpha"
-    attrs = dict(zip(names.split(), call.given(names), strict=True))
-    return call.emit("gemm", call.given("a b bias residual"), **attrs)
 
 
 # --- torch's kernels -----------------------------------------------------------------------------
@@ -145,15 +135,16 @@ ROWS = (
         _gemm_torch,
         _gemm_makes,
         {
-            "aten.mm.default": _mm,
+            "aten.mm.default": emits("gemm", "self mat2 - -"),
             "aten.matmul.default": _matmul,
-            "aten.linear.default": _linear,
+            "aten.linear.default": emits("gemm", "input weight bias -", transpose_b=1),
             "aten.addmm.default": _addmm,
-            "shardwright.gemm.default": _gemm,
+            "shardwright.gemm.default": emits(
+                "gemm", "a b bias residual", "transpose_a transpose_b activation alpha"
+            ),
         },
         attributes(transpose_a="B", transpose_b="B", activation="B", alpha="d"),
         {"transpose_a": 0, "transpose_b": 0, "activation": 0, "alpha": 1.0},
-        aliasing="listed",
         pairs=((0, 3),),
     ),
     KernelRow(
@@ -162,7 +153,7 @@ ROWS = (
         "a [b, m, k], b [b, k, n] → y [b, m, n]",
         _bmm_torch,
         _bmm_makes,
-        {"aten.bmm.default": lambda call: call.emit("bmm", [0, 1])},
+        {"aten.bmm.default": emits("bmm", "self mat2")},
         attributes(alpha="d"),
         {"alpha": 1.0},
     ),

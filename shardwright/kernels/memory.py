@@ -170,7 +170,7 @@ ROWS = (
             **{f"aten.{name}": _copy for name in _COPIES},
             **{f"aten.{name}": _reshape for name in _RESHAPES},
         },
-        aliasing="elementwise",
+        elementwise=True,
     ),
     KernelRow(
         2,

@@ -110,6 +110,17 @@ legal are taken for None.
 Emitter = Callable[[NodeCall], Emission]
 
 
+def emits(kind: str, inputs: str, attrs: str = "", **fixed: Any) -> Emitter:
+    """An emitter of one call, on arguments by name; ``-`` is an operand that is absent."""
+
+    def emit(call: NodeCall) -> Emission:
+        places = [None if name == "-" else call.arguments[name] for name in inputs.split()]
+        given = {name: call.arguments[name] for name in attrs.split()}
+        return call.emit(kind, places, None, **given, **fixed)
+
+    return emit
+
+
 def is_tensor(*arguments: Any) -> bool:
     """Whether all of these arguments are tensors."""
     return all(isinstance(argument, OperandPlace) for argument in arguments)

@@ -309,7 +309,7 @@ ROWS = (
             "aten.log_softmax.int": _softmax(log=1),
         },
         attributes(dim="i", log="B"),
-        aliasing="elementwise",
+        elementwise=True,
     ),
     KernelRow(
         23,
@@ -322,7 +322,7 @@ ROWS = (
             "aten._log_softmax_backward_data.default": _softmax(log=1),
         },
         attributes(dim="i", log="B"),
-        aliasing="elementwise",
+        elementwise=True,
     ),
     # dims is how many trailing dimensions are normalized.
     KernelRow(
@@ -333,7 +333,6 @@ ROWS = (
         _layer_norm_makes,
         dict.fromkeys(("aten.native_layer_norm.default", "aten.layer_norm.default"), _layer_norm),
         attributes(dims="i", eps="d"),
-        aliasing="listed",
         pairs=((0, 0),),
     ),
     KernelRow(
@@ -345,7 +344,6 @@ ROWS = (
         {"aten.native_layer_norm_backward.default": _layer_norm_backward},
         attributes(dims="i"),
         {"dims": 1},
-        aliasing="listed",
         pairs=((0, 0), (0, 1)),
     ),
     # In training the last two outputs are the new running statistics.
@@ -357,7 +355,6 @@ ROWS = (
         _batch_norm_makes,
         {f"aten.{name}": _batch_norm for name in _BATCH_NORMS},
         attributes(training="B", momentum="d", eps="d"),
-        aliasing="listed",
         pairs=((0, 0), (3, 3), (4, 4)),
     ),
     KernelRow(
@@ -368,7 +365,6 @@ ROWS = (
         _batch_norm_backward_makes,
         {"aten.native_batch_norm_backward.default": _batch_norm_backward},
         attributes(training="B", eps="d"),
-        aliasing="listed",
         pairs=((0, 0), (0, 1)),
     ),
 )

@@ -5,9 +5,9 @@
     cross_entropy      log-softmax and negative log-likelihood of classes, and its gradient
     conv               act(convolution + bias + residual)
 
-What always holds: each is functional, has a fake, and its reference here is what every kernel of
-the kind of the same name is held against. Activations are numbers of `row.ACTIVATIONS`. Every
-process that imports the package has them; no file has to require a module for them.
+Each is functional and has a fake; every kernel of the kind of the same name is compared with it.
+Activations are numbers of `row.ACTIVATIONS`. Every process that imports the package has them; no
+file has to require a module for them.
 """
 
 from __future__ import annotations

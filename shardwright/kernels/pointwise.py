@@ -10,7 +10,7 @@ import torch
 from shardwright.ir.dropout import dropout
 from shardwright.ir.tensor_meta import COMPLEX, TensorMeta, torch_dtype
 from shardwright.kernels.chains import evaluate, parse_chain
-from shardwright.kernels.node_call import Emission, NodeCall, is_number, is_tensor
+from shardwright.kernels.node_call import Emission, NodeCall, emits, is_number, is_tensor
 from shardwright.kernels.row import (
     FLOATS,
     Attrs,
@@ -203,7 +203,7 @@ ROWS = (
         {"aten.add.Tensor": _add},
         attributes(alpha="d"),
         {"alpha": 1.0},
-        aliasing="elementwise",
+        elementwise=True,
     ),
     KernelRow(
         9,
@@ -211,7 +211,7 @@ ROWS = (
         "x [.., n], bias [n] → y",
         _bias_add_torch,
         _bias_add_makes,
-        aliasing="elementwise",
+        elementwise=True,
     ),
     KernelRow(
         10,
@@ -219,8 +219,8 @@ ROWS = (
         "x → y",
         _relu_torch,
         _relu_makes,
-        {"aten.relu.default": lambda call: call.emit("relu", [0])},
-        aliasing="elementwise",
+        {"aten.relu.default": emits("relu", "self")},
+        elementwise=True,
     ),
     KernelRow(
         11,
@@ -231,7 +231,7 @@ ROWS = (
         {"aten.threshold_backward.default": _relu_backward},
         attributes(threshold="d"),
         {"threshold": 0.0},
-        aliasing="elementwise",
+        elementwise=True,
     ),
     # A program over one element: see `chains`.
     KernelRow(
@@ -242,7 +242,7 @@ ROWS = (
         _chain_makes,
         {"shardwright.chain.default": _chain},
         attributes(program="s"),
-        aliasing="elementwise",
+        elementwise=True,
     ),
     KernelRow(
         13,
@@ -252,6 +252,6 @@ ROWS = (
         _dropout_makes,
         {"shardwright.dropout.default": _dropout},
         attributes(p="d", seed="q", site="q", offsets="q*", whole_shape="q*"),
-        aliasing="elementwise",
+        elementwise=True,
     ),
 )

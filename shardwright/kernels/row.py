@@ -24,7 +24,7 @@ import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -137,11 +137,10 @@ class KernelRow:
         Emitters of operators, by full name.
     schemas, defaults
         Fields of the blob by schema number, 1 and up; what schema 0 means.
-    aliasing
-        What an output may share with an input that nobody reads afterwards. ``elementwise``: any
-        output with any input of its shape, dtype and strides, since an element is read before it is
-        written and no other is read. ``listed``: ``pairs`` of an output and an input, or the
-        ``written`` lists.
+    elementwise, pairs
+        What an output may share with an input that nobody reads afterwards: any with any of its
+        shape, dtype and strides, since an element is read before it is written and no other is
+        read; else these pairs of an output and an input, or the ``written`` lists.
     lists, written
         For multi-tensor kinds, how many lists of equal length the inputs begin with, and which of
         them the outputs renew, in the outputs' order.
@@ -159,7 +158,7 @@ class KernelRow:
     from_aten: Mapping[str, Emitter] = field(default_factory=dict)
     schemas: Mapping[int, AttrSchema] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    aliasing: Literal["none", "elementwise", "listed"] = "none"
+    elementwise: bool = False
     pairs: tuple[tuple[int, int], ...] = ()
     lists: int = 0
     written: tuple[int, ...] = ()
@@ -195,7 +194,7 @@ class KernelRow:
 
     def aliases(self, n_in: int, n_out: int) -> list[tuple[int, int]]:
         """Which outputs may lie in which inputs, by place."""
-        if self.aliasing == "elementwise":
+        if self.elementwise:
             return [(o, k) for o in range(n_out) for k in range(n_in)]
         if not self.lists:
             return [(o, k) for o, k in self.pairs if k < n_in]

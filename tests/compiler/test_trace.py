@@ -7,12 +7,19 @@ import torch
 
 from shardwright.compiler.executor import Executor
 from shardwright.compiler.segments import NativeSegment
-from shardwright.compiler.trace import Trace, check_trace, trace_run
+from shardwright.compiler.trace import Trace, check_trace, trace_of
 from shardwright.errors import ExecError
 from shardwright.kernels.kinds import kind_of
 from shardwright.kernels.native.library import load
 from tests.compiler.running import assert_close, contents, feed_of, planned, run_nodes
 from tests.graphs import language_model, tokens
+
+
+def trace_run(executor: Executor) -> Trace:
+    """What one run on what is bound calls."""
+    with executor.logging() as log:
+        executor.run(copy=False)
+    return trace_of(executor.plan, log)
 
 
 @pytest.fixture(params=[False, True], ids=["torch", "native"])

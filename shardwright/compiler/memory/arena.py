@@ -1,13 +1,13 @@
-"""Offsets in an arena: where memory lies that lives for a while.
+"""Offset assignment in an arena: where memory is that lives for a while.
 
-Comes in: intervals, each from the first call that needs it to the last, both included, with a size
-in bytes. Goes out: an offset for each, and the arena's size. What always holds: two intervals that
-have a call in common do not overlap in memory, and offsets are multiples of `ALIGNMENT`.
+A live range is from the first call that needs memory to the last, both included, with a size in
+bytes. Two ranges that have a call in common do not overlap in memory; offsets are multiples of
+`ALIGNMENT`.
 
 First each is placed as it begins, in the smallest hole that fits: fast, and often nearly exact.
-Where that takes more than the peak, other orders are tried, each interval in the smallest hole
-between those that live at the same time: first what lives at the peak, which then lies as tightly
-as can be, and the rest where that leaves room; the largest; and then what lay highest. The smallest
+Where that takes more than the peak, other orders are tried, each range in the smallest hole between
+those that live at the same time: first what lives at the peak, which is then packed as tightly as
+can be, and the rest where that leaves room; the largest; and then what was highest. The smallest
 arena is taken.
 """
 

@@ -156,9 +156,12 @@ def make_exec_plan(
     """
     targets = _targets(lowered, donated or {})
     _check_static(lowered, static, targets)
-    graph = legalize_layouts(lowered, find_bases(lowered.values, lowered.ops))
-    graph, targets = keep_results(graph, targets, find_bases(graph.values, graph.ops))
-    bases = find_bases(graph.values, graph.ops)
+    bases = find_bases(lowered.values, lowered.ops)
+    if (graph := legalize_layouts(lowered, bases)) is not lowered:
+        bases = find_bases(graph.values, graph.ops)
+    kept, targets = keep_results(graph, targets, bases)
+    if kept is not graph:
+        graph, bases = kept, find_bases(kept.values, kept.ops)
     uses = find_uses(graph, bases, targets)
     order = hinted_order(uses)
     plan = _plan_in_order(graph, bases, targets, static, outputs, order)

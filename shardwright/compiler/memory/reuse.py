@@ -73,7 +73,8 @@ class MemoryReuse:
             self._claim(target, result)
         self._ends = {base: self.last.get(base, -1) for base in self.owner}
         for index, op in self._no_views():
-            if kind_of(op.kind_id).aliasing != "none":
+            kind = kind_of(op.kind_id)
+            if kind.elementwise or kind.pairs or kind.lists:
                 self._reuse(index)
 
     def _no_views(self) -> Iterator[tuple[int, LoweredOp]]:
@@ -93,7 +94,7 @@ class MemoryReuse:
             for o, k in () if op.must("no_alias") else shared:
                 if ABSENT not in (op.out_vids[o], op.in_vids[k]):
                     pairs.setdefault(op.out_vids[o], []).append((op.in_vids[k], k))
-            self._calls[index] = _Operands(kind.aliasing == "elementwise", readers, pairs)
+            self._calls[index] = _Operands(kind.elementwise, readers, pairs)
         return self._calls[index]
 
     # --- results that replace external memory -------------------------------------------------

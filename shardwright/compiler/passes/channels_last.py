@@ -1,14 +1,14 @@
-"""Channels last in memory, wherever a graph convolves.
+"""Channels-last layout, wherever a graph of inference convolves.
 
-Comes in: a graph of inference. Goes out: the same in which two-dimensional convolutions read and
-make tensors with their channels last, and what can go on so (elementwise operators, norms, pools,
-views) does. At a border to an operator that wants another order stands one copy for a value,
-between convolutions none. What always holds: inputs and outputs of the graph lie as before, values
-are the same; a graph that is a step of training stays as it is.
+Two-dimensional convolutions read and make tensors with their channels last, and what can go on so
+(elementwise operators, norms, pools, views) does. At a border to an operator that wants another
+order there is one copy of a value, between convolutions none. Inputs and outputs of the graph keep
+their layouts; a graph that is a step of training stays as it is.
 
-A value's new layout is not chosen but inferred: each operator runs on fake tensors that lie as its
-inputs lie now, and its result lies as torch then makes it. Where one channel or one pixel leaves
-open which order a tensor is in, torch goes by the strides of such dimensions; so they are kept.
+A value's new layout is not chosen but inferred: each operator runs on fake tensors with its inputs'
+present strides, and its result has those that torch then gives it. Where one channel or one pixel
+leaves open which order a tensor is in, torch goes by the strides of such dimensions; so they are
+kept.
 """
 
 from __future__ import annotations

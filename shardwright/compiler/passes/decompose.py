@@ -66,7 +66,7 @@ def decompose(
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OperatorCall:
     """A call to decompose: inputs are ids of the result, ``outputs`` the values it is to make."""
 
     op: str
@@ -96,7 +96,7 @@ class Decomposer:
         rewriter = self.rewriter
         outputs = [None if i is None else rewriter.source.values[i] for i in node.results]
         inputs = [rewriter.now(value_id) for value_id in node.inputs]
-        made = self.lower(Call(node.op, inputs, node.attrs, outputs, node), composed=True)
+        made = self.lower(OperatorCall(node.op, inputs, node.attrs, outputs, node), composed=True)
         pairs = [
             (old, new)
             for old, new in zip(outputs, made, strict=True)
@@ -108,7 +108,7 @@ class Decomposer:
         else:
             self._emit(node.op, inputs, outputs, node.attrs, node)
 
-    def lower(self, call: Call, *, composed: bool) -> Results:
+    def lower(self, call: OperatorCall, *, composed: bool) -> Results:
         """Append what does the call's work; gives what it makes, by place."""
         rule = RULES.get(call.op)
         if rule is not None and (made := rule(self, call)) is not None:
@@ -117,13 +117,17 @@ class Decomposer:
             return made
         return self._emit(call.op, call.inputs, call.outputs, call.attrs, call.like)
 
-    def then(self, op: str, inputs: Sequence[int], attrs: Mapping[str, Any], call: Call) -> int:
+    def then(
+        self, op: str, inputs: Sequence[int], attrs: Mapping[str, Any], call: OperatorCall
+    ) -> int:
         """Append a call of one result on the way to a call's result; gives its id."""
         value = self._inferred(op, inputs, attrs, call)
         self._emit(op, inputs, [value], attrs, call.like)
         return value.id
 
-    def ends(self, op: str, inputs: Sequence[int], attrs: Mapping[str, Any], call: Call) -> Results:
+    def ends(
+        self, op: str, inputs: Sequence[int], attrs: Mapping[str, Any], call: OperatorCall
+    ) -> Results:
         """Append the call whose result stands for a call's one result, under its name if it can."""
         value = self._inferred(op, inputs, attrs, call)
         if same_layout(value, call.output):
@@ -131,7 +135,7 @@ class Decomposer:
         return self._emit(op, inputs, [value], attrs, call.like)
 
     def _inferred(
-        self, op: str, inputs: Sequence[int], attrs: Mapping[str, Any], call: Call
+        self, op: str, inputs: Sequence[int], attrs: Mapping[str, Any], call: OperatorCall
     ) -> IRValue:
         """A fresh value as the operator makes it."""
         rewriter = self.rewriter
@@ -141,7 +145,9 @@ class Decomposer:
         name = call.output.name
         return rewriter.made.new_value(name, found.shape, dtype, strides=found.stride())
 
-    def last(self, op: str, inputs: Sequence[int], attrs: Mapping[str, Any], call: Call) -> Results:
+    def last(
+        self, op: str, inputs: Sequence[int], attrs: Mapping[str, Any], call: OperatorCall
+    ) -> Results:
         """Append the call that makes a call's one result."""
         return self._emit(op, inputs, [call.output], attrs, call.like)
 
@@ -163,7 +169,7 @@ class Decomposer:
             self._flipped[outputs[0].id] = inputs[0]
         return [None if value is None else value.id for value in outputs]
 
-    def _apart(self, call: Call) -> Results | None:
+    def _apart(self, call: OperatorCall) -> Results | None:
         """Append what torch composes the operator of, None where it does not."""
         values = [self.rewriter.of(value_id) for value_id in call.inputs]
         template = self._composites.of(call.op, values, call.attrs)
@@ -183,7 +189,7 @@ class Decomposer:
                 for i in node.results
             ]
             inputs = [here[i] for i in node.inputs]
-            inner = Call(node.op, inputs, node.attrs, outputs, call.like)
+            inner = OperatorCall(node.op, inputs, node.attrs, outputs, call.like)
             made = self.lower(inner, composed=False)
             here |= {
                 old: new
@@ -223,7 +229,7 @@ def _are_floats(decomposer: Decomposer, *values: Any) -> bool:
 
 def _gemm(
     decomposer: Decomposer,
-    call: Call,
+    call: OperatorCall,
     a: tuple[int, bool],
     b: tuple[int, bool],
     *,
@@ -250,7 +256,7 @@ def _gemm(
     return decomposer.last(GEMM, inputs, attrs, call)
 
 
-def _linear(decomposer: Decomposer, call: Call) -> Results | None:
+def _linear(decomposer: Decomposer, call: OperatorCall) -> Results | None:
     given = bound(call.op, call.inputs, call.attrs)
     x, w, bias = (given[name] for name in ("input", "weight", "bias"))
     if len(decomposer.rewriter.of(x).shape) < 2 or len(decomposer.rewriter.of(w).shape) != 2:
@@ -260,12 +266,12 @@ def _linear(decomposer: Decomposer, call: Call) -> Results | None:
     return _gemm(decomposer, call, left, (matrix, not flipped), bias=bias)
 
 
-def _mm(decomposer: Decomposer, call: Call) -> Results | None:
+def _mm(decomposer: Decomposer, call: OperatorCall) -> Results | None:
     a, b = call.inputs
     return _gemm(decomposer, call, decomposer.matrix(a), decomposer.matrix(b))
 
 
-def _addmm(decomposer: Decomposer, call: Call) -> Results | None:
+def _addmm(decomposer: Decomposer, call: OperatorCall) -> Results | None:
     given = bound(call.op, call.inputs, call.attrs)
     added, a, b = (given[name] for name in ("self", "mat1", "mat2"))
     if given["beta"] != 1 or isinstance(given["alpha"], Tensor):
@@ -279,7 +285,7 @@ def _addmm(decomposer: Decomposer, call: Call) -> Results | None:
     return _gemm(decomposer, call, *operands, alpha=alpha, **{role: added})
 
 
-def _baddbmm(decomposer: Decomposer, call: Call) -> Results | None:
+def _baddbmm(decomposer: Decomposer, call: OperatorCall) -> Results | None:
     given = bound(call.op, call.inputs, call.attrs)
     if isinstance(given["alpha"], Tensor) or isinstance(given["beta"], Tensor):
         return None
@@ -294,7 +300,7 @@ def _baddbmm(decomposer: Decomposer, call: Call) -> Results | None:
     return decomposer.ends("aten.add.Tensor", [made, added], {"alpha": 1}, call)
 
 
-def _stack(decomposer: Decomposer, call: Call) -> Results | None:
+def _stack(decomposer: Decomposer, call: OperatorCall) -> Results | None:
     dim = call.attrs["dim"] % len(call.output.shape)
     parts = [
         decomposer.then("aten.unsqueeze.default", [value_id], {"dim": dim}, call)
@@ -304,7 +310,7 @@ def _stack(decomposer: Decomposer, call: Call) -> Results | None:
     return decomposer.ends("aten.cat.default", parts, {"tensors": listed, "dim": dim}, call)
 
 
-def _sum(decomposer: Decomposer, call: Call) -> Results | None:
+def _sum(decomposer: Decomposer, call: OperatorCall) -> Results | None:
     """A sum of another dtype than its input's: the cast can then be part of what is before it."""
     (x,) = call.inputs
     dtype = call.attrs["dtype"]
@@ -314,10 +320,10 @@ def _sum(decomposer: Decomposer, call: Call) -> Results | None:
     return decomposer.ends(call.op, [cast], {**call.attrs, "dtype": None}, call)
 
 
-Rule = Callable[[Decomposer, Call], Results | None]
+Rule = Callable[[Decomposer, OperatorCall], Results | None]
 
 
-def _with_backward(decomposer: Decomposer, call: Call) -> Results:
+def _with_backward(decomposer: Decomposer, call: OperatorCall) -> Results:
     """What it was given first: nothing is differentiated any more."""
     return [call.inputs[item.index] for item in call.attrs["made"]]
 

@@ -24,7 +24,6 @@ from shardwright.compiler.passes.rewriter import (
     Rewriter,
     Tensor,
     arguments,
-    call_attributes,
     same_layout,
 )
 from shardwright.ir import IRGraph, IRNode, IRValue
@@ -227,21 +226,16 @@ def _write(rewriter: Rewriter, call: FusedCall) -> None:
     """Append the fused call, and a view where what it took in came after one."""
     values = rewriter.source.values
     own, made = values[call.node.outputs[0]], values[call.last.outputs[0]]
-    given = {
-        key: Tensor(rewriter.now(item)) if isinstance(item, Tensor) else item
-        for key, item in call.given.items()
-    }
-    residual = given["residual"]
-    if residual is not None and rewriter.of(residual).shape != own.shape:
-        size = {"size": list(own.shape)}
+    given, residual = dict(call.given), call.given["residual"]
+    if residual is not None and values[residual].shape != own.shape:
+        size, name = {"size": list(own.shape)}, values[residual].name
         (viewed,) = rewriter.call(
-            "aten.view.default", [residual], size, call.last, rewriter.of(residual).name
+            "aten.view.default", [rewriter.now(residual)], size, call.last, name
         )
         assert viewed is not None
         given["residual"] = Tensor(viewed)
-    inputs, attrs = call_attributes(call.op, given)
     output = made if own.shape == made.shape else rewriter.fresh(own)
-    rewriter.emit(call.op, inputs, [output], attrs, call.node if call.op == CONV else call.last)
+    rewriter.write(call.op, given, [output], call.node if call.op == CONV else call.last)
     if output is not made:
         size = {"size": list(made.shape)}
         rewriter.emit("aten.view.default", [output.id], [made], size, call.last)

@@ -1,14 +1,11 @@
 """Batch norms in evaluation, folded into the convolution or linear layer before them.
 
-Comes in: a graph of inference. Goes out: the same without each batch norm whose statistics and
-weights are stored, and whose input is a convolution or linear layer of stored weights that nothing
-else reads: with s = weight / sqrt(var + eps), conv(x, W, b) followed by the norm is
-conv(x, s W, s (b - mean) + bias).
+Statistics and weights are stored, and nothing else reads the layer's result. With
+s = weight / sqrt(var + eps), a norm of conv(x, W, b) is conv(x, s W, s (b - mean) + bias).
 
-The folded weights are computed here, once, in f64, and are stored constants of the new graph. They
-are made of the contents that ``graph.tensors`` has now: whoever replaces weights afterwards folds
-again. What always holds: no value that an update replaces is folded, and a weight that stands at
-several places is folded for each by itself.
+The folded weights are computed here, once, in f64, of the contents that ``graph.tensors`` has now:
+whoever replaces weights afterwards folds again. No value that an update replaces is folded; a
+weight that several layers share is folded for each by itself.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from shardwright.compiler.passes.rewriter import Rewriter, Tensor, arguments, call_attributes
+from shardwright.compiler.passes.rewriter import Rewriter, Tensor, arguments
 from shardwright.ir import IRGraph, IRNode
 
 LAYERS = frozenset(
@@ -127,15 +124,13 @@ def _emit(rewriter: Rewriter, layer: IRNode, norm: _Norm, node: IRNode) -> None:
         bias = bias + norm.scale * graph.tensors[given["bias"]].detach().double()
     name = graph.values[given["weight"]].name
     folded = {
-        "input": Tensor(rewriter.now(given["input"])),
         # the product is of f64, rounded as it is written
         "weight": _constant(
             rewriter, f"{name}.folded", torch.mul(weight, scale, out=torch.empty_like(weight))
         ),
         "bias": _constant(rewriter, f"{name}.folded_bias", bias.to(weight.dtype)),
     }
-    inputs, attrs = call_attributes(layer.op, given | folded)
-    rewriter.emit(layer.op, inputs, [graph.values[node.outputs[0]]], attrs, layer)
+    rewriter.write(layer.op, given | folded, [graph.values[node.outputs[0]]], layer)
 
 
 def _constant(rewriter: Rewriter, name: str, contents: torch.Tensor) -> Tensor:

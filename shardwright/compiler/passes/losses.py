@@ -3,9 +3,8 @@
     _log_softmax, nll_loss_forward                 shardwright::cross_entropy
     nll_loss_backward, _log_softmax_backward_data  shardwright::cross_entropy_bwd
 
-Comes in: a graph in which they stand apart, as training graphs have them. Goes out: one in which
-they are together where scores are [n, c] and classes [n]; the log-probabilities are still a result,
-for whoever reads them. What always holds: losses and gradients keep their rounding.
+They are fused where scores are [n, c] and classes [n]; the log-probabilities are still a result,
+for whatever reads them. Losses and gradients keep their rounding.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from shardwright.compiler.passes.rewriter import (
     Rewriter,
     Tensor,
     arguments,
-    call_attributes,
     same_layout,
 )
 from shardwright.ir import IRGraph, IRNode
@@ -96,40 +94,20 @@ def _is_of_classes(graph: IRGraph, node: IRNode, op: str) -> bool:
 
 
 def _write_forward(rewriter: Rewriter, softmax: IRNode, loss: IRNode) -> None:
-    given = arguments(loss)
-    weight, target = given["weight"], given["target"]
-    inputs, attrs = call_attributes(
-        CROSS_ENTROPY,
-        {
-            "x": Tensor(rewriter.now(softmax.inputs[0])),
-            "target": Tensor(rewriter.now(target)),
-            "weight": None if weight is None else Tensor(rewriter.now(weight)),
-            "reduction": given["reduction"],
-            "ignore": given["ignore_index"],
-        },
-    )
-    values = rewriter.source.values
+    given, values = arguments(loss), rewriter.source.values
+    named = {name: given[name] for name in ("target", "weight", "reduction")}
+    named |= {"x": Tensor(softmax.inputs[0]), "ignore": given["ignore_index"]}
     outputs = [values[i] for i in (*loss.outputs, softmax.outputs[0])]
-    rewriter.emit(CROSS_ENTROPY, inputs, outputs, attrs, loss)
+    rewriter.write(CROSS_ENTROPY, named, outputs, loss)
 
 
 def _write_backward(rewriter: Rewriter, loss: IRNode, softmax: IRNode) -> None:
-    given = arguments(loss)
-    weight = given["weight"]
-    inputs, attrs = call_attributes(
-        CROSS_ENTROPY_BACKWARD,
-        {
-            "dloss": Tensor(rewriter.now(given["grad_output"])),
-            "log_probs": Tensor(rewriter.now(given["self"])),
-            "target": Tensor(rewriter.now(given["target"])),
-            "total_weight": Tensor(rewriter.now(given["total_weight"])),
-            "weight": None if weight is None else Tensor(rewriter.now(weight)),
-            "reduction": given["reduction"],
-            "ignore": given["ignore_index"],
-        },
+    given, made = arguments(loss), rewriter.source.values[softmax.outputs[0]]
+    named = {name: given[name] for name in ("target", "total_weight", "weight", "reduction")}
+    named |= {"dloss": given["grad_output"], "log_probs": given["self"]}
+    rewriter.write(
+        CROSS_ENTROPY_BACKWARD, named | {"ignore": given["ignore_index"]}, [made], softmax
     )
-    output = rewriter.source.values[softmax.outputs[0]]
-    rewriter.emit(CROSS_ENTROPY_BACKWARD, inputs, [output], attrs, softmax)
 
 
 # --- means ----------------------------------------------------------------------------------------

@@ -3,15 +3,15 @@
     norms           into the weights before them, in inference
     decompose       operators that have kinds of their own
     merge           what is computed twice
-    channels last   wherever convolutions are, and what follows them done by them, in inference
+    channels last   wherever convolutions are, and their epilogues, in inference
     fold            what is the same in every run
     losses          cross entropy in one piece, as a mean where it is one
     concatenations  in the order in which they are read
-    products        with what follows them
+    products        with their epilogues
     chains          of elementwise operators, where there are kernels for them
     dead code       what nothing needs any more
 
-What always holds: each of them takes a valid graph and gives one that computes the same.
+Each takes a valid graph and gives one that computes the same.
 """
 
 from __future__ import annotations

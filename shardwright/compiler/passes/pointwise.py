@@ -21,8 +21,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.compiler.passes.pointwise_memory import Done, LivenessBound, Recomputing
-from shardwright.compiler.passes.pointwise_rules import CAST, Writer, family, instructions, length
+from shardwright.compiler.passes.pointwise_memory import ChainNodes, LivenessBound, Recomputing
+from shardwright.compiler.passes.pointwise_rules import (
+    CAST,
+    ChainWriter,
+    family,
+    instructions,
+    length,
+)
 from shardwright.compiler.passes.rewriter import Rewriter
 from shardwright.errors import GraphError
 from shardwright.ir import IRGraph, IRNode, IRValue
@@ -104,7 +110,7 @@ class _Fuser:
         for part in self._parts(group):
             if not _is_worth_it(part):
                 continue
-            if (written := self._written(Done(part))) is not None:
+            if (written := self._written(ChainNodes(part))) is not None:
                 yield written
             elif otherwise is not None and len(part) > 1:
                 for smaller in groups(self._graph, part, otherwise, self._kept):
@@ -139,7 +145,7 @@ class _Fuser:
     def _is_small(self, nodes: Sequence[IRNode], operands: int) -> bool:
         return operands <= WIDEST and sum(length(node) or 0 for node in nodes) <= LONGEST
 
-    def _can(self, done: Done, dropped: Collection[int]) -> bool:
+    def _can(self, done: ChainNodes, dropped: Collection[int]) -> bool:
         """Whether a chain can do so much, where nobody stores some values."""
         written = self._written(done, dropped)
         if written is None:
@@ -161,7 +167,7 @@ class _Fuser:
             v for v in every if v in self._kept or not users[v] or not inside.issuperset(users[v])
         ]
 
-    def _written(self, done: Done, dropped: Collection[int] = ()) -> Written | None:
+    def _written(self, done: ChainNodes, dropped: Collection[int] = ()) -> Written | None:
         """The chain of a group, None where its results would lie in another way, or round so."""
         values = self._graph.values
         outputs = [values[v] for v in self._made(done.nodes) if v not in dropped]
@@ -177,7 +183,7 @@ class _Fuser:
         for value_id in (value_id for node in nodes for value_id in node.inputs):
             if (number := literal(self._graph, value_id)) is not None:
                 operands[value_id] = number
-        writer = Writer(operands.__getitem__)
+        writer = ChainWriter(operands.__getitem__)
         for node in nodes:
             operands[node.outputs[0]] = self._result(writer, operands, node)
         numbers = [_number(writer, operands[value.id]) for value in outputs]
@@ -186,7 +192,7 @@ class _Fuser:
         return Written(done.nodes, inputs, outputs, chain)
 
     def _result(
-        self, writer: Writer, operands: Mapping[int, ChainOperand], node: IRNode
+        self, writer: ChainWriter, operands: Mapping[int, ChainOperand], node: IRNode
     ) -> ChainOperand:
         """What a node computes; a cast to another float is what it casts."""
         made = self._graph.values[node.outputs[0]]
@@ -259,7 +265,7 @@ def _sized_strides(value: IRValue) -> list[int]:
     return [stride for stride, size in zip(strides, value.shape, strict=True) if size > 1]
 
 
-def _number(writer: Writer, operand: ChainOperand) -> int:
+def _number(writer: ChainWriter, operand: ChainOperand) -> int:
     """The instruction whose result an output is; one that leaves an input as it is, if need be."""
     if not isinstance(operand, ChainResult):
         writer.instructions.append(ChainInstruction("mul", (operand, 1.0)))

@@ -118,7 +118,7 @@ CHEAP = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class ChainNodes:
     """A chain's own nodes, and those of others that it does again, both in the graph's order."""
 
     nodes: Sequence[IRNode]
@@ -152,9 +152,9 @@ class Recomputing:
         families: Mapping[int, Family],
         kept: Collection[int],
         reads: Callable[[Sequence[IRNode]], Collection[int]],
-        can: Callable[[Done, Collection[int]], bool],
+        can: Callable[[ChainNodes, Collection[int]], bool],
     ) -> None:
-        self.chains = [Done(nodes) for nodes in chains]
+        self.chains = [ChainNodes(nodes) for nodes in chains]
         self.dropped: set[int] = set()
         """Values that no chain stores."""
         self._graph, self._families, self._kept = graph, families, kept
@@ -175,7 +175,7 @@ class Recomputing:
         dropped = {*self.dropped, value.id}
         if not self._can(self.chains[maker], dropped):
             return
-        trials: dict[int, Done] = {}
+        trials: dict[int, ChainNodes] = {}
         for user in users:
             trial = self._with(value, maker, user)
             if trial is None or not self._can(trial, dropped):
@@ -186,7 +186,7 @@ class Recomputing:
             self.chains[user] = trial
             self._borrowed.update(self._reads(trial.again))
 
-    def _with(self, value: IRValue, maker: int, user: int) -> Done | None:
+    def _with(self, value: IRValue, maker: int, user: int) -> ChainNodes | None:
         """A chain that does the value again too; None where that is not cheap, or holds more."""
         done = self.chains[user]
         made = {node.outputs[0]: node for node in self.chains[maker].nodes}
@@ -205,7 +205,7 @@ class Recomputing:
                 return None
             found[value_id] = node
             waiting += node.inputs
-        return Done(done.nodes, sorted(found.values(), key=lambda node: self._place[node.id]))
+        return ChainNodes(done.nodes, sorted(found.values(), key=lambda node: self._place[node.id]))
 
     def _is_cheap(self, node: IRNode, family: Family) -> bool:
         """Whether a chain of a family may do a node again, which rounds as it did."""

@@ -20,7 +20,7 @@ from shardwright.kernels.chains import ChainInput, ChainInstruction, ChainOperan
 Arguments = Mapping[str, Any]
 
 
-class Writer:
+class ChainWriter:
     """Appends instructions; ``operand`` gives the operand that stands for a value."""
 
     def __init__(self, operand: Callable[[int], ChainOperand]) -> None:
@@ -38,13 +38,13 @@ class Writer:
         return item if isinstance(item, (ChainInput, ChainResult)) else float(item)
 
 
-Row = Callable[[Writer, Arguments], ChainOperand | None]
+Row = Callable[[ChainWriter, Arguments], ChainOperand | None]
 
 
 def _plain(op: str, *names: str) -> Row:
     """One instruction on the arguments of these names."""
 
-    def write(w: Writer, given: Arguments) -> ChainOperand | None:
+    def write(w: ChainWriter, given: Arguments) -> ChainOperand | None:
         return w(op, *(given[name] for name in names))
 
     return write
@@ -53,7 +53,7 @@ def _plain(op: str, *names: str) -> Row:
 def _scaled(op: str, first: str, second: str) -> Row:
     """``first op alpha * second``."""
 
-    def write(w: Writer, given: Arguments) -> ChainOperand | None:
+    def write(w: ChainWriter, given: Arguments) -> ChainOperand | None:
         alpha = given["alpha"]
         other = given[second]
         return w(op, given[first], other if alpha == 1 else w("mul", other, alpha))
@@ -64,20 +64,20 @@ def _scaled(op: str, first: str, second: str) -> Row:
 def _gelu(backward: bool) -> Row:
     names = ("grad_output", "self") if backward else ("self",)
 
-    def write(w: Writer, given: Arguments) -> ChainOperand | None:
+    def write(w: ChainWriter, given: Arguments) -> ChainOperand | None:
         op = "gelu_tanh" if given["approximate"] == "tanh" else "gelu"
         return w(f"{op}_bwd" if backward else op, *(given[name] for name in names))
 
     return write
 
 
-def _relu_backward(w: Writer, given: Arguments) -> ChainOperand | None:
+def _relu_backward(w: ChainWriter, given: Arguments) -> ChainOperand | None:
     if isinstance(given["threshold"], Tensor) or given["threshold"] != 0:
         return None
     return w("relu_bwd", given["grad_output"], given["self"])
 
 
-def _power(w: Writer, given: Arguments) -> ChainOperand | None:
+def _power(w: ChainWriter, given: Arguments) -> ChainOperand | None:
     """As torch does whole and half powers."""
     x, exponent = given["self"], given["exponent"]
     if isinstance(exponent, Tensor) or exponent not in _POWERS:
@@ -85,7 +85,7 @@ def _power(w: Writer, given: Arguments) -> ChainOperand | None:
     return _POWERS[exponent](w, x)
 
 
-_POWERS: Mapping[float, Callable[[Writer, Any], ChainOperand]] = {
+_POWERS: Mapping[float, Callable[[ChainWriter, Any], ChainOperand]] = {
     2: lambda w, x: w("square", x),
     3: lambda w, x: w("mul", w("square", x), x),
     0.5: lambda w, x: w("sqrt", x),
@@ -95,12 +95,12 @@ _POWERS: Mapping[float, Callable[[Writer, Any], ChainOperand]] = {
 }
 
 
-def _divide(w: Writer, given: Arguments) -> ChainOperand | None:
+def _divide(w: ChainWriter, given: Arguments) -> ChainOperand | None:
     return w("div", given["self"], given["other"])
 
 
 def _clamp(low: str | None, high: str | None) -> Row:
-    def write(w: Writer, given: Arguments) -> ChainOperand | None:
+    def write(w: ChainWriter, given: Arguments) -> ChainOperand | None:
         made = given["self"]
         if low and given[low] is not None:
             made = w("max", made, given[low])
@@ -111,14 +111,14 @@ def _clamp(low: str | None, high: str | None) -> Row:
     return write
 
 
-def _masked_fill(w: Writer, given: Arguments) -> ChainOperand | None:
+def _masked_fill(w: ChainWriter, given: Arguments) -> ChainOperand | None:
     return w("where", given["mask"], given["value"], given["self"])
 
 
 def _product_added(op: str) -> Row:
     """``self + value * (tensor1 op tensor2)``."""
 
-    def write(w: Writer, given: Arguments) -> ChainOperand | None:
+    def write(w: ChainWriter, given: Arguments) -> ChainOperand | None:
         value, first = given["value"], given["tensor1"]
         scaled = first if value == 1 else w("mul", first, value)
         return w("add", given["self"], w(op, scaled, given["tensor2"]))
@@ -126,12 +126,12 @@ def _product_added(op: str) -> Row:
     return write
 
 
-def _leaky_relu(w: Writer, given: Arguments) -> ChainOperand | None:
+def _leaky_relu(w: ChainWriter, given: Arguments) -> ChainOperand | None:
     x, slope = given["self"], given["negative_slope"]
     return w("where", w("gt", x, 0.0), x, w("mul", x, slope))
 
 
-def _cast(w: Writer, given: Arguments) -> ChainOperand | None:
+def _cast(w: ChainWriter, given: Arguments) -> ChainOperand | None:
     """The fuser stores it as its dtype; only truth is computed."""
     return w("ne", given["self"], 0.0)
 
@@ -278,7 +278,7 @@ def length(node: IRNode) -> int | None:
     """How many instructions the operator is with these attributes; None where it cannot be any."""
     key = (node.op, repr(node.attrs))
     if key not in _lengths:
-        writer = Writer(ChainInput)
+        writer = ChainWriter(ChainInput)
         try:
             made = instructions(writer, node)
         except (TypeError, ValueError):  # a number that is no float
@@ -287,7 +287,7 @@ def length(node: IRNode) -> int | None:
     return _lengths[key]
 
 
-def instructions(writer: Writer, node: IRNode) -> ChainOperand | None:
+def instructions(writer: ChainWriter, node: IRNode) -> ChainOperand | None:
     """Append what computes the node's result."""
     given = arguments(node)
     if node.op in BITWISE:

@@ -1,11 +1,10 @@
 """Writing a graph anew from another: what every pass is made of.
 
-Comes in: a graph, which is left as it is. Goes out, by `Rewriter.finish`: another, with the same
-inputs, stored values and ends. A pass goes through the nodes in order and keeps each one, leaves it
-out, or writes others for it and says which value stands for which (`replace`). What always holds:
-values that are kept keep their ids and names, every value is made before it is read, and whatever
-stands for a value has its shape, dtype and strides, so that views of it stay right. Kernel
-calls that an emitter wrote are not kept: which results are read may be another.
+A pass goes through the nodes in order and keeps each one, leaves it out, or writes others for it
+and says which value replaces which. The source stays as it is; the result has the same inputs,
+stored values and ends. Values that are kept keep their ids and names, every value is made before it
+is read, and a replacement has the shape, dtype and strides of what it replaces, so that views of it
+stay right. Kernel calls that an emitter wrote are not kept: which results are read may be another.
 """
 
 from __future__ import annotations
@@ -103,6 +102,17 @@ class Rewriter:
         made = [value.id for value in outputs if value is not None]
         absent = tuple(i for i, value in enumerate(outputs) if value is None)
         self._append(like, self.made.fresh_id(), op, list(inputs), made, dict(attrs), absent)
+
+    def write(
+        self, op: str, given: Mapping[str, Any], outputs: Sequence[IRValue | None], like: IRNode
+    ) -> None:
+        """Append a call by all its arguments' names; tensors are ids of the source, as `Tensor`."""
+        here = {
+            name: Tensor(self.now(item)) if isinstance(item, Tensor) else item
+            for name, item in given.items()
+        }
+        inputs, attrs = call_attributes(op, here)
+        self.emit(op, inputs, outputs, attrs, like)
 
     def call(
         self, op: str, inputs: Sequence[int], attrs: Mapping[str, Any], like: IRNode, name: str

@@ -1,13 +1,9 @@
 """Builds the native kernels on the machine where they run, once.
 
-Comes in: the ``*.cpp`` and ``*.h`` files of this folder, and the machine's C++ compiler. Goes out:
-the path of a shared library in the cache. What always holds: a library's folder is named by
-everything that it depends on (sources, flags, compiler, processor, torch), so that it is never
-stale; it is written aside and renamed, so that it is there whole or not at all; processes that
-build at once wait for the first.
-
-The cache is ``$SHARDWRIGHT_CACHE``, else ``$XDG_CACHE_HOME/shardwright``, else
-``~/.cache/shardwright``.
+A library's folder in the cache is named by everything that it depends on (sources, flags, compiler,
+processor, torch), so that it is never stale; it is written aside and renamed, so that it is there
+whole or not at all; processes that build at once wait for the first. The cache is
+``$SHARDWRIGHT_CACHE``, else ``$XDG_CACHE_HOME/shardwright``, else ``~/.cache/shardwright``.
 """
 
 from __future__ import annotations

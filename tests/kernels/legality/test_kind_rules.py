@@ -14,7 +14,16 @@ from shardwright.kernels.files import check_calls
 from shardwright.kernels.kinds import BY_NAME, KINDS, bind_torch
 from shardwright.kernels.lowered import LoweredGraph, LoweredOp, ValueSpec
 from shardwright.kernels.row import ABSENT, present
-from tests.compiler.kind_calls import CALLS, Operands, floats, numbers
+from tests.kernels.kind_calls import CALLS, Operands
+
+
+def floats(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    return [torch.zeros(shape) for shape in shapes]
+
+
+def numbers(*shape: int) -> list[torch.Tensor]:
+    return [torch.zeros(shape, dtype=torch.int64)]
+
 
 each_kind = pytest.mark.parametrize("kind", CALLS)
 

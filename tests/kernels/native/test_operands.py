@@ -5,7 +5,7 @@ import torch
 
 from shardwright.kernels.kinds import BY_NAME, KINDS
 from shardwright.kernels.native.library import BoundCall, NativeOperand
-from tests.compiler.kind_calls import CALLS, Operands
+from tests.kernels.kind_calls import CALLS, Operands
 from tests.kernels.native.calls import native_bind, native_library, operand
 
 each_kind = pytest.mark.parametrize("kind", CALLS)
