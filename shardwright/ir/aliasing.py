@@ -1,9 +1,9 @@
-"""Which values of a graph may lie in the same memory.
+"""Alias analysis: which values of a graph may share memory.
 
-A value is told by its roots: the values whose memory it may be a view of, itself where its node
-makes new memory. What always holds: two values without a common root share no memory. Operators
-say in their schemas what they return a view of; those that torch composes of others may return an
-argument as it is (`dropout` in evaluation), and a few share memory without saying so.
+A value has roots: the values whose memory it may be a view of, itself where its node makes new
+memory. Two values without a common root share no memory. Operators say in their schemas what they
+return a view of; those that torch composes of others may return an argument as it is (`dropout` in
+evaluation), and a few share memory without saying so.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def memory_roots(graph: IRGraph) -> Roots:
 
 @cache
 def may_return_an_argument(op: str) -> bool:
-    """Whether what the operator returns may lie in the memory of what it is given."""
+    """Whether what the operator returns may be in the memory of what it is given."""
     overload = resolve(op)
     return (
         op in _UNDECLARED

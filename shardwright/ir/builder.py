@@ -101,7 +101,7 @@ class Builder:
         placements: Sequence[tuple[int, int]] | None = None,
         persistent: bool = True,
     ) -> IRValue:
-        """A value whose contents lie outside the graph: ``tensor``, possibly on meta.
+        """A value whose contents are outside the graph: ``tensor``, possibly on meta.
 
         ``names`` are all names under which a checkpoint may hold it, the value's by default.
         """
@@ -200,7 +200,7 @@ class Builder:
     ) -> list[IRValue]:
         """Append another graph's nodes and stored values, fed by ``inputs``; gives its outputs.
 
-        ``prefix`` is the path under which its stored values and modules stand here. ``stored``
+        ``prefix`` is the path under which its stored values and modules are here. ``stored``
         maps those of its stored values that this graph holds already to the values here; where an
         update replaces one, what is appended reads the new value.
         Raises GraphError where ``inputs`` are not as many as the graph's.

@@ -1,15 +1,13 @@
-"""Running nodes in place where a caller gives an argument's memory away.
+"""Donation: running nodes in place where a caller gives an argument's memory away.
 
     acc_new = aten.addmm.default(acc, dy, x)    becomes    acc.addmm_(dy, x); acc_new = acc
 
-Comes in: a graph, and for each donated argument the result that takes its place (an accumulator
-and its sum, a parameter and its update). Goes out: a `Donation`, which says which nodes run as
-their in-place siblings, and which results have to be copied into their arguments at the end.
-
-What always holds: afterwards the argument's memory holds the result, and every result has the
-values that it has without donation. A node runs in place only where nothing needs the old contents
-later: neither its value, nor one that may share its memory, nor a result of the graph; and where
-shape, dtype and strides stay.
+Of a graph, and for each donated argument the result that takes its place (an accumulator and its
+sum, a parameter and its update), a `Donation` says which nodes run as their in-place siblings, and
+which results have to be copied into their arguments at the end. Afterwards the argument's memory
+holds the result, and every result has the values that it has without donation. A node runs in place
+only where nothing needs the old contents later: neither its value, nor one that may share its
+memory, nor a result of the graph; and where shape, dtype and strides stay.
 """
 
 from __future__ import annotations
@@ -280,7 +278,7 @@ class _Lives:
         return [self._graph.nodes[self._index[user]] for user in users]
 
     def sharing(self, value_id: int) -> set[int]:
-        """The values that may lie in the memory of this one, itself included."""
+        """The values that may share memory with this one, itself included."""
         return set[int]().union(*(self._members[root] for root in self._roots[value_id]))
 
     def are_read(self, value_ids: Collection[int]) -> bool:

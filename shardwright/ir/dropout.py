@@ -2,8 +2,8 @@
 
     dropout(Tensor x, float p, int seed, Tensor step, int site, int[] offsets, int[] whole_shape)
 
-Comes in: ``x``, the slice that begins at ``offsets`` of a tensor of ``whole_shape``. Goes out: the
-same slice of the whole's dropout: zero where the element is dropped, else x / (1 - p). Which are
+Of ``x``, the slice that begins at ``offsets`` of a tensor of ``whole_shape``, it makes the same
+slice of the whole's dropout: zero where the element is dropped, else x / (1 - p). Which are
 dropped follows from ``seed``, ``step`` (i64[1]: counts steps and microbatches), ``site`` (which
 dropout of the program) and the element's place. So a split run drops what a whole one does, and a
 backward need not keep the mask: it is the same operator on the gradient.

@@ -113,7 +113,8 @@ def _return_lines(
 ) -> Iterator[str]:
     """What is done after the last node: copies into donated arguments, and the return.
 
-    A result that took an argument's place is returned as that argument, unless it stands twice.
+    A result that took an argument's place is returned as that argument, unless it is returned
+    twice.
     """
     names = {value_id: f"v{value_id}" for value_id in results}
     for value_id in sorted(donation.clones):

@@ -2,7 +2,7 @@
 
 A graph is functional and flat: no operator in it writes to an input, none calls a subgraph, and
 an in-place write of the program is a new value. `Builder` writes graphs; everything else reads
-them. What always holds is what `validate` checks: each value has at most one producer, is defined
+them. `validate` checks what holds of it: each value has at most one producer, is defined
 before it is used, has a shape and a dtype, and knows its users.
 
 A training step is a graph that holds markers beside operators: nodes whose ``op`` is a step of
@@ -55,7 +55,7 @@ class IRGraph:
     inputs
         Value ids, in the order of the leaves of ``in_structure``.
     outputs
-        Value ids, in the order of the leaves of ``out_structure``; a value may stand twice, and
+        Value ids, in the order of the leaves of ``out_structure``; a value may be there twice, and
         may be an input or stored.
     updates
         Stored value id to the id of the value that replaces it after a run: buffers that the
@@ -202,7 +202,7 @@ class IRGraph:
         """Run the graph as the captured model would; stored values come from ``tensors``.
 
         Raises InputError where the arguments are not what was captured, WeightError where a
-        stored value has no contents, GraphError where a node stands before one that it needs.
+        stored value has no contents, GraphError where a node is before one that it needs.
         """
         return run_graph(self, args, kwargs)
 

@@ -179,24 +179,24 @@ def memory_format_of(tensor: torch.Tensor) -> torch.memory_format:
 def _as_argument(number: int) -> _Correct:
     """In the memory format of an argument: channels last or contiguous, nothing between."""
 
-    def laid_out(results: _Results, args: Sequence[Any]) -> tuple[torch.Tensor | None, ...]:
+    def corrected(results: _Results, args: Sequence[Any]) -> tuple[torch.Tensor | None, ...]:
         first, *others = _all_contiguous(results, args)
         if first is not None:
             first = first.to(memory_format=memory_format_of(args[number]))
         return first, *others
 
-    return laid_out
+    return corrected
 
 
 def _element_by_element(*numbers: int) -> _Correct:
-    """As a product of these arguments, or of one with a number, lies: the first counts most."""
+    """In the order of a product of these arguments, or of one with a number: the first leads."""
 
-    def laid_out(results: _Results, args: Sequence[Any]) -> tuple[torch.Tensor | None, ...]:
+    def corrected(results: _Results, args: Sequence[Any]) -> tuple[torch.Tensor | None, ...]:
         first, *others = (args[number] for number in numbers)
         like = torch.ops.aten.mul.Tensor(first, *others) if others else torch.empty_like(first)
         return tuple(r if r is None else torch.empty_like(like, dtype=r.dtype) for r in results)
 
-    return laid_out
+    return corrected
 
 
 def _summed_in_double(
@@ -207,7 +207,7 @@ def _summed_in_double(
     return out, sums.to(torch.promote_types(out.dtype, torch.float32))
 
 
-_LIE_AS = {
+_CORRECTIONS = {
     _element_by_element(0): ("aten.log_sigmoid_backward.default",),
     _element_by_element(0, 5): ("aten.elu_backward.default",),
     _element_by_element(0, 1): (
@@ -247,9 +247,9 @@ _LIE_AS = {
     ),
     _summed_in_double: ("aten._scaled_dot_product_flash_attention_for_cpu.default",),
 }
-"""How results lie, and of which operators."""
+"""Corrections of results, and of which operators."""
 
 
 @cache
 def _kernels_make() -> dict[OpOverload, _Correct]:
-    return {resolve(op): correct for correct, ops in _LIE_AS.items() for op in ops}
+    return {resolve(op): correct for correct, ops in _CORRECTIONS.items() for op in ops}

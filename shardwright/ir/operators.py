@@ -1,7 +1,5 @@
 """Operators: from a name to torch's overload, and from a Python call to (tensors, attrs) and back.
 
-Comes in: an overload's full name (``aten.linear.default``), or a call of one as torch records it.
-Goes out: the overload, or the node form that `graph` describes. What always holds:
 ``join_call(op, *split_call(op, args, kwargs))`` is the same call with defaults written out.
 
 Only overloads of allowed namespaces are found, so a graph read from a file cannot reach any other
@@ -117,11 +115,11 @@ class Parameter:
     default: Any
     is_device: bool
     type: str
-    """The schema's word for what stands here: ``Tensor``, ``Optional[Layout]``, ``List[int]``."""
+    """The schema's word for what it takes: ``Tensor``, ``Optional[Layout]``, ``List[int]``."""
     takes_tensor: bool
-    """Whether one tensor may stand here; torch takes a tensor of one element for a number."""
+    """Whether it takes one tensor; torch takes a tensor of one element for a number."""
     length: int | None
-    """Of a list in whose place Python may give one number: how often it stands there."""
+    """Of a list in whose place Python may give one number: how often it is repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +178,7 @@ def split_call(
 ) -> tuple[list[Any], dict[str, Any]]:
     """Tensors and attrs of a call, in the form of `IRNode`.
 
-    ``is_tensor`` says what stands for a tensor among the arguments: a tensor, an fx node, an
+    ``is_tensor`` says what is a tensor among the arguments: a tensor, an fx node, an
     IRValue. Raises GraphError where the call does not fit the schema.
     """
     bound = _bind(overload, args, kwargs)
@@ -276,7 +274,7 @@ def substitute(value: Any, inputs: Sequence[Any], device: Any) -> Any:
 
 
 def listed_inputs(value: Any) -> Iterator[int]:
-    """The indices of the inputs that stand inside an attribute, or a list of them, in order."""
+    """The indices of the inputs inside an attribute, or a list of them, in order."""
     if isinstance(value, Input):
         yield value.index
     elif isinstance(value, list):
@@ -287,8 +285,8 @@ def listed_inputs(value: Any) -> Iterator[int]:
 # --- calls that a file writes out -----------------------------------------------------------------
 #
 # torch takes a dtype for a number, since both are numbers to it, and fills in what a call leaves
-# out. A file is held to more: every argument stands, and is of the kind that the schema says, so
-# that what a file computes is all in the file.
+# out. A file is held to more: every argument is written, and is of the kind that the schema says,
+# so that what a file computes is all in the file.
 
 _INT64 = range(-(2**63), 2**63)
 

@@ -1,7 +1,7 @@
 """What runs an operator: torch's overload, or what a graph means by it where that differs.
 
 - torch counts the ``storage_offset`` of ``as_strided`` and its kin from the beginning of the memory
-  that a tensor shares. In a graph it counts from the tensor's own first element: what stands before
+  that a tensor shares. In a graph it counts from the tensor's own first element: what is before
   it is another's, where a tensor is the rows of a microbatch or a slot of an arena.
 - Most operators look at the indices that they are given; those in `BOUNDS` read or write wherever
   an index says. In a program these come from a forward; in a file they may be anything.

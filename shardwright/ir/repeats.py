@@ -78,7 +78,7 @@ def fingerprint(graph: IRGraph, node: IRNode) -> object:
 def crossing_bytes(graph: IRGraph, nodes: Sequence[IRNode] | None = None) -> list[int]:
     """For each position between nodes, the bytes of made values that are alive across it.
 
-    Entry ``i`` stands before node ``i``; the list is one longer than the nodes. Graph outputs
+    Entry ``i`` is before node ``i``; the list is one longer than the nodes. Graph outputs
     count as used where they are made. ``nodes`` is another order in which they can run.
     """
     order = graph.nodes if nodes is None else nodes

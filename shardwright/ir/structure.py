@@ -92,7 +92,7 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Record(dict[Any, Any]):
-    """A dict with attribute access: stands for an object whose class is not loaded."""
+    """A dict with attribute access, in place of an object whose class is not loaded."""
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -152,7 +152,7 @@ def describe_result(result: Any) -> tuple[Tree, list[torch.Tensor]]:
 
 
 def _describe(value: Any, prefix: str, path: str, namer: _Namer) -> Tree:
-    """The tree of ``value``; ``prefix`` begins its leaves' names, ``path`` says where it stands."""
+    """The tree of ``value``; ``prefix`` begins its leaves' names, ``path`` says where it is."""
     if isinstance(value, torch.Tensor):
         return namer.leaf(prefix, value)
     if _is_constant(value):

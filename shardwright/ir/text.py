@@ -10,8 +10,8 @@
     arguments {...}
     result {...}
 
-Where a call returns no tensor stands ``_``: ``%dx: f32[4, 8], _, _ = …_backward.default(…)``.
-An ``in`` line says which modules stand around the nodes after it, outermost first.
+Where a call returns no tensor is ``_``: ``%dx: f32[4, 8], _, _ = …_backward.default(…)``.
+An ``in`` line says which modules are around the nodes after it, outermost first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What always holds of a graph, as checks that name the node and the value."""
+"""Validation: the rules of a graph, as checks that name the node and the value."""
 
 from __future__ import annotations
 

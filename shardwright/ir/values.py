@@ -1,12 +1,12 @@
 """IRValue and IRNode: one tensor, one operator call.
 
 How a node's call is stored
-    ``inputs`` are the tensors: first those that stand alone in the operator's schema, in its
-    order, then those inside lists, in its order. ``attrs`` maps every other argument of the
-    schema to its value, defaults written out. In a list that holds tensors the k-th input stands
-    as ``Input(k)``, so ``aten.index_put.default(x, [None, i], v)`` has inputs (x, v, i) and attrs
-    ``{"indices": [None, Input(2)], "accumulate": False}``. A device argument is ``SLOT``: the
-    graph names no device, the slot that runs it supplies one.
+    ``inputs`` are the tensors: first those that are arguments by themselves in the operator's
+    schema, in its order, then those inside lists, in its order. ``attrs`` maps every other argument
+    of the schema to its value, defaults written out. In a list that holds tensors the k-th input is
+    ``Input(k)``, so ``aten.index_put.default(x, [None, i], v)`` has inputs (x, v, i) and attrs
+    ``{"indices": [None, Input(2)], "accumulate": False}``. A device argument is ``SLOT``: the graph
+    names no device, the slot that runs it supplies one.
 
     ``outputs`` are the tensors that the call returns. Places among its results that hold none are
     listed in ``absent``: an operator with an output mask returns None where the mask is False.
@@ -37,7 +37,7 @@ Init = Literal["zeros"]
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """Inside a list of `IRNode.attrs`: the node's input number ``index`` stands here."""
+    """Inside a list of `IRNode.attrs`: the node's input number ``index``."""
 
     index: int
 
@@ -170,7 +170,7 @@ class Emitted:
         Words for the planner (`shardwright.kernels.constraints`): what must hold of the call, and
         what is good to know.
     saved
-        Places whose values stay where they lie until the run has ended, for a backward that is not
+        Places whose values stay in memory until the run has ended, for a backward that is not
         part of the graph: nothing is written over them.
     """
 
@@ -294,7 +294,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(data: Any) -> Any:
-    """The attribute that JSON values stand for. Raises GraphError."""
+    """The attribute of JSON values. Raises GraphError."""
     if isinstance(data, list):
         return [from_json(item) for item in data]
     if not isinstance(data, dict):

@@ -90,7 +90,7 @@ class LiveGraph(IRGraph):
     """The graph of a step while its function runs.
 
     It holds the values and nodes that the function writes itself; in the step's finished graph
-    they stand among the others.
+    they are among the others.
     """
 
     def __init__(self, name: str, mark: MarkerCall) -> None:
@@ -100,7 +100,7 @@ class LiveGraph(IRGraph):
         self._values: dict[int, IRValue] = {}
 
     def value_of(self, tensor: torch.Tensor) -> IRValue:
-        """The value that stands for one of the step's tensors; always the same for the same."""
+        """The value of one of the step's tensors, the same at each call."""
         if id(tensor) not in self._values:
             dtype = dtype_name(tensor.dtype)
             value = self.new_value("tensor", tensor.shape, dtype, strides=tensor.stride())
@@ -108,7 +108,7 @@ class LiveGraph(IRGraph):
         return self._values[id(tensor)]
 
     def tensor_of(self, value: IRValue | int) -> torch.Tensor:
-        """The tensor that a value stands for. Raises GraphError where no node has made it."""
+        """The tensor of a value. Raises GraphError where no node has made it."""
         value_id = value.id if isinstance(value, IRValue) else value
         if value_id not in self._tensors:
             raise GraphError(f"no node has made the value {value_id} yet; emit one first")

@@ -230,7 +230,7 @@ def _repeated(e: GraphEmitter, value: IRValue, heads: int) -> IRValue:
 
 
 def _later_keys(e: GraphEmitter, scores: IRValue) -> IRValue:
-    """Whether a key stands behind its query."""
+    """Whether a key comes after its query."""
     every = e.one("aten.ones.default", list(scores.shape[-2:]), dtype=torch.bool)
     return e.one("aten.triu.default", every, 1)
 

@@ -1,7 +1,7 @@
 """`torch.autograd.Function`s: their backward, traced where they are applied.
 
-In the traced program stands a Function's forward, run without gradients as torch runs it, then
-between two calls (`BEGIN`, `END`) its backward on gradients that are any; in the graph a call of
+The traced program has a Function's forward, run without gradients as torch runs it, then between
+two calls (`BEGIN`, `END`) its backward on gradients that are any; in the graph a call of
 `with_backward`, which names that backward as a graph. A gradient that reaches a Function's outputs
 goes through its own backward, and where that cannot be traced, whoever differentiates gets an
 error.

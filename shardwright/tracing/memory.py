@@ -139,7 +139,7 @@ class ProgramMemory:
         """Let ``tensor`` have the contents ``value``, of its shape and dtype. Raises CaptureError.
 
         A parameter's gradient is from here on that of its new contents, not of what they were made
-        of. Behind a backward no gradient is asked for any more, and the new contents stand alone.
+        of. Behind a backward no gradient is asked for any more, and the new contents have none.
         """
         if not (self._updates_parameters and tensor.storage.owner == "param"):
             self._check_write(tensor)

@@ -95,8 +95,8 @@ def note_of(node: torch.fx.Node) -> Note | None:
 class Scopes:
     """Names the modules around nodes, each distinct chain once.
 
-    ``model`` holds the modules, and ``roots`` are the paths in it that stand before their names. A
-    module that stands at several paths has the one that goes on from the module that called it.
+    ``model`` holds the modules, and ``roots`` are the paths in it before their names. A
+    module that has several paths has the one that goes on from the module that called it.
     """
 
     def __init__(self, model: nn.Module, roots: tuple[str, ...] = (PREFIX,)) -> None:

@@ -32,8 +32,7 @@ from shardwright.torch_internals import (
 )
 from shardwright.tracing.active import LiveGraph, tracing
 from shardwright.tracing.closures import Closure
-from shardwright.tracing.effects import EFFECT, Effect, EffectEmitter
-from shardwright.tracing.optimizers import OptimizerGroup, groups_of
+from shardwright.tracing.effects import EFFECT, Effect, EffectEmitter, OptimizerGroup, groups_of
 from shardwright.tracing.origins import refuse_here
 from shardwright.tracing.step_model import StepModel, StepParameters
 

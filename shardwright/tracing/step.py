@@ -102,7 +102,7 @@ def capture_step(
     name: str = "train_step",
     seed: int = 0,
 ) -> CapturedStep:
-    """As `compile_ir`, with the program's objects that the graph stands for."""
+    """As `compile_ir`, with the program's objects that belong to the graph."""
     arguments, tensors = _take_apart(step_fn, args, kwargs or {})
     closure = find_closure(step_fn)
     with one_at_a_time(), unchanged(closure) as changed:

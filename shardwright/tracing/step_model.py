@@ -5,7 +5,7 @@ there are several, each has the name of its variable before its own:
 
     main     the one model with parameters            fc.weight
     beside   every other module, by variable          criterion.weight, generator.fc.weight
-    loose    parameters that stand alone              scale
+    loose    parameters of no module              scale
     warm     gradients that exist before the step     grad.fc.weight
 """
 
@@ -29,13 +29,13 @@ from shardwright.tracing.flat import PREFIX, check_wrapped
 from shardwright.tracing.origins import refuse_here
 
 ROOTS = (f"{PREFIX}.main", f"{PREFIX}.beside")
-"""The paths that stand before those of the program's own modules."""
+"""The paths before those of the program's own modules."""
 
 
 class StepModel(nn.Module):
     """Holds a step's models and tensors.
 
-    ``contents`` are its tensors by the path at which they stand here, and ``originals`` the
+    ``contents`` are its tensors by their path here, and ``originals`` the
     program's parameters by their first names; ``constants`` are the names of other tensors by id.
     """
 
@@ -179,7 +179,7 @@ def _key(name: str) -> str:
 
 
 def _name(path: str) -> str:
-    """The name in a graph of what stands at a path of the `StepModel`."""
+    """The name in a graph of what is at a path of the `StepModel`."""
     return path.split(".", 1)[1]
 
 

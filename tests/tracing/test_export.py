@@ -1,4 +1,4 @@
-"""torch.export, called so that the model is as before and nothing is printed."""
+"""Tracing leaves the model as before, and prints nothing."""
 
 import types
 import warnings
