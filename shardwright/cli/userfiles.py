@@ -27,8 +27,8 @@ from shardwright.planning import Plan, Policy
 from shardwright.planning.plan import check_belongs
 from shardwright.tracing import capture
 from shardwright.training import program as training_program
-from shardwright.training.choosing import check_alone, program_with
-from shardwright.training.loading import Loading
+from shardwright.training.data import Loading
+from shardwright.training.program import check_alone, program_with
 
 
 class Example(NamedTuple):

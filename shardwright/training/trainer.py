@@ -2,7 +2,7 @@
 
     first batch → Program (the step's graph) → plan → build → Session → steps
 
-This module puts the parts together; `training_run` goes through the steps.
+This module puts the parts together; `loop` goes through the steps.
 """
 
 from __future__ import annotations
@@ -14,21 +14,18 @@ from typing import Any, Literal
 
 from torch.optim.lr_scheduler import LRScheduler
 
-from shardwright.building import build
 from shardwright.clusters import Cluster
-from shardwright.compiler import lower as lowered
 from shardwright.costs import Profile
 from shardwright.launch.torchrun import is_torchrun
 from shardwright.pipeline.schema import DeviceKind
 from shardwright.planning import Plan
 from shardwright.tracing.rates import Factor, Rates
-from shardwright.training.buckets import StepBuckets, shape_text
-from shardwright.training.choosing import program_with
-from shardwright.training.evaluation import Evaluation
-from shardwright.training.loading import Data, Loading
+from shardwright.training.data import Data, Loading
+from shardwright.training.loop import TrainLoop
+from shardwright.training.options import TrainOptions
+from shardwright.training.program import program_with
+from shardwright.training.programs import Evaluation, ProgramBuilder, StepBuckets, shape_text
 from shardwright.training.result import TrainResult
-from shardwright.training.training_options import TrainOptions
-from shardwright.training.training_run import TrainingRun
 
 
 def train(
@@ -162,43 +159,24 @@ def train(
     first = loading.first()
     display.note(f"capturing the step with a batch of {shape_text(first)}")
     program, plan = program_with(step_fn, first, asked, plan=plan, seed=seed, note=display.note)
-    graph = program.graph
+    builder = ProgramBuilder(program.graph, plan, device_kind, lower)
     evaluation = None
     if evaluate is not None and eval_data is not None:
         display.note("capturing and planning the evaluation")
-        evaluation = Evaluation(
-            evaluate,
-            eval_data,
-            step=graph,
-            plan=plan,
-            device_kind=device_kind,
-            seed=seed,
-            lower=lower,
-        )
+        evaluation = Evaluation(evaluate, eval_data, builder, seed=seed)
         evaluation.prepare()
     display.note(f"building {'and lowering ' * lower}the pipeline")
-    pipeline = build(graph, plan, device_kind=device_kind)
-    pipeline = lowered(pipeline) if lower else pipeline
-    buckets = StepBuckets(
-        step_fn,
-        program,
-        plan,
-        pipeline,
-        device_kind=device_kind,
-        seed=seed,
-        lower=lower,
-        note=display.note,
-    )
+    buckets = StepBuckets(step_fn, program, builder, seed=seed, note=display.note)
     if not drop_last:
         buckets.prepare(loading.other_shapes(program.batch, steps))
-    return TrainingRun(
+    return TrainLoop(
         options=options,
         loading=loading,
         program=program,
         buckets=buckets,
         rates=Rates(program.captured.rates, scheduler, program.captured.schedulers),
         evaluation=evaluation,
-        result=TrainResult(plan, pipeline),
+        result=TrainResult(plan, buckets.first.pipeline),
         display=display,
     ).run()
 

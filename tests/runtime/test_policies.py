@@ -19,7 +19,7 @@ from shardwright.runtime import verify
 from shardwright.schedules import KINDS
 from shardwright.tracing import capture
 from shardwright.training import train
-from shardwright.training.loading import Loading
+from shardwright.training.data import Loading
 from shardwright.training.program import TrainingProgram
 from tests.rounding import BITS
 from tests.runtime.programs import GPT, gpt, tokens

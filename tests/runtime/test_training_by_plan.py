@@ -16,7 +16,7 @@ from shardwright.planner import plan
 from shardwright.planning import Plan, Split
 from shardwright.planning.assemble import step_of
 from shardwright.training import TrainResult, train
-from shardwright.training.loading import Loading
+from shardwright.training.data import Loading
 from shardwright.training.program import TrainingProgram
 from tests.runtime.programs import Trained, gpt, perceptron, rows, tokens, trained
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from shardwright.errors import CaptureError, PlanError
-from shardwright.training.choosing import program_with
-from shardwright.training.loading import Loading
+from shardwright.training.data import Loading
+from shardwright.training.program import program_with
 
 ROWS = 4
 
@@ -61,7 +61,7 @@ def test_the_first_refusal_is_raised(monkeypatch):
     def refuse(graph, *, microbatches, **asked):
         raise PlanError(f"not with {microbatches}")
 
-    monkeypatch.setattr("shardwright.training.choosing.make_plan", refuse)
+    monkeypatch.setattr("shardwright.training.program.make_plan", refuse)
     step = trained(nn.Linear(4, 2), nn.functional.mse_loss)
     batch = first(torch.randn(ROWS, 4), torch.randn(ROWS, 2))
     with pytest.raises(PlanError, match="not with 1"):

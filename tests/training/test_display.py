@@ -3,7 +3,7 @@ import io
 from rich.console import Console
 
 from shardwright.training.logs import StepReport
-from shardwright.training.training_options import Display
+from shardwright.training.options import Display
 
 
 def report(step: int, **more: object) -> StepReport:

@@ -5,8 +5,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from shardwright.engine.generator import InputRows
-from shardwright.training.loading import Loading
-from shardwright.training.own_rows import OwnRows, reads_rows, rows_of
+from shardwright.training.data import Loading, OwnRows, reads_rows, rows_of
 
 ROWS = [1, 2, 5]
 

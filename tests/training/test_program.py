@@ -6,7 +6,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from shardwright.errors import InputError
-from shardwright.training.loading import Batch, as_batch
+from shardwright.training.data import Batch, as_batch
 from shardwright.training.program import TrainingProgram, batch_size, first_microbatch
 
 

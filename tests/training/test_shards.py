@@ -17,8 +17,8 @@ from shardwright.pipeline.schema import (
     SuperTask,
     TensorInfo,
 )
+from shardwright.training.checkpoint import as_written, load_slot, owned, save_slot
 from shardwright.training.dcp import write_index
-from shardwright.training.saving import as_written, load_slot, owned, save_slot
 from tests.runtime.sketch import chain
 
 WHOLE = (4, 6)

@@ -1,4 +1,4 @@
-"""Going through the steps of a training run, with as many sessions as it takes.
+"""The loop over the steps of a training run, with new workers after a loss.
 
 The driver reads the data and the learning rates, sends each step on its way while the one before it
 still runs, and takes losses as they come; where something is evaluated or saved it waits for all
@@ -34,19 +34,24 @@ from shardwright.launch.torchrun import is_torchrun
 from shardwright.runtime.memory import MEMORY
 from shardwright.runtime.session import Session
 from shardwright.tracing.rates import Rates
-from shardwright.training.buckets import Bucket, StepBuckets, described_batch
-from shardwright.training.checkpoint import Position
-from shardwright.training.evaluation import Evaluation
-from shardwright.training.loading import Batch, Loading
-from shardwright.training.logs import JsonLines, Logs, RunLog, StepReport, TensorBoard
-from shardwright.training.measures import LOSS, loss_of, measures
-from shardwright.training.own_rows import rows_of
+from shardwright.training.checkpoint import Position, Saver
+from shardwright.training.data import Batch, Loading, rows_of
+from shardwright.training.logs import (
+    LOSS,
+    JsonLines,
+    Logs,
+    RunLog,
+    StepReport,
+    TensorBoard,
+    loss_of,
+    measures,
+)
+from shardwright.training.options import TrainOptions
 from shardwright.training.program import DRAWS, TrainingProgram, batch_size
+from shardwright.training.programs import Bucket, Evaluation, StepBuckets, described_batch
 from shardwright.training.result import TrainResult
-from shardwright.training.saving import Saver
-from shardwright.training.training_options import TrainOptions
 
-AHEAD = 2
+PREFETCH_DEPTH = 2
 """How many steps may be on their way: while one runs, the inputs of the next are there."""
 MANY_SHAPES = 8
 """With how many programs for shapes of batches a run says that they are many: a choice."""
@@ -62,7 +67,7 @@ class _StepUnderWay:
     outcome: Future[Any]
 
 
-class TrainingRun:
+class TrainLoop:
     """One run, with as many sessions as it takes."""
 
     def __init__(
@@ -89,15 +94,15 @@ class TrainingRun:
         self._saver: Saver | None = None
         if options.checkpoint is not None:
             self._saver = Saver(options.checkpoint, program, result.pipeline)
-        self._leads = options.leads
+        self._is_rank_zero = options.is_rank_zero
         # torchrun's ranks get signals one by one, and would stop behind different steps.
         together = options.in_process or not is_torchrun()
         self._stopping = Stopping(wanted=together and options.checkpoint is not None)
         self._display = display
         self._logs = Logs([self._display])
         self._finished_at = 0.0
-        self._told_of_short = False
-        self._told_of_nan = False
+        self._warned_of_short = False
+        self._warned_of_nan = False
 
     # --- sessions ---------------------------------------------------------------------------
 
@@ -140,7 +145,7 @@ class TrainingRun:
             threads=options.threads,
             trace=options.trace is not None,
             modules=options.modules,
-            in_flight=AHEAD,
+            in_flight=PREFETCH_DEPTH,
         ) as session:
             self._read_own_rows(session)
             position = self._begin_at(session, path)
@@ -153,7 +158,7 @@ class TrainingRun:
             self._result.state = session.state()
             if options.trace is not None:
                 timeline = session.timeline
-                if self._leads:
+                if self._is_rank_zero:
                     timeline.save_chrome_trace(options.trace)
         self._result.model = self._program.state_dict(self._result.state)
 
@@ -171,7 +176,7 @@ class TrainingRun:
             assert self._saver is not None
             resumed = self._saver.load(session, path)
             position, rates = resumed.position, resumed.rates
-            self._display.note(f"goes on from {path}")
+            self._display.note(f"resumes from {path}")
         self._rates.load_state_dict(rates)
         self._result.steps = position.step
         self._result.reports = [r for r in self._result.reports if r.step <= position.step]
@@ -206,7 +211,7 @@ class TrainingRun:
         for batch, last in self._marked(self._batches(position)):
             bucket = self._bucket(batch)
             position = self._after(position, batch, bucket.microbatches)
-            while len(under_way) >= AHEAD:
+            while len(under_way) >= PREFETCH_DEPTH:
                 self._report(self._finish(under_way.popleft()))
             under_way.append(self._begin(session, batch, bucket, position))
             if last or self._pauses_after(position.step):
@@ -240,8 +245,8 @@ class TrainingRun:
     def _is_full(self, batch: Batch) -> bool:
         """Whether a batch has as many rows as the first one; the first that has fewer is noted."""
         full = batch_size(batch.tensors) >= batch_size(self._first.tensors)
-        if not full and not self._told_of_short:
-            self._told_of_short = True
+        if not full and not self._warned_of_short:
+            self._warned_of_short = True
             described = described_batch(batch, self._first)
             self._display.note(f"{described}; such batches are left out")
         return full
@@ -280,7 +285,7 @@ class TrainingRun:
         now = time.monotonic()
         seconds, self._finished_at = now - self._finished_at, now
         self._result.steps = step.position.step
-        if not self._leads:
+        if not self._is_rank_zero:
             return None
         numbers = measures(outcome, LOSS)
         loss = loss_of(numbers)
@@ -298,9 +303,9 @@ class TrainingRun:
 
     def _warn_of_nan(self, step: int, loss: float) -> None:
         """Warn of the first loss that is no number: the steps behind it train on it."""
-        if self._told_of_nan or math.isfinite(loss):
+        if self._warned_of_nan or math.isfinite(loss):
             return
-        self._told_of_nan = True
+        self._warned_of_nan = True
         kept = self._latest()
         warnings.warn(
             f"the loss of step {step} is {loss}, and what is trained from here on is likely to be "
@@ -331,13 +336,13 @@ class TrainingRun:
             (last and not self._stopping.requested)
             or self._is_due(number, self._options.eval_every)
         ):
-            found["evaluation"] = self._evaluation.run(session, leads=self._leads)
+            found["evaluation"] = self._evaluation.run(session, is_rank_zero=self._is_rank_zero)
         if number == 1 and not self._options.in_process:
             found["memory"] = session.call_workers(MEMORY)
         self._report(replace(report, **found) if report is not None else None)
         if self._saver is not None and (last or self._saves_after(number)):
             state = self._rates.state_dict()
-            self._saver.save(session, step.position, state, leads=self._leads)
+            self._saver.save(session, step.position, state, is_rank_zero=self._is_rank_zero)
         self._finished_at = time.monotonic()
 
     # --- reports ----------------------------------------------------------------------------
@@ -349,9 +354,9 @@ class TrainingRun:
 
     def _files(self, step: int) -> Iterator[RunLog]:
         """The logs that are kept, to be gone on with behind a step."""
-        if self._options.log is not None and self._leads:
+        if self._options.log is not None and self._is_rank_zero:
             yield JsonLines(self._options.log, after=step)
-        if self._options.tensorboard is not None and self._leads:
+        if self._options.tensorboard is not None and self._is_rank_zero:
             yield TensorBoard(self._options.tensorboard)
 
 

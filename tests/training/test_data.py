@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from shardwright.errors import InputError
-from shardwright.training.loading import Batch, Loading, as_batch
+from shardwright.training.data import Batch, Loading, as_batch
 
 NUMBERS = [torch.full((2,), float(i)) for i in range(3)]
 

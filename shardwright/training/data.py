@@ -11,17 +11,20 @@ so the caller's generators are where they were, and a run that is taken up sees 
 from __future__ import annotations
 
 import itertools
+import random
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from shardwright.engine.generator import InputRows
 from shardwright.errors import InputError
-from shardwright.training.draws import Draws
-from shardwright.training.own_rows import OwnRows, reads_rows
 
 Data = Iterable[Any] | Callable[[int], Iterable[Any]]
 """Batches to be gone through again in each pass, or a function of the pass that gives them."""
@@ -189,3 +192,140 @@ def as_batch(item: Any, epoch: int = 0, number: int = 0) -> Batch:
     if isinstance(item, tuple | list):
         return Batch(tuple(item), {}, epoch, number)
     return Batch((item,), {}, epoch, number)
+
+
+# --- the rows of one rank -------------------------------------------------------------------------
+
+
+def rows_of(parts: Mapping[str, InputRows]) -> list[int]:
+    """The rows that any input of a batch is read in, along dimension 0."""
+    ranges = (span for rows in parts.values() if rows.dim == 0 for span in rows.ranges)
+    return sorted({row for start, end in ranges for row in range(start, end)})
+
+
+def reads_rows(data: Any) -> TypeGuard[DataLoader[Any]]:
+    """Whether parts of a batch can be read by themselves."""
+    return (
+        isinstance(data, DataLoader)
+        and data.batch_sampler is not None
+        and not isinstance(data.dataset, IterableDataset)
+    )
+
+
+class OwnRows:
+    """A DataLoader's batches, read in the given rows only; rows beyond are zeros."""
+
+    def __init__(self, loader: DataLoader[Any], rows: Sequence[int], *, size: int, seed: int):
+        self._rows = list(rows) or [0]
+        self._size = size
+        self._dataset = _SeededDataset(loader.dataset, seed)
+        self._sampler = _RowSampler(loader.batch_sampler, self._rows, size)
+        self._loader = DataLoader(
+            self._dataset,
+            batch_sampler=self._sampler,
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            generator=loader.generator,
+            prefetch_factor=loader.prefetch_factor,
+        )
+        self.generator = loader.generator
+        self.sampler = loader.sampler
+        self.batch_sampler = loader.batch_sampler
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which pass comes."""
+        self._dataset.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        self._sampler.cut.clear()
+        for batch in self._loader:
+            yield self._whole(batch) if self._sampler.cut.popleft() else batch
+
+    def _whole(self, part: Any) -> Any:
+        """A batch of the whole size with the part's rows in their places."""
+        if isinstance(part, Tensor) and part.dim() and len(part) == len(self._rows):
+            whole = part.new_zeros((self._size, *part.shape[1:]))
+            whole[self._rows] = part
+            return whole
+        if isinstance(part, dict):
+            return {key: self._whole(item) for key, item in part.items()}
+        if isinstance(part, tuple | list):
+            return [self._whole(item) for item in part]
+        return part
+
+
+class _RowSampler:
+    """A batch sampler that keeps some rows of each batch of the right size.
+
+    ``cut`` says of each batch given whether that was done: others are left as they are.
+    """
+
+    def __init__(self, batches: Any, rows: Sequence[int], size: int) -> None:
+        self._batches = batches
+        self._rows = rows
+        self._size = size
+        self.cut: deque[bool] = deque()
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        for batch in self._batches:
+            indices = list(batch)
+            self.cut.append(len(indices) == self._size)
+            yield [indices[row] for row in self._rows] if self.cut[-1] else indices
+
+
+class _SeededDataset(Dataset[Any]):
+    """A dataset whose samples draw from states of their own."""
+
+    def __init__(self, dataset: Dataset[Any], seed: int) -> None:
+        self._dataset = dataset
+        self._seed = seed
+        self.epoch = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        number = index if isinstance(index, int) else hash(index)
+        with Draws(self._seed, self.epoch, number & (2**63 - 1)).in_use():
+            return self._dataset[index]
+
+
+# --- random numbers -------------------------------------------------------------------------------
+
+
+class Draws:
+    """The states of torch's, Python's and numpy's generators that numbers lead to.
+
+    ``seed`` is the one that they were given.
+    """
+
+    def __init__(self, *numbers: int) -> None:
+        self.seed = int(np.random.SeedSequence(list(map(abs, numbers))).generate_state(1)[0])
+        self._states: tuple[Any, ...] | None = None
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Draw from these states in the block, and go on where an earlier block ended."""
+        before = _states()
+        if self._states is None:
+            torch.default_generator.manual_seed(self.seed)
+            random.seed(self.seed)
+            np.random.seed(self.seed)
+        else:
+            _restore(self._states)
+        try:
+            yield
+        finally:
+            self._states = _states()
+            _restore(before)
+
+
+def _states() -> tuple[Any, ...]:
+    return torch.get_rng_state(), random.getstate(), np.random.get_state()
+
+
+def _restore(states: tuple[Any, ...]) -> None:
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    np.random.set_state(states[2])
