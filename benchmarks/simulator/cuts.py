@@ -22,8 +22,8 @@ from shardwright.clusters import Cluster
 from shardwright.ir import IRGraph
 from shardwright.planning import Plan, predict
 from shardwright.planning.assemble import step_of
+from shardwright.planning.step import with_prepared
 from shardwright.planning.step_graph import forward_view
-from shardwright.planning.training import with_prepared
 
 HEADINGS = ("cut behind node", "by shapes", "step", "measured", "off", "rank", "measured")
 

@@ -33,7 +33,7 @@ from shardwright.planning.layer_graph import (
     LayerWeight,
     layer_graph,
 )
-from shardwright.planning.partition_plan import plan_of_partition
+from shardwright.planning.mesh_plan import plan_of_partition
 from shardwright.planning.partitioners import metis_partition
 from shardwright.profiling import profile
 from shardwright.tracing import capture

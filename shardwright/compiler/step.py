@@ -18,9 +18,9 @@ from shardwright.ir.dropout import DROPOUT
 from shardwright.ir.graph import is_step, without_collection
 from shardwright.planning import PreparedStep
 from shardwright.planning.assemble import step_of
+from shardwright.planning.mesh_plan import plan_over_mesh
 from shardwright.planning.options import StepOptions
 from shardwright.planning.rules import PIPELINE
-from shardwright.planning.training import plan_step
 from shardwright.tracing import CapturedStep
 from shardwright.tracing.dropout import RNG
 
@@ -38,7 +38,7 @@ def whole_step(captured: CapturedStep, device_kind: str = "cpu") -> IRGraph:
             "its backward() and lets an optimizer step. A forward is compiled as a module"
         )
     captured.graph.check()
-    planned = plan_step(captured.graph, {PIPELINE: 1}, PIPELINE, ("d0",), StepOptions())
+    planned = plan_over_mesh(captured.graph, {PIPELINE: 1}, PIPELINE, ("d0",), StepOptions())
     step = step_of(captured.graph, planned)
     localized = localize_step(step, planned, device_kind)
     return _WholeStep(captured.graph, step, localized).written()

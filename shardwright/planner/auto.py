@@ -27,6 +27,8 @@ from shardwright.planning.assemble import make_plan
 from shardwright.planning.automatic.candidates import Asked, Found
 from shardwright.planning.automatic.search import PlanSearch
 from shardwright.planning.automatic.spreads import SEVERAL, Spreads
+from shardwright.planning.mesh_plan import training_plan
+from shardwright.planning.pipeline import measure_work
 from shardwright.planning.plan import (
     Alternative,
     Assignment,
@@ -44,7 +46,6 @@ from shardwright.planning.prediction.spreading import spread_of_plan
 from shardwright.planning.prediction.timing import order_of
 from shardwright.planning.rules import batch_rows, whole_notes
 from shardwright.planning.step import check_one_backward
-from shardwright.planning.training import measure_work, training_plan
 
 Simulate = Callable[[IRGraph, Plan, Costs, Cluster], float]
 """Seconds of a plan for each batch of the captured size."""

@@ -17,16 +17,15 @@ from shardwright.ir.graph import is_step
 from shardwright.planner.auto import AUTO, auto_plan
 from shardwright.planning.assemble import make_plan
 from shardwright.planning.automatic.candidates import Asked
+from shardwright.planning.mesh_plan import PlanMachines, plan_by_partition, plan_over_mesh
 from shardwright.planning.options import StepOptions, check_count, check_devices, check_graph
-from shardwright.planning.partition_plan import PlanMachines, plan_by_partition
 from shardwright.planning.partitioners import PARTITIONERS
 from shardwright.planning.pipeline import pipeline
-from shardwright.planning.plan import Plan, fingerprint_graph
+from shardwright.planning.plan import Plan
 from shardwright.planning.policy import Policy, by_policy, policy_name
 from shardwright.planning.predicted import SlotMemory
 from shardwright.planning.prediction.predict import predict
-from shardwright.planning.rules import AXES, PIPELINE, over_mesh, take_apart
-from shardwright.planning.training import plan_step
+from shardwright.planning.rules import AXES, PIPELINE
 from shardwright.simulation.simulate import simulate
 
 __all__ = ["POLICIES", "plan"]
@@ -134,13 +133,9 @@ def _made(
     if policy in PARTITIONERS:
         machines = _machines(devices, names, _costs(profile))
         return plan_by_partition(graph, axes, policy, machines, options)
-    if training:
-        return plan_step(graph, axes, label, names, options)
-    if tuple(axes) == (PIPELINE,):
+    if not training and tuple(axes) == (PIPELINE,):
         return make_plan(graph, label, names, *pipeline(graph, names))
-    apart, unfused = take_apart(graph, axes)
-    made = make_plan(apart, label, names, *over_mesh(apart, axes, names))
-    return msgspec.structs.replace(made, fingerprint=fingerprint_graph(graph), unfused=unfused)
+    return plan_over_mesh(graph, axes, label, names, options)
 
 
 def _given(options: StepOptions) -> str:

@@ -24,7 +24,9 @@ from shardwright.ops.catalog import dimop_of
 from shardwright.planning.assemble import make_plan, shards_of, step_of
 from shardwright.planning.follow import Annotations, SplitPropagation
 from shardwright.planning.fusions import find_fusions
+from shardwright.planning.mesh_plan import stage_work
 from shardwright.planning.options import StepOptions
+from shardwright.planning.pipeline import measure_work
 from shardwright.planning.plan import (
     Assignment,
     Plan,
@@ -35,8 +37,7 @@ from shardwright.planning.plan import (
     input_texts,
 )
 from shardwright.planning.rules import compatible, whole_notes
-from shardwright.planning.step import PreparedStep, as_step, check_one_backward
-from shardwright.planning.training import measure_work, stage_work, with_prepared
+from shardwright.planning.step import PreparedStep, as_step, check_one_backward, with_prepared
 from shardwright.planning.unfuse import unfuse
 
 

@@ -22,11 +22,10 @@ from shardwright.ir.graph import is_step
 from shardwright.ir.tensor_meta import count_text
 from shardwright.planning.copies import worthwhile_copies
 from shardwright.planning.options import check_cluster, check_count, check_graph, check_memory
-from shardwright.planning.pipeline import check_stages
+from shardwright.planning.pipeline import check_stages, held_bytes
 from shardwright.planning.plan import Copy
 from shardwright.planning.stages import MemoryLimit, lacking
 from shardwright.planning.step_graph import forward_view
-from shardwright.planning.training import held_bytes
 from shardwright.planning.workload import Shares, Workload, workload_of
 
 

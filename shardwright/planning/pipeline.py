@@ -14,13 +14,25 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
 
+from shardwright.autodiff.needed import needing_gradients, trained_parameters
 from shardwright.clusters import Mesh
-from shardwright.costs.operations import ELEMENTS, FORMULAS, FREE, LOOKUP, TABLE_PASSES, arithmetic
+from shardwright.costs.operations import (
+    ELEMENTS,
+    FORMULAS,
+    FREE,
+    LOOKUP,
+    STATE_PASSES,
+    TABLE_PASSES,
+    UPDATE_PASSES,
+    arithmetic,
+)
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.repeats import crossing_bytes
 from shardwright.ops.catalog import dimop_of
 from shardwright.planning.plan import Assignment, Split
+from shardwright.planning.step import PreparedStep
+from shardwright.planning.step_graph import parameters_of
 
 # --- work -----------------------------------------------------------------------------------------
 
@@ -203,6 +215,51 @@ def _extend(
         if window:
             result[stop], choice[stop] = window[0]
     return result, choice
+
+
+# --- what a step takes ----------------------------------------------------------------------------
+#
+# The update counts with the first node that reads a parameter.
+
+
+FULLNESS = 0.7
+"""A stage may hold 1 / FULLNESS times its share of the bytes before that counts."""
+
+
+def measure_training(step: PreparedStep, forward: IRGraph, microbatches: int) -> Loads:
+    """Work of a microbatch and stored bytes of every forward node of a step."""
+    loads = measure_loads(forward, held_bytes(step.graph))
+    total = list(accumulate(measure_work(step, forward, microbatches), initial=0))
+    return Loads(
+        total, loads.single, loads.shared, max(total[-1], 1), loads.total_bytes, fullness=FULLNESS
+    )
+
+
+def measure_work(step: PreparedStep, forward: IRGraph, microbatches: int) -> list[int]:
+    """Work of a microbatch of every forward node of a step."""
+    trained = trained_parameters(step.graph)
+    needing = needing_gradients(forward, trained)
+    moved = {v: UPDATE_PASSES * forward.values[v].nbytes for v in trained if v in forward.values}
+    for value_id, parameter in parameters_of(step.graph).items():
+        if step.graph.values[value_id].role == "state" and parameter in moved:
+            moved[parameter] += STATE_PASSES * step.graph.values[value_id].nbytes
+    seen: set[int] = set()
+    work = []
+    for node in forward.nodes:
+        new = {v for v in node.inputs if v in trained} - seen
+        seen |= new
+        update = WORK_PER_BYTE * sum(moved[v] for v in new) / microbatches
+        work.append(training_work(forward, node, needing) + round(update))
+    return work
+
+
+def held_bytes(graph: IRGraph) -> dict[int, int]:
+    """What a slot holds of each parameter that a step trains: itself, its gradient, its state."""
+    held = {value_id: 2 * graph.values[value_id].nbytes for value_id in trained_parameters(graph)}
+    for value_id, parameter in parameters_of(graph).items():
+        if graph.values[value_id].role == "state" and parameter in held:
+            held[parameter] += graph.values[value_id].nbytes
+    return held
 
 
 # --- the policy -----------------------------------------------------------------------------------

@@ -21,10 +21,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Protocol
 
-from shardwright.clusters import Mesh
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ops.bound import BoundDimop, Carry
@@ -38,8 +36,7 @@ from shardwright.planning.follow import (
     identifier_at,
 )
 from shardwright.planning.fusions import Fusion, find_fusions
-from shardwright.planning.pipeline import measure_loads, stage_bounds
-from shardwright.planning.plan import Assignment, Split, Terms
+from shardwright.planning.plan import Split, Terms
 from shardwright.planning.step_graph import forward_view
 from shardwright.planning.unfuse import unfuse
 from shardwright.tracing.dropout import RNG
@@ -374,25 +371,6 @@ _SPLIT_BY = {
     ),
 }
 """What an axis splits, and what to do where a graph has none that is long enough."""
-
-
-def over_mesh(
-    graph: IRGraph, axes: Mapping[str, int], devices: Sequence[str]
-) -> tuple[list[Assignment], list[str]]:
-    """The assignment of each node to slots of a mesh with these axes, and notes.
-
-    Raises PlanError where an axis is unknown or there are more stages than nodes.
-    """
-    splits, notes = split_nodes(graph, axes)
-    whole = Mesh.of(axes, devices)
-    stages = whole.along(whole.axis(PIPELINE)) if PIPELINE in axes else (whole,)
-    bounds = stage_bounds(graph, measure_loads(graph), len(stages))
-    assigned = [
-        Assignment(mesh, splits[i])
-        for mesh, (start, stop) in zip(stages, pairwise(bounds), strict=True)
-        for i in range(start, stop)
-    ]
-    return assigned, notes
 
 
 def split_nodes(

@@ -163,6 +163,17 @@ class _StepWriter:
         return made, whole
 
 
+def with_prepared(forward: IRGraph, stages: Sequence[int]) -> list[int]:
+    """The stage of each node, from those of the last nodes: first is what is done once a step."""
+    prepared = len(forward.nodes) - len(stages)
+    stages = [0] * prepared + list(stages)
+    position = {node.id: i for i, node in enumerate(forward.nodes)}
+    for i in reversed(range(prepared)):
+        users = (user for v in forward.nodes[i].outputs for user in forward.values[v].users)
+        stages[i] = min((stages[position[user]] for user in users), default=0)
+    return stages
+
+
 # --- batch norms ----------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from tests.building.small_models import batch_of, loss_of, made
 from tests.building.step_files import StepRun
 from tests.codegenerate.program_runs import ProgramRun, check_program, same, stages
 from tests.graphs import language_model, tokens
-from tests.planning.test_partitioned import masked
+from tests.planning.test_mesh_plan import masked
 from tests.steps import image_step, language_step
 
 

@@ -1,16 +1,32 @@
-"""Workloads of graphs: what nodes take, what flows between them, and what may be done again."""
+"""Workloads, and the sums that each rank carries."""
+
+from random import Random
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shardwright.clusters import CPU_CORE, GLOO
 from shardwright.costs import Analytic
 from shardwright.ir import Builder
+from shardwright.planning.pipeline import held_bytes
 from shardwright.planning.step_graph import forward_view
-from shardwright.planning.training import held_bytes
-from shardwright.planning.workload import workload_of
+from shardwright.planning.workload import Shares, workload_of
 from tests.graphs import language_model
+from tests.planning.workloads import (
+    kept_by,
+    members,
+    random_parts,
+    seconds_of,
+    sent_to,
+    stored_by,
+    workloads,
+)
 from tests.steps import language_step
+
+# --- workloads of graphs: what nodes take, what flows between them, and what may be done again ----
+
 
 COSTS = Analytic(CPU_CORE)
 
@@ -81,3 +97,27 @@ def test_what_is_done_once_a_step_is_left_out():
     whole, rest = (workload_of(graph, COSTS, GLOO, first=first) for first in (0, 2))
     assert rest.seconds == whole.seconds[2:]
     assert [value.maker + 2 for value in rest.sent] == [v.maker for v in whole.sent if v.maker > 1]
+
+
+# --- sums kept up to date, against sums worked out anew from their definitions --------------------
+
+
+@given(workloads(), st.integers(0, 2**32), st.sampled_from([(0, 1, 2), (0, 1, 0), (0, 0, 1)]))
+@settings(max_examples=60, deadline=None)
+def test_moves_leave_what_is_worked_out_anew(workload, seed, ranks):
+    random = Random(seed)
+    stages = random_parts(random, workload, 3)
+    shares = Shares.of(workload, stages, ranks)
+    for _ in range(8):
+        node, stage = random.randrange(len(workload)), random.randrange(3)
+        shares.move(node, stage)
+        stages[node] = stage
+    found = members(stages, ranks)
+    assert shares.stages == stages
+    assert shares.nodes == [stages.count(stage) for stage in range(3)]
+    assert shares.work == [sum(workload.seconds[i] for i in nodes) for nodes in found]
+    assert shares.seconds == [seconds_of(workload, nodes) for nodes in found]
+    assert shares.stored == [stored_by(workload, nodes) for nodes in found]
+    assert shares.kept == [kept_by(workload, nodes) for nodes in found]
+    assert shares.sent == pytest.approx(sum(sent_to(workload, nodes) for nodes in found))
+    assert shares.crossing == 10 * shares.sent

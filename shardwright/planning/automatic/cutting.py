@@ -27,7 +27,7 @@ from shardwright.planning.partition import Task
 from shardwright.planning.partitioners import by_metis
 from shardwright.planning.prediction.source import Floats, Integers, Pairs
 from shardwright.planning.prediction.spread import Spread
-from shardwright.planning.training import with_prepared
+from shardwright.planning.step import with_prepared
 
 POSITIONS = 192
 Table = NDArray[np.bool_]

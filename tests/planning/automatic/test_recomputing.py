@@ -15,8 +15,8 @@ from shardwright.errors import PlanError
 from shardwright.planner import plan
 from shardwright.planning.assemble import step_of
 from shardwright.planning.prediction.predict import predict
+from shardwright.planning.step import with_prepared
 from shardwright.planning.step_graph import forward_view
-from shardwright.planning.training import with_prepared
 from shardwright.schedules import KINDS
 from shardwright.tracing import capture_step
 from tests.steps import language_step

@@ -16,8 +16,8 @@ from shardwright.planner import plan
 from shardwright.planning.assemble import step_of
 from shardwright.planning.prediction.spreading import spread_of_plan
 from shardwright.planning.prediction.sums import sums_of
+from shardwright.planning.step import with_prepared
 from shardwright.planning.step_graph import forward_view
-from shardwright.planning.training import with_prepared
 from shardwright.schedules.held import waits_inside
 from shardwright.tracing import compile_ir
 from tests.planning.automatic.test_auto import random_step

@@ -16,7 +16,7 @@ from shardwright.planning.layer_graph import (
     layer_graph,
     partition_layers,
 )
-from shardwright.planning.partition_plan import plan_of_partition
+from shardwright.planning.mesh_plan import plan_of_partition
 from shardwright.planning.workload import Shares
 from tests.graphs import language_model, tokens
 from tests.planning.workloads import workloads

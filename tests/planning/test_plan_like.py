@@ -1,3 +1,5 @@
+"""None"""
+
 import pytest
 import torch
 from torch import nn

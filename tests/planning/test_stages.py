@@ -1,8 +1,9 @@
-"""Contiguous cuts against every cut."""
+"""Contiguous stages against every cut."""
 
 from itertools import combinations, pairwise
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -11,6 +12,8 @@ from shardwright.errors import PlanError
 from shardwright.planning.postprocess import as_stages
 from shardwright.planning.stages import (
     MemoryLimit,
+    Tables,
+    best_chain,
     by_bytes,
     contiguous,
     cut_places,
@@ -18,7 +21,7 @@ from shardwright.planning.stages import (
     recut,
     stages_between,
 )
-from shardwright.planning.workload import SentValue, Shares, Workload
+from shardwright.planning.workload import SentValue, Shares, StoredValue, Workload
 from tests.planning.workloads import (
     is_acyclic,
     kept_by,
@@ -30,6 +33,8 @@ from tests.planning.workloads import (
     stored_by,
     workloads,
 )
+
+# --- contiguous cuts against every cut ------------------------------------------------------------
 
 
 def every_cut(workload, stages):
@@ -188,3 +193,68 @@ def test_anchored_stages_all_read_something_stored(workload, stages):
     assert not workload.is_hollow(found)
     best = min(merit(workload, cut, range(stages)) for cut in anchored)
     assert merit(workload, found, range(stages)) == best
+
+
+# --- chains of cuts through tables ----------------------------------------------------------------
+
+
+def tables(seconds, sent=None):
+    seconds = np.array(seconds, float)
+    seconds[np.tril_indices(len(seconds))] = np.inf
+    zeros = np.zeros_like(seconds)
+    return Tables(seconds, zeros if sent is None else np.array(sent, float), zeros, zeros)
+
+
+def test_the_largest_stage_is_smallest():
+    found = tables([[0, 1, 5, 9], [0, 0, 2, 4], [0, 0, 0, 1], [0, 0, 0, 0]])
+    assert best_chain(found, 1) == [0, 3]
+    assert best_chain(found, 2) == [0, 1, 3]
+    assert best_chain(found, 3) == [0, 1, 2, 3]
+
+
+def test_of_equal_chains_the_one_that_sends_least():
+    seconds = [[0, 4, 4, 9], [0, 0, 2, 4], [0, 0, 0, 4], [0, 0, 0, 0]]
+    sent = [[0, 0, 0, 0], [0, 0, 0, 3], [0, 0, 0, 2], [0, 0, 0, 0]]
+    assert best_chain(tables(seconds, sent), 2) == [0, 2, 3]
+
+
+def test_more_stages_than_there_are_cuts_are_refused():
+    with pytest.raises(PlanError, match="cannot be cut in 3 stages; ask for fewer"):
+        best_chain(tables([[0, 1, 5], [0, 0, 2], [0, 0, 0]]), 3)
+
+
+def test_more_stages_than_there_are_cuts_are_no_want_of_memory():
+    with pytest.raises(PlanError, match="cannot be cut in 3 stages; ask for fewer"):
+        best_chain(tables([[0, 1, 5], [0, 0, 2], [0, 0, 0]]), 3, MemoryLimit(10.0))
+
+
+# --- how many microbatches a stage holds, by schedule ---------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks", "expected"),
+    [
+        ("gpipe", 1, [8, 8]),
+        ("1f1b", 1, [2, 1]),
+        ("zb-h1", 1, [2, 2]),
+        ("interleaved", 2, [4, 3, 2, 1]),
+        ("zb-v", 2, [4, 3, 2, 1]),
+    ],
+)
+def test_schedules_hold_different_numbers_of_microbatches(schedule, chunks, expected):
+    limit = MemoryLimit(1.0, 8, schedule, chunks)
+    stages = len(expected)
+    found = [limit.under_way(stage, stages) for stage in range(stages)]
+    assert found == expected
+
+
+def test_a_rank_holds_its_stored_values_once_and_what_is_under_way():
+    sent = (
+        SentValue(0, (1,), 1.0, 1, kept=10, arrived=5),
+        SentValue(1, (2,), 1.0, 1, kept=100, arrived=50),
+    )
+    workload = Workload(tuple("abc"), (1.0,) * 3, sent, (StoredValue((0, 2), 1000),))
+    shares = Shares.of(workload, [0, 1, 2], range(3))
+    assert MemoryLimit(0.0, 8).held(shares) == [1000 + 3 * 10, 2 * 105, 1000 + 50]
+    chunked = Shares.of(workload, [0, 0, 1], (0, 0))
+    assert MemoryLimit(0.0, 1, "interleaved", 2).held(chunked) == [1000 + 110]
