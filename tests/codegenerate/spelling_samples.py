@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.codegenerate.expression import Expression
-from shardwright.codegenerate.spelling.call import Mode
-from shardwright.codegenerate.spelling.spell import is_typed, spell
+from shardwright.codegenerate.spelling.forms import Mode
+from shardwright.codegenerate.spelling.table import is_typed, spell
 from shardwright.ir import Builder, IRGraph, IRNode
 from shardwright.ir.tensor_meta import torch_dtype
 
@@ -101,18 +100,15 @@ class Sample:
         graph = builder.finish(made)
         return graph, graph.nodes[0]
 
-    def spelled(self, *, in_module: bool = True) -> Expression:
+    def spelled(self, *, in_module: bool = True) -> str:
         graph, node = self.graph()
         mode = Mode(training=self.training, in_module=in_module, device="self.place")
         return spell(graph, node, operands(graph), mode)
 
 
-def operands(graph: IRGraph) -> dict[int, Expression]:
+def operands(graph: IRGraph) -> dict[int, str]:
     """``a``, ``b``, … for a graph's inputs."""
-    return {
-        value_id: Expression(letter)
-        for value_id, letter in zip(graph.inputs, ascii_lowercase, strict=False)
-    }
+    return dict(zip(graph.inputs, ascii_lowercase, strict=False))
 
 
 def _specs(value: Any) -> Iterator[Spec]:
@@ -123,7 +119,7 @@ def _specs(value: Any) -> Iterator[Spec]:
             yield from _specs(item)
 
 
-def class_text(name: str, calls: Iterable[tuple[Expression, int, bool]]) -> str:
+def class_text(name: str, calls: Iterable[tuple[str, int, bool]]) -> str:
     """A module with a method ``call_k`` for each ``(expression, operands, gives one)``."""
     lines = [
         "import torch",

@@ -76,7 +76,7 @@ def is_allowed(sample: Sample) -> bool:
         sample.graph()
     except (ShardwrightError, RuntimeError, ValueError, IndexError, TypeError):
         return False
-    return not sample.spelled().text.startswith("torch.ops.")
+    return not sample.spelled().startswith("torch.ops.")
 
 
 @cache

@@ -10,16 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.codegenerate.expression import Binding, Expression
-from shardwright.codegenerate.spelling.call import Mode
-from shardwright.codegenerate.spelling.imports import imports, module_of
-from shardwright.codegenerate.spelling.spell import is_typed, spell
+from shardwright.codegenerate.spelling.forms import Mode
+from shardwright.codegenerate.spelling.table import is_typed, spell
+from shardwright.codegenerate.writing.file import module_of
 from shardwright.errors import GraphError
 from shardwright.ir import DROPOUT, Builder, IRGraph, IRValue
 from shardwright.ir.operators import is_random
 
 EVAL = Mode(training=False)
-X = Expression("x")
+X = "x"
 
 INFIX = {
     "aten.add.Tensor": "+",
@@ -46,11 +45,11 @@ TREES = st.recursive(
 )
 
 
-def nested(builder: Builder, tree: object, known: dict[int, Expression]) -> tuple[IRValue, str]:
+def nested(builder: Builder, tree: object, known: dict[int, str]) -> tuple[IRValue, str]:
     """Emits a tree; gives its value and the same as text with every bracket there can be."""
     if isinstance(tree, str):
         value = builder.input(tree, (2, 2))
-        known[value.id] = Expression(tree)
+        known[value.id] = tree
         return value, tree
     op, *parts = tree  # type: ignore[misc]
     made = [nested(builder, part, known) for part in parts]
@@ -64,9 +63,9 @@ def nested(builder: Builder, tree: object, known: dict[int, Expression]) -> tupl
 
 @given(TREES)
 def test_brackets_stand_where_they_are_needed(tree: object) -> None:
-    known: dict[int, Expression] = {}
+    known: dict[int, str] = {}
     value, bracketed = nested(Builder("tree"), tree, known)
-    found = ast.dump(ast.parse(known[value.id].text, mode="eval"))
+    found = ast.dump(ast.parse(known[value.id], mode="eval"))
     assert found == ast.dump(ast.parse(bracketed, mode="eval"))
 
 
@@ -76,13 +75,13 @@ def one(op: str, *args: object, **kwargs: object) -> IRGraph:
     return builder.finish(builder.call(op, *given_, **kwargs))
 
 
-def text(graph: IRGraph, mode: Mode, *operands: Expression) -> str:
-    return spell(graph, graph.nodes[0], dict(zip(graph.inputs, operands, strict=True)), mode).text
+def text(graph: IRGraph, mode: Mode, *operands: str) -> str:
+    return spell(graph, graph.nodes[0], dict(zip(graph.inputs, operands, strict=True)), mode)
 
 
 def test_a_method_of_a_sum_brackets_it() -> None:
     graph = one("aten.view.default", (2, 3), [6])
-    assert text(graph, EVAL, Expression("x + y", Binding.SUM)) == "(x + y).view(6)"
+    assert text(graph, EVAL, "x + y") == "(x + y).view(6)"
 
 
 def test_flags_follow_the_mode_of_a_module_only_where_they_are_the_modes() -> None:
@@ -97,8 +96,8 @@ def test_flags_follow_the_mode_of_a_module_only_where_they_are_the_modes() -> No
 def test_a_device_is_an_operands_where_that_is_named() -> None:
     graph = one("aten.new_zeros.default", (2, 3), [2], device="cpu", pin_memory=False)
     there = Mode(training=False, device="ids.device")
-    assert text(graph, there, Expression("h.w")) == "h.w.new_zeros(2, device=h.w.device)"
-    assert text(graph, there, Expression("f(x)")) == "f(x).new_zeros(2, device=ids.device)"
+    assert text(graph, there, "h.w") == "h.w.new_zeros(2, device=h.w.device)"
+    assert text(graph, there, "f(x)") == "f(x).new_zeros(2, device=ids.device)"
 
 
 def test_a_device_that_nobody_names_is_left_to_torch() -> None:
@@ -134,17 +133,8 @@ def test_markers_have_no_text() -> None:
 
 
 def test_overloads_names_are_not_typed() -> None:
-    assert is_typed(Expression("F.relu(x)"))
-    assert not is_typed(Expression("torch.ops.aten.copy.default(x, y)"))
-
-
-def test_imports_are_read_off_the_text() -> None:
-    assert imports("F.relu(self.F.weight) + x.torch") == {"import torch.nn.functional as F"}
-    assert imports("nn.Linear(2, 3, dtype=torch.float64)") == {
-        "import torch",
-        "from torch import nn",
-    }
-    assert imports("x + 1") == frozenset()
+    assert is_typed("F.relu(x)")
+    assert not is_typed("torch.ops.aten.copy.default(x, y)")
 
 
 def test_modules_of_operators() -> None:
@@ -166,7 +156,7 @@ def test_thousands_of_calls_take_less_than_a_second() -> None:
         x = builder.call("aten.add.Tensor", x, x)
         x = builder.call("aten.view.default", x, [4, 8])
     graph = builder.finish(x)
-    names = {value_id: Expression("x") for value_id in graph.values}
+    names = dict.fromkeys(graph.values, "x")
     start = time.process_time()
     for node in graph.nodes:
         spell(graph, node, names, EVAL)

@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from shardwright.codegenerate.expression import Expression
-from shardwright.codegenerate.spelling.call import Mode
-from shardwright.codegenerate.spelling.spell import is_typed, spell
+from shardwright.codegenerate.spelling.forms import Mode
+from shardwright.codegenerate.spelling.table import is_typed, spell
 from shardwright.ir import IRGraph, IRNode, resolve
 from shardwright.ir.operators import flatten_results, is_random, join_call, signature
 from shardwright.ir.structure import flatten_call
@@ -59,10 +58,9 @@ class Calls:
         values = [self.graph.values[i] for i in node.inputs]
         return repr((node.op, [(v.shape, v.dtype, v.strides) for v in values], node.attrs))
 
-    def text(self, node: IRNode) -> Expression:
+    def text(self, node: IRNode) -> str:
         letters = dict(zip(dict.fromkeys(node.inputs), ascii_lowercase, strict=False))
-        texts = {value_id: Expression(letter) for value_id, letter in letters.items()}
-        return spell(self.graph, node, texts, self.mode)
+        return spell(self.graph, node, letters, self.mode)
 
     def as_class(self, name: str) -> str:
         return class_text(

@@ -1,12 +1,9 @@
-"""Attributes as Python literals.
+"""Attributes as Python literals, which need no import but torch.
 
-Comes in: a value that an attribute may have (`shardwright.ir.values`). Goes out: an expression
-that gives the same value and needs no import but torch.
-
-    torch.float32               torch.float32
-    inf                         float("inf")
-    -3.4028234663852886e+38     torch.finfo(torch.float32).min
-    [2, -1]                     (2, -1), or [2, -1] in brackets
+torch.float32               torch.float32
+inf                         float("inf")
+-3.4028234663852886e+38     torch.finfo(torch.float32).min
+[2, -1]                     (2, -1), or [2, -1] in brackets
 """
 
 from __future__ import annotations
@@ -18,7 +15,6 @@ from typing import Any
 
 import torch
 
-from shardwright.codegenerate.expression import Binding, Expression
 from shardwright.errors import GraphError
 
 _EXTREMES = {
@@ -26,29 +22,21 @@ _EXTREMES = {
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)
     for end in ("min", "max")
 }
-_TORCH_TYPES = (torch.dtype, torch.layout, torch.memory_format)
 
 
-def literal(value: Any) -> Expression:
+def literal(value: Any) -> str:
     """One value that is no list. Raises GraphError for what has no literal."""
-    if value is None or isinstance(value, (bool, *_TORCH_TYPES)):
-        return Expression(str(value))
     if isinstance(value, str):
-        return Expression(json.dumps(value))
-    if isinstance(value, (int, float)):
-        text = _number(value)
-        return Expression(text, Binding.UNARY if text.startswith("-") else Binding.ATOM)
+        return json.dumps(value)
     if isinstance(value, complex):
-        return Expression(f"complex({_number(value.real)}, {_number(value.imag)})")
-    raise GraphError(f"{value!r} has no form in Python code")
-
-
-def _number(value: float) -> str:
+        return f"complex({literal(value.real)}, {literal(value.imag)})"
     if isinstance(value, float):
-        if not math.isfinite(value):
-            return f'float("{value}")'
-        return _EXTREMES.get(value, repr(value))
-    return str(value)
+        return _EXTREMES.get(value, repr(value)) if math.isfinite(value) else f'float("{value}")'
+    if value is None or isinstance(
+        value, bool | int | torch.dtype | torch.layout | torch.memory_format
+    ):
+        return str(value)
+    raise GraphError(f"{value!r} has no form in Python code")
 
 
 def quoted(text: str) -> str:

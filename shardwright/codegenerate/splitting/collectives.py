@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shardwright.codegenerate.expression import Expression
 from shardwright.codegenerate.spelling.literals import listed, literal
 from shardwright.errors import CodegenError
 from shardwright.ir import IRNode
@@ -47,7 +46,7 @@ def is_collective(node: IRNode) -> bool:
     return node.op in COLLECTIVES
 
 
-def spell_collective(node: IRNode, operands: Mapping[int, Expression]) -> Expression:
+def spell_collective(node: IRNode, operands: Mapping[int, str]) -> str:
     """The call of a collective; ``operands`` are expressions by value id.
 
     Raises CodegenError where the node is none.
@@ -56,11 +55,11 @@ def spell_collective(node: IRNode, operands: Mapping[int, Expression]) -> Expres
         raise CodegenError(f"{node.op} is no collective; there are {', '.join(COLLECTIVES)}")
     arguments = [str(operands[node.inputs[0]]), f"self.{SLOTS}[{_text(node.attrs['axis'])}]"]
     arguments += [f"{name}={_text(node.attrs[name])}" for name in COLLECTIVES[node.op]]
-    return Expression(f"{node.op}({', '.join(arguments)})")
+    return f"{node.op}({', '.join(arguments)})"
 
 
 def _text(value: Any) -> str:
     """A literal; lists are written as tuples."""
     if isinstance(value, list):
         return listed([_text(item) for item in value])
-    return literal(value).text
+    return literal(value)

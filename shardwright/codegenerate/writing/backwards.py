@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from shardwright.codegenerate.expression import Expression
-from shardwright.codegenerate.spelling.call import Mode
+from shardwright.codegenerate.spelling.forms import Mode
 from shardwright.codegenerate.spelling.literals import listed, quoted
-from shardwright.codegenerate.spelling.spell import is_typed, spell
+from shardwright.codegenerate.spelling.table import is_typed, spell
 from shardwright.codegenerate.writing.body import write_body
 from shardwright.codegenerate.writing.classes import Classes
 from shardwright.codegenerate.writing.hints import Act, wanted_names
@@ -23,9 +22,7 @@ from shardwright.ir.operators import resolve, signature
 from shardwright.ir.with_backward import backward_graph
 
 
-def spell_with_backward(
-    node: IRNode, operands: Mapping[int, Expression], classes: Classes
-) -> Expression:
+def spell_with_backward(node: IRNode, operands: Mapping[int, str], classes: Classes) -> str:
     """The call of a node; its backward is defined among ``classes``."""
 
     def those(name: str) -> str:
@@ -37,7 +34,7 @@ def spell_with_backward(
     parts = [function, those("made"), those("inputs")]
     parts += [those("saved")] if attrs["saved"] else []
     parts += [] if attrs["fills"] else ["fills=False"]
-    return Expression(f"{PASTED}({', '.join(parts)})")
+    return f"{PASTED}({', '.join(parts)})"
 
 
 def backward_functions(classes: Classes) -> Iterator[str]:

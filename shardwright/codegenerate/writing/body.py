@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from shardwright.codegenerate.expression import Expression
 from shardwright.codegenerate.writing import origins
 from shardwright.codegenerate.writing.held import Held
 from shardwright.codegenerate.writing.lines import Line, with_deletions
@@ -35,7 +34,7 @@ class Body(NamedTuple):
 class _Written(NamedTuple):
     """An expression with the values whose names stand in it, once for each time it counts."""
 
-    expression: Expression
+    expression: str
     holds: tuple[int, ...]
     typed: bool
 
@@ -84,7 +83,7 @@ class _Scribe:
         written = self._compose(step)
         while not self._fits(step, written):
             inner = [value_id for value_id in step.reads if value_id in self.nested]
-            self._unnest(max(inner, key=lambda v: len(self.nested[v].expression.text)))
+            self._unnest(max(inner, key=lambda v: len(self.nested[v].expression)))
             written = self._compose(step)
         for value_id in step.reads:
             self.nested.pop(value_id, None)
@@ -94,7 +93,7 @@ class _Scribe:
             self._assign(step, written)
 
     def _compose(self, step: Step) -> _Written:
-        operands: dict[int, Expression] = {}
+        operands: dict[int, str] = {}
         holds: list[int] = []
         typed = True
         for value_id in step.reads:
@@ -105,10 +104,10 @@ class _Scribe:
                 typed &= inner.typed
             else:
                 operands[value_id] = self.held.expression(value_id)
-                typed &= operands[value_id].text not in self.statements.untyped
+                typed &= operands[value_id] not in self.statements.untyped
                 holds.append(value_id)
         expression = step.expression(operands)
-        typed |= expression.text.startswith(("torch.", "F."))
+        typed |= expression.startswith(("torch.", "F."))
         return _Written(expression, tuple(holds), typed and step.typed(expression))
 
     def _fits(self, step: Step, written: _Written) -> bool:
@@ -116,7 +115,7 @@ class _Scribe:
             return True
         target = sum(len(self.work.names[value_id]) + 4 for value_id in step.made)
         target += 0 if written.typed else len(": Tensor")
-        return INDENT + target + len(written.expression.text) <= origins.WIDTH
+        return INDENT + target + len(written.expression) <= origins.WIDTH
 
     def _nests(self, at: int, step: Step, written: _Written) -> bool:
         """Whether the step becomes part of the statement that reads what it makes."""
@@ -151,7 +150,7 @@ class _Scribe:
         if annotated:
             self.statements.annotate(writes[0])
         target += ": Tensor" if annotated and new else ""
-        text = f"{target} = {written.expression}" if target else written.expression.text
+        text = f"{target} = {written.expression}" if target else written.expression
         large |= self.held.names(self.work.large.intersection(made))
         line = Line(text, reads=reads, writes=writes, large=large)
         self.statements.add(line, step.source)
@@ -163,7 +162,7 @@ class _Scribe:
 
     def _loop(self, loop: Loop) -> None:
         others = [v for at, v in enumerate(loop.arguments) if at != loop.carried]
-        names = [self.held.expression(value_id).text for value_id in loop.arguments]
+        names = [self.held.expression(value_id) for value_id in loop.arguments]
         first = loop.first
         reads = self.held.names(others)
         if self.held.is_read_last(first):
@@ -207,7 +206,7 @@ class _Scribe:
     def _keep(self, value_ids: Iterable[int]) -> None:
         """Give names to buffers whose contents move to others: these may be changed first."""
         for value_id in value_ids:
-            text = self.held.expression(value_id).text
+            text = self.held.expression(value_id)
             name = self.held.take(value_id, "kept")
             self.statements.add(Line(f"{name} = {text}", writes=(name,)))
 
@@ -224,7 +223,7 @@ class _Scribe:
             line = Line(f"return {written.expression}", reads=self.held.names(written.holds))
             self.statements.add(line, source)
             return (self.work.names[results[0]],)
-        names = tuple(self.held.expression(value_id).text for value_id in results)
+        names = tuple(self.held.expression(value_id) for value_id in results)
         self.statements.add(Line(f"return {', '.join(names)}", reads=self.held.names(results)))
         if len(names) == 1 and names[0] in self.statements.untyped:
             self.statements.annotate(names[0])

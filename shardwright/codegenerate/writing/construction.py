@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from shardwright.codegenerate.expression import Expression
 from shardwright.codegenerate.spelling.literals import quoted
 from shardwright.codegenerate.stage import Stage
 from shardwright.codegenerate.writing import declarations
@@ -203,20 +202,20 @@ class Construction:
 
     # --- reaching -----------------------------------------------------------------------------
 
-    def module(self, start: Module, module: Module) -> Expression:
+    def module(self, start: Module, module: Module) -> str:
         """How a method of ``start`` reaches a module inside it, to call it."""
-        return Expression(self._path(start, module)[0])
+        return self._path(start, module)[0]
 
-    def tensor(self, start: Module, home: Home) -> Expression:
+    def tensor(self, start: Module, home: Home) -> str:
         """How a method of ``start`` reaches a tensor inside it."""
         text = self._holder(start, home)
         if is_plain(home.name):
-            return Expression(f"{text}.{home.name}")
+            return f"{text}.{home.name}"
         if self._is_subscripted(start, home):
-            return Expression(f"{text}[{quoted(home.name)}]")
+            return f"{text}[{quoted(home.name)}]"
         value = self.stage.graph.values[home.module.tensors[home.name]]
         kind = "parameter" if value.role == "param" else "buffer"
-        return Expression(f"{text}.get_{kind}({quoted(home.name)})")
+        return f"{text}.get_{kind}({quoted(home.name)})"
 
     def _holder(self, start: Module, home: Home) -> str:
         """How a method of ``start`` reaches the module that a tensor stands in."""

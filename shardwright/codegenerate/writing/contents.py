@@ -190,7 +190,7 @@ def _items(tensor: Tensor) -> Any:
 def _short(value: Any) -> Any:
     if isinstance(value, list):
         return list(map(_short, value))
-    has_name = literal(value).text.startswith("torch.")
+    has_name = literal(value).startswith("torch.")
     return value if has_name else float(str(np.float32(value)))
 
 
@@ -201,4 +201,4 @@ def _sizes(tensor: Tensor) -> str:
 def _numbers(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_numbers, value))}]"
-    return literal(value).text
+    return literal(value)

@@ -6,10 +6,10 @@ text depends on the program alone; it has no date and no path in it.
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections.abc import Iterator
 
-from shardwright.codegenerate.spelling.imports import module_of
 from shardwright.codegenerate.spelling.literals import described
 from shardwright.codegenerate.splitting.pasting import pasted, taken_names
 from shardwright.codegenerate.splitting.split_text import is_split, slices_table, support_names
@@ -19,6 +19,10 @@ from shardwright.codegenerate.writing.classes import Classes
 from shardwright.codegenerate.writing.configuration import configuration, functions
 from shardwright.codegenerate.writing.writer import write_stage
 from shardwright.errors import CodegenError
+from shardwright.ir import WITH_BACKWARD
+from shardwright.ir.operators import is_built_in
+from shardwright.ops import registered
+from shardwright.torch_internals import registering_module
 from shardwright.version import __version__
 
 IMPORTS = """\
@@ -119,6 +123,22 @@ def _modules(program: Program) -> list[str]:
         if module is not None:
             modules.add(module)
     return sorted(modules)
+
+
+def module_of(op: str) -> str | None:
+    """The module whose import registers the operator; None where torch brings it.
+
+    An operator whose origin is not known is looked for under its namespace's name among the
+    modules that are loaded; "" where there is none.
+    """
+    if op == WITH_BACKWARD or (is_built_in(op) and not op.startswith("shardwright.")):
+        return None
+    if (found := registered(op)) is not None:
+        return found.module
+    namespace, name, _ = op.split(".", 2)
+    return registering_module(f"{namespace}::{name}") or (
+        namespace if namespace in sys.modules else ""
+    )
 
 
 # --- stages ---------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.codegenerate.expression import Expression
 from shardwright.codegenerate.stage import Stage
 from shardwright.codegenerate.writing.calls import Calls
 from shardwright.codegenerate.writing.construction import Construction
@@ -66,7 +65,7 @@ class Flow:
             return item.layer.results
         return self.made[item.module].results
 
-    def buffer(self, value_id: int) -> Expression:
+    def buffer(self, value_id: int) -> str:
         """How a buffer that the forward changes is reached."""
         homes = self.calls.tree.homes[value_id]
         return self._reach(next(home for home in homes if self.module in home.module.upwards()))
@@ -80,17 +79,17 @@ class Flow:
 
     # --- what is stored -----------------------------------------------------------------------
 
-    def _stored(self) -> Iterator[tuple[int, Expression]]:
+    def _stored(self) -> Iterator[tuple[int, str]]:
         read = [v for reads in self._reads.values() for v in reads]
         returned = self.graph.outputs if not self.module.path else []
         for value_id in dict.fromkeys([*read, *self.updates, *returned]):
             for home in self.calls.tree.homes.get(value_id, ()):
                 if self.module in home.module.upwards():
                     copied = ".clone()" if self._is_kept(value_id) else ""
-                    yield value_id, Expression(f"{self._reach(home)}{copied}")
+                    yield value_id, f"{self._reach(home)}{copied}"
                     break
 
-    def _reach(self, home: Home) -> Expression:
+    def _reach(self, home: Home) -> str:
         return self.construction.tensor(self.module, home)
 
     def _is_kept(self, value_id: int) -> bool:

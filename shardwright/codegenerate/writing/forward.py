@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from shardwright.codegenerate.expression import Expression
-from shardwright.codegenerate.spelling.call import Mode
-from shardwright.codegenerate.spelling.spell import is_typed, spell
+from shardwright.codegenerate.spelling.forms import Mode
+from shardwright.codegenerate.spelling.table import is_typed, spell
 from shardwright.codegenerate.splitting.collectives import is_collective, spell_collective
 from shardwright.codegenerate.stage import Program
 from shardwright.codegenerate.writing.backwards import spell_with_backward
@@ -100,7 +99,7 @@ class _Forward:
             source=node.source,
         )
 
-    def _spell(self, node: IRNode, operands: Mapping[int, Expression]) -> Expression:
+    def _spell(self, node: IRNode, operands: Mapping[int, str]) -> str:
         if is_collective(node):
             return spell_collective(node, operands)
         if node.op == WITH_BACKWARD:
@@ -115,9 +114,7 @@ class _Forward:
         return Step(
             reads=reads,
             makes=tuple(v if v in needed else None for v in makes),
-            write=lambda operands: Expression(
-                f"{callee}({', '.join(str(operands[v]) for v in reads)})"
-            ),
+            write=lambda operands: f"{callee}({', '.join(operands[v] for v in reads)})",
             is_tuple=len(makes) > 1,
             stays=source is None or any(map(keeps_its_place, call.nodes)),
             typed=lambda expression: False,
@@ -132,11 +129,11 @@ class _Forward:
         if parent is self.flow.module or self.construction.made(parent).kind != DICTIONARY:
             return None
         return ModuleCall(
-            callee=self.construction.module(self.flow.module, item.module).text,
+            callee=self.construction.module(self.flow.module, item.module),
             arguments=self.flow.reads(item),
             results=tuple(v for v in self.flow.makes(item) if v is not None),
             constructor=made.constructor,
-            container=self.construction.module(self.flow.module, parent).text,
+            container=self.construction.module(self.flow.module, parent),
             key=item.module.name,
         )
 
@@ -193,7 +190,7 @@ class _Forward:
         nodes = (item for item in self.flow.items if isinstance(item, IRNode))
         return any(SLOT in node.attrs.values() for node in nodes)
 
-    def _device(self, operands: Mapping[int, Expression]) -> str | None:
+    def _device(self, operands: Mapping[int, str]) -> str | None:
         """An expression for the device that the module runs on: that of its first argument."""
         if self.flow.arguments and self.flow.arguments[0] in operands:
             return f"{operands[self.flow.arguments[0]]}.device"

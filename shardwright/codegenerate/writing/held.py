@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from shardwright.codegenerate.expression import Expression
 from shardwright.codegenerate.writing.names import Variables
 from shardwright.codegenerate.writing.step import Work
 
@@ -30,10 +29,10 @@ class Held:
     def __getitem__(self, value_id: int) -> str:
         return self._names[value_id]
 
-    def expression(self, value_id: int) -> Expression:
+    def expression(self, value_id: int) -> str:
         """How a value is read."""
         if value_id in self._names:
-            return Expression(self._names[value_id])
+            return self._names[value_id]
         return self._work.stored[value_id]
 
     def names(self, value_ids: Iterable[int]) -> frozenset[str]:

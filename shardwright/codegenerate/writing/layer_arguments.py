@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shardwright.codegenerate.spelling.literals import listed
-from shardwright.codegenerate.spelling.losses import REDUCTIONS
+from shardwright.codegenerate.spelling.table import REDUCTIONS
 from shardwright.codegenerate.writing.layer_part import Part, affine, short, unless, unlike
 
 Write = Callable[[Part], list[str] | None]

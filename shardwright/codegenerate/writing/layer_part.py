@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.codegenerate.spelling.call import slots
+from shardwright.codegenerate.spelling.forms import parameters
 from shardwright.codegenerate.spelling.literals import listed, literal
 from shardwright.ir import IRNode, IRValue, resolve
 from shardwright.ir.operators import named_arguments
@@ -42,7 +42,7 @@ class Part:
         """Whether every number but those ``said`` is the schema's default."""
         return all(
             slot.name in said or self.has(slot.name) or self.arguments[slot.name] == slot.default
-            for slot in slots(self.node.op)
+            for slot in parameters(self.node.op)
         )
 
 
@@ -52,10 +52,10 @@ class Part:
 def short(value: Any) -> str:
     """A value's literal; one number for a list of equal ones."""
     if not isinstance(value, list):
-        return literal(value).text
+        return literal(value)
     if value and value.count(value[0]) == len(value):
-        return literal(value[0]).text
-    return listed([literal(item).text for item in value])
+        return literal(value[0])
+    return listed([literal(item) for item in value])
 
 
 def unlike(part: Part, defaults: Mapping[str, Any]) -> list[str]:

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwright.codegenerate.expression import Binding, Expression
 from shardwright.ir.values import Source
 
-Write = Callable[[Mapping[int, Expression]], Expression]
+Write = Callable[[Mapping[int, str]], str]
 """From what is read, by value id, to the expression."""
 
 
@@ -38,7 +37,7 @@ class Step:
     write: Write
     is_tuple: bool = False
     stays: bool = False
-    typed: Callable[[Expression], bool] = lambda expression: True
+    typed: Callable[[str], bool] = lambda expression: True
     source: Source | None = None
 
     @property
@@ -46,12 +45,12 @@ class Step:
         """The values that somebody needs."""
         return tuple(value_id for value_id in self.makes if value_id is not None)
 
-    def expression(self, operands: Mapping[int, Expression]) -> Expression:
+    def expression(self, operands: Mapping[int, str]) -> str:
         """The text; of a tuple of which one part is needed, that part."""
         written = self.write(operands)
         if self.is_tuple and len(self.made) == 1:
             place = self.makes.index(self.made[0])
-            return Expression(f"{written.inside(Binding.ATOM)}[{place}]")
+            return f"{written}[{place}]"
         return written
 
 
@@ -133,8 +132,8 @@ class Work:
     steps: Sequence[Step | Loop]
     arguments: tuple[int, ...]
     results: tuple[int, ...]
-    updates: Sequence[tuple[Expression, int]]
-    stored: Mapping[int, Expression]
+    updates: Sequence[tuple[str, int]]
+    stored: Mapping[int, str]
     names: Mapping[int, str]
     pinned: frozenset[int] = frozenset()
     large: frozenset[int] = frozenset()
