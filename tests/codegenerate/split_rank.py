@@ -14,7 +14,7 @@ import torch
 
 import shardwright as sw
 from shardwright.codegenerate.splitting.collectives import COLLECTIVES, is_collective
-from shardwright.codegenerate.splitting.split_stages import split_stages
+from shardwright.codegenerate.splitting.stages import split_stages
 from shardwright.codegenerate.stage import Program, Stage
 from shardwright.codegenerate.support import exchanges
 from shardwright.codegenerate.support.slices import Piece, piece_of

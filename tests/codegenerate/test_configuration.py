@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import shardwright as sw
-from shardwright.codegenerate.formatting import formatted
+from shardwright.codegenerate.codegen import formatted
 from shardwright.codegenerate.writing import file
 from shardwright.errors import CodegenError
 from tests.codegenerate.written import configured, cut, run, stages, written

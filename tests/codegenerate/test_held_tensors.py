@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import shardwright as sw
-from shardwright.codegenerate.writing.encoding import encoded
+from shardwright.codegenerate.writing.contents import encoded
 from shardwright.errors import CodegenError
 from tests.codegenerate.checkers import assert_passes_mypy, assert_passes_ruff
 from tests.codegenerate.written import configured, cut, run, stages, written

@@ -2,13 +2,12 @@
 
 import pytest
 
-from shardwright.codegenerate.writing.containers import module_dict, sequential
-from shardwright.codegenerate.writing.loops import as_loop, chains, number_range
-from shardwright.codegenerate.writing.step import ModuleCall
+from shardwright.codegenerate.writing.construction import module_dict, sequential
+from shardwright.codegenerate.writing.forward import SiblingCall, as_loop, chains, number_range
 
 
-def call(key: str, *arguments: int, result: int, constructor: str = "Block()") -> ModuleCall:
-    return ModuleCall(f'self.h["{key}"]', arguments, (result,), constructor, "self.h", key)
+def call(key: str, *arguments: int, result: int, constructor: str = "Block()") -> SiblingCall:
+    return SiblingCall(f'self.h["{key}"]', arguments, (result,), constructor, "self.h", key)
 
 
 CHAIN = [call("0", 1, 9, result=2), call("1", 2, 9, result=3), call("2", 3, 9, result=4)]

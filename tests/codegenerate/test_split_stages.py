@@ -11,7 +11,7 @@ import torch
 
 import shardwright as sw
 from shardwright.codegenerate.splitting.collectives import COLLECTIVES, is_collective
-from shardwright.codegenerate.splitting.split_holdings import StageHoldings
+from shardwright.codegenerate.splitting.holdings import StageHoldings
 from shardwright.codegenerate.stage import Program
 from shardwright.codegenerate.support.slices import join_state_dicts, piece_of
 from shardwright.errors import CodegenError

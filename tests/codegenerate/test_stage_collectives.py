@@ -14,7 +14,7 @@ from shardwright.codegenerate.splitting.collectives import (
     is_collective,
     spell_collective,
 )
-from shardwright.codegenerate.splitting.pasting import definitions, pasted
+from shardwright.codegenerate.splitting.text import definitions, pasted
 from shardwright.errors import CodegenError
 from shardwright.ir import Builder, IRNode
 

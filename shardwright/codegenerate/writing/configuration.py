@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from shardwright.codegenerate.spelling.literals import quoted
-from shardwright.codegenerate.splitting.split_text import by_slot, is_split
+from shardwright.codegenerate.splitting.text import by_slot, is_split
 from shardwright.codegenerate.stage import Port, Program
 from shardwright.codegenerate.support.slices import piece_of
-from shardwright.codegenerate.writing.declarations import untold
+from shardwright.codegenerate.writing.construction import untold
 from shardwright.errors import CodegenError
 
 SHARE = '''\

@@ -1,26 +1,172 @@
 """How the modules of a stage are made and reached: constructors, declarations, ties.
 
-Comes in: a stage's tree of modules, and those that have forwards. Goes out: for each module what
-makes it. What always holds: what a module holds is registered under the original's names, and a
-tensor of several names is one object.
+What a module holds is registered under the original's names, and a tensor of several names is one
+object. A parameter holds nothing until a state is loaded or a model shares its own; a buffer holds
+what it held in the model where that can be said in a line or is short; a constant always holds what
+it should, or is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
+import torch
 from torch import nn
 
 from shardwright.codegenerate.spelling.literals import quoted
-from shardwright.codegenerate.stage import Stage
-from shardwright.codegenerate.writing import declarations
+from shardwright.codegenerate.stage import Program, Stage
 from shardwright.codegenerate.writing.calls import Calls
 from shardwright.codegenerate.writing.classes import DICTIONARY, MODULE
-from shardwright.codegenerate.writing.containers import module_dict, parameter_dict
+from shardwright.codegenerate.writing.contents import contents, empty, encoded
 from shardwright.codegenerate.writing.modules import Home, Module
 from shardwright.codegenerate.writing.names import AMBIGUOUS, is_plain
-from shardwright.ir import IRValue
+from shardwright.errors import CodegenError
+from shardwright.ir import IRGraph, IRValue
+from shardwright.ir.tensor_meta import torch_dtype
+
+SHORTEST = 3
+"""Equal modules in a row that are worth a comprehension."""
+
+Item = tuple[str, str]
+"""A key, and what makes its module."""
+
+
+def module_dict(items: Sequence[Item]) -> str:
+    """A ModuleDict of these modules."""
+    runs = _runs(items)
+    if len(runs) == 1 and (one := _comprehension(runs[0])):
+        return f"nn.ModuleDict({{{one}}})"
+    return f"nn.ModuleDict({{{', '.join(map(_part, runs))}}})"
+
+
+def number_range(keys: Sequence[str]) -> str | None:
+    """``range(2, 6)`` for "2" to "5"; None where the keys are no such numbers."""
+    if not all(key.isascii() and key.isdigit() and str(int(key)) == key for key in keys):
+        return None
+    start, stop = int(keys[0]), int(keys[-1]) + 1
+    if [int(key) for key in keys] != list(range(start, stop)):
+        return None
+    return f"range({start}, {stop})" if start else f"range({stop})"
+
+
+def parameter_dict(items: Sequence[Item]) -> str:
+    """A ParameterDict."""
+    return f"nn.ParameterDict({{{', '.join(f'{quoted(key)}: {made}' for key, made in items)}}})"
+
+
+def sequential(items: Sequence[Item]) -> str:
+    """A Sequential, of which there may be only a part."""
+    keys = [key for key, _ in items]
+    makers = [maker for _, maker in items]
+    equal = len(set(makers)) == 1 and len(items) >= SHORTEST
+    if keys == [str(i) for i in range(len(keys))]:
+        if equal:
+            return f"nn.Sequential(*({makers[0]} for _ in range({len(items)})))"
+        return f"nn.Sequential({', '.join(makers)})"
+    if equal and (numbers := number_range(keys)) is not None:
+        return f"nn.Sequential(OrderedDict((str(i), {makers[0]}) for i in {numbers}))"
+    pairs = ", ".join(f"{quoted(key)}: {maker}" for key, maker in items)
+    return f"nn.Sequential(OrderedDict({{{pairs}}}))"
+
+
+def _runs(items: Sequence[Item]) -> list[list[Item]]:
+    """Items split where what makes them changes, or their numbers do not follow."""
+    numbered = enumerate(items)
+    groups = groupby(numbered, key=lambda at: (at[1][1], _offset(at[1][0], at[0])))
+    return [[item for _, item in group] for _, group in groups]
+
+
+def _offset(key: str, place: int) -> int | str:
+    return int(key) - place if key.isascii() and key.isdigit() else key
+
+
+def _comprehension(run: Sequence[Item]) -> str | None:
+    numbers = number_range([key for key, _ in run])
+    if len(run) < SHORTEST or numbers is None:
+        return None
+    return f"str(i): {run[0][1]} for i in {numbers}"
+
+
+def _part(run: Sequence[Item]) -> str:
+    if one := _comprehension(run):
+        return f"**{{{one}}}"
+    return ", ".join(f"{quoted(key)}: {maker}" for key, maker in run)
+
+
+ON_CPU = ', device="cpu"'
+"""Behind the arguments of what no model has: it is made even where all else is on meta."""
+
+
+def _parameter_text(graph: IRGraph, value: IRValue) -> str:
+    """``nn.Parameter(torch.empty(768, 2304))``."""
+    frozen = "" if takes_gradient(graph, value) else ", requires_grad=False"
+    return f"nn.Parameter({empty(value.shape, torch_dtype(value.dtype))}{frozen})"
+
+
+def _buffer_text(graph: IRGraph, value: IRValue, name: str) -> str:
+    """``self.register_buffer("mask", torch.ones(4, 4), persistent=False)``.
+
+    Raises CodegenError for a constant whose contents are too many, or not known.
+    """
+    saved = "" if is_saved(value) else ", persistent=False"
+    return f"self.register_buffer({quoted(name)}, {_contents(graph, value)}{saved})"
+
+
+def _contents(graph: IRGraph, value: IRValue) -> str:
+    found = _told(graph, value, "" if _is_models(value) else ON_CPU)
+    if found is None and not _is_models(value):
+        raise CodegenError(
+            f"{value.name!r}, {value.dtype}[{', '.join(map(str, value.shape))}], is no buffer of "
+            "the model, and its contents are not known or too many to be written into a file; "
+            "register it as a buffer of the model (register_buffer)"
+        )
+    return found or empty(value.shape, torch_dtype(value.dtype))
+
+
+def _told(graph: IRGraph, value: IRValue, options: str = "") -> str | None:
+    """What a buffer holds; of what a state has, only where that is said in a line."""
+    tensor = graph.tensors.get(value.id)
+    if tensor is None and value.init == "zeros":
+        tensor = torch.zeros(value.shape, dtype=torch_dtype(value.dtype))
+    if tensor is None:
+        return None
+    found = contents(tensor, options)
+    return encoded(tensor, options) if found is None and not is_saved(value) else found
+
+
+def _is_models(value: IRValue) -> bool:
+    """Whether a model has it, among its parameters and buffers."""
+    return value.role in ("param", "buffer")
+
+
+def is_saved(value: IRValue) -> bool:
+    """Whether a state dict holds the buffer."""
+    return value.persistent and _is_models(value)
+
+
+def is_told(graph: IRGraph, value: IRValue) -> bool:
+    """Whether a fresh module has the right contents, or its state has them."""
+    if value.role == "param" or is_saved(value):
+        return True
+    return _told(graph, value) is not None
+
+
+def untold(program: Program) -> list[str]:
+    """The names of buffers that only a model can fill."""
+    graphs = [stage.graph for partition in program.partitions for stage in partition]
+    pairs = ((graph, value) for graph in graphs for value in graph.stored())
+    return [value.name for graph, value in pairs if not is_told(graph, value)]
+
+
+def takes_gradient(graph: IRGraph, value: IRValue) -> bool:
+    """Whether a parameter is trained; so it is where nothing is known."""
+    tensor = graph.tensors.get(value.id)
+    dtype = torch_dtype(value.dtype)
+    differentiable = dtype.is_floating_point or dtype.is_complex
+    return differentiable and (tensor is None or tensor.requires_grad)
+
 
 _OF_DICTIONARIES = frozenset(dir(nn.ModuleDict)) - frozenset(dir(nn.Module))
 
@@ -137,12 +283,12 @@ class Construction:
             tied = (leading.module, leading.name) != (module, name)
             yield f"self.{name}{': Tensor' if tied else ''} = {self._parameter(value.id)}"
         else:
-            if not declarations.is_told(self.stage.graph, value):
+            if not is_told(self.stage.graph, value):
                 yield "# What it holds comes from the model, see create_pipeline_configuration."
-            yield declarations.buffer(self.stage.graph, value, name)
+            yield _buffer_text(self.stage.graph, value, name)
 
     def _parameter(self, value_id: int) -> str:
-        return declarations.parameter(self.stage.graph, self.stage.graph.values[value_id])
+        return _parameter_text(self.stage.graph, self.stage.graph.values[value_id])
 
     def _ties(self, module: Module) -> Iterator[str]:
         """Tensors of several names of which this is the innermost class around all."""
@@ -164,7 +310,7 @@ class Construction:
         holder = self._holder(module, home)
         if value.role == "param":
             return f"{holder}.register_parameter({name}, self.get_parameter({path}))"
-        saved = "" if declarations.is_saved(value) else ", persistent=False"
+        saved = "" if is_saved(value) else ", persistent=False"
         return f"{holder}.register_buffer({name}, self.get_buffer({path}){saved})"
 
     def _constructs(self, module: Module, other: Module) -> bool:
@@ -179,7 +325,7 @@ class Construction:
         assert call.layer is not None
         parameters = self._parameters_of(call.layer.parameters)
         graph = self.stage.graph
-        trained = [name for name, v in parameters.items() if declarations.takes_gradient(graph, v)]
+        trained = [name for name, v in parameters.items() if takes_gradient(graph, v)]
         return ".requires_grad_(False)" if parameters and not trained else ""
 
     def _frozen_parts(self, module: Module, child: Module) -> Iterator[str]:
@@ -191,7 +337,7 @@ class Construction:
         if call is None or call.layer is None or self._frozen(child):
             return
         for name, value in self._parameters_of(call.layer.parameters).items():
-            if not declarations.takes_gradient(self.stage.graph, value):
+            if not takes_gradient(self.stage.graph, value):
                 yield f"{self._typed(module, child)}.{name}.requires_grad_(False)"
 
     def _parameters_of(self, parameters: object) -> dict[str, IRValue]:

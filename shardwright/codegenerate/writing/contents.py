@@ -1,13 +1,13 @@
-"""What a buffer holds, as Python.
+"""What a buffer holds, as an expression that makes it bit for bit, where there is a short one.
 
-Comes in: a tensor. Goes out: an expression that makes it, where there is a short one. What always
-holds: evaluated, the expression is the tensor, bit for bit, but for which NaN a NaN is; every form
-is held against the tensor before it is given. What is of a dtype that no form makes has none.
+Every form is compared with the tensor before it is given, but for which NaN a NaN is.
 """
 
 from __future__ import annotations
 
+import base64
 import math
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -202,3 +202,29 @@ def _numbers(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_numbers, value))}]"
     return literal(value)
+
+
+MOST_CHARACTERS = 1 << 16
+"""Characters of text that stand in a file for one tensor."""
+MOST_BYTES = 1 << 24
+"""Bytes of a tensor that is looked at; a larger one is not short in any text."""
+LINE = 64
+"""Characters on a line."""
+
+
+def encoded(tensor: Tensor, options: str = "") -> str | None:
+    """An expression that decodes ``tensor``, None where that would be too long.
+
+    ``options`` is put behind the arguments of what makes it, as ``, device="cpu"``.
+    """
+    if tensor.is_meta or tensor.layout is not torch.strided or tensor.nbytes > MOST_BYTES:
+        return None
+    flat = tensor.detach().to("cpu", copy=False).contiguous().reshape(-1)
+    data = zlib.compress(flat.view(torch.uint8).numpy().tobytes(), level=9)
+    text = base64.b64encode(data).decode()
+    if len(text) > MOST_CHARACTERS:
+        return None
+    lines = " ".join(f'"{text[at : at + LINE]}"' for at in range(0, len(text), LINE))
+    held = f"bytearray(zlib.decompress(base64.b64decode({lines})))"
+    shape = "" if tensor.dim() == 1 else f".reshape({tuple(tensor.shape)})"
+    return f"torch.asarray({held}, dtype={tensor.dtype}{options}){shape}"

@@ -1,116 +1,190 @@
-"""The work of one module's forward: its items as steps, chains of calls as loops, and names.
+"""What the forward of one module does: its steps, and chains of calls of equal modules as loops.
 
-Comes in: what goes in and out of the forward. Goes out: `Work` that `write_body` writes. What
-always holds: there is a step for each item, or a loop for a chain of them, in the items' order.
+Of the stage itself arguments and results are in the order of its ports; of other modules each value
+comes once, in the order in which it is read or made.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from shardwright.codegenerate.spelling.forms import Mode
+from shardwright.codegenerate.spelling.literals import quoted
 from shardwright.codegenerate.spelling.table import is_typed, spell
 from shardwright.codegenerate.splitting.collectives import is_collective, spell_collective
-from shardwright.codegenerate.stage import Program
-from shardwright.codegenerate.writing.backwards import spell_with_backward
-from shardwright.codegenerate.writing.classes import DICTIONARY, Classes
-from shardwright.codegenerate.writing.flow import Flow
-from shardwright.codegenerate.writing.hints import Act, wanted_names
-from shardwright.codegenerate.writing.loops import as_loop, chains
-from shardwright.codegenerate.writing.modules import Module
-from shardwright.codegenerate.writing.names import identifier, is_plain
-from shardwright.codegenerate.writing.order import Call, Item, keeps_its_place
+from shardwright.codegenerate.stage import Program, Stage
+from shardwright.codegenerate.writing.calls import Call, Calls, Item, keeps_its_place
+from shardwright.codegenerate.writing.classes import DICTIONARY, Classes, spell_with_backward
+from shardwright.codegenerate.writing.construction import Construction, number_range
+from shardwright.codegenerate.writing.modules import Home, Module
+from shardwright.codegenerate.writing.names import (
+    NamedStep,
+    identifier,
+    is_plain,
+    item_name,
+    wanted_names,
+)
 from shardwright.codegenerate.writing.origins import call_site
-from shardwright.codegenerate.writing.step import Loop, ModuleCall, Step, Work
+from shardwright.codegenerate.writing.statements import ForwardSteps, Loop, Step
 from shardwright.ir import SLOT, WITH_BACKWARD, IRNode, resolve
 from shardwright.ir.operators import is_marker, signature
 from shardwright.ir.values import Source
 
 
-def forward_work(program: Program, classes: Classes, flow: Flow, *, verbose: bool) -> Work:
-    """What the forward of the module of ``flow`` does, to be written."""
-    return _Forward(program, classes, flow).work(verbose=verbose)
+class ModuleForward:
+    """What one module's forward reads, makes and does.
 
+    made
+        How the modules that it calls are made.
+    updates
+        Buffers that it changes in the end, with the values that are then in them.
+    stored
+        How each stored value is reached that lies inside the module.
+    arguments, results
+        What it is given and gives, value ids.
+    """
 
-class _Forward:
-    """What the forward of one module does, as steps."""
+    def __init__(
+        self, stage: Stage, calls: Calls, construction: Construction, module: Module
+    ) -> None:
+        self.stage, self.graph = stage, stage.graph
+        self.calls, self.construction, self.module = calls, construction, module
+        self.items = calls.items[module]
+        self.updates = calls.updates[module]
+        called = [item.module for item in self.items if isinstance(item, Call)]
+        self.made = {inner: construction.made(inner) for inner in called}
+        self._read = [v for item in self.items for v in self._reads(item)]
+        self.stored = dict(self._stored())
+        self.results = self._results()
+        self.arguments = self._arguments()
 
-    def __init__(self, program: Program, classes: Classes, flow: Flow) -> None:
-        self.program = program
-        self.classes = classes
-        self.flow = flow
-        self.graph = flow.graph
-        self.construction = flow.construction
+    # --- what goes in and out -----------------------------------------------------------------
 
-    def work(self, *, verbose: bool) -> Work:
-        """All of it."""
-        flow = self.flow
-        ends = [*flow.results, *flow.updates.values()]
-        needed = {*ends, *(v for item in flow.items for v in flow.reads(item))}
-        steps = self._steps(needed)
+    def _reads(self, item: Item) -> tuple[int, ...]:
+        """What an item reads, one an operand or argument."""
+        if isinstance(item, IRNode):
+            return tuple(item.inputs)
+        return (item.layer or self.made[item.module]).arguments
+
+    def _makes(self, item: Item) -> tuple[int | None, ...]:
+        """What an item makes; None for what its operator leaves out."""
+        if isinstance(item, IRNode):
+            return tuple(item.results)
+        return (item.layer or self.made[item.module]).results
+
+    def _stored(self) -> Iterator[tuple[int, str]]:
+        returned = self.graph.outputs if not self.module.path else []
+        for value_id in dict.fromkeys([*self._read, *self.updates, *returned]):
+            for home in self._homes_inside(value_id):
+                copied = ".clone()" if self._is_kept(value_id) else ""
+                yield value_id, f"{self.construction.tensor(self.module, home)}{copied}"
+                break
+
+    def _homes_inside(self, value_id: int) -> Iterator[Home]:
+        homes = self.calls.tree.homes.get(value_id, ())
+        return (home for home in homes if self.module in home.module.upwards())
+
+    def _is_kept(self, value_id: int) -> bool:
+        """Whether somebody, or autograd, may keep what a buffer held before it is written to."""
+        if value_id in self.calls.outliving:
+            return True
+        if value_id not in self.calls.written:
+            return False
+        own = [item for item in self.items if isinstance(item, IRNode) and value_id in item.inputs]
+        others = {v for node in own for v in node.inputs} - {value_id}
+        return any(self.graph.values[v].role not in ("buffer", "constant") for v in others)
+
+    def _results(self) -> tuple[int, ...]:
+        if not self.module.path:
+            return tuple(port.value for port in self.stage.outputs)
+        # New contents leave the module where they replace what a buffer around it holds.
+        inside = set(self.updates.values())
+        for item in self.items:
+            if isinstance(item, Call):
+                inside |= self._changes(item)
+        leaving = {*self.graph.outputs, *(set(self.graph.updates.values()) - inside)}
+        made = (v for item in self.items for v in self._makes(item) if v is not None)
+        return tuple(v for v in made if v in leaving or self.calls.is_read_outside(self.module, v))
+
+    def _changes(self, call: Call) -> set[int]:
+        """New contents that a called module keeps."""
+        if call.layer is not None:
+            own = set(call.layer.parameters.values())
+            return {new for old, new in self.graph.updates.items() if old in own}
+        found = set(self.calls.updates.get(call.module, {}).values())
+        for item in self.calls.items.get(call.module, ()):
+            if isinstance(item, Call):
+                found |= self._changes(item)
+        return found
+
+    def _arguments(self) -> tuple[int, ...]:
+        if not self.module.path:
+            return tuple(port.value for port in self.stage.inputs)
+        made = {v for item in self.items for v in self._makes(item)}
+        read = dict.fromkeys([*self._read, *self.updates.values()])
+        return tuple(v for v in read if v not in made and v not in self.stored)
+
+    # --- steps --------------------------------------------------------------------------------
+
+    def steps(self, program: Program, classes: Classes, *, verbose: bool) -> ForwardSteps:
+        """What the forward does, to be written."""
+        ends = [*self.results, *self.updates.values()]
+        needed = {*ends, *self._read}
+        steps: list[Step | Loop] = [
+            self._operator(item, needed, program, classes)
+            if isinstance(item, IRNode)
+            else self._call(item, needed)
+            for item in self.items
+        ]
         uses = Counter(ends)
         for step in steps:
             uses.update(step.reads)
         loops = self._fold(steps, uses)
-        return Work(
+        asks_for_device = any(map(_names_device, self.items))
+        return ForwardSteps(
             steps=steps,
-            arguments=flow.arguments,
-            results=flow.results,
-            updates=[(flow.buffer(old), new) for old, new in flow.updates.items()],
-            stored=flow.stored,
-            names=self._names(),
-            pinned=frozenset(flow.arguments[:1] if self._asks_for_device() else ()),
-            taken=frozenset({"i", "self"} if loops else {"self"}) | {loop.item for loop in loops},
+            arguments=self.arguments,
+            results=self.results,
+            updates=[(self._buffer(old), new) for old, new in self.updates.items()],
+            stored=self.stored,
+            names=self._names(program),
+            pinned=frozenset(self.arguments[:1] if asks_for_device else ()),
+            reserved=frozenset(
+                {"self", *(("i",) if loops else ()), *(loop.item for loop in loops)}
+            ),
             large=self._large(),
             verbose=verbose,
         )
 
-    # --- steps --------------------------------------------------------------------------------
+    def _buffer(self, value_id: int) -> str:
+        """How a buffer that the forward changes is reached."""
+        return self.construction.tensor(self.module, next(self._homes_inside(value_id)))
 
-    def _fold(self, steps: list[Step | Loop], uses: Mapping[int, int]) -> list[Loop]:
-        """Put loops in the place of chains of calls; gives the loops."""
-        calls = [self._module_call(item) for item in self.flow.items]
-        loops = []
-        for start, stop, carried in reversed(chains(calls, uses)):
-            chain = [call for call in calls[start:stop] if call is not None]
-            parent = self._container(self.flow.items[start])
-            siblings = [child.name for child in self.construction.children(parent)]
-            loops.append(as_loop(chain, carried, siblings))
-            steps[start:stop] = [loops[-1]]
-        return loops
+    def _operator(self, node: IRNode, needed: set[int], program: Program, classes: Classes) -> Step:
+        def write(operands: Mapping[int, str]) -> str:
+            if is_collective(node):
+                return spell_collective(node, operands)
+            if node.op == WITH_BACKWARD:
+                return spell_with_backward(node, operands, classes)
+            mode = Mode(program.training, device=self._device(operands))
+            return spell(self.graph, node, operands, mode)
 
-    def _steps(self, needed: set[int]) -> list[Step | Loop]:
-        return [
-            self._operator(item, needed) if isinstance(item, IRNode) else self._call(item, needed)
-            for item in self.flow.items
-        ]
-
-    def _operator(self, node: IRNode, needed: set[int]) -> Step:
-        one = is_marker(node.op) or signature(resolve(node.op)).returns_one
-        device = self.flow.arguments[:1] if SLOT in node.attrs.values() else ()
+        device = self.arguments[:1] if _names_device(node) else ()
         return Step(
             reads=(*node.inputs, *device),
             makes=tuple(v if v in needed else None for v in node.results),
-            write=lambda operands: self._spell(node, operands),
-            is_tuple=not one,
+            write=write,
+            is_tuple=not is_marker(node.op) and not signature(resolve(node.op)).returns_one,
             stays=keeps_its_place(node),
             typed=is_typed,
             source=node.source,
         )
 
-    def _spell(self, node: IRNode, operands: Mapping[int, str]) -> str:
-        if is_collective(node):
-            return spell_collective(node, operands)
-        if node.op == WITH_BACKWARD:
-            return spell_with_backward(node, operands, self.classes)
-        mode = Mode(self.program.training, device=self._device(operands))
-        return spell(self.graph, node, operands, mode)
-
     def _call(self, call: Call, needed: set[int]) -> Step:
-        callee = self.construction.module(self.flow.module, call.module)
-        reads, makes = self.flow.reads(call), self.flow.makes(call)
-        source = self._source(call)
+        callee = self.construction.module(self.module, call.module)
+        reads, makes, source = self._reads(call), self._makes(call), self._source(call)
         return Step(
             reads=reads,
             makes=tuple(v if v in needed else None for v in makes),
@@ -121,79 +195,160 @@ class _Forward:
             source=source,
         )
 
-    def _module_call(self, item: Item) -> ModuleCall | None:
-        """An item as a call of one of several modules that stand beside one another."""
-        if not isinstance(item, Call) or is_plain(item.module.name):
-            return None
-        made, parent = self.flow.made[item.module], self._container(item)
-        if parent is self.flow.module or self.construction.made(parent).kind != DICTIONARY:
-            return None
-        return ModuleCall(
-            callee=self.construction.module(self.flow.module, item.module),
-            arguments=self.flow.reads(item),
-            results=tuple(v for v in self.flow.makes(item) if v is not None),
-            constructor=made.constructor,
-            container=self.construction.module(self.flow.module, parent),
-            key=item.module.name,
-        )
-
-    def _container(self, item: Item) -> Module:
-        assert isinstance(item, Call)
-        return item.module.parent or self.flow.module
-
     def _large(self) -> frozenset[int]:
         """Values made here that are at least a quarter of the largest."""
-        made = {v for item in self.flow.items for v in self.flow.makes(item) if v is not None}
+        made = {v for item in self.items for v in self._makes(item) if v is not None}
         sizes = {value_id: self.graph.values[value_id].nbytes for value_id in made}
         most = max(sizes.values(), default=0)
         return frozenset(value_id for value_id, size in sizes.items() if 4 * size >= most)
 
-    # --- names and devices --------------------------------------------------------------------
+    def _device(self, operands: Mapping[int, str]) -> str | None:
+        """An expression for the device that the module runs on: that of its first argument."""
+        if self.arguments and self.arguments[0] in operands:
+            return f"{operands[self.arguments[0]]}.device"
+        if self.stored:
+            return f"{next(iter(self.stored.values()))}.device"
+        return None
 
-    def _names(self) -> dict[int, str]:
-        acts = [self._act(item) for item in self.flow.items]
-        outward = [*self.flow.results, *self.flow.updates.values()]
-        names = wanted_names(self.graph, acts, self.flow.arguments, outward)
-        for value_id in self.flow.arguments:
+    # --- loops --------------------------------------------------------------------------------
+
+    def _fold(self, steps: list[Step | Loop], uses: Mapping[int, int]) -> list[Loop]:
+        """Put loops in the place of chains of calls; gives the loops."""
+        calls = [self._sibling_call(item) for item in self.items]
+        loops = []
+        for start, stop, carried in reversed(chains(calls, uses)):
+            chain = [call for call in calls[start:stop] if call is not None]
+            first = self.items[start]
+            assert isinstance(first, Call)
+            parent = first.module.parent or self.module
+            siblings = [child.name for child in self.construction.children(parent)]
+            loops.append(as_loop(chain, carried, siblings))
+            steps[start:stop] = [loops[-1]]
+        return loops
+
+    def _sibling_call(self, item: Item) -> SiblingCall | None:
+        """An item as a call of one of several modules that stand beside one another."""
+        if not isinstance(item, Call) or is_plain(item.module.name):
+            return None
+        parent = item.module.parent or self.module
+        if parent is self.module or self.construction.made(parent).kind != DICTIONARY:
+            return None
+        return SiblingCall(
+            callee=self.construction.module(self.module, item.module),
+            arguments=self._reads(item),
+            results=tuple(v for v in self._makes(item) if v is not None),
+            constructor=self.made[item.module].constructor,
+            container=self.construction.module(self.module, parent),
+            key=item.module.name,
+        )
+
+    # --- names --------------------------------------------------------------------------------
+
+    def _names(self, program: Program) -> dict[int, str]:
+        steps = [self._named_step(item) for item in self.items]
+        outward = [*self.results, *self.updates.values()]
+        names = wanted_names(self.graph, steps, self.arguments, outward)
+        for value_id in self.arguments:
             if self.graph.values[value_id].is_stored:
                 names[value_id] = self._stored_name(value_id)
-        if not self.flow.module.path:
-            for port in self.flow.stage.inputs:
-                if port.name in self.program.inputs:
+        if not self.module.path:
+            for port in self.stage.inputs:
+                if port.name in program.inputs:
                     names[port.value] = identifier(port.name)
         return names
 
-    def _act(self, item: Item) -> Act:
-        makes = tuple(v for v in self.flow.makes(item) if v is not None)
+    def _named_step(self, item: Item) -> NamedStep:
+        makes = tuple(v for v in self._makes(item) if v is not None)
         if isinstance(item, IRNode):
-            return Act(tuple(item.inputs), makes, item.source)
-        made = self.flow.made[item.module]
+            return NamedStep(tuple(item.inputs), makes, item.source)
+        made = self.made[item.module]
         named = is_plain(item.module.name) and len(makes) == 1
         gives = (item.module.name,) if named else made.gives
-        return Act(self.flow.reads(item), makes, self._source(item), made.takes, gives)
+        return NamedStep(self._reads(item), makes, self._source(item), made.takes, gives)
 
     def _source(self, call: Call) -> Source | None:
         """Where a module is called, as far as it is known."""
         if call.layer is not None:
             return call.nodes[0].source
-        if call.module.parent is self.flow.module:
-            return call_site(self.flow.module.cls, call.module.name)
+        if call.module.parent is self.module:
+            return call_site(self.module.cls, call.module.name)
         return None
 
     def _stored_name(self, value_id: int) -> str:
         """The name of a parameter that is an argument: its module's and its own."""
-        home = self.flow.calls.tree.homes[value_id][0]
+        home = self.calls.tree.homes[value_id][0]
         module = home.module.name
         return identifier(f"{module}_{home.name}" if is_plain(module) else home.name)
 
-    def _asks_for_device(self) -> bool:
-        nodes = (item for item in self.flow.items if isinstance(item, IRNode))
-        return any(SLOT in node.attrs.values() for node in nodes)
 
-    def _device(self, operands: Mapping[int, str]) -> str | None:
-        """An expression for the device that the module runs on: that of its first argument."""
-        if self.flow.arguments and self.flow.arguments[0] in operands:
-            return f"{operands[self.flow.arguments[0]]}.device"
-        if self.flow.stored:
-            return f"{next(iter(self.flow.stored.values()))}.device"
+def _names_device(item: Item) -> bool:
+    return isinstance(item, IRNode) and SLOT in item.attrs.values()
+
+
+# --- chains of calls ------------------------------------------------------------------------------
+
+
+class SiblingCall(NamedTuple):
+    """A call of a module that stands beside others in ``container``, under ``key``.
+
+    ``callee`` is how its caller reaches it, as ``self.h["0"]``, ``constructor`` what makes it.
+    """
+
+    callee: str
+    arguments: tuple[int, ...]
+    results: tuple[int, ...]
+    constructor: str
+    container: str
+    key: str
+
+
+def chains(
+    calls: Sequence[SiblingCall | None], uses: Mapping[int, int]
+) -> list[tuple[int, int, int]]:
+    """Start, stop and carried argument of each chain; ``uses`` counts how often values are read.
+
+    In a chain each call's one result is read by the next call alone, as the same argument, and all
+    other arguments are the same. ``calls`` has None where a step is none of a sibling.
+    """
+    found = []
+    start = 0
+    while start < len(calls):
+        stop, carried = start + 1, -1
+        while stop < len(calls):
+            place = _carried(calls[stop - 1], calls[stop], uses)
+            if place is None or carried not in (-1, place):
+                break
+            carried, stop = place, stop + 1
+        if stop - start > 1:
+            found.append((start, stop, carried))
+        start = stop
+    return found
+
+
+def _carried(
+    before: SiblingCall | None, here: SiblingCall | None, uses: Mapping[int, int]
+) -> int | None:
+    """Which argument of a call is the result of the one before; None where they are no chain."""
+    if before is None or here is None or len(before.results) != 1 or len(here.results) != 1:
         return None
+    (result,) = before.results
+    same = (before.container, before.constructor) == (here.container, here.constructor)
+    if not same or uses.get(result, 0) != 1 or result not in here.arguments:
+        return None
+    place = here.arguments.index(result)
+    pairs = enumerate(zip(before.arguments, here.arguments, strict=True))
+    return place if all(a == b for at, (a, b) in pairs if at != place) else None
+
+
+def as_loop(chain: Sequence[SiblingCall], carried: int, siblings: Sequence[str]) -> Loop:
+    """A chain as a loop; ``siblings`` are the names of all that stand in the container."""
+    first, keys = chain[0], [call.key for call in chain]
+    item = item_name(first.constructor.partition("(")[0].rpartition(".")[2])
+    if keys == list(siblings):
+        over, callee = f"{first.container}.values()", item
+    elif (numbers := number_range(keys)) is not None:
+        over, item, callee = numbers, "i", f"{first.container}[str(i)]"
+    else:
+        over, item = f"({', '.join(map(quoted, keys))})", "i"
+        callee = f"{first.container}[i]"
+    return Loop(over, item, callee, first.arguments, carried, chain[-1].results[0])

@@ -1,12 +1,8 @@
 """Whole layers of torch.nn: a module whose nodes are exactly what one of them does.
 
-Comes in: all nodes of one module in a stage. Goes out: the text that makes the layer, what its
-call takes and gives, and its parameters and buffers; None where no layer does these nodes. What
-always holds: the layer, made and called so, is captured as the very nodes.
-
-A layer that has parameters is found by its operator and their names; one that has none only where
-the module's class is known, since nothing else of it is left in a graph. A class of the model's
-own is never taken for one of torch's.
+The layer, made and called so, is captured as the very nodes. A layer that has parameters is found
+by its operator and their names; one that has none only where the module's class is known, since
+nothing else of it is left in a graph. A class of the model's own is never taken for one of torch's.
 """
 
 from __future__ import annotations
@@ -15,16 +11,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwright.codegenerate.writing.layer_arguments import statistical
-from shardwright.codegenerate.writing.layer_kinds import (
+from shardwright.codegenerate.writing.layer_rows import (
     AFFINE,
     BROADCAST_LOSSES,
     KINDS,
     MODE_FLAGS,
     STATISTICS,
     Kind,
+    Part,
+    affine,
+    statistical,
 )
-from shardwright.codegenerate.writing.layer_part import Part, affine
 from shardwright.ir import IRGraph, IRNode, IRValue, Scope
 from shardwright.ir.tensor_meta import torch_dtype
 

@@ -1,18 +1,25 @@
-"""Names in generated code: of classes, and of the variables of one function.
+"""Identifiers that a person would choose, for classes and for the values of one forward.
 
-Comes in: the program's names (a value's ``linear__3``, a port's ``transformer.h.5/add_1``, a
-class's ``transformers.models.gpt2.modeling_gpt2.GPT2Block``). Goes out: identifiers that a person
-would choose. What always holds: no name is a keyword, hides a builtin or an import of the file, or
-stands for two things at once.
+No name is a keyword, hides a builtin or an import of the file, or stands for two things at once.
+Names of values depend on the forward's own work only, never on who calls it, so that equal modules
+get equal names: a value is named after the variable that the program assigns it to, or reads it
+from, where the numbers of values and of variables in the statement agree; else after the argument
+of the module that reads it, the module that makes it, or its operator.
 """
 
 from __future__ import annotations
 
 import builtins
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from keyword import iskeyword, issoftkeyword
 from unicodedata import normalize
+
+from shardwright.codegenerate.writing import origins
+from shardwright.ir import IRGraph
+from shardwright.ir.values import Source
 
 IMPORTED = (
     "F",
@@ -131,3 +138,90 @@ class Variables:
     def free(self, name: str) -> None:
         """Say that nothing needs what ``name`` holds."""
         self._held.discard(name)
+
+
+PLAIN = {"bool": "mask", "i64": "index", "i32": "index"}
+"""Names by dtype for what nothing else names; of other dtypes ``x``."""
+
+
+@dataclass(frozen=True, slots=True)
+class NamedStep:
+    """One operator or call: what it reads and makes, and its line.
+
+    takes, gives
+        Names that it has for them, one each, or nothing.
+    """
+
+    reads: tuple[int, ...]
+    makes: tuple[int, ...]
+    source: Source | None = None
+    takes: tuple[str, ...] = ()
+    gives: tuple[str, ...] = ()
+
+
+def wanted_names(
+    graph: IRGraph, steps: Sequence[NamedStep], arguments: Iterable[int], outward: Iterable[int]
+) -> dict[int, str]:
+    """A name for each value that ``steps`` make and each of ``arguments``; ``outward`` leave."""
+    names: dict[int, str] = {}
+    groups = [list(group) for _, group in groupby(enumerate(steps), key=_place)]
+    last = {v: at for at, group in enumerate(groups) for _, step in group for v in step.reads}
+    last |= dict.fromkeys(outward, len(groups))
+    for at, group in enumerate(groups):
+        left = [[v for v in step.makes if last.get(v, -1) > at] for _, step in group]
+        _name_targets(group[0][1].source, left, names)
+    for group in groups:
+        _name_reads(graph, [step for _, step in group], names)
+    for step in steps:
+        _name_by_call(step, names)
+    for step in steps:
+        for value_id in step.makes:
+            names.setdefault(value_id, stem(graph.values[value_id].name))
+    for value_id in arguments:
+        names.setdefault(value_id, PLAIN.get(graph.values[value_id].dtype, "x"))
+    return names
+
+
+def _place(numbered: tuple[int, NamedStep]) -> object:
+    """The statement of a step; steps without a line are each by themselves."""
+    at, step = numbered
+    return origins.place(step.source) if step.source is not None else at
+
+
+def _name_targets(source: Source | None, made: list[list[int]], names: dict[int, str]) -> None:
+    """Name what a statement makes and others read, a list a step, after its variables."""
+    statement = origins.statement_at(source)
+    if statement is None or statement.targets is None:
+        return
+    targets, left = statement.targets, [value_id for values in made for value_id in values]
+    if len(targets) > len(left):
+        targets = tuple(name for name in targets if name.strip("_"))
+    if len(targets) == 1 and left:
+        left = next(values for values in reversed(made) if values)
+    if len(targets) == len(left):
+        _take(zip(left, targets, strict=True), names)
+
+
+def _name_reads(graph: IRGraph, steps: Sequence[NamedStep], names: dict[int, str]) -> None:
+    """Name what a statement reads after its variables."""
+    statement = origins.statement_at(steps[0].source)
+    if statement is None:
+        return
+    made = {v for step in steps for v in step.makes}
+    read = dict.fromkeys(v for step in steps for v in step.reads if v not in made)
+    values = [v for v in read if not graph.values[v].is_stored]
+    variables = statement.reads[:1] if len(values) == 1 else statement.reads
+    if len(variables) == len(values):
+        _take(zip(values, variables, strict=True), names)
+
+
+def _name_by_call(step: NamedStep, names: dict[int, str]) -> None:
+    for values, given in ((step.reads, step.takes), (step.makes, step.gives)):
+        if given:
+            _take(zip(values, given, strict=True), names)
+
+
+def _take(pairs: Iterable[tuple[int, str]], names: dict[int, str]) -> None:
+    for value_id, name in pairs:
+        if name.strip("_"):
+            names.setdefault(value_id, identifier(name))

@@ -1,20 +1,25 @@
-"""The forward of a training step as a model that gives the loss.
+"""From a graph and a plan of it to a Program; of a training step, its forward up to the loss.
 
-Comes in: a step's graph and its plan. Goes out: the graph of the forward as the program wrote it,
-for a batch of the captured size, and the stage of each of its nodes. What always holds: it is what
-`compile_ir` saw, not what a plan makes of it for several microbatches at once: a mean over labels
-is the mean over the batch that is given, as it is in the program. Dropout is torch's again, which
-draws from torch's random numbers.
+A partition is a stage of the plan. Where a plan names no stages, it is what one slot does, or as
+much of it as can be done before it needs another's. Lookup tables that a pipeline's plan cuts over
+all slots stand whole where they are first read, which the program's notes say. A training step's
+forward is what `compile_ir` saw, not what a plan makes of it for several microbatches at once: a
+mean over labels is the mean over the batch that is given. Dropout is torch's again, which draws
+from torch's random numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
+from shardwright.codegenerate.cutting import cut, partition_numbers
+from shardwright.codegenerate.splitting.stages import split_stages
+from shardwright.codegenerate.stage import Program
+from shardwright.errors import CodegenError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.dropout import DROPOUT
 from shardwright.ir.structure import (
@@ -27,8 +32,17 @@ from shardwright.ir.structure import (
     TupleTree,
     leaves,
 )
+from shardwright.planning.assemble import planned
 from shardwright.planning.copies import with_copies
-from shardwright.planning.plan import Copy, Plan
+from shardwright.planning.plan import (
+    Assignment,
+    Copy,
+    Plan,
+    assignments,
+    check_belongs,
+    cluster_of,
+    label_of,
+)
 from shardwright.planning.step import as_step
 from shardwright.planning.step_graph import forward_view
 from shardwright.planning.unfuse import unfuse
@@ -161,3 +175,117 @@ def _pruned(tree: Tree, numbers: Mapping[int, int]) -> Tree:
         return tree
     items = tuple(_pruned(item, numbers) for item in tree.items)
     return msgspec.structs.replace(tree, items=items)
+
+
+def program_of_plan(graph: IRGraph, plan: Plan) -> Program:
+    """The partitions of a model or of a training step's forward.
+
+    Raises PlanError where the plan is for another graph, CodegenError where it splits nodes of a
+    training step, or where a partition needs what a later one makes.
+    """
+    check_belongs(plan, graph)
+    if is_split(plan):
+        return _split_program(graph, plan)
+    if plan.training is not None:
+        forward = forward_of(graph, plan)
+        mode = _captured_in_training(forward.graph, otherwise=True)
+        return cut(forward.graph, forward.stages, training=mode, loss=forward.loss)
+    whole = planned(graph, plan)
+    assigned = list(assignments(plan, len(whole.nodes)))
+    places = [_place(assignment) for assignment in assigned]
+    numbers = plan.stages or partition_numbers(whole, places)
+    return cut(
+        whole,
+        numbers,
+        training=_captured_in_training(graph),
+        notes=_whole_notes(whole, places, assigned, numbers),
+    )
+
+
+def is_split(plan: Plan) -> bool:
+    """Whether nodes are split over slots that do nothing by themselves."""
+    sets = [assignment.mesh.devices for assignment in plan.assignments]
+    alone = {devices[0] for devices in sets if len(devices) == 1}
+    return any(len(devices) > 1 and not alone.issuperset(devices) for devices in sets)
+
+
+def _split_program(graph: IRGraph, plan: Plan) -> Program:
+    """The partitions of a model whose nodes are split over slots."""
+    if plan.training is not None:
+        split = next(a.mesh for a in plan.assignments if len(a.mesh.devices) > 1)
+        raise CodegenError(
+            f"the plan for the training step {plan.graph!r} splits nodes over the mesh {split}, "
+            "and code is written for split models: capture the model (sw.capture), plan it alike, "
+            "and write the step around it"
+        )
+    whole = planned(graph, plan)
+    return split_stages(
+        whole,
+        list(assignments(plan, len(whole.nodes))),
+        cluster_of(plan),
+        stages=plan.stages,
+        training=_captured_in_training(graph),
+        notes=plan.notes,
+    )
+
+
+def _place(assignment: Assignment) -> Hashable | None:
+    """The slot of a node; None where all slots do a part of it."""
+    devices = assignment.mesh.devices
+    return devices[0] if len(devices) == 1 else None
+
+
+def _whole_notes(
+    graph: IRGraph,
+    places: Sequence[Hashable | None],
+    assigned: Sequence[Assignment],
+    numbers: Sequence[int],
+) -> list[str]:
+    """What the plan cuts over slots, and where it stands whole."""
+    rows = zip(graph.nodes, places, assigned, numbers, strict=True)
+    return [
+        f"{label_of(node)}: cut over {', '.join(assignment.mesh.devices)} in the plan, whole in "
+        f"partition {number} here"
+        for node, place, assignment, number in rows
+        if place is None
+    ]
+
+
+# --- the mode of the model -----------------------------------------------------------------------
+
+Attributes = Mapping[str, Any]
+
+_FLAGS: dict[str, Callable[[Attributes], bool | None]] = {
+    "aten.dropout.default": lambda attrs: attrs["train"],
+    "aten.feature_dropout.default": lambda attrs: attrs["train"],
+    "aten.alpha_dropout.default": lambda attrs: attrs["train"],
+    "aten.feature_alpha_dropout.default": lambda attrs: attrs["train"],
+    "aten.native_dropout.default": lambda attrs: attrs["train"],
+    "aten.batch_norm.default": lambda attrs: attrs["training"],
+    "aten.instance_norm.default": lambda attrs: attrs["use_input_stats"] or None,
+    "aten._native_batch_norm_legit_functional.default": lambda attrs: attrs["training"],
+    "aten.rrelu.default": lambda attrs: attrs["training"],
+    "aten.scaled_dot_product_attention.default": lambda attrs: attrs["dropout_p"] > 0 or None,
+}
+"""What a call says of the mode; None where it says nothing."""
+
+_LAYERS = "torch.nn.modules."
+
+
+def _captured_in_training(graph: IRGraph, *, otherwise: bool = False) -> bool:
+    """Whether a graph is that of a model in training mode; ``otherwise`` where nothing says so.
+
+    Where no capture says it, it follows from operators that do one thing in training and another in
+    evaluation: layers of torch.nn first, then calls of functions, whose flag most models set to it.
+    """
+    if graph.training is not None:
+        return graph.training
+    said = [(node, flag) for node in graph.nodes if (flag := _flag(node)) is not None]
+    layers = [flag for node, flag in said if node.scope_class.startswith(_LAYERS)]
+    flags = layers or [flag for _, flag in said]
+    return any(flags) if flags else otherwise
+
+
+def _flag(node: IRNode) -> bool | None:
+    found = _FLAGS.get(node.op)
+    return None if found is None else found(node.attrs)

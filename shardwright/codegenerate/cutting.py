@@ -1,0 +1,390 @@
+"""A whole graph and the partition of each of its nodes, as a Program.
+
+The stages run one after another give what the graph gives, new contents of buffers included; nodes
+keep their modules and lines, and within a stage their order, so that random numbers are drawn in
+it; what nobody needs is left out. A stored value stands in every stage that reads it. One that the
+graph gives new contents stands in one stage alone, which changes it at the end of its forward: the
+first that reads it. Others get it by a port, and what leaves that stage is never the memory that it
+writes to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from shardwright.codegenerate.stage import Port, Program, Stage
+from shardwright.errors import CodegenError
+from shardwright.ir import Builder, IRGraph, IRNode
+from shardwright.ir.aliasing import memory_roots
+from shardwright.ir.execute import describe_node
+from shardwright.ir.inference import Inference
+from shardwright.ir.structure import leaves
+from shardwright.ir.graph import live_values
+
+
+def partition_numbers(graph: IRGraph, places: Sequence[Hashable | None]) -> list[int]:
+    """The number of each node's partition, counted from 0."""
+    ranks = _ranks(places)
+    settled = _settled(graph, [None if place is None else ranks[place] for place in places])
+    levels: list[tuple[int, int]] = []
+    made: dict[int, tuple[int, int]] = {}
+    for node, rank in zip(graph.nodes, settled, strict=True):
+        above = max((made[v] for v in node.inputs if v in made), default=(0, 0))
+        level = above[0] if rank >= above[1] else above[0] + 1
+        levels.append((level, rank))
+        made.update(dict.fromkeys(node.outputs, levels[-1]))
+    numbers = {key: number for number, key in enumerate(sorted(set(levels)))}
+    return [numbers[key] for key in levels]
+
+
+def _ranks(places: Sequence[Hashable | None]) -> dict[Hashable, int]:
+    """The place of each place among all, by where its nodes stand on average."""
+    positions: dict[Hashable, list[int]] = {}
+    for position, place in enumerate(places):
+        if place is not None:
+            positions.setdefault(place, []).append(position)
+    order = sorted(positions, key=lambda place: sum(positions[place]) / len(positions[place]))
+    return {place: rank for rank, place in enumerate(order)}
+
+
+def _settled(graph: IRGraph, ranks: Sequence[int | None]) -> list[int]:
+    """A rank for every node: those that are open, or are free to, go to their readers."""
+    position = {node.id: at for at, node in enumerate(graph.nodes)}
+    free = _free(graph, ranks)
+    found = [0 if rank is None else rank for rank in ranks]
+    for at in reversed(range(len(found))):
+        made = graph.nodes[at].outputs
+        readers = {found[position[user]] for v in made for user in graph.values[v].users}
+        if readers and ranks[at] is None:
+            found[at] = min(readers)
+        elif len(readers) == 1 and free[at]:
+            found[at] = min(found[at], *readers)
+    return found
+
+
+def _free(graph: IRGraph, ranks: Sequence[int | None]) -> list[bool]:
+    """Which nodes need nothing of another place, and make nothing that is needed at the end."""
+    ends = {*graph.outputs, *graph.updates.values()}
+    places: dict[int, int | None] = {}
+    """Of values that are made of inputs and stored values alone, at one place."""
+    found = []
+    for node, rank in zip(graph.nodes, ranks, strict=True):
+        made = (v for v in node.inputs if graph.values[v].producer is not None)
+        alone = all(places.get(value_id, -1) == rank for value_id in made)
+        if alone:
+            places.update(dict.fromkeys(node.outputs, rank))
+        found.append(alone and ends.isdisjoint(node.outputs))
+    return found
+
+
+class PortNames:
+    """Names of ports by value id in the whole graph, each given once."""
+
+    def __init__(self, graph: IRGraph, inputs: Sequence[str]) -> None:
+        self.graph = graph
+        self.found: dict[int, str] = {}
+        self._taken: set[str] = set()
+        for value_id, name in zip(graph.inputs, inputs, strict=True):
+            self._name(value_id, name)
+        for value_id, name in zip(graph.outputs, graph.output_names, strict=True):
+            self._name(value_id, name)
+
+    def add(self, value_ids: set[int]) -> None:
+        """Name what goes from stage to stage, in the order in which it is made."""
+        for value in self.graph.stored():
+            if value.id in value_ids:
+                self._name(value.id, value.name)
+        counts: Counter[tuple[str, str]] = Counter()
+        for node in self.graph.nodes:
+            for value_id in node.outputs:
+                stem = _stem(self.graph.values[value_id].name)
+                number = counts[node.scope, stem]
+                counts[node.scope, stem] += 1
+                if value_id in value_ids:
+                    name = f"{stem}_{number}" if number else stem
+                    self._name(value_id, f"{node.scope}/{name}" if node.scope else name)
+
+    def _name(self, value_id: int, wanted: str) -> None:
+        """Give a value without a name the wanted one, or the next free ``wanted__k``."""
+        if value_id in self.found:
+            return
+        name, k = wanted, 1
+        while name in self._taken:
+            name, k = f"{wanted}__{k}", k + 1
+        self._taken.add(name)
+        self.found[value_id] = name
+
+
+def _stem(name: str) -> str:
+    """A value's name without the numbers that make it unique in its graph and in torch's."""
+    return re.sub(r"(?<=\w)(_\d+)?(__\d+)?$", "", name)
+
+
+@dataclass(slots=True, eq=False)
+class Placed:
+    """A node and its partition."""
+
+    node: IRNode
+    number: int
+
+
+def first_readers(graph: IRGraph, placed: Iterable[Placed]) -> dict[int, int]:
+    """The first partition that reads each stored value that changes."""
+    readers: dict[int, int] = {}
+    for found in placed:
+        for value_id in found.node.inputs:
+            if value_id in graph.updates:
+                readers[value_id] = min(found.number, readers.get(value_id, found.number))
+    return readers
+
+
+def together(graph: IRGraph, placed: Sequence[Placed]) -> None:
+    """Move nodes so that buffers change where they are first read.
+
+    What reads one waits for what changes it where it can, else that is done earlier. Raises
+    CodegenError where layers of the model stand between them.
+    """
+    if graph.updates:
+        moving = _Moving(graph, placed)
+        for old, new in graph.updates.items():
+            moving.settle(old, new)
+
+
+class _Moving:
+    """Moves nodes with all that they read, or with all that reads them."""
+
+    def __init__(self, graph: IRGraph, placed: Sequence[Placed]) -> None:
+        self.graph = graph
+        self.makers = {value_id: found for found in placed for value_id in found.node.outputs}
+        self.readers: dict[int, list[Placed]] = {}
+        for found in placed:
+            for value_id in dict.fromkeys(found.node.inputs):
+                self.readers.setdefault(value_id, []).append(found)
+
+    def settle(self, old: int, new: int) -> None:
+        """Bring what reads old contents and what makes new ones together."""
+        maker, readers = self.makers.get(new), self.readers.get(old, [])
+        first = min(readers, key=lambda found: found.number, default=None)
+        if maker is None or first is None or maker.number <= first.number:
+            return
+        early, late = first.number, maker.number
+        waiting = self._reached(readers, self._users, lambda number: number < late)
+        if waiting is not None:
+            for found in waiting:
+                found.number = late
+            return
+        earlier = self._reached([maker], self._sources, lambda number: number > early)
+        if earlier is None:
+            raise CodegenError(
+                f"partition {early} reads the buffer {self.graph.values[old].name!r}, and its new "
+                f"contents are made by {describe_node(maker.node)} in partition {late}, with "
+                "layers of the model between; plan so that one partition has both"
+            )
+        for found in earlier:
+            found.number = early
+
+    def _reached(
+        self,
+        starts: Iterable[Placed],
+        following: Callable[[Placed], Iterator[Placed]],
+        beyond: Callable[[int], bool],
+    ) -> list[Placed] | None:
+        """What must move along with some nodes; None where a layer is among it."""
+        found: dict[Placed, None] = {}
+        pending = list(starts)
+        while pending:
+            placed = pending.pop()
+            if placed in found or not beyond(placed.number):
+                continue
+            if any(self.graph.values[v].role == "param" for v in placed.node.inputs):
+                return None
+            found[placed] = None
+            pending += following(placed)
+        return list(found)
+
+    def _users(self, placed: Placed) -> Iterator[Placed]:
+        for value_id in placed.node.outputs:
+            yield from self.readers.get(value_id, ())
+
+    def _sources(self, placed: Placed) -> Iterator[Placed]:
+        for value_id in placed.node.inputs:
+            if value_id in self.makers:
+                yield self.makers[value_id]
+
+
+def cut(
+    graph: IRGraph,
+    numbers: Sequence[int],
+    *,
+    training: bool,
+    notes: Sequence[str] = (),
+    loss: int | None = None,
+) -> Program:
+    """The program of a graph whose node at each position is of the partition with that number.
+
+    ``loss`` is the output that a training step differentiates. Raises CodegenError where a
+    partition needs what a later one makes.
+    """
+    return _Cutting(graph, numbers).program(training, tuple(notes), loss)
+
+
+@dataclass(slots=True)
+class _Traffic:
+    """What one stage does, by value id in the whole graph; insertion orders are of no matter."""
+
+    nodes: list[IRNode] = field(default_factory=list)
+    stored: set[int] = field(default_factory=set)
+    entering: set[int] = field(default_factory=set)
+    leaving: set[int] = field(default_factory=set)
+    updates: list[int] = field(default_factory=list)
+    """Stored values of the stage that get new contents."""
+
+
+class _Cutting:
+    """One graph, cut; `program` gives it."""
+
+    def __init__(self, graph: IRGraph, numbers: Sequence[int]) -> None:
+        self.graph = graph
+        self.home: dict[int, int] = {}
+        """The stage that makes a value, or alone has a stored one; others are had where read."""
+        placed = _live(graph, numbers)
+        together(graph, placed)
+        count = max((found.number for found in placed), default=0) + 1
+        self.traffic = [_Traffic() for _ in range(count)]
+        for found in placed:
+            self.traffic[found.number].nodes.append(found.node)
+            self.home.update(dict.fromkeys(found.node.outputs, found.number))
+        self._settle_updates(placed)
+        for found in placed:
+            for value_id in found.node.inputs:
+                self._bring(value_id, found.number, describe_node(found.node))
+        for value_id in graph.outputs:
+            self._give(value_id)
+        for old, new in graph.updates.items():
+            name = graph.values[old].name
+            self._bring(new, self.home[old], f"the new contents of {name!r}")
+
+    def program(self, training: bool, notes: tuple[str, ...], loss: int | None) -> Program:
+        """The stages, with names for what enters and leaves them."""
+        graph = self.graph
+        assert graph.in_structure is not None
+        names = PortNames(graph, [leaf.name for leaf in leaves(graph.in_structure)])
+        between = set().union(*(traffic.leaving for traffic in self.traffic))
+        names.add(between)
+        written = _Writer(graph, names.found, self.home)
+        return Program(
+            name=graph.name,
+            partitions=tuple(
+                (written.stage(number, traffic),) for number, traffic in enumerate(self.traffic)
+            ),
+            inputs=tuple(names.found[value_id] for value_id in graph.inputs),
+            outputs=tuple(names.found[value_id] for value_id in graph.outputs),
+            in_structure=graph.in_structure,
+            out_structure=graph.out_structure,
+            training=training,
+            loss=None if loss is None else names.found[loss],
+            notes=notes,
+        )
+
+    # --- who has what -------------------------------------------------------------------------
+
+    def _settle_updates(self, placed: Iterable[Placed]) -> None:
+        """Give each stored value that changes to the first stage that reads it."""
+        readers = first_readers(self.graph, placed)
+        for old, new in self.graph.updates.items():
+            self.home[old] = readers.get(old, self.home.get(new, 0))
+        for old in self.graph.updates:
+            self.traffic[self.home[old]].stored.add(old)
+            self.traffic[self.home[old]].updates.append(old)
+
+    def _bring(self, value_id: int, number: int, reader: str) -> None:
+        """A stage needs a value."""
+        value, home = self.graph.values[value_id], self.home.get(value_id)
+        if home == number:
+            return
+        if home is None and value.is_stored:
+            self.traffic[number].stored.add(value_id)
+            return
+        if home is not None and home > number:
+            raise CodegenError(
+                f"{reader} is in partition {number} and needs {value.name!r} of partition {home}; "
+                "plan so that nothing needs what a later partition makes"
+            )
+        self.traffic[number].entering.add(value_id)
+        if home is not None:
+            self.traffic[home].leaving.add(value_id)
+
+    def _give(self, value_id: int) -> None:
+        """An output of the graph leaves the stage that has it; an input is the caller's own."""
+        home = self.home.get(value_id)
+        if home is None and self.graph.values[value_id].is_stored:
+            having = (n for n, traffic in enumerate(self.traffic) if value_id in traffic.stored)
+            home = next(having, 0)
+            self.traffic[home].stored.add(value_id)
+        if home is not None:
+            self.traffic[home].leaving.add(value_id)
+
+
+def _live(graph: IRGraph, numbers: Sequence[int]) -> list[Placed]:
+    """The nodes that something needs, each with its partition; partitions count from 0."""
+    needed = live_values(graph, (*graph.outputs, *graph.updates.values()))
+    pairs = zip(graph.nodes, numbers, strict=True)
+    live = [(node, number) for node, number in pairs if not needed.isdisjoint(node.outputs)]
+    order = {number: i for i, number in enumerate(sorted({number for _, number in live}))}
+    return [Placed(node, order[number]) for node, number in live]
+
+
+# --- stages ---------------------------------------------------------------------------------------
+
+
+class _Writer:
+    """Writes stages as graphs of their own; ``names`` are those of ports."""
+
+    def __init__(self, graph: IRGraph, names: dict[int, str], home: dict[int, int]) -> None:
+        self.graph = graph
+        self.names = names
+        self.inference = Inference()
+        self.roots = memory_roots(graph) if graph.updates else {}
+
+    def stage(self, number: int, traffic: _Traffic) -> Stage:
+        """One stage."""
+        name = f"Stage{number}"
+        builder = Builder(name, inference=self.inference)
+        entering, leaving = self._sorted(traffic.entering), self._sorted(traffic.leaving)
+        values, mapping = self.graph.values, dict[int, int]()
+        for value_id in entering:
+            mapping[value_id] = builder.copy_value(self.graph, values[value_id], role="input").id
+        for value_id in sorted(traffic.stored):
+            mapping[value_id] = builder.copy_value(self.graph, values[value_id]).id
+        for node in traffic.nodes:
+            builder.copy_node(self.graph, node, mapping)
+        made = builder.finish(
+            [self._given(builder, value_id, mapping, traffic) for value_id in leaving],
+            updates={mapping[old]: mapping[self.graph.updates[old]] for old in traffic.updates},
+        )
+        return Stage(
+            name=name,
+            graph=made,
+            inputs=self._ports(entering, made.inputs),
+            outputs=self._ports(leaving, made.outputs),
+        )
+
+    def _given(
+        self, builder: Builder, value_id: int, mapping: dict[int, int], traffic: _Traffic
+    ) -> int:
+        """What leaves for a value: a copy where the stage writes to its memory afterwards."""
+        here = mapping[value_id]
+        if traffic.updates and not self.roots[value_id].isdisjoint(traffic.updates):
+            copy: int = builder.call("aten.clone.default", builder.graph.values[here]).id
+            return copy
+        return here
+
+    def _sorted(self, value_ids: Iterable[int]) -> list[int]:
+        return sorted(value_ids, key=self.names.__getitem__)
+
+    def _ports(self, value_ids: Sequence[int], here: Sequence[int]) -> tuple[Port, ...]:
+        pairs = zip(value_ids, here, strict=True)
+        return tuple(Port(self.names[value_id], own) for value_id, own in pairs)

@@ -1,1 +1,0 @@
-"""From a plan or a pipeline file to the stages that code is written from."""
