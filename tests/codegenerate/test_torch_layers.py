@@ -152,13 +152,12 @@ def captured(text: str, specs: tuple[Spec, ...], training: bool) -> IRGraph:
     return capture(model, [spec.make() for spec in specs])
 
 
-def found(graph: IRGraph, nodes: list[IRNode] | None = None, *, known: bool = True) -> Layer | None:
+def found(graph: IRGraph, nodes: list[IRNode] | None = None) -> Layer | None:
     scopes = {scope for node in graph.nodes for scope in node.scopes}
-    scope = next((scope for scope in scopes if scope.path == "layer"), None) if known else None
+    scope = next(scope for scope in scopes if scope.path == "layer")
     names = {value.id: value.names[0] for value in graph.stored()}
-    training = bool(graph.training)
     nodes = graph.nodes if nodes is None else nodes
-    return find_layer(graph, nodes, scope, names, training=training)
+    return find_layer(graph, nodes, scope, names, training=bool(graph.training))
 
 
 def check(layer: Layer | None, text: str, graph: IRGraph) -> None:
@@ -172,23 +171,10 @@ def check(layer: Layer | None, text: str, graph: IRGraph) -> None:
 
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize(("text", "specs"), WITH_PARAMETERS, ids=str)
-@pytest.mark.parametrize("known", [False, True], ids=["unknown", "known"])
-def test_layers_with_parameters(
-    text: str, specs: tuple[Spec, ...], training: bool, known: bool
-) -> None:
-    graph = captured(text, specs, training)
-    if not graph.tensors and not known:
-        pytest.skip("it has none in this mode")
-    check(found(graph, known=known), text, graph)
-
-
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize(("text", "specs"), PLAIN, ids=str)
-def test_layers_without_parameters(text: str, specs: tuple[Spec, ...], training: bool) -> None:
+@pytest.mark.parametrize(("text", "specs"), [*WITH_PARAMETERS, *PLAIN], ids=str)
+def test_layers(text: str, specs: tuple[Spec, ...], training: bool) -> None:
     graph = captured(text, specs, training)
     check(found(graph), text, graph)
-    assert found(graph, known=False) is None
 
 
 @pytest.mark.parametrize(("text", "specs"), RANDOM, ids=str)
@@ -221,13 +207,6 @@ def test_a_weight_of_another_module_is_no_layer() -> None:
     scope = Scope("layer", "torch.nn.modules.linear.Linear")
     names = {value.id: value.names[0] for value in graph.stored()}
     assert find_layer(graph, graph.nodes, scope, names, training=False) is None
-
-
-def test_parameters_of_two_modules_are_no_layer() -> None:
-    graph = captured("nn.Linear(4, 6)", (ROWS,), training=False)
-    weight, bias = graph.stored()
-    weight.names, bias.names = ("a.weight",), ("b.bias",)
-    assert find_layer(graph, graph.nodes, None, {}, training=False) is None
 
 
 def test_a_tied_weight_is_found_by_its_second_name() -> None:
