@@ -20,9 +20,9 @@ from shardwright.errors import CodegenError
 from shardwright.ir import Builder, IRGraph, IRNode
 from shardwright.ir.aliasing import memory_roots
 from shardwright.ir.execute import describe_node
+from shardwright.ir.graph import live_values
 from shardwright.ir.inference import Inference
 from shardwright.ir.structure import leaves
-from shardwright.ir.graph import live_values
 
 
 def partition_numbers(graph: IRGraph, places: Sequence[Hashable | None]) -> list[int]:

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from shardwright.codegenerate.stages import join_equal_names, wiring_of
 from shardwright.codegenerate.support.slices import (
     Piece,
     Slices,
@@ -21,6 +20,7 @@ from shardwright.codegenerate.support.slices import (
     piece_of,
 )
 from shardwright.codegenerate.support.slots import Slots
+from shardwright.codegenerate.wiring import wiring_of
 from shardwright.errors import InputError
 
 names = st.from_regex(r"[a-z_]+(\.[a-z0-9_]+)*", fullmatch=True)
@@ -227,7 +227,7 @@ def test_stages_with_other_slices_under_one_name_are_refused() -> None:
     stages = [port | {"model": kind(0)} for port, kind in zip(ports, (Stage, Columns), strict=True)]
     configuration = {"model inputs": ["x"], "model outputs": ["xxxx"]} | dict(enumerate(stages))
     with pytest.raises(InputError, match=r"stage 0 has .*\[0:2, 0:3\].*trained apart"):
-        join_equal_names(wiring_of(configuration).stages)
+        wiring_of(configuration)
 
 
 def test_processes_of_equal_ranks_are_one_group(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from shardwright.building.localize import Ends
 from shardwright.building.holdings import PlacedValue
+from shardwright.building.localize import Ends
 from shardwright.building.slots import SlotGraph
 from shardwright.clusters import Cluster, Mesh
 from shardwright.codegenerate.cutting import PortNames, partition_numbers
