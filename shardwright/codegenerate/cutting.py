@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple, Self
 
 from shardwright.codegenerate.stage import Port, Program, Stage
 from shardwright.errors import CodegenError
@@ -80,16 +81,29 @@ def _free(graph: IRGraph, ranks: Sequence[int | None]) -> list[bool]:
     return found
 
 
+class EndNames(NamedTuple):
+    """The names of a graph's inputs and outputs, in order."""
+
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+
+    @classmethod
+    def of(cls, graph: IRGraph) -> Self:
+        """Those of a model's arguments and results."""
+        assert graph.in_structure is not None
+        return cls([leaf.name for leaf in leaves(graph.in_structure)], graph.output_names)
+
+
 class PortNames:
     """Names of ports by value id in the whole graph, each given once."""
 
-    def __init__(self, graph: IRGraph, inputs: Sequence[str]) -> None:
+    def __init__(self, graph: IRGraph, ends: EndNames) -> None:
         self.graph = graph
         self.found: dict[int, str] = {}
         self._taken: set[str] = set()
-        for value_id, name in zip(graph.inputs, inputs, strict=True):
+        for value_id, name in zip(graph.inputs, ends.inputs, strict=True):
             self._name(value_id, name)
-        for value_id, name in zip(graph.outputs, graph.output_names, strict=True):
+        for value_id, name in zip(graph.outputs, ends.outputs, strict=True):
             self._name(value_id, name)
 
     def add(self, value_ids: set[int]) -> None:
@@ -221,14 +235,14 @@ def cut(
     *,
     training: bool,
     notes: Sequence[str] = (),
-    loss: int | None = None,
+    ends: EndNames | None = None,
 ) -> Program:
     """The program of a graph whose node at each position is of the partition with that number.
 
-    ``loss`` is the output that a training step differentiates. Raises CodegenError where a
-    partition needs what a later one makes.
+    ``ends`` are the graph's own names where not given. Raises CodegenError where a partition needs
+    what a later one makes.
     """
-    return _Cutting(graph, numbers).program(training, tuple(notes), loss)
+    return _Cutting(graph, numbers).program(training, notes, ends)
 
 
 @dataclass(slots=True)
@@ -267,11 +281,10 @@ class _Cutting:
             name = graph.values[old].name
             self._bring(new, self.home[old], f"the new contents of {name!r}")
 
-    def program(self, training: bool, notes: tuple[str, ...], loss: int | None) -> Program:
+    def program(self, training: bool, notes: Sequence[str], ends: EndNames | None) -> Program:
         """The stages, with names for what enters and leaves them."""
         graph = self.graph
-        assert graph.in_structure is not None
-        names = PortNames(graph, [leaf.name for leaf in leaves(graph.in_structure)])
+        names = PortNames(graph, ends or EndNames.of(graph))
         between = set().union(*(traffic.leaving for traffic in self.traffic))
         names.add(between)
         written = _Writer(graph, names.found, self.home)
@@ -282,11 +295,8 @@ class _Cutting:
             ),
             inputs=tuple(names.found[value_id] for value_id in graph.inputs),
             outputs=tuple(names.found[value_id] for value_id in graph.outputs),
-            in_structure=graph.in_structure,
-            out_structure=graph.out_structure,
             training=training,
-            loss=None if loss is None else names.found[loss],
-            notes=notes,
+            notes=tuple(notes),
         )
 
     # --- who has what -------------------------------------------------------------------------

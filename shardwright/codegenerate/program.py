@@ -10,28 +10,16 @@ from torch's random numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import msgspec
-
-from shardwright.codegenerate.cutting import cut, partition_numbers
+from shardwright.codegenerate.cutting import EndNames, cut, partition_numbers
 from shardwright.codegenerate.splitting.stages import split_stages
 from shardwright.codegenerate.stage import Program
 from shardwright.errors import CodegenError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.dropout import DROPOUT
-from shardwright.ir.structure import (
-    Arguments,
-    Fixed,
-    FixedFloat,
-    Leaf,
-    Parameter,
-    Tree,
-    TupleTree,
-    leaves,
-)
 from shardwright.planning.assemble import planned
 from shardwright.planning.copies import with_copies
 from shardwright.planning.plan import (
@@ -48,15 +36,15 @@ from shardwright.planning.step_graph import forward_view
 from shardwright.planning.unfuse import unfuse
 
 
-class Forward(NamedTuple):
-    """The forward, the stage of each node, and the value that the step differentiates."""
+class StepForward(NamedTuple):
+    """The forward of a step as a model: its graph, the stage of each node, and its ends' names."""
 
     graph: IRGraph
     stages: list[int]
-    loss: int
+    ends: EndNames
 
 
-def forward_of(graph: IRGraph, plan: Plan) -> Forward:
+def forward_of(graph: IRGraph, plan: Plan) -> StepForward:
     """The forward of a step, with the stages of its plan. Raises PlanError."""
     assert plan.training is not None
     apart = unfuse(graph, plan.unfused)
@@ -67,7 +55,8 @@ def forward_of(graph: IRGraph, plan: Plan) -> Forward:
     view = replace(forward_view(apart), next_id=apart.next_id)
     view, found = with_copies(view, copies, [stages[at] for at in own])
     loss = next(node for node in apart.nodes if node.op == "Backward").inputs[0]
-    return Forward(as_model(apart, _with_torch_dropout(view), loss), found, loss)
+    model, ends = _as_model(apart, _with_torch_dropout(view), loss)
+    return StepForward(model, found, ends)
 
 
 def _with_torch_dropout(graph: IRGraph) -> IRGraph:
@@ -104,77 +93,29 @@ def _without_copies(stages: Sequence[int], copies: Sequence[Copy]) -> list[int]:
     return found
 
 
-def as_model(step: IRGraph, view: IRGraph, loss: int) -> IRGraph:
-    """The forward of a step with ends of its own.
+def _as_model(step: IRGraph, view: IRGraph, loss: int) -> tuple[IRGraph, EndNames]:
+    """The forward of a step with ends of its own, and their names.
 
-    What the step returns of it is returned, in the step's structure, the loss in front where it
-    is not among that; a loss that is returned detached is returned as it is. Inputs that only the
-    rest of the step reads are none of it.
+    What the step returns of it is returned, the loss in front where it is not among that; a loss
+    that is returned detached is returned as it is. Inputs that only the rest of the step reads are
+    none of it.
     """
-    assert step.in_structure is not None
-    assert step.out_structure is not None
+    names = EndNames.of(step)
     read = {value_id for node in view.nodes for value_id in node.inputs} | {*step.outputs}
     everywhere = {value_id for node in step.nodes for value_id in node.inputs}
-    inputs = {v: i for i, v in enumerate(step.inputs) if v in read or v not in everywhere}
+    pairs = zip(step.inputs, names.inputs, strict=True)
+    inputs = {v: name for v, name in pairs if v in read or v not in everywhere}
     detached = {v: loss for node in step.nodes if _detaches(node, loss) for v in node.outputs}
-    returned_values = enumerate(detached.get(v, v) for v in step.outputs)
-    outputs = [(i, v) for i, v in returned_values if v in view.values]
-    returned: Tree = _pruned_result(step.out_structure, [i for i, _ in outputs])
-    if all(value_id != loss for _, value_id in outputs):
-        returned = _with_loss(returned, len(outputs))
-        outputs.insert(0, (-1, loss))
-    return replace(
-        view,
-        inputs=list(inputs),
-        outputs=[value_id for _, value_id in outputs],
-        in_structure=_pruned_arguments(step.in_structure, list(inputs.values())),
-        out_structure=returned,
-    )
+    returned = ((detached.get(v, v), n) for v, n in zip(step.outputs, names.outputs, strict=True))
+    outputs = [(value_id, name) for value_id, name in returned if value_id in view.values]
+    if all(value_id != loss for value_id, _ in outputs):
+        outputs.insert(0, (loss, "loss"))
+    model = replace(view, inputs=list(inputs), outputs=[value_id for value_id, _ in outputs])
+    return model, EndNames([*inputs.values()], [name for _, name in outputs])
 
 
 def _detaches(node: IRNode, loss: int) -> bool:
     return node.op == "aten.detach.default" and node.inputs == [loss]
-
-
-def _with_loss(returned: Tree, count: int) -> Tree:
-    """The loss, then what is returned, if that is anything."""
-    if not count:
-        return Leaf("loss", 0)
-    behind = _pruned_result(returned, range(count), first=1)
-    return TupleTree((Leaf("loss", 0), behind))
-
-
-# --- structures without the leaves that are not kept ---------------------------------------------
-
-
-def _pruned_result(tree: Tree, kept: Iterable[int], first: int = 0) -> Tree:
-    """The tree with the leaves of these numbers, which count from ``first`` on."""
-    return _pruned(tree, {old: new for new, old in enumerate(kept, first)})
-
-
-def _pruned_arguments(arguments: Arguments, kept: Iterable[int]) -> Arguments:
-    """The arguments with the tensors of these numbers."""
-    numbers = {old: new for new, old in enumerate(kept)}
-    return Arguments(tuple(_pruned_parameter(p, numbers) for p in arguments.parameters))
-
-
-def _pruned_parameter(parameter: Parameter, numbers: Mapping[int, int]) -> Parameter:
-    if parameter.value is None:
-        return parameter
-    before = [leaf.index for leaf in leaves(parameter.value)]
-    if before and numbers.keys().isdisjoint(before):
-        return Parameter(parameter.name, parameter.kind)
-    value = _pruned(parameter.value, numbers)
-    return Parameter(parameter.name, parameter.kind, value)
-
-
-def _pruned(tree: Tree, numbers: Mapping[int, int]) -> Tree:
-    if isinstance(tree, Leaf):
-        return Leaf(tree.name, numbers[tree.index]) if tree.index in numbers else Fixed(None)
-    if isinstance(tree, Fixed | FixedFloat):
-        return tree
-    items = tuple(_pruned(item, numbers) for item in tree.items)
-    return msgspec.structs.replace(tree, items=items)
 
 
 def program_of_plan(graph: IRGraph, plan: Plan) -> Program:
@@ -189,7 +130,7 @@ def program_of_plan(graph: IRGraph, plan: Plan) -> Program:
     if plan.training is not None:
         forward = forward_of(graph, plan)
         mode = _captured_in_training(forward.graph, otherwise=True)
-        return cut(forward.graph, forward.stages, training=mode, loss=forward.loss)
+        return cut(forward.graph, forward.stages, training=mode, ends=forward.ends)
     whole = planned(graph, plan)
     assigned = list(assignments(plan, len(whole.nodes)))
     places = [_place(assignment) for assignment in assigned]

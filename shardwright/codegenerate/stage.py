@@ -1,16 +1,10 @@
 """What code is written from: one graph a partition, and what enters and leaves it.
 
-`Program` is the whole: its partitions in order, each a `Stage` a slot of its mesh (one, where
-nothing in it is split). What always holds: a stage's graph is a valid IRGraph whose nodes are ATen
-calls, registered operators, and collectives (`shardwright.codegenerate.splitting.collectives`); its
+A stage's graph is valid; its nodes are ATen calls, registered operators and collectives; its
 ``inputs`` are the values of ``stage.inputs`` and its ``outputs`` those of ``stage.outputs``, in the
-same order; a port that leaves one stage and enters another has one name in both. A stored value of
-``graph.updates`` stands in no other partition.
-
-Of a training step a Program is the forward: inputs that only the rest reads (``lr``) are left out
-of ``inputs`` and ``in_structure``, and where the rest makes an output, ``out_structure`` has None.
-A scope's class is ``""`` where it is not known (a program from a file): then it may be a layer of
-torch.nn; a class without a dot is a plain name, made from the module's.
+same order. A port that leaves one stage and enters another has one name in both. A stored value of
+``graph.updates`` stands in no other partition. Of a training step a Program is the forward: inputs
+that only the rest reads (``lr``) are left out.
 """
 
 from __future__ import annotations
@@ -20,7 +14,6 @@ from dataclasses import dataclass, field
 
 from shardwright.clusters import Mesh
 from shardwright.ir import IRGraph
-from shardwright.ir.structure import Arguments, Tree
 from shardwright.sharding.ranges import Ranges
 
 
@@ -76,13 +69,8 @@ class Program:
     inputs, outputs
         The ports' names of the model's tensors, in the model's flat order; an output may be the
         name of an input or stand twice.
-    in_structure, out_structure
-        How flat tensors fold back into the model's arguments and result.
     training
         Whether the model was captured in training mode.
-    loss
-        Of a training step, the output that is differentiated, by its port's name; None of a model,
-        or where a file does not say.
     notes
         In words, where the partitions are not what the plan says.
     """
@@ -91,8 +79,5 @@ class Program:
     partitions: tuple[tuple[Stage, ...], ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    in_structure: Arguments | None = None
-    out_structure: Tree | None = None
     training: bool = False
-    loss: str | None = None
     notes: tuple[str, ...] = ()

@@ -9,25 +9,28 @@ import torch
 from torch import Tensor
 
 from shardwright.codegenerate.stage import Program, Stage
-from shardwright.ir import compile_graph
+from shardwright.ir import IRGraph, compile_graph
 from shardwright.ir.structure import flatten_call, rebuild
 
 
 class ProgramRun:
     """A program with the contents of each stage's stored values.
 
-    ``contents`` gives those that the graphs do not have, by stored name.
+    ``graph`` knows the structure of arguments and results; without one these are flat.
     """
 
-    def __init__(self, program: Program, contents: Mapping[str, Tensor] | None = None) -> None:
+    def __init__(self, program: Program, graph: IRGraph | None = None) -> None:
         self.program = program
-        self.contents = contents or {}
+        self.graph = graph
         self.stored = [self._stored(stage) for stage in stages(program)]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns; buffers that change are replaced."""
-        given = flatten_call(self.program.in_structure, args, kwargs)
-        return rebuild(self.program.out_structure, self.flat(given))
+        if self.graph is None:
+            found = self.flat([*args, *kwargs.values()])
+            return found[0] if len(found) == 1 else tuple(found)
+        given = flatten_call(self.graph.in_structure, args, kwargs)
+        return rebuild(self.graph.out_structure, self.flat(given))
 
     def flat(self, given: Sequence[Tensor]) -> list[Tensor]:
         """Flat outputs from flat inputs."""
@@ -46,11 +49,7 @@ class ProgramRun:
 
     def _stored(self, stage: Stage) -> dict[int, Tensor]:
         graph = stage.graph
-        return {
-            value.id: graph.tensors[value.id] if value.id in graph.tensors
-            else self.contents[value.names[0]]
-            for value in graph.stored()
-        }  # fmt: skip
+        return {value.id: graph.tensors[value.id] for value in graph.stored()}
 
     def _run(
         self, stage: Stage, stored: dict[int, Tensor], held: Mapping[str, Tensor]

@@ -28,7 +28,7 @@ from shardwright.building.holdings import PlacedValue
 from shardwright.building.localize import Ends
 from shardwright.building.slots import SlotGraph
 from shardwright.clusters import Cluster, Mesh
-from shardwright.codegenerate.cutting import PortNames, partition_numbers
+from shardwright.codegenerate.cutting import EndNames, PortNames, partition_numbers
 from shardwright.codegenerate.splitting.collectives import ALONE, is_collective
 from shardwright.codegenerate.splitting.holdings import StageHoldings, StageWriter, end_layout
 from shardwright.codegenerate.stage import Port, Program, Stage
@@ -36,7 +36,6 @@ from shardwright.errors import CodegenError
 from shardwright.ir import Builder, IRGraph, IRNode
 from shardwright.ir.inference import Inference
 from shardwright.ir.operators import is_random
-from shardwright.ir.structure import leaves
 from shardwright.planning.plan import Assignment
 from shardwright.sharding import Layout
 from shardwright.sharding.ranges import Ranges, format_ranges, whole
@@ -286,17 +285,15 @@ def split_stages(
     stages: Sequence[int] = (),
     training: bool = False,
     notes: Sequence[str] = (),
-    loss: int | None = None,
 ) -> Program:
     """The program of a graph whose nodes are assigned to these meshes.
 
     ``stages`` is the stage of each node, where they are numbered; else a partition is what one
-    mesh does, or as much of it as can be done before it needs another's. ``loss`` is the output
-    that a training step differentiates. Raises PlanError where a node cannot be split so, and
-    CodegenError where gradients cannot go as it would be split.
+    mesh does, or as much of it as can be done before it needs another's. Raises PlanError where a
+    node cannot be split so, and CodegenError where gradients cannot go as it would be split.
     """
     numbers = list(stages) or partition_numbers(graph, [a.mesh for a in assigned])
-    return _Splitting(graph, assigned, numbers, cluster).program(training, tuple(notes), loss)
+    return _Splitting(graph, assigned, numbers, cluster).program(training, notes)
 
 
 class _Splitting:
@@ -309,7 +306,6 @@ class _Splitting:
         numbers: Sequence[int],
         cluster: Cluster,
     ) -> None:
-        assert graph.in_structure is not None
         self.graph = graph
         self.meshes = _meshes(assigned, numbers)
         inference = Inference()
@@ -320,7 +316,7 @@ class _Splitting:
         self.leaving = {value_id: self._output(value_id) for value_id in _made(graph)}
         self.leaving |= self.holdings.leaving
         self.updates = Ends(graph, self.holdings).updates()
-        self.names = PortNames(graph, [leaf.name for leaf in leaves(graph.in_structure)])
+        self.names = PortNames(graph, EndNames.of(graph))
         self.names.add(set(self.leaving))
         self.shapes = whole_shapes(graph)
 
@@ -345,7 +341,7 @@ class _Splitting:
         wanted = end_layout(held[0].layout, mesh)
         return holdings.leave(self.graph.values[value_id], held[0], mesh, wanted)
 
-    def program(self, training: bool, notes: tuple[str, ...], loss: int | None) -> Program:
+    def program(self, training: bool, notes: Sequence[str]) -> Program:
         """The stages, with names for what enters and leaves them."""
         graph, names = self.graph, self.names.found
         partitions = tuple(
@@ -359,10 +355,7 @@ class _Splitting:
             partitions=partitions,
             inputs=tuple(names[value_id] for value_id in graph.inputs),
             outputs=tuple(names[value_id] for value_id in graph.outputs),
-            in_structure=graph.in_structure,
-            out_structure=graph.out_structure,
             training=training,
-            loss=None if loss is None else names[loss],
             notes=(*notes, *drawn),
         )
 
