@@ -68,7 +68,8 @@ def fingerprint(graph: IRGraph, node: IRNode) -> object:
     """What a node does, without names: equal for the same call on tensors of equal kind."""
 
     def kind(value: IRValue) -> object:
-        return value.shape, value.dtype, value.strides, value.is_stored
+        meta = value.meta
+        return meta.shape, meta.dtype, meta.strides, value.is_stored
 
     inputs = tuple(kind(graph.values[value_id]) for value_id in node.inputs)
     outputs = tuple(kind(graph.values[value_id]) for value_id in node.outputs)

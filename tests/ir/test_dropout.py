@@ -128,7 +128,7 @@ def test_a_gpu_drops_the_same() -> None:
     assert torch.equal(made.cpu(), dropped(x))
 
 
-# --- ----------------------------------------------------------------------------------------------
+# --- random bits ----------------------------------------------------------------------------------
 
 
 # kat_vectors of Random123: philox4x32, 10 rounds; counter, key, result.

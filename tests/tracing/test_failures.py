@@ -155,7 +155,7 @@ def test_a_result_that_holds_an_object_is_refused() -> None:
         captured(lambda m, x: (x + 1, DynamicCache()), torch.ones(2))
 
 
-# --- ----------------------------------------------------------------------------------------------
+# --- branches on contents -------------------------------------------------------------------------
 
 
 def raises_at_once(m: Any, x: Any) -> Any:

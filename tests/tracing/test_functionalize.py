@@ -160,7 +160,7 @@ def test_what_has_no_functional_form_is_refused(x: torch.Tensor) -> None:
         captured(lambda m, x: torch.add(x.detach(), 1, out=torch.empty(0)), x)
 
 
-# --- ----------------------------------------------------------------------------------------------
+# --- norms in training ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -208,7 +208,7 @@ def test_batch_norm_in_lower_precision() -> None:
     assert len(assert_same(Model(), torch.randn(2, 3, 5, 5)).updates) == 3
 
 
-# --- ----------------------------------------------------------------------------------------------
+# --- functional forms -----------------------------------------------------------------------------
 
 
 aten = torch.ops.aten
@@ -309,7 +309,7 @@ def test_what_has_none() -> None:
     assert functional_form(aten.fill_diagonal_.default) is None
 
 
-# --- ----------------------------------------------------------------------------------------------
+# --- gradients flow in the graph where they do in the program -------------------------------------
 
 
 def test_no_grad_regions_are_inlined_and_stop_gradients(x: torch.Tensor) -> None:

@@ -270,7 +270,7 @@ def test_gradients_of_any_program(steps: list[Step]) -> None:
     assert_same(program(steps), torch.randn(4, 4, requires_grad=True))
 
 
-# --- ----------------------------------------------------------------------------------------------
+# --- views ----------------------------------------------------------------------------------------
 
 
 aten = torch.ops.aten
