@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
-from shardwright.ir.with_backward import backward_graph
+from shardwright.ir.with_backward import backward_graph, name_backward
 from shardwright.ops.bound import BoundDimop
 from shardwright.ops.call import Call, Local, Rule, letters, text
 from shardwright.ops.dimop import Cut
@@ -43,7 +43,7 @@ def with_backward(call: Call, find: Find) -> Rule:
 
     def attrs(local: Local) -> Mapping[str, Any]:
         cuts = {root: local.cuts[name] for root, name in names.items() if name in local.cuts}
-        return {"backward": str(spread.part(cuts))} if cuts else {}
+        return {"backward": name_backward(spread.part(cuts))} if cuts else {}
 
     return Rule(text(inputs, inputs[: len(call.outputs)]), attrs=attrs if names else None)
 
@@ -220,9 +220,7 @@ class _Spread:
                 listed = emitted if isinstance(emitted, list) else [emitted]
                 made = [value for value in listed if value is not None]
             here |= dict(zip(node.outputs, made, strict=True))
-        graph = builder.finish([here[value_id] for value_id in self._graph.outputs])
-        graph.in_structure = graph.out_structure = None
-        return graph
+        return builder.finish([here[value_id] for value_id in self._graph.outputs])
 
 
 def _like(shape: list[int], strides: tuple[int, ...] | None) -> list[int] | None:
