@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -173,14 +173,35 @@ SplitRule = Callable[[Call], Rule | None]
 
 @dataclass(frozen=True, slots=True)
 class OperatorRow:
-    """What is known of an operator: ``rule`` says how its calls split."""
+    """What is known of an operator; what a row leaves out is as of any that moves its bytes.
 
-    rule: SplitRule
+    rule
+        How its calls split; None for operators of backwards.
+    flops
+        The multiplications and additions of a call.
+    efficiency
+        What share of the rate of large products it reaches.
+    elements, backward_elements
+        Operations for each element of the first input, where a CPU takes longer for them than for
+        its bytes: of a call, and of its backward.
+    free
+        Whether it gives what it is given, seen otherwise.
+    reads
+        What it reads of its first input: all, no more than it makes (``rows``), or the ``shape``.
+    """
+
+    rule: SplitRule | None
+    flops: Callable[[Call], int] | None = None
+    efficiency: float = 1.0
+    elements: int = 0
+    backward_elements: int = 0
+    free: bool = False
+    reads: Literal["all", "rows", "shape"] = "all"
 
 
-def table(rule: SplitRule, names: str) -> dict[str, OperatorRow]:
+def table(rule: SplitRule | None, names: str, **columns: Any) -> dict[str, OperatorRow]:
     """A row each for operators of ``aten``; an overload that is not named is the default one."""
-    row = OperatorRow(rule)
+    row = OperatorRow(rule, **columns)
     return {
         f"aten.{name}" if "." in name else f"aten.{name}.default": row for name in names.split()
     }

@@ -87,7 +87,8 @@ def _look_up(call: Call) -> BoundDimop | str:
         return bind_registered(operator, call)
     if call.op == WITH_BACKWARD:
         return bind(call, with_backward(call, dimop_of))
-    if (row := ROWS.get(call.op)) is not None:
+    row = ROWS.get(call.op)
+    if row is not None and row.rule is not None:
         rule = row.rule(call)
         return bind(call, rule) if rule else f"{call.op}: {NOT_ALIKE}"
     inferred = infer_rule(call)

@@ -102,11 +102,11 @@ def test_parts_without_defined_contents_have_their_shapes(case):
 
 
 def test_every_row_has_a_case():
-    ours = {op for op in ROWS if op.startswith(("aten.", "shardwright."))}
+    ours = {op for op, row in ROWS.items() if row.rule and not op.startswith("transformers.")}
     assert ours == {case.op for case in CASES}
 
 
 def test_every_row_names_an_operator():
     for op in ROWS:
-        if op.startswith(("aten.", "shardwright.")):
+        if not op.startswith("transformers.") and "_attention" not in op:
             resolve(op)

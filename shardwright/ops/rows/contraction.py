@@ -9,7 +9,8 @@ is a term as well, and only one part adds it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from shardwright.ops.call import (
     Local,
     OperatorRow,
     Rule,
+    Shape,
     SplitRule,
     letters,
     table,
@@ -113,6 +115,12 @@ def product(equation: str, *, terms: Sequence[int] = ()) -> SplitRule:
 
 def einsum(call: Call) -> Rule:
     """The equation, with or without spaces; an ellipsis is written out."""
+    *inputs, output = einsum_names(call)
+    return contraction(call, inputs, output)
+
+
+def einsum_names(call: Call) -> list[Dims]:
+    """The names of each input's dimensions, then of the output's."""
     equation = str(call.attrs["equation"]).replace(" ", "")
     left, arrow, right = equation.partition("->")
     sides = left.split(",")
@@ -130,7 +138,7 @@ def einsum(call: Call) -> Rule:
         return [*before, *(dots[len(dots) - rank :] if ellipsis else []), *after]
 
     inputs = [names(side, rank) for side, rank in zip(sides, ranks, strict=True)]
-    return contraction(call, inputs, names(right, len(dots)))
+    return [*inputs, names(right, len(dots))]
 
 
 def attention(call: Call) -> Rule | None:
@@ -189,20 +197,73 @@ def grouped_matmul(call: Call) -> Rule:
     return Rule("m^ k+, e^ k+ n, e^ -> m^ n", linear=((0,), (1,)))
 
 
+# --- arithmetic ---------------------------------------------------------------------------------
+
+
+def summed_last(idx: int) -> Callable[[Call], int]:
+    """Operations of a product that sums over the last dimension of input ``idx``."""
+    return lambda call: 2 * math.prod(call.outputs[0]) * call.inputs[idx][-1]
+
+
+def einsum_flops(call: Call) -> int:
+    """Two operations a point of the space that all indices span."""
+    sizes: dict[str, int] = {}
+    for names, shape in zip(einsum_names(call), call.inputs, strict=False):
+        for name, size in zip(names, shape, strict=True):
+            sizes[name] = max(size, sizes.get(name, 1))
+    return 2 * math.prod(sizes.values())
+
+
+def attention_flops(call: Call) -> int:
+    """Queries times keys, and what comes of it times values."""
+    return _attention_flops(*call.inputs[:3])
+
+
+def attention_backward_flops(call: Call) -> int:
+    """As much as the forward for each of three gradients; the output's is the first input."""
+    return 3 * _attention_flops(*call.inputs[1:4])
+
+
+def _attention_flops(query: Shape, key: Shape, value: Shape) -> int:
+    return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+
+
+ATTENTION = 0.45
+"""The efficiency of attention; from times of a CPU core."""
+
 ROWS: Mapping[str, OperatorRow] = {
-    **table(linear, "linear"),
-    **table(matmul, "matmul"),
-    **table(product("m k, k n -> m n"), "mm"),
-    **table(product("b m k, b k n -> b m n"), "bmm"),
-    **table(product("m k, k -> m"), "mv"),
-    **table(product("k, k -> "), "dot"),
+    **table(linear, "linear", flops=summed_last(1)),
+    **table(matmul, "matmul", flops=summed_last(0)),
+    **table(product("m k, k n -> m n"), "mm", flops=summed_last(0)),
+    **table(product("b m k, b k n -> b m n"), "bmm", flops=summed_last(0)),
+    **table(product("m k, k -> m"), "mv", flops=summed_last(0)),
+    **table(product("k, k -> "), "dot", flops=summed_last(0)),
     **table(product("m, n -> m n"), "outer"),
-    **table(product("m n, m k, k n -> m n", terms=[0]), "addmm"),
+    **table(product("m n, m k, k n -> m n", terms=[0]), "addmm", flops=summed_last(1)),
     **table(product("m, m k, k -> m", terms=[0]), "addmv"),
-    **table(product("b m n, b m k, b k n -> b m n", terms=[0]), "baddbmm"),
+    **table(product("b m n, b m k, b k n -> b m n", terms=[0]), "baddbmm", flops=summed_last(1)),
     **table(product("m n, b m k, b k n -> m n", terms=[0]), "addbmm"),
     **table(bilinear, "bilinear"),
-    **table(einsum, "einsum"),
-    **table(attention, "scaled_dot_product_attention"),
+    **table(einsum, "einsum", flops=einsum_flops),
+    **table(attention, "scaled_dot_product_attention", flops=attention_flops, efficiency=ATTENTION),
+    **table(
+        None,
+        """
+        _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention
+        _scaled_dot_product_efficient_attention
+        """,
+        flops=attention_flops,
+        efficiency=ATTENTION,
+    ),
+    **table(
+        None,
+        """
+        _scaled_dot_product_flash_attention_for_cpu_backward
+        _scaled_dot_product_flash_attention_backward
+        _scaled_dot_product_efficient_attention_backward
+        """,
+        flops=attention_backward_flops,
+        efficiency=ATTENTION,
+    ),
     "transformers.grouped_mm_fallback.default": OperatorRow(grouped_matmul),
 }

@@ -75,16 +75,19 @@ def glu(call: Call) -> Rule:
     return along(call, {call.dim()})
 
 
+DRAWING = 2000
+"""Operations for each element of a dropout that counts (`ir.dropout`): its random number."""
+
 ROWS: Mapping[str, OperatorRow] = {
     **table(
         broadcast(),
         """
         abs exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square reciprocal sin cos tan asin acos
         atan sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma digamma sigmoid logit
-        special_expit relu relu6 gelu silu mish elu selu celu leaky_relu hardtanh hardswish
+        special_expit relu relu6 mish elu selu celu leaky_relu hardtanh hardswish
         hardsigmoid softplus log_sigmoid threshold hardshrink softshrink ceil floor round trunc frac
         sign sgn logical_not bitwise_not isnan isinf isfinite nan_to_num clamp clamp_min clamp_max
-        clip deg2rad rad2deg lift_fresh_copy _to_copy zeros_like ones_like full_like empty_like real
+        clip deg2rad rad2deg lift_fresh_copy _to_copy real
         imag angle conj_physical round.decimals pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar
         add.Scalar sub.Scalar rsub.Scalar true_divide.Tensor true_divide.Scalar remainder.Tensor
         remainder.Scalar remainder.Scalar_Tensor fmod.Tensor fmod.Scalar to.dtype to.device
@@ -100,15 +103,21 @@ ROWS: Mapping[str, OperatorRow] = {
         bitwise_xor.Tensor bitwise_xor.Scalar broadcast_tensors
         """,
     ),
+    **table(broadcast(), "zeros_like ones_like full_like empty_like", reads="shape"),
+    **table(broadcast(), "gelu", elements=75, backward_elements=175),
+    **table(broadcast(), "silu", elements=85, backward_elements=125),
+    **table(None, "gelu_backward", elements=175),
+    **table(None, "silu_backward", elements=125),
     **table(broadcast((0, 1)), "add.Tensor sub.Tensor"),
     **table(broadcast((0,), (1,)), "mul.Tensor"),
     **table(
         broadcast((0,)),
-        "mul.Scalar div.Tensor div.Scalar neg positive clone contiguous alias detach expand_as",
+        "mul.Scalar div.Tensor div.Scalar neg positive clone contiguous expand_as",
     ),
+    **table(broadcast((0,)), "alias detach", free=True),
     **table(broadcast((1, 2)), "where.self"),
     **table(dropout, "dropout feature_dropout alpha_dropout"),
-    DROPOUT: OperatorRow(philox_dropout),
+    DROPOUT: OperatorRow(philox_dropout, elements=DRAWING, backward_elements=DRAWING),
     **table(dtype_of_second, "type_as to.other"),
     **table(prelu, "prelu"),
     **table(glu, "glu"),

@@ -64,7 +64,8 @@ _BOUNDS = ("start", "end", "step")
 
 
 ROWS: Mapping[str, OperatorRow] = {
-    **table(sized, "zeros ones full empty.memory_format new_zeros new_ones new_full new_empty"),
+    **table(sized, "zeros ones full empty.memory_format"),
+    **table(sized, "new_zeros new_ones new_full new_empty", reads="shape"),
     **table(arange, "arange arange.start arange.start_step"),
     **table(lambda call: Rule("-> ()"), "scalar_tensor"),
 }

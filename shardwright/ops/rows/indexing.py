@@ -246,10 +246,11 @@ def searchsorted(call: Call) -> Rule:
 
 
 ROWS: Mapping[str, OperatorRow] = {
-    **table(embedding, "embedding"),
-    **table(gather, "gather"),
-    **table(index_select, "index_select"),
-    **table(index, "index.Tensor"),
+    **table(embedding, "embedding", reads="rows"),
+    **table(gather, "gather", reads="rows"),
+    **table(None, "take_along_dim", reads="rows"),
+    **table(index_select, "index_select", reads="rows"),
+    **table(index, "index.Tensor", reads="rows"),
     **table(
         scatter,
         """

@@ -7,6 +7,7 @@ conv2d        n c+ 8 8, o c+ 3 3, o -> n o 6 6                     the bias is a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from shardwright.ops.call import (
@@ -141,6 +142,26 @@ def patch_dims(call: Call, spatial: int) -> list[tuple[str, int]]:
     return [(f"p{i}", size) for i, size in enumerate(taps)]
 
 
+CONVOLUTION = 0.75
+"""The efficiency of convolutions; from times of a CPU core."""
+
+
+def convolution_flops(call: Call) -> int:
+    """Each element of the output is a sum over a window."""
+    return 2 * math.prod(call.outputs[0]) * math.prod(call.inputs[1][1:])
+
+
+def transposed_flops(call: Call) -> int:
+    """Each element of the input is added to a window."""
+    return 2 * math.prod(call.inputs[0]) * math.prod(call.inputs[1][1:])
+
+
+def convolution_backward_flops(call: Call) -> int:
+    """A convolution as large as the forward for each gradient but that of the bias."""
+    gradients = sum(len(shape) > 1 for shape in call.outputs)
+    return gradients * 2 * math.prod(call.inputs[0]) * math.prod(call.inputs[2][1:])
+
+
 def over_places(spatial: int) -> SplitRule:
     """A rule for pooling and resizing: all but the last ``spatial`` dimensions split."""
 
@@ -190,7 +211,14 @@ def recurrent(states: int) -> SplitRule:
 
 
 ROWS: Mapping[str, OperatorRow] = {
-    **table(layer_norm, "layer_norm native_layer_norm rms_norm"),
+    **table(
+        layer_norm,
+        "layer_norm native_layer_norm rms_norm",
+        elements=80,
+        backward_elements=160,
+    ),
+    **table(None, "_fused_rms_norm", elements=80, backward_elements=160),
+    **table(None, "native_layer_norm_backward _fused_rms_norm_backward", elements=160),
     **table(group_norm, "group_norm"),
     **table(
         batch_norm,
@@ -202,9 +230,22 @@ ROWS: Mapping[str, OperatorRow] = {
     **table(
         convolution,
         """
-        conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding conv_transpose1d
-        conv_transpose2d.input conv_transpose3d.input convolution
+        conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding convolution
         """,
+        flops=convolution_flops,
+        efficiency=CONVOLUTION,
+    ),
+    **table(
+        convolution,
+        "conv_transpose1d conv_transpose2d.input conv_transpose3d.input",
+        flops=transposed_flops,
+        efficiency=CONVOLUTION,
+    ),
+    **table(
+        None,
+        "convolution_backward",
+        flops=convolution_backward_flops,
+        efficiency=CONVOLUTION,
     ),
     **table(
         over_places(1),

@@ -81,8 +81,15 @@ def difference(call: Call) -> Rule:
 ROWS: Mapping[str, OperatorRow] = {
     **table(
         mixing,
+        "softmax.int _softmax _safe_softmax log_softmax.int _log_softmax",
+        elements=115,
+        backward_elements=115,
+    ),
+    **table(None, "_softmax_backward_data _log_softmax_backward_data", elements=115),
+    **table(
+        mixing,
         """
-        softmax.int _softmax _safe_softmax log_softmax.int _log_softmax logsumexp cumsum cumprod
+        logsumexp cumsum cumprod
         cummax cummin logcumsumexp sort sort.stable argsort argsort.stable topk kthvalue argmax
         argmin max.dim min.dim median median.dim nanmedian.dim mode prod prod.dim_int var var.dim
         var.correction std std.dim std.correction var_mean.correction std_mean.correction

@@ -123,7 +123,10 @@ def reshaped(e: Emitter, local: Local, inputs: Inputs) -> Any:
     return e.call("aten.reshape.default", inputs[0], local.size())
 
 
-RESHAPED = table(reshape(emit=reshaped), "view _unsafe_view squeeze squeeze.dim squeeze.dims")
+RESHAPED = {
+    **table(reshape(emit=reshaped), "view squeeze squeeze.dim", free=True),
+    **table(reshape(emit=reshaped), "_unsafe_view squeeze.dims"),
+}
 """A part may be a slice, of which there is no view, or have a size of 1 that is to stay."""
 
 
@@ -313,24 +316,22 @@ def as_complex(call: Call) -> Rule:
 
 ROWS: Mapping[str, OperatorRow] = {
     **RESHAPED,
-    **table(reshape(), "flatten.using_ints ravel unsqueeze"),
-    **table(reshape(lambda local: {"shape": local.size()}), "reshape"),
-    **table(reshape(sizes_of_unflatten), "unflatten.int"),
-    **table(
-        permute, "transpose.int swapaxes swapdims permute movedim.int movedim.intlist t numpy_T mT"
-    ),
-    **table(expand, "expand broadcast_to"),
+    **table(reshape(), "flatten.using_ints unsqueeze", free=True),
+    **table(reshape(), "ravel"),
+    **table(reshape(lambda local: {"shape": local.size()}), "reshape", free=True),
+    **table(reshape(sizes_of_unflatten), "unflatten.int", free=True),
+    **table(permute, "permute transpose.int t", free=True),
+    **table(permute, "swapaxes swapdims movedim.int movedim.intlist numpy_T mT"),
+    **table(expand, "expand", free=True),
+    **table(expand, "broadcast_to"),
     **table(repeat("repeats"), "repeat"),
     **table(repeat("dims"), "tile"),
     **table(repeat_interleave, "repeat_interleave.self_int"),
-    **table(
-        pieces,
-        """
-        slice.Tensor split.Tensor chunk tensor_split.sections tensor_split.indices unsafe_chunk
-        """,
-    ),
-    **table(pieces_of_length, "narrow split.sizes split_with_sizes"),
-    **table(one_less, "select.int unbind.int"),
+    **table(pieces, "slice.Tensor split.Tensor chunk", free=True),
+    **table(pieces, "tensor_split.sections tensor_split.indices unsafe_chunk"),
+    **table(pieces_of_length, "split_with_sizes", free=True),
+    **table(pieces_of_length, "narrow split.sizes"),
+    **table(one_less, "select.int unbind.int", free=True),
     **table(concatenation, "cat concat"),
     **table(stack, "stack"),
     **table(turned, "flip roll"),
