@@ -8,14 +8,12 @@ taken to have the strides of what they are gradients of.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Sequence
+from dataclasses import dataclass, replace
 
 from shardwright.autodiff.accumulate import add_into
-from shardwright.autodiff.divide import ancestors
 from shardwright.autodiff.needed import can_have_gradient
-from shardwright.autodiff.split_backward import split_backward
-from shardwright.autodiff.vjp import Call, Read, Vjp, Vjps, settings
+from shardwright.autodiff.vjp import Call, Read, Vjp, Vjps, ancestors, settings
 from shardwright.errors import GraphError
 from shardwright.ir import Builder, IRGraph, IRNode
 from shardwright.ir.operators import is_built_in, is_marker
@@ -151,3 +149,52 @@ def _number(read: Read, call: Call, count: int) -> int:
     if read.what == "input":
         return read.number
     return count + (call.gets[read.number] if read.what == "gradient" else read.number)
+
+
+# --- B and W (Qi et al., Zero Bubble Pipeline Parallelism, 2023) --------------------------------
+#
+# An operator with an output mask may lead to both. It is run twice, with masks that share nothing,
+# where that costs no more than running it once: a convolution's gradients are computed one by one
+# anyway. Those of a norm come out of one pass over the same tensors: a norm stays whole, and early.
+
+_SEPARABLE = {"aten.convolution_backward.default": "output_mask"}
+"""Operators that compute each of their results by itself, and the name of their mask."""
+
+
+def split_backward(
+    graph: IRGraph, nodes: Sequence[IRNode], early: Collection[int]
+) -> tuple[list[IRNode], list[IRNode]]:
+    """The nodes that the values ``early`` depend on, and all others, each in order.
+
+    Early nodes read nothing of late ones, and together they make what the nodes made, under the
+    same ids: ``early`` leaves towards earlier stages, the rest is mostly the gradients of weights.
+    A node that is run twice stands in both: the early part under its own id, the late one under a
+    fresh id of ``graph``, which is left as it is otherwise.
+    """
+    needed = set(early)
+    first: list[IRNode] = []
+    later: list[IRNode] = []
+    for node in reversed(nodes):
+        if needed.isdisjoint(node.outputs):
+            later.append(node)
+            continue
+        mask = _SEPARABLE.get(node.op)
+        if mask is not None and not needed.issuperset(node.outputs):
+            later.append(_part(node, mask, set(node.outputs) - needed, graph.fresh_id()))
+            node = _part(node, mask, needed, node.id)
+        first.append(node)
+        needed.update(node.inputs)
+    return first[::-1], later[::-1]
+
+
+def _part(node: IRNode, mask: str, kept: Collection[int], node_id: int) -> IRNode:
+    """The node with the results ``kept`` alone."""
+    flags = [value_id in kept for value_id in node.results]
+    return replace(
+        node,
+        id=node_id,
+        inputs=list(node.inputs),
+        outputs=[value_id for value_id in node.outputs if value_id in kept],
+        attrs=node.attrs | {mask: flags},
+        absent=tuple(i for i, flag in enumerate(flags) if not flag),
+    )

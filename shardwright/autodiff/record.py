@@ -1,10 +1,12 @@
 """A function of tensors as a graph of the operators that it runs below autograd.
 
-Comes in: a function, and the kinds of the tensors it takes. Goes out: a graph under construction
-with what the function called, in order, and the values that its results are. What always holds:
-nothing is computed (tensors are fake), the graph is functional and flat, and a result that is an
-argument is the argument's value. `tracing.functionalize` makes values of the calls, as it does of
-a traced program: it follows views and in-place writes, and drops copies that do nothing.
+Nothing is computed (tensors are fake), the graph is functional and flat, and a result that is an
+argument is the argument's value. `tracing.functionalize` makes values of the calls, as it does of a
+traced program: it follows views and in-place writes, and drops copies that do nothing.
+
+`simplify` takes views that undo one another out of what was recorded. A linear layer's weight
+gradient, which torch gives as ``t(t(mm(t(dy), x)))``, becomes the product ``mm(t(dy), x)``, and a
+step that adds it up can be one ``addmm`` (see `accumulate`).
 """
 
 from __future__ import annotations
@@ -17,10 +19,9 @@ import torch
 import torch.fx
 
 from shardwright.errors import GraphError
-from shardwright.ir import Builder
+from shardwright.ir import Builder, IRGraph, IRNode, IRValue
 from shardwright.ir.inference import as_kernels_make, memory_format_of
-from shardwright.ir.tensor_meta import contiguous_strides, dtype_name, torch_dtype
-from shardwright.ir.values import IRValue
+from shardwright.ir.tensor_meta import TensorMeta, dtype_name
 from shardwright.ops.trusting import read_alike
 from shardwright.torch_internals import (
     FakeTensorMode,
@@ -38,19 +39,6 @@ from shardwright.tracing.memory import TensorView
 Function = Callable[[list[torch.Tensor]], Sequence[torch.Tensor | None]]
 
 
-class Kind(NamedTuple):
-    """What an operator may ask of a tensor without its contents; strides None: contiguous."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    strides: tuple[int, ...] | None
-
-    @classmethod
-    def of(cls, value: IRValue) -> Kind:
-        """The kind of a value."""
-        return cls(value.shape, value.dtype, value.strides)
-
-
 class Record(NamedTuple):
     """What was recorded: ``builder.graph`` has the arguments as inputs.
 
@@ -61,14 +49,16 @@ class Record(NamedTuple):
     results: list[int | None]
 
 
-def record(function: Function, kinds: Sequence[Kind], mode: FakeTensorMode, device: str) -> Record:
-    """Run ``function`` on fake tensors of these kinds and record its operators.
+def record(
+    function: Function, metas: Sequence[TensorMeta], mode: FakeTensorMode, device: str
+) -> Record:
+    """Run ``function`` on fake tensors like these and record its operators.
 
     Raises CaptureError or GraphError where what it calls cannot be in a graph.
     """
     recorder = _Recorder()
     with without_autocast(), mode:
-        tensors = [_fake(kind, device) for kind in kinds]
+        tensors = [meta.empty(device) for meta in metas]
         for tensor in tensors:
             recorder.argument(tensor)
         with recorder:
@@ -80,12 +70,6 @@ def record(function: Function, kinds: Sequence[Kind], mode: FakeTensorMode, devi
     places: list[TensorView] = functionalizer.walk(recorder.graph, roots)
     made = iter([functionalizer.memory.read(place).id for place in places])
     return Record(builder, [None if item is None else next(made) for item in results])
-
-
-def _fake(kind: Kind, device: str) -> torch.Tensor:
-    strides = kind.strides or contiguous_strides(kind.shape)
-    dtype = torch_dtype(kind.dtype)
-    return torch.empty_strided(kind.shape, strides, dtype=dtype, device=device)
 
 
 def _root(builder: Builder, functionalizer: Functionalizer, tensor: torch.Tensor) -> TensorView:
@@ -230,3 +214,61 @@ class _Recorder(TorchDispatchMode):
         options: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
         call = (list(tensor.shape), number)
         self._file(tensor, self.graph.call_function(torch.ops.aten.full.default, call, options))
+
+
+# --- simplification -----------------------------------------------------------------------------
+
+_VIEWS = frozenset(
+    {
+        "aten.t.default",
+        "aten.transpose.int",
+        "aten.permute.default",
+        "aten.numpy_T.default",
+        "aten.view.default",
+        "aten._unsafe_view.default",
+        "aten.unsqueeze.default",
+        "aten.squeeze.default",
+        "aten.squeeze.dim",
+        "aten.squeeze.dims",
+        "aten.expand.default",
+        "aten.alias.default",
+    }
+)
+"""Views that begin where their input begins: shape and strides say which elements they show."""
+
+
+def simplify(graph: IRGraph, results: Sequence[int | None]) -> list[int | None]:
+    """Take views out of ``graph`` that show what another value shows; gives the results.
+
+    ``t(t(x))`` is ``x``, and so is a view of a view that has the shape and strides of ``x``. Every
+    result is bit for bit the same.
+    """
+    same: dict[int, int] = {}
+    producers: dict[int, IRNode] = {}
+    kept: list[IRNode] = []
+    for node in graph.nodes:
+        node.inputs = [same.get(value_id, value_id) for value_id in node.inputs]
+        found = _seen_before(graph, node, producers) if node.op in _VIEWS else None
+        if found is None:
+            kept.append(node)
+            producers |= dict.fromkeys(node.outputs, node)
+        else:
+            same[node.outputs[0]] = found
+    graph.nodes[:] = kept
+    return [None if value_id is None else same.get(value_id, value_id) for value_id in results]
+
+
+def _seen_before(graph: IRGraph, node: IRNode, producers: Mapping[int, IRNode]) -> int | None:
+    """The value further up a chain of views that shows the same as what ``node`` makes."""
+    made = _shown(graph.values[node.outputs[0]])
+    before: IRNode | None = node
+    while before is not None and before.op in _VIEWS:
+        source = before.inputs[0]
+        if _shown(graph.values[source]) == made:
+            return source
+        before = producers.get(source)
+    return None
+
+
+def _shown(value: IRValue) -> object:
+    return value.shape, value.strides

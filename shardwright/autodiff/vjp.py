@@ -1,10 +1,9 @@
-"""How the gradient of one operator call is computed, taken from torch itself.
+"""Vector-Jacobian products of operator calls, taken from torch itself.
 
-Comes in: a node's call, which of its inputs want gradients and which of its outputs have one. Goes
-out: a `Vjp` (vector-Jacobian product): graphs of the operators that torch runs for it below
-autograd (``mm``, ``native_layer_norm_backward``, …), divided into what the node does and what its
-backward does. They are recorded once for all calls of the same kind, from fake tensors; of
-operators that every process has, once a process, since that is most of what a build takes.
+A `Vjp` has graphs of the operators that torch runs for the gradients of a call below autograd
+(``mm``, ``native_layer_norm_backward``, …), divided into what the node does and what its backward
+does. They are recorded once for all calls of the same kind, from fake tensors; of operators that
+every process has, once a process, since that is most of what a build takes.
 
 What the backward reads of the forward is as little as torch's own reads:
 
@@ -17,20 +16,18 @@ Where nothing has to be saved `Vjp.forward` is None: the node stays as it is (``
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 
-from shardwright.autodiff.divide import divide
-from shardwright.autodiff.record import Kind, record
-from shardwright.autodiff.scattered import Scattered
-from shardwright.autodiff.simplify import simplify
+from shardwright.autodiff.record import record, simplify
 from shardwright.errors import GraphError
 from shardwright.ir import WITH_BACKWARD, Builder, IRGraph, IRNode, IRValue
 from shardwright.ir.operators import is_built_in, join_call, resolve
-from shardwright.torch_internals import FakeTensorMode
+from shardwright.ir.tensor_meta import TensorMeta
+from shardwright.torch_internals import FakeTensorMode, operator_of, schema_of
 
 
 class Read(NamedTuple):
@@ -71,10 +68,10 @@ class Call(NamedTuple):
 
     op: str
     attrs: Mapping[str, Any]
-    inputs: tuple[Kind, ...]
+    inputs: tuple[TensorMeta, ...]
     wants: tuple[int, ...]
     gets: tuple[int, ...]
-    gradients: tuple[Kind, ...]
+    gradients: tuple[TensorMeta, ...]
 
     @classmethod
     def of(
@@ -85,10 +82,10 @@ class Call(NamedTuple):
         gradients: Mapping[int, IRValue],
     ) -> Call:
         """The call of a node; ``gradients`` are those of its outputs, by number of the output."""
-        inputs = tuple(Kind.of(graph.values[value_id]) for value_id in node.inputs)
+        inputs = tuple(graph.values[value_id].meta for value_id in node.inputs)
         gets = tuple(sorted(gradients))
-        kinds = tuple(Kind.of(gradients[i]) for i in gets)
-        return cls(node.op, node.attrs, inputs, tuple(wants), gets, kinds)
+        metas = tuple(gradients[i].meta for i in gets)
+        return cls(node.op, node.attrs, inputs, tuple(wants), gets, metas)
 
 
 _BY_CELLS = frozenset({"aten.lstm.input", "aten.lstm.data"})
@@ -150,9 +147,9 @@ class Vjps:
         def pull(tensors: list[torch.Tensor]) -> list[torch.Tensor | None]:
             return _pull(call, tensors[:count], tensors[count:], device)
 
-        kinds = (*call.inputs, *call.gradients)
+        metas = (*call.inputs, *call.gradients)
         try:
-            recorded = record(pull, kinds, self._mode, device)
+            recorded = record(pull, metas, self._mode, device)
         except Exception as error:
             raise GraphError(
                 f"{call.op} cannot be differentiated: {error}; detach what it reads, or write it "
@@ -169,7 +166,9 @@ class Vjps:
 def _handing_on(call: Call) -> IRGraph:
     """The forward of a call whose outputs are its first inputs."""
     builder = Builder("forward")
-    inputs = [builder.input("x", *kind[:2], strides=kind.strides) for kind in call.inputs]
+    inputs = [
+        builder.input("x", meta.shape, meta.dtype, strides=meta.strides) for meta in call.inputs
+    ]
     return builder.finish(inputs[: len(call.attrs["made"])])
 
 
@@ -250,6 +249,40 @@ _SIBLINGS = {"aten._native_batch_norm_legit_functional.default": _batch_norm}
 """Operators without a derivative, and calls that make the same; of several outputs the first."""
 
 
+class Scattered(torch.autograd.Function):
+    """``as_strided_scatter`` of a contiguous tensor, differentiated.
+
+    torch gives the tensor that is written into the gradient of the elements that were overwritten,
+    and none of those that stayed; it is the other way round.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        src: torch.Tensor,
+        size: Sequence[int],
+        stride: Sequence[int],
+        offset: int,
+    ) -> torch.Tensor:
+        """What is written into, then what is written and where."""
+        if not x.is_contiguous():
+            raise GraphError("it writes by strides into a tensor that is not contiguous")
+        ctx.where = (size, stride, offset)
+        return torch.as_strided_scatter(x, src, size, stride, offset)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        """What was overwritten has no gradient; what was written has that of its place."""
+        gradient = gradient.contiguous()
+        written = torch.as_strided_copy(gradient, *ctx.where)
+        stayed = torch.as_strided_scatter(gradient, torch.zeros_like(written), *ctx.where)
+        return stayed, written, None, None, None
+
+
+# --- forward and backward -----------------------------------------------------------------------
+
+
 def _vjp(
     graph: IRGraph, count: int, outputs: Sequence[int | None], gradients: Sequence[int | None]
 ) -> Vjp:
@@ -269,3 +302,87 @@ def _vjp(
         tuple(named[value_id] for value_id in parts.reads),
         tuple(None if v is None else found.index(v) for v in gradients),
     )
+
+
+class Parts(NamedTuple):
+    """The two graphs; ``reads`` are the values that ``backward`` takes, ``saved`` those among them
+    that ``forward`` gives beside the outputs. Values are those of the graph that was divided."""
+
+    forward: IRGraph | None
+    backward: IRGraph
+    reads: list[int]
+    saved: list[int]
+
+
+def divide(
+    graph: IRGraph,
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    gradients: Sequence[int],
+    known: Collection[int],
+) -> Parts:
+    """Divide ``graph`` between ``outputs`` and ``gradients``.
+
+    The forward does what the outputs need, and nothing else; the backward does all the rest, and
+    again what costs nothing: views, copies and constants of what it has.
+    ``known`` are values that the backward has at no cost: inputs, outputs, outputs' gradients.
+    """
+    forward = ancestors(graph, outputs)
+    saved: dict[int, None] = {}
+    backward: set[int] = set()
+    needed = [value_id for value_id in gradients if value_id not in known]
+    producers = _producers(graph)
+    while needed:
+        value_id = needed.pop()
+        node = producers[value_id]
+        if node.id in forward and not _costs_nothing(node):
+            saved[value_id] = None
+        elif node.id not in backward:
+            backward.add(node.id)
+            needed += [read for read in node.inputs if read not in known]
+    nodes = [node for node in graph.nodes if node.id in backward]
+    made = {value_id for node in nodes for value_id in node.outputs}
+    wanted = (*(v for node in nodes for v in node.inputs), *gradients)
+    reads = list(dict.fromkeys(v for v in wanted if v not in made))
+    kept = sorted(saved)
+    return Parts(
+        _part(graph, forward, inputs, [*outputs, *kept]) if kept else None,
+        _part(graph, backward, reads, gradients),
+        reads,
+        kept,
+    )
+
+
+def ancestors(graph: IRGraph, value_ids: Iterable[int]) -> set[int]:
+    """The ids of the nodes that some values depend on."""
+    live, found = set(value_ids), set()
+    for node in reversed(graph.nodes):
+        if not live.isdisjoint(node.outputs):
+            live.update(node.inputs)
+            found.add(node.id)
+    return found
+
+
+def _producers(graph: IRGraph) -> dict[int, IRNode]:
+    return {value_id: node for node in graph.nodes for value_id in node.outputs}
+
+
+def _costs_nothing(node: IRNode) -> bool:
+    """Whether a node only looks at its input anew, copies it, or makes a constant."""
+    overload = resolve(node.op)
+    if torch.Tag.nondeterministic_seeded in overload.tags:
+        return False
+    views = any(item.alias_info is not None for item in schema_of(overload).returns)
+    return views or operator_of(overload) in ("_unsafe_view", "clone") or not node.inputs
+
+
+def _part(
+    graph: IRGraph, chosen: Collection[int], inputs: Sequence[int], outputs: Sequence[int]
+) -> IRGraph:
+    """The chosen nodes as a graph of their own."""
+    builder = Builder(graph.name)
+    mapping = {v: builder.copy_value(graph, graph.values[v], role="input").id for v in inputs}
+    for node in graph.nodes:
+        if node.id in chosen:
+            builder.copy_node(graph, node, mapping)
+    return builder.finish([mapping[value_id] for value_id in outputs])

@@ -20,7 +20,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from shardwright.autodiff.split_backward import split_backward
+from shardwright.autodiff.backward import split_backward
 from shardwright.building.slots import (
     Border,
     Live,

@@ -4,16 +4,17 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from shardwright.autodiff.record import Function, Kind, record
+from shardwright.autodiff.record import Function, record
 from shardwright.errors import GraphError
 from shardwright.ir import IRGraph
+from shardwright.ir.tensor_meta import TensorMeta
 from tests.building.derivatives import run
 
 MODE = FakeTensorMode()
 
 
 def recorded(function: Function, *shapes: tuple[int, ...]) -> IRGraph:
-    found = record(function, [Kind(shape, "f64", None) for shape in shapes], MODE, "cpu")
+    found = record(function, [TensorMeta(shape, "f64") for shape in shapes], MODE, "cpu")
     return found.builder.finish([v for v in found.results if v is not None])
 
 
@@ -56,7 +57,7 @@ def test_pieces_that_are_written_to_are_apart():
 
 
 def test_an_argument_may_be_a_result_and_a_result_nothing():
-    found = record(lambda t: [t[1], None, t[0]], [Kind((2,), "f64", None)] * 2, MODE, "cpu")
+    found = record(lambda t: [t[1], None, t[0]], [TensorMeta((2,), "f64")] * 2, MODE, "cpu")
     first, second = found.builder.graph.inputs
     assert found.results == [second, None, first]
     assert found.builder.graph.nodes == []
@@ -74,7 +75,7 @@ def test_tensors_from_outside_are_refused():
 
 def test_strides_are_those_of_the_kernels():
     """The fake backward of a layer norm keeps its input's strides, the kernels do not."""
-    kind = Kind((2, 3, 4), "f64", (12, 1, 3))
+    kind = TensorMeta((2, 3, 4), "f64", (12, 1, 3))
 
     def function(tensors):
         x = tensors[0].requires_grad_()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shardwright.autodiff.simplify import simplify
+from shardwright.autodiff.record import simplify
 from shardwright.ir import Builder, IRValue
 
 

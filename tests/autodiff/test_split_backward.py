@@ -2,8 +2,8 @@
 
 import torch
 
+from shardwright.autodiff.backward import split_backward
 from shardwright.autodiff.differentiate import Differentiator
-from shardwright.autodiff.split_backward import split_backward
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue, validate
 from tests.building.derivatives import distance, run
 

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from shardwright.autodiff.record import Kind, record
-from shardwright.autodiff.simplify import simplify
+from shardwright.autodiff.record import record, simplify
 from shardwright.compiler.passes.rewriter import (
     Rewriter,
     Tensor,
@@ -32,7 +31,7 @@ from shardwright.compiler.passes.rewriter import (
 from shardwright.ir import WITH_BACKWARD, IRGraph, IRNode, IRValue
 from shardwright.ir.inference import Inference
 from shardwright.ir.operators import flatten_results, is_marker, join_call, resolve
-from shardwright.ir.tensor_meta import dtype_name
+from shardwright.ir.tensor_meta import TensorMeta, dtype_name
 from shardwright.ir.values import Input
 from shardwright.kernels.operators import GEMM
 from shardwright.torch_internals import FakeTensorMode, is_composite
@@ -379,13 +378,15 @@ class Composites:
             return None
         if op in _CHOOSING and self._device != "cpu":
             return None
-        kinds = tuple(Kind.of(value) for value in inputs)
+        kinds = tuple(value.meta for value in inputs)
         key = (op, kinds, repr(attrs))
         if key not in self._known:
             self._known[key] = self._record(op, kinds, dict(attrs))
         return self._known[key]
 
-    def _record(self, op: str, kinds: Sequence[Kind], attrs: dict[str, Any]) -> Template | None:
+    def _record(
+        self, op: str, kinds: Sequence[TensorMeta], attrs: dict[str, Any]
+    ) -> Template | None:
         overload = resolve(op)
 
         def run(tensors: list[torch.Tensor]) -> list[torch.Tensor | None]:
