@@ -91,11 +91,8 @@ class _Saved:
             else p.default
             for p in signature(overload).parameters
         }
-        by_name = {p.name: p for p in signature(overload).parameters}
-        args = [value for name, value in values.items() if not by_name[name].keyword_only]
-        kwargs = {name: value for name, value in values.items() if by_name[name].keyword_only}
         inputs, attrs = split_call(
-            overload, args, kwargs, is_tensor=lambda item: isinstance(item, IRValue)
+            overload, (), values, is_tensor=lambda item: isinstance(item, IRValue)
         )
         return inference.outputs(f"aten.{self.forward}", inputs, attrs)
 
@@ -121,18 +118,12 @@ def _need_one_order(values: Sequence[IRValue]) -> None:
         rest = shape[2:]
         last = (math.prod(shape[1:]), 1, *(step * shape[1] for step in contiguous_strides(rest)))
         ways = (contiguous_strides(shape), last if rest else contiguous_strides(shape))
-        if not any(all(_lies(value, way) for value in values) for way in ways):
+        if 0 not in shape and not any(all(v.meta.same_order(way) for v in values) for way in ways):
             found = " and ".join(str(list(value.strides or ways[0])) for value in values)
             raise GraphError(
                 f"has tensors of the strides {found}; its kernel reads them contiguous, or all "
                 "with channels last"
             )
-
-
-def _lies(value: IRValue, way: Sequence[int]) -> bool:
-    strides = value.strides or contiguous_strides(value.shape)
-    rows = zip(value.shape, strides, way, strict=True)
-    return 0 in value.shape or all(size == 1 or step == want for size, step, want in rows)
 
 
 def _need(value: Any, name: str, shape: Sequence[int]) -> None:
@@ -249,12 +240,11 @@ def _span(shape: Sequence[int], strides: Sequence[int]) -> int:
 
 def _by_strides(call: Arguments, _: Inference) -> None:
     value, shape, strides = call["self"], call["size"], call["stride"]
-    lies = value.strides or contiguous_strides(value.shape)
     offset = call["storage_offset"] or 0
     inside = (
         len(shape) == len(strides)
         and min([*shape, *strides, offset], default=0) >= 0
-        and offset + _span(shape, strides) <= _span(value.shape, lies)
+        and offset + _span(shape, strides) <= _span(value.shape, value.meta.full_strides)
     )
     if not inside:
         raise GraphError(

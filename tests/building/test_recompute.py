@@ -1,24 +1,35 @@
 """Steps in which activations are computed again give the same bits, and keep less."""
 
 from functools import cache
+from itertools import chain, combinations
 
 import msgspec
 import pytest
 import torch
 
 from shardwright.building import build
-from shardwright.building.recompute import recompute, saved_bytes
+from shardwright.building.recompute import (
+    LayerActivations,
+    demand,
+    kept_at,
+    recompute,
+    saved_bytes,
+    stages_of,
+)
 from shardwright.building.segments import ComputeSegment, tasks
 from shardwright.building.update import localize_step
 from shardwright.clusters.device import CPU_CORE
 from shardwright.costs.cost import Analytic
 from shardwright.errors import PlanError
+from shardwright.ir import Builder
 from shardwright.planner import plan
 from shardwright.planning.assemble import step_of
+from shardwright.planning.pipeline import node_work
 from shardwright.schedules import make_schedule
 from shardwright.schedules.held import HeldMicrobatches, held_at_once
 from shardwright.simulation.simulate import simulate
 from tests.building.step_files import StepRun
+from tests.building.written_slots import B0, F0, Slots
 from tests.steps import image_step, language_step
 
 STREAM = 4 * 6 * 8 * 8
@@ -143,3 +154,116 @@ def test_auto_counts_the_forward_that_a_waiting_worker_begins(schedule, devices)
     assert max(slot.memory.activations for slot in found.slots) <= memory
     kept = simulate(build(graph, plan(graph, **options)), Analytic(CPU_CORE))
     assert max(slot.memory.activations for slot in kept.slots) > memory
+
+
+# --- what a stage keeps of its forward, block by block ------------------------------------------
+
+
+def two_layers():
+    """Two layers of exp and neg, whose backward reads what both make; and a scale for both."""
+    made = Slots(1)
+    x = made.input("d0")
+    scale = made.call("d0", F0, "sigmoid.default", x)
+    inside = []
+    for _ in range(2):
+        made.border("d0", F0)
+        inside.append(made.call("d0", F0, "exp.default", x))
+        x = made.call("d0", F0, "mul.Tensor", inside[-1], scale)
+    for value in (x, *reversed(inside)):
+        made.call("d0", B0, "mul.Tensor", value, scale)
+    return made
+
+
+def names(stage, value_ids):
+    return sorted(stage.graph.values[value_id].name for value_id in value_ids)
+
+
+def test_a_stage_is_seen_in_blocks():
+    (stage,) = stages_of(two_layers().localized())
+    assert [len(block.nodes) for block in stage.blocks] == [1, 2, 2]
+    assert [names(stage, block.needed) for block in stage.blocks] == [
+        ["sigmoid"],
+        ["exp"],
+        ["exp__1", "mul__1"],
+    ]
+
+
+def test_what_crosses_from_block_to_block_is_kept():
+    (stage,) = stages_of(two_layers().localized())
+    assert [names(stage, block.fixed) for block in stage.blocks] == [["sigmoid"], ["mul"], []]
+    found = [demand(block, ()) for block in stage.blocks]
+    assert [names(stage, one.kept) for one in found] == [["sigmoid"], ["x"], ["mul", "sigmoid"]]
+    assert [len(one.again) for one in found] == [0, 1, 2]
+
+
+def test_what_is_kept_needs_nothing_done_again():
+    (stage,) = stages_of(two_layers().localized())
+    found = demand(stage.blocks[1], stage.blocks[1].needed)
+    assert (names(stage, found.kept), found.again) == (["exp"], ())
+
+
+def test_what_depends_on_a_renewed_constant_is_kept():
+    made = Slots(1)
+    count = made.stored("d0", "count")
+    y = made.call("d0", F0, "mul.Tensor", made.input("d0"), count)
+    z = made.call("d0", F0, "exp.default", y)
+    made.update("d0", count, made.call("d0", F0, "neg.default", count))
+    made.call("d0", B0, "neg.default", z)
+    (stage,) = stages_of(made.localized())
+    found = demand(stage.blocks[0], ())
+    assert names(stage, found.kept) == ["mul"]
+
+
+def test_bytes_count_views_of_one_tensor_once():
+    made = Slots(1)
+    y = made.call("d0", F0, "exp.default", made.input("d0"))
+    view = made.call("d0", F0, "view.default", y, [2, 8])
+    for value in (y, view):
+        made.call("d0", B0, "neg.default", value)
+    (stage,) = stages_of(made.localized())
+    assert stage.kept_bytes(demand(block, block.needed) for block in stage.blocks) == 64
+
+
+# --- the minimum cut against every choice there is ----------------------------------------------
+
+
+def layer(width):
+    """Two products with cheap operators around them, and all that their backward reads."""
+    builder = Builder("layer")
+    x = builder.input("x", (16, width))
+    weights = [builder.input(f"w{i}", (width, width)) for i in range(2)]
+    made = [builder.call("aten.mm.default", x, weights[0])]
+    made.append(builder.call("aten.relu.default", made[-1]))
+    made.append(builder.call("aten.view.default", made[-1], [4, 4, width]))
+    made.append(builder.call("aten.view.default", made[-1], [16, width]))
+    made.append(builder.call("aten.mm.default", made[-1], weights[1]))
+    made.append(builder.call("aten.tanh.default", made[-1]))
+    made.append(builder.call("aten.add.Tensor", made[-1], x))
+    needed = dict.fromkeys(value.id for value in (made[1], made[3], made[4], made[5]))
+    return builder.graph, LayerActivations(list(builder.graph.nodes), {made[6].id}, needed)
+
+
+def cost(graph, block, kept, price):
+    found = demand(block, kept)
+    own = {v for node in block.nodes for v in node.outputs} - block.fixed
+    bytes_kept = sum(graph.values[v].nbytes for v in found.kept & own)
+    return price * bytes_kept + sum(node_work(graph, node) for node in found.again)
+
+
+@pytest.mark.parametrize("width", [8, 64])
+@pytest.mark.parametrize("price", [0.5, 4, 16, 64, 1024])
+def test_it_costs_as_little_as_any_choice(width, price):
+    graph, block = layer(width)
+    own = [v for node in block.nodes for v in node.outputs if v not in block.fixed]
+    choices = chain.from_iterable(combinations(own, n) for n in range(len(own) + 1))
+    best = min(cost(graph, block, choice, price) for choice in choices)
+    assert cost(graph, block, kept_at(graph, block, price), price) == best
+
+
+def test_cheap_operators_are_done_again_before_products():
+    """Of a product and what a cheap operator makes of it, the one is kept that is read."""
+    graph, block = layer(512)
+    names = {v: graph.values[v].name for v in graph.values}
+    kept = {names[v] for v in kept_at(graph, block, 64)}
+    assert kept == {"relu", "mm__1"}
+    assert kept_at(graph, block, 2.0**30) == frozenset()
