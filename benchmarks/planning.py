@@ -43,6 +43,8 @@ NVLINK = Links.of(Link(5e-6, 250e9), Link(5e-6, 250e9), 10e-6)
 INFINIBAND = Links.of(Link(10e-6, 20e9), Link(10e-6, 20e9), 20e-6)
 A100 = DEVICES["A100-80GB"]
 UNLIMITED = 10**15
+MICROBATCHES = 64
+"""Captured batches that a step takes where nothing says how many."""
 CLUSTER = Path(__file__).with_name("a100x8.yaml")
 
 
@@ -174,7 +176,7 @@ def planned_llama(layers: int) -> Timed:
 
 
 def planned(graph: IRGraph, cluster: Cluster) -> str:
-    explanation = sw.plan(graph, cluster, "auto").explanation
+    explanation = sw.plan(graph, cluster, "auto", microbatches=MICROBATCHES).explanation
     assert explanation is not None
     return explanation.plan
 
@@ -292,7 +294,7 @@ class SpeedUp(NamedTuple):
     times: float
 
 
-def speed_up(graph: IRGraph, cluster: Cluster, microbatches: int | None = None) -> SpeedUp:
+def speed_up(graph: IRGraph, cluster: Cluster, microbatches: int) -> SpeedUp:
     """The best plan on a cluster against one of its slots, with memory without end."""
     made = sw.plan(graph, cluster, "auto", microbatches=microbatches)
     endless = Cluster.of(1, device=msgspec.structs.replace(cluster.device, memory=UNLIMITED))
@@ -301,7 +303,7 @@ def speed_up(graph: IRGraph, cluster: Cluster, microbatches: int | None = None) 
     return SpeedUp(made, alone.per_microbatch / made.prediction.per_microbatch)
 
 
-def promises(cluster: Cluster, name: str, microbatches: int | None) -> None:
+def promises(cluster: Cluster, name: str, microbatches: int) -> None:
     """What is predicted on a cluster against one of its slots."""
     device, count = cluster.device, len(cluster.devices)
     table = Table(
@@ -329,7 +331,7 @@ def promises(cluster: Cluster, name: str, microbatches: int | None) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--microbatches", type=int, help="of a step; chosen by default")
+    parser.add_argument("--microbatches", type=int, help="of a step", default=MICROBATCHES)
     parser.add_argument("--cluster", type=Path, default=CLUSTER, help="file to predict on")
     parser.add_argument("--only", choices=("times", "promises"))
     options = parser.parse_args()

@@ -1,11 +1,23 @@
 """The benchmark of predictions: what it compares, and what it writes."""
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from benchmarks import prediction
-from benchmarks.prediction import CLUSTERS, MESHES, Contest, Pair, Step, contests, main, pairs
+from benchmarks.prediction import (
+    CLUSTERS,
+    MESHES,
+    TOO_LOW,
+    WITHIN,
+    Contest,
+    Pair,
+    Step,
+    contests,
+    main,
+    pairs,
+)
 
 
 def small():
@@ -23,6 +35,14 @@ def test_each_mesh_is_predicted_and_simulated(monkeypatch):
     assert len(found) == len(MESHES)
     assert {pair.cluster for pair in found} == set(CLUSTERS)
     assert all(value > 0 for pair in found for value in (*pair.seconds, *pair.nbytes))
+
+
+@pytest.mark.parametrize("name", ["MLP, SGD", "ResNet, AdamW", "GPT, 4 layers, SGD"])
+def test_predictions_keep_to_their_bounds(name):
+    """Time within 10% but for one pair of all, memory never more than 2% too low."""
+    offs = [pair.off for pair in pairs([name])]
+    assert sum(abs(time) > WITHIN for time, _ in offs) <= (name == "ResNet, AdamW")
+    assert all(memory >= TOO_LOW for _, memory in offs)
 
 
 def test_the_search_is_held_against_partitioners(monkeypatch):

@@ -1,4 +1,4 @@
-"""What a node's backward reads of its forward, by the recorded backward of its call.
+"""What a backward reads of its forward, and has in hand, by the recorded backward of a call.
 
 A value stands for what it is a view of; what is stored may be among what is read, since parameters
 are there anyway.
@@ -6,7 +6,8 @@ are there anyway.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from shardwright.autodiff.backward import BackwardGraph, backward_of
 from shardwright.costs.operations import FREE
@@ -29,77 +30,10 @@ def saved_for_backward(
     return tuple(dict.fromkeys(bases.get(value_id, value_id) for value_id in read))
 
 
-def saved_beside(graph: IRGraph, node: IRNode, needing: Collection[int]) -> int:
-    """The bytes that a node's backward reads of what are none of its inputs and outputs."""
-    found = backward_of(graph, node, needing, ())
-    return found.saved if found is not None else 0
-
-
-def weight_residuals(
-    view: IRGraph, trained: Collection[int], needing: Collection[int], bases: Mapping[int, int]
-) -> Iterator[tuple[int, int, int, int]]:
-    """What a slot holds between a backward and its weight gradients (zero bubble).
-
-    Rows: a number for what is held, the position of the node, the value there, whole bytes. Held
-    are what gradients of parameters read that are made apart from others (those of a norm are not),
-    and gradients of what nodes make; values with the same gradient have the same number.
-    """
-    stored = {v for v in needing if bases.get(v, v) in trained}
-    found = [backward_of(view, node, needing, stored) for node in view.nodes]
-    position = {node.id: i for i, node in enumerate(view.nodes)}
-    beyond = max(view.values, default=0) + 1
-    for i, (node, backward) in enumerate(zip(view.nodes, found, strict=True)):
-        if backward is None or not backward.late:
-            continue
-        for value_id in _values(node, backward, late=True):
-            base = view.values[bases.get(value_id, value_id)]
-            if not base.is_stored:
-                yield base.id, i, value_id, base.nbytes
-        for what, number in backward.reads(late=True):
-            if what == "gradient":
-                value_id = node.outputs[backward.gets[number]]
-                same = _passed_on(view, found, position, value_id)
-                yield beyond + same, i, value_id, view.values[value_id].nbytes
-
-
-def _values(node: IRNode, found: BackwardGraph, *, late: bool = False) -> Iterator[int]:
-    for what, number in found.reads(late=late):
+def _values(node: IRNode, found: BackwardGraph) -> Iterator[int]:
+    for what, number in found.reads():
         if what in ("input", "output"):
             yield (node.inputs if what == "input" else node.outputs)[number]
-
-
-def _passed_on(
-    view: IRGraph,
-    found: list[BackwardGraph | None],
-    position: Mapping[int, int],
-    value_id: int,
-) -> int:
-    """The last value that has this one's gradient."""
-    while True:
-        users = dict.fromkeys(view.values[value_id].users)
-        at = position[next(iter(users))] if len(users) == 1 else None
-        backward = found[at] if at is not None else None
-        if at is None or backward is None or len(view.nodes[at].outputs) != 1:
-            return value_id
-        if not _passes_on(backward, view.nodes[at].inputs.index(value_id)):
-            return value_id
-        value_id = view.nodes[at].outputs[0]
-
-
-def _passes_on(backward: BackwardGraph, number: int) -> bool:
-    """Whether an input's gradient is that of the output, seen otherwise at the most."""
-    if number not in backward.gives:
-        return False
-    values = backward.graph.values
-    nodes = {node.id: node for node in backward.early}
-    gradient = made = values[backward.gives[number]]
-    while gradient.producer is not None:
-        node = nodes.get(gradient.producer)
-        if node is None or not moves_nothing(backward.graph, node):
-            return False
-        gradient = values[node.inputs[0]]
-    read = backward.inputs[gradient.id]
-    return read is not None and read.what == "gradient" and gradient.nbytes == made.nbytes
 
 
 def view_bases(graph: IRGraph) -> dict[int, int]:
@@ -113,3 +47,54 @@ def view_bases(graph: IRGraph) -> dict[int, int]:
             base = bases.get(node.inputs[0], node.inputs[0])
             bases |= dict.fromkeys(node.outputs, base)
     return bases
+
+
+@lru_cache(maxsize=1 << 12)
+def same_gradient(found: BackwardGraph, value_id: int) -> int | None:
+    """Of which gradient that is read a gradient is a view, or that itself."""
+    values, makers = found.graph.values, {v: node for node in found.early for v in node.outputs}
+    size = values[value_id].nbytes
+    while value_id in makers and moves_nothing(found.graph, makers[value_id]):
+        value_id = makers[value_id].inputs[0]
+    read = found.inputs.get(value_id)
+    is_same = read is not None and read.what == "gradient" and values[value_id].nbytes == size
+    return read.number if read is not None and is_same else None
+
+
+@lru_cache(maxsize=1 << 13)
+def inner_bytes(found: BackwardGraph, sizes: tuple[int, ...], work: float) -> tuple[float, float]:
+    """The most bytes that B and W have in hand, beside what they read and give to other nodes."""
+    known = {v: float(sizes[number]) for v, number in found.sizes.items()}
+    early = _most_bytes(found, found.early, known, work, {*found.gives.values()})
+    return early, _most_bytes(found, found.late, known, work, set())
+
+
+def _most_bytes(
+    found: BackwardGraph,
+    nodes: Sequence[IRNode],
+    known: Mapping[int, float],
+    work: float,
+    given: set[int],
+) -> float:
+    """Of calls one after another; what they give out is not counted, nor is what adds in place."""
+    graph, base = found.graph, dict[int, int]()
+    last: dict[int, int] = {}
+    for i, node in enumerate(nodes):
+        seen = moves_nothing(graph, node)
+        for v in node.outputs:
+            base[v] = base.get(node.inputs[0], node.inputs[0]) if seen else v
+        last |= {base.get(v, v): i for v in (*node.inputs, *node.outputs)}
+    outside = {base.get(v, v) for v in given}
+    accumulated = {v for v, read in found.inputs.items() if read is None}
+    now = most = 0.0
+    ends: dict[int, list[float]] = {}
+    for i, node in enumerate(nodes):
+        if accumulated.isdisjoint(node.inputs):
+            for v in node.outputs:
+                if base[v] == v and v not in outside:
+                    nbytes = known.get(v, graph.values[v].nbytes / work)
+                    now += nbytes
+                    ends.setdefault(last[v], []).append(nbytes)
+        most = max(most, now)
+        now -= sum(ends.pop(i, ()))
+    return most

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from shardwright.lazy import import_lazily
 
 if TYPE_CHECKING:
+    from shardwright.costs.predict import Prediction
     from shardwright.planning.explain import Difference, difference
     from shardwright.planning.like import plan_beside
     from shardwright.planning.partition import Partition
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     )
     from shardwright.planning.plan import Assignment, Plan, SlotLoad, Split, Terms, TrainingPlan
     from shardwright.planning.policy import Policy, PolicyGraph, Resource
-    from shardwright.planning.predicted import Prediction
-    from shardwright.planning.prediction.predict import predict
+    from shardwright.planning.predict import predict
     from shardwright.planning.step import PreparedStep, as_step
 
 __all__ = [

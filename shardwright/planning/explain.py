@@ -21,8 +21,8 @@ from typing import NamedTuple
 import msgspec
 
 from shardwright.clusters.cluster_file import device_text, links_text
+from shardwright.costs.predict import Prediction
 from shardwright.planning.plan import Assignment, Plan, Split, Terms
-from shardwright.planning.predicted import Prediction
 
 MANY = 4
 """Of more slots than these only the first and the last are named."""

@@ -20,13 +20,13 @@ from pathlib import Path
 import msgspec
 
 from shardwright.clusters import Cluster, Mesh
+from shardwright.costs.predict import ITEMS, Prediction
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.dropout import DROPOUT
 from shardwright.ir.repeats import fingerprint
 from shardwright.ir.tensor_meta import count_text
 from shardwright.planning.plan_file import read_plan, write_plan
-from shardwright.planning.predicted import ITEMS, Prediction
 from shardwright.schedules import make_schedule, simulate
 from shardwright.sharding.strategy import Split as Split
 from shardwright.sharding.strategy import Terms as Terms

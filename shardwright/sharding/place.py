@@ -144,7 +144,8 @@ def _losses(view: IRGraph, required: frozenset[int]) -> frozenset[int]:
 # --- what was placed ------------------------------------------------------------------------------
 
 
-Phase = Literal["forward", "backward", "once"]
+Phase = Literal["forward", "updates", "backward", "once"]
+"""``updates`` are new contents of stored values, behind the forward that makes them."""
 
 
 class Move(NamedTuple):
@@ -348,7 +349,7 @@ class _Walk:
         for old, new in view.updates.items():
             for wanted in self.held.get(old, ()):
                 if new in self.outline.makers:
-                    self._bring(new, wanted, "forward")
+                    self._bring(new, wanted, "updates")
 
     def _has_terms(self, placements: Placements) -> bool:
         return bool(Layout(placements).partial_axes(self.mesh))

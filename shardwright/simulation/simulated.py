@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from shardwright.costs.predict import SlotMemory
 from shardwright.engine.timeline import Event, Timeline
-from shardwright.planning.prediction.memory import SlotMemory
 
 
 class Wait(msgspec.Struct, frozen=True):

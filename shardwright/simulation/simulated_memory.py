@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from shardwright.costs.predict import SlotMemory
 from shardwright.engine.program import SlotProgram
 from shardwright.pipeline.schema import TensorInfo
-from shardwright.planning.prediction.memory import SlotMemory
 
 ITEMS = tuple(name for name in SlotMemory.__struct_fields__ if name != "updated")
 

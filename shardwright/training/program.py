@@ -17,8 +17,8 @@ from torch import Tensor
 from shardwright.errors import CaptureError, InputError, PlanError
 from shardwright.ir import IRGraph
 from shardwright.ir.structure import Call, describe_arguments, rebuild_call
+from shardwright.planner import AUTO
 from shardwright.planner import plan as make_plan
-from shardwright.planner.auto import AUTO
 from shardwright.planning import Plan
 from shardwright.planning.plan import check_belongs
 from shardwright.planning.step import mixing_notes

@@ -13,8 +13,7 @@ from shardwright.cli.userfiles import Example, TrainingProgram, UserFiles, plan_
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.pipeline.schema import DeviceKind
-from shardwright.planner.auto import AUTO
-from shardwright.planner.make import POLICIES
+from shardwright.planner import AUTO, POLICIES
 from shardwright.planning import Plan
 from shardwright.planning.options import RECOMPUTE
 from shardwright.planning.partitioners import PARTITIONERS

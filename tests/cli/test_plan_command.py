@@ -10,7 +10,7 @@ from typer.main import get_command
 
 from shardwright.cli.app import app
 from shardwright.pipeline import Pipeline
-from shardwright.planner.auto import AUTO
+from shardwright.planner import AUTO
 from shardwright.planning import Plan
 from shardwright.planning.partitioners import PARTITIONERS
 from tests.cli.commands import refused, succeed

@@ -3,13 +3,8 @@
 import pytest
 import torch
 
-from shardwright.autodiff.needed import needing_gradients
-from shardwright.costs.saved import (
-    saved_beside,
-    saved_for_backward,
-    view_bases,
-    weight_residuals,
-)
+from shardwright.autodiff.backward import backward_of
+from shardwright.costs.saved import saved_for_backward, view_bases
 from shardwright.ir import Builder, resolve
 from shardwright.ir.operators import split_call
 from shardwright.ir.tensor_meta import dtype_name
@@ -86,14 +81,14 @@ def test_what_each_gradient_reads(row):
                 for name in names.split()
             }
             assert set(saved_for_backward(graph, node, {value_id}, {})) == read
-    assert saved_beside(graph, node, node.inputs) == pytest.approx(beside, abs=16)
+    found = backward_of(graph, node, node.inputs, ())
+    assert found.saved == pytest.approx(beside, abs=16)
 
 
 def test_what_has_no_gradient_to_give_saves_nothing():
     graph, node = graph_of("cdist.default", real(3, 4), real(2, 4))
     assert set(saved_for_backward(graph, node, node.inputs, {})) == {*node.inputs, *node.outputs}
     assert saved_for_backward(graph, node, (), {}) == ()
-    assert saved_beside(graph, node, ()) == 0
 
 
 def test_a_view_stands_for_what_it_is_a_view_of():
@@ -143,22 +138,3 @@ def test_dropout_draws_its_mask_again_and_keeps_none():
     assert saved_for_backward(graph, graph.nodes[0], {x.id, *graph.nodes[0].outputs}, {}) == (
         step.id,
     )
-
-
-def test_gradients_of_parameters_that_are_made_apart_read_the_other_factor():
-    """A norm's come out of one pass with that of what it is given, so nothing waits for them."""
-    builder = Builder("model")
-    x = builder.input("x", (2, 4))
-    first, weight = (builder.param(name, torch.ones(4, 4)) for name in ("first", "weight"))
-    scale = builder.param("scale", torch.ones(4))
-    made = builder.call("aten.linear.default", x, first)
-    normal = builder.call("aten.layer_norm.default", made, [4], scale)
-    graph = builder.graph
-    builder.call("aten.linear.default", normal, weight)
-    trained = {first.id, weight.id, scale.id}
-    rows = [*weight_residuals(graph, trained, needing_gradients(graph, trained), {})]
-    assert [(i, value_id) for _, i, value_id, _ in rows if value_id in (x.id, normal.id)] == [
-        (0, x.id),
-        (2, normal.id),
-    ]
-    assert {i for _, i, _, _ in rows} == {0, 2}

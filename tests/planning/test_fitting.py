@@ -6,8 +6,7 @@ import pytest
 
 from shardwright.clusters import Cluster, DeviceModel
 from shardwright.errors import PlanError
-from shardwright.planner import plan
-from shardwright.planner.make import POLICIES
+from shardwright.planner import POLICIES, plan
 from shardwright.planning import predict
 from tests.graphs import language_model
 from tests.steps import language_step

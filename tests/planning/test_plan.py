@@ -3,8 +3,7 @@ import pytest
 
 from shardwright.errors import PlanError
 from shardwright.ir import Builder
-from shardwright.planner import plan
-from shardwright.planner.make import POLICIES
+from shardwright.planner import POLICIES, plan
 from shardwright.planning import Assignment, Plan
 from shardwright.planning.plan import assignments, check_belongs, fingerprint_graph
 from tests.graphs import language_model

@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from shardwright.clusters import CPU_CORE, Cluster, Link, Links
-from shardwright.planner import plan
-from shardwright.planner.make import POLICIES
+from shardwright.planner import POLICIES, plan
 from shardwright.planning import Plan
 from shardwright.planning.explain import Change, difference
 from shardwright.planning.plan import Copy, Split, Terms

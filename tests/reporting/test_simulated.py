@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shardwright.planning.prediction.memory import SlotMemory
+from shardwright.costs.predict import SlotMemory
 from shardwright.reporting import simulated_memory_table, simulation_table
 from shardwright.simulation.simulated import SlotSimulation, StepSimulation, Wait
 

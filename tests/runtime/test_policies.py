@@ -11,8 +11,7 @@ from shardwright.building import build
 from shardwright.ir import IRGraph
 from shardwright.pipeline import Pipeline
 from shardwright.pipeline import check as check_file
-from shardwright.planner import plan
-from shardwright.planner.make import POLICIES
+from shardwright.planner import POLICIES, plan
 from shardwright.planning import Plan
 from shardwright.planning.partitioners import PARTITIONERS
 from shardwright.runtime import verify

@@ -1,18 +1,19 @@
-"""The forms of one graph that are planned, each made once: taken apart, as a step, as a `Forward`.
+"""The forms of one graph that are planned, each made once.
 
-Comes in: a model or training step. Goes out: its steps, by the fused products that are taken apart,
-by the number of microbatches and by that of data shards, and what is planned of each. What always
-holds: a step is what `as_step` gives; where it would give the same for two numbers, it is one.
+With fused products taken apart, as a step of so many microbatches and data shards, as the forward
+that is placed. A step is what `as_step` gives; where it would give the same for two numbers, it is
+one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from shardwright.costs.placed import Forward
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.graph import is_step
 from shardwright.planning.plan import fingerprint_graph
-from shardwright.planning.prediction.source import Forward
+from shardwright.planning.predict import forward_of_step
 from shardwright.planning.step import (
     PreparedStep,
     as_step,
@@ -31,7 +32,7 @@ _Key = tuple[Positions, int, int]
 
 
 @dataclass(slots=True)
-class Sources:
+class GraphForms:
     """A graph's forms, as they are asked for."""
 
     graph: IRGraph
@@ -98,10 +99,8 @@ class Sources:
 
     def _made_ready(self, key: _Key) -> Forward:
         if not self.training:
-            apart = self.apart(key[0])
-            return Forward(apart, apart, frozenset(), training=False)
-        step = self.step(*key)
-        return Forward(step.graph, step.view, step.prepare, training=True)
+            return Forward(self.apart(key[0]), self.apart(key[0]))
+        return forward_of_step(self.step(*key))
 
     def _key(self, positions: Positions, microbatches: int, shards: int) -> _Key:
         if self._has_quotients is None:

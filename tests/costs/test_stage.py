@@ -12,15 +12,15 @@ from shardwright.building.recompute import demand, stages_of
 from shardwright.building.update import localize_step
 from shardwright.clusters import Cluster
 from shardwright.costs.cost import Analytic
+from shardwright.costs.stage import stage_tasks
 from shardwright.planner import plan
 from shardwright.planning.assemble import step_of
-from shardwright.planning.prediction.spreading import spread_of_plan
-from shardwright.planning.prediction.sums import sums_of
+from shardwright.planning.predict import forward_of, placed_plan
 from shardwright.planning.step import with_prepared
 from shardwright.planning.step_graph import forward_view
 from shardwright.schedules.held import waits_inside
 from shardwright.tracing import compile_ir
-from tests.planning.automatic.test_auto import random_step
+from tests.planning.test_search import random_step
 from tests.steps import image_step
 
 LOSSES = [
@@ -61,15 +61,17 @@ def cuts(graph, made):
 def check(graph, made):
     """All that is kept is as predicted, what must be is no more; and whether slots wait inside."""
     cluster = Cluster((made.devices,))
-    found = spread_of_plan(graph, made, cluster, Analytic(cluster.device))
-    sums = sums_of(found.spread, found.staged.stages, len(found.staged.placement))
+    found = placed_plan(forward_of(graph, made), made, cluster, Analytic(cluster.device))
+    cut = found.placed, found.stages, len(found.placement)
+    tasks, every = (
+        stage_tasks(*cut, apart=False, again=again) for again in (None, found.placed.again)
+    )
     for stage in stages_of(localize_step(step_of(graph, made), made)):
         kept = stage.kept_bytes(demand(block, block.needed) for block in stage.blocks)
         least = stage.kept_bytes(demand(block, ()) for block in stage.blocks)
-        assert sums.saved[stage.stage] == pytest.approx(kept, rel=0.01, abs=16)
-        predicted = min(sums.crossing[stage.stage], sums.saved[stage.stage])
-        assert predicted >= 0.99 * min(least, kept) - 16
-        waits = waits_inside(sums.fetched[stage.stage], sums.saved[stage.stage])
+        assert tasks.kept[stage.stage] == pytest.approx(kept, rel=0.01, abs=16)
+        assert every.kept[stage.stage] >= 0.99 * min(least, kept) - 16
+        waits = waits_inside(tasks.brought[stage.stage], tasks.kept[stage.stage])
         assert waits == waits_inside(stage.brought, kept)
 
 

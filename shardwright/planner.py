@@ -1,36 +1,61 @@
-"""`plan`: from a graph and a number of slots to a Plan, by a policy or over a mesh."""
+"""`plan`: from a graph and a number of slots to a Plan, by a policy, over a mesh, or by search.
+
+The plan by search (``auto``) is the fastest candidate of `planning.search`; where several are
+predicted to take about as long, these are built and simulated, and the fastest by simulation is the
+plan. With it come its prediction and what it was compared with.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import msgspec
 
 from shardwright.building.build import without_weights
 from shardwright.clusters import Cluster
 from shardwright.costs.cost import Analytic, Costs
+from shardwright.costs.predict import SlotMemory
 from shardwright.costs.profile import Profile
-from shardwright.errors import PlanError
+from shardwright.costs.step_time import order_of
+from shardwright.errors import PlanError, ShardwrightError
 from shardwright.ir import IRGraph
-from shardwright.ir.graph import is_step
-from shardwright.planner.auto import AUTO, auto_plan
+from shardwright.ir.graph import is_step, without_collection
+from shardwright.ir.tensor_meta import count_text
 from shardwright.planning.assemble import make_plan
-from shardwright.planning.automatic.candidates import Asked
-from shardwright.planning.mesh_plan import PlanMachines, plan_by_partition, plan_over_mesh
+from shardwright.planning.mesh_plan import (
+    PlanMachines,
+    plan_by_partition,
+    plan_over_mesh,
+    training_plan,
+)
 from shardwright.planning.options import StepOptions, check_count, check_devices, check_graph
 from shardwright.planning.partitioners import PARTITIONERS
-from shardwright.planning.pipeline import pipeline
-from shardwright.planning.plan import Plan
+from shardwright.planning.pipeline import measure_work, pipeline
+from shardwright.planning.plan import Assignment, Explanation, Plan, assignments
 from shardwright.planning.policy import Policy, by_policy, policy_name
-from shardwright.planning.predicted import SlotMemory
-from shardwright.planning.prediction.predict import predict
-from shardwright.planning.rules import AXES, PIPELINE
+from shardwright.planning.predict import predict
+from shardwright.planning.reasons import alternatives, done_whole, split_reasons
+from shardwright.planning.rules import AXES, DATA, PIPELINE, batch_rows, whole_notes
+from shardwright.planning.search import Candidate, PlanSearch
+from shardwright.planning.shapes import PlacedShapes
+from shardwright.planning.step import check_one_backward
 from shardwright.simulation.simulate import simulate
 
 __all__ = ["POLICIES", "plan"]
 
+AUTO = "auto"
 POLICIES = (*AXES, *PARTITIONERS, AUTO)
+FEW_NODES = 200
+"""Candidates of graphs of more nodes are not simulated: building them takes longer than the search.
+A choice."""
+CLOSE = 1.03
+"""Candidates that are predicted to take up to this times the fastest are simulated: a prediction is
+rarely further off than a few percent (benchmarks/results/prediction.md)."""
+SIMULATED = 2
+"""So many at the most."""
 
 
 def plan(
@@ -69,7 +94,8 @@ def plan(
     The others are for training steps (`compile_ir`).
 
     microbatches
-        How many batches of the captured size a step takes: 1 by default.
+        How many batches of the captured size a step takes: 1 by default, for every policy. What is
+        captured is one of them, so that none is planned that the batch cannot be cut in.
     schedule, chunks
         The order of work of the pipeline's ranks (`shardwright.schedules`), ``1f1b`` by default,
         and how many virtual stages each has: as many as the schedule has by default.
@@ -83,8 +109,16 @@ def plan(
     Raises PlanError where that cannot be done, where a cluster's slots have too little memory for
     it, GraphError where the graph is none (`IRGraph.check`), and what a policy function raises.
     """
-    asked = Asked(microbatches, schedule, chunks, recompute, memory, zero)
-    made = _made(graph, devices, policy, mesh, profile, asked)
+    options = {
+        "microbatches": microbatches,
+        "schedule": schedule,
+        "chunks": chunks,
+        "recompute": recompute,
+        "memory": memory,
+        "zero": zero,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    made = _made(graph, devices, policy, mesh, profile, given)
     if not isinstance(devices, Cluster):
         return msgspec.structs.replace(made, cluster=Cluster((made.devices,)))
     if policy != AUTO:
@@ -98,7 +132,7 @@ def _made(
     policy: str | Policy,
     mesh: Mapping[str, int] | None,
     profile: Profile | Costs | None,
-    asked: Asked,
+    given: Mapping[str, Any],
 ) -> Plan:
     check_graph(graph)
     graph.check()
@@ -107,15 +141,15 @@ def _made(
             f"the graph {graph.name!r} has no nodes, it gives back its inputs: there is nothing to "
             "plan"
         )
-    options = asked.options()
+    options = StepOptions(**given)
     training = is_step(graph)
     if not training and options != StepOptions():
         raise PlanError(
-            f"the graph {graph.name!r} is no training step, but {_given(options)} is for one; "
+            f"the graph {graph.name!r} is no training step, but {_first(given)} is for one; "
             "capture a step with compile_ir, or leave it out"
         )
     if policy == AUTO:
-        return auto_plan(graph, _cluster(devices, mesh), _costs(profile), asked, simulated_seconds)
+        return auto_plan(graph, _cluster(devices, mesh), _costs(profile), given, simulated_seconds)
     if profile is not None and policy not in PARTITIONERS:
         raise PlanError(
             f"a profile is for policy='auto' and for {', '.join(PARTITIONERS)}; {policy!r} counts "
@@ -138,13 +172,10 @@ def _made(
     return plan_over_mesh(graph, axes, label, names, options)
 
 
-def _given(options: StepOptions) -> str:
+def _first(given: Mapping[str, Any]) -> str:
     """The first option that is not the default, as it is written."""
     default = StepOptions()
-    for name in StepOptions.__slots__:
-        if getattr(options, name) != getattr(default, name):
-            return f"{name}={getattr(options, name)!r}"
-    raise AssertionError("all options have their defaults")
+    return next(f"{k}={v!r}" for k, v in given.items() if v != getattr(default, k))
 
 
 def _plan_by_policy(
@@ -211,6 +242,130 @@ def _axes(devices: int | None, policy: str, mesh: Mapping[str, int] | None) -> M
             "as many"
         )
     return mesh
+
+
+# --- by search ------------------------------------------------------------------------------------
+
+
+Simulate = Callable[[IRGraph, Plan, Costs, Cluster], float]
+"""Seconds of a plan for each batch of the captured size."""
+
+
+@without_collection()
+def auto_plan(
+    graph: IRGraph,
+    cluster: Cluster,
+    costs: Costs | None = None,
+    given: Mapping[str, Any] | None = None,
+    simulate: Simulate | None = None,
+) -> Plan:
+    """The fastest plan for a graph on a cluster: by ``simulate`` where given, else by prediction.
+
+    ``given`` are options that are not searched for. Raises PlanError where no plan fits, with what
+    is missing in the nearest.
+    """
+    given = dict(given or {})
+    _check_given(given)
+    graphs = PlacedShapes(
+        graph, cluster, costs or Analytic(cluster.device), given.get("microbatches", 1)
+    )
+    if graphs.training:
+        check_one_backward(graph)
+    search = PlanSearch(graphs, cluster, given)
+    found = search.run()
+    refused = [f"{shape}: {why}" for shape, why in search.refused.items()]
+    if simulate is not None and len(graph.nodes) <= FEW_NODES:
+        found = _reranked(search, found, simulate, refused)
+    return _explained(search, found, refused)
+
+
+def _check_given(given: Mapping[str, Any]) -> None:
+    """Raise PlanError for what is not to be had on any mesh."""
+    options = StepOptions(**given)
+    options.check({DATA: 2})
+    if options.chunks is not None and (type(options.chunks) is not int or options.chunks < 1):
+        raise PlanError(f"chunks must be a number from 1 up, found {options.chunks!r}")
+    if "schedule" in given:
+        options.schedule_on(2)
+
+
+def _reranked(
+    search: PlanSearch, found: Sequence[Candidate], simulate: Simulate, refused: list[str]
+) -> list[Candidate]:
+    """The candidates by simulation: the first few, where they are about as fast."""
+    close = [one for one in found[:SIMULATED] if one.seconds <= CLOSE * found[0].seconds]
+    if not close[1:]:
+        return [*found]
+    ranked = [_simulated(search, one, simulate, refused) for one in close]
+    ranked.sort(key=lambda one: one.simulated)
+    return [*ranked, *found[len(close) :]]
+
+
+def _simulated(
+    search: PlanSearch, found: Candidate, simulate: Simulate, refused: list[str]
+) -> Candidate:
+    """The candidate with its simulated time; infinite, and noted, where it cannot be built."""
+    plan = msgspec.structs.replace(write_plan(search, found), cluster=search.cluster, notes=())
+    try:
+        seconds = simulate(search.graphs.graph, plan, search.graphs.costs, search.cluster)
+    except ShardwrightError as error:
+        refused.append(f"{found}: it cannot be built: {error}")
+        seconds = math.inf
+    return replace(found, simulated=seconds)
+
+
+def _explained(search: PlanSearch, found: Sequence[Candidate], refused: Sequence[str]) -> Plan:
+    """The plan of the first candidate with its prediction, and with what it is compared with."""
+    best, source = found[0], found[0].placed.source
+    chosen = write_plan(search, best)
+    assigned = list(assignments(chosen, len(source.view.nodes)))
+    explanation = Explanation(
+        plan=str(best),
+        rows=batch_rows(search.graphs.graph),
+        others=alternatives(best, found[1:]),
+        refused=tuple(refused),
+        splits=split_reasons(source, assigned, best.placed.reasons),
+        whole=done_whole(source, assigned),
+        simulated=best.simulated if math.isfinite(best.simulated) else 0.0,
+    )
+    return msgspec.structs.replace(
+        chosen, prediction=best.estimate.prediction(), explanation=explanation
+    )
+
+
+def write_plan(search: PlanSearch, found: Candidate) -> Plan:
+    """What was found as a plan of the graph."""
+    graphs, options, shape = search.graphs, found.options, found.shape
+    apart, unfused = graphs.apart(shape)
+    meshes, splits = shape.ranks(search.cluster), found.placed.splits
+    devices = [device for mesh in meshes for device in mesh.devices]
+    order = order_of(options.schedule, len(meshes), options.microbatches, options.chunks)
+    assigned = [
+        Assignment(meshes[order.schedule.placement[stage]], split)
+        for stage, split in zip(found.stages.tolist(), splits, strict=True)
+    ]
+    fingerprint = graphs.forms.fingerprint
+    if graphs.training:
+        step = graphs.forms.step(unfused, options.microbatches, shape.shards)
+        work = measure_work(step, step.view, options.microbatches)
+        notes = [
+            *whole_notes(step.view, splits),
+            *graphs.forms.mixing_notes(unfused, options.microbatches, shape.shards),
+        ]
+        made = make_plan(
+            step.view, AUTO, devices, assigned, notes, work=work, fingerprint=fingerprint
+        )
+        training = training_plan(options, order.schedule, meshes, found.stages.tolist(), work)
+        made = msgspec.structs.replace(made, training=training)
+    else:
+        notes = whole_notes(apart, splits)
+        made = make_plan(apart, AUTO, devices, assigned, notes, fingerprint=fingerprint)
+        made = msgspec.structs.replace(made, stages=tuple(found.stages.tolist()))
+    idle = len(search.cluster.devices) - len(devices)
+    if idle:
+        said = f"{count_text(idle, 'slot')} {'has' if idle == 1 else 'have'} nothing to do"
+        made = msgspec.structs.replace(made, notes=(*made.notes, said))
+    return msgspec.structs.replace(made, unfused=unfused)
 
 
 # --- memory ---------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from shardwright.clusters import Cluster, DeviceModel
 from shardwright.errors import PlanError
 from shardwright.planner import plan
 from shardwright.planning.assemble import step_of
-from shardwright.planning.prediction.predict import predict
+from shardwright.planning.predict import predict
 from shardwright.planning.step import with_prepared
 from shardwright.planning.step_graph import forward_view
 from shardwright.schedules import KINDS

@@ -1,8 +1,7 @@
-"""Contiguous cuts of a spread forward in stages, by what the schedule makes of them.
+"""Contiguous cuts of a placed forward in stages: a few for each number of them.
 
-Comes in: a `Spread`, a number of stages, what else counts besides seconds a microbatch. Goes out:
-the stage of each node, for a few cuts: that whose slowest stage is fastest, and those in which the
-slowest takes a little longer and less is sent. Which of them is best, a schedule in time says.
+That whose slowest stage is fastest, and those in which the slowest takes a little longer and less
+is sent. Which of them is best, a schedule in time says (`costs.step_time`).
 
 Both are dynamic programs over positions: `_fastest` over the slowest stage (PipeDream's recurrence;
 Narayanan et al., 2019), `_fewest` over the seconds of messages under a bound on the slowest stage
@@ -15,19 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shardwright.clusters import Cluster
+from shardwright.costs.placed import Floats, Integers, PlacedCosts
 from shardwright.costs.worker_time import worker_seconds
-from shardwright.errors import PlanError
-from shardwright.planning.partition import Task
-from shardwright.planning.partitioners import by_metis
-from shardwright.planning.prediction.source import Floats, Integers, Pairs
-from shardwright.planning.prediction.spread import Spread
-from shardwright.planning.step import with_prepared
 
 POSITIONS = 192
 Table = NDArray[np.bool_]
@@ -53,7 +46,7 @@ class NodeLine:
         Seconds that the slot of a stage from each of them to each other is busy with messages.
     """
 
-    spread: Spread
+    placed: PlacedCosts
     at: Integers
     seconds: Floats
     stored: Floats
@@ -62,27 +55,29 @@ class NodeLine:
     sending: Floats
 
     @classmethod
-    def of(cls, spread: Spread, seconds: Floats, kept: Pairs, cluster: Cluster) -> NodeLine:
-        """The line of a forward whose nodes take these seconds and keep this."""
+    def of(cls, placed: PlacedCosts, seconds: Floats, cluster: Cluster, *, again: bool) -> NodeLine:
+        """The line of a forward whose nodes take these seconds, and keep as little as can be."""
         link = cluster.inside if len(cluster.hosts) == 1 else cluster.between
         bandwidth = link.send.bandwidth
         each = worker_seconds(cluster.device)
         count = len(seconds)
-        bytes_crossing = _crossing(spread, count)
-        first = len(spread.source.prepare)
+        bytes_crossing = _crossing(placed, count)
+        first = len(placed.source.prepare)
         at = _positions(bytes_crossing, first, count)
-        stored = first_readers(spread.stored, count)
-        extra = spread.gradient + spread.state
-        stored += first_readers(spread.stored._replace(size=extra), count)
-        activations = first_readers(kept, count)
+        held = placed.stored
+        sizes = held.size + held.gradient + held.state
+        stored = first_readers(held.number, held.node, sizes, count)
+        rows = placed.kept_rows(again=again)
+        number = placed.storage[rows]
+        activations = first_readers(number, placed.node[rows], placed.size[number], count)
         return cls(
-            spread,
+            placed,
             at,
             _before(seconds)[at],
             _before(stored)[at],
             _before(activations)[at],
             bytes_crossing[at] / bandwidth,
-            _sending(spread, at, each, 1 / bandwidth if cluster.device.kind == "cpu" else 0.0),
+            _sending(placed, at, each, 1 / bandwidth if cluster.device.kind == "cpu" else 0.0),
         )
 
 
@@ -113,27 +108,13 @@ def cuts(
 
 def stages_of_cut(line: NodeLine, chosen: Sequence[int]) -> Integers:
     """The stage of each node; what is done once a step has that of what reads it."""
-    source = line.spread.source
-    bounds = line.at[list(chosen)]
+    source = line.placed.source
+    bounds, readers = line.at[list(chosen)], source.outline.readers
     stages = np.searchsorted(bounds[1:], np.arange(len(source.view.nodes)), side="right")
     for i in sorted(source.prepare, reverse=True):
-        users = (u for v in source.view.nodes[i].outputs for u in source.view.values[v].users)
-        stages[i] = min((int(stages[source.position[user]]) for user in users), default=0)
+        users = (at for v in source.view.nodes[i].outputs for at, _ in readers.get(v, ()))
+        stages[i] = min((int(stages[at]) for at in users), default=0)
     return np.asarray(stages, dtype=np.int64)
-
-
-def side_by_side(spread: Spread, task: Task) -> Integers | None:
-    """METIS's stages where they are no cut of the line; None where they are, or do not fit.
-
-    A line is in the order of the graph's nodes, in which branches stand one after another.
-    """
-    try:
-        stages = by_metis(task).stages
-    except PlanError:
-        return None
-    if all(before <= behind for before, behind in pairwise(stages)):
-        return None
-    return np.array(with_prepared(spread.source.view, stages), dtype=np.int64)
 
 
 # --- sums -----------------------------------------------------------------------------------------
@@ -143,37 +124,37 @@ def _before(numbers: Floats) -> Floats:
     return np.concatenate([[0.0], np.cumsum(numbers)])
 
 
-def first_readers(pairs: Pairs, count: int) -> Floats:
+def first_readers(number: Integers, node: Integers, size: Floats, count: int) -> Floats:
     """Bytes of values at the first of ``count`` nodes that reads each."""
-    order = np.lexsort((pairs.node, pairs.number))
-    numbers = pairs.number[order]
-    first = order[np.flatnonzero(np.diff(numbers, prepend=-1))]
-    found = np.bincount(pairs.node[first], weights=pairs.size[first], minlength=count)
-    return found.astype(np.float64)
+    order = np.lexsort((node, number))
+    first = order[np.flatnonzero(np.diff(number[order], prepend=-1))]
+    return np.bincount(node[first], weights=size[first], minlength=count).astype(np.float64)
 
 
-def _crossing(spread: Spread, count: int) -> Floats:
+def _crossing(placed: PlacedCosts, count: int) -> Floats:
     """Bytes that cross in front of each node, and their gradients."""
-    passed, change = spread.passed, np.zeros(count + 2)
-    order = np.lexsort((-passed.node, passed.number))
-    last = order[np.flatnonzero(np.diff(passed.number[order], prepend=-1))]
-    size = passed.size[last] * (1.0 + spread.answered[last])
-    np.add.at(change, spread.made[last] + 1, size)
-    np.add.at(change, passed.node[last] + 1, -size)
+    passed, change = placed.passed, np.zeros(count + 2)
+    order = np.lexsort((-passed.reader, passed.value))
+    last = order[np.flatnonzero(np.diff(passed.value[order], prepend=-1))]
+    size = passed.size[last] * (1.0 + passed.has_gradient[last])
+    np.add.at(change, passed.maker[last] + 1, size)
+    np.add.at(change, passed.reader[last] + 1, -size)
     return np.cumsum(change)[: count + 1]
 
 
-def _sending(spread: Spread, at: Integers, each: float, a_byte: float) -> Floats:
+def _sending(placed: PlacedCosts, at: Integers, each: float, a_byte: float) -> Floats:
     """Seconds of messages, of a stage from each position to each other.
 
     Whoever sends and whoever takes is busy ``each`` second with a message, the sender ``a_byte``
     more for what is in it. A value that leaves is sent once; it is answered by its gradient.
     """
-    passed = spread.passed
-    order = np.lexsort((passed.node, passed.number))
-    number, made = passed.number[order], np.searchsorted(at, spread.made[order], side="right")
-    reader = np.searchsorted(at, passed.node[order], side="right")  # where a stage behind it begins
-    answered, moving = spread.answered[order], passed.size[order] * a_byte
+    passed = placed.passed
+    order = np.lexsort((passed.reader, passed.value))
+    number, made = passed.value[order], np.searchsorted(at, passed.maker[order], side="right")
+    reader = np.searchsorted(
+        at, passed.reader[order], side="right"
+    )  # where a stage behind it begins
+    answered, moving = passed.has_gradient[order], passed.size[order] * a_byte
     found = np.zeros((len(at) + 1, len(at) + 1))
 
     def add(begin: Integers, end: Integers, stop: Integers | int, seconds: Floats) -> None:

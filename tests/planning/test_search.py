@@ -1,5 +1,6 @@
 """The automatic planner: as fast as other plans, and legal."""
 
+import math
 import random
 
 import pytest
@@ -8,19 +9,15 @@ import torch
 from shardwright.building import build
 from shardwright.clusters import Cluster, DeviceModel, Link, Links, Mesh
 from shardwright.costs.cost import Analytic
+from shardwright.costs.predict import estimate
+from shardwright.costs.step_time import order_of
 from shardwright.errors import PlanError
 from shardwright.ir import Builder
-from shardwright.planner import plan
-from shardwright.planner.auto import auto_plan, write_plan
-from shardwright.planning.automatic.candidates import SCHEDULES, Asked, Candidate
-from shardwright.planning.automatic.search import PlanSearch
-from shardwright.planning.automatic.shapes import Shape
-from shardwright.planning.automatic.spreads import Spreads
+from shardwright.planner import auto_plan, plan, write_plan
 from shardwright.planning.options import StepOptions
-from shardwright.planning.prediction import predict as prediction
-from shardwright.planning.prediction.predict import estimate, predict
-from shardwright.planning.prediction.spreading import forward_of, spread_over
-from shardwright.planning.prediction.timing import order_of
+from shardwright.planning.predict import forward_of, placed_costs, predict
+from shardwright.planning.search import SCHEDULES, PlanSearch, Setting
+from shardwright.planning.shapes import PlacedShapes, Shape, shapes, variants
 from tests.graphs import language_model
 from tests.planning.projections import transformer
 from tests.steps import finish, image_step, language_step, trained
@@ -55,7 +52,7 @@ def random_step(seed, most):
 
 def by_prediction(graph, machines, **asked):
     """The plan that is predicted to be the fastest, where nobody builds those that are close."""
-    return auto_plan(graph, machines, asked=Asked(**asked))
+    return auto_plan(graph, machines, given=asked)
 
 
 def partitions(view, stages):
@@ -75,11 +72,11 @@ def partitions(view, stages):
     return extend([])
 
 
-def spread_whole(graph, machines, microbatches):
+def placed_whole(graph, machines, microbatches):
     source = forward_of(graph, plan(graph, 1, microbatches=microbatches))
     splits = [()] * len(source.view.nodes)
     mesh = Mesh((), (), machines.devices[:1])
-    return spread_over(source, mesh, splits, machines, Analytic(machines.device))
+    return placed_costs(source, mesh, splits, machines, Analytic(machines.device))
 
 
 def orders(machines, microbatches, nodes):
@@ -93,7 +90,7 @@ def orders(machines, microbatches, nodes):
 
 def slowly(graph, machines, microbatches):
     """The least time of a step over all partitions and schedules, one estimated after another."""
-    whole = spread_whole(graph, machines, microbatches)
+    whole = placed_whole(graph, machines, microbatches)
     view = whole.source.view
     assert not whole.source.prepare
     return min(
@@ -178,19 +175,6 @@ def test_little_memory_has_activations_computed_again():
     build(graph, made)
 
 
-@pytest.mark.parametrize(("memory", "fits"), [(10**9, True), (10**3, False)])
-def test_whether_anything_fits_is_asked_without_a_clock(monkeypatch, memory, fits):
-    laid = []
-    monkeypatch.setattr(prediction, "lay_out", lambda *args, **options: laid.append(args))
-    machines = cluster(2, memory=memory)
-    search = PlanSearch(
-        Spreads(language_step(), machines, Analytic(machines.device)), machines, Asked()
-    )
-    found = search._too_full(Candidate(Shape(2), "1f1b", 1, 4, 0))
-    assert (found is None) == fits
-    assert not laid
-
-
 def test_where_nothing_fits_it_says_what_lacks(step):
     with pytest.raises(PlanError) as caught:
         plan(step, cluster(2, memory=1000), "auto", microbatches=2)
@@ -230,30 +214,44 @@ def test_a_state_that_shall_be_dealt_out_needs_data_shards(step):
         build(step, made)
 
 
+def search_of(graph, machines, microbatches=1, **given):
+    graphs = PlacedShapes(graph, machines, Analytic(machines.device), microbatches)
+    return PlanSearch(graphs, machines, given)
+
+
 def test_splits_that_were_searched_for_build():
     graph = trained(transformer(2))
     machines = cluster(4)
-    search = PlanSearch(Spreads(graph, machines, Analytic(machines.device)), machines, Asked())
-    shape = Shape(2, (("tensor", 2),), best=True)
-    found = search.look(Candidate(shape, "1f1b", 1, 2, 0))
-    assert found is not None
-    made = write_plan(search.spreads, machines, found)
-    assert "with the best splits" in str(found.candidate)
-    assert predict(graph, made, machines).step_time == pytest.approx(
-        found.estimate.step_time, rel=1e-3
-    )
+    search = search_of(graph, machines, 2)
+    search._look(Setting(Shape(2, (("tensor", 2),), best=True), "1f1b", 1, 0), math.inf)
+    found = search.best
+    made = write_plan(search, found)
+    assert "with the best splits" in str(found)
+    assert predict(graph, made, machines).step_time == pytest.approx(found.seconds * 2, rel=1e-3)
     build(graph, made)
 
 
-def test_sums_of_gradients_weigh_by_how_many_microbatches_share_them():
-    machines = cluster(2)
-    spreads = Spreads(trained(transformer(2, batch=4)), machines, Analytic(machines.device))
-    shape = Shape(1, (("tensor", 2),), best=True)
-    few, many = (spreads.over(shape, count) for count in (2, 64))
+@pytest.mark.parametrize("microbatches", [1, 4])
+@pytest.mark.parametrize(
+    "make", [lambda: trained(transformer(2)), lambda: random_step(3, 8), image_step]
+)
+def test_no_bound_is_above_what_a_plan_takes(make, microbatches):
+    """Of every shape and schedule, and of each of its cuts; so the best is the best of all."""
+    graph, machines = make(), cluster(4)
+    every, search = (search_of(graph, machines, microbatches) for _ in range(2))
+    for shape in [one for s in shapes(machines) for one in (s, *variants(s))]:
+        for setting in every._settings(shape):
+            bound = every.bound(setting)
+            if not math.isinf(bound):
+                placed = every.graphs.on(shape)
+                for found in every._in_mode(setting, "none", math.inf):
+                    every.candidates.append(found)
+                    least = every._least(placed, found.stages, setting)
+                    assert max(bound, least) <= found.estimate.step_time * (1 + 1e-9)
+    best = min(one.seconds for one in every.candidates if one.fits)
+    assert search.run()[0].seconds <= best * (1 + 1e-9)
 
-    def step(spread, count):
-        return count * spread.seconds.sum() + spread.once.sum()
 
-    assert step(few, 2) < step(many, 2)
-    assert step(many, 64) < step(few, 64)
-    assert spreads.over(shape, 64) is many
+def test_the_captured_batch_is_the_batch_of_a_step(step):
+    """None is planned in microbatches that the batch cannot be cut in."""
+    assert plan(step, cluster(4), "auto").training.microbatches == 1

@@ -8,12 +8,11 @@ from shardwright.costs.cost import Analytic
 from shardwright.ir import Builder
 from shardwright.planner import plan
 from shardwright.planning import Plan
-from shardwright.planning.automatic.candidates import SCHEDULES, Asked
-from shardwright.planning.automatic.search import PROMISE, PlanSearch
-from shardwright.planning.automatic.spreads import Spreads
 from shardwright.planning.plan import Alternative
-from tests.planning.automatic.test_auto import cluster
+from shardwright.planning.search import SCHEDULES, PlanSearch
+from shardwright.planning.shapes import PlacedShapes
 from tests.planning.projections import transformer
+from tests.planning.test_search import cluster
 from tests.steps import image_step, trained
 
 
@@ -46,12 +45,10 @@ def test_the_others_are_the_fastest_whatever_tells_them_apart():
     assert len(others) >= 3
     listed = [made.prediction.per_microbatch, *others]
     for kind, chunks in SCHEDULES:
-        asked = Asked(8, kind, chunks, zero=0)
-        found = PlanSearch(
-            Spreads(graph, machines, Analytic(machines.device)), machines, asked
-        ).run()
-        seconds = found[0].seconds
-        slower = seconds > PROMISE * max(listed)
+        given = {"microbatches": 8, "schedule": kind, "chunks": chunks, "zero": 0}
+        graphs = PlacedShapes(graph, machines, Analytic(machines.device), 8)
+        seconds = PlanSearch(graphs, machines, given).run()[0].seconds
+        slower = seconds > max(listed)
         assert slower or any(seconds == pytest.approx(one, rel=1e-3) for one in listed)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.planning.automatic.cutting import _may_fit
+from shardwright.planning.cuts import _may_fit
 
 amounts = st.lists(st.integers(0, 9), min_size=5, max_size=5)
 

@@ -5,20 +5,17 @@ import pytest
 from shardwright.building import build
 from shardwright.costs.cost import Analytic
 from shardwright.errors import GraphError
-from shardwright.planner import plan
-from shardwright.planner.auto import auto_plan
-from shardwright.planner.make import simulated_seconds
+from shardwright.planner import auto_plan, plan, simulated_seconds
 from shardwright.planning import Plan
-from shardwright.planning.automatic.candidates import Asked
-from shardwright.planning.prediction.predict import predict
+from shardwright.planning.predict import predict
 from shardwright.simulation.simulate import simulate
 from shardwright.tracing.capture import empty_weights
 from tests.graphs import language_model
-from tests.planning.automatic.test_auto import by_prediction, cluster, random_step
 from tests.planning.projections import transformer
+from tests.planning.test_search import by_prediction, cluster, random_step
 from tests.steps import language_step, trained
 
-ASKED = Asked(microbatches=4)
+GIVEN = {"microbatches": 4}
 
 
 class Simulated:
@@ -37,7 +34,7 @@ def test_what_is_simulated_to_be_fastest_is_chosen():
     usual = by_prediction(graph, machines, microbatches=4)
     favourite = "1f1b" if usual.training.schedule != "1f1b" else "gpipe"
     found = Simulated(lambda made: made.training.schedule == favourite)
-    made = auto_plan(graph, machines, asked=ASKED, simulate=found)
+    made = auto_plan(graph, machines, given=GIVEN, simulate=found)
     assert made.training.schedule == favourite
     assert len(found.asked) == len(set(found.asked)) > 1
     assert all(one.cluster == machines for one in found.asked)
@@ -50,7 +47,7 @@ def test_what_is_simulated_to_be_fastest_is_chosen():
 
 def test_of_equals_it_is_what_is_predicted_to_be_faster():
     graph, machines = language_step(layers=2), cluster(2)
-    made = auto_plan(graph, machines, asked=ASKED, simulate=Simulated(lambda made: True))
+    made = auto_plan(graph, machines, given=GIVEN, simulate=Simulated(lambda made: True))
     assert made.nodes == by_prediction(graph, machines, microbatches=4).nodes
 
 
@@ -63,7 +60,7 @@ def test_what_cannot_be_built_is_not_chosen_and_is_named():
             raise GraphError("too odd")
         return 1.0
 
-    made = auto_plan(graph, machines, asked=ASKED, simulate=refuse)
+    made = auto_plan(graph, machines, given=GIVEN, simulate=refuse)
     assert (made.nodes, made.training) != (usual.nodes, usual.training)
     assert f"{usual.explanation.plan}: it cannot be built: too odd" in made.explanation.refused
     (unbuilt,) = (one for one in made.explanation.others if one.plan == usual.explanation.plan)
@@ -75,7 +72,7 @@ def test_where_none_can_be_built_it_is_what_is_predicted_to_be_fastest(tmp_path)
         raise GraphError("too odd")
 
     graph, machines = language_step(layers=2), cluster(2)
-    made = auto_plan(graph, machines, asked=ASKED, simulate=refuse)
+    made = auto_plan(graph, machines, given=GIVEN, simulate=refuse)
     assert made.nodes == by_prediction(graph, machines, microbatches=4).nodes
     made.save(tmp_path / "plan.json")
     assert Plan.load(tmp_path / "plan.json") == made
@@ -83,7 +80,7 @@ def test_where_none_can_be_built_it_is_what_is_predicted_to_be_fastest(tmp_path)
 
 def test_plans_of_large_graphs_are_not_built():
     found = Simulated(lambda made: False)
-    auto_plan(trained(transformer(10)), cluster(2), asked=ASKED, simulate=found)
+    auto_plan(trained(transformer(10)), cluster(2), given=GIVEN, simulate=found)
     assert not found.asked
 
 

@@ -14,10 +14,10 @@ from shardwright.building import build
 from shardwright.clusters import Cluster, DeviceModel
 from shardwright.costs.cost import Analytic
 from shardwright.planner import plan
-from shardwright.planning.prediction.predict import predict
+from shardwright.planning.predict import predict
 from shardwright.schedules import KINDS
 from shardwright.simulation.simulate import simulate
-from tests.planning.prediction.test_kept import regression
+from tests.costs.test_stage import regression
 from tests.steps import language_step
 
 PIPELINES = [

@@ -1,25 +1,34 @@
 """What plans will take: against what `building` writes, and laws that hold for any plan."""
 
+from collections import defaultdict
+
 import pytest
 import torch
 from torch import nn
 
+from shardwright.building import build
 from shardwright.building.recompute import saved_bytes
 from shardwright.building.update import localize_step
-from shardwright.clusters import GLOO, Cluster
+from shardwright.clusters import GLOO, Cluster, DeviceModel
 from shardwright.costs.cost import Analytic
+from shardwright.costs.predict import estimate
+from shardwright.costs.stage import stage_tasks
+from shardwright.costs.step_time import RankLinks
 from shardwright.costs.worker_time import COMPUTING
 from shardwright.errors import PlanError
+from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.planner import plan
 from shardwright.planning.assemble import step_of
-from shardwright.planning.prediction.exchange import RankLinks
-from shardwright.planning.prediction.predict import estimate, predict
-from shardwright.planning.prediction.spread import part_of
-from shardwright.planning.prediction.spreading import spread_of_plan
-from shardwright.planning.prediction.sums import sums_of
+from shardwright.planning.predict import forward_of, placed_plan, predict
+from shardwright.sharding.strategy import CallShapes, strategy
+from shardwright.simulation.simulate import simulate
+from shardwright.simulation.task_work import TaskWork
 from shardwright.tracing import capture
 from tests.planning.projections import transformer
+from tests.planning.test_search import FAST, random_step
 from tests.steps import image_step, language_step, trained
+
+SLOW = DeviceModel("slow", "cpu", 10**9, flops=1e6, bandwidth=1e6, overhead=1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -27,17 +36,21 @@ def step():
     return trained(transformer(4))
 
 
-def stage_sums(graph, made):
+def placed(graph, made, costs=None):
     cluster = Cluster((made.devices,))
-    found = spread_of_plan(graph, made, cluster, Analytic(cluster.device))
-    return sums_of(found.spread, found.staged.stages, len(found.staged.placement))
+    return placed_plan(forward_of(graph, made), made, cluster, costs or Analytic(cluster.device))
+
+
+def tasks_of(graph, made):
+    found = placed(graph, made)
+    return stage_tasks(found.placed, found.stages, len(found.placement), apart=False)
 
 
 @pytest.mark.parametrize("mesh", [{"pipeline": 2}, {"data": 2}, {"pipeline": 2, "data": 2}])
 def test_activations_are_those_that_the_build_keeps(step, mesh):
     made = plan(step, mesh=mesh, microbatches=2)
     kept = saved_bytes(localize_step(step_of(step, made), made))
-    predicted = stage_sums(step, made).saved
+    predicted = tasks_of(step, made).kept
     for (_, stage), nbytes in kept.items():
         assert predicted[stage] == pytest.approx(nbytes, rel=0.02)
 
@@ -68,19 +81,23 @@ def test_zero_deals_out_the_optimizer_state(step):
 
 
 def test_what_is_computed_again_takes_time_and_spares_memory(step):
-    kept = predict(step, plan(step, 2, microbatches=4, schedule="gpipe"))
-    again = predict(step, plan(step, 2, microbatches=4, schedule="gpipe", recompute="full"))
+    """On slots so slow that what workers do beside supertasks is little."""
+    slow = Cluster.of(2, device=SLOW)
+    kept = predict(step, plan(step, 2, microbatches=4, schedule="gpipe"), slow)
+    again = predict(step, plan(step, 2, microbatches=4, schedule="gpipe", recompute="full"), slow)
     assert again.step_time > kept.step_time
     assert again.slots[0].memory.activations < kept.slots[0].memory.activations / 2
     limit = kept.slots[0].memory.activations * 3 // 4
     some = plan(step, 2, microbatches=4, schedule="gpipe", recompute="auto", memory=limit)
-    found = predict(step, some)
+    found = predict(step, some, slow)
     assert kept.step_time < found.step_time < again.step_time
     assert found.slots[0].memory.activations <= limit
 
 
 def test_more_microbatches_share_the_bubble(step):
-    found = [predict(step, plan(step, 2, microbatches=n)).per_microbatch for n in (1, 2, 4, 8)]
+    slow = Cluster.of(2, device=SLOW)
+    made = [plan(step, 2, microbatches=n) for n in (1, 2, 4, 8)]
+    found = [predict(step, one, slow).per_microbatch for one in made]
     assert found[0] > found[1] > found[-1]
 
 
@@ -165,8 +182,7 @@ def test_stages_may_return_to_a_slot(policy):
 def test_what_returns_is_one_stage_a_visit():
     graph = linears(2)
     made = plan(graph, 2, returns)
-    cluster = Cluster((made.devices,))
-    staged = spread_of_plan(graph, made, cluster, Analytic(cluster.device)).staged
+    staged = placed(graph, made)
     assert staged.stages == [0, 1, 1, 2]
     assert [staged.slots[rank] for rank in staged.placement] == [("d0",), ("d1",), ("d0",)]
 
@@ -179,15 +195,24 @@ def test_a_rank_shares_its_nodes_among_its_own_slots():
     made = plan(graph, 5, "pipedream")
     sizes = {found.mesh.devices: found.mesh.sizes for found in made.assignments}
     assert len(set(sizes.values())) == 2, "ranks of different numbers of slots"
-    cluster = Cluster((made.devices,))
-    costs = Analytic(cluster.device)
-    found = spread_of_plan(graph, made, cluster, costs)
+    check_parts(graph, made)
+
+
+def check_parts(graph, made):
+    """Each node takes what its part takes on the mesh of its own rank."""
+    costs = Analytic(Cluster((made.devices,)).device)
+    found = placed(graph, made, costs).placed
     for position, index in enumerate(made.nodes):
         mesh, splits = made.assignments[index].mesh, made.assignments[index].splits
-        axes = dict(zip(mesh.axes, mesh.sizes, strict=True))
-        part = part_of(found.spread.source, splits, axes, position)
-        expected = costs.node(graph, graph.nodes[position], part).forward
-        assert found.spread.forward[position] == pytest.approx(expected)
+        if position in found.source.prepare or not any(splits):
+            continue
+        node, view = found.source.view.nodes[position], found.source.view
+        shapes = CallShapes(
+            *(tuple(view.values[v].shape for v in ids) for ids in (node.inputs, node.outputs))
+        )
+        part = strategy(found.source.outline.bound(position), shapes, mesh.sizes, splits).part
+        expected = costs.node(found.source.whole, node, part).forward
+        assert found.seconds[position, 0] == pytest.approx(expected)
 
 
 def test_ranks_of_one_host_are_linked_inside_it_whatever_their_slots():
@@ -203,30 +228,109 @@ def test_a_training_step_of_unequal_ranks():
     graph = trained(transformer(2))
     made = plan(graph, Cluster.of(5, inside=GLOO), "pipedream", microbatches=1)
     assert len({len(slots) for slots in made.training.slots}) == 2
-    cluster = Cluster((made.devices,))
-    costs = Analytic(cluster.device)
-    spread = spread_of_plan(graph, made, cluster, costs).spread
-    for position, index in enumerate(made.nodes):
-        mesh, splits = made.assignments[index].mesh, made.assignments[index].splits
-        if position not in spread.source.prepare and any(splits):
-            node = spread.source.view.nodes[position]
-            axes = dict(zip(mesh.axes, mesh.sizes, strict=True))
-            part = part_of(spread.source, splits, axes, position)
-            expected = costs.node(spread.source.whole, node, part).forward
-            assert spread.forward[position] == pytest.approx(expected)
+    check_parts(graph, made)
 
 
 def test_unequal_ranks_deal_out_their_own_states(step):
     made = plan(step, mesh={"pipeline": 2, "data": 2}, microbatches=2, zero=1)
     cluster = Cluster((made.devices,))
-    found = spread_of_plan(step, made, cluster, Analytic(cluster.device))
-    staged = found.staged
+    found = placed(step, made)
     assert found.shards == [2, 2]
 
     def states(shards):
-        arguments = found.spread, staged.stages, staged.options, cluster, staged.slots
+        arguments = found.placed, found.stages, found.options, cluster, found.slots
         held = estimate(*arguments, shards=shards).memory
         return [(one.optimizer, one.updated, one.gradients) for one in held]
 
     assert states([1, 2]) == [states([1, 1])[0], states([2, 2])[1]]
     assert states([1, 1])[0] != states([2, 2])[0]
+
+
+# --- against what walking the built file says ----------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def language():
+    return language_step(layers=4, width=256, vocabulary=1000, batch=8, length=64)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mesh": {"pipeline": 2}},
+        {"mesh": {"pipeline": 2}, "schedule": "gpipe"},
+        {"mesh": {"pipeline": 2}, "schedule": "zb-h1"},
+        {"mesh": {"pipeline": 2}, "schedule": "interleaved"},
+        {"mesh": {"pipeline": 2}, "recompute": "full", "schedule": "gpipe"},
+        {"mesh": {"data": 2}},
+        {"mesh": {"tensor": 2}},
+        {"mesh": {"sequence": 2}},
+        {"mesh": {"tensor": 4}},
+        {"mesh": {"pipeline": 2, "tensor": 2}},
+    ],
+)
+def test_a_step_takes_what_its_file_takes(language, options):
+    """A slot may run a forward ahead of its turn, which holds one microbatch more, or a part."""
+    made = plan(language, microbatches=4, **options)
+    cluster = Cluster((made.devices,))
+    predicted = predict(language, made, cluster)
+    simulated = simulate(build(language, made), Analytic(cluster.device), cluster)
+    assert predicted.step_time == pytest.approx(simulated.step_time, rel=0.06)
+    for one, other in zip(predicted.slots, simulated.slots, strict=True):
+        assert one.memory.parameters == pytest.approx(other.memory.parameters, rel=0.01)
+        assert one.memory.gradients == pytest.approx(other.memory.gradients, rel=0.01)
+        assert one.memory.optimizer == pytest.approx(other.memory.optimizer, rel=0.01)
+        assert one.memory.total == pytest.approx(other.memory.total, rel=0.15)
+
+
+@pytest.fixture(scope="module")
+def small():
+    """Its supertasks take about as long as a worker needs beside them."""
+    return language_step(layers=8, width=128, vocabulary=500, batch=4, length=32)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"])
+def test_of_small_supertasks_too(small, schedule, ranks):
+    made = plan(small, mesh={"pipeline": ranks}, schedule=schedule, microbatches=4)
+    cluster = Cluster((made.devices,))
+    predicted = predict(small, made, cluster)
+    simulated = simulate(build(small, made), Analytic(cluster.device), cluster)
+    assert predicted.step_time == pytest.approx(simulated.step_time, rel=0.06)
+
+
+GRAPHS = {
+    "transformer": lambda: trained(transformer(2)),
+    "language": lambda: language_step(layers=2, width=16, vocabulary=40),
+    "random 3": lambda: random_step(3, 8),
+    "random 5": lambda: random_step(5, 8),
+}
+MESHES = [({"data": 2}, 0), ({"data": 2}, 1), ({"tensor": 2}, 0), ({"data": 2, "tensor": 2}, 0)]
+CLOSE = 0.05
+
+
+@pytest.mark.parametrize(("mesh", "zero"), MESHES)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_over_an_axis_a_step_takes_what_its_pipeline_does(name, mesh, zero):
+    """Weights, their gradients and their updates are whole on every slot of an axis `data`."""
+    graph = GRAPHS[name]()
+    made = plan(graph, mesh=mesh, microbatches=4, zero=zero)
+    machines = Cluster((made.devices,), device=SLOW, inside=FAST)
+    costs, pipeline = Analytic(SLOW), build(graph, made)
+    simulated = simulate(pipeline, costs, machines).step_time
+    assert predict(graph, made, machines).step_time == pytest.approx(simulated, rel=CLOSE)
+    seconds = placed_plan(forward_of(graph, made), made, machines, costs).placed.seconds
+    seconds[[*forward_of(graph, made).prepare]] = 0.0
+    found = by_phase(pipeline, costs)
+    assert seconds[:, 0].sum() == pytest.approx(found["forward"], rel=CLOSE)
+    assert seconds[:, 1:].sum() == pytest.approx(found["backward"], rel=CLOSE)
+
+
+def by_phase(pipeline, costs):
+    """Seconds of a slot's supertasks."""
+    work = TaskWork(pipeline, costs, SLOW, TaskGraphs(pipeline))
+    found = defaultdict(float)
+    for name, task in pipeline.supertasks.items():
+        if task.kind == "FX" and task.phase is not None:
+            found[task.phase] += work.seconds(name) / len(pipeline.devices)
+    return found

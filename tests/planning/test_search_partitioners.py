@@ -8,8 +8,8 @@ from shardwright.costs.cost import Analytic
 from shardwright.errors import PlanError
 from shardwright.planner import plan
 from shardwright.simulation.simulate import simulate
-from tests.planning.automatic.test_auto import EXHAUSTIVE, FAST, cluster, random_step
 from tests.planning.projections import transformer
+from tests.planning.test_search import EXHAUSTIVE, FAST, cluster, random_step
 from tests.steps import image_step, language_step, trained
 
 USUAL = cluster(2).device

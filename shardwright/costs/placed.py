@@ -1,0 +1,189 @@
+"""What each node of a placed graph takes, makes and reads on one device, as arrays.
+
+A storage is memory that a value, what a redistribution brings, or a gradient lies in; views lie in
+what they are views of. Nothing here depends on how the graph is cut in stages: that is summed up in
+`stage`. `storages` lists it from the placed graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardwright.costs.saved import view_bases
+from shardwright.ir import IRGraph
+from shardwright.ir.repeats import crossing_bytes, repeats
+from shardwright.sharding.place import Outline, outline_of
+from shardwright.sharding.strategy import Choices
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+FORWARD, AGAIN, BACKWARD, WEIGHT = range(4)
+"""The passes of a node: its forward, the forward once more, its backward, its weight gradients."""
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What is planned, whatever it is placed on: a model, or the forward of a step.
+
+    whole
+        The graph that the forward is a part of; it has the markers.
+    view
+        The forward by itself.
+    prepare
+        Positions of nodes that run once a step.
+    trained
+        The parameters that are trained.
+    states
+        Bytes of the optimizer's state, by parameter.
+    """
+
+    whole: IRGraph
+    view: IRGraph
+    prepare: frozenset[int] = frozenset()
+    training: bool = False
+    trained: frozenset[int] = frozenset()
+    states: Mapping[int, int] = field(default_factory=dict)
+
+    @cached_property
+    def outline(self) -> Outline:
+        """Its nodes by kind, its values by who makes and reads them."""
+        return outline_of(self.view, self.trained)
+
+    @cached_property
+    def bases(self) -> Mapping[int, int]:
+        """What views are views of."""
+        return view_bases(self.view)
+
+    @cached_property
+    def block(self) -> Integers:
+        """The number of each node's block: repeated layers, and what lies between them."""
+        cuts = np.zeros(len(self.view.nodes) + 1, dtype=np.int64)
+        for repeat in repeats(self.outline.kinds, crossing_bytes(self.view)):
+            cuts[repeat.cuts] = 1
+        return np.cumsum(cuts)[:-1]
+
+    @cached_property
+    def replaced(self) -> frozenset[int]:
+        """Stored values that the forward replaces: what reads them cannot be done again."""
+        updates, values = self.whole.updates, self.view.values
+        return frozenset(
+            old
+            for old, new in updates.items()
+            if new in values and values[new].producer is not None
+        )
+
+
+class Passed(NamedTuple):
+    """Values that nodes make and others read, a row for each reader; bytes as they are made."""
+
+    value: Integers
+    maker: Integers
+    reader: Integers
+    size: Floats
+    has_gradient: Bools
+
+
+class Stored(NamedTuple):
+    """Parameters, buffers and constants at the nodes that read them; bytes on a device.
+
+    ``number`` tells apart values and the layouts in which they are read.
+    """
+
+    number: Integers
+    node: Integers
+    size: Floats
+    gradient: Floats
+    state: Floats
+
+
+class Reduction(NamedTuple):
+    """A communication of a parameter's gradient once a step: for the first node that reads it."""
+
+    node: int
+    seconds: float
+    nbytes: float
+
+
+@dataclass(frozen=True)
+class PlacedCosts:
+    """What each node takes, makes and reads on a device of its mesh.
+
+    splits
+        What the inner axes split of each node.
+    seconds
+        A row for each node: forward, backward, weight gradients; without communication.
+    lines
+        Seconds of the communication before a node's forward, and before its backward.
+    moves
+        How many communications these are.
+    storage, node, work
+        Which storages are made or read, by which node, in which of its passes.
+    size, maker
+        Of each storage: bytes, and the position of the node that makes it.
+    again
+        Nodes that are done again where only what crosses blocks is kept, and, of each storage,
+        whether it is then made again.
+    brought
+        Rows of (storage, node): what forward communication makes, and in whose stage that is: of
+        terms of a sum that of the node that makes them, for sums are sent, else of the reader.
+    buffers
+        Bytes that forward communication sends from, in rows of (node, bytes).
+    """
+
+    source: Forward
+    splits: Sequence[Choices]
+    seconds: Floats
+    lines: Floats
+    moves: Integers
+    storage: Integers
+    node: Integers
+    work: Integers
+    size: Floats
+    maker: Integers
+    again: Bools
+    redone: Bools
+    brought: Integers
+    buffers: Floats
+    passed: Passed
+    stored: Stored
+    inputs: Floats
+    """Rows of (value, node, bytes, whether its backward does) of the inputs that nodes read."""
+    reductions: Sequence[Reduction]
+    renewals: Sequence[Reduction]
+    """Communication of new contents of stored values, behind the forward that makes them."""
+    reasons: Sequence[str] = ()
+
+    @property
+    def total(self) -> Floats:
+        """What a microbatch takes of each node, communication included."""
+        found = self.seconds.sum(axis=1) + self.lines.sum(axis=1)
+        for renewal in self.renewals:
+            found[renewal.node] += renewal.seconds
+        return np.asarray(found)
+
+    def kept_rows(self, *, again: bool) -> Integers:
+        """The rows in which backwards read what forwards made, and is not done ``again``."""
+        is_forward = np.zeros(len(self.size), dtype=bool)
+        is_forward[self.storage[self.work == FORWARD]] = True
+        read = (self.work >= BACKWARD) & is_forward[self.storage]
+        if again:
+            read &= ~self.redone[self.storage]
+        return np.flatnonzero(read)
+
+    @cached_property
+    def once(self) -> Floats:
+        """Seconds of each node once a step: what is prepared, and gradients put together."""
+        found = np.zeros(len(self.seconds))
+        prepare = [*self.source.prepare]
+        found[prepare] = self.seconds[prepare, 0]
+        for reduction in self.reductions:
+            found[reduction.node] += reduction.seconds
+        return found

@@ -1,1 +1,0 @@
-"""The automatic planner: a search over meshes, cuts, splits, schedules and microbatches."""
