@@ -19,8 +19,6 @@ outside of its operands' memory.
 
 from __future__ import annotations
 
-import base64
-import binascii
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -63,7 +61,7 @@ class _Call(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True)
     schema: int
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    blob: str = ""
+    blob: bytes = b""
     constraints: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
     saved: tuple[int, ...] = ()
@@ -93,31 +91,26 @@ def encode(graph: LoweredGraph) -> str:
     numbers: dict[int, int] = {ABSENT: ABSENT}
     order = [*graph.inputs, *(v for op in graph.ops for v in op.out_vids if v != ABSENT)]
     numbers.update((vid, k) for k, vid in enumerate(order))
-    text = _Text(
-        1,
-        len(graph.inputs),
-        tuple(_value(graph.values[vid]) for vid in order),
-        tuple(_call(op, numbers) for op in graph.ops),
-        tuple(numbers[vid] for vid in graph.outputs),
+    values = tuple(
+        _Value(spec.shape, spec.dtype, spec.strides)
+        for spec in (graph.values[vid] for vid in order)
     )
+    calls = tuple(
+        _Call(
+            op.kind_id,
+            op.attr_schema,
+            tuple(numbers[vid] for vid in op.in_vids),
+            tuple(numbers[vid] for vid in op.out_vids),
+            op.attr_blob,
+            op.constraints,
+            op.hints,
+            tuple(numbers[vid] for vid in op.saved),
+        )
+        for op in graph.ops
+    )
+    outputs = tuple(numbers[vid] for vid in graph.outputs)
+    text = _Text(1, len(graph.inputs), values, calls, outputs)
     return msgspec.json.encode(text).decode()
-
-
-def _value(spec: ValueSpec) -> _Value:
-    return _Value(spec.shape, spec.dtype, spec.strides)
-
-
-def _call(op: LoweredOp, numbers: Mapping[int, int]) -> _Call:
-    return _Call(
-        op.kind_id,
-        op.attr_schema,
-        tuple(numbers[vid] for vid in op.in_vids),
-        tuple(numbers[vid] for vid in op.out_vids),
-        base64.b64encode(op.attr_blob).decode(),
-        op.constraints,
-        op.hints,
-        tuple(numbers[vid] for vid in op.saved),
-    )
 
 
 # --- reading ---------------------------------------------------------------------------------
@@ -177,27 +170,10 @@ def _op(number: int, call: _Call) -> LoweredOp:
     """A call with attributes and operands that its kind knows."""
     where = f"call {number}"
     try:
-        blob = base64.b64decode(call.blob, validate=True)
         kind = kind_of(call.kind)
-        kind.unpack(call.schema, blob)
-    except (binascii.Error, ValueError, ExecError) as error:
+        kind.unpack(call.schema, call.blob)
+    except ExecError as error:
         raise ExecError(f"{where}: {error}") from None
-    _check_counts(kind, call, where)
-    kind.check_constraints(call.constraints, call.hints, where)
-    return LoweredOp(
-        call.kind,
-        call.schema,
-        blob,
-        call.inputs,
-        call.outputs,
-        where,
-        call.constraints,
-        call.hints,
-        call.saved,
-    )
-
-
-def _check_counts(kind: KernelRow, call: _Call, where: str) -> None:
     if not kind.takes(len(call.inputs), len(call.outputs)):
         raise ExecError(
             f"{where}: {kind.name} with {len(call.inputs)} inputs and {len(call.outputs)} outputs; "
@@ -205,6 +181,18 @@ def _check_counts(kind: KernelRow, call: _Call, where: str) -> None:
         )
     if missing := kind.missing(call.inputs, call.outputs):
         raise ExecError(f"{where}: {kind.name} needs {missing}, which is not optional")
+    kind.check_constraints(call.constraints, call.hints, where)
+    return LoweredOp(
+        call.kind,
+        call.schema,
+        call.blob,
+        call.inputs,
+        call.outputs,
+        where,
+        call.constraints,
+        call.hints,
+        call.saved,
+    )
 
 
 def _check_order(parsed: _Text, ops: Sequence[LoweredOp]) -> None:

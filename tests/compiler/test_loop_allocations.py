@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import shardwright as sw
-from shardwright.compiler.executor import Executor
+from shardwright.compiler.executor import Executor, NativeSegment
 from shardwright.compiler.program import CompiledProgram
-from shardwright.compiler.segments import NativeSegment
 from shardwright.ir import Builder
 from shardwright.kernels.kinds import kind_of
 from tests.compiler.allocated import allocations

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from shardwright.compiler.executor import Executor
-from shardwright.compiler.segments import NativeSegment
+from shardwright.compiler.executor import Executor, NativeSegment
 from shardwright.compiler.trace import Trace, check_trace, trace_of
 from shardwright.errors import ExecError
 from shardwright.kernels.kinds import kind_of

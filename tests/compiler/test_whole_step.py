@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shardwright.compiler.step import whole_step
+from shardwright.compiler.sources import whole_step
 from shardwright.ir import IRGraph
 from shardwright.ir.execute import compile_graph
 from shardwright.tracing import capture_step

@@ -10,7 +10,7 @@ import torch
 
 from shardwright.compiler.bind import plan_graph
 from shardwright.compiler.passes.pipeline import prepare
-from shardwright.compiler.step import whole_step
+from shardwright.compiler.sources import whole_step
 from shardwright.tracing import capture_step
 from tests.compiler.allocated import peak_of
 from tests.compiler.passes.rewritten import rewritten

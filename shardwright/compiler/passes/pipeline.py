@@ -20,8 +20,7 @@ import torch
 
 from shardwright.compiler.passes.channels_last import channels_last
 from shardwright.compiler.passes.decompose import Composites, decompose
-from shardwright.compiler.passes.epilogue import fuse_convolutions, fuse_gemms
-from shardwright.compiler.passes.fold_norms import fold_norms
+from shardwright.compiler.passes.epilogue import fold_norms, fuse_convolutions, fuse_gemms
 from shardwright.compiler.passes.losses import fuse_losses, mean_losses
 from shardwright.compiler.passes.pointwise import fuse_pointwise
 from shardwright.compiler.passes.simplify import (

@@ -12,8 +12,7 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.compiler.passes.channels_last import CONVOLUTIONS, channels_last
-from shardwright.compiler.passes.epilogue import fuse_convolutions
-from shardwright.compiler.passes.fold_norms import fold_norms
+from shardwright.compiler.passes.epilogue import fold_norms, fuse_convolutions
 from shardwright.compiler.passes.rewriter import same_layout
 from shardwright.ir import Builder, IRGraph
 from shardwright.ir.tensor_meta import strides_or_none

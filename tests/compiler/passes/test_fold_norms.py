@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.compiler.passes.fold_norms import fold_norms
+from shardwright.compiler.passes.epilogue import fold_norms
 from shardwright.ir import IRGraph
 from shardwright.ir.validate import validate
 

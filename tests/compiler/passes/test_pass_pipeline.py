@@ -11,7 +11,7 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.compiler.passes.pipeline import prepare
-from shardwright.compiler.step import whole_step
+from shardwright.compiler.sources import whole_step
 from shardwright.ir import IRGraph
 from shardwright.tracing import capture_step
 from tests.compiler.passes.rewritten import operators, programs, rewritten

@@ -15,9 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shardwright.compiler.executor import Executor
+from shardwright.compiler.executor import Executor, written_out
 from shardwright.compiler.memory.reuse import legalize_layouts
-from shardwright.compiler.segments import written_out
 from shardwright.compiler.tasks import plan_task
 from shardwright.errors import ExecError
 from shardwright.ir.tensor_meta import contiguous_strides, itemsize, torch_dtype
