@@ -72,7 +72,7 @@ class PlanMachines:
 
 
 class StageCut(NamedTuple):
-    """The stage of each node, the rank of each stage, and the slots of each rank where it says."""
+    """The stage of each node, the rank of each stage, and how many slots each rank has."""
 
     stages: tuple[int, ...]
     ranks: tuple[int, ...]

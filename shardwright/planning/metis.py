@@ -1,7 +1,7 @@
 """Partitions by METIS: the forward as an undirected graph, cut in parts of equal weight.
 
 METIS (Karypis and Kumar, "A Fast and High Quality Multilevel Scheme for Partitioning Irregular
-Graphs", 1998) knows no directions: what it gives is made stages (`ordering`), and each move that
+Graphs", 1998) knows no directions: what it gives is made stages (`postprocess`), and each move that
 this takes is a note. Weights are any numbers that are not negative; METIS counts in whole ones, so
 others are scaled.
 """

@@ -1,8 +1,8 @@
-"""The pipeline policy: N contiguous stages of balanced work and memory.
+"""The pipeline policy: contiguous stages of balanced work and memory.
 
 The cut is made in the flat sequence of nodes, never in the tree of modules, so that skip
-connections, tied weights and values used by several stages need no special case: whatever a stage
-lacks is sent to it.
+connections, tied weights and values used by several stages need no special case: what a stage does
+not have is sent to it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ from shardwright.planning.step import PreparedStep
 from shardwright.planning.step_graph import parameters_of
 
 # --- work -----------------------------------------------------------------------------------------
+#
+# Work is in floating-point operations, a multiply and an add being two, estimated from shapes
+# alone. Contractions have theirs; every other operator counts as the bytes that it reads and
+# writes, each worth `WORK_PER_BYTE` operations, since moving them takes the time. Seconds are in
+# `costs.cost`.
 
 
 WORK_PER_BYTE = 4
@@ -74,6 +79,13 @@ def training_work(graph: IRGraph, node: IRNode, needing: Collection[int]) -> int
 
 
 # --- balance --------------------------------------------------------------------------------------
+#
+# `Loads` says what a stage of neighbours would carry: the larger of its share of the work and its
+# share of the stored bytes, of the whole graph's, so that no stage is the slowest or the fullest by
+# far. `cut` minimises, first, the largest load of any stage and then, among all cuts whose stages
+# stay within `SLACK` of that, the bytes that cross. A load never shrinks when a stage grows, so
+# both dynamic programs take O(stages · n log n): half the time of one over tables of ranges
+# (`stages`).
 
 
 SLACK = 1.05

@@ -32,6 +32,9 @@ from shardwright.sharding.strategy import Split as Split
 from shardwright.sharding.strategy import Terms as Terms
 
 # --- explanation ----------------------------------------------------------------------------------
+#
+# Plans with other numbers of microbatches make other steps, so all are compared by what one batch
+# of the captured size takes.
 
 
 class Alternative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -253,6 +253,9 @@ def policy_name(policy: Policy) -> str:
 
 
 # --- what a policy sees ---------------------------------------------------------------------------
+#
+# A `SubNode` takes and makes exactly the slices and partial sums that it names, and the parts of
+# one node together are the node.
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

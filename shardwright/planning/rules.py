@@ -3,7 +3,7 @@
 Each says where `follow` begins.
 
 data
-    The batch (`batch`).
+    The batch: the first dimension of inputs.
 tensor
     Megatron's: an operator with a stored table or matrix is split by the dimension that only the
     stored tensor and the result have (the columns), and where its other input comes split, by that
@@ -42,6 +42,11 @@ from shardwright.planning.unfuse import unfuse
 from shardwright.tracing.dropout import RNG
 
 # --- the batch ------------------------------------------------------------------------------------
+#
+# The batch is the first dimension of the inputs that a microbatch has its part of. Where nothing
+# says which these are, it is that of most inputs: their most frequent first size, of several
+# equally frequent ones the largest. The count that dropout draws from has one a microbatch. An
+# output has it where dimension annotations lead there from an input.
 
 
 def batch_dims(graph: IRGraph) -> dict[int, int]:
@@ -355,6 +360,10 @@ def _along_sequence(following: SplitPropagation, node: IRNode, bound: BoundDimop
 
 
 # --- all axes of a mesh ---------------------------------------------------------------------------
+#
+# Along each axis but ``pipeline`` the whole graph is split by itself; a node gets what each axis
+# gives it. Where two axes would cut one identifier finer than its units allow, the inner axis
+# leaves the node whole.
 
 
 PIPELINE, DATA = "pipeline", "data"

@@ -97,7 +97,7 @@ def node_domains(
 class _DomainMaker:
     """Makes domains, each once; ``run`` gives that of each node.
 
-    Of strategies whose tensors lie alike the cheapest is left.
+    Of strategies with equal layouts the cheapest is left.
     """
 
     outline: Outline
@@ -113,7 +113,7 @@ class _DomainMaker:
         known: dict[object, NodeDomain] = {}
         for position, node in enumerate(self.outline.view.nodes):
             terms = tuple(
-                tuple(i for i, v in enumerate(node.inputs) if self._may_be_terms(found, v, axis))
+                tuple(i for i, v in enumerate(node.inputs) if self._may_be_partial(found, v, axis))
                 for axis in range(len(self.sizes))
             )
             given = tuple(tuple(offered[position]) for offered in self.offers.values())
@@ -123,7 +123,7 @@ class _DomainMaker:
             found.append(known[key])
         return found
 
-    def _may_be_terms(self, found: Sequence[NodeDomain], value_id: int, axis: int) -> bool:
+    def _may_be_partial(self, found: Sequence[NodeDomain], value_id: int, axis: int) -> bool:
         maker = self.outline.makers.get(value_id)
         return maker is not None and axis in found[maker].partial
 
@@ -131,7 +131,7 @@ class _DomainMaker:
         node = self.outline.view.nodes[position]
         options = [self._options(position, axis, at) for axis, at in enumerate(terms)]
         variants = sorted(self._variants(position, options), key=lambda s: s.part.work)
-        distinct = {_lies(found): found for found in variants}
+        distinct = {_tensor_layouts(found): found for found in variants}
         strategies = sorted(distinct.values(), key=lambda s: (-s.part.work, str(s.splits)))
         if not strategies:
             raise PlanError(
@@ -174,11 +174,11 @@ class _DomainMaker:
         for splits in itertools.product(*options):
             bound = self.outline.bound(position)
             found = strategy(bound, CallShapes(inputs, outputs), self.sizes, splits)
-            if found is not None and not (self.objective.training and self._cuts_off(node, found)):
+            if found is not None and not self._blocks_gradients(node, found):
                 yield found
 
-    def _cuts_off(self, node: IRNode, found: Strategy) -> bool:
-        return any(
+    def _blocks_gradients(self, node: IRNode, found: Strategy) -> bool:
+        return self.objective.training and any(
             isinstance(placement, Partial) and placement.op != "sum"
             for value_id, made in zip(node.outputs, found.makes, strict=True)
             if value_id in self.outline.required
@@ -225,8 +225,8 @@ def _units(length: int, size: int, lengths: Collection[int]) -> Iterator[int]:
             yield length // units
 
 
-def _lies(found: Strategy) -> object:
-    """How a strategy's tensors lie: what others see of it."""
+def _tensor_layouts(found: Strategy) -> object:
+    """The layouts of a strategy's tensors: what others see of it."""
     splits = tuple(type(split) if isinstance(split, Terms) else None for split in found.splits)
     return found.reads, found.makes, found.returns, splits
 
@@ -234,7 +234,7 @@ def _lies(found: Strategy) -> object:
 # --- the problem ----------------------------------------------------------------------------------
 
 
-class _Read(NamedTuple):
+class _ValueRead(NamedTuple):
     """A read of a value: by which domain, as which input, and whether a gradient comes back."""
 
     domain: NodeDomain
@@ -252,7 +252,7 @@ class _Read(NamedTuple):
         return found
 
 
-class _Making(NamedTuple):
+class _ProducedValue(NamedTuple):
     """A value that a node makes: by which domain, as which output, and what leaving counts for."""
 
     domain: NodeDomain
@@ -260,12 +260,12 @@ class _Making(NamedTuple):
     leaves: float
 
 
-class _ValueUse(NamedTuple):
+class _ValueTable(NamedTuple):
     """What makes or stores a value, and one or two reads of it."""
 
     tensor: PricedTensor
-    source: _Making | StoredPrice
-    reads: tuple[_Read, ...]
+    source: _ProducedValue | StoredPrice
+    reads: tuple[_ValueRead, ...]
 
     def table(self) -> Table:
         """Seconds by the strategies of the maker, where a node makes it, and of the readers."""
@@ -339,11 +339,11 @@ class SplitProblem:
         makers = [] if maker is None else [maker]
         groups = [reads] if len(reads) <= 2 else [[read] for read in reads]
         for group in groups:
-            found = tuple(_Read(self.domains[at], number, back) for at, number, back in group)
+            found = tuple(_ValueRead(self.domains[at], number, back) for at, number, back in group)
             scope = [*makers, *(at for at, *_ in group)]
-            self._add_factor(scope, _ValueUse(tensor, source, found), len(groups))
+            self._add_factor(scope, _ValueTable(tensor, source, found), len(groups))
 
-    def _add_factor(self, scope: list[int], use: _ValueUse, shares: int) -> None:
+    def _add_factor(self, scope: list[int], use: _ValueTable, shares: int) -> None:
         """A factor; where a variable stands twice in it, both choices are the same."""
         distinct = sorted(set(scope))
         places = tuple(distinct.index(variable) for variable in scope)
@@ -371,7 +371,7 @@ class SplitProblem:
                 found.append((*outline.readers[old][0], False))
         return found
 
-    def _source(self, value_id: int) -> _Making | StoredPrice:
+    def _source(self, value_id: int) -> _ProducedValue | StoredPrice:
         """How a value comes to be; results leave the graph, numbers of a step once for all."""
         maker, view, objective = (
             self.outline.makers.get(value_id),
@@ -383,4 +383,5 @@ class SplitProblem:
             return StoredPrice(objective.byte_price, objective.once if is_trained else 0.0)
         once = objective.training and not view.values[value_id].shape
         leaves = (objective.once if once else 1.0) if value_id in view.outputs else 0.0
-        return _Making(self.domains[maker], view.nodes[maker].outputs.index(value_id), leaves)
+        number = view.nodes[maker].outputs.index(value_id)
+        return _ProducedValue(self.domains[maker], number, leaves)

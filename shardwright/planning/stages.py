@@ -1,4 +1,9 @@
-"""TODO"""
+"""The best contiguous cut of the nodes' order, by dynamic programming.
+
+Of all cuts in so many stages it has the smallest largest cost of a stage, and of those that do the
+one that sends least: a table of all ranges of nodes, and a dynamic program, in O(stages · n²) time
+and O(n²) memory.
+"""
 
 from __future__ import annotations
 

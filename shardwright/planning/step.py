@@ -12,7 +12,7 @@ whole batch, and it is divided by the number of microbatches, since each weighs 
 other in the step. Plain means over equal microbatches need nothing.
 
 Batch norm has the statistics of a microbatch, and where the batch is split over data shards, those
-of each shard, unless it is a SyncBatchNorm (`shard_norms`).
+of each shard, unless it is a SyncBatchNorm.
 
 What always holds: the same graph and numbers give the same `PreparedStep`, ids included.
 """
@@ -175,6 +175,18 @@ def with_prepared(forward: IRGraph, stages: Sequence[int]) -> list[int]:
 
 
 # --- batch norms ----------------------------------------------------------------------------------
+#
+# `nn.BatchNorm` is what data parallel training has it: along the axis ``data`` each slot normalizes
+# the rows that it has by their own mean and variance, without waiting for the others. That is
+# another function of the batch than batch norm on one device, so the graph has to say it: with D
+# shards the rows are in D groups whose channels stand side by side, ``[B, C, …]`` as ``[B / D, D ·
+# C, …]``, and normalized as ``D · C`` channels. Split along data a slot has one group, which is
+# batch norm of the slot's rows. Running statistics are the mean over the shards of what each would
+# have.
+#
+# `nn.SyncBatchNorm` has the statistics of all rows. It is written as sums of the channels, which
+# are reduced over the shards, and so are the sums that its backward makes of them: two vectors of
+# the channels each way, and no activations.
 
 
 NORM = "aten._native_batch_norm_legit_functional.default"
@@ -285,6 +297,16 @@ def _spread(e: Writer, value: IRValue, shards: int) -> IRValue:
 
 
 # --- what mixes the batch -------------------------------------------------------------------------
+#
+# The statistics of a batch norm, a contrastive loss, the balance of a mixture's experts are made
+# from all rows of a batch. Cut in microbatches, each microbatch has its own; that is no error (it
+# is what one device does with those microbatches, and what GPipe does), but a plan notes it.
+#
+# The batch's dimension is followed from the inputs by dimension annotations. An operator mixes
+# where it reads that dimension whole, or reads a sum over it in which it is not linear. Means of
+# losses do not count, as they become quotients of sums over the whole batch (`counts`). Where a
+# microbatch is one row annotations know nothing of its dimension, and batch norm is known by its
+# name.
 
 
 FEW = 8
