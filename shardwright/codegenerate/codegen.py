@@ -10,7 +10,7 @@ from ruff.__main__ import find_ruff_bin
 
 from shardwright.atomic import replacing
 from shardwright.codegenerate.program import program_of_plan
-from shardwright.codegenerate.stage import Program
+from shardwright.codegenerate.stage import StageProgram
 from shardwright.codegenerate.writing.file import file_text
 from shardwright.codegenerate.writing.origins import WIDTH, read_again
 from shardwright.errors import CodegenError
@@ -101,7 +101,7 @@ def codegen(
     return target
 
 
-def program_of(source: Pipeline | Plan, graph: IRGraph | None = None) -> Program:
+def program_of(source: Pipeline | Plan, graph: IRGraph | None = None) -> StageProgram:
     """The partitions of a plan, or of the plan that a pipeline was built from.
 
     Raises CodegenError where code cannot be generated, PlanError where the graph is another.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
-from shardwright.codegenerate.stage import Port, Program, Stage
+from shardwright.codegenerate.stage import Port, Stage, StageProgram
 from shardwright.errors import CodegenError
 from shardwright.ir import Builder, IRGraph, IRNode
 from shardwright.ir.aliasing import memory_roots
@@ -236,7 +236,7 @@ def cut(
     training: bool,
     notes: Sequence[str] = (),
     ends: EndNames | None = None,
-) -> Program:
+) -> StageProgram:
     """The program of a graph whose node at each position is of the partition with that number.
 
     ``ends`` are the graph's own names where not given. Raises CodegenError where a partition needs
@@ -281,14 +281,14 @@ class _Cutting:
             name = graph.values[old].name
             self._bring(new, self.home[old], f"the new contents of {name!r}")
 
-    def program(self, training: bool, notes: Sequence[str], ends: EndNames | None) -> Program:
+    def program(self, training: bool, notes: Sequence[str], ends: EndNames | None) -> StageProgram:
         """The stages, with names for what enters and leaves them."""
         graph = self.graph
         names = PortNames(graph, ends or EndNames.of(graph))
         between = set().union(*(traffic.leaving for traffic in self.traffic))
         names.add(between)
-        written = _Writer(graph, names.found, self.home)
-        return Program(
+        written = _StageCutter(graph, names.found, self.home)
+        return StageProgram(
             name=graph.name,
             partitions=tuple(
                 (written.stage(number, traffic),) for number, traffic in enumerate(self.traffic)
@@ -350,7 +350,7 @@ def _live(graph: IRGraph, numbers: Sequence[int]) -> list[Placed]:
 # --- stages ---------------------------------------------------------------------------------------
 
 
-class _Writer:
+class _StageCutter:
     """Writes stages as graphs of their own; ``names`` are those of ports."""
 
     def __init__(self, graph: IRGraph, names: dict[int, str], home: dict[int, int]) -> None:

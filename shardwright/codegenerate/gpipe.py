@@ -71,7 +71,7 @@ def call_stages(
 
     Without ``threads`` the calling thread runs all stages. Raises WorkerError.
     """
-    forward = Forward(call, parts)
+    forward = PipelineForward(call, parts)
     run = run_in_order if threads is None else threads.run
     if not call.recording:
         run(forward.traversal(), ThreadState.current())
@@ -97,7 +97,7 @@ class _GPipe(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        forward: Forward,
+        forward: PipelineForward,
         run: Callable[[Traversal, ThreadState], None],
         sources: Sequence[tuple[int, str]],
         *tensors: Tensor,
@@ -122,7 +122,7 @@ class _GPipe(torch.autograd.Function):
         arrived = [{name: next(found) for name in call.wanted} for _ in range(call.microbatches)]
         if not keep:
             ctx.recording = None
-        backward = Backward(recording, arrived, keep=keep)
+        backward = PipelineBackward(recording, arrived, keep=keep)
         ctx.run(backward.traversal(), ThreadState.current(grad=False))
         of_inputs = [
             None
@@ -135,14 +135,14 @@ class _GPipe(torch.autograd.Function):
         return None, None, None, *of_inputs, *rest
 
 
-def _recording_of(ctx: Any) -> Forward:
+def _recording_of(ctx: Any) -> PipelineForward:
     """What the forward left. Raises RunError where this backward cannot be."""
     if torch.is_grad_enabled():
         raise RunError(
             "the backward of a pipeline cannot be differentiated again; leave create_graph=True "
             "out, or use the model itself for second derivatives"
         )
-    recording: Forward | None = ctx.recording
+    recording: PipelineForward | None = ctx.recording
     if recording is None:
         raise RunError(
             "the backward of this call has run, and what it needed is freed; give "
@@ -154,7 +154,7 @@ def _recording_of(ctx: Any) -> Forward:
 # --- forward and backward of one stage and microbatch --------------------------------------------
 
 
-class Forward:
+class PipelineForward:
     """Runs stages on microbatches, and records what their backwards begin with.
 
     values
@@ -249,7 +249,7 @@ def _as_tensors(made: Any, names: Sequence[str]) -> list[Tensor]:
     return found
 
 
-class Backward:
+class PipelineBackward:
     """Differentiates stages for microbatches, from the gradients of the wanted tensors.
 
     ``keep`` says that there will be another backward.
@@ -257,7 +257,7 @@ class Backward:
 
     def __init__(
         self,
-        recording: Forward,
+        recording: PipelineForward,
         gradients: Sequence[Mapping[str, Tensor | None]],
         *,
         keep: bool = False,

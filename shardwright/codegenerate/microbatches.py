@@ -20,7 +20,7 @@ Reduction = Literal["mean", "sum", "first"]
 """How outputs without a batch dimension become one: weighed by rows, added, or all the same."""
 
 
-class Microbatches(NamedTuple):
+class MicrobatchTensors(NamedTuple):
     """The tensors of each microbatch by name, and how many rows each has.
 
     ``sizes`` are those of the first input that is cut, then those of inputs that are cut in others.
@@ -81,14 +81,14 @@ class Batching:
 
     def cut(
         self, inputs: Mapping[str, Tensor], captured: Mapping[str, Shape] | None = None
-    ) -> Microbatches:
+    ) -> MicrobatchTensors:
         """The tensors of each microbatch. Raises InputError where there are too few rows.
 
         ``captured`` are the shapes that inputs must have in a microbatch, where that is known;
         `check_shapes` has passed.
         """
         if self.count == 1:
-            return Microbatches([dict(inputs)], [(1,)])
+            return MicrobatchTensors([dict(inputs)], [(1,)])
         batched = self._batched(inputs, captured or {})
         sizes = {name: self._sizes(inputs[name].shape[self.dim]) for name in batched}
         pieces = {
@@ -98,7 +98,7 @@ class Batching:
             for name, tensor in inputs.items()
         }
         parts = [{name: pieces[name][number] for name in inputs} for number in range(self.count)]
-        return Microbatches(parts, list(dict.fromkeys(sizes.values())))
+        return MicrobatchTensors(parts, list(dict.fromkeys(sizes.values())))
 
     def _sizes(self, rows: int) -> tuple[int, ...]:
         """How many rows each microbatch has. Raises InputError where there are too few."""
@@ -154,7 +154,7 @@ class Batching:
 
     # --- and back ---------------------------------------------------------------------------
 
-    def join(self, name: str, parts: Sequence[Tensor], batch: Microbatches) -> Tensor:
+    def join(self, name: str, parts: Sequence[Tensor], batch: MicrobatchTensors) -> Tensor:
         """An output of the whole call. Raises InputError where nothing says how.
 
         One that ``reduce`` does not name is taken to have a row for each of the microbatch's where

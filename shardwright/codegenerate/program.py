@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from shardwright.codegenerate.cutting import EndNames, cut, partition_numbers
 from shardwright.codegenerate.splitting.stages import split_stages
-from shardwright.codegenerate.stage import Program
+from shardwright.codegenerate.stage import StageProgram
 from shardwright.errors import CodegenError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.dropout import DROPOUT
@@ -118,7 +118,7 @@ def _detaches(node: IRNode, loss: int) -> bool:
     return node.op == "aten.detach.default" and node.inputs == [loss]
 
 
-def program_of_plan(graph: IRGraph, plan: Plan) -> Program:
+def program_of_plan(graph: IRGraph, plan: Plan) -> StageProgram:
     """The partitions of a model or of a training step's forward.
 
     Raises PlanError where the plan is for another graph, CodegenError where it splits nodes of a
@@ -150,7 +150,7 @@ def is_split(plan: Plan) -> bool:
     return any(len(devices) > 1 and not alone.issuperset(devices) for devices in sets)
 
 
-def _split_program(graph: IRGraph, plan: Plan) -> Program:
+def _split_program(graph: IRGraph, plan: Plan) -> StageProgram:
     """The partitions of a model whose nodes are split over slots."""
     if plan.training is not None:
         split = next(a.mesh for a in plan.assignments if len(a.mesh.devices) > 1)

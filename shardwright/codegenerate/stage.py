@@ -61,7 +61,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class StageProgram:
     """A model in partitions, topologically ordered.
 
     partitions

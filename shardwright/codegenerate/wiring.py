@@ -174,22 +174,26 @@ def _slices(module: nn.Module) -> dict[str, str]:
 # --- what stages hold -----------------------------------------------------------------------------
 
 
-class Place(NamedTuple):
+class TensorAttribute(NamedTuple):
     """Where a module keeps a parameter or buffer."""
 
     holder: dict[str, Any]
     name: str
 
 
-def places(module: nn.Module) -> Iterator[tuple[Place, Tensor]]:
+def places(module: nn.Module) -> Iterator[tuple[TensorAttribute, Tensor]]:
     """Every parameter and buffer of a module and its children, once a name."""
     for owner in module.modules():
         yield from _places(owner._parameters)
         yield from _places(owner._buffers)
 
 
-def _places(holder: dict[str, Any]) -> Iterator[tuple[Place, Tensor]]:
-    return ((Place(holder, name), tensor) for name, tensor in holder.items() if tensor is not None)
+def _places(holder: dict[str, Any]) -> Iterator[tuple[TensorAttribute, Tensor]]:
+    return (
+        (TensorAttribute(holder, name), tensor)
+        for name, tensor in holder.items()
+        if tensor is not None
+    )
 
 
 def tensors_of(module: nn.Module) -> Iterator[Tensor]:
@@ -212,7 +216,7 @@ class StandIns:
         self.parameters: list[Tensor] = []
         self.leaves: list[Tensor] = []
         self._module, self._lock = stage.module, stage.lock
-        self._replaced: list[tuple[Place, Tensor]] = []
+        self._replaced: list[tuple[TensorAttribute, Tensor]] = []
         with stage.lock:
             found = list(places(stage.module))
         known: dict[int, Tensor] = {}
@@ -238,7 +242,7 @@ class StandIns:
 
 
 @contextmanager
-def _replaced(tensors: Sequence[tuple[Place, Tensor]]) -> Iterator[None]:
+def _replaced(tensors: Sequence[tuple[TensorAttribute, Tensor]]) -> Iterator[None]:
     """Let modules hold these tensors in the block."""
     before = [place.holder[place.name] for place, _ in tensors]
     for place, tensor in tensors:
@@ -253,7 +257,7 @@ def _replaced(tensors: Sequence[tuple[Place, Tensor]]) -> Iterator[None]:
 @contextmanager
 def ties_kept(modules: Sequence[nn.Module]) -> Iterator[None]:
     """What was one tensor before the block is one tensor after it, also where it was replaced."""
-    groups: dict[int, list[Place]] = {}
+    groups: dict[int, list[TensorAttribute]] = {}
     before = [pair for module in modules for pair in places(module)]
     for place, tensor in before:
         groups.setdefault(id(tensor), []).append(place)

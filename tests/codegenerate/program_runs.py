@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.codegenerate.stage import Program, Stage
+from shardwright.codegenerate.stage import Stage, StageProgram
 from shardwright.ir import IRGraph, compile_graph
 from shardwright.ir.structure import flatten_call, rebuild
 
@@ -19,7 +19,7 @@ class ProgramRun:
     ``graph`` knows the structure of arguments and results; without one these are flat.
     """
 
-    def __init__(self, program: Program, graph: IRGraph | None = None) -> None:
+    def __init__(self, program: StageProgram, graph: IRGraph | None = None) -> None:
         self.program = program
         self.graph = graph
         self.stored = [self._stored(stage) for stage in stages(program)]
@@ -63,14 +63,14 @@ class ProgramRun:
         return {port.name: t for port, t in zip(stage.outputs, made[:count], strict=True)}
 
 
-def stages(program: Program) -> Iterator[Stage]:
+def stages(program: StageProgram) -> Iterator[Stage]:
     """The stages of a program in which each partition is one stage."""
     for partition in program.partitions:
         (stage,) = partition
         yield stage
 
 
-def check_program(program: Program) -> None:
+def check_program(program: StageProgram) -> None:
     """What always holds of a program."""
     made: dict[str, int] = dict.fromkeys(program.inputs, -1)
     assert len(set(program.inputs)) == len(program.inputs)
@@ -97,7 +97,7 @@ def check_program(program: Program) -> None:
     _check_updates(program)
 
 
-def _check_updates(program: Program) -> None:
+def _check_updates(program: StageProgram) -> None:
     changed = [
         stage.graph.values[old].names for stage in stages(program) for old in stage.graph.updates
     ]

@@ -15,10 +15,10 @@ import torch
 import shardwright as sw
 from shardwright.codegenerate.splitting.collectives import COLLECTIVES, is_collective
 from shardwright.codegenerate.splitting.stages import split_stages
-from shardwright.codegenerate.stage import Program, Stage
+from shardwright.codegenerate.stage import Stage, StageProgram
 from shardwright.codegenerate.support import exchanges
+from shardwright.codegenerate.support.exchanges import Slots
 from shardwright.codegenerate.support.slices import Piece, piece_of
-from shardwright.codegenerate.support.slots import Slots
 from shardwright.ir import IRGraph
 from shardwright.ir.operators import flatten_results, join_call, resolve
 from shardwright.planning.assemble import planned
@@ -41,7 +41,7 @@ def prepare(job: Mapping[str, Any]) -> Callable[[int], Any]:
     return work
 
 
-def split_program(graph: IRGraph, plan: Plan) -> Program:
+def split_program(graph: IRGraph, plan: Plan) -> StageProgram:
     """The program of a plan that splits nodes."""
     whole = planned(graph, plan)
     return split_stages(
@@ -50,7 +50,7 @@ def split_program(graph: IRGraph, plan: Plan) -> Program:
 
 
 def run(
-    program: Program, inputs: tuple[torch.Tensor, ...], slots: Slots, rank: int
+    program: StageProgram, inputs: tuple[torch.Tensor, ...], slots: Slots, rank: int
 ) -> dict[str, Any]:
     """What leaves as outputs, and gradients."""
     given = dict(zip(program.inputs, inputs, strict=True))

@@ -12,7 +12,7 @@ import torch
 import shardwright as sw
 from shardwright.codegenerate.splitting.collectives import COLLECTIVES, is_collective
 from shardwright.codegenerate.splitting.holdings import StageHoldings
-from shardwright.codegenerate.stage import Program
+from shardwright.codegenerate.stage import StageProgram
 from shardwright.codegenerate.support.slices import join_state_dicts, piece_of
 from shardwright.errors import CodegenError
 from shardwright.ir.validate import validate
@@ -23,13 +23,13 @@ from tests.codegenerate.split_rank import split_program
 TOLERANCE = 1e-10
 
 
-def program_of(name: str, **plan: Any) -> Program:
+def program_of(name: str, **plan: Any) -> StageProgram:
     model, inputs = split_models.made(name)
     graph = sw.capture(model, inputs)
     return split_program(graph, sw.plan(graph, **plan))
 
 
-def collectives(program: Program) -> list[list[list[tuple[str, Any]]]]:
+def collectives(program: StageProgram) -> list[list[list[tuple[str, Any]]]]:
     """By partition and slot."""
     return [
         [

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from shardwright.codegenerate.support.exchanges import Slots
 from shardwright.codegenerate.support.slices import (
     Piece,
     Slices,
@@ -19,7 +20,6 @@ from shardwright.codegenerate.support.slices import (
     join_state_dicts,
     piece_of,
 )
-from shardwright.codegenerate.support.slots import Slots
 from shardwright.codegenerate.wiring import wiring_of
 from shardwright.errors import InputError
 

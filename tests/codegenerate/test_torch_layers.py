@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from shardwright.codegenerate.spelling.forms import words
-from shardwright.codegenerate.writing.layers import Layer, find_layer
+from shardwright.codegenerate.writing.layers import TorchLayer, find_layer
 from shardwright.ir import IRGraph, IRNode, Scope
 from shardwright.tracing import capture
 from tests.codegenerate.spelling_samples import Spec, f, i
@@ -152,7 +152,7 @@ def captured(text: str, specs: tuple[Spec, ...], training: bool) -> IRGraph:
     return capture(model, [spec.make() for spec in specs])
 
 
-def found(graph: IRGraph, nodes: list[IRNode] | None = None) -> Layer | None:
+def found(graph: IRGraph, nodes: list[IRNode] | None = None) -> TorchLayer | None:
     scopes = {scope for node in graph.nodes for scope in node.scopes}
     scope = next(scope for scope in scopes if scope.path == "layer")
     names = {value.id: value.names[0] for value in graph.stored()}
@@ -160,7 +160,7 @@ def found(graph: IRGraph, nodes: list[IRNode] | None = None) -> Layer | None:
     return find_layer(graph, nodes, scope, names, training=bool(graph.training))
 
 
-def check(layer: Layer | None, text: str, graph: IRGraph) -> None:
+def check(layer: TorchLayer | None, text: str, graph: IRGraph) -> None:
     assert layer is not None
     assert layer.constructor == text
     assert [graph.values[i].role for i in layer.arguments] == ["input"] * len(graph.inputs)

@@ -47,7 +47,7 @@ class Operand(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class SpelledCall:
     """One call: ``arguments`` by the schema's names, each an attribute, an `Operand`, or a list."""
 
     op: str
@@ -55,7 +55,9 @@ class Call:
     mode: Mode
 
     @classmethod
-    def of(cls, graph: IRGraph, node: IRNode, operands: Mapping[int, str], mode: Mode) -> Call:
+    def of(
+        cls, graph: IRGraph, node: IRNode, operands: Mapping[int, str], mode: Mode
+    ) -> SpelledCall:
         """A node's call, with ``operands`` for the values that it reads."""
         inputs = [Operand(operands[value_id], graph.values[value_id]) for value_id in node.inputs]
         return cls(node.op, named_arguments(resolve(node.op), inputs, node.attrs, SLOT), mode)
@@ -84,7 +86,7 @@ class Call:
 
 _NAMED = re.compile(r"[A-Za-z_]\w*(\.\w+|\[\"[^\"]*\"\]|\['[^']*'\]|\[\d+\])*")
 
-Row = Callable[[Call], str | None]
+Row = Callable[[SpelledCall], str | None]
 """How one operator is written; None where Python would call another overload."""
 
 ALWAYS: Any = object()
@@ -144,7 +146,7 @@ def parameters(op: str) -> tuple[Parameter, ...]:
 # --- arguments ----------------------------------------------------------------------------------
 
 
-def arguments(call: Call, style: Style) -> list[str] | None:
+def arguments(call: SpelledCall, style: Style) -> list[str] | None:
     """The texts between the brackets of a call; None where Python passes something else."""
     parts: list[str] = []
     by_place = True
@@ -166,7 +168,7 @@ def arguments(call: Call, style: Style) -> list[str] | None:
     return parts
 
 
-def _is_left_out(call: Call, parameter: Parameter, value: Any, style: Style) -> bool:
+def _is_left_out(call: SpelledCall, parameter: Parameter, value: Any, style: Style) -> bool:
     """Whether Python passes the value where nothing is written."""
     name = parameter.name
     if name in style.flags and call.mode.in_module and value == call.mode.training:
@@ -191,7 +193,7 @@ def _stands_by_place(parameter: Parameter, value: Any, style: Style, place: int)
     return not optional or isinstance(value, Operand)
 
 
-def _argument(call: Call, parameter: Parameter, value: Any, style: Style) -> str | None:
+def _argument(call: SpelledCall, parameter: Parameter, value: Any, style: Style) -> str | None:
     """One argument's text; None where Python has no word for it."""
     name = parameter.name
     if name in style.flags:
@@ -236,7 +238,7 @@ def words(text: str) -> list[str]:
 def function(name: str, style: Style | None = None, *, also: tuple[str, ...] = ()) -> Row:
     """``name(x, y, key=value)``; ``also`` are arguments that no parameter stands for."""
 
-    def row(call: Call) -> str | None:
+    def row(call: SpelledCall) -> str | None:
         parts = arguments(call, style or Style())
         return None if parts is None else f"{name}({', '.join([*parts, *also])})"
 
@@ -246,7 +248,7 @@ def function(name: str, style: Style | None = None, *, also: tuple[str, ...] = (
 def method(name: str, style: Style | None = None) -> Row:
     """``x.name(y, key=value)``."""
 
-    def row(call: Call) -> str | None:
+    def row(call: SpelledCall) -> str | None:
         parts = arguments(call, style or Style())
         return None if parts is None else f"({parts[0]}).{name}({', '.join(parts[1:])})"
 
@@ -256,7 +258,7 @@ def method(name: str, style: Style | None = None) -> Row:
 def infix(symbol: str, *, reflected: bool = False) -> Row:
     """``x + y``, or ``y - x`` where reflected; None where other arguments than two are given."""
 
-    def row(call: Call) -> str | None:
+    def row(call: SpelledCall) -> str | None:
         left, right, *others = parameters(call.op)
         if any(call.arguments[other.name] != other.default for other in others):
             return None

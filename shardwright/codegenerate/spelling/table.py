@@ -18,10 +18,10 @@ import torch
 
 from shardwright.codegenerate.spelling.forms import (
     ALWAYS,
-    Call,
     Mode,
     Operand,
     Row,
+    SpelledCall,
     Style,
     arguments,
     attribute,
@@ -179,19 +179,19 @@ def equality(name: str, symbol: str) -> Row:
     """``x == 2``, and ``torch.eq(x, True)``: linters take ``x == True`` for a mistake."""
     compared, called = infix(symbol), function(f"torch.{name}")
 
-    def row(call: Call) -> str | None:
+    def row(call: SpelledCall) -> str | None:
         has_truth = any(isinstance(value, bool) for value in call.arguments.values())
         return called(call) if has_truth else compared(call)
 
     return row
 
 
-def contiguous(call: Call) -> str | None:
+def contiguous(call: SpelledCall) -> str | None:
     """``x.contiguous()``, which Python does not call on a tensor that is contiguous."""
     return method("contiguous")(call) if call.operand("self").value.strides else None
 
 
-def to_device(call: Call) -> str | None:
+def to_device(call: SpelledCall) -> str | None:
     """``x.to(x.device, copy=True)``: without a dtype Python calls the overload with a layout."""
     same = torch_dtype(call.operand("self").value.dtype) == call.arguments["dtype"]
     strided = call.arguments["layout"] is torch.strided and call.arguments["pin_memory"] is None
@@ -201,7 +201,7 @@ def to_device(call: Call) -> str | None:
     return method("to", Style(order=order, front=2))(call)
 
 
-def arange(call: Call) -> str | None:
+def arange(call: SpelledCall) -> str | None:
     """``torch.arange(5)``; whole numbers are i64 without being told, a step of 1 is told."""
     ends = [call.arguments.get(name) for name in ("start", "end", "step")]
     whole = all(isinstance(end, int) for end in ends if end is not None)
@@ -209,7 +209,7 @@ def arange(call: Call) -> str | None:
     return function("torch.arange", Style(defaults=defaults, front=3))(call)
 
 
-def einsum(call: Call) -> str | None:
+def einsum(call: SpelledCall) -> str | None:
     """``torch.einsum("ij,jk->ik", x, y)``; of more tensors Python looks for a path itself."""
     tensors = call.arguments["tensors"]
     if len(tensors) > 2 or call.arguments["path"] is not None:
@@ -217,13 +217,13 @@ def einsum(call: Call) -> str | None:
     return f"torch.einsum({call.text('equation')}, {', '.join(map(text_of, tensors))})"
 
 
-def tensordot(call: Call) -> str:
+def tensordot(call: SpelledCall) -> str:
     """``torch.tensordot(x, y, dims=([1], [0]))``."""
     dims = f"({call.arguments['dims_self']}, {call.arguments['dims_other']})"
     return f"torch.tensordot({call.text('self')}, {call.text('other')}, dims={dims})"
 
 
-def meshgrid(call: Call) -> str:
+def meshgrid(call: SpelledCall) -> str:
     """``torch.meshgrid(x, y, indexing="ij")``."""
     tensors = ", ".join(map(text_of, call.arguments["tensors"]))
     return f"torch.meshgrid({tensors}, indexing={call.text('indexing')})"
@@ -235,13 +235,13 @@ TO_THE_END = 2**63 - 1
 """Where a slice without an end stops."""
 
 
-def select(call: Call) -> str | None:
+def select(call: SpelledCall) -> str | None:
     """``x[:, 0]``; a subscript says a dimension from the front."""
     dim, index = call.arguments["dim"], call.arguments["index"]
     return None if dim < 0 else _subscript(call, dim, str(index))
 
 
-def slice_(call: Call) -> str | None:
+def slice_(call: SpelledCall) -> str | None:
     """``x[:, 1:5]``, ``x[..., ::2]``; Python leaves out a slice that takes all."""
     dim, start, end, step = (call.arguments[name] for name in ("dim", "start", "end", "step"))
     length = call.operand("self").value.shape[dim]
@@ -252,7 +252,7 @@ def slice_(call: Call) -> str | None:
     return _subscript(call, dim, ":".join(texts + ([str(step)] if step != 1 else [])))
 
 
-def _subscript(call: Call, dim: int, text: str) -> str:
+def _subscript(call: SpelledCall, dim: int, text: str) -> str:
     """``x[:, text]``, with dots for what stands before the last dimension."""
     x = call.operand("self")
     is_last = dim == len(x.value.shape) - 1
@@ -260,7 +260,7 @@ def _subscript(call: Call, dim: int, text: str) -> str:
     return f"({x.text})[{', '.join([*before, text])}]"
 
 
-def index(call: Call) -> str | None:
+def index(call: SpelledCall) -> str | None:
     """``x[i]``, ``x[:, i, j]``; of whole numbers, or of bools."""
     indices = call.arguments["indices"]
     if not indices or indices[-1] is None or not all(map(_is_index, indices)):
@@ -274,7 +274,7 @@ def _is_index(item: Operand | None) -> bool:
     return item is None or (item.value.shape != () and item.value.dtype in ("i64", "i32", "bool"))
 
 
-def index_put(call: Call) -> str | None:
+def index_put(call: SpelledCall) -> str | None:
     """``x.index_put((i, j), values)``."""
     has_gaps = any(item is None for item in call.arguments["indices"])
     return None if has_gaps else method("index_put")(call)
@@ -312,13 +312,13 @@ def dropout(name: str, *, default: bool = True) -> Row:
     return function(f"F.{name}", Style(front=2, defaults=defaults, flags=("train",), rename=rename))
 
 
-def feature_dropout(call: Call) -> str | None:
+def feature_dropout(call: SpelledCall) -> str | None:
     """``F.dropout2d(x, 0.1)``, named by the number of dimensions."""
     rank = len(call.operand("input").value.shape)
     return dropout(f"dropout{rank - 2}d")(call) if rank in (3, 4, 5) else None
 
 
-def attention(call: Call) -> str | None:
+def attention(call: SpelledCall) -> str | None:
     """``F.scaled_dot_product_attention(q, k, v, dropout_p=0.1 if self.training else 0.0)``."""
     parts = arguments(call, Style(front=3))
     assert parts is not None
@@ -473,7 +473,7 @@ def spell(graph: IRGraph, node: IRNode, operands: Mapping[int, str], mode: Mode)
     What a node of several results gives is a tuple. Raises GraphError where the operator is not
     to be had, or where the node is a marker.
     """
-    call = Call.of(graph, node, operands, mode)
+    call = SpelledCall.of(graph, node, operands, mode)
     found = ROWS[node.op](call) if node.op in ROWS else None
     if found is None:
         found = function(_overload(call.op), _BY_SCHEMA)(call)

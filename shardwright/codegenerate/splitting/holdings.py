@@ -1,21 +1,30 @@
-"""What the slots of split stages hold, with collectives as nodes and borders as ports.
+"""What the slots of split stages hold, and nodes, written so that autograd's gradients are right.
 
-As `shardwright.building.holdings`, where communications stand between tasks; here they stand in
-the slots' graphs, and autograd goes through them. What always holds of gradients, along each axis:
+As `shardwright.building.holdings` and `localize`, where communications stand between tasks; here
+they are nodes of the slots' graphs, and autograd goes through them. Gradients along each axis:
 
     value       its gradient
     Shard       Shard, each slot has the gradient of its part
     Replicate   Replicate, all of it on every slot
     Partial     Replicate, since the gradient of a sum is that of each term
 
-Each collective keeps that, by its mirror. From one partition to another a value goes by a port: in
-the layout in which it is held, where both meshes are alike, so that slot gives to slot; whole from
-every slot to every slot, where they are not. Partial sums are added up first.
+Each collective keeps that, by its counterpart, and there is one wherever a slot's own backward
+would make less:
 
-Inputs are whole, but for the batch along an axis ``data``, of which a slot takes its part. A
-parameter is loaded once a partition, in the layout that is asked for first; other layouts are made
-of that, so that it has one gradient. Partitions that are tied by one load it in one layout, where
-their meshes are alike.
+    a whole that parts read       each slot makes the part that goes through its own work:
+                                  `copy_to_parts` adds them up, once a value for all parts
+    a term that the first adds    all slots read it, the others as zeros: `term_of_first`; so all
+                                  have its gradient, which is the sum's, and nothing is sent
+    what all parts make alike     one slot goes on with its gradient: `gradient_to_first`
+    a maximum of parts' maxima    made of the whole by every slot: equal elements share its gradient
+                                  evenly, wherever they are
+
+From one partition to another a value goes by a port: in the layout in which it is held, where both
+meshes are alike, so that slot gives to slot; whole from every slot to every slot, where they are
+not. Partial sums are added up first. Inputs are whole, but for the batch along an axis ``data``, of
+which a slot takes its part. A parameter is loaded once a partition, in the layout that is asked for
+first; other layouts are made of that, so that it has one gradient. Partitions that are tied by one
+load it in one layout, where their meshes are alike.
 """
 
 from __future__ import annotations

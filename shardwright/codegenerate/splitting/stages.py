@@ -1,16 +1,12 @@
 """Partitions whose work is split over the slots of a mesh: a stage a slot.
 
-Comes in: a graph, and the assignment of each of its nodes to slots. Goes out: a Program in which a
-partition has one stage a slot of its mesh. Nodes are written on slots as `localize` does for a
-pipeline file, with collectives as nodes (`split_holdings`) that keep gradients right
-(`split_nodes`).
-
-What always holds: the collectives of a partition's stages are the same, in one order, so that no
-two slots wait for each other, forward or in autograd's backward, which goes through nodes in the
-reverse of their order. A whole tensor, and a parameter that every slot has all of, gets its whole
-gradient on every slot, where the loss is computed from whole outputs on every slot alike. Where
-the batch is split along an axis ``data``, outputs that have it leave as slices: the loss is then
-the sum of what the slots make of their slices.
+Nodes are written on slots as building localizes them for a pipeline file, with collectives as nodes
+that keep gradients right (`holdings`). The collectives of a partition's stages are the same, in one
+order, so that no two slots wait for each other, forward or in autograd's backward, which goes
+through nodes in the reverse of their order. A whole tensor, and a parameter that every slot has all
+of, gets its whole gradient on every slot, where the loss is computed from whole outputs on every
+slot alike. Where the batch is split along an axis ``data``, outputs that have it leave as slices:
+the loss is then the sum of what the slots make of their slices.
 
 A port that is a slice is called ``x[0:4, 0:64]``, of the program's ``x``.
 """
@@ -31,7 +27,7 @@ from shardwright.clusters import Cluster, Mesh
 from shardwright.codegenerate.cutting import EndNames, PortNames, partition_numbers
 from shardwright.codegenerate.splitting.collectives import ALONE, is_collective
 from shardwright.codegenerate.splitting.holdings import StageHoldings, StageWriter, end_layout
-from shardwright.codegenerate.stage import Port, Program, Stage
+from shardwright.codegenerate.stage import Port, Stage, StageProgram
 from shardwright.errors import CodegenError
 from shardwright.ir import Builder, IRGraph, IRNode
 from shardwright.ir.inference import Inference
@@ -285,7 +281,7 @@ def split_stages(
     stages: Sequence[int] = (),
     training: bool = False,
     notes: Sequence[str] = (),
-) -> Program:
+) -> StageProgram:
     """The program of a graph whose nodes are assigned to these meshes.
 
     ``stages`` is the stage of each node, where they are numbered; else a partition is what one
@@ -341,7 +337,7 @@ class _Splitting:
         wanted = end_layout(held[0].layout, mesh)
         return holdings.leave(self.graph.values[value_id], held[0], mesh, wanted)
 
-    def program(self, training: bool, notes: Sequence[str]) -> Program:
+    def program(self, training: bool, notes: Sequence[str]) -> StageProgram:
         """The stages, with names for what enters and leaves them."""
         graph, names = self.graph, self.names.found
         partitions = tuple(
@@ -350,7 +346,7 @@ class _Splitting:
         )
         check_ties(partitions)
         drawn = [note for slots in partitions for note in draw_notes(slots, training=training)]
-        return Program(
+        return StageProgram(
             name=graph.name,
             partitions=partitions,
             inputs=tuple(names[value_id] for value_id in graph.inputs),

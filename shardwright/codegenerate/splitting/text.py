@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from shardwright.codegenerate.spelling.literals import quoted
 from shardwright.codegenerate.splitting.collectives import is_collective
-from shardwright.codegenerate.stage import Program, Stage
+from shardwright.codegenerate.stage import Stage, StageProgram
 from shardwright.ir import WITH_BACKWARD
 from shardwright.sharding.ranges import format_ranges
 
 PACKAGE = "shardwright.codegenerate.support"
-MODULES = ("functions", "slots", "exchanges", "slices")
+MODULES = ("functions", "exchanges", "slices")
 """In the order in which their definitions are pasted; each uses those before it."""
 
 
@@ -128,7 +128,7 @@ def is_split(stage: Stage) -> bool:
     return stage.mesh is not None
 
 
-def support_names(program: Program) -> list[str]:
+def support_names(program: StageProgram) -> list[str]:
     """The names of `shardwright.codegenerate.support` that a program's file uses."""
     stages = [stage for partition in program.partitions for stage in partition]
     nodes = [node for stage in stages for node in stage.graph.nodes]

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from shardwright.codegenerate.support.slots import Slots
+from shardwright.codegenerate.support.exchanges import Slots
 
 Slices = Mapping[str, tuple[str, tuple[int, ...], tuple[str, ...]]]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from shardwright.codegenerate.splitting.collectives import is_collective
-from shardwright.codegenerate.writing.layers import Layer, find_layer
+from shardwright.codegenerate.writing.layers import TorchLayer, find_layer
 from shardwright.codegenerate.writing.modules import Module, ModuleTree, is_under
 from shardwright.ir import IRGraph, IRNode, Scope
 from shardwright.ir.aliasing import memory_roots
@@ -25,16 +25,16 @@ from shardwright.ir.operators import is_random
 
 
 @dataclass(eq=False, slots=True)
-class Call:
+class ModuleCall:
     """A call of a module: the nodes it stands for; ``layer`` where it is one of torch.nn."""
 
     module: Module
     nodes: list[IRNode]
-    layer: Layer | None = None
+    layer: TorchLayer | None = None
 
 
-Item = IRNode | Call
-FindLayer = Callable[[Module, Sequence[IRNode]], Layer | None]
+Item = IRNode | ModuleCall
+FindLayer = Callable[[Module, Sequence[IRNode]], TorchLayer | None]
 """The layer that some nodes of a module are, all of them and nothing else."""
 
 
@@ -50,13 +50,13 @@ def arranged(
     ``nodes`` are those inside it; modules in ``shared`` have several callers, so none.
     """
     dissolved = set(shared)
-    calls: dict[Module, list[Call]] = {}
+    calls: dict[Module, list[ModuleCall]] = {}
     while True:
         items = _items(tree, module, nodes, dissolved, find_layer, calls)
         ordered, stuck = _ordered(nodes, items)
         if not stuck:
             return ordered
-        dissolved |= _not_together(nodes, [item for item in stuck if isinstance(item, Call)])
+        dissolved |= _not_together(nodes, [item for item in stuck if isinstance(item, ModuleCall)])
 
 
 def _items(
@@ -65,7 +65,7 @@ def _items(
     nodes: Sequence[IRNode],
     dissolved: set[Module],
     find_layer: FindLayer,
-    known: dict[Module, list[Call]],
+    known: dict[Module, list[ModuleCall]],
 ) -> list[Item]:
     """Own nodes as they are, those of inner modules as calls; without an order."""
     items: list[Item] = []
@@ -85,19 +85,19 @@ def _items(
     return items
 
 
-def _calls(module: Module, nodes: list[IRNode], find_layer: FindLayer) -> list[Call]:
+def _calls(module: Module, nodes: list[IRNode], find_layer: FindLayer) -> list[ModuleCall]:
     """One call, or several of one layer."""
     layer = find_layer(module, nodes)
     if layer is not None or len(nodes) == 1:
-        return [Call(module, nodes, layer)]
-    single = [Call(module, [node], find_layer(module, [node])) for node in nodes]
+        return [ModuleCall(module, nodes, layer)]
+    single = [ModuleCall(module, [node], find_layer(module, [node])) for node in nodes]
     first = single[0].layer
     if first is not None and all(_same_layer(first, call.layer) for call in single):
         return single
-    return [Call(module, nodes)]
+    return [ModuleCall(module, nodes)]
 
 
-def _same_layer(one: Layer, other: Layer | None) -> bool:
+def _same_layer(one: TorchLayer, other: TorchLayer | None) -> bool:
     if other is None or one.constructor != other.constructor:
         return False
     return dict(one.parameters) == dict(other.parameters)
@@ -157,7 +157,7 @@ def _dependencies(nodes: Sequence[IRNode]) -> Iterable[tuple[int, int]]:
         maker.update(dict.fromkeys(node.outputs, node.id))
 
 
-def _not_together(nodes: Sequence[IRNode], calls: Sequence[Call]) -> set[Module]:
+def _not_together(nodes: Sequence[IRNode], calls: Sequence[ModuleCall]) -> set[Module]:
     """The modules whose calls make a circle: those that do so alone, or else the smallest."""
     after: dict[int, list[int]] = {}
     for one, other in _dependencies(nodes):
@@ -167,7 +167,7 @@ def _not_together(nodes: Sequence[IRNode], calls: Sequence[Call]) -> set[Module]
     return alone or {min(several, key=lambda call: len(call.nodes)).module}
 
 
-def _comes_back(call: Call, after: dict[int, list[int]]) -> bool:
+def _comes_back(call: ModuleCall, after: dict[int, list[int]]) -> bool:
     """Whether what a call makes leaves it and comes back."""
     own = {node.id for node in call.nodes}
     open_ = [user for node in own for user in after.get(node, ()) if user not in own]
@@ -189,7 +189,7 @@ def keeps_its_place(node: IRNode) -> bool:
 
 def nodes_of(item: Item) -> list[IRNode]:
     """The nodes that an item stands for."""
-    return item.nodes if isinstance(item, Call) else [item]
+    return item.nodes if isinstance(item, ModuleCall) else [item]
 
 
 @dataclass(eq=False)
@@ -207,7 +207,7 @@ class Calls:
     graph: IRGraph
     tree: ModuleTree
     items: dict[Module, list[Item]] = field(default_factory=dict)
-    by_module: dict[Module, Call] = field(default_factory=dict)
+    by_module: dict[Module, ModuleCall] = field(default_factory=dict)
     updates: dict[Module, dict[int, int]] = field(default_factory=dict)
     nodes: dict[Module, frozenset[int]] = field(default_factory=dict)
 
@@ -263,7 +263,7 @@ def _add(
     calls.items[module] = items
     calls.nodes[module] = frozenset(node.id for node in nodes)
     left = dict(updates)
-    for call in (item for item in items if isinstance(item, Call)):
+    for call in (item for item in items if isinstance(item, ModuleCall)):
         before = calls.by_module.get(call.module)
         if before is not None and not _is_again(before, call):
             return call.module
@@ -278,13 +278,13 @@ def _add(
     return None
 
 
-def _is_again(before: Call, call: Call) -> bool:
+def _is_again(before: ModuleCall, call: ModuleCall) -> bool:
     """Whether a call is another one of the same layer."""
     one, other = before.layer, call.layer
     return one is not None and other is not None and one.constructor == other.constructor
 
 
-def _updates(calls: Calls, call: Call, old: int, new: int) -> bool:
+def _updates(calls: Calls, call: ModuleCall, old: int, new: int) -> bool:
     """Whether the called module changes the buffer ``old`` to ``new`` itself."""
     own = {node.id for node in call.nodes}
     if calls.graph.values[new].producer not in own:
@@ -315,7 +315,7 @@ class _Layers:
         self.outputs = {*graph.outputs}
         self.changed = {new: old for old, new in graph.updates.items()}
 
-    def find(self, module: Module, nodes: Sequence[IRNode]) -> Layer | None:
+    def find(self, module: Module, nodes: Sequence[IRNode]) -> TorchLayer | None:
         """The layer that ``nodes`` are, if they are that and nothing else."""
         if any(map(is_collective, nodes)):
             return None
@@ -334,7 +334,7 @@ class _Layers:
             found[value_id] = (under or homes)[0].path
         return found
 
-    def _is_whole(self, layer: Layer, module: Module, nodes: Sequence[IRNode]) -> bool:
+    def _is_whole(self, layer: TorchLayer, module: Module, nodes: Sequence[IRNode]) -> bool:
         own = {node.id for node in nodes}
         stored = set(layer.parameters.values())
         read = {v for node in nodes for v in node.inputs if self.graph.values[v].is_stored}
@@ -356,7 +356,7 @@ _COUNTERS = ("num_batches_tracked",)
 """Buffers of layers that no operator of theirs may read."""
 
 
-def _holds_all(layer: Layer, module: Module) -> bool:
+def _holds_all(layer: TorchLayer, module: Module) -> bool:
     """Whether the layer has a place for all that the module holds."""
     start = len(module.path) + 1 if module.path else 0
     held = {

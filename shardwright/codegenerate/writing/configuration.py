@@ -1,8 +1,6 @@
-"""The function of a generated file that makes its stages, and those that it calls.
+"""The function of a generated file that makes its stages, and those that it calls, from templates.
 
-Comes in: a Program, and the names of its classes. Goes out: the functions' texts, filled in from
-templates. What always holds: a stage gets the model's own parameters, or new ones where there is
-no model.
+A stage gets the model's own parameters, or new ones where there is no model.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from shardwright.codegenerate.spelling.literals import quoted
 from shardwright.codegenerate.splitting.text import by_slot, is_split
-from shardwright.codegenerate.stage import Port, Program
+from shardwright.codegenerate.stage import Port, StageProgram
 from shardwright.codegenerate.support.slices import piece_of
 from shardwright.codegenerate.writing.construction import untold
 from shardwright.errors import CodegenError
@@ -169,7 +167,7 @@ SPLIT = {
 """What the function has where partitions are split over slots, and where they are not."""
 
 
-def functions(program: Program) -> Iterator[str]:
+def functions(program: StageProgram) -> Iterator[str]:
     """What the function that makes the partitions calls."""
     split = is_split(program.partitions[0][0])
     if not split:
@@ -184,7 +182,7 @@ def functions(program: Program) -> Iterator[str]:
         yield WARN
 
 
-def configuration(program: Program, names: list[list[str]]) -> str:
+def configuration(program: StageProgram, names: list[list[str]]) -> str:
     """The function that makes the partitions; ``names`` are their classes, one a slot.
 
     Raises CodegenError where partitions have differently many slots.
@@ -224,7 +222,7 @@ def configuration(program: Program, names: list[list[str]]) -> str:
     )
 
 
-def _model_ports(program: Program, slot: int, names: Iterable[str]) -> Iterator[str]:
+def _model_ports(program: StageProgram, slot: int, names: Iterable[str]) -> Iterator[str]:
     """The ports by which a slot has the model's inputs or outputs: the whole, or its slices."""
     stages = [partition[slot] for partition in program.partitions]
     ports = [port.name for stage in stages for port in (*stage.inputs, *stage.outputs)]

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from shardwright.codegenerate.spelling.literals import quoted
-from shardwright.codegenerate.stage import Program, Stage
+from shardwright.codegenerate.stage import Stage, StageProgram
 from shardwright.codegenerate.writing.calls import Calls
 from shardwright.codegenerate.writing.classes import DICTIONARY, MODULE
 from shardwright.codegenerate.writing.contents import contents, empty, encoded
@@ -153,7 +153,7 @@ def is_told(graph: IRGraph, value: IRValue) -> bool:
     return _told(graph, value) is not None
 
 
-def untold(program: Program) -> list[str]:
+def untold(program: StageProgram) -> list[str]:
     """The names of buffers that only a model can fill."""
     graphs = [stage.graph for partition in program.partitions for stage in partition]
     pairs = ((graph, value) for graph in graphs for value in graph.stored())

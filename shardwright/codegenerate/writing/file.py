@@ -26,8 +26,8 @@ from shardwright.codegenerate.splitting.text import (
     support_names,
     taken_names,
 )
-from shardwright.codegenerate.stage import Port, Program, Stage
-from shardwright.codegenerate.writing.calls import Call, Calls, calls_of
+from shardwright.codegenerate.stage import Port, Stage, StageProgram
+from shardwright.codegenerate.writing.calls import Calls, ModuleCall, calls_of
 from shardwright.codegenerate.writing.classes import (
     MODULE,
     Classes,
@@ -52,17 +52,17 @@ SEQUENTIAL = "torch.nn.modules.container.Sequential"
 
 
 def write_stage(
-    program: Program, stage: Stage, classes: Classes, doc: Sequence[str], *, verbose: bool
+    program: StageProgram, stage: Stage, classes: Classes, doc: Sequence[str], *, verbose: bool
 ) -> str:
     """Define the classes of a stage; gives the name of its own."""
-    return _Writer(program, stage, classes, tuple(doc), verbose).write().kind
+    return _StageClassWriter(program, stage, classes, tuple(doc), verbose).write().kind
 
 
 @dataclass(eq=False)
-class _Writer:
+class _StageClassWriter:
     """Writes the classes of one stage."""
 
-    program: Program
+    program: StageProgram
     stage: Stage
     classes: Classes
     doc: tuple[str, ...]
@@ -138,7 +138,7 @@ class _Writer:
 
     def _sequential(self, module: Module) -> Made | None:
         """A module as an nn.Sequential, where its calls are a chain of its children."""
-        calls = [item for item in self.calls.items[module] if isinstance(item, Call)]
+        calls = [item for item in self.calls.items[module] if isinstance(item, ModuleCall)]
         children = [call.module for call in calls]
         others = {m for m in self.construction.children(module) if m not in children}
         whole = len(calls) == len(self.calls.items[module]) and len(set(children)) == len(children)
@@ -180,7 +180,7 @@ from torch import Tensor, nn
 """All that a file may need; those that nothing uses are left out when it is formatted."""
 
 
-def file_text(program: Program, *, verbose: bool = False) -> str:
+def file_text(program: StageProgram, *, verbose: bool = False) -> str:
     """The text of a program's file. Raises CodegenError where a partition cannot be written."""
     support = pasted(support_names(program))
     classes = Classes((*_class_names(program), *taken_names(), "create_pipeline_configuration"))
@@ -205,7 +205,7 @@ def file_text(program: Program, *, verbose: bool = False) -> str:
     return "\n\n".join(parts)
 
 
-def _class_names(program: Program) -> list[str]:
+def _class_names(program: StageProgram) -> list[str]:
     """The names that stages may have: of a split partition one a slot, too."""
     stages = [stage for partition in program.partitions for stage in partition]
     slots = [f"{stage.name}Slot{stage.index}" for stage in stages if is_split(stage)]
@@ -215,7 +215,7 @@ def _class_names(program: Program) -> list[str]:
 # --- header ---------------------------------------------------------------------------------------
 
 
-def _header(program: Program) -> str:
+def _header(program: StageProgram) -> str:
     count = len(program.partitions)
     what = f"{program.name} in {count} partitions" if count > 1 else f"{program.name} as one module"
     lost = " In evaluation there is no dropout: `train()` does not bring it back."
@@ -247,7 +247,7 @@ def _paragraph(text: str) -> list[str]:
     return textwrap.wrap(text, 100, break_long_words=False)
 
 
-def _modules(program: Program) -> list[str]:
+def _modules(program: StageProgram) -> list[str]:
     """Modules that register operators which torch does not bring. Raises CodegenError."""
     stages = (stage for partition in program.partitions for stage in partition)
     found = {node.op: None for stage in stages for node in stage.graph.nodes if "." in node.op}
@@ -283,7 +283,7 @@ def module_of(op: str) -> str | None:
 # --- stages ---------------------------------------------------------------------------------------
 
 
-def _stage_doc(program: Program, stage: Stage) -> Iterator[str]:
+def _stage_doc(program: StageProgram, stage: Stage) -> Iterator[str]:
     number = [partition[0].name for partition in program.partitions].index(stage.name)
     of = f"Partition {number} of {program.name}" if program.partitions[1:] else program.name
     yield f'"""{described(of)}.'

@@ -14,8 +14,8 @@ from shardwright.codegenerate.spelling.forms import Mode
 from shardwright.codegenerate.spelling.literals import quoted
 from shardwright.codegenerate.spelling.table import is_typed, spell
 from shardwright.codegenerate.splitting.collectives import is_collective, spell_collective
-from shardwright.codegenerate.stage import Program, Stage
-from shardwright.codegenerate.writing.calls import Call, Calls, Item, keeps_its_place
+from shardwright.codegenerate.stage import Stage, StageProgram
+from shardwright.codegenerate.writing.calls import Calls, Item, ModuleCall, keeps_its_place
 from shardwright.codegenerate.writing.classes import DICTIONARY, Classes, spell_with_backward
 from shardwright.codegenerate.writing.construction import Construction, number_range
 from shardwright.codegenerate.writing.modules import Home, Module
@@ -53,7 +53,7 @@ class ModuleForward:
         self.calls, self.construction, self.module = calls, construction, module
         self.items = calls.items[module]
         self.updates = calls.updates[module]
-        called = [item.module for item in self.items if isinstance(item, Call)]
+        called = [item.module for item in self.items if isinstance(item, ModuleCall)]
         self.made = {inner: construction.made(inner) for inner in called}
         self._read = [v for item in self.items for v in self._reads(item)]
         self.stored = dict(self._stored())
@@ -102,20 +102,20 @@ class ModuleForward:
         # New contents leave the module where they replace what a buffer around it holds.
         inside = set(self.updates.values())
         for item in self.items:
-            if isinstance(item, Call):
+            if isinstance(item, ModuleCall):
                 inside |= self._changes(item)
         leaving = {*self.graph.outputs, *(set(self.graph.updates.values()) - inside)}
         made = (v for item in self.items for v in self._makes(item) if v is not None)
         return tuple(v for v in made if v in leaving or self.calls.is_read_outside(self.module, v))
 
-    def _changes(self, call: Call) -> set[int]:
+    def _changes(self, call: ModuleCall) -> set[int]:
         """New contents that a called module keeps."""
         if call.layer is not None:
             own = set(call.layer.parameters.values())
             return {new for old, new in self.graph.updates.items() if old in own}
         found = set(self.calls.updates.get(call.module, {}).values())
         for item in self.calls.items.get(call.module, ()):
-            if isinstance(item, Call):
+            if isinstance(item, ModuleCall):
                 found |= self._changes(item)
         return found
 
@@ -128,7 +128,7 @@ class ModuleForward:
 
     # --- steps --------------------------------------------------------------------------------
 
-    def steps(self, program: Program, classes: Classes, *, verbose: bool) -> ForwardSteps:
+    def steps(self, program: StageProgram, classes: Classes, *, verbose: bool) -> ForwardSteps:
         """What the forward does, to be written."""
         ends = [*self.results, *self.updates.values()]
         needed = {*ends, *self._read}
@@ -162,7 +162,9 @@ class ModuleForward:
         """How a buffer that the forward changes is reached."""
         return self.construction.tensor(self.module, next(self._homes_inside(value_id)))
 
-    def _operator(self, node: IRNode, needed: set[int], program: Program, classes: Classes) -> Step:
+    def _operator(
+        self, node: IRNode, needed: set[int], program: StageProgram, classes: Classes
+    ) -> Step:
         def write(operands: Mapping[int, str]) -> str:
             if is_collective(node):
                 return spell_collective(node, operands)
@@ -182,7 +184,7 @@ class ModuleForward:
             source=node.source,
         )
 
-    def _call(self, call: Call, needed: set[int]) -> Step:
+    def _call(self, call: ModuleCall, needed: set[int]) -> Step:
         callee = self.construction.module(self.module, call.module)
         reads, makes, source = self._reads(call), self._makes(call), self._source(call)
         return Step(
@@ -219,7 +221,7 @@ class ModuleForward:
         for start, stop, carried in reversed(chains(calls, uses)):
             chain = [call for call in calls[start:stop] if call is not None]
             first = self.items[start]
-            assert isinstance(first, Call)
+            assert isinstance(first, ModuleCall)
             parent = first.module.parent or self.module
             siblings = [child.name for child in self.construction.children(parent)]
             loops.append(as_loop(chain, carried, siblings))
@@ -228,7 +230,7 @@ class ModuleForward:
 
     def _sibling_call(self, item: Item) -> SiblingCall | None:
         """An item as a call of one of several modules that stand beside one another."""
-        if not isinstance(item, Call) or is_plain(item.module.name):
+        if not isinstance(item, ModuleCall) or is_plain(item.module.name):
             return None
         parent = item.module.parent or self.module
         if parent is self.module or self.construction.made(parent).kind != DICTIONARY:
@@ -244,7 +246,7 @@ class ModuleForward:
 
     # --- names --------------------------------------------------------------------------------
 
-    def _names(self, program: Program) -> dict[int, str]:
+    def _names(self, program: StageProgram) -> dict[int, str]:
         steps = [self._named_step(item) for item in self.items]
         outward = [*self.results, *self.updates.values()]
         names = wanted_names(self.graph, steps, self.arguments, outward)
@@ -266,7 +268,7 @@ class ModuleForward:
         gives = (item.module.name,) if named else made.gives
         return NamedStep(self._reads(item), makes, self._source(item), made.takes, gives)
 
-    def _source(self, call: Call) -> Source | None:
+    def _source(self, call: ModuleCall) -> Source | None:
         """Where a module is called, as far as it is known."""
         if call.layer is not None:
             return call.nodes[0].source

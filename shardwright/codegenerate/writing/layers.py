@@ -26,7 +26,7 @@ from shardwright.ir.tensor_meta import torch_dtype
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class TorchLayer:
     """A layer of torch.nn, ``nn.LayerNorm(768)``.
 
     ``arguments`` and ``results`` are value ids of its call, in order; ``parameters`` has its
@@ -40,14 +40,14 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeCall:
+class LayerCall:
     """A node of a module: its arguments by the schema's names, tensors as values."""
 
     node: IRNode
     arguments: Mapping[str, Any]
 
     @classmethod
-    def of(cls, node: IRNode, values: Mapping[int, IRValue]) -> NodeCall:
+    def of(cls, node: IRNode, values: Mapping[int, IRValue]) -> LayerCall:
         """The node's call."""
         inputs = [values[i] for i in node.inputs]
         return cls(node, named_arguments(resolve(node.op), inputs, node.attrs))
@@ -68,7 +68,7 @@ class NodeCall:
 
 # --- the table ------------------------------------------------------------------------------------
 
-Texts = Mapping[str, Callable[[NodeCall], str]]
+Texts = Mapping[str, Callable[[LayerCall], str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class LayerRow:
     own: tuple[str, ...] = ()
     texts: Texts = field(default_factory=dict)
     places: int = 0
-    fits: Callable[[NodeCall], bool] = lambda call: True
+    fits: Callable[[LayerCall], bool] = lambda call: True
 
 
 WEIGHT = ("weight",)
@@ -111,23 +111,23 @@ def _short(value: Any) -> str:
     return text_of(value)
 
 
-def _size(tensor: str, dim: int) -> Callable[[NodeCall], str]:
+def _size(tensor: str, dim: int) -> Callable[[LayerCall], str]:
     return lambda call: str(call.shape(tensor)[dim])
 
 
-def _has(name: str) -> Callable[[NodeCall], str]:
+def _has(name: str) -> Callable[[LayerCall], str]:
     return lambda call: str(call.has(name))
 
 
-def _has_bias(call: NodeCall) -> str:
+def _has_bias(call: LayerCall) -> str:
     return str(call.has("bias") or not call.has("weight"))
 
 
-def _no_bias_alone(call: NodeCall) -> bool:
+def _no_bias_alone(call: LayerCall) -> bool:
     return call.has("weight") or not call.has("bias")
 
 
-def _number_or_sizes(call: NodeCall) -> str:
+def _number_or_sizes(call: LayerCall) -> str:
     shape = call["normalized_shape"]
     return text_of(shape[0] if len(shape) == 1 else shape)
 
@@ -159,7 +159,7 @@ def _statistical(flag: str, rank: tuple[int, ...], *, kept: bool) -> LayerRow:
 def _convolution(ops: tuple[str, ...], into: int, out: int) -> LayerRow:
     """Convolutions, whose weight has these dimensions for channels in and out."""
 
-    def channels(dim: int) -> Callable[[NodeCall], str]:
+    def channels(dim: int) -> Callable[[LayerCall], str]:
         return lambda call: str(call.shape("weight")[dim] * (call["groups"] if dim == 1 else 1))
 
     texts = {
@@ -174,7 +174,7 @@ def _convolution(ops: tuple[str, ...], into: int, out: int) -> LayerRow:
 def _pool(op: str) -> LayerRow:
     """Pools; a stride that is the kernel is not said."""
 
-    def stride(call: NodeCall) -> str:
+    def stride(call: LayerCall) -> str:
         return "None" if call["stride"] == call["kernel_size"] else _short(call["stride"])
 
     return LayerRow((op,), texts={"stride": stride}, fits=lambda call: bool(call["stride"]))
@@ -182,10 +182,10 @@ def _pool(op: str) -> LayerRow:
 
 def _padding(mode: str, *, valued: bool = False) -> LayerRow:
     """``1``, ``(1, 0), 0.5``."""
-    texts: dict[str, Callable[[NodeCall], str]] = {"padding": lambda call: _short(call["pad"])}
+    texts: dict[str, Callable[[LayerCall], str]] = {"padding": lambda call: _short(call["pad"])}
     constant = mode == "constant"
 
-    def fits(call: NodeCall) -> bool:
+    def fits(call: LayerCall) -> bool:
         value = call["value"]
         return call["mode"] == mode and (value is None) != constant and (valued or not value)
 
@@ -204,7 +204,7 @@ def _dropout(op: str) -> LayerRow:
     return LayerRow((op,), places=1, fits=lambda call: bool(call["train"]))
 
 
-def _is_relu6(call: NodeCall) -> bool:
+def _is_relu6(call: LayerCall) -> bool:
     return (call.arguments.get("min_val", 0), call.arguments.get("max_val", 6)) == (0, 6)
 
 
@@ -326,7 +326,7 @@ def _default(value: Any) -> str:
     return text_of(value) if known else repr(value)
 
 
-def _texts(cls: str, row: LayerRow, call: NodeCall) -> list[str] | None:
+def _texts(cls: str, row: LayerRow, call: LayerCall) -> list[str] | None:
     """The constructor's arguments, but for the dtype; None where no such layer has that call."""
     constructor = _constructor(cls)
     taken = {parameter.name for parameter in constructor} | {*_READ_OTHERWISE}
@@ -360,7 +360,7 @@ def find_layer(
     names: Mapping[int, str],
     *,
     training: bool,
-) -> Layer | None:
+) -> TorchLayer | None:
     """The layer whose one call is ``nodes``, in order, of the module of a scope.
 
     ``names`` has the full path of every stored value, ``h.0.ln_1.weight``; ``training`` is the
@@ -369,7 +369,7 @@ def find_layer(
     """
     package, _, cls = scope.cls.rpartition(".")
     row = LAYERS.get(cls) if f"{package}.".startswith("torch.nn.modules.") else None
-    calls = [NodeCall.of(node, graph.values) for node in nodes]
+    calls = [LayerCall.of(node, graph.values) for node in nodes]
     if row is None or not all(_follows(call, training) for call in calls):
         return None
     if tuple(node.op for node in nodes) == _TRAINED_NORM and cls.startswith("BatchNorm"):
@@ -397,7 +397,7 @@ def _is_broadcast_alone(graph: IRGraph, nodes: Sequence[IRNode]) -> bool:
     )
 
 
-def _follows(call: NodeCall, training: bool) -> bool:
+def _follows(call: LayerCall, training: bool) -> bool:
     """Whether a call's flag of training, if it goes by one, is the model's."""
     if STATISTICS[0] in call.arguments and not call.has(STATISTICS[0]):
         return True  # without statistics of its own it does one thing in both modes
@@ -420,14 +420,14 @@ def _layer(
     arguments: tuple[int, ...],
     results: tuple[int, ...],
     own: Mapping[str, IRValue],
-) -> Layer | None:
+) -> TorchLayer | None:
     """The layer with its dtype; None where its parameters are of several."""
     dtypes = {value.dtype for value in own.values() if torch_dtype(value.dtype).is_floating_point}
     if texts is None or len(dtypes) > 1:
         return None
     said = [f"dtype={torch_dtype(dtype)}" for dtype in dtypes if dtype != "f32"]
     stored = {name: value.id for name, value in own.items()}
-    return Layer(f"nn.{cls}({', '.join(texts + said)})", arguments, results, stored)
+    return TorchLayer(f"nn.{cls}({', '.join(texts + said)})", arguments, results, stored)
 
 
 # --- batch norm in training -----------------------------------------------------------------------
@@ -441,8 +441,8 @@ def _batch_norm_in_training(
     names: Mapping[int, str],
     cls: str,
     row: LayerRow,
-    calls: Sequence[NodeCall],
-) -> Layer | None:
+    calls: Sequence[LayerCall],
+) -> TorchLayer | None:
     """It counts the batches and moves its statistics, which the graph has as updates."""
     count, norm = calls
     own = {name: norm[name] for name in row.own if norm.has(name)}

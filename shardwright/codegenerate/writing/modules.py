@@ -1,12 +1,9 @@
 """The modules of a stage: which there are, what each holds, and to which each node belongs.
 
-Comes in: a stage's graph, whose nodes know the modules around them and whose stored values know
-their names. Goes out: a tree of `Module`. What always holds: every name of every stored value has
-its place in the tree, so that a state dict has the original's names; a node belongs to the deepest
-module around it, of those that lie in one another by their paths.
-
-A module that is called under another name than its first, as T5's ``shared`` is in its encoder, is
-found under that name by the parameters that it shares.
+Every name of every stored value has its place in the tree, so that a state dict has the original's
+names; a node belongs to the deepest module around it, of those that lie in one another by their
+paths. A module that is called under another name than its first, as T5's ``shared`` is in its
+encoder, is found under that name by the parameters that it shares.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 
-from shardwright.codegenerate.stage import Program
+from shardwright.codegenerate.stage import StageProgram
 from shardwright.ir import IRGraph, IRNode, IRValue, Scope
 
 
@@ -110,7 +107,7 @@ def is_under(path: str, other: str) -> bool:
     return path.startswith(f"{other}.") if other else bool(path)
 
 
-def model_names(program: Program) -> frozenset[str]:
+def model_names(program: StageProgram) -> frozenset[str]:
     """The names that the model has for its tensors, in whichever stage they are."""
     stages = (stage for partition in program.partitions for stage in partition)
     stored = (value for stage in stages for value in stage.graph.stored())

@@ -1,8 +1,7 @@
 """What the program's own text says about its calls: the statement, and its variables' names.
 
-Comes in: files and lines that nodes came from. Goes out: for each the statement that covers it,
-where the file can be read and is Python. What always holds: nothing here is needed to write
-correct code; without the files there are fewer comments and plainer names.
+Nothing here is needed to write correct code: without the files there are fewer comments and plainer
+names.
 """
 
 from __future__ import annotations

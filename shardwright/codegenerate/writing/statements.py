@@ -111,7 +111,7 @@ class ForwardSteps:
 
 
 @dataclass(slots=True)
-class Line:
+class StatementLine:
     """A statement: its text, the comment above it, and the names that it reads and writes.
 
     ``large`` are those of them that stand for tensors worth deleting.
@@ -129,7 +129,7 @@ class Body(NamedTuple):
 
     arguments: tuple[str, ...]
     results: tuple[str, ...]
-    lines: list[Line]
+    lines: list[StatementLine]
 
 
 class _Nested(NamedTuple):
@@ -160,7 +160,7 @@ class _BodyWriter:
                 self.reader.setdefault(value_id, at)
         self.held = _HeldNames(work, self.uses)
         self.nested: dict[int, _Nested] = {}
-        self.statements = _Lines()
+        self.statements = _LineWriter()
 
     def write(self) -> Body:
         arguments = tuple(self.held.take(value_id) for value_id in self.work.arguments)
@@ -248,7 +248,7 @@ class _BodyWriter:
         target += ": Tensor" if annotated and new else ""
         text = f"{target} = {written.expression}" if target else written.expression
         large |= self.held.names(self.work.large.intersection(made))
-        line = Line(text, reads=reads, writes=writes, large=large)
+        line = StatementLine(text, reads=reads, writes=writes, large=large)
         self.statements.add(line, step.source)
         self.statements.declare(new, None if annotated else line)
         if len(writes) > 1 and not written.typed:
@@ -270,7 +270,7 @@ class _BodyWriter:
         names[loop.carried] = name
         call = f"{name} = {loop.callee}({', '.join(names)})"
         text = f"for {loop.item} in {loop.over}:\n    {call}"
-        self.statements.add(Line(text, reads=reads | {name}, writes=(name,)))
+        self.statements.add(StatementLine(text, reads=reads | {name}, writes=(name,)))
         self.held.release(loop.last)
 
     def _begin_loop(self, loop: Loop, first: str) -> str:
@@ -280,7 +280,9 @@ class _BodyWriter:
         annotation = ": Tensor" if self.statements.is_new(name) else ""
         self.statements.annotate(name)
         self.statements.declare([name])
-        self.statements.add(Line(f"{name}{annotation} = {first}", reads=reads, writes=(name,)))
+        self.statements.add(
+            StatementLine(f"{name}{annotation} = {first}", reads=reads, writes=(name,))
+        )
         return name
 
     # --- the end ----------------------------------------------------------------------------
@@ -295,27 +297,31 @@ class _BodyWriter:
                 if value_id not in self.held:
                     old = self.held.expression(value_id)
                     name = self.held.take(value_id, "kept")
-                    self.statements.add(Line(f"{name} = {old}", writes=(name,)))
+                    self.statements.add(StatementLine(f"{name} = {old}", writes=(name,)))
         for buffer, value_id in self.work.updates:
             text += f"\n    {buffer}.copy_({self.held.expression(value_id)})"
             reads |= self.held.names([value_id])
-        self.statements.add(Line(text, reads=reads))
+        self.statements.add(StatementLine(text, reads=reads))
 
     def _return(self) -> tuple[str, ...]:
         """The return; gives the names of what is returned."""
         results = self.work.results
         if not results:
-            self.statements.add(Line("return ()"))
+            self.statements.add(StatementLine("return ()"))
             return ()
         if len(results) == 1 and results[0] in self.nested:
             (written,) = self.nested.values()
             step = self.work.steps[-1]
             source = step.source if isinstance(step, Step) else None
-            line = Line(f"return {written.expression}", reads=self.held.names(written.holds))
+            line = StatementLine(
+                f"return {written.expression}", reads=self.held.names(written.holds)
+            )
             self.statements.add(line, source)
             return (self.work.names[results[0]],)
         names = tuple(self.held.expression(value_id) for value_id in results)
-        self.statements.add(Line(f"return {', '.join(names)}", reads=self.held.names(results)))
+        self.statements.add(
+            StatementLine(f"return {', '.join(names)}", reads=self.held.names(results))
+        )
         if len(names) == 1 and names[0] in self.statements.untyped:
             self.statements.annotate(names[0])
         return names
@@ -380,20 +386,20 @@ class _HeldNames:
             self._variables.free(self._names[value_id])
 
 
-class _Lines:
+class _LineWriter:
     """The lines so far, and what is known of the types of the variables that they write.
 
     ``untyped`` are variables that a type checker takes for Any.
     """
 
     def __init__(self) -> None:
-        self.lines: list[Line] = []
+        self.lines: list[StatementLine] = []
         self.untyped: set[str] = set()
-        self._first: dict[str, Line | None] = {}
+        self._first: dict[str, StatementLine | None] = {}
         """The line that writes a variable first; None where it is known to be a tensor."""
         self._place: tuple[str, int] | None = None
 
-    def add(self, line: Line, source: Source | None = None) -> None:
+    def add(self, line: StatementLine, source: Source | None = None) -> None:
         """Write a line that does what the program does there."""
         place = origins.place(source) if source else None
         if source is not None and place != self._place:
@@ -405,7 +411,7 @@ class _Lines:
         """Whether no line writes a variable yet."""
         return name not in self._first
 
-    def declare(self, names: Iterable[str], line: Line | None = None) -> None:
+    def declare(self, names: Iterable[str], line: StatementLine | None = None) -> None:
         """New variables are written first by a line, or known to be tensors."""
         self._first.update(dict.fromkeys(names, line))
 
@@ -422,7 +428,7 @@ class _Lines:
             line.text = f"{name}: Tensor{line.text.removeprefix(name)}"
         else:
             at = next(at for at, other in enumerate(self.lines) if other is line)
-            self.lines.insert(at, Line(f"{name}: Tensor", line.comment))
+            self.lines.insert(at, StatementLine(f"{name}: Tensor", line.comment))
             line.comment = ""
         self._first[name] = None
         self.untyped.discard(name)
@@ -431,7 +437,7 @@ class _Lines:
 # --- deletions ------------------------------------------------------------------------------------
 
 
-def _with_deletions(lines: Sequence[Line], kept: set[str]) -> Iterable[Line]:
+def _with_deletions(lines: Sequence[StatementLine], kept: set[str]) -> Iterable[StatementLine]:
     """The lines, with names deleted that nothing reads for long: their tensors may be large."""
     dead: list[str] = []
     for at, (line, idle) in enumerate(zip(lines, _idle_after(lines), strict=True)):
@@ -440,11 +446,11 @@ def _with_deletions(lines: Sequence[Line], kept: set[str]) -> Iterable[Line]:
         dead += [name for name in idle if name not in kept and name not in dead]
         ahead = len(lines) - at - 1
         if dead and ahead >= FREED_BEFORE and lines[at + 1].comment:
-            yield Line(f"del {', '.join(dead)}")
+            yield StatementLine(f"del {', '.join(dead)}")
             dead = []
 
 
-def _idle_after(lines: Sequence[Line]) -> list[list[str]]:
+def _idle_after(lines: Sequence[StatementLine]) -> list[list[str]]:
     """Of each line the large names that nothing reads, or that are written first and not soon."""
     found: list[list[str]] = []
     read: set[str] = set()
