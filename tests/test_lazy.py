@@ -21,7 +21,7 @@ HEAVY = {
     *("transformers", "hypothesis", "sympy", "torch.export._trace", "torch._dynamo"),
     *("torch._inductor", "torch.distributed.checkpoint", "torch.utils.data.dataloader"),
     *("shardwright.planning.plan", "shardwright.building", "shardwright.codegenerate"),
-    *("shardwright.tracing.export", "shardwright.cli"),
+    *("shardwright.tracing.tracer", "shardwright.cli"),
 }
 LOADED = """
 import json, sys, torch

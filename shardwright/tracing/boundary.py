@@ -21,12 +21,12 @@ from shardwright.ir.tensor_meta import dtype_name
 from shardwright.ir.values import IRValue
 from shardwright.torch_internals import unsaved_buffers
 from shardwright.tracing.emitter import GraphEmitter
-from shardwright.tracing.export import TracedProgram
 from shardwright.tracing.failures import CaptureWarning, line_before
 from shardwright.tracing.flat import PREFIX, FlatModel, parts_of
 from shardwright.tracing.functionalize import Functionalizer
 from shardwright.tracing.memory import Owner, TensorView
 from shardwright.tracing.origins import Scopes
+from shardwright.tracing.tracer import TracedProgram
 
 
 @dataclass(eq=False)

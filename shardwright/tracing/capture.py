@@ -5,7 +5,7 @@ afterwards what it was before, on every path, and whatever cannot be captured is
 the program's line.
 
     structure        the call is taken apart into tensors          ir.structure, flat
-    trace            the flat model runs on fake tensors           export
+    trace            the flat model runs on fake tensors           tracer
     functionalize    its program becomes nodes, in one pass        functionalize
     finish           ends are named, dead nodes dropped            boundary
 """
@@ -29,8 +29,8 @@ from shardwright.ir.graph import IRGraph
 from shardwright.ir.structure import Arguments, Tree, describe_arguments, flatten_call, rebuild
 from shardwright.ir.values import IRValue
 from shardwright.tracing.boundary import TracedGraph, contents_of
-from shardwright.tracing.export import export_flat
 from shardwright.tracing.flat import FlatModel, check_wrapped
+from shardwright.tracing.tracer import trace_program
 
 
 def capture(
@@ -54,7 +54,7 @@ def capture(
     arguments, tensors = _take_apart(model, args, kwargs or {})
     flat = FlatModel(model, arguments)
     contents = contents_of(model)
-    program = export_flat(flat, tensors)
+    program = trace_program(flat, tensors)
     graph = TracedGraph(name or type(model).__name__, flat, program, contents).finish(2)
     graph.training = model.training
     return graph

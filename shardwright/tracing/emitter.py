@@ -1,4 +1,4 @@
-"""Writing nodes while a program is translated, with gradients as they flow in the program.
+"""Writing nodes of a traced program, with gradients as they flow in the program.
 
 Nodes are under the scopes and the source line of the program's call at hand. What the program makes
 without gradient is hidden: it is detached where something that records gradients reads it, and

@@ -87,7 +87,7 @@ def _autocast() -> tuple[tuple[str, torch.dtype], ...]:
 
 
 def note_of(node: torch.fx.Node) -> Note | None:
-    """The note on a node; None where export made the node without calling an operator."""
+    """The note on a node; None where the tracer made it without a call of an operator."""
     note: Note | None = node.meta.get(_KEY)
     return note
 

@@ -146,7 +146,7 @@ class Rates:
 
 
 def _is_like(found: Any, known: Any) -> bool:
-    """Whether what a checkpoint kept could stand in the place of what a scheduler has."""
+    """Whether what a checkpoint kept could be what a scheduler has."""
     if isinstance(known, float | int) and not isinstance(known, bool):
         return isinstance(found, float | int)
     if isinstance(known, list) and isinstance(found, list):

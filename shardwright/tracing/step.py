@@ -6,7 +6,7 @@ caller's parameters, gradients, optimizers, schedulers, buffers, random numbers 
 are afterwards what they were, on every path.
 
     find             models, optimizers and tensors the step closes over     closures, step_model
-    trace            the step runs on fake tensors and leaves effects        export, recorder
+    trace            the step runs on fake tensors and leaves effects        tracer, recorder
     functionalize    its program becomes nodes, effects become markers       boundary, effects
     dropout          becomes a function of place and a counter               dropout
 """
@@ -31,11 +31,11 @@ from shardwright.tracing.boundary import TracedGraph
 from shardwright.tracing.closures import find_closure, unchanged
 from shardwright.tracing.dropout import philox_dropout
 from shardwright.tracing.effects import EffectEmitter
-from shardwright.tracing.export import TracedProgram, export_flat, one_at_a_time
 from shardwright.tracing.failures import CaptureWarning, line_before
 from shardwright.tracing.flat import FlatModel
 from shardwright.tracing.recorder import Recorder
 from shardwright.tracing.step_model import ROOTS, StepModel
+from shardwright.tracing.tracer import TracedProgram, one_at_a_time, trace_program
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def capture_step(
     with one_at_a_time(), unchanged(closure) as changed:
         recorder = Recorder(StepModel(closure), closure)
         flat = _FlatStep(step_fn, recorder, arguments)
-        program = export_flat(flat, tensors, stacklevel=3)
+        program = trace_program(flat, tensors, stacklevel=3)
     for variable in dict.fromkeys(changed):
         warnings.warn(_CHANGES.format(name=variable), CaptureWarning, stacklevel=2)
     step = StepGraph(name, flat, program, recorder)

@@ -17,7 +17,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from shardwright.errors import CaptureError
 from shardwright.ir.values import Source
 from shardwright.tracing import CaptureWarning, capture, compile_ir
-from shardwright.tracing.export import harmless_answer
+from shardwright.tracing.failures import harmless_answer
 from tests.tracing.equality import Module, captured
 
 

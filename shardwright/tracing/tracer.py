@@ -94,7 +94,7 @@ class TracedProgram:
     left_out: tuple[Source, ...]
 
 
-def export_flat(
+def trace_program(
     flat: FlatModel, tensors: list[torch.Tensor], *, stacklevel: int = 2
 ) -> TracedProgram:
     """The program of ``flat`` on tensors like ``tensors``. Raises CaptureError.
