@@ -88,5 +88,9 @@ def plain(op: str) -> Case:
 
 ELEMENTWISE: list[Case] = [
     *SPECIAL,
-    *(plain(op) for op in ROWS if op not in {special.op for special in SPECIAL}),
+    *(
+        plain(op)
+        for op, row in ROWS.items()
+        if row.rule is not None and op not in {special.op for special in SPECIAL}
+    ),
 ]
