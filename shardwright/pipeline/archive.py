@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 import struct
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 import numpy as np
@@ -71,36 +71,12 @@ class _Config(msgspec.Struct):
     config: dict[str, _Payload]
 
 
-@dataclass(frozen=True, slots=True)
-class ArchiveTensor:
-    """One tensor of an archive: ``size`` bytes of the file from ``start`` hold its storage."""
+class StoredTensor(NamedTuple):
+    """A tensor of a file: its shape, its dtype by short name, and what reads a part of it."""
 
-    path: Path
-    start: int
-    size: int
     shape: tuple[int, ...]
     dtype: str
-    strides: tuple[int, ...]
-    offset: int
-
-    def mapped(self) -> torch.Tensor:
-        """The tensor, mapped from the file; a write to it stays in memory.
-
-        Raises RuntimeError or ValueError where the file is shorter than it says.
-        """
-        if not math.prod(self.shape):
-            return torch.empty(self.shape, dtype=torch_dtype(self.dtype))
-        data = np.memmap(self.path, dtype=np.uint8, mode="c", offset=self.start, shape=self.size)
-        storage = torch.from_numpy(data).view(torch_dtype(self.dtype))
-        return torch.as_strided(storage, self.shape, self.strides, self.offset)
-
-
-@dataclass(frozen=True, slots=True)
-class Archive:
-    """What an archive holds: tensors by name, and why others cannot be read."""
-
-    tensors: dict[str, ArchiveTensor]
-    refused: dict[str, str]
+    read: Callable[[tuple[slice, ...]], torch.Tensor]
 
 
 def check_stored(path: Path) -> None:
@@ -118,12 +94,13 @@ def check_stored(path: Path) -> None:
         )
 
 
-def read_archive(path: Path) -> Archive:
-    """The tensors of an archive; none is read yet.
+def read_archive(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
+    """The tensors of an archive by name, none read yet; and why others cannot be read.
 
     Raises WeightError where it is another kind of zip file, zipfile.BadZipFile where it is none.
     """
-    found = Archive({}, {})
+    found: dict[str, StoredTensor] = {}
+    refused: dict[str, str] = {}
     check_stored(path)
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         entries = {name.partition("/data/")[2]: name for name in archive.namelist()}
@@ -143,11 +120,11 @@ def read_archive(path: Path) -> Archive:
                     raise WeightError(f"{path} is damaged: it has no {place}, where {name!r} lies")
                 entry = archive.getinfo(entries[place])
                 if reason := _refusal(payload, entry):
-                    found.refused[name] = reason
+                    refused[name] = reason
                 else:
                     archive.open(entry).close()  # its own header must be one, and of this entry
-                    found.tensors[name] = _locate(path, file, payload, entry)
-    return found
+                    found[name] = _locate(path, file, payload, entry)
+    return found, refused
 
 
 def _refusal(payload: _Payload, entry: zipfile.ZipInfo) -> str:
@@ -164,20 +141,28 @@ def _refusal(payload: _Payload, entry: zipfile.ZipInfo) -> str:
     return ""
 
 
-def _locate(path: Path, file: BinaryIO, payload: _Payload, entry: zipfile.ZipInfo) -> ArchiveTensor:
+def _locate(path: Path, file: BinaryIO, payload: _Payload, entry: zipfile.ZipInfo) -> StoredTensor:
+    """The tensor whose storage an entry holds; a write to what is read stays in memory.
+
+    Reading raises RuntimeError or ValueError where the file is shorter than it says.
+    """
     meta = payload.tensor_meta
     assert meta is not None
     file.seek(entry.header_offset)
     name_length, extra_length = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
-    return ArchiveTensor(
-        path=path,
-        start=entry.header_offset + _LOCAL_HEADER.size + name_length + extra_length,
-        size=entry.file_size,
-        shape=tuple(size.as_int for size in meta.sizes),
-        dtype=DTYPES[meta.dtype],
-        strides=tuple(stride.as_int for stride in meta.strides),
-        offset=meta.storage_offset.as_int,
-    )
+    start = entry.header_offset + _LOCAL_HEADER.size + name_length + extra_length
+    shape = tuple(size.as_int for size in meta.sizes)
+    strides = tuple(stride.as_int for stride in meta.strides)
+    dtype = torch_dtype(DTYPES[meta.dtype])
+
+    def read(ranges: tuple[slice, ...]) -> torch.Tensor:
+        if not math.prod(shape):
+            return torch.empty(shape, dtype=dtype)[ranges]
+        data = np.memmap(path, dtype=np.uint8, mode="c", offset=start, shape=entry.file_size)
+        storage = torch.from_numpy(data).view(dtype)
+        return torch.as_strided(storage, shape, strides, meta.storage_offset.as_int)[ranges]
+
+    return StoredTensor(shape, DTYPES[meta.dtype], read)
 
 
 _LOCAL_HEADER = struct.Struct("<26xHH")

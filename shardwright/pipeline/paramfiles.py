@@ -16,7 +16,7 @@ import pickle
 import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import msgspec
 import torch
@@ -26,18 +26,10 @@ from safetensors.torch import save_file
 from shardwright.atomic import read_whole, replacing
 from shardwright.errors import WeightError
 from shardwright.ir.tensor_meta import dtype_name
-from shardwright.pipeline.archive import check_stored, read_archive, write_archive
+from shardwright.pipeline.archive import StoredTensor, check_stored, read_archive, write_archive
 from shardwright.pipeline.schema import ParamfileFormat
 
 Range = tuple[int, int]
-
-
-class StoredTensor(NamedTuple):
-    """A tensor of a file: its shape, its dtype by short name, and what reads a part of it."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    read: Callable[[tuple[slice, ...]], torch.Tensor]
 
 
 class Paramfile:
@@ -156,13 +148,8 @@ def format_for(tensor: torch.Tensor) -> ParamfileFormat:
 
 
 def _open_archive(path: Path) -> Paramfile:
-    archive = read_archive(path)
-
-    def find(name: str) -> StoredTensor:
-        found = archive.tensors[name]
-        return StoredTensor(found.shape, found.dtype, lambda ranges: found.mapped()[ranges])
-
-    return Paramfile(str(path), archive.tensors, find, archive.refused)
+    tensors, refused = read_archive(path)
+    return Paramfile(str(path), tensors, tensors.__getitem__, refused)
 
 
 # --- opening and writing -----------------------------------------------------------------------

@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from math import ceil
 from string import ascii_lowercase
 
-from shardwright.schedules.prove import prove
+from shardwright.schedules.run import Simulation, prove, simulate
 from shardwright.schedules.schedule import Schedule
-from shardwright.schedules.simulate import Simulation, simulate
 
 WAITING, GOING_ON = ".", "--"
 

@@ -1,4 +1,4 @@
-"""One wrong thing at a time: phases, stages, the schedule's numbers, who reads what when."""
+"""One wrong thing at a time in training steps: phases, stages, what is read, microbatches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shardwright.pipeline import Document, Microbatches, ScheduleInfo, check
+from shardwright.pipeline import Document, MetadataTensorSlice, Microbatches, ScheduleInfo, check
 from tests.pipeline.documents import Broken, cases, constant, prove_broken, put, task
 from tests.pipeline.training import training_step
 
@@ -56,7 +56,7 @@ def row(
     return Broken(what, rule, change, task, tensor, base=training_step)
 
 
-CASES = cases(
+PHASES = cases(
     row("no schedule", "phases", training(schedule=None)),
     row("no microbatches", "phases", training(microbatches=None)),
     row("a task without", "phases", task("d0.F0.0", phase=None, stage=None), "d0.F0.0"),
@@ -100,11 +100,6 @@ CASES = cases(
 )
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_broken(case: Broken) -> None:
-    prove_broken(case)
-
-
 def test_a_training_step_passes() -> None:
     check(training_step())
 
@@ -116,3 +111,80 @@ def test_one_microbatch_needs_no_sums() -> None:
     document.metadata.tensors.outputs["prediction"].shape = (2, 2)
     forget("g1'")(document)
     check(document)
+
+
+def dim(**dims: int) -> Callable[[Document], object]:
+    """A change of the dimensions that are cut."""
+    return lambda document: document.training.microbatches.dim.update(dims)  # type: ignore[union-attr]
+
+
+def uncut(name: str) -> Callable[[Document], object]:
+    return lambda document: document.training.microbatches.dim.pop(name)  # type: ignore[union-attr]
+
+
+def microbatches(n: int) -> Callable[[Document], None]:
+    return lambda document: put(n=n)(document.training.microbatches)  # type: ignore[union-attr]
+
+
+def second_microbatch(side: str, name: str) -> Callable[[Document], None]:
+    """A slice of the rows 2 and 3."""
+
+    def change(document: Document) -> None:
+        found: MetadataTensorSlice = getattr(document.metadata.tensor_slices, side)[name]
+        found.placements = ((2, 4), *found.placements[1:])
+
+    return change
+
+
+def lr_in_the_forward(document: Document) -> None:
+    found = document.supertasks["d1.F1.0"]
+    found.inputs = (*found.inputs[:3], "lr@d1")
+
+
+def gradient_instead(document: Document) -> None:
+    """The weights of stage 1 read what the update replaces once a microbatch."""
+    found = document.supertasks["d1.U.0"]
+    found.inputs = ("g2", *found.inputs[1:])
+
+
+def prepared(document: Document) -> None:
+    """The count replaces the loss, and is what comes out as such."""
+    document.supertasks["d1.U.1"].inputs = ("count",)
+    replaces = document.training.replaces  # type: ignore[union-attr]
+    del replaces["loss'"]
+    replaces["count"] = "loss"
+
+
+def cut_row(
+    what: str,
+    rule: str,
+    change: Callable[[Document], object],
+    task: str | None = None,
+    tensor: str | None = None,
+) -> Broken:
+    return Broken(what, rule, change, task, tensor, base=training_step)
+
+
+MICROBATCHES = cases(
+    cut_row("an unknown tensor", "microbatches", dim(q=0), tensor="q"),
+    cut_row("beyond the dimensions", "microbatches", dim(x=2), tensor="x"),
+    cut_row("uneven", "microbatches", microbatches(3), tensor="x"),
+    cut_row("of a scalar", "microbatches", dim(lr=0), tensor="lr"),
+    cut_row("the second one's rows", "microbatches", second_microbatch("inputs", "x"), tensor="x"),
+    cut_row("both readers", "microbatches", lr_in_the_forward, "d1.U.0", "lr@d1"),
+    cut_row("an output that is not cut", "microbatches", uncut("prediction"), "d1.F1.0", "y"),
+    cut_row("read elsewhere", "replaces", gradient_instead, tensor="g2'"),
+    cut_row("replaced by the preparation", "replaces", prepared, tensor="count"),
+)
+
+
+def test_labels_that_only_the_preparation_reads_are_whole() -> None:
+    document = training_step()
+    piece = document.metadata.tensor_slices.inputs["labels"]
+    assert piece.placements == ((0, 4), (0, 2))
+    check(document)
+
+
+@pytest.mark.parametrize("case", [*PHASES, *MICROBATCHES])
+def test_broken(case: Broken) -> None:
+    prove_broken(case)

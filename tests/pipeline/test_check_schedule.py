@@ -1,4 +1,4 @@
-"""Hand-made training steps whose schedules cannot be carried out, and how long the proof takes."""
+"""Schedules of files: what a file says of one, and steps that cannot be carried out."""
 
 from __future__ import annotations
 
@@ -6,13 +6,23 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
+from hypothesis import given
 
-from shardwright.errors import PipelineError
-from shardwright.pipeline import Document, Microbatches, ScheduleInfo, SuperTask, TensorInfo, check
-from shardwright.pipeline.check_schedule import check_schedule, schedule_info
+from shardwright.errors import PipelineError, ScheduleError
+from shardwright.pipeline import (
+    Document,
+    Microbatches,
+    ScheduleInfo,
+    SuperTask,
+    TensorInfo,
+    Training,
+    check,
+)
+from shardwright.pipeline.check_schedule import check_schedule, schedule_info, schedule_of
 from shardwright.pipeline.connections import connect
-from shardwright.schedules import KINDS, make_schedule
+from shardwright.schedules import KINDS, Schedule, make_schedule
 from tests.pipeline.training import message, training_step
+from tests.schedules.drawing import schedules
 
 
 def check_order_of(document: Document) -> None:
@@ -191,3 +201,44 @@ def test_a_deep_step_is_proved() -> None:
     assert document.training is not None
     document.training.microbatches = Microbatches(32)
     check_order_of(document)
+
+
+@given(schedules())
+def test_a_file_tells_the_same_schedule(schedule: Schedule) -> None:
+    info = schedule_info(schedule, [[f"d{rank}"] for rank in range(schedule.ranks)])
+    training = Training(microbatches=Microbatches(schedule.microbatches), schedule=info)
+    read = msgspec.json.decode(msgspec.json.encode(training), type=Training)
+    assert schedule_of(read) == schedule
+
+
+def test_what_a_file_says() -> None:
+    schedule = make_schedule("zb-v", ranks=2, microbatches=4)
+    assert msgspec.to_builtins(schedule_info(schedule, [["d0", "d1"], ["d2", "d3"]])) == {
+        "kind": "zb-v",
+        "ranks": 2,
+        "chunks": 2,
+        "placement": (0, 1, 1, 0),
+        "slots": (("d0", "d1"), ("d2", "d3")),
+    }
+
+
+def training(**changes: object) -> Training:
+    info = schedule_info(make_schedule("1f1b", ranks=2, microbatches=4), [["d0"], ["d1"]])
+    changed: ScheduleInfo = msgspec.structs.replace(info, **changes)
+    return Training(microbatches=Microbatches(4), schedule=changed)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (training(kind="pipedream"), r"training.schedule.kind is 'pipedream'; expected gpipe or"),
+        (training(chunks=2), r"training.schedule.chunks: 1f1b has 1 stages a rank, not 2"),
+        (training(placement=(1, 0)), r"training.schedule.placement is \[1, 0\]; expected \[0, 1\]"),
+        (training(slots=(("d0",),)), r"training.schedule.slots is '1 lists'; expected 2, one a"),
+        (Training(), r"training.schedule is missing: the file is not of a training step"),
+        (Training(schedule=training().schedule), r"training.microbatches is missing"),
+    ],
+)
+def test_a_wrong_key_is_named(wrong: Training, message: str) -> None:
+    with pytest.raises(ScheduleError, match=message):
+        schedule_of(wrong)

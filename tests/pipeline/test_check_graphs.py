@@ -1,4 +1,4 @@
-"""One wrong thing at a time: blobs, graphs and their tensors, requires."""
+"""One wrong thing at a time in graphs, and which tasks share one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from shardwright.ir.inference import Inference
 from shardwright.ir.operators import allow_namespace
 from shardwright.pipeline import Document, SuperTask, check
 from shardwright.pipeline.fxtext import encode
+from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.pipeline.proof import _inference, _prove
 from tests.pipeline.documents import Broken, cases, prove_broken, task, tensor, two_stages, value
+from tests.runtime.sketch import Sketch
+from tests.runtime.sketch import identity as give
 
 
 def text(change: Callable[[Any], object]) -> Callable[[Document], None]:
@@ -69,7 +72,7 @@ def attention() -> Document:
     return document
 
 
-CASES = cases(
+COMPUTE = cases(
     Broken(
         "on another kind of device",
         "device-kind",
@@ -159,11 +162,6 @@ CASES = cases(
 )
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_broken(case: Broken) -> None:
-    prove_broken(case)
-
-
 def test_a_constant_is_named_as_in_its_first_users_graph() -> None:
     document = two_stages()
     document.supertasks["d0.1"].inputs = ("w1", "w1")
@@ -242,3 +240,21 @@ def test_a_graph_of_no_tensors() -> None:
         "FX", (), (), "d0", '{"version":1,"inputs":[],"nodes":[],"outputs":[]}'
     )
     check(document)
+
+
+def test_supertasks_with_equal_tensors_share_a_graph() -> None:
+    sketch = Sketch(1)
+    sketch.input("x", (2,))
+    sketch.input("wide", (3,))
+    sketch.fx("a", "d0", ["x"], ["y"], give)
+    sketch.fx("b", "d0", ["y"], ["z"], give)
+    sketch.fx("c", "d0", ["wide"], ["u"], give)
+    graphs = TaskGraphs(sketch.finish(["z", "u"]))
+    assert graphs.of("a") is graphs.of("b")
+    assert graphs.key("a") == graphs.key("b") != graphs.key("c")
+    assert graphs.of("c").values[graphs.of("c").inputs[0]].shape == (3,)
+
+
+@pytest.mark.parametrize("case", COMPUTE)
+def test_broken(case: Broken) -> None:
+    prove_broken(case)
