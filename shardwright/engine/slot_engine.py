@@ -153,7 +153,10 @@ class SlotEngine:
 
         Whatever a task raises comes out as it is; `at` says where it was.
         """
-        return any(self._take(run) or self._go_on(run) for run in self._movable()) or self._retire()
+        for run in self._movable():
+            if self._take(run) or self._go_on(run):
+                return True
+        return self._retire()
 
     @property
     def busy(self) -> bool:
@@ -228,13 +231,15 @@ class SlotEngine:
         if self.program.is_step:
             return islice((run for run in self._runs if not run.is_done), 1)
         if self._serial or len(self._runs) < 2:
-            return islice(self._runs, 1)
+            return [*islice(self._runs, 1)]
         runs = [*self._runs]
-        positions = [run.position for run in runs]
-        return (runs[k] for k in order_calls(positions, self._last_given))
+        order = order_calls([run.position for run in runs], self._last_given)
+        return [runs[k] for k in order]
 
     def _take(self, run: StepRun) -> bool:
         """Take what has arrived; says whether anything has. Lets go of what has left."""
+        if not self._posted:
+            return False
         arrived = [posted for posted in self._posted if self._is_there(posted, run)]
         for posted in arrived:
             result, task = posted.pending.result(), posted.instruction.task
@@ -333,7 +338,7 @@ class SlotEngine:
         interval = posted.pending.interval()
         if interval is None:
             return False
-        if posted.instruction.task.does == "communicate":
+        if self._trace and posted.instruction.task.does == "communicate":
             kind, nbytes = _moved(posted.membership)
             self._note(posted.run.step, posted.instruction.entry, kind, *interval, nbytes)
         return True
@@ -342,10 +347,11 @@ class SlotEngine:
         """Finish the oldest call or step if all its work is done and all it sends has left."""
         if not self._runs or not self._runs[0].is_done:
             return False
-        self._let_leave()
         run = self._runs[0]
-        if any(posted.run is run for posted in self._posted):
-            return False
+        if self._posted:
+            self._let_leave()
+            if any(posted.run is run for posted in self._posted):
+                return False
         for new, old in self.program.replaced.items():
             constants = self.slot.constants
             constants[old] = self._ops.replace(constants[old], run.spaces[-2][new])

@@ -11,9 +11,9 @@ Workers do the work and the simulator lets time pass; both take the same way for
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 
 from shardwright.engine.instructions import Instruction, Turn
 
@@ -57,16 +57,18 @@ class StepWalk:
 
         ``must_wait`` says of an instruction that computes whether it must not write yet.
         """
-        ready = [
-            (cursor, instruction)
-            for cursor in self._open()
-            if (instruction := cursor.next) is not None
-            and all(self.done[index] for index in instruction.after)
-        ]
-        for found in ready:
-            if found[1].task.communicates:
+        computing = []
+        for cursor in self._open():
+            instruction = cursor.next
+            if instruction is None or not all(map(self.done.__getitem__, instruction.after)):
+                continue
+            if instruction.task.communicates:
+                return cursor, instruction
+            computing.append((cursor, instruction))
+        for found in computing:
+            if not must_wait(found[1]):
                 return found
-        return next((found for found in ready if not must_wait(found[1])), None)
+        return None
 
     def begin(self, cursor: Cursor) -> None:
         """The communication that comes next in a turn is under way."""
@@ -88,17 +90,12 @@ class StepWalk:
         while self.turns and self.turns[0].is_done:
             self.turns.popleft()
 
-    def _open(self) -> Iterator[Cursor]:
+    def _open(self) -> Sequence[Cursor]:
         """The turns that may be under way, oldest first."""
-        if self._in_order:
-            yield from islice(self.turns, 1)
-            return
-        limit = self.turns[0].turn.action + self._lookahead if self.turns else 0
-        for cursor in self.turns:
-            if cursor.turn.action > limit:
-                return
-            if not cursor.is_done:
-                yield cursor
+        if self._in_order or len(self.turns) < 2:
+            return [*islice(self.turns, 1)]
+        limit = self.turns[0].turn.action + self._lookahead
+        return [*takewhile(lambda cursor: cursor.turn.action <= limit, self.turns)]
 
 
 def order_calls(positions: Sequence[int], last_given: int) -> list[int]:

@@ -6,7 +6,7 @@ import random
 from contextlib import nullcontext
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.errors import PipelineError
@@ -315,6 +315,7 @@ def waits_for_ever(document: Document) -> bool:
     return any(queues.values())
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.permutations(range(3)).map(lambda p: (p[0], p[1])), max_size=6),
     st.randoms(use_true_random=False),
@@ -331,6 +332,7 @@ def test_deadlock_is_what_trying_shows(
         check_deadlock(connect(document))
 
 
+@settings(deadline=None)
 @given(st.lists(st.permutations(range(4)).map(lambda p: (p[0], p[1])), max_size=8))
 def test_one_order_for_all_never_deadlocks(pairs: list[tuple[int, int]]) -> None:
     document = ring(pairs, 4)
