@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from shardwright.ir import resolve
 from shardwright.ir.operators import allow_namespace, split_call
+from shardwright.ir.tensor_meta import TensorMeta
 from shardwright.kernels.emitters import FoundView, find_views
 
 BASE = torch.arange(24.0).reshape(2, 3, 4)
@@ -43,7 +44,7 @@ NONE = {
 def found(call, base):
     op, *args = call
     tensors, attrs = split_call(resolve(op), [base, *args], {})
-    described = [(tuple(t.shape), "f32", t.stride()) for t in tensors]
+    described = [TensorMeta(tuple(t.shape), "f32", t.stride()) for t in tensors]
     return find_views(resolve(op), described, attrs)
 
 
@@ -77,7 +78,7 @@ def test_a_reshape_is_a_view_where_strides_allow():
 
 
 def test_lazy_conjugates_are_no_views():
-    described = [((3,), "c64", (1,))]
+    described = [TensorMeta((3,), "c64", (1,))]
     assert find_views(resolve("aten.conj.default"), described, {}) is None
     assert find_views(resolve("aten.real.default"), described, {}) is None
 
@@ -93,7 +94,7 @@ def test_what_does_not_run_without_contents_is_no_view():
     torch.library.define("views_test::peek", "(Tensor(a) x) -> Tensor(a)")
     torch.library.impl("views_test::peek", "cpu", lambda x: x.view(-1))
     allow_namespace("views_test")
-    described = [((2, 3), "f32", (3, 1))]
+    described = [TensorMeta((2, 3), "f32", (3, 1))]
     assert find_views(resolve("views_test.peek.default"), described, {}) is None
     torch.library.impl("views_test::peek", "meta", lambda x: x.view(-1))
     assert find_views(resolve("views_test.peek.default"), described, {}) == [
