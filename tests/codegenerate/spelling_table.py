@@ -1,17 +1,865 @@
-"""The table of sample calls: one line or more for each row of the tables of spelling."""
+"""Sample calls, one line or more for each row of the table of spelling."""
 
 from __future__ import annotations
 
-from tests.codegenerate.spelling.contractions import CONTRACTIONS
-from tests.codegenerate.spelling.convolutions import CONVOLUTIONS
-from tests.codegenerate.spelling.elementwise import ELEMENTWISE
-from tests.codegenerate.spelling.factories import FACTORIES
-from tests.codegenerate.spelling.functional import FUNCTIONAL
-from tests.codegenerate.spelling.indexing import INDEXING
-from tests.codegenerate.spelling.losses import LOSSES
-from tests.codegenerate.spelling.reductions import REDUCTIONS
-from tests.codegenerate.spelling.resizing import RESIZING
-from tests.codegenerate.spelling.shapes import SHAPES
+import math
+
+import torch
+
+from shardwright.codegenerate.spelling.forms import words
+from tests.codegenerate.spelling_samples import IMAGE, M, Spec, X, Y, b, f, i
+from tests.codegenerate.spelling_samples import Sample as S
+
+ELEMENTWISE = [
+    S("add.Tensor", (X, Y), "a + b"),
+    S("add.Tensor", (X, 2), "a + 2"),
+    S("add.Tensor", (X, -1.5), "a + -1.5"),
+    S("add.Tensor", (X, Y), "torch.add(a, b, alpha=2)", {"alpha": 2}),
+    S("add.Tensor", (X, math.inf), 'a + float("inf")'),
+    S("add.Tensor", (X, torch.finfo(torch.float32).min), "a + torch.finfo(torch.float32).min"),
+    S("add.Scalar", (X, 2), "torch.ops.aten.add.Scalar(a, 2)"),
+    S("sub.Tensor", (X, Y), "a - b"),
+    S("sub.Tensor", (X, Y), "torch.sub(a, b, alpha=0.5)", {"alpha": 0.5}),
+    S("rsub.Scalar", (X, 1.0), "1.0 - a"),
+    S("mul.Tensor", (X, 0.125), "a * 0.125"),
+    S("mul.Tensor", (X, Y), "a * b"),
+    S("div.Tensor", (X, Y), "a / b"),
+    S("div.Tensor", (X, 8), "a / 8"),
+    S(
+        "div.Tensor_mode",
+        (X, 2),
+        'torch.div(a, 2, rounding_mode="floor")',
+        {"rounding_mode": "floor"},
+    ),
+    S("floor_divide.default", (i(4, below=9), 2), "a // 2"),
+    S("floor_divide.default", (X, Y), "a // b"),
+    S("remainder.Scalar", (i(4, below=9), 2), "a % 2"),
+    S("remainder.Tensor", (X, Y), "a % b"),
+    S("fmod.Scalar", (X, 2.0), "torch.fmod(a, 2.0)"),
+    S("fmod.Tensor", (X, Y), "torch.fmod(a, b)"),
+    S("matmul.default", (f(2, 3), f(3, 4)), "a @ b"),
+    S("pow.Tensor_Scalar", (X, 2), "a ** 2"),
+    S("pow.Tensor_Scalar", (X, -0.5), "a ** -0.5"),
+    S("pow.Tensor_Tensor", (X, Y), "a ** b"),
+    S("pow.Scalar", (2.0, X), "2.0 ** a"),
+    S("__and__.Tensor", (M, M), "a & b"),
+    S("__and__.Scalar", (i(4), 1), "a & 1"),
+    S("__or__.Tensor", (M, M), "a | b"),
+    S("__or__.Scalar", (i(4), 1), "a | 1"),
+    S("__xor__.Tensor", (M, M), "a ^ b"),
+    S("__xor__.Scalar", (i(4), 1), "a ^ 1"),
+    S("__lshift__.Tensor", (i(4), i(4)), "a << b"),
+    S("__lshift__.Scalar", (i(4), 1), "a << 1"),
+    S("__rshift__.Tensor", (i(4), i(4)), "a >> b"),
+    S("__rshift__.Scalar", (i(4), 1), "a >> 1"),
+    S("bitwise_and.Tensor", (M, M), "torch.bitwise_and(a, b)"),
+    S("bitwise_or.Tensor", (M, M), "torch.bitwise_or(a, b)"),
+    S("bitwise_xor.Tensor", (M, M), "torch.bitwise_xor(a, b)"),
+    S("bitwise_left_shift.Tensor", (i(4), i(4)), "torch.bitwise_left_shift(a, b)"),
+    S("bitwise_right_shift.Tensor", (i(4), i(4)), "torch.bitwise_right_shift(a, b)"),
+    S("neg.default", (X,), "-a"),
+    S("bitwise_not.default", (M,), "~a"),
+    S("abs.default", (X,), "a.abs()"),
+    *(
+        S(f"{name}.{kind}", (X, other), f"a {symbol} {text}")
+        for name, symbol in zip(words("eq ne lt le gt ge"), words("== != < <= > >="), strict=True)
+        for kind, other, text in (("Tensor", Y, "b"), ("Scalar", 0.5, "0.5"))
+    ),
+    *(
+        S(f"{name}.default", (X,), f"torch.{name}(a)")
+        for name in words(
+            """
+            exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square reciprocal sin
+            cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma digamma
+            sigmoid ceil floor round trunc frac sign
+            sgn logical_not isnan isinf isfinite nan_to_num deg2rad rad2deg angle conj_physical
+        """
+        )
+    ),
+    S("real.default", (f(3, dtype="c64"),), "torch.real(a)"),
+    S("imag.default", (f(3, dtype="c64"),), "torch.imag(a)"),
+    S("logit.default", (X,), "torch.logit(a)"),
+    S("logit.default", (X, 1e-6), "torch.logit(a, eps=1e-06)"),
+    *(
+        S(f"{name}.default", (X, Y), f"torch.{name}(a, b)")
+        for name in words(
+            """
+            maximum minimum fmax fmin atan2 hypot polar complex logaddexp logaddexp2
+            logical_and logical_or logical_xor heaviside nextafter isclose
+        """
+        )
+    ),
+    S("special_expit.default", (X,), "torch.special.expit(a)"),
+    S("round.decimals", (X,), "torch.round(a, decimals=2)", {"decimals": 2}),
+    S("copysign.Tensor", (X, Y), "torch.copysign(a, b)"),
+    S("xlogy.Tensor", (X, Y), "torch.xlogy(a, b)"),
+    S("lerp.Scalar", (X, Y, 0.5), "torch.lerp(a, b, 0.5)"),
+    S("lerp.Tensor", (X, Y, X), "torch.lerp(a, b, c)"),
+    S("addcmul.default", (X, Y, X), "torch.addcmul(a, b, c, value=0.5)", {"value": 0.5}),
+    S("addcdiv.default", (X, Y, X), "torch.addcdiv(a, b, c)"),
+    S("where.self", (M, X, Y), "torch.where(a, b, c)"),
+    S("where.ScalarOther", (M, X, 0.0), "torch.where(a, b, 0.0)"),
+    S("where.ScalarSelf", (M, 1.0, X), "torch.where(a, 1.0, b)"),
+    S("where.Scalar", (M, 1.0, 0.0), "torch.where(a, 1.0, 0.0)"),
+    S("clamp.default", (X, 0.0), "a.clamp(min=0.0)"),
+    S("clamp.default", (X,), "a.clamp(max=6)", {"max": 6}),
+    S("clamp.default", (X, 0.0, 1.0), "a.clamp(min=0.0, max=1.0)"),
+    S("clamp.Tensor", (X, Y), "a.clamp(b)"),
+    S("clamp_min.default", (X, 0), "a.clamp_min(0)"),
+    S("clamp_max.default", (X, 1.0), "a.clamp_max(1.0)"),
+    S("masked_fill.Scalar", (X, M, -math.inf), 'a.masked_fill(b, float("-inf"))'),
+    S("masked_fill.Tensor", (X, M, f()), "a.masked_fill(b, c)"),
+    S("clone.default", (X,), "a.clone()"),
+    S(
+        "clone.default",
+        (X,),
+        "a.clone(memory_format=torch.contiguous_format)",
+        {"memory_format": torch.contiguous_format},
+    ),
+    S("type_as.default", (i(4), f(3)), "a.type_as(b)"),
+    S("detach.default", (X,), "a.detach()"),
+    S("positive.default", (X,), "a.positive()"),
+    S("contiguous.default", (f(3, 2, turned=True),), "a.contiguous()"),
+    S("contiguous.default", (X,), "torch.ops.aten.contiguous.default(a)"),
+    S("to.dtype", (X, torch.float64), "a.to(torch.float64)"),
+    S("to.dtype", (X, torch.float32), "a.to(torch.float32, copy=True)", {"copy": True}),
+    S("to.device", (X, "cpu", torch.float64), "a.to(a.device, torch.float64)"),
+    S(
+        "to.dtype_layout",
+        (X,),
+        "a.to(device=a.device, copy=True)",
+        {"dtype": torch.float32, "device": "cpu", "layout": torch.strided, "copy": True},
+    ),
+    S(
+        "to.dtype_layout",
+        (X,),
+        "torch.ops.aten.to.dtype_layout(a, dtype=torch.int64)",
+        {"dtype": torch.int64},
+        captured=False,
+    ),
+    S("copy.default", (X, Y), "torch.ops.aten.copy.default(a, b)"),
+    *(
+        S(f"{name}.default", (X,), f"F.{name}(a)")
+        for name in ["relu", "relu6", "gelu", "silu", "mish", "selu", "hardswish", "hardsigmoid"]
+    ),
+    S("gelu.default", (X,), 'F.gelu(a, approximate="tanh")', {"approximate": "tanh"}),
+    S("elu.default", (X,), "F.elu(a)"),
+    S("elu.default", (X, 0.5), "F.elu(a, alpha=0.5)"),
+    S("celu.default", (X, 0.5), "F.celu(a, alpha=0.5)"),
+    S("leaky_relu.default", (X,), "F.leaky_relu(a)"),
+    S("leaky_relu.default", (X, 0.2), "F.leaky_relu(a, negative_slope=0.2)"),
+    S("hardtanh.default", (X, 0.0, 6.0), "F.hardtanh(a, min_val=0.0, max_val=6.0)"),
+    S("softplus.default", (X,), "F.softplus(a)"),
+    S("softplus.default", (X, 2), "F.softplus(a, beta=2)"),
+    S("log_sigmoid.default", (X,), "F.logsigmoid(a)"),
+    S("threshold.default", (X, 0.5, 0.0), "F.threshold(a, 0.5, 0.0)"),
+    S("hardshrink.default", (X,), "F.hardshrink(a)"),
+    S("softshrink.default", (X, 0.2), "F.softshrink(a, lambd=0.2)"),
+    S("glu.default", (X,), "F.glu(a)"),
+    S("glu.default", (f(2, 4, 3), 1), "F.glu(a, dim=1)"),
+    S("prelu.default", (X, f(3)), "F.prelu(a, b)"),
+    S("mT.default", (X,), "a.mT"),
+    S("mH.default", (X,), "a.mH"),
+    S("numpy_T.default", (f(2, 3),), "a.T"),
+    S("matrix_H.default", (f(2, 3),), "a.H"),
+]
+
+REDUCTIONS = [
+    S("sum.default", (X,), "a.sum()"),
+    S("sum.default", (b(3),), "a.sum()"),
+    S("sum.dim_IntList", (X, [-1]), "a.sum(-1)"),
+    S("sum.dim_IntList", (X, [0, 1], True), "a.sum((0, 1), keepdim=True)"),
+    S("sum.dim_IntList", (X, [1]), "a.sum(1, dtype=torch.float64)", {"dtype": torch.float64}),
+    S("mean.default", (X,), "a.mean()"),
+    S("mean.dim", (X, [-1], True), "a.mean(-1, keepdim=True)"),
+    S("mean.dim", (X, [-2, -1]), "a.mean((-2, -1))"),
+    S("amax.default", (X, [-1], True), "a.amax(dim=-1, keepdim=True)"),
+    S("amin.default", (X, [0, 1]), "a.amin(dim=(0, 1))"),
+    S("max.default", (X,), "a.max()"),
+    S("max.dim", (X, 1), "a.max(1)"),
+    S("max.dim", (X, 1, True), "a.max(1, keepdim=True)"),
+    S("max.other", (X, Y), "torch.max(a, b)"),
+    S("min.default", (X,), "a.min()"),
+    S("min.dim", (X, 1), "a.min(1)"),
+    S("min.other", (X, Y), "torch.min(a, b)"),
+    S("argmax.default", (X, -1), "a.argmax(dim=-1)"),
+    S("argmax.default", (X,), "a.argmax()"),
+    S("argmin.default", (X, 0, True), "a.argmin(dim=0, keepdim=True)"),
+    S("prod.default", (X,), "a.prod()"),
+    S("prod.dim_int", (X, 1), "a.prod(1)"),
+    S("any.default", (M,), "a.any()"),
+    S("any.dim", (M, -1), "a.any(-1)"),
+    S("all.default", (M,), "a.all()"),
+    S("all.dim", (M, -1, True), "a.all(-1, keepdim=True)"),
+    S("var.dim", (X, [-1]), "a.var(-1)"),
+    S("var.dim", (X, [-1], False), "a.var(-1, unbiased=False)"),
+    S("std.dim", (X, [-1], True, True), "a.std(-1, keepdim=True)"),
+    S("var.correction", (X, [-1]), "a.var(dim=-1, correction=0)", {"correction": 0}),
+    S(
+        "std.correction",
+        (X, [-1]),
+        "a.std(dim=-1, correction=1, keepdim=True)",
+        {"correction": 1, "keepdim": True},
+    ),
+    S(
+        "var_mean.correction",
+        (X, [-1]),
+        "torch.var_mean(a, dim=-1, correction=0)",
+        {"correction": 0},
+    ),
+    S(
+        "std_mean.correction",
+        (X, [-1]),
+        "torch.std_mean(a, dim=-1, correction=0)",
+        {"correction": 0},
+    ),
+    S("logsumexp.default", (X, [-1]), "a.logsumexp(-1)"),
+    S("cumsum.default", (X, -1), "a.cumsum(-1)"),
+    S("cumsum.default", (M, 1), "a.cumsum(1, dtype=torch.int64)", {"dtype": torch.int64}),
+    S("cumprod.default", (X, -1), "a.cumprod(-1)"),
+    S("logcumsumexp.default", (X, -1), "a.logcumsumexp(-1)"),
+    S("cummax.default", (X, 1), "a.cummax(1)"),
+    S("cummin.default", (X, 1), "a.cummin(1)"),
+    S("nansum.default", (X,), "a.nansum()"),
+    S("median.default", (X,), "a.median()"),
+    S("median.dim", (X, 1), "a.median(1)"),
+    S("mode.default", (X, 1), "a.mode(dim=1)"),
+    S("kthvalue.default", (X, 2), "a.kthvalue(2)"),
+    S("topk.default", (X, 2), "a.topk(2)"),
+    S("topk.default", (X, 2, 1), "a.topk(2, dim=1)"),
+    S("sort.default", (X,), "a.sort()"),
+    S("sort.default", (X, 1, True), "a.sort(dim=1, descending=True)"),
+    S("argsort.default", (X,), "a.argsort()"),
+    S("count_nonzero.default", (X,), "a.count_nonzero()"),
+    S("count_nonzero.dim_IntList", (X, [1]), "a.count_nonzero((1,))"),
+    S("diff.default", (X,), "a.diff()"),
+    S("aminmax.default", (X,), "torch.aminmax(a)"),
+    S("histc.default", (X, 4), "torch.histc(a, bins=4, max=3)", {"max": 3}),
+    S("renorm.default", (X, 2, 0, 1.0), "torch.renorm(a, 2, 0, 1.0)"),
+    S("softmax.int", (X, -1), "F.softmax(a, dim=-1)"),
+    S("softmax.int", (X, 1, torch.float64), "F.softmax(a, dim=1, dtype=torch.float64)"),
+    S("log_softmax.int", (X, -1), "F.log_softmax(a, dim=-1)"),
+    S("linalg_vector_norm.default", (X,), "torch.linalg.vector_norm(a)"),
+    S(
+        "linalg_vector_norm.default",
+        (X, 2, [-1], True),
+        "torch.linalg.vector_norm(a, dim=-1, keepdim=True)",
+    ),
+    S("cosine_similarity.default", (X, Y, -1), "F.cosine_similarity(a, b, dim=-1)"),
+]
+
+SHAPES = [
+    S("view.default", (X, [6, 4]), "a.view(6, 4)"),
+    S("view.default", (X, [-1]), "a.view(-1)"),
+    S("view.default", (f(1), []), "a.view(())"),
+    S("view.dtype", (X, torch.int32), "a.view(torch.int32)"),
+    S("reshape.default", (X, [2, -1]), "a.reshape(2, -1)"),
+    S("permute.default", (X, [0, 2, 1]), "a.permute(0, 2, 1)"),
+    S("transpose.int", (X, 1, 2), "a.transpose(1, 2)"),
+    S("t.default", (f(2, 3),), "a.t()"),
+    S("expand.default", (f(1, 3, 4), [2, -1, -1]), "a.expand(2, -1, -1)"),
+    S("expand_as.default", (f(1, 3, 4), X), "a.expand_as(b)"),
+    S("repeat.default", (X, [2, 1, 1]), "a.repeat(2, 1, 1)"),
+    S("tile.default", (X, [2, 1]), "a.tile(2, 1)"),
+    S("flip.default", (X, [1, 2]), "a.flip(1, 2)"),
+    S("roll.default", (X, [1], [2]), "a.roll(1, dims=2)"),
+    S("roll.default", (X, [1, -1], [1, 2]), "a.roll((1, -1), dims=(1, 2))"),
+    S("rot90.default", (X,), "a.rot90()"),
+    S("flatten.using_ints", (X, 1), "a.flatten(1)"),
+    S("flatten.using_ints", (X,), "a.flatten()"),
+    S("flatten.using_ints", (X, 0, 1), "a.flatten(end_dim=1)"),
+    S("unflatten.int", (X, 2, [2, 2]), "torch.unflatten(a, 2, (2, 2))"),
+    S("squeeze.default", (f(1, 3, 1),), "a.squeeze()"),
+    S("squeeze.dim", (f(1, 3, 1), -1), "a.squeeze(-1)"),
+    S("squeeze.dims", (f(1, 3, 1), [0, 2]), "a.squeeze((0, 2))"),
+    S("unsqueeze.default", (X, 1), "a.unsqueeze(1)"),
+    S("movedim.int", (X, 0, 1), "a.movedim(0, 1)"),
+    S("movedim.intlist", (X, [0, 1], [1, 2]), "a.movedim((0, 1), (1, 2))"),
+    S("swapaxes.default", (X, 0, 1), "a.swapaxes(0, 1)"),
+    S("swapdims.default", (X, 0, 1), "a.swapdims(0, 1)"),
+    S("narrow.default", (X, 1, 0, 2), "a.narrow(1, 0, 2)"),
+    S("diagonal.default", (X,), "a.diagonal()"),
+    S("diagonal.default", (X, 0, 1, 2), "a.diagonal(dim1=1, dim2=2)"),
+    S("unfold.default", (X, 2, 2, 1), "a.unfold(2, 2, 1)"),
+    S("as_strided.default", (X, [2, 2], [1, 2]), "a.as_strided((2, 2), (1, 2))"),
+    S("view_as.default", (X, f(6, 4)), "a.view_as(b)"),
+    S("reshape_as.default", (X, f(6, 4)), "a.reshape_as(b)"),
+    S("repeat_interleave.self_int", (X, 2, 1), "a.repeat_interleave(2, dim=1)"),
+    S("tril.default", (X,), "a.tril()"),
+    S("triu.default", (X, 1), "a.triu(diagonal=1)"),
+    S("diag_embed.default", (X,), "a.diag_embed()"),
+    S("unbind.int", (X,), "a.unbind()"),
+    S("unbind.int", (X, 1), "a.unbind(dim=1)"),
+    S("chunk.default", (X, 2, -1), "a.chunk(2, dim=-1)"),
+    S("split.Tensor", (X, 2, 2), "torch.split(a, 2, dim=2)"),
+    S("split_with_sizes.default", (X, [1, 3], 2), "torch.split(a, [1, 3], dim=2)"),
+    S("tensor_split.sections", (X, 2, 1), "torch.tensor_split(a, 2, dim=1)"),
+    S("tensor_split.indices", (X, [1, 2], 1), "torch.tensor_split(a, (1, 2), dim=1)"),
+    S("cat.default", ([X, Y],), "torch.cat([a, b])"),
+    S("cat.default", ([X, Y], -1), "torch.cat([a, b], dim=-1)"),
+    S("stack.default", ([X, Y], 1), "torch.stack([a, b], dim=1)"),
+    *(
+        S(f"{name}.default", ([X, Y],), f"torch.{name}([a, b])")
+        for name in ["hstack", "vstack", "dstack", "column_stack", "concat", "concatenate"]
+    ),
+    S("view_as_real.default", (f(3, dtype="c64"),), "torch.view_as_real(a)"),
+    S("view_as_complex.default", (f(3, 2),), "torch.view_as_complex(a)"),
+    S("kron.default", (f(2, 2), f(2, 2)), "torch.kron(a, b)"),
+    S(
+        "slice_scatter.default",
+        (X, f(2, 1, 4), 1, 0, 1),
+        "torch.slice_scatter(a, b, dim=1, start=0, end=1)",
+    ),
+    S("select_scatter.default", (X, f(2, 4), 1, 0), "torch.select_scatter(a, b, 1, 0)"),
+    S("diagonal_scatter.default", (f(3, 3), f(3)), "torch.diagonal_scatter(a, b)"),
+    S("pixel_shuffle.default", (IMAGE, 2), "torch.pixel_shuffle(a, 2)"),
+    S("pixel_unshuffle.default", (IMAGE, 2), "torch.pixel_unshuffle(a, 2)"),
+    S("channel_shuffle.default", (IMAGE, 2), "torch.channel_shuffle(a, 2)"),
+    S("pad.default", (X, [1, 1]), "F.pad(a, (1, 1))"),
+    S("pad.default", (X, [0, 1, 1, 0], "constant", 1.0), "F.pad(a, (0, 1, 1, 0), value=1.0)"),
+    S("pad.default", (X, [1, 1], "reflect"), 'F.pad(a, (1, 1), mode="reflect")'),
+    S(
+        "meshgrid.indexing",
+        ([f(2), f(3)],),
+        'torch.meshgrid(a, b, indexing="ij")',
+        {"indexing": "ij"},
+    ),
+]
+
+LONG = 2**63 - 1
+INDEXING = [
+    S("select.int", (X, 0, 1), "a[1]"),
+    S("select.int", (X, 1, 0), "a[:, 0]"),
+    S("select.int", (X, 2, -1), "a[..., -1]"),
+    S("select.int", (X, -1, 0), "a.select(-1, 0)"),
+    S("slice.Tensor", (X, 0, 1, LONG), "a[1:]"),
+    S("slice.Tensor", (X, 1, 0, 2), "a[:, :2]"),
+    S("slice.Tensor", (X, 1, 0, -1), "a[:, :-1]"),
+    S("slice.Tensor", (X, 2, 1, 3), "a[..., 1:3]"),
+    S("slice.Tensor", (X, 2, 0, LONG, 2), "a[..., ::2]"),
+    S("slice.Tensor", (f(2, 3, 4, 5), 2, -2, LONG), "a[:, :, -2:]"),
+    S("slice.Tensor", (X, -1, 0, 2), "torch.ops.aten.slice.Tensor(a, dim=-1, start=0, end=2)"),
+    S(
+        "slice.Tensor",
+        (X, 1, 0, LONG),
+        "torch.ops.aten.slice.Tensor(a, dim=1, start=0, end=9223372036854775807)",
+    ),
+    S("slice.Tensor", (X, 1, None, 2), "torch.ops.aten.slice.Tensor(a, dim=1, end=2)"),
+    S("index.Tensor", (X, [i(5)]), "a[b]"),
+    S("index.Tensor", (X, [None, i(5)]), "a[:, b]"),
+    S("index.Tensor", (X, [i(5), i(5)]), "a[b, c]"),
+    S("index.Tensor", (X, [None, i(5, 1), i(6)]), "a[:, b, c]"),
+    S("index.Tensor", (X, [i(), i(6)]), "torch.ops.aten.index.Tensor(a, [b, c])"),
+    S("index_put.default", (X, [i(5)], f(5, 3, 4)), "a.index_put([b], c)"),
+    S(
+        "index_put.default",
+        (X, [i(5), i(5)], f(5, 4), True),
+        "a.index_put([b, c], d, accumulate=True)",
+    ),
+    S(
+        "index_put.default",
+        (X, [None, i(5)], f(2, 5, 4)),
+        "torch.ops.aten.index_put.default(a, [None, b], c)",
+    ),
+    S("index_select.default", (X, 1, i(2)), "a.index_select(1, b)"),
+    S("gather.default", (X, 1, i(2, 2, 4)), "a.gather(1, b)"),
+    S("scatter.src", (X, 1, i(2, 1, 4), Y), "a.scatter(1, b, c)"),
+    S("scatter.value", (X, 1, i(2, 1, 4), 1.0), "a.scatter(1, b, 1.0)"),
+    S("scatter_add.default", (X, 1, i(2, 1, 4), Y), "a.scatter_add(1, b, c)"),
+    S("scatter_reduce.two", (X, 1, i(2, 1, 4), Y, "sum"), 'a.scatter_reduce(1, b, c, "sum")'),
+    S("index_add.default", (X, 0, i(2), Y), "a.index_add(0, b, c)"),
+    S("index_copy.default", (X, 0, Spec((2,), "i64", 1), Y), "a.index_copy(0, b, c)"),
+    S("index_fill.int_Scalar", (X, 0, i(1), 0.5), "a.index_fill(0, b, 0.5)"),
+    S("index_fill.int_Tensor", (X, 0, i(1), f()), "a.index_fill(0, b, c)"),
+    S("masked_scatter.default", (X, M, Y), "a.masked_scatter(b, c)"),
+    S("take_along_dim.default", (X, i(2, 1, 4), 1), "a.take_along_dim(b, dim=1)"),
+    S("take.default", (X, i(3)), "torch.take(a, b)"),
+    S("searchsorted.Tensor", (f(4), f(3)), "torch.searchsorted(a, b)"),
+    S("searchsorted.Tensor", (f(4), f(3)), "torch.searchsorted(a, b, right=True)", {"right": True}),
+    S("bucketize.Tensor", (f(4), f(3)), "torch.bucketize(a, b)"),
+    S("one_hot.default", (i(4, below=3), 3), "F.one_hot(a, 3)"),
+    S("embedding.default", (f(5, 3), i(2, 4)), "F.embedding(b, a)"),
+    S("embedding.default", (f(5, 3), i(2, 4), 1), "F.embedding(b, a, padding_idx=1)"),
+]
+
+FACTORIES = [
+    S("arange.default", (5,), "torch.arange(5, device=self.place)", {"pin_memory": False}),
+    S("arange.start", (1, 5), "torch.arange(1, 5, device=self.place)", {"pin_memory": False}),
+    S(
+        "arange.start_step",
+        (0, 8, 2),
+        "torch.arange(0, 8, 2, device=self.place)",
+        {"pin_memory": False},
+    ),
+    S(
+        "arange.default",
+        (5.0,),
+        "torch.arange(5.0, dtype=torch.float32, device=self.place)",
+        {"pin_memory": False},
+    ),
+    S(
+        "arange.start_step",
+        (0, 8, 2),
+        "torch.arange(0, 8, 2, dtype=torch.float32, device=self.place)",
+        {"pin_memory": False, "dtype": torch.float32},
+    ),
+    *(
+        S(
+            f"{name}.default",
+            ([2, 3],),
+            f"torch.{name}(2, 3, dtype=torch.float32, device=self.place)",
+            {"pin_memory": False},
+        )
+        for name in words("zeros ones rand randn")
+    ),
+    S(
+        "full.default",
+        ([2, 3], 0.5),
+        "torch.full((2, 3), 0.5, dtype=torch.float32, device=self.place)",
+        {"pin_memory": False},
+    ),
+    S(
+        "eye.default",
+        (3,),
+        "torch.eye(3, dtype=torch.float32, device=self.place)",
+        {"pin_memory": False},
+    ),
+    S(
+        "eye.m",
+        (3, 4),
+        "torch.eye(3, 4, dtype=torch.float32, device=self.place)",
+        {"pin_memory": False},
+    ),
+    S(
+        "linspace.default",
+        (0, 1, 5),
+        "torch.linspace(0, 1, 5, dtype=torch.float32, device=self.place)",
+        {"pin_memory": False},
+    ),
+    S(
+        "randint.low",
+        (0, 5, [3]),
+        "torch.randint(0, 5, (3,), device=self.place)",
+        {"pin_memory": False},
+    ),
+    S(
+        "randint.default",
+        (5, [3]),
+        "torch.randint(5, (3,), device=self.place)",
+        {"pin_memory": False},
+    ),
+    S(
+        "randperm.default",
+        (5,),
+        "torch.randperm(5, device=self.place)",
+        {"pin_memory": False},
+    ),
+    S(
+        "tril_indices.default",
+        (3, 3),
+        "torch.tril_indices(3, 3, device=self.place)",
+        {"pin_memory": False},
+    ),
+    S(
+        "triu_indices.default",
+        (3, 3),
+        "torch.triu_indices(3, 3, device=self.place)",
+        {"pin_memory": False},
+    ),
+    S("zeros_like.default", (X,), "torch.zeros_like(a)", {"pin_memory": False}),
+    S(
+        "ones_like.default",
+        (X,),
+        "torch.ones_like(a, dtype=torch.bool)",
+        {"pin_memory": False, "dtype": torch.bool},
+    ),
+    S("full_like.default", (X, 2.0), "torch.full_like(a, 2.0)", {"pin_memory": False}),
+    S("empty_like.default", (X,), "torch.empty_like(a)", {"pin_memory": False}),
+    S("rand_like.default", (X,), "torch.rand_like(a)", {"pin_memory": False}),
+    S("randn_like.default", (X,), "torch.randn_like(a)", {"pin_memory": False}),
+    S("new_zeros.default", (X, [2, 3]), "a.new_zeros(2, 3)", {"pin_memory": False}),
+    S("new_ones.default", (X, [2]), "a.new_ones(2)", {"pin_memory": False}),
+    S(
+        "empty.memory_format",
+        ([2, 3],),
+        "torch.empty(2, 3, dtype=torch.float32, device=self.place)",
+        {"pin_memory": False},
+    ),
+    S("new_empty.default", (X, [2]), "a.new_empty(2)", {"pin_memory": False}),
+    S("new_full.default", (X, [2], 0.5), "a.new_full((2,), 0.5)", {"pin_memory": False}),
+    S(
+        "scalar_tensor.default",
+        (0.5,),
+        "torch.scalar_tensor(0.5, dtype=torch.float32, device=self.place)",
+        {"pin_memory": False},
+    ),
+    S("bernoulli.default", (f(3),), "torch.bernoulli(a)"),
+    S("bernoulli.p", (X, 0.5), "torch.bernoulli(a, 0.5)"),
+    S("multinomial.default", (f(4), 2), "torch.multinomial(a, 2)"),
+    S("poisson.default", (X,), "torch.poisson(a)"),
+]
+
+SQUARE = f(3, 3)
+CONTRACTIONS = [
+    S("mm.default", (f(2, 3), f(3, 4)), "torch.mm(a, b)"),
+    S("bmm.default", (f(5, 2, 3), f(5, 3, 4)), "torch.bmm(a, b)"),
+    S("mv.default", (f(2, 3), f(3)), "torch.mv(a, b)"),
+    S("dot.default", (f(3), f(3)), "torch.dot(a, b)"),
+    S("inner.default", (f(2, 3), f(4, 3)), "torch.inner(a, b)"),
+    S("outer.default", (f(3), f(4)), "torch.outer(a, b)"),
+    S("addmm.default", (f(4), f(2, 3), f(3, 4)), "torch.addmm(a, b, c)"),
+    S("addmm.default", (f(4), f(2, 3), f(3, 4)), "torch.addmm(a, b, c, alpha=0.5)", {"alpha": 0.5}),
+    S("addbmm.default", (f(2, 4), f(5, 2, 3), f(5, 3, 4)), "torch.addbmm(a, b, c)"),
+    S(
+        "baddbmm.default",
+        (f(5, 2, 4), f(5, 2, 3), f(5, 3, 4)),
+        "torch.baddbmm(a, b, c, beta=0.5)",
+        {"beta": 0.5},
+    ),
+    S("addmv.default", (f(2), f(2, 3), f(3)), "torch.addmv(a, b, c)"),
+    S("addr.default", (f(2, 3), f(2), f(3)), "torch.addr(a, b, c)"),
+    S("trace.default", (SQUARE,), "torch.trace(a)"),
+    S("bilinear.default", (f(5, 2), f(5, 3), f(4, 2, 3), f(4)), "torch.bilinear(a, b, c, d)"),
+    S("einsum.default", ("ij,jk->ik", [f(2, 3), f(3, 4)]), 'torch.einsum("ij,jk->ik", a, b)'),
+    S("tensordot.default", (f(2, 3), f(3, 4), [1], [0]), "torch.tensordot(a, b, dims=([1], [0]))"),
+    S("linalg_inv.default", (SQUARE,), "torch.linalg.inv(a)"),
+    S("linalg_cholesky.default", (f(1, 1),), "torch.linalg.cholesky(a)"),
+    S("linalg_det.default", (SQUARE,), "torch.linalg.det(a)"),
+    S("linalg_solve.default", (SQUARE, f(3, 2)), "torch.linalg.solve(a, b)"),
+    S("linalg_qr.default", (SQUARE,), "torch.linalg.qr(a)"),
+    S("linalg_norm.default", (SQUARE,), "torch.linalg.norm(a)"),
+]
+
+CONVOLUTIONS = [
+    S("linear.default", (X, f(5, 4)), "F.linear(a, b)"),
+    S("linear.default", (X, f(5, 4), f(5)), "F.linear(a, b, c)"),
+    S("conv1d.default", (f(2, 4, 8), f(6, 4, 3), f(6)), "F.conv1d(a, b, c)"),
+    S(
+        "conv1d.default",
+        (f(2, 4, 8), f(4, 1, 3), None, [1], [2], [1], 4),
+        "F.conv1d(a, b, padding=2, groups=4)",
+    ),
+    S(
+        "conv2d.default",
+        (IMAGE, f(6, 4, 3, 3), f(6), [2, 2], [1, 1]),
+        "F.conv2d(a, b, c, stride=2, padding=1)",
+    ),
+    S("conv2d.default", (IMAGE, f(6, 4, 3, 3), None, [2, 1]), "F.conv2d(a, b, stride=(2, 1))"),
+    S(
+        "conv2d.padding",
+        (IMAGE, f(6, 4, 3, 3), None, [1, 1], "same"),
+        'F.conv2d(a, b, padding="same")',
+    ),
+    S(
+        "conv1d.padding",
+        (f(2, 4, 8), f(6, 4, 3), None, [1], "same"),
+        'F.conv1d(a, b, padding="same")',
+    ),
+    S(
+        "conv3d.padding",
+        (f(1, 2, 4, 4, 4), f(3, 2, 3, 3, 3), None, [1, 1, 1], "same"),
+        'F.conv3d(a, b, padding="same")',
+    ),
+    S("conv3d.default", (f(1, 2, 4, 4, 4), f(3, 2, 3, 3, 3)), "F.conv3d(a, b)"),
+    S(
+        "conv_transpose1d.default",
+        (f(2, 4, 8), f(4, 6, 3), f(6), [2]),
+        "F.conv_transpose1d(a, b, c, stride=2)",
+    ),
+    S(
+        "conv_transpose2d.input",
+        (IMAGE, f(4, 6, 3, 3), None, [2, 2], [1, 1], [1, 1]),
+        "F.conv_transpose2d(a, b, stride=2, padding=1, output_padding=1)",
+    ),
+    S("conv_transpose3d.input", (f(1, 2, 4, 4, 4), f(2, 3, 3, 3, 3)), "F.conv_transpose3d(a, b)"),
+    S(
+        "convolution.default",
+        (IMAGE, f(6, 4, 3, 3), None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1),
+        "torch.convolution(a, b, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)",
+    ),
+    S("max_pool1d.default", (f(2, 4, 8), [2]), "F.max_pool1d(a, 2)"),
+    S(
+        "max_pool2d.default",
+        (IMAGE, [3, 3], [2, 2], [1, 1]),
+        "F.max_pool2d(a, 3, stride=2, padding=1)",
+    ),
+    S("max_pool3d.default", (f(1, 2, 4, 4, 4), [2, 2, 2]), "F.max_pool3d(a, 2)"),
+    S(
+        "max_pool2d_with_indices.default",
+        (IMAGE, [2, 2]),
+        "F.max_pool2d(a, 2, return_indices=True)",
+    ),
+    S(
+        "max_pool1d_with_indices.default",
+        (f(2, 4, 8), [2]),
+        "F.max_pool1d(a, 2, return_indices=True)",
+    ),
+    S(
+        "max_pool3d_with_indices.default",
+        (f(1, 2, 4, 4, 4), [2, 2, 2]),
+        "F.max_pool3d(a, 2, return_indices=True)",
+    ),
+    S("avg_pool1d.default", (f(2, 4, 8), [2]), "F.avg_pool1d(a, 2)"),
+    S("avg_pool2d.default", (IMAGE, [2, 2], [2, 2]), "F.avg_pool2d(a, 2, stride=2)"),
+    S("avg_pool3d.default", (f(1, 2, 4, 4, 4), [2, 2, 2]), "F.avg_pool3d(a, 2)"),
+    S("adaptive_avg_pool1d.default", (f(2, 4, 8), [1]), "F.adaptive_avg_pool1d(a, 1)"),
+    S("adaptive_avg_pool2d.default", (IMAGE, [1, 1]), "F.adaptive_avg_pool2d(a, 1)"),
+    S("adaptive_avg_pool2d.default", (IMAGE, [2, 4]), "F.adaptive_avg_pool2d(a, (2, 4))"),
+    S("adaptive_avg_pool3d.default", (f(1, 2, 4, 4, 4), [2, 2, 2]), "F.adaptive_avg_pool3d(a, 2)"),
+    S(
+        "adaptive_max_pool1d.default",
+        (f(2, 4, 8), [2]),
+        "F.adaptive_max_pool1d(a, 2, return_indices=True)",
+    ),
+    S(
+        "adaptive_max_pool2d.default",
+        (IMAGE, [2, 2]),
+        "F.adaptive_max_pool2d(a, 2, return_indices=True)",
+    ),
+    S(
+        "adaptive_max_pool3d.default",
+        (f(1, 2, 4, 4, 4), [2, 2, 2]),
+        "F.adaptive_max_pool3d(a, 2, return_indices=True)",
+    ),
+]
+
+FUNCTIONAL = [
+    S("layer_norm.default", (X, [4]), "F.layer_norm(a, (4,))"),
+    S("layer_norm.default", (X, [4], f(4), f(4)), "F.layer_norm(a, (4,), b, c)"),
+    S(
+        "layer_norm.default",
+        (X, [3, 4], f(3, 4), None, 1e-6),
+        "F.layer_norm(a, (3, 4), b, eps=1e-06)",
+    ),
+    S("layer_norm.default", (X, [4], None, f(4)), "F.layer_norm(a, (4,), bias=b)"),
+    S("rms_norm.default", (X, [4], f(4), 1e-6), "F.rms_norm(a, (4,), b, eps=1e-06)"),
+    S("group_norm.default", (IMAGE, 2, f(4), f(4)), "F.group_norm(a, 2, b, c)"),
+    S(
+        "batch_norm.default",
+        (IMAGE, f(4), f(4), f(4), f(4), False, 0.1, 1e-5, False),
+        "F.batch_norm(a, d, e, b, c, training=self.training)",
+    ),
+    S(
+        "batch_norm.default",
+        (IMAGE, None, None, None, None, True, 0.1, 1e-5, False),
+        "F.batch_norm(a, None, None, training=True)",
+    ),
+    S(
+        "batch_norm.default",
+        (IMAGE, None, None, f(4), f(4), False, 0.2, 1e-3, True),
+        "F.batch_norm(a, b, c, momentum=0.2, eps=0.001)",
+        training=True,
+    ),
+    S(
+        "instance_norm.default",
+        (IMAGE, f(4), f(4), None, None, True, 0.1, 1e-5, False),
+        "F.instance_norm(a, weight=b, bias=c)",
+    ),
+    S(
+        "native_layer_norm.default",
+        (X, [4], f(4), f(4), 1e-5),
+        "torch.native_layer_norm(a, (4,), b, c, 1e-05)",
+    ),
+    S(
+        "scaled_dot_product_attention.default",
+        (f(2, 2, 3, 4), f(2, 2, 3, 4), f(2, 2, 3, 4)),
+        "F.scaled_dot_product_attention(a, b, c)",
+    ),
+    S(
+        "scaled_dot_product_attention.default",
+        (f(2, 2, 3, 4), f(2, 2, 3, 4), f(2, 2, 3, 4), None, 0.0, True),
+        "F.scaled_dot_product_attention(a, b, c, is_causal=True)",
+    ),
+    S(
+        "scaled_dot_product_attention.default",
+        (f(2, 2, 3, 4), f(2, 2, 3, 4), f(2, 2, 3, 4), b(2, 1, 3, 3), 0.0),
+        "F.scaled_dot_product_attention(a, b, c, attn_mask=d, scale=0.5)",
+        {"scale": 0.5},
+    ),
+    S(
+        "scaled_dot_product_attention.default",
+        (f(2, 4, 3, 4), f(2, 2, 3, 4), f(2, 2, 3, 4)),
+        "F.scaled_dot_product_attention(a, b, c, enable_gqa=True)",
+        {"enable_gqa": True},
+    ),
+    S(
+        "scaled_dot_product_attention.default",
+        (f(2, 2, 3, 4), f(2, 2, 3, 4), f(2, 2, 3, 4), None, 0.1),
+        "F.scaled_dot_product_attention(a, b, c, dropout_p=0.1 if self.training else 0.0)",
+        training=True,
+    ),
+    S(
+        "scaled_dot_product_attention.default",
+        (f(2, 2, 3, 4), f(2, 2, 3, 4), f(2, 2, 3, 4), None, 0.1),
+        "F.scaled_dot_product_attention(a, b, c, dropout_p=0.1)",
+    ),
+    S(
+        "dropout.default",
+        (X, 0.1, True),
+        "F.dropout(a, 0.1, training=self.training)",
+        training=True,
+    ),
+    S("dropout.default", (X, 0.1, True), "F.dropout(a, 0.1)"),
+    *(
+        S(
+            f"{name}.default",
+            (X, 0.1, True),
+            f"F.{name}(a, 0.1, training={flag})",
+            training=training,
+        )
+        for name in ("alpha_dropout", "feature_alpha_dropout")
+        for training, flag in ((True, "self.training"), (False, "True"))
+    ),
+    S(
+        "feature_dropout.default",
+        (X, 0.1, True),
+        "F.dropout1d(a, 0.1, training=self.training)",
+        training=True,
+    ),
+    S(
+        "feature_dropout.default",
+        (IMAGE, 0.1, True),
+        "F.dropout2d(a, 0.1, training=self.training)",
+        training=True,
+    ),
+    S(
+        "feature_dropout.default",
+        (f(2, 3), 0.1, True),
+        "torch.ops.aten.feature_dropout.default(a, 0.1, True)",
+        training=True,
+    ),
+    S(
+        "lstm.input",
+        (
+            f(3, 2, 4),
+            [f(1, 2, 5), f(1, 2, 5)],
+            [f(20, 4), f(20, 5)],
+            False,
+            1,
+            0.0,
+            False,
+            False,
+            False,
+        ),
+        "torch.lstm(a, [b, c], [d, e], False, 1, 0.0, self.training, False, False)",
+    ),
+    *(
+        S(
+            f"{name}.input",
+            (f(3, 2, 4), f(1, 2, 5), [f(5, 4), f(5, 5)], False, 1, 0.0, False, False, False),
+            f"torch.{name}(a, b, [c, d], False, 1, 0.0, self.training, False, False)",
+        )
+        for name in ("rnn_tanh", "rnn_relu")
+    ),
+    S(
+        "gru.input",
+        (f(3, 2, 4), f(1, 2, 5), [f(15, 4), f(15, 5)], False, 1, 0.0, False, False, False),
+        "torch.gru(a, b, [c, d], False, 1, 0.0, self.training, False, False)",
+    ),
+]
+
+RESIZING = [
+    S("upsample_nearest1d.vec", (f(2, 4, 8), [16], None), "F.interpolate(a, size=(16,))"),
+    S(
+        "upsample_nearest2d.vec",
+        (IMAGE, None, [2.0, 2.0]),
+        "F.interpolate(a, scale_factor=(2.0, 2.0))",
+    ),
+    S(
+        "_upsample_nearest_exact2d.vec",
+        (IMAGE, [4, 4], None),
+        'F.interpolate(a, size=(4, 4), mode="nearest-exact")',
+    ),
+    S(
+        "_upsample_nearest_exact1d.vec",
+        (f(2, 4, 8), None, [2.0]),
+        'F.interpolate(a, scale_factor=(2.0,), mode="nearest-exact")',
+    ),
+    S(
+        "_upsample_nearest_exact3d.vec",
+        (f(1, 2, 4, 4, 4), [2, 2, 2], None),
+        'F.interpolate(a, size=(2, 2, 2), mode="nearest-exact")',
+    ),
+    S(
+        "upsample_nearest3d.vec",
+        (f(1, 2, 4, 4, 4), [2, 2, 2], None),
+        "F.interpolate(a, size=(2, 2, 2))",
+    ),
+    S(
+        "upsample_linear1d.vec",
+        (f(2, 4, 8), [16], False, None),
+        'F.interpolate(a, size=(16,), mode="linear")',
+    ),
+    S(
+        "upsample_bilinear2d.vec",
+        (IMAGE, [4, 4], True, None),
+        'F.interpolate(a, size=(4, 4), align_corners=True, mode="bilinear")',
+    ),
+    S(
+        "upsample_bicubic2d.vec",
+        (IMAGE, [4, 4], False, None),
+        'F.interpolate(a, size=(4, 4), mode="bicubic")',
+    ),
+    S(
+        "upsample_trilinear3d.vec",
+        (f(1, 2, 4, 4, 4), None, False, [2.0, 2.0, 2.0]),
+        'F.interpolate(a, scale_factor=(2.0, 2.0, 2.0), mode="trilinear")',
+    ),
+    S(
+        "_upsample_bilinear2d_aa.vec",
+        (IMAGE, [4, 4], False, None),
+        'F.interpolate(a, size=(4, 4), mode="bilinear", antialias=True)',
+    ),
+    S(
+        "_upsample_bicubic2d_aa.vec",
+        (IMAGE, [4, 4], False, None),
+        'F.interpolate(a, size=(4, 4), mode="bicubic", antialias=True)',
+    ),
+    S(
+        "grid_sampler.default",
+        (IMAGE, f(2, 3, 3, 2), 0, 0, False),
+        "F.grid_sample(a, b, align_corners=False)",
+    ),
+    S(
+        "grid_sampler.default",
+        (IMAGE, f(2, 3, 3, 2), 1, 1, True),
+        'F.grid_sample(a, b, mode="nearest", padding_mode="border", align_corners=True)',
+    ),
+]
+
+LOGITS, CLASSES, RATES = f(4, 5), i(4, below=5), f(4)
+LOSSES = [
+    S("cross_entropy_loss.default", (LOGITS, CLASSES), "F.cross_entropy(a, b)"),
+    S(
+        "cross_entropy_loss.default",
+        (LOGITS, CLASSES, None, 2),
+        'F.cross_entropy(a, b, reduction="sum")',
+    ),
+    S(
+        "cross_entropy_loss.default",
+        (LOGITS, CLASSES, f(5), 0, 3, 0.1),
+        'F.cross_entropy(a, b, weight=c, reduction="none", ignore_index=3, label_smoothing=0.1)',
+    ),
+    S("nll_loss_nd.default", (LOGITS, CLASSES), "F.nll_loss(a, b)"),
+    S("nll_loss_nd.default", (LOGITS, CLASSES, None, 2), 'F.nll_loss(a, b, reduction="sum")'),
+    S("binary_cross_entropy.default", (f(4), f(4)), "F.binary_cross_entropy(a, b)"),
+    S(
+        "binary_cross_entropy_with_logits.default",
+        (RATES, RATES, None, RATES),
+        "F.binary_cross_entropy_with_logits(a, b, pos_weight=c)",
+    ),
+    S("kl_div.default", (X, Y, 2), 'F.kl_div(a, b, reduction="sum")'),
+    S(
+        "kl_div.default",
+        (X, Y, 0),
+        'F.kl_div(a, b, reduction="none", log_target=True)',
+        {"log_target": True},
+    ),
+    S("hinge_embedding_loss.default", (X, Y), "F.hinge_embedding_loss(a, b)"),
+    S("margin_ranking_loss.default", (RATES, RATES, RATES), "F.margin_ranking_loss(a, b, c)"),
+    S("soft_margin_loss.default", (X, Y), "F.soft_margin_loss(a, b)"),
+    S("mse_loss.default", (X, Y, 2), "torch.ops.aten.mse_loss.default(a, b, reduction=2)"),
+]
 
 SAMPLES = [
     *ELEMENTWISE,
