@@ -40,7 +40,7 @@ from shardwright.comm import (
     make_store,
     open_store,
 )
-from shardwright.launch.inbox import Inbox
+from shardwright.launch.protocol import Mailbox
 
 SIZES = (64, 4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
 KINDS = ("send", "all_gather", "all_reduce")
@@ -83,7 +83,7 @@ def all_operations() -> dict[tuple[str, int], list[Operation]]:
 def ours(store: Store, rank: int, choice: str) -> Perform:
     """A transport of this package, over gloo or as it chooses itself."""
     os.environ["SHARDWRIGHT_TRANSPORT"] = choice
-    inbox = Inbox()
+    mailbox = Mailbox()
     operations = [operation for some in all_operations().values() for operation in some]
     transport = connect(
         PrefixStore(choice, store),
@@ -91,7 +91,7 @@ def ours(store: Store, rank: int, choice: str) -> Perform:
         [CPU] * 2,
         operations,
         threads=1,
-        notify=inbox.ring,
+        notify=mailbox.notify,
         make_group=adopt_group,
     )
     calls = itertools.count()
@@ -100,8 +100,8 @@ def ours(store: Store, rank: int, choice: str) -> Perform:
     def perform(operation: Operation, tensor: Tensor | None) -> Tensor | None:
         pending = transport.start(members[operation.tag], next(calls), tensor)
         while not pending.ready():
-            transport.wait(inbox.bell, None)
-            inbox.quiet()
+            transport.wait(mailbox.wakeup, None)
+            mailbox.drain()
         return pending.result()
 
     return perform

@@ -82,7 +82,7 @@ class Split:
         rows = len(self._ids) // options.get("microbatches", 1)
         graph = sw.compile_ir(step, self._ids[:rows], self._labels[:rows])
         pipeline = sw.build(graph, sw.plan(graph, **options))
-        self._session = sw.Session(pipeline, threads=1)
+        self._session = sw.TrainingRunner(pipeline, threads=1)
         self._rate = torch.tensor(1e-3, dtype=torch.float64)
 
     def run(self, steps: int) -> list[float]:

@@ -28,7 +28,7 @@ def run(folder: Path) -> None:
         found = sw.run(path, *args, in_process=True, **kwargs)
         equal("output", found, wanted["expected"], wanted["tolerance"])
         return
-    with sw.Session(path, in_process=True) as session:
+    with sw.TrainingRunner(path, in_process=True) as session:
         step = partial(session.step, **wanted["rates"])
         losses = [loss_of(call(step, batch)) for batch in wanted["batches"]]
     equal("losses", losses, wanted["losses"], wanted["tolerance"])

@@ -79,7 +79,7 @@ if TYPE_CHECKING:
         profile_network,
     )
     from shardwright.reporting import Drawing, TimelineChart, draw
-    from shardwright.runtime import Runner, Session, profile_tasks, run, verify
+    from shardwright.runtime import Runner, Session, TrainingRunner, profile_tasks, run, verify
     from shardwright.simulation import simulate
     from shardwright.tracing import CaptureWarning, Model, capture, compile_ir, get_ir, is_tracing
     from shardwright.tracing.capture import empty_weights
@@ -127,6 +127,7 @@ __all__ = [
     "Timeline",
     "TimelineChart",
     "TrainResult",
+    "TrainingRunner",
     "VerifyError",
     "WeightError",
     "WorkerError",

@@ -26,7 +26,7 @@ HEAVY = {
 LOADED = """
 import json, sys, torch
 torchs = {*sys.modules}
-import shardwright.launch.process
+import shardwright.launch.worker_main
 print(json.dumps(sorted({*sys.modules} - torchs)))
 """
 

@@ -66,7 +66,7 @@ def compare(
     pipeline = sw.build(graph, sw.plan(graph, mesh=mesh, microbatches=microbatches))
     batches = entry.microbatches(microbatches)
     modules = BY_NAME[entry.name].modules
-    with sw.Session(pipeline, in_process=True, modules=modules) as session:
+    with sw.TrainingRunner(pipeline, in_process=True, modules=modules) as session:
         loss = session.step(**joined(batches), lr=LEARNING_RATE)
         state = session.state()
     expected = entry.accumulated(batches)

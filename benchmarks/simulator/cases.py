@@ -92,7 +92,7 @@ def found_of(
     """
     pairs: list[tuple[float, float]] = []
     for number in range(rounds):
-        with sw.Session(pipeline, threads=1) as session:
+        with sw.TrainingRunner(pipeline, threads=1) as session:
             take_steps(session, batch)
             found = in_turn(session, pipeline, cluster, batch, 1)
             pairs += found.pairs

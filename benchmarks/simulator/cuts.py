@@ -54,7 +54,7 @@ def cuts(
     for number in range(rounds):
         for cut in found[:: 1 if number % 2 == 0 else -1]:
             pipeline = sw.build(graph, cut_behind(graph, plan, cut.place))
-            with sw.Session(pipeline, threads=1) as session:
+            with sw.TrainingRunner(pipeline, threads=1) as session:
                 take_steps(session, program.batch)
                 cut.pairs.extend(in_turn(session, pipeline, cluster, program.batch, 1).pairs)
             shown = ", measured ".join(map(milliseconds, cut.pairs[-1]))

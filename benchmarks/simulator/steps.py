@@ -75,7 +75,7 @@ def step_graph(program: Program, microbatches: int) -> IRGraph:
     return sw.compile_ir(step, *(tensor[:rows] for tensor in program.batch))
 
 
-def take_steps(session: sw.Session, batch: Sequence[Tensor]) -> float:
+def take_steps(session: sw.TrainingRunner, batch: Sequence[Tensor]) -> float:
     """Run steps one behind the other; seconds of each."""
     start = time.perf_counter()
     calls = [session.submit(*batch, lr=RATE) for _ in range(STEPS)]
@@ -87,7 +87,7 @@ def take_steps(session: sw.Session, batch: Sequence[Tensor]) -> float:
 class Clock:
     """Predicts the steps of a session by what its supertasks take alone at the moment."""
 
-    def __init__(self, session: sw.Session, pipeline: sw.Pipeline, cluster: Cluster) -> None:
+    def __init__(self, session: sw.TrainingRunner, pipeline: sw.Pipeline, cluster: Cluster) -> None:
         self._session, self._pipeline, self._cluster = session, pipeline, cluster
         _, self._longest = times_of_rounds(session, 1)
 
@@ -106,7 +106,7 @@ class Rounds(NamedTuple):
 
 
 def in_turn(
-    session: sw.Session,
+    session: sw.TrainingRunner,
     pipeline: sw.Pipeline,
     cluster: Cluster,
     batch: Sequence[Tensor],

@@ -1,8 +1,8 @@
 """How the ranks of one host find each other: all listen and say where, then each calls those below.
 
-In comes a store that all ranks share; out come `Link`s to ranks of this host, over which both ends
-have handed the descriptor of their memory to the other. Ranks are of one host where local sockets
-reach from one to the other: same machine, network namespace and user. Sockets have names that only
+From a store that all ranks share come `PeerLink`s to ranks of this host, over which both ends have
+handed the descriptor of their memory to the other. Ranks are of one host where local sockets reach
+from one to the other: same machine, network namespace and user. Sockets have names that only
 the kernel knows and that vanish with them. So no file is made, and nothing is left however a rank
 ends.
 
@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from shardwright.comm.arena import Arena, Window
-from shardwright.comm.shared_memory import Link
+from shardwright.comm.shared_memory import PeerLink
 from shardwright.errors import LaunchError
 
 _PATIENCE = 120.0
@@ -44,7 +44,7 @@ _CREDENTIALS = struct.Struct("=iII")
 _KEY = "local socket of rank {}"
 
 
-class _Place(msgspec.Struct, frozen=True):
+class _RankAddress(msgspec.Struct, frozen=True):
     """What a rank tells the others: its host, the name of its socket, what callers must know."""
 
     host: str
@@ -69,16 +69,16 @@ class Rendezvous:
             self._listener = _local_socket()
             self._listener.bind(_address(name))
             self._listener.listen(size)
-        place = _Place(host, name, self._secret)
+        place = _RankAddress(host, name, self._secret)
         store.set(_KEY.format(rank), msgspec.json.encode(place).decode())
         try:
-            self._places = [_place_of(store, other) for other in range(size)]
+            self._addresses = [_read_address(store, other) for other in range(size)]
         except BaseException:
             self.close()
             raise
-        self.hosts = [place.host for place in self._places]
+        self.hosts = [place.host for place in self._addresses]
 
-    def links(self, peers: Collection[int], arena: Arena) -> list[Link]:
+    def links(self, peers: Collection[int], arena: Arena) -> list[PeerLink]:
         """Links to ``peers``, all of this rank's host; they must ask for one to this rank.
 
         Raises LaunchError.
@@ -112,7 +112,7 @@ class Rendezvous:
     def _call(self, peer: int, opened: ExitStack) -> socket.socket:
         """Connect to a rank, which need not have answered yet, and say who calls."""
         connection = opened.enter_context(_local_socket())
-        connection.connect(_address(self._places[peer].name))
+        connection.connect(_address(self._addresses[peer].name))
         if not _is_own(connection):
             raise PermissionError(f"a process of another user listens in place of rank {peer}")
         connection.send(self._hello_to(peer))
@@ -166,13 +166,13 @@ class Rendezvous:
         return int(rank) if secrets.compare_digest(secret, self._secret) else None
 
     def _hello_to(self, peer: int) -> bytes:
-        return _HELLO.pack(self._rank, self._places[peer].secret)
+        return _HELLO.pack(self._rank, self._addresses[peer].secret)
 
     def _introduce(self, connection: socket.socket, peer: int, arena: Arena) -> None:
         """Give this rank's memory to a rank that has shown who it is."""
         socket.send_fds(connection, [self._hello_to(peer)], [arena.descriptor])
 
-    def _link(self, connection: socket.socket, peer: int) -> Link:
+    def _link(self, connection: socket.socket, peer: int) -> PeerLink:
         """The link to a rank, when it has introduced itself."""
         hello, descriptors, _, _ = socket.recv_fds(connection, _HELLO.size + 1, 1)
         try:
@@ -185,13 +185,13 @@ class Rendezvous:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        return Link(peer, connection, window)
+        return PeerLink(peer, connection, window)
 
 
-def _place_of(store: Store, rank: int) -> _Place:
+def _read_address(store: Store, rank: int) -> _RankAddress:
     """What a rank has told. Raises LaunchError."""
     try:
-        place = msgspec.json.decode(store.get(_KEY.format(rank)), type=_Place)
+        place = msgspec.json.decode(store.get(_KEY.format(rank)), type=_RankAddress)
     except (RuntimeError, msgspec.MsgspecError) as error:
         raise LaunchError(
             f"the store by which the ranks meet does not say where rank {rank} is: {error}"

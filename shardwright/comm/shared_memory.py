@@ -2,8 +2,8 @@
 
 A sender copies a tensor once, into a block of its own `Arena`, and tells each receiver where it is;
 the receiver's tensor is that memory itself, and the block is free when nothing uses it any more.
-A `Link` carries the records that tell of messages, by socket: it puts a record behind the bytes it
-tells of on every kind of processor, wakes who sleeps, and says at once when the process at the
+A `PeerLink` carries the records that tell of messages, by socket: it puts a record behind the bytes
+it tells of on every kind of processor, wakes who sleeps, and says at once when the process at the
 other end is gone.
 
 Nothing but `wait` waits for another rank, and whatever is called sends what sockets did not take
@@ -65,7 +65,7 @@ class SharedMemoryEndpoint(Endpoint):
     than most messages do.
     """
 
-    def __init__(self, rank: int, arena: Arena, links: Collection[Link], spin: float) -> None:
+    def __init__(self, rank: int, arena: Arena, links: Collection[PeerLink], spin: float) -> None:
         self._rank = rank
         self._arena = arena
         self._spin = spin
@@ -184,7 +184,7 @@ _RECORD = struct.Struct("=qqqqd")
 _SHUTDOWN = _RECORD.pack(-1, 0, 0, NOWHERE, 0.0)
 
 
-class Link:
+class PeerLink:
     """One end of a pair of sockets, and the window on the other rank's arena.
 
     ``arrived`` are the messages not taken yet: offset, and when the sender began. ``lost`` is why

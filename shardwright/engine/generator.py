@@ -175,7 +175,7 @@ class Generator:
             taken += f", or the {rows.count} rows of it that this rank reads"
         raise InputError(
             f"{found} a step takes {taken}; shapes are static: train makes a program for each "
-            "shape that it meets, a Session takes one"
+            "shape that it meets, a TrainingRunner takes one"
         )
 
     # --- outputs ----------------------------------------------------------------------------

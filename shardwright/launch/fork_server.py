@@ -2,12 +2,12 @@
 
 Importing torch takes seconds, a fork takes milliseconds: the first workers of a driver start as
 fast as one process of Python, all later ones at once, and what they have imported lies in memory
-once. The driver's side is `forking`.
+once. The driver's side is `spawn`.
 
 It is ``python -m shardwright.launch.fork_server SOCKET DRIVER``, where the second is a descriptor
-of the driver's process. Each `Fork` comes with six descriptors: the worker's end of its connection,
-the notice board, the store, standard output and error, and a pipe. The answer is the worker's
-process id with a pidfd of it; how it ended is written to the pipe.
+of the driver's process. Each `ForkRequest` comes with six descriptors: the worker's end of its
+connection, the notice board, the store, standard output and error, and a pipe. The answer is the
+worker's process id with a pidfd of it; how it ended is written to the pipe.
 
 What always holds: torch does no work here, so that a fork copies no thread's work half done (what
 NumPy's libraries start, they stop for a fork); of another worker's descriptors a worker has none;
@@ -32,8 +32,8 @@ from pathlib import Path
 import msgspec
 import numpy
 
-from shardwright.launch import process
-from shardwright.launch.forking import DESCRIPTORS, LENGTH, PID, STATUS, Fork
+from shardwright.launch import worker_main
+from shardwright.launch.spawn import DESCRIPTORS, LENGTH, PID, STATUS, ForkRequest
 from shardwright.torch_internals import preload_compiler
 
 
@@ -55,7 +55,7 @@ class ForkServer:
             while True:
                 for descriptor, _ in self._poll.poll():
                     if descriptor in self._workers:
-                        self._bury(descriptor)
+                        self._reap(descriptor)
                     elif descriptor == self._process or not self._take():
                         return
 
@@ -68,7 +68,7 @@ class ForkServer:
         text = self._driver.recv(size, socket.MSG_WAITALL)
         if len(text) < size:
             return False
-        request = msgspec.msgpack.decode(text, type=Fork)
+        request = msgspec.msgpack.decode(text, type=ForkRequest)
         pid = os.fork()
         if pid == 0:
             self._forget_others()
@@ -82,7 +82,7 @@ class ForkServer:
         socket.send_fds(self._driver, [PID.pack(pid)], [watch])
         return True
 
-    def _bury(self, watch: int) -> None:
+    def _reap(self, watch: int) -> None:
         """A worker has ended: say how."""
         pid, pipe = self._workers.pop(watch)
         self._poll.unregister(watch)
@@ -100,7 +100,7 @@ class ForkServer:
             os.close(pipe)
 
 
-def _become(request: Fork, descriptors: Sequence[int], driver: int) -> None:
+def _become(request: ForkRequest, descriptors: Sequence[int], driver: int) -> None:
     """Be a worker, as long as the driver's process is there. Never returns."""
     code = 1
     try:
@@ -118,8 +118,8 @@ def _become(request: Fork, descriptors: Sequence[int], driver: int) -> None:
         sys.path[:] = map(os.fsdecode, request.path)
         random.seed()
         numpy.random.seed()
-        threading.Thread(target=process.end_with, args=(driver,), daemon=True).start()
-        process.main([str(number) for number in (*shared, request.rank, request.size)])
+        threading.Thread(target=worker_main.end_with, args=(driver,), daemon=True).start()
+        worker_main.main([str(number) for number in (*shared, request.rank, request.size)])
         code = 0
     except BaseException:
         traceback.print_exc()

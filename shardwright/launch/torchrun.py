@@ -1,9 +1,12 @@
 """One rank of a run that torchrun, or whoever sets RANK and WORLD_SIZE, has started.
 
 Every rank makes the same calls with the same whole inputs; rank ``i`` is device slot ``i`` and runs
-its worker in a thread of this process. The pipeline's outputs are brought to rank 0 by send and
-recv supertasks added at the end, so that they stream, are timed and fail like all others; rank 0's
-future holds the result, the others' None.
+its worker in a thread of this process. Rank 0's future holds the result, the others' None.
+
+Outputs of calls are brought to rank 0 by send and recv supertasks added at the end, so that they
+stream, are timed and fail like all others. A step's outputs are whole only when it ends, some of
+them put together of all microbatches: each is one more operation of the transports, behind those of
+the file, and one more occurrence at the end of the step on both ranks (`relays`).
 """
 
 from __future__ import annotations
@@ -11,24 +14,25 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from copy import copy
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import msgspec
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from shardwright.comm import (
     Loopback,
     LoopbackTransport,
+    Membership,
     Operation,
-    Transport,
+    TensorSpec,
     adopt_group,
     connect,
     gather_bytes,
@@ -36,22 +40,24 @@ from shardwright.comm import (
     operations,
 )
 from shardwright.engine.generator import Slices
-from shardwright.engine.program import Entry, constants_of
-from shardwright.engine.slot import LoadedSlot, torch_device
-from shardwright.engine.slot_engine import Finished, SlotEngine
-from shardwright.engine.timeline import Event
+from shardwright.engine.program import Entry, Microbatching, Relay, is_training
+from shardwright.engine.slot import torch_device
 from shardwright.errors import LaunchError, RunError, ShardwrightError, WorkerError
-from shardwright.launch.backend import START_PATIENCE, Backend, Finish, running_future, settle
-from shardwright.launch.connection import Answered, from_bytes, to_bytes
-from shardwright.launch.host import Answer, Call, Host, Item, Load, Reply, Request
-from shardwright.launch.inbox import End, Inbox
-from shardwright.launch.making import Options, make_worker
-from shardwright.launch.relays import relays, relays_of
-from shardwright.launch.serve import serve
-from shardwright.pipeline import Pipeline, SuperTask
+from shardwright.launch.backend import START_TIMEOUT, Backend, Finish
+from shardwright.launch.protocol import (
+    Completed,
+    EngineOptions,
+    Mailbox,
+    Request,
+    Stop,
+    from_bytes,
+    to_bytes,
+)
+from shardwright.launch.worker import Reply, SlotLinks, SlotWorker, serve
+from shardwright.pipeline import Document, Pipeline, SuperTask
 from shardwright.torch_internals import default_store
 
-_END_PATIENCE = 5.0
+_GRACE_PERIOD = 5.0
 """Seconds that a worker gets to end what it is computing when a run is given up."""
 
 _meetings = itertools.count()
@@ -63,127 +69,102 @@ def is_torchrun() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-class Rank(Backend):
+class TorchrunRank(Backend):
     """This process's slot."""
 
-    def __init__(
-        self, pipeline: Pipeline, *, timeout: float, threads: int, options: Options
-    ) -> None:
+    def __init__(self, pipeline: Pipeline, options: EngineOptions, timeout: float) -> None:
+        super().__init__(pipeline, options)
         self._rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         if size != len(pipeline.devices):
             raise LaunchError(
                 f"{size} ranks were started for the {len(pipeline.devices)} device slots of the "
                 f"pipeline; start it with --nproc-per-node {len(pipeline.devices)} in all"
             )
-        self._slots = list(pipeline.devices)
-        name = self._slots[self._rank]
-        device = torch_device(name, pipeline.devices[name])
+        slot = self._slots[self._rank]
+        self._driven = [slot]
+        device = torch_device(slot, pipeline.devices[slot])
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        self._timeout, self._threads = timeout, threads
+        self._timeout = timeout
         self._kinds = [device.kind for device in pipeline.devices.values()]
         self._store: PrefixStore | None = None
-        self._pipelines = itertools.count()
-        self._inbox = Inbox()
-        self._lock = threading.Lock()
-        self._calls: dict[int, tuple[Future[Any], Finish | None]] = {}
-        self._events: list[Event] = []
+        self._programs = itertools.count()
+        self._mailbox = Mailbox()
         self._error: Exception | None = None
-        self._options = options
         self._owns_group = not dist.is_initialized()
         self._groups: list[dist.ProcessGroup] = []
         self._gathering: dist.ProcessGroup | None = None
-        constants = pipeline.weights.load(constants_of(pipeline, name))
-        added = relays(pipeline)
-        transport = self._connect([*operations(pipeline), *added.values()])
-        mine = relays_of(self._rank, added)
-        self._host = Host(make_worker(pipeline, name, constants, transport, options, relays=mine))
+        message, tensors = self._load_message(0, pipeline, {})
+        self._worker = SlotWorker(slot, message, tensors[slot], self._connect)
         self._threads_before = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        self._thread = threading.Thread(target=self._serve, args=(timeout,), daemon=True)
+        torch.set_num_threads(options.threads)
+        self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
-    def begin(self, call: int, inputs: Slices, finish: Finish, *, pipeline: int = 0) -> Future[Any]:
-        """Queue this rank's part of a call."""
-        return self._put(Call(call, inputs[self._host.slot.name], pipeline), finish)
+    def run_step(self, inputs: Slices, finish: Finish, *, program: int = 0) -> Future[Any]:
+        """Start this rank's part of a call or step; the result is on rank 0 alone."""
+        return super().run_step(inputs, finish if self._rank == 0 else _nothing, program=program)
 
-    def load(
-        self, call: int, number: int, pipeline: Pipeline, shared: Mapping[str, str]
-    ) -> Future[Any]:
-        """Queue the making of this rank's part of another pipeline."""
-        return self._put(Load(call, number, partial(self._make_another, pipeline, shared)), None)
-
-    def ask(
-        self, call: int, function: str, arguments: Any, tensors: Slices
-    ) -> Future[dict[str, Reply]]:
-        """Queue a request to this rank's slot alone."""
-        mine = tensors.get(self._host.slot.name, {})
-        return self._put(Request(call, function, arguments, mine), None)
-
-    def everyones(self, replies: dict[str, Reply]) -> dict[str, Reply]:
+    def gather(self, replies: dict[str, Reply]) -> dict[str, Reply]:
         """The replies of all ranks; every rank must ask for them."""
         if self._store is None:
             return replies
         self._gathering = self._gathering or self._make_group()
         (reply,) = replies.values()
         try:
-            given = to_bytes(Answered(0, reply.value), reply.tensors)
+            given = to_bytes(Completed(0, reply.value), reply.tensors)
             found = [from_bytes(each) for each in gather_bytes(given, self._gathering)]
         except (RuntimeError, EOFError, msgspec.MsgspecError) as error:
             raise WorkerError(f"a rank is gone, or answers what no rank does: {error}") from None
         return {
             slot: Reply(message.value, tensors)
             for slot, (message, tensors) in zip(self._slots, found, strict=True)
-            if isinstance(message, Answered)
+            if isinstance(message, Completed)
         }
 
-    def _put(self, item: Item, finish: Finish | None) -> Future[Any]:
-        """Queue something; ``finish`` makes a call's result, a request has none."""
-        future = running_future()
-        with self._lock:
-            if self._error is not None:
-                if isinstance(self._error, ShardwrightError):
-                    raise copy(self._error)
-                raise RunError(f"the worker has ended: {self._error}") from self._error
-            self._calls[item.number] = (future, finish)
-        self._inbox.put(item)
-        return future
-
-    def events(self) -> Sequence[Event]:
-        """This rank's events of finished calls."""
-        return list(self._events)
-
     def close(self, *, abort: bool) -> None:
-        """End the worker; with ``abort`` other ranks that need this one fail at once."""
+        """End the worker; with ``abort`` other ranks that need this one fail at once.
+
+        The order is: the thread that computes, connections, groups with their threads, the store.
+        """
         if not abort:
-            for future, _ in list(self._calls.values()):
-                future.exception()
-        self._inbox.put(End())
-        self._thread.join(_END_PATIENCE if abort else None)
-        if abort or self._error is not None:
-            self._host.abort()
-        else:
-            self._host.close()
+            self._wait_for_pending()
+        self._mailbox.put(Stop())
+        self._thread.join(_GRACE_PERIOD if abort else None)
+        self._worker.close(abort=abort or self._error is not None)
         self._leave_groups()
+        self._store = None
         torch.set_num_threads(self._threads_before)
 
-    def _connect(self, found: Sequence[Operation]) -> Transport:
-        """Connections for a pipeline's operations."""
+    def _check_running(self) -> None:
+        if isinstance(self._error, ShardwrightError):
+            raise copy(self._error)
+        if self._error is not None:
+            raise RunError(f"the worker has ended: {self._error}") from self._error
+
+    def _send(self, message: Request, tensors: Slices) -> None:
+        (slot,) = self._driven
+        self._mailbox.put(message, tensors.get(slot, {}))
+
+    def _connect(self, document: Document) -> SlotLinks:
+        """Connections for a pipeline's operations, and those that bring outputs to rank 0."""
+        added = relays(document)
+        found = [*operations(document), *added.values()]
         if not found:
-            return LoopbackTransport(Loopback())
+            return SlotLinks(LoopbackTransport(Loopback()))
         if self._store is None:
             self._store = _rendezvous(self._timeout) if self._owns_group else _store_of_program()
-        # Other ranks may be on other machines: of their devices only the kind counts.
-        devices = [torch.device(kind) for kind in self._kinds]
-        return connect(
-            PrefixStore(f"pipeline {next(self._pipelines)}", self._store),
+        transport = connect(
+            PrefixStore(f"pipeline {next(self._programs)}", self._store),
             self._rank,
-            devices,
+            # Other ranks may be on other machines: of their devices only the kind counts.
+            [torch.device(kind) for kind in self._kinds],
             found,
-            threads=self._threads,
-            notify=self._inbox.ring,
+            threads=self._options.threads,
+            notify=self._mailbox.notify,
             make_group=self._make_group,
         )
+        return SlotLinks(transport, relays_of(self._rank, added))
 
     def _make_group(self) -> dist.ProcessGroup:
         """Another group of all ranks; every rank must make it."""
@@ -203,57 +184,27 @@ class Rank(Backend):
                 dist.destroy_process_group(group)
         self._groups.clear()
 
-    def _make_another(
-        self, pipeline: Pipeline, shared: Mapping[str, str], slot: LoadedSlot
-    ) -> SlotEngine:
-        """The worker of another pipeline on this slot."""
-        infos = constants_of(pipeline, slot.name)
-        mine = {name: slot.constants[shared[name]] for name in infos if name in shared}
-        stored = {name: info for name, info in infos.items() if name not in shared}
-        added = relays(pipeline)
-        return make_worker(
-            pipeline,
-            slot.name,
-            {**pipeline.weights.load(stored), **mine},
-            self._connect([*operations(pipeline), *added.values()]),
-            self._options,
-            relays=relays_of(self._rank, added),
-            shares=True,
-        )
-
-    def _serve(self, timeout: float) -> None:
+    def _serve(self) -> None:
         try:
-            serve(self._host, self._inbox, self._collect, patience=timeout)
+            serve(self._worker, self._mailbox, self._collect, self._timeout)
         except Exception as error:
-            error.add_note(f"on rank {self._rank}{_place(self._host.active.at)}")
+            error.add_note(f"on rank {self._rank}{_position(self._worker.at)}")
             with self._lock:
                 self._error = error
-            for future, _ in self._calls.values():
-                future.set_exception(error)
+            self._fail_pending(error)
 
-    def _collect(self, outcome: Finished | Answer) -> None:
-        match outcome:
-            case Finished():
-                self._events.extend(outcome.events)
-                future, finish = self._calls.pop(outcome.call)
-                if self._rank == 0 and finish is not None:
-                    # Copies: the caller may write to them, and other ranks may have the memory.
-                    outputs = {
-                        name: tensor.to("cpu", copy=True)
-                        for name, tensor in outcome.outputs.items()
-                    }
-                    settle(future, finish, outputs)
-                else:
-                    future.set_result(None)
-            case Answer():
-                future, _ = self._calls.pop(outcome.number)
-                if outcome.error is not None:
-                    future.set_exception(outcome.error)
-                else:
-                    future.set_result({self._host.slot.name: outcome.reply})
+    def _collect(self, done: Completed, tensors: Mapping[str, Tensor]) -> None:
+        if self._rank == 0:
+            # Copies: the caller may write to them, and other ranks may have the memory.
+            tensors = {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
+        self._complete(self._slots[self._rank], done, tensors)
 
 
-def _place(at: Entry | None) -> str:
+def _nothing(outputs: object) -> None:
+    """What a step returns on all ranks but the first."""
+
+
+def _position(at: Entry | None) -> str:
     """Where a worker was, for the end of a sentence."""
     if at is None:
         return ""
@@ -264,9 +215,9 @@ def _place(at: Entry | None) -> str:
 def _rendezvous(timeout: float) -> PrefixStore:
     """The store that MASTER_ADDR and MASTER_PORT name. Raises LaunchError."""
     place = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-    patience = timedelta(seconds=max(timeout, START_PATIENCE))
+    limit = timedelta(seconds=max(timeout, START_TIMEOUT))
     try:
-        store, _, _ = next(iter(rendezvous("env://", timeout=patience)))
+        store, _, _ = next(iter(rendezvous("env://", timeout=limit)))
     except (RuntimeError, ValueError) as error:
         raise LaunchError(
             f"the ranks cannot meet at {place} (MASTER_ADDR:MASTER_PORT): {error}; is the port in "
@@ -280,6 +231,42 @@ def _rendezvous(timeout: float) -> PrefixStore:
 def _store_of_program() -> PrefixStore:
     """The store by which the ranks of the program's own default group met."""
     return PrefixStore(f"shardwright/{next(_meetings)}", default_store())
+
+
+# --- outputs to rank 0 ----------------------------------------------------------------------------
+
+
+def relays(document: Document) -> dict[str, Operation]:
+    """The operation that brings each output of a training step to rank 0, by tensor."""
+    if not is_training(document):
+        return {}
+    cut, slots = Microbatching.of(document), list(document.devices)
+    found: dict[str, Operation] = {}
+    for name, piece in document.metadata.tensor_slices.outputs.items():
+        if piece.device == slots[0]:
+            continue
+        spec = TensorSpec.of(document.tensors[name])
+        if name in cut.outputs:
+            spec = TensorSpec((cut.n, *spec.shape), spec.dtype)
+        found[name] = Operation(
+            kind="send",
+            group=f"output {name}",
+            tag=len(operations(document)) + len(found),
+            ranks=(slots.index(piece.device), 0),
+            tasks=(f"output {name}",) * 2,
+            inputs=(spec, None),
+            outputs=(None, spec),
+        )
+    return found
+
+
+def relays_of(rank: int, found: dict[str, Operation]) -> dict[Relay, Membership]:
+    """A rank's part in the relays."""
+    return {
+        Relay(name, gives=rank != 0): Membership(operation, operation.ranks.index(rank))
+        for name, operation in found.items()
+        if rank in operation.ranks
+    }
 
 
 def outputs_on_first_slot(pipeline: Pipeline) -> Pipeline:

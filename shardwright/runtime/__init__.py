@@ -1,4 +1,4 @@
-"""Running pipelines: the Runner, the Session, and what they report."""
+"""Running pipelines: the Runner, the TrainingRunner, and what they report."""
 
 from typing import TYPE_CHECKING
 
@@ -6,8 +6,8 @@ from shardwright.lazy import import_lazily
 
 if TYPE_CHECKING:
     from shardwright.runtime.runner import Runner, run
-    from shardwright.runtime.session import Session
     from shardwright.runtime.task_times import profile_tasks
+    from shardwright.runtime.training_runner import Session, TrainingRunner
     from shardwright.runtime.verify import OutputDifference, Report, verify
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Report",
     "Runner",
     "Session",
+    "TrainingRunner",
     "profile_tasks",
     "run",
     "verify",

@@ -1,29 +1,41 @@
-"""What drives slots: the part that `Runner` and `Session` share.
+"""What drives a pipeline's slots: the part that `Runner` and `TrainingRunner` share.
 
-A driver numbers what it asks of a `Backend`, in one order for all slots, and holds the backend from
-start to close. It may be used by several threads of the process that made it.
+`Start` chooses where slots run: in this process, in processes of their own, or as torchrun's rank.
+A `Driver` holds the `Backend` from start to close. It may be used by several threads of the process
+that made it.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from torch import Tensor
+from msgspec.structs import replace
 
+from shardwright.engine.generator import Slices
+from shardwright.engine.program import is_training
+from shardwright.engine.slot import torch_device
 from shardwright.engine.timeline import Timeline
-from shardwright.errors import RunError
+from shardwright.errors import LaunchError, RunError
 from shardwright.launch.backend import Backend
-from shardwright.launch.host import Reply
 from shardwright.launch.in_process import InProcess
-from shardwright.pipeline import Pipeline
+from shardwright.launch.local import LocalProcesses
+from shardwright.launch.operators import load_operators
+from shardwright.launch.protocol import EngineOptions
+from shardwright.launch.torchrun import TorchrunRank, is_torchrun, outputs_on_first_slot
+from shardwright.launch.worker import Reply
+from shardwright.pipeline import Device, Pipeline, check
+
+T = TypeVar("T")
 
 
 class Driver:
@@ -37,7 +49,6 @@ class Driver:
         self._backend = backend
         self._in_flight = in_flight
         self._under_way: deque[Future[Any]] = deque()
-        self._numbers = itertools.count()
         self._beginning = threading.Lock()
         self._lock = threading.Lock()
         self._closed = False
@@ -63,16 +74,10 @@ class Driver:
         return {slot: reply.value for slot, reply in self._request(function, arguments).items()}
 
     def _request(
-        self,
-        function: str,
-        arguments: Any,
-        tensors: Mapping[str, dict[str, Tensor]] | None = None,
+        self, function: str, arguments: Any, tensors: Slices | None = None
     ) -> dict[str, Reply]:
-        given = dict(tensors or {})
-        ask = self._backend.ask
-        return self._backend.everyones(
-            self._ask(lambda call: ask(call, function, arguments, given)).result()
-        )
+        asked = self._ask(lambda: self._backend.call_function(function, arguments, tensors))
+        return self._backend.gather(asked.result())
 
     def __enter__(self) -> Self:
         return self
@@ -85,15 +90,15 @@ class Driver:
     ) -> None:
         self._close(abort=kind is not None)
 
-    def _ask(self, ask: Callable[[int], Future[Any]]) -> Future[Any]:
-        """Ask something of the backend, under the next number."""
+    def _ask(self, ask: Callable[[], T]) -> T:
+        """Ask something of the backend; one thread at a time, so that all slots hear one order."""
         self._check_process()
         with self._lock:
             if self._closed:
-                raise RunError(f"the {type(self).__name__.lower()} is closed; make a new one")
-            return ask(next(self._numbers))
+                raise RunError("the runner is closed; make a new one")
+            return ask()
 
-    def _begin(self, begin: Callable[[int], Future[Any]]) -> Future[Any]:
+    def _begin(self, begin: Callable[[], Future[Any]]) -> Future[Any]:
         """Begin a call; waits while ``in_flight`` calls are under way.
 
         One thread at a time begins: whoever else wants to would have to wait as well.
@@ -136,3 +141,106 @@ def _close(process: int | None, backend: Backend) -> None:
     """Close what nobody has closed, where it is."""
     if _is_here(process):
         backend.close(abort=True)
+
+
+# --- starting -------------------------------------------------------------------------------------
+
+
+def checked(
+    pipeline: Pipeline | str | Path, modules: Sequence[str] = (), *, weights: bool = True
+) -> Pipeline:
+    """The pipeline, known to be right, with operators and (if wanted) weights that are there.
+
+    Raises PipelineError, WeightError, RunError.
+    """
+    if isinstance(pipeline, Pipeline):
+        check(pipeline)
+    else:
+        pipeline = Pipeline.load(pipeline)
+    if weights:
+        pipeline.weights.check(pipeline.tensors)
+    load_operators(pipeline, modules)
+    if pipeline.requires:
+        check(pipeline)  # Graphs that call operators of these modules could not be proved before.
+    return pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where slots are to run, and what workers import.
+
+    ``npu_as_cpu`` runs slots of the kind ``npu`` on the CPU.
+    """
+
+    in_process: bool = False
+    modules: Sequence[str] = ()
+    npu_as_cpu: bool = False
+
+    @property
+    def is_rank(self) -> bool:
+        """Whether this process is one of torchrun's ranks, and runs one slot."""
+        return is_torchrun() and not self.in_process
+
+    def slot_of(self, pipeline: Pipeline) -> str | None:
+        """The slot that this process drives, as a rank; None where it drives all."""
+        return list(pipeline.devices)[int(os.environ["RANK"])] if self.is_rank else None
+
+    def arranged(self, pipeline: Pipeline) -> Pipeline:
+        """The pipeline as it runs here.
+
+        As a rank, outputs of calls come to the first slot; npu slots are CPU slots where asked.
+        """
+        if self.npu_as_cpu:
+            pipeline = _npu_as_cpu(pipeline)
+        moved = self.is_rank and not is_training(pipeline)
+        return outputs_on_first_slot(pipeline) if moved else pipeline
+
+    def __call__(self, pipeline: Pipeline, options: EngineOptions, timeout: float) -> Backend:
+        """Start all slots. Raises RunError and its kinds; no process is left then."""
+        _check_numbers(timeout, options.threads)
+        if self.is_rank:
+            return TorchrunRank(pipeline, options, timeout)
+        _check_devices(pipeline)
+        if self.in_process:  # On one machine, whichever hosts the slots are of.
+            return InProcess(pipeline, options)
+        _check_host(pipeline)
+        return LocalProcesses(pipeline, options, self.modules, timeout)
+
+
+def _check_numbers(timeout: float, threads: int) -> None:
+    """Raise RunError where workers could do nothing in so much time, or with so many threads."""
+    if not timeout > 0:
+        raise RunError(f"timeout={timeout}; workers wait for each other for seconds above 0")
+    if threads < 1:
+        raise RunError(f"threads={threads}; a worker computes with at least one thread")
+
+
+def _npu_as_cpu(pipeline: Pipeline) -> Pipeline:
+    """The pipeline with CPU slots in place of those of the kind npu."""
+    devices = pipeline.devices
+    free = count(1 + max((d.idx for d in devices.values() if d.kind == "cpu"), default=-1))
+    found = replace(
+        pipeline,
+        devices={
+            name: Device("cpu", next(free), device.host) if device.kind == "npu" else device
+            for name, device in devices.items()
+        },
+    )
+    found.weights, found.origin = pipeline.weights, pipeline.origin
+    return found
+
+
+def _check_devices(pipeline: Pipeline) -> None:
+    """Raise DeviceError where this machine lacks a device."""
+    for name, device in pipeline.devices.items():
+        torch_device(name, device)
+
+
+def _check_host(pipeline: Pipeline) -> None:
+    """Raise LaunchError where slots are of several hosts."""
+    hosts = sorted({device.host for device in pipeline.devices.values() if device.host})
+    if len(hosts) > 1:
+        raise LaunchError(
+            f"the pipeline spans the hosts {', '.join(hosts)}; start it with torchrun on each, or "
+            "try it on this one with in_process=True (--in-process)"
+        )

@@ -26,11 +26,10 @@ from shardwright.engine.generator import Generator
 from shardwright.engine.program import is_training
 from shardwright.errors import InputError, RunError
 from shardwright.launch.backend import Finish
-from shardwright.launch.making import Options
-from shardwright.launch.start import Start, checked
+from shardwright.launch.protocol import EngineOptions
 from shardwright.pipeline import Pipeline
 from shardwright.planning.row_dims import row_dims as followed
-from shardwright.runtime.driver import Driver
+from shardwright.runtime.driver import Driver, Start, checked
 
 
 class Runner(Driver):
@@ -78,9 +77,9 @@ class Runner(Driver):
         if is_training(prepared):
             raise RunError(
                 "the pipeline is of a training step, not of a model; use `shardwright train`, or "
-                "Session in Python"
+                "TrainingRunner in Python"
             )
-        backend = start(prepared, timeout=timeout, threads=threads, options=Options(trace))
+        backend = start(prepared, EngineOptions(threads, trace), timeout)
         super().__init__(prepared, backend, in_flight or 2 * len(prepared.devices))
         self._generator = Generator(prepared)
         self._row_dims: dict[frozenset[str], dict[str, int]] = {}
@@ -100,7 +99,7 @@ class Runner(Driver):
         if not self._generator.has_shapes(whole):
             whole, join = self._padded(whole)
         inputs = self._generator.cut_named(whole)
-        return self._begin(lambda call: self._backend.begin(call, inputs, join))
+        return self._begin(lambda: self._backend.run_step(inputs, join))
 
     def _padded(self, whole: dict[str, Tensor]) -> tuple[dict[str, Tensor], Finish]:
         """A call of fewer rows as one of all, and what cuts its result. Raises InputError."""

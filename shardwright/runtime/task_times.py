@@ -31,13 +31,12 @@ from shardwright.engine.slot import LoadedSlot
 from shardwright.engine.tasks import Run
 from shardwright.errors import ProfileError
 from shardwright.ir.tensor_meta import torch_dtype
-from shardwright.launch.making import Options
-from shardwright.launch.start import Start, checked
+from shardwright.launch.protocol import EngineOptions
 from shardwright.pipeline import Document, Pipeline
 from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.profiling.contents import contents
 from shardwright.profiling.memory import Peak, peak_bytes
-from shardwright.runtime.driver import Driver
+from shardwright.runtime.driver import Driver, Start, checked
 
 MEASURE = f"{__name__}:measure_slot"
 WARM_UP = 2
@@ -80,13 +79,13 @@ def profile_tasks(
         raise ProfileError(f"n_iter is a number from 1 up, found {n_iter!r}")
     prepared = checked(pipeline, modules)
     start = Start(in_process=in_process, modules=modules)
-    backend = start(prepared, timeout=timeout, threads=threads, options=Options())
+    backend = start(prepared, EngineOptions(threads), timeout)
     with Driver(prepared, backend, 1) as driver:
         return times_on(driver, n_iter, together=not in_process)
 
 
 def times_on(driver: Driver, n_iter: int = 10, *, together: bool = True) -> TaskTimes:
-    """`profile_tasks` on slots that run already, between the calls of a `Session`, say.
+    """`profile_tasks` on slots that run already, between the calls of a `TrainingRunner`, say.
 
     Where slots run ``together``, each goes on as long as the slowest needs.
     """

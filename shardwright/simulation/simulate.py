@@ -83,9 +83,9 @@ def simulate(
         host.
     calls, in_flight
         How many training steps or calls of the model follow one another, and how many may be under
-        way at once: for steps 2, for calls twice the slots, as `Session` and `Runner` have it.
+        way at once: for steps 2, for calls twice the slots, as `TrainingRunner` and `Runner` do.
     lookahead
-        How many actions of its schedule a slot begins early; as `Session` has it by default.
+        How many actions of its schedule a slot begins early; as `TrainingRunner` has it by default.
 
     Raises PlanError where the cluster lacks a slot, a number makes no sense, the plan is for
     another graph, or the pipeline has supertasks that do not run, or waits for ever;

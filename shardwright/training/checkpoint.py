@@ -44,7 +44,7 @@ from shardwright.training.dcp import (
 )
 
 if TYPE_CHECKING:  # workers import this module, and need neither
-    from shardwright.runtime.session import Session
+    from shardwright.runtime.training_runner import TrainingRunner
     from shardwright.training.program import TrainingProgram
 
 MANIFEST = "training.json"
@@ -259,7 +259,12 @@ class Saver:
         self._owned = owned(pipeline)
 
     def save(
-        self, session: Session, position: Position, rates: Mapping[str, Any], *, is_rank_zero: bool
+        self,
+        session: TrainingRunner,
+        position: Position,
+        rates: Mapping[str, Any],
+        *,
+        is_rank_zero: bool,
     ) -> None:
         """Write a checkpoint of the session as it is now; all ranks call this.
 
@@ -275,7 +280,12 @@ class Saver:
             raise
 
     def _write(
-        self, session: Session, position: Position, rates: Mapping[str, Any], *, is_rank_zero: bool
+        self,
+        session: TrainingRunner,
+        position: Position,
+        rates: Mapping[str, Any],
+        *,
+        is_rank_zero: bool,
     ) -> None:
         path = self.checkpoints.unfinished(position.step)
         session.call_workers(MEET)
@@ -289,7 +299,7 @@ class Saver:
             write_manifest(path, position, tuple(self._program.model))
             self.checkpoints.finish(path)
 
-    def load(self, session: Session, path: Path) -> Resumed:
+    def load(self, session: TrainingRunner, path: Path) -> Resumed:
         """Give the session and the program the state of a checkpoint. Raises WeightError."""
         session.call_workers(LOAD, {"directory": str(path.resolve())})
         read_pieces(path, self._rest())

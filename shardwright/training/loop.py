@@ -32,7 +32,7 @@ import torch
 from shardwright.errors import LaunchError, RunError, WorkerError
 from shardwright.launch.torchrun import is_torchrun
 from shardwright.runtime.memory import MEMORY
-from shardwright.runtime.session import Session
+from shardwright.runtime.training_runner import TrainingRunner
 from shardwright.tracing.rates import Rates
 from shardwright.training.checkpoint import Position, Saver
 from shardwright.training.data import Batch, Loading, rows_of
@@ -138,7 +138,7 @@ class TrainLoop:
         if not options.in_process:
             count = len(self._result.pipeline.devices)
             self._display.note("joining the other ranks" if is_torchrun() else _starting(count))
-        with Session(
+        with TrainingRunner(
             self._result.pipeline,
             in_process=options.in_process,
             timeout=options.timeout,
@@ -162,13 +162,13 @@ class TrainLoop:
                     timeline.save_chrome_trace(options.trace)
         self._result.model = self._program.state_dict(self._result.state)
 
-    def _read_own_rows(self, session: Session) -> None:
+    def _read_own_rows(self, session: TrainingRunner) -> None:
         """Under torchrun read no more of the data than this rank's slot takes."""
         parts = {name: rows for name, rows in session.own_part().items() if name != DRAWS}
         if parts:
             self._loading.read_rows(rows_of(parts), batch_size(self._first.tensors))
 
-    def _begin_at(self, session: Session, path: Path | None) -> Position:
+    def _begin_at(self, session: TrainingRunner, path: Path | None) -> Position:
         """Bring the session, the rates and the reports to where a checkpoint stood."""
         position = Position()
         rates: Mapping[str, Any] = deepcopy(self._rates_before)
@@ -205,7 +205,7 @@ class TrainLoop:
 
     # --- steps ------------------------------------------------------------------------------
 
-    def _train(self, session: Session, position: Position) -> None:
+    def _train(self, session: TrainingRunner, position: Position) -> None:
         under_way: deque[_StepUnderWay] = deque()
         self._finished_at = time.monotonic()
         for batch, last in self._marked(self._batches(position)):
@@ -266,7 +266,7 @@ class TrainLoop:
         return Position(position.step + 1, batch.epoch, batch.number + 1, draws)
 
     def _begin(
-        self, session: Session, batch: Batch, bucket: Bucket, position: Position
+        self, session: TrainingRunner, batch: Batch, bucket: Bucket, position: Position
     ) -> _StepUnderWay:
         given = dict(batch.kwargs)
         if self._program.draws:
@@ -325,7 +325,7 @@ class TrainLoop:
     def _is_due(self, step: int, every: int | None) -> bool:
         return every is not None and step % every == 0
 
-    def _pause(self, session: Session, step: _StepUnderWay, *, last: bool) -> None:
+    def _pause(self, session: TrainingRunner, step: _StepUnderWay, *, last: bool) -> None:
         """Finish a step with nothing behind it; evaluate and save where that is due.
 
         What is reported of a step is on the disk before the checkpoint that stands behind it.

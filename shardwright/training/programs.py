@@ -20,7 +20,7 @@ from shardwright.ir import IRGraph
 from shardwright.pipeline import Pipeline
 from shardwright.pipeline.schema import DeviceKind
 from shardwright.planning import Plan, plan_beside
-from shardwright.runtime.session import Session
+from shardwright.runtime.training_runner import TrainingRunner
 from shardwright.tracing import capture_step, compile_ir
 from shardwright.tracing.closures import Closure, find_closure, unchanged
 from shardwright.training.data import Batch, Data, Loading
@@ -226,7 +226,7 @@ class Evaluation:
         for batch in (first, *self._loading.other_shapes(first, None)):
             self._pipeline(batch)
 
-    def run(self, session: Session, *, is_rank_zero: bool) -> dict[str, float]:
+    def run(self, session: TrainingRunner, *, is_rank_zero: bool) -> dict[str, float]:
         """The means over all batches, on rank zero; nothing elsewhere.
 
         Raises InputError where the function returns no tensor.

@@ -11,7 +11,7 @@ from torch import Tensor
 from shardwright.errors import WeightError
 from shardwright.pipeline import Pipeline
 from shardwright.planning import Plan
-from shardwright.runtime.session import Session
+from shardwright.runtime.training_runner import TrainingRunner
 from shardwright.training.checkpoint import find_checkpoint, read_manifest
 from shardwright.training.dcp import TensorPiece, read_pieces, stored_in
 from shardwright.training.logs import StepReport
@@ -63,16 +63,18 @@ class TrainResult:
         return dict(self.model)
 
 
-def state_dict(source: TrainResult | Session | str | Path) -> dict[str, Tensor]:
+def state_dict(source: TrainResult | TrainingRunner | str | Path) -> dict[str, Tensor]:
     """The state_dict of a trained model, as one device has it: whole tensors by original names.
 
     ``source`` is what `train` returned, a checkpoint, or a directory of checkpoints, whose latest
-    is read. Or a `Session`, which knows only what its pipeline has: tied parameters are there once,
-    and what the step does not use is not. Raises WeightError where there is no checkpoint.
+    is read. Or a `TrainingRunner`, which knows only what its pipeline has: tied parameters are
+    there once, and what the step does not use is not.
+
+    Raises WeightError where there is no checkpoint.
     """
     if isinstance(source, TrainResult):
         return source.state_dict()
-    if isinstance(source, Session):
+    if isinstance(source, TrainingRunner):
         state = source.state()
         return {name: state[name] for name in state if not name.startswith(_STEPS_OWN)}
     path = find_checkpoint(source)

@@ -1,6 +1,6 @@
 """`train`: an ordinary training step for one device, run on a mesh.
 
-    first batch → Program (the step's graph) → plan → build → Session → steps
+    first batch → Program (the step's graph) → plan → build → TrainingRunner → steps
 
 This module puts the parts together; `loop` goes through the steps.
 """

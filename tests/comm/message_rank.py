@@ -19,7 +19,7 @@ from shardwright.comm import Operation, Transport, adopt_group, connect, join_gr
 from shardwright.comm.distributed import TRANSPORT_VARIABLE
 from shardwright.comm.nccl import NcclTransport, make_groups
 from shardwright.comm.transport import Membership, PendingTransfer
-from shardwright.launch.inbox import Inbox
+from shardwright.launch.protocol import Mailbox
 from tests.comm.cases import Case, given, operation, same, table, wanted
 
 SIZE = 4
@@ -34,7 +34,7 @@ TRANSPORTS = {
 
 
 def connected(
-    kind: str, store: Store, rank: int, operations: Sequence[Operation], inbox: Inbox
+    kind: str, store: Store, rank: int, operations: Sequence[Operation], mailbox: Mailbox
 ) -> Transport:
     os.environ[TRANSPORT_VARIABLE], host = TRANSPORTS[kind][0], TRANSPORTS[kind][1](rank)
     rendezvous.this_host = lambda: host
@@ -44,7 +44,7 @@ def connected(
         [torch.device("cpu")] * SIZE,
         operations,
         threads=1,
-        notify=inbox.ring,
+        notify=mailbox.notify,
         make_group=adopt_group,
     )
 
@@ -53,8 +53,8 @@ def by_messages(kind: str, store: Store, rank: int) -> list[str]:
     """Every case, started for two calls before any result is asked for."""
     cases = table()
     operations = [operation(case, tag) for tag, case in enumerate(cases)]
-    inbox = Inbox()
-    transport = connected(kind, store, rank, operations, inbox)
+    mailbox = Mailbox()
+    transport = connected(kind, store, rank, operations, mailbox)
     under_way: list[tuple[Case, int, int, PendingTransfer]] = []
     for call in range(CALLS):
         for case, op in zip(cases, operations, strict=True):
@@ -66,18 +66,23 @@ def by_messages(kind: str, store: Store, rank: int) -> list[str]:
     wrong = [
         f"{kind} {case} call {call} member {member}"
         for case, member, call, pending in under_way
-        if not finishes_right(case, member, call, pending, transport, inbox)
+        if not finishes_right(case, member, call, pending, transport, mailbox)
     ]
     transport.close()
     return wrong
 
 
 def finishes_right(
-    case: Case, member: int, call: int, pending: PendingTransfer, transport: Transport, inbox: Inbox
+    case: Case,
+    member: int,
+    call: int,
+    pending: PendingTransfer,
+    transport: Transport,
+    mailbox: Mailbox,
 ) -> bool:
     while not pending.ready() or pending.interval() is None:
-        assert transport.wait(inbox.bell, 20), f"{case}: nothing arrives"
-        inbox.quiet()
+        assert transport.wait(mailbox.wakeup, 20), f"{case}: nothing arrives"
+        mailbox.drain()
     found = pending.result()
     if found is not None and case.strides is not None and found.stride() != case.strides:
         return False
@@ -112,8 +117,8 @@ def gloo_has(case: Case) -> bool:
 def busy_seconds_while_idle(kind: str, store: Store, rank: int) -> float:
     """Processor time that waiting for a message takes in a second."""
     op = operation(Case("send"))
-    inbox = Inbox()
-    transport = connected(kind, PrefixStore("idle", store), rank, [op], inbox)
+    mailbox = Mailbox()
+    transport = connected(kind, PrefixStore("idle", store), rank, [op], mailbox)
     start = time.process_time()
     if rank == 0:
         time.sleep(1)
@@ -121,8 +126,8 @@ def busy_seconds_while_idle(kind: str, store: Store, rank: int) -> float:
     if rank == 1:
         pending = transport.start(Membership(op, 1), 0, None)
         while not pending.ready():
-            transport.wait(inbox.bell, 20)
-            inbox.quiet()
+            transport.wait(mailbox.wakeup, 20)
+            mailbox.drain()
     busy = time.process_time() - start
     transport.close()
     return busy

@@ -13,18 +13,18 @@ from torch import Tensor
 from shardwright.comm import Membership, Operation, PendingTransfer
 from shardwright.comm.arena import Arena, Window
 from shardwright.comm.distributed import MessageTransport
-from shardwright.comm.shared_memory import Link, SharedMemoryEndpoint
+from shardwright.comm.shared_memory import PeerLink, SharedMemoryEndpoint
 
 
 @contextmanager
 def shared_posts(count: int, *, spin: float = 0.0) -> Iterator[list[SharedMemoryEndpoint]]:
     """An endpoint a rank, each linked to all others; cut in the end."""
     arenas = [Arena(count) for _ in range(count)]
-    links: list[list[Link]] = [[] for _ in range(count)]
+    links: list[list[PeerLink]] = [[] for _ in range(count)]
     for a, b in combinations(range(count), 2):
         ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        links[a].append(Link(b, ends[0], Window(arenas[b].descriptor)))
-        links[b].append(Link(a, ends[1], Window(arenas[a].descriptor)))
+        links[a].append(PeerLink(b, ends[0], Window(arenas[b].descriptor)))
+        links[b].append(PeerLink(a, ends[1], Window(arenas[a].descriptor)))
     endpoints = [
         SharedMemoryEndpoint(rank, arenas[rank], links[rank], spin) for rank in range(count)
     ]

@@ -14,7 +14,7 @@ import pytest
 import torch.distributed as dist
 
 from shardwright.comm.arena import Arena
-from shardwright.comm.rendezvous import _HELLO, _KEY, Rendezvous, _address, _Place, this_host
+from shardwright.comm.rendezvous import _HELLO, _KEY, Rendezvous, _address, _RankAddress, this_host
 from shardwright.comm.rounds import Address
 from shardwright.comm.shared_memory import SharedMemoryEndpoint
 from shardwright.errors import LaunchError
@@ -117,7 +117,7 @@ def call_first(says: bytes | None) -> tuple[list, list]:
         arena = Arena(2)
         meeting = Rendezvous(store, rank, 2, sharing=True)
         if rank == 1:
-            stranger.connect(_address(meeting._places[0].name))
+            stranger.connect(_address(meeting._addresses[0].name))
             if says is not None:
                 stranger.send(says)
         (link,) = meeting.links([1 - rank], arena)
@@ -193,7 +193,7 @@ def test_a_caller_of_another_user_is_hung_up_on_though_it_knows_the_secret() -> 
         arena = Arena(2)
         meeting = Rendezvous(store, rank, 2, sharing=True)
         if rank == 1:
-            name = _address(meeting._places[0].name).decode().removeprefix("\0")
+            name = _address(meeting._addresses[0].name).decode().removeprefix("\0")
             hello = meeting._hello_to(0).hex()
             command = [sys.executable, "-c", CALLER, name, hello]
             caller = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -222,7 +222,7 @@ def test_nothing_is_said_to_a_listener_of_another_user() -> None:
         assert listener.stdout is not None
         try:
             assert listener.stdout.readline() == "listens\n"
-            place = _Place(this_host(), name.removeprefix("shardwright-"), bytes(16))
+            place = _RankAddress(this_host(), name.removeprefix("shardwright-"), bytes(16))
             store.set(_KEY.format(0), msgspec.json.encode(place).decode())
             arena = Arena(2)
             meeting = Rendezvous(store, 1, 2, sharing=True)
@@ -251,7 +251,7 @@ def test_what_no_rank_has_written_in_the_store_is_one_clear_error(text: str) -> 
 
 def test_a_name_where_nobody_listens_is_one_clear_error() -> None:
     store = dist.HashStore()
-    place = _Place(this_host(), "nobody", bytes(16))
+    place = _RankAddress(this_host(), "nobody", bytes(16))
     store.set(_KEY.format(0), msgspec.json.encode(place).decode())
     arena = Arena(2)
     meeting = Rendezvous(store, 1, 2, sharing=True)

@@ -7,24 +7,24 @@ import pytest
 
 from shardwright.comm.arena import Arena, Window
 from shardwright.comm.rounds import Address
-from shardwright.comm.shared_memory import NOWHERE, Link
+from shardwright.comm.shared_memory import NOWHERE, PeerLink
 from shardwright.errors import WorkerError
 
 
 @pytest.fixture
-def ends() -> Iterator[tuple[Link, Link]]:
+def ends() -> Iterator[tuple[PeerLink, PeerLink]]:
     """Ranks 0 and 1."""
     arena = Arena(2)
     window = Window(arena.descriptor)
     arena.close()
     pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    links = Link(1, pair[0], window), Link(0, pair[1], window)
+    links = PeerLink(1, pair[0], window), PeerLink(0, pair[1], window)
     yield links
     for link in links:
         link.close()
 
 
-def test_a_record_says_where_a_message_is(ends: tuple[Link, Link]) -> None:
+def test_a_record_says_where_a_message_is(ends: tuple[PeerLink, PeerLink]) -> None:
     here, there = ends
     sent = here.send(Address(3, 1 << 40, 2), 64, 1.5)
     assert (sent.start, sent.error) == (1.5, None)
@@ -35,7 +35,7 @@ def test_a_record_says_where_a_message_is(ends: tuple[Link, Link]) -> None:
     assert there.lost is None
 
 
-def test_late_records_keep_their_order(ends: tuple[Link, Link]) -> None:
+def test_late_records_keep_their_order(ends: tuple[PeerLink, PeerLink]) -> None:
     here, there = ends
     sent = []
     while not here.is_late:
@@ -49,7 +49,7 @@ def test_late_records_keep_their_order(ends: tuple[Link, Link]) -> None:
     assert all(one.end is not None for one in sent)
 
 
-def test_a_goodbye_comes_last_and_says_why(ends: tuple[Link, Link]) -> None:
+def test_a_goodbye_comes_last_and_says_why(ends: tuple[PeerLink, PeerLink]) -> None:
     here, there = ends
     there.send(Address(9, 9, 9), NOWHERE, 0.0)
     here.send(Address(0, 0, 0), NOWHERE, 0.0)
@@ -61,7 +61,7 @@ def test_a_goodbye_comes_last_and_says_why(ends: tuple[Link, Link]) -> None:
     assert str(there.lost) == "rank 0 is gone: it has ended its run"
 
 
-def test_an_end_without_goodbye(ends: tuple[Link, Link]) -> None:
+def test_an_end_without_goodbye(ends: tuple[PeerLink, PeerLink]) -> None:
     here, there = ends
     here.close()
     assert there.receive()
@@ -71,7 +71,7 @@ def test_an_end_without_goodbye(ends: tuple[Link, Link]) -> None:
         there.send(Address(0, 0, 0), NOWHERE, 0.0)
 
 
-def test_what_is_late_when_the_other_end_goes(ends: tuple[Link, Link]) -> None:
+def test_what_is_late_when_the_other_end_goes(ends: tuple[PeerLink, PeerLink]) -> None:
     here, there = ends
     while not here.is_late:
         sent = here.send(Address(0, 0, 0), NOWHERE, 0.0)

@@ -21,7 +21,7 @@ from shardwright.kernels.emitters import emit_graph
 from shardwright.pipeline import Device
 from tests.compiler.stand_in import StandIn
 from tests.runtime.linear_step import linear_step
-from tests.runtime.test_session import assert_trains
+from tests.runtime.test_training_runner import assert_trains
 
 needs_gpu = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="CUDA graphs need a CUDA device"

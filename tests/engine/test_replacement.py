@@ -13,7 +13,7 @@ from shardwright.engine.tasks import compile_tasks
 from shardwright.pipeline import Microbatches, Pipeline, TensorInfo, Training, check
 from shardwright.pipeline.check_schedule import schedule_info
 from shardwright.pipeline.connections import connect
-from shardwright.runtime.session import Session
+from shardwright.runtime.training_runner import TrainingRunner
 from shardwright.schedules import make_schedule
 from tests.runtime.linear_step import linear_step
 from tests.runtime.sketch import Sketch, chain, identity
@@ -71,7 +71,7 @@ def one_slot(
 
 def result(pipeline: Pipeline, steps: int = 2) -> torch.Tensor:
     x = torch.arange(8.0).reshape(4, 2)
-    with Session(pipeline, in_process=True) as session:
+    with TrainingRunner(pipeline, in_process=True) as session:
         for _ in range(steps):
             found = session.step(x)
     return found
@@ -215,6 +215,6 @@ def test_new_contents_that_lie_in_the_old() -> None:
         task = pipeline.supertasks[name]
         task.phase, task.stage = phase, 0 if phase == "forward" else None  # type: ignore[assignment]
     zeros = torch.zeros(SHAPE)
-    with Session(pipeline, in_process=True) as session:
+    with TrainingRunner(pipeline, in_process=True) as session:
         found = [session.step(zeros, zeros).tolist() for _ in range(3)]
     assert found == [[[1, 2], [3, 4]], [[1, 3], [2, 4]], [[1, 2], [3, 4]]]

@@ -12,7 +12,7 @@ from shardwright.comm import Interval, Membership, PendingTransfer, Transport
 from shardwright.engine.program import constants_of
 from shardwright.engine.slot import compile_slot
 from shardwright.engine.slot_engine import SlotEngine
-from shardwright.launch.inbox import Inbox
+from shardwright.launch.protocol import Mailbox
 from shardwright.pipeline import Microbatches, Pipeline, TensorInfo, Training
 from shardwright.pipeline.check_schedule import schedule_info
 from shardwright.schedules import make_schedule
@@ -216,13 +216,13 @@ def test_a_failure_comes_out_as_it_is() -> None:
 
 def test_waiting_is_noted_with_what_is_waited_for() -> None:
     worker, hands = worker_of(chain(2), "d1", trace=True)
-    inbox = Inbox()
-    assert not worker.wait(inbox.bell, 0.01)
+    mailbox = Mailbox()
+    assert not worker.wait(mailbox.wakeup, 0.01)
     worker.begin(0, {})
     run_on(worker)
-    inbox.ring()
+    mailbox.notify()
     before = time.monotonic()
-    assert worker.wait(inbox.bell, 20)
+    assert worker.wait(mailbox.wakeup, 20)
     hands.started["recv.y0@d1", 0].arrived = X
     run_on(worker)
     events = worker.finished().events

@@ -6,11 +6,11 @@ from torch import nn
 
 from shardwright.building import build
 from shardwright.errors import PlanError
-from shardwright.launch.making import shared_constants
 from shardwright.planner import plan
 from shardwright.planning import plan_beside
 from shardwright.planning.assemble import step_of
 from shardwright.planning.unfuse import unfuse
+from shardwright.runtime.contents import shared_constants
 from shardwright.tracing import compile_ir
 
 

@@ -110,7 +110,7 @@ def use_training_plan(path: Path) -> None:
     pipeline = sw.build(step_graph(), sw.Plan.load(path))
     rate = torch.tensor(1e-2, dtype=torch.float64)
     step = program()
-    with sw.Session(pipeline, in_process=True) as session:
+    with sw.TrainingRunner(pipeline, in_process=True) as session:
         for _ in range(2):
             loss = session.step(X, lr=rate)
             torch.testing.assert_close(loss, step(X), rtol=1e-3, atol=1e-5)

@@ -9,7 +9,7 @@ from shardwright.pipeline import Device
 from shardwright.runtime import Runner
 from tests.runtime.linear_step import linear_step
 from tests.runtime.sketch import chain, chain_result
-from tests.runtime.test_session import assert_trains
+from tests.runtime.test_training_runner import assert_trains
 
 needs_device = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="there is no CUDA device here"

@@ -36,7 +36,7 @@ def test_no_more_calls_are_under_way_than_in_flight_whoever_begins_them() -> Non
         driver = Driver(chain(1), backend, 2)
         with ThreadPoolExecutor(8) as callers:
             for _ in range(40):
-                callers.submit(driver._begin, lambda _: pool.submit(work))
+                callers.submit(driver._begin, lambda: pool.submit(work))
         driver.close()
     assert counts == [0, 2]
 

@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from shardwright.training import state_dict
-from tests.launch.test_processes import wait_until
+from tests.launch.test_local import wait_until
 from tests.runtime.drivers import ROOT
 from tests.runtime.own_workers import fork_servers, workers
 

@@ -15,9 +15,9 @@ import torch
 
 from shardwright.errors import WorkerError
 from shardwright.launch import torchrun
-from shardwright.launch.connection import Answered, from_bytes, to_bytes
-from shardwright.launch.host import Reply
-from shardwright.launch.torchrun import Rank
+from shardwright.launch.protocol import Completed, from_bytes, to_bytes
+from shardwright.launch.torchrun import TorchrunRank
+from shardwright.launch.worker import Reply
 from shardwright.runtime import Runner
 from tests.runtime.own_workers import fork_servers, workers
 from tests.runtime.sketch import chain, chain_result
@@ -92,8 +92,8 @@ class Evil:
 
 def test_a_message_is_read_as_it_was_written() -> None:
     tensors = {"x": torch.randn(3, 5).t(), "empty": torch.empty(0, 2), "n": torch.tensor(3)}
-    message, found = from_bytes(to_bytes(Answered(4, {"rows": [1, 2]}), tensors))
-    assert message == Answered(4, {"rows": [1, 2]})
+    message, found = from_bytes(to_bytes(Completed(4, {"rows": [1, 2]}), tensors))
+    assert message == Completed(4, {"rows": [1, 2]})
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert torch.equal(found[name], tensor)
@@ -102,13 +102,13 @@ def test_a_message_is_read_as_it_was_written() -> None:
 
 @pytest.mark.parametrize("cut", [0, 3, 9, 30, -1])
 def test_half_a_message_is_an_error(cut: int) -> None:
-    whole = to_bytes(Answered(4, "text"), {"x": torch.ones(8)})
+    whole = to_bytes(Completed(4, "text"), {"x": torch.ones(8)})
     with pytest.raises((EOFError, msgspec.MsgspecError)):
         from_bytes(whole[:cut])
 
 
 def test_what_another_rank_sends_is_not_unpickled(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Two(Rank):
+    class Two(TorchrunRank):
         def __init__(self) -> None:
             self._store = self._gathering = object()
             self._slots = ["d0", "d1"]
@@ -118,7 +118,7 @@ def test_what_another_rank_sends_is_not_unpickled(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(torchrun, "gather_bytes", gathered)
     with pytest.raises(WorkerError, match="answers what no rank does"):
-        Two().everyones({"d0": Reply(1)})
+        Two().gather({"d0": Reply(1)})
     assert not Evil.ran
     pickle.loads(pickle.dumps(Evil()))
     assert Evil.ran, "it would have run"

@@ -13,7 +13,7 @@ from shardwright.costs.tasks import TaskTime, TaskTimes
 from shardwright.errors import PlanError
 from shardwright.pipeline import Pipeline
 from shardwright.profiling.memory import peak_bytes
-from shardwright.runtime import Session
+from shardwright.runtime import TrainingRunner
 from shardwright.runtime.memory import COUNT_TENSORS, TENSORS
 from shardwright.runtime.task_times import profile_tasks
 from shardwright.simulation.simulate import simulate
@@ -61,7 +61,7 @@ def test_as_much_memory_as_a_run_takes() -> None:
     measured = profile_tasks(pipeline, n_iter=1, in_process=True)
     found = simulate(pipeline, measured).slots[0].memory
     x, target = batches(1)[0]
-    with Session(pipeline, in_process=True) as session:
+    with TrainingRunner(pipeline, in_process=True) as session:
         peak = peak_bytes(lambda: session.step(x, target, lr=0.1), torch.device("cpu"))
     given = x.nbytes + target.nbytes + 8
     arena = 8 * WIDTH * WIDTH  # which was there before, of at most a gradient in whole lines
@@ -76,7 +76,7 @@ def test_as_much_memory_as_each_process_takes() -> None:
     # Which steps overlap, and so what is held at once, shall not hang on what a run took here.
     even = {name: msgspec.structs.replace(task, seconds=0.5) for name, task in measured.items()}
     found = simulate(lowered, TaskTimes(even), calls=2)
-    with Session(lowered) as session:
+    with TrainingRunner(lowered) as session:
         session.step(x, y, lr=0.1)
         session.call_workers(COUNT_TENSORS)
         for call in [session.submit(x, y, lr=0.1) for _ in range(3)]:

@@ -25,7 +25,7 @@ from shardwright.pipeline import Pipeline
 from shardwright.pipeline.check_schedule import schedule_of
 from shardwright.planner import plan
 from shardwright.profiling.memory import peak_bytes
-from shardwright.runtime import Session
+from shardwright.runtime import TrainingRunner
 from shardwright.runtime.memory import COUNT_TENSORS, TENSORS
 from shardwright.schedules import simulate as simulate_schedule
 from shardwright.simulation.simulate import simulate
@@ -175,7 +175,7 @@ def test_as_much_memory_as_a_run_takes() -> None:
     pipeline = linear_step("gpipe", ranks=1, microbatches=4)
     found = simulate(pipeline, Analytic(CPU_CORE), machines(pipeline)).slots[0].memory
     x, target = batches(1)[0]
-    with Session(pipeline, in_process=True) as session:
+    with TrainingRunner(pipeline, in_process=True) as session:
         session.step(x, target, lr=0.1)
         peak = peak_bytes(lambda: session.step(x, target, lr=0.1), torch.device("cpu"))
     given = x.nbytes + target.nbytes + 8
@@ -188,7 +188,7 @@ def test_as_much_memory_as_a_run_takes() -> None:
 def test_as_much_memory_as_each_process_takes(schedule: str) -> None:
     pipeline, x, y = trained(schedule)
     found = simulate(pipeline, Analytic(CPU_CORE), calls=2)
-    with Session(pipeline) as session:
+    with TrainingRunner(pipeline) as session:
         session.step(x, y, lr=0.1)
         session.call_workers(COUNT_TENSORS)
         for call in [session.submit(x, y, lr=0.1) for _ in range(2)]:
@@ -225,7 +225,7 @@ def test_the_trace_is_that_of_a_run(tmp_path: Path) -> None:
     found = simulate(pipeline, Analytic(CPU_CORE))
     found.save_chrome_trace(tmp_path / "simulated.json")
     x, target = batches(1)[0]
-    with Session(pipeline, in_process=True, trace=True) as session:
+    with TrainingRunner(pipeline, in_process=True, trace=True) as session:
         session.step(x, target, lr=0.1)
         session.timeline.save_chrome_trace(tmp_path / "run.json")
     simulated, run = (

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LinearLR
 
 from shardwright.errors import InputError, RunError
-from shardwright.runtime import Session
+from shardwright.runtime import TrainingRunner
 from shardwright.training import TrainResult, state_dict, train
 from tests.runtime.programs import Trained, gpt, perceptron, rows, tokens, trained
 
@@ -359,7 +359,7 @@ def test_restarts_are_torchruns_under_torchrun(
 def test_a_session_gives_its_models_tensors() -> None:
     program = perceptron()
     result = quietly(program, rows(1), epochs=1, write_back=False)
-    with Session(result.pipeline, in_process=True) as session:
+    with TrainingRunner(result.pipeline, in_process=True) as session:
         found = state_dict(session)
     assert found.keys() == program.model.state_dict().keys()
     assert all(torch.equal(found[k], t) for k, t in program.model.state_dict().items())

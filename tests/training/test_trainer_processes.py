@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from shardwright.errors import WorkerError
-from shardwright.launch import launch, processes
+from shardwright.launch import local, spawn
 from shardwright.training import state_dict, train
 from tests.runtime.own_workers import workers
 from tests.runtime.programs import perceptron, rows, some_short
@@ -158,11 +158,11 @@ def test_a_mistake_of_the_program_is_not_tried_again(
 ) -> None:
     starts = []
 
-    def counted(*arguments: int) -> list[launch.Child]:
+    def counted(*arguments: int) -> list[spawn.WorkerHandle]:
         starts.append(arguments)
-        return launch.launch(*arguments)
+        return spawn.start_workers(*arguments)
 
-    monkeypatch.setattr(processes, "launch", counted)
+    monkeypatch.setattr(local, "start_workers", counted)
     weight = torch.nn.Parameter(torch.eye(4))
     optimizer = torch.optim.SGD([weight], 0.1)
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from shardwright.engine.board import Line, State
+from shardwright.engine.program import Entry
 from shardwright.errors import (
     InputError,
     LaunchError,
@@ -22,8 +24,8 @@ from shardwright.errors import (
     WeightError,
     WorkerError,
 )
-from shardwright.launch import forking, launch
-from shardwright.launch.processes import Processes
+from shardwright.launch import spawn
+from shardwright.launch.local import LocalProcesses, position_of, stall_error
 from shardwright.pipeline import Pipeline
 from shardwright.runtime import Runner, run, verify
 from tests.engine.test_slot_engine import counting
@@ -60,8 +62,8 @@ def nothing_is_left() -> Iterator[None]:
 
 
 def workers(runner: Runner) -> list[int]:
-    assert isinstance(runner._backend, Processes)
-    return [child.process.pid for child in runner._backend._children]
+    assert isinstance(runner._backend, LocalProcesses)
+    return [worker.process.pid for worker in runner._backend._workers]
 
 
 def sleepy(slots: int = 2) -> Pipeline:
@@ -247,14 +249,14 @@ def test_weights_that_vanish() -> None:
 
 
 def test_workers_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forking, "_servers", {})
+    monkeypatch.setattr(spawn, "_servers", {})
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(LaunchError, match="worker 0 of 2 cannot be started"):
         Runner(chain(2))
 
 
 def test_workers_that_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "can_fork", lambda: False)
+    monkeypatch.setattr(spawn, "can_fork", lambda: False)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(LaunchError, match=r"ended before it was ready: .*exit code 1"):
         Runner(chain(2))
@@ -271,7 +273,7 @@ def test_closing_from_another_thread_ends_calls() -> None:
 INTERRUPTED = """
 import os, signal, sys, threading, time
 from tests.runtime import operators, own_workers
-from tests.launch.test_processes import SLEEPER, Runner, seconds, sleepy, workers
+from tests.launch.test_local import SLEEPER, Runner, seconds, sleepy, workers
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # A job in the background ignores it.
 with Runner(sleepy(), modules=SLEEPER) as runner:
@@ -294,7 +296,7 @@ def test_the_driver_is_interrupted_or_killed() -> None:
 
 def at(runner: Runner, rank: int) -> str | None:
     """The supertask that a worker says it is at."""
-    assert isinstance(runner._backend, Processes)
+    assert isinstance(runner._backend, LocalProcesses)
     step = runner._backend._board.read(rank).step
     slot = list(runner.pipeline.devices)[rank]
     return runner.pipeline.tasks_of(slot)[step] if step >= 0 else None
@@ -305,3 +307,54 @@ def wait_until(condition, patience: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not come to pass"
         time.sleep(0.02)
+
+
+# --- where workers are ----------------------------------------------------------------------------
+
+
+def line(state: State, step: int = -1, ago: float = 0.0) -> Line:
+    return Line(1, 0 if step >= 0 else -1, step, state, time.monotonic() - ago)
+
+
+def test_positions() -> None:
+    pipeline = chain(3)
+    assert position_of(pipeline, 1, line(State.IDLE)).entry is None
+    owing = position_of(pipeline, 1, line(State.IDLE), owes=True)
+    assert owing.entry == Entry("recv.y0@d1", "y0@d1")
+    assert owing.doing == "while it had no call to run, before recv.y0@d1"
+    waiting = position_of(pipeline, 1, line(State.WAITING, 0))
+    assert waiting.entry == Entry("recv.y0@d1", "y0@d1")
+    working = position_of(pipeline, 1, line(State.WORKING, 1, ago=2))
+    assert working.entry == Entry("d1.0")
+    assert "d1.0 of call 0, since 2." in working.doing
+
+
+@pytest.mark.parametrize(
+    ("lines", "waiting", "stopped", "blamed", "text"),
+    [
+        pytest.param(
+            [line(State.WAITING, 0, 9), line(State.WORKING, 1, 5), line(State.IDLE)],
+            [0, 1, 2], [], (1, "d1.0"), "nothing has moved for 4 s, while it ran d1.0",
+            id="who computes",
+        ),
+        pytest.param(
+            [line(State.IDLE), line(State.IDLE), line(State.WAITING, 0, 9)],
+            [1, 2], [], (1, None), "rank 2 while it waited", id="else who has not begun",
+        ),
+        pytest.param(
+            [line(State.IDLE), line(State.WAITING, 0, 3), line(State.WAITING, 0, 9)],
+            [1, 2], [], (2, "recv.y1@d2"), "All ranks: rank 0 while it had",
+            id="else who waits longest",
+        ),
+        pytest.param(
+            [line(State.WAITING, 0, 9), line(State.WORKING, 1, 5), line(State.WAITING, 0, 3)],
+            [0, 1, 2], [2], (2, "recv.y1@d2"), "4 s, its process is stopped, while it waited",
+            id="before all who is stopped",
+        ),
+    ],
+)  # fmt: skip
+def test_who_is_to_blame_where_nothing_moves(lines, waiting, stopped, blamed, text) -> None:
+    positions = [position_of(chain(3), rank, line) for rank, line in enumerate(lines)]
+    error = stall_error(positions, lines, waiting, 4, stopped)
+    assert (error.rank, error.task) == blamed
+    assert text in str(error)

@@ -1,6 +1,6 @@
-"""The Session: a training pipeline at work.
+"""The TrainingRunner: a training pipeline, ready to take steps.
 
-    with sw.Session("train.pipeline.json") as session:
+    with sw.TrainingRunner("train.pipeline.json") as session:
         for x, labels in batches:
             loss = session.step(x, labels, lr=1e-3)
         weights = session.state()
@@ -23,14 +23,20 @@ from torch import Tensor
 from shardwright.engine.generator import Generator, InputRows
 from shardwright.engine.program import default_lookahead, is_training
 from shardwright.errors import RunError
-from shardwright.launch.making import Options, check_updates, shared_constants
-from shardwright.launch.start import Start, checked
+from shardwright.launch.protocol import EngineOptions
 from shardwright.pipeline import Pipeline
-from shardwright.runtime.contents import READ, WRITE, Contents, Parts
-from shardwright.runtime.driver import Driver
+from shardwright.runtime.contents import (
+    READ,
+    WRITE,
+    Contents,
+    Parts,
+    check_updates,
+    shared_constants,
+)
+from shardwright.runtime.driver import Driver, Start, checked
 
 
-class Session(Driver):
+class TrainingRunner(Driver):
     """Runs steps of a training pipeline; a context manager.
 
     pipeline
@@ -85,8 +91,8 @@ class Session(Driver):
         prepared = self._start.arranged(checked(pipeline, modules))
         if not is_training(prepared):
             raise RunError("the pipeline is of a model, not of a training step; use Runner")
-        options = Options(trace, default_lookahead(prepared) if lookahead is None else lookahead)
-        backend = self._start(prepared, timeout=timeout, threads=threads, options=options)
+        early = default_lookahead(prepared) if lookahead is None else lookahead
+        backend = self._start(prepared, EngineOptions(threads, trace, early), timeout)
         super().__init__(prepared, backend, in_flight)
         self._slot = self._start.slot_of(prepared)
         self._generator = Generator(prepared, self._slot)
@@ -128,8 +134,8 @@ class Session(Driver):
                 f"a step has failed and left the state halfway: {self._broken}; load a state first"
             ) from self._broken
         inputs = generator.cut(args, kwargs)
-        begin, join = self._backend.begin, generator.join
-        future = self._begin(lambda call: begin(call, inputs, join, pipeline=number))
+        run, join = self._backend.run_step, generator.join
+        future = self._begin(lambda: run(inputs, join, program=number))
         future.add_done_callback(self._note)
         return future
 
@@ -161,8 +167,8 @@ class Session(Driver):
         """
         number, generator = self._load(pipeline, training=False)
         inputs = generator.cut(args, kwargs)
-        ask = self._backend.begin
-        return self._ask(lambda c: ask(c, inputs, generator.join, pipeline=number)).result()
+        run, join = self._backend.run_step, generator.join
+        return self._ask(lambda: run(inputs, join, program=number)).result()
 
     def _load(self, pipeline: Pipeline | str | Path, *, training: bool) -> tuple[int, Generator]:
         """A pipeline's number, and what cuts and joins for it; loaded at its first use."""
@@ -176,8 +182,8 @@ class Session(Driver):
             check_updates(prepared, self.pipeline, shared)
             others = {k: info for k, info in prepared.tensors.items() if k not in shared}
             prepared.weights.check(others)
-            number = len(self._loaded) + 1
-            self._ask(lambda c: self._backend.load(c, number, prepared, shared)).result()
+            number, loaded = self._ask(lambda: self._backend.load(prepared, shared))
+            loaded.result()
             kept = pipeline if isinstance(pipeline, Pipeline) else prepared
             made = Generator(prepared, self._slot)
             self._loaded[key] = (kept, number, made)
@@ -206,3 +212,7 @@ class Session(Driver):
     def slices(self) -> Parts:
         """Which part of which named whole each slot's constants are, by slot and tensor."""
         return self._contents.parts
+
+
+Session = TrainingRunner
+"""The name of `TrainingRunner` in earlier versions."""

@@ -19,10 +19,10 @@ from shardwright.errors import (
     WeightError,
     WorkerError,
 )
-from shardwright.launch.host import Reply
+from shardwright.launch.worker import Reply
 from shardwright.pipeline import Pipeline, check
 from shardwright.runtime.runner import Runner
-from shardwright.runtime.session import Session
+from shardwright.runtime.training_runner import TrainingRunner
 from shardwright.schedules import KINDS
 from tests.runtime import operators  # noqa: F401
 from tests.runtime.linear_step import ROWS, WIDTH, LinearModel, batches, linear_step
@@ -44,7 +44,7 @@ def assert_close(found: Any, expected: Any) -> None:
 def assert_trains(pipeline: Pipeline, steps: int = 3, **options: Any) -> None:
     """Losses, outputs and state after some steps are those of one device."""
     model = model_of(pipeline)
-    with Session(pipeline, **options) as session:
+    with TrainingRunner(pipeline, **options) as session:
         for x, target in batches(steps):
             assert_close(session.step(x, target, lr=LR), model.step(x, target, LR))
         assert_close(session.state(), model.state())
@@ -63,7 +63,7 @@ def test_a_step_for_npu_slots_of_several_hosts_runs_in_process_where_asked() -> 
     for k, device in enumerate(pipeline.devices.values()):
         device.host, device.kind = f"h{k}", "npu"
     with pytest.raises(DeviceError, match="npu_as_cpu=True"):
-        Session(pipeline, in_process=True)
+        TrainingRunner(pipeline, in_process=True)
     assert_trains(pipeline, in_process=True, npu_as_cpu=True)
 
 
@@ -76,9 +76,9 @@ def test_how_far_ahead_changes_nothing(kind: str, lookahead: int) -> None:
 
 @pytest.mark.parametrize(("ranks", "ahead"), [(1, 2), (2, 1)])
 def test_how_far_ahead_a_worker_goes(ranks: int, ahead: int) -> None:
-    with Session(linear_step(ranks=ranks, data=2), in_process=True) as session:
-        for host in session._backend._hosts:  # type: ignore[attr-defined]
-            assert host.active.program.lookahead == ahead
+    with TrainingRunner(linear_step(ranks=ranks, data=2), in_process=True) as session:
+        for worker in session._backend._workers.values():  # type: ignore[attr-defined]
+            assert worker._active.program.lookahead == ahead
 
 
 @pytest.mark.parametrize(("ranks", "data"), [(1, 2), (2, 2), (1, 4)])
@@ -89,7 +89,7 @@ def test_several_slots_share_a_batch(ranks: int, data: int) -> None:
 def test_steps_that_are_submitted_run_one_after_another() -> None:
     pipeline = linear_step()
     model = model_of(pipeline)
-    with Session(pipeline, in_process=True) as session:
+    with TrainingRunner(pipeline, in_process=True) as session:
         given = batches(5)
         futures = [session.submit(x, target, lr=LR) for x, target in given]
         assert_close(
@@ -115,17 +115,17 @@ class Makes(TorchDispatchMode):
         return result
 
 
-def constants(session: Session) -> dict[str, Tensor]:
+def constants(session: TrainingRunner) -> dict[str, Tensor]:
     return {
         name: tensor
-        for host in session._backend._hosts  # type: ignore[attr-defined]
-        for name, tensor in host.slot.constants.items()
+        for worker in session._backend._workers.values()  # type: ignore[attr-defined]
+        for name, tensor in worker.slot.constants.items()
     }
 
 
 def test_state_stays_where_it_is_in_memory() -> None:
     """Accumulators take their first microbatch without a pass to set them to zero."""
-    with Session(linear_step(microbatches=4), in_process=True) as session:
+    with TrainingRunner(linear_step(microbatches=4), in_process=True) as session:
         before = {name: tensor.data_ptr() for name, tensor in constants(session).items()}
         (x, target), *_ = batches(1)
         session.step(x, target, lr=LR)
@@ -142,7 +142,7 @@ def test_state_stays_where_it_is_in_memory() -> None:
 
 def test_a_result_is_the_callers() -> None:
     """It shares no memory with the state, which later steps change."""
-    with Session(linear_step(), in_process=True) as session:
+    with TrainingRunner(linear_step(), in_process=True) as session:
         (x, target), (x2, target2) = batches(2)
         loss, y = session.step(x, target, lr=LR).values()
         kept = (loss.clone(), y.clone())
@@ -158,7 +158,7 @@ def test_a_result_is_the_callers() -> None:
 
 
 def test_a_batch_of_another_size() -> None:
-    with Session(linear_step(microbatches=4), in_process=True) as session:
+    with TrainingRunner(linear_step(microbatches=4), in_process=True) as session:
         (x, target), *_ = batches(1)
         with pytest.raises(
             InputError,
@@ -174,7 +174,7 @@ def test_a_batch_of_another_size() -> None:
 
 def test_a_pipeline_of_a_model_has_no_steps() -> None:
     with pytest.raises(RunError, match="not of a training step; use Runner"):
-        Session(chain(2), in_process=True)
+        TrainingRunner(chain(2), in_process=True)
     with pytest.raises(RunError, match="not of a model; use `shardwright train`"):
         Runner(linear_step(), in_process=True)
 
@@ -182,13 +182,13 @@ def test_a_pipeline_of_a_model_has_no_steps() -> None:
 @pytest.mark.parametrize("wrong", [{"lookahead": -1}, {"in_flight": 0}])
 def test_counts_that_cannot_be(wrong: dict[str, int]) -> None:
     with pytest.raises(RunError, match="from 0, steps under way from 1"):
-        Session(linear_step(), in_process=True, **wrong)
+        TrainingRunner(linear_step(), in_process=True, **wrong)
 
 
 def test_after_a_step_that_failed_a_state_is_needed() -> None:
     pipeline = linear_step(op="runtime_tests.refuse_nan.default")
     (x, target), *_ = batches(1)
-    with Session(pipeline, in_process=True) as session:
+    with TrainingRunner(pipeline, in_process=True) as session:
         before = session.state()
         with pytest.raises(WorkerError, match="ArithmeticError: there is a NaN") as caught:
             session.step(x * torch.nan, target, lr=LR)
@@ -201,9 +201,9 @@ def test_after_a_step_that_failed_a_state_is_needed() -> None:
 
 
 def test_closed() -> None:
-    session = Session(linear_step(), in_process=True)
+    session = TrainingRunner(linear_step(), in_process=True)
     session.close()
-    with pytest.raises(RunError, match="the session is closed"):
+    with pytest.raises(RunError, match="the runner is closed"):
         session.step(*batches(1)[0], lr=LR)
 
 
@@ -214,13 +214,13 @@ def test_state_is_given_and_taken_by_name() -> None:
     pipeline = linear_step(data=2)
     model = model_of(pipeline)
     given = batches(4)
-    with Session(pipeline, in_process=True) as session:
+    with TrainingRunner(pipeline, in_process=True) as session:
         for x, target in given[:2]:
             session.step(x, target, lr=LR)
             model.step(x, target, LR)
         state = session.state()
         assert session.state(["w1"]).keys() == {"w1"}
-    with Session(linear_step("gpipe", microbatches=4), in_process=True) as other:
+    with TrainingRunner(linear_step("gpipe", microbatches=4), in_process=True) as other:
         other.load_state(state)
         for x, target in given[2:]:
             assert_close(other.step(x, target, lr=LR), model.step(x, target, LR))
@@ -235,7 +235,7 @@ def test_state_is_given_and_taken_by_name() -> None:
     ],
 )
 def test_state_that_does_not_fit(state: dict[str, Tensor], message: str) -> None:
-    with Session(linear_step(), in_process=True) as session:
+    with TrainingRunner(linear_step(), in_process=True) as session:
         with pytest.raises(WeightError, match=message):
             session.load_state(state)
         with pytest.raises(WeightError, match="no state named 'u'"):
@@ -243,7 +243,7 @@ def test_state_that_does_not_fit(state: dict[str, Tensor], message: str) -> None
 
 
 def test_who_has_what() -> None:
-    with Session(linear_step(data=2), in_process=True) as session:
+    with TrainingRunner(linear_step(data=2), in_process=True) as session:
         slices = session.slices()
         assert list(slices) == ["d0", "d1", "d2", "d3"]
         assert {whole.name for whole in slices["d3"].values()} == {
@@ -256,7 +256,7 @@ def test_who_has_what() -> None:
 
 
 def test_a_function_is_called_on_every_slot() -> None:
-    with Session(linear_step(), in_process=True) as session:
+    with TrainingRunner(linear_step(), in_process=True) as session:
         name = "shardwright.runtime.memory:peak_memory"
         found = session.call_workers(name)
         assert list(found) == ["d0", "d1"]
@@ -302,7 +302,7 @@ def evaluation(rows: int = 4, *, name: str = "w1", start: int = 0) -> Pipeline:
 def test_a_model_is_evaluated_with_the_parameters_as_they_are() -> None:
     pipeline, small, large = linear_step(), evaluation(), evaluation(ROWS)
     model = model_of(pipeline)
-    with Session(pipeline, in_process=True) as session:
+    with TrainingRunner(pipeline, in_process=True) as session:
         for x, target in batches(3):
             future = session.submit(x, target, lr=LR)
             loss = model.step(x, target, LR)["loss"]
@@ -323,14 +323,14 @@ def test_a_model_is_evaluated_with_the_parameters_as_they_are() -> None:
     ids=["another part", "on another slot", "other slots", "a step"],
 )
 def test_a_model_that_is_not_the_trained_one(wrong: Any, message: str) -> None:
-    with Session(linear_step(), in_process=True) as session:
+    with TrainingRunner(linear_step(), in_process=True) as session:
         pipeline = wrong()
         with pytest.raises(RunError, match=message):
             session.evaluate(pipeline, torch.zeros(4, WIDTH).double())
 
 
 def test_a_session_that_is_forgotten_ends() -> None:
-    session = Session(linear_step(), in_process=True)
+    session = TrainingRunner(linear_step(), in_process=True)
     finalizer = session._finalizer
     del session
     gc.collect()
@@ -343,4 +343,4 @@ def test_a_schedule_that_there_is_not_is_refused() -> None:
     assert pipeline.training.schedule is not None
     pipeline.training.schedule.kind = "1f1c"
     with pytest.raises(PipelineError, match=r"training\.schedule\.kind is '1f1c'"):
-        Session(pipeline, in_process=True)
+        TrainingRunner(pipeline, in_process=True)

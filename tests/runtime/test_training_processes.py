@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from shardwright.errors import RunError, WorkerError
-from shardwright.launch.processes import Processes
-from shardwright.runtime.session import Session
-from tests.launch.test_processes import wait_until
+from shardwright.launch.local import LocalProcesses
+from shardwright.runtime.training_runner import TrainingRunner
+from tests.launch.test_local import wait_until
 from tests.launch.test_torchrun import torchrun
 from tests.runtime import operators, own_workers
 from tests.runtime.linear_step import ROWS, WIDTH, LinearModel, batches, linear_step, weight
-from tests.runtime.test_session import LR, assert_close, assert_trains, evaluation, model_of
+from tests.runtime.test_training_runner import LR, assert_close, assert_trains, evaluation, model_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(180)]
 
@@ -37,7 +37,7 @@ def test_what_is_asked_is_done_in_order() -> None:
     """Steps under way, evaluations, reading and writing the state, one after another."""
     pipeline, evaluated = linear_step(), evaluation()
     model = model_of(pipeline)
-    with Session(pipeline, trace=True) as session:
+    with TrainingRunner(pipeline, trace=True) as session:
         start = session.state()
         for x, target in batches(3):
             future = session.submit(x, target, lr=LR)
@@ -60,7 +60,7 @@ def test_what_is_asked_is_done_in_order() -> None:
 
 
 def test_a_request_that_fails_leaves_the_workers_as_they_are() -> None:
-    with Session(linear_step()) as session:
+    with TrainingRunner(linear_step()) as session:
         with pytest.raises(RunError, match=r"rank \d .*functions of shardwright\.\* only"):
             session.call_workers("os:getcwd")
         with pytest.raises(WorkerError, match="AttributeError"):
@@ -81,22 +81,22 @@ def sleeping_batch(seconds: float) -> tuple[Tensor, Tensor]:
     return x, torch.zeros_like(x)
 
 
-def at(session: Session, rank: int) -> tuple[str, int | None] | None:
+def at(session: TrainingRunner, rank: int) -> tuple[str, int | None] | None:
     """The supertask and microbatch that a worker says it is at."""
     backend = session._backend
-    assert isinstance(backend, Processes)
-    entry = backend._place(rank, backend._board.read(rank)).entry
+    assert isinstance(backend, LocalProcesses)
+    entry = backend._position(rank, backend._board.read(rank)).entry
     return (entry.task, entry.microbatch) if entry is not None else None
 
 
-def pids(session: Session) -> list[int]:
+def pids(session: TrainingRunner) -> list[int]:
     backend = session._backend
-    assert isinstance(backend, Processes)
-    return [child.process.pid for child in backend._children]
+    assert isinstance(backend, LocalProcesses)
+    return [worker.process.pid for worker in backend._workers]
 
 
 def test_a_worker_is_killed() -> None:
-    with Session(linear_step(**NAP), modules=MODULES) as session:
+    with TrainingRunner(linear_step(**NAP), modules=MODULES) as session:
         future = session.submit(*sleeping_batch(60), lr=LR)
         wait_until(lambda: at(session, 1) == ("F1.0", 1))
         os.kill(pids(session)[1], signal.SIGKILL)
@@ -115,7 +115,7 @@ def test_a_worker_is_killed() -> None:
 
 
 def test_a_worker_stands_still() -> None:
-    with Session(linear_step(**NAP), modules=MODULES, timeout=3) as session:
+    with TrainingRunner(linear_step(**NAP), modules=MODULES, timeout=3) as session:
         future = session.submit(*sleeping_batch(60), lr=LR)
         wait_until(lambda: at(session, 1) == ("F1.0", 1))
         os.kill(pids(session)[1], signal.SIGSTOP)
@@ -130,7 +130,7 @@ def test_an_exception_on_a_worker() -> None:
     x, target = batches(1)[0]
     x[ROWS // 2 :] = torch.nan
     with (
-        Session(pipeline, modules=MODULES) as session,
+        TrainingRunner(pipeline, modules=MODULES) as session,
         pytest.raises(WorkerError, match="ArithmeticError: there is a NaN") as caught,
     ):
         session.step(x, target, lr=LR)
@@ -142,15 +142,15 @@ def test_an_exception_on_a_worker() -> None:
 SCRIPT = """
 import os, sys, torch
 from pathlib import Path
-from shardwright.runtime.session import Session
+from shardwright.runtime.training_runner import TrainingRunner
 from tests.runtime.linear_step import LinearModel, batches, linear_step
-from tests.runtime.test_session import LR, assert_close, evaluation, model_of
+from tests.runtime.test_training_runner import LR, assert_close, evaluation, model_of
 
 rank = int(os.environ["RANK"])
 
 def train(name, pipeline):
     model = model_of(pipeline)
-    with Session(pipeline) as session:
+    with TrainingRunner(pipeline) as session:
         own = session.own_part()
         for x, target in batches(3):
             given = []
@@ -194,14 +194,14 @@ def test_ranks_that_read_their_own_rows(tmp_path: Path) -> None:
 GONE = """
 import os, sys
 from shardwright.errors import WorkerError
-from shardwright.runtime.session import Session
+from shardwright.runtime.training_runner import TrainingRunner
 from tests.runtime import operators
 from tests.runtime.linear_step import linear_step
-from tests.runtime.test_session_processes import LR, NAP, sleeping_batch
+from tests.runtime.test_training_processes import LR, NAP, sleeping_batch
 
 rank = int(os.environ["RANK"])
 try:
-    with Session(linear_step(**NAP), modules=[operators.__name__], timeout=20) as session:
+    with TrainingRunner(linear_step(**NAP), modules=[operators.__name__], timeout=20) as session:
         if rank:
             import threading
             threading.Timer(4, os._exit, [0]).start()

@@ -1,9 +1,16 @@
-"""Starting workers through a fork server: the driver's side.
+"""Starting worker processes, and ending them.
 
-`fork_worker` gives a `Forked`, a process like one of `subprocess`. The server starts with the first
-worker and ends with this process. There is another one for each change of what libraries read of
-the environment when they are loaded. Variables, module path, working directory and standard output
-a worker has from the driver as they are now; limits and priorities are those of the server's start.
+A worker is forked from a process that has imported what it needs (`fork_server`), or where that
+cannot be it is ``python -m shardwright.launch.worker_main``. It has three descriptors: its end of a
+pair of sockets, the notice board, and the store by which the workers find each other. All of them
+are inherited; so there is no port, no path and no secret by which anybody else could reach it,
+scripts and notebooks need no ``__main__`` guard, and the kernel tells the driver at once when it
+dies.
+
+The fork server starts with the first worker and ends with this process. There is another one for
+each change of what libraries read of the environment when they are loaded. Variables, module path,
+working directory and standard output a worker has from the driver as they are now; limits and
+priorities are those of the server's start.
 """
 
 from __future__ import annotations
@@ -18,16 +25,142 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import msgspec
+from torch import Tensor
 
 from shardwright.errors import LaunchError
+from shardwright.launch.protocol import Connection, Message
 
-_MODULE = "shardwright.launch.fork_server"
+_WORKER = "shardwright.launch.worker_main"
+_SERVER = "shardwright.launch.fork_server"
+
+_MALLOC = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+}
+"""Bytes, for glibc: a worker makes the same tensors in every call, so it keeps their memory rather
+than give it back and have the kernel clear fresh pages (a tenth of the time of a transformer)."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHandle:
+    """A worker process and the driver's end of the connection to it."""
+
+    rank: int
+    process: subprocess.Popen[bytes] | ForkedProcess
+    connection: Connection
+
+    def tell(self, message: Message, tensors: Mapping[str, Tensor] | None = None) -> None:
+        """Send a message, unless the process is gone, which who listens to it finds out."""
+        with suppress(OSError):
+            self.connection.send(message, tensors)
+
+    def ending(self) -> str:
+        """How the process ended, or that it has not; waits a moment for the kernel to say."""
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(2)
+        code = self.process.returncode
+        if code is None:
+            return "it closed its connection"
+        if code >= 0:
+            return f"its process ended with exit code {code}"
+        name = signal.Signals(-code).name
+        hint = " (out of memory?)" if name == "SIGKILL" else ""
+        return f"its process was killed by {name}{hint}"
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the process is held still, as by SIGSTOP; False where no ``/proc`` says so."""
+        try:
+            stat = Path(f"/proc/{self.process.pid}/stat").read_text()
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[0] in ("T", "t")
+
+
+def start_workers(size: int, threads: int, board: int, store: int) -> list[WorkerHandle]:
+    """Start ``size`` workers that compute with ``threads`` threads each. Raises LaunchError.
+
+    ``board`` and ``store`` are the descriptors of what they share.
+    """
+    workers: list[WorkerHandle] = []
+    try:
+        for rank in range(size):
+            workers.append(_start_one(rank, size, threads, (board, store)))
+    except BaseException as error:
+        end_workers(workers, 0.0)
+        if not isinstance(error, OSError):
+            raise
+        raise LaunchError(f"worker {len(workers)} of {size} cannot be started: {error}") from None
+    return workers
+
+
+def end_workers(workers: Sequence[WorkerHandle], grace_period: float) -> None:
+    """Give the workers so many seconds to end by themselves, then kill and reap them."""
+    deadline = time.monotonic() + grace_period
+    try:
+        for worker in workers:
+            with suppress(subprocess.TimeoutExpired):
+                worker.process.wait(max(0.0, deadline - time.monotonic()))
+    finally:
+        for worker in workers:
+            worker.process.kill()
+        for worker in workers:
+            worker.process.wait()
+            worker.connection.close()
+
+
+def _start_one(rank: int, size: int, threads: int, shared: tuple[int, int]) -> WorkerHandle:
+    ours, theirs = socket.socketpair()
+    start = fork_worker if can_fork() else _start_python
+    try:
+        process = start(rank, size, (theirs.fileno(), *shared), _environment(threads))
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return WorkerHandle(rank, process, Connection(ours))
+
+
+def _start_python(
+    rank: int, size: int, descriptors: tuple[int, ...], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """A worker as a Python of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", _WORKER, *map(str, (*descriptors, rank, size))],
+        stdin=subprocess.DEVNULL,
+        pass_fds=descriptors,
+        env=environment,
+        process_group=0,  # The terminal's Ctrl-C is for the driver, which ends its workers.
+    )
+
+
+def _environment(threads: int) -> dict[str, str]:
+    """The driver's environment and module path; local ranks meet on the loopback interface."""
+    loopback = next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
+    environment = {
+        **_MALLOC,
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+        "OMP_NUM_THREADS": str(threads),
+    }
+    if loopback is not None:
+        environment.setdefault("GLOO_SOCKET_IFNAME", loopback)
+    return environment
+
+
+# --- forked from a server -------------------------------------------------------------------------
+
 _READ_AT_LOAD = (
     *("ATEN", "CUDA", "GLIBC", "GOMP", "KMP", "LD_", "MALLOC", "MKL", "OMP", "OPENBLAS", "PYTHON"),
     *("PYTORCH", "TORCH"),
@@ -45,10 +178,10 @@ LENGTH = struct.Struct("=Q")
 PID = struct.Struct("=q")
 STATUS = struct.Struct("=i")
 DESCRIPTORS = 6
-"""Those that come with a `Fork`; see `fork_server`."""
+"""Those that come with a `ForkRequest`; see `fork_server`."""
 
 
-class Fork(msgspec.Struct, frozen=True):
+class ForkRequest(msgspec.Struct, frozen=True):
     """A worker to start: its rank of ``size``, and what its process begins with.
 
     ``environment`` are all variables, ``path`` is `sys.path`, ``folder`` the working directory, as
@@ -62,7 +195,7 @@ class Fork(msgspec.Struct, frozen=True):
     folder: bytes
 
 
-class Forked:
+class ForkedProcess:
     """A worker process, as far as one of `subprocess.Popen` is needed.
 
     ``status`` is the end of the pipe from which the server's word of its end is read. ``process``
@@ -125,7 +258,7 @@ def can_fork() -> bool:
     return True
 
 
-class _Server:
+class _ForkServerClient:
     """A fork server's process and the connection to it."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -133,7 +266,7 @@ class _Server:
         driver = os.pidfd_open(os.getpid())
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", _MODULE, str(theirs.fileno()), str(driver)],
+                [sys.executable, "-P", "-m", _SERVER, str(theirs.fileno()), str(driver)],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), driver),
                 env=environment,
@@ -151,7 +284,7 @@ class _Server:
         """Whether the server runs."""
         return self._process.poll() is None
 
-    def fork(self, request: Fork, descriptors: tuple[int, ...]) -> Forked:
+    def fork(self, request: ForkRequest, descriptors: tuple[int, ...]) -> ForkedProcess:
         """Start a worker with these descriptors. Raises LaunchError where the server has ended."""
         text = msgspec.msgpack.encode(request)
         ours, theirs = os.pipe()
@@ -182,7 +315,7 @@ class _Server:
             if not watched:  # The worker ends with its connection.
                 raise LaunchError("this process has no file descriptor left: raise `ulimit -n`")
             closing.pop_all()
-            return Forked(PID.unpack(answer)[0], ours, watched[0])
+            return ForkedProcess(PID.unpack(answer)[0], ours, watched[0])
 
     def forget(self) -> None:
         """In a forked copy of this process: let go of what is the original's."""
@@ -218,18 +351,18 @@ def _standard(number: int) -> Iterator[int]:
             yield nothing.fileno()
 
 
-_servers: dict[frozenset[tuple[str, str]], _Server] = {}
+_servers: dict[frozenset[tuple[str, str]], _ForkServerClient] = {}
 _lock = threading.Lock()
 
 
 def fork_worker(
     rank: int, size: int, descriptors: tuple[int, ...], environment: Mapping[str, str]
-) -> Forked:
+) -> ForkedProcess:
     """Start the worker of a rank with its end of a connection, the notice board and the store.
 
     Raises LaunchError, or OSError where there is no server and none can be started.
     """
-    request = Fork(
+    request = ForkRequest(
         rank,
         size,
         {os.fsencode(name): os.fsencode(text) for name, text in environment.items()},
@@ -240,7 +373,7 @@ def fork_worker(
         return _server(environment).fork(request, descriptors)
 
 
-def _server(environment: Mapping[str, str]) -> _Server:
+def _server(environment: Mapping[str, str]) -> _ForkServerClient:
     """The server for an environment, whatever number of threads that asks for."""
     environment = {**environment, **_IN_SERVER}
     read = {name: text for name, text in environment.items() if name.startswith(_READ_AT_LOAD)}
@@ -249,7 +382,7 @@ def _server(environment: Mapping[str, str]) -> _Server:
     if key in _servers and not _servers[key].is_there:
         _servers.pop(key).end()
     if key not in _servers:
-        _servers[key] = _Server(environment)
+        _servers[key] = _ForkServerClient(environment)
     return _servers[key]
 
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from shardwright.errors import LaunchError
-from shardwright.launch import forking, launch
+from shardwright.launch import spawn
 from shardwright.runtime import Runner
-from tests.launch.test_processes import wait_until
+from tests.launch.test_local import wait_until
 from tests.runtime.drivers import ROOT, run_at_once
 from tests.runtime.own_workers import children, fork_servers, workers
 from tests.runtime.sketch import chain, chain_result
@@ -25,7 +25,7 @@ from tests.runtime.sketch import chain, chain_result
 pytestmark = [
     pytest.mark.processes,
     pytest.mark.timeout(120),
-    pytest.mark.skipif(not forking.can_fork(), reason="this system's workers are not forked"),
+    pytest.mark.skipif(not spawn.can_fork(), reason="this system's workers are not forked"),
 ]
 
 X = torch.ones(3, 4)
@@ -34,9 +34,9 @@ X = torch.ones(3, 4)
 @pytest.fixture
 def own_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Servers that only this test has."""
-    monkeypatch.setattr(forking, "_servers", {})
+    monkeypatch.setattr(spawn, "_servers", {})
     yield
-    forking._end_servers()
+    spawn._end_servers()
 
 
 def test_runners_share_a_server() -> None:
@@ -88,22 +88,22 @@ def test_another_server_where_libraries_would_read_something_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with Runner(chain(1)):
-        before = len(forking._servers)
+        before = len(spawn._servers)
     for threads in (2, 3):
         counting = chain(1, op="runtime_tests.threads.default")
         with Runner(counting, threads=threads, modules=["tests.runtime.operators"]) as runner:
             assert (runner(X) == threads).all()
-            assert len(forking._servers) == before
+            assert len(spawn._servers) == before
     monkeypatch.setenv("SOMETHING", "else")
     with Runner(chain(1)):
-        assert len(forking._servers) == before
+        assert len(spawn._servers) == before
     monkeypatch.setenv("TORCH_SOMETHING", "else")
     with Runner(chain(1)):
-        assert len(forking._servers) == before + 1
+        assert len(spawn._servers) == before + 1
 
 
 def test_workers_without_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "can_fork", lambda: False)
+    monkeypatch.setattr(spawn, "can_fork", lambda: False)
     with Runner(chain(2)) as runner:
         assert torch.equal(runner(X), chain_result(X, 2))
         assert workers() == {}
@@ -150,13 +150,13 @@ def test_a_worker_begins_with_what_the_driver_has_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with Runner(chain(1)):
-        before = len(forking._servers)
+        before = len(spawn._servers)
         capfd.readouterr()
     monkeypatch.setenv("FACTS", str(tmp_path))
     monkeypatch.syspath_prepend("/first")
     monkeypatch.chdir(tmp_path)
     with Runner(chain(2), modules=["tests.runtime.facts"]):
-        assert len(forking._servers) == before
+        assert len(spawn._servers) == before
         pids = list(workers().values())
     first, second = (json.loads((tmp_path / f"{pid}.json").read_text()) for pid in pids)
     for found in (first, second):
@@ -277,8 +277,8 @@ def test_odd_drivers(tmp_path: Path) -> None:
 
 
 def test_a_fork_in_the_middle_of_a_launch() -> None:
-    with forking._lock:
+    with spawn._lock:
         pid = os.fork()
         if pid == 0:
-            os._exit(0 if not forking._lock.locked() and not forking._servers else 1)
+            os._exit(0 if not spawn._lock.locked() and not spawn._servers else 1)
     assert os.waitpid(pid, 0)[1] == 0
