@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from shardwright.autodiff.backward import BackwardGraph, backward_of
 from shardwright.costs.saved import view_bases
-from shardwright.ir import IRGraph
+from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.repeats import crossing_bytes, repeats
 from shardwright.sharding.place import Outline, outline_of
 from shardwright.sharding.strategy import Choices
@@ -56,6 +57,22 @@ class Forward:
     def outline(self) -> Outline:
         """Its nodes by kind, its values by who makes and reads them."""
         return outline_of(self.view, self.trained)
+
+    def backward(self, position: int) -> BackwardGraph | None:
+        """The recorded backward of a node; None where none is needed."""
+        if position not in self._backwards:
+            self._backwards[position] = self._backward_of(self.view.nodes[position])
+        return self._backwards[position]
+
+    @cached_property
+    def _backwards(self) -> dict[int, BackwardGraph | None]:
+        return {}
+
+    def _backward_of(self, node: IRNode) -> BackwardGraph | None:
+        if not self.training or self.outline.required.isdisjoint(node.outputs):
+            return None
+        late = {v for v in node.inputs if self.bases.get(v, v) in self.trained}
+        return backward_of(self.view, node, self.outline.required, late)
 
     @cached_property
     def bases(self) -> Mapping[int, int]:

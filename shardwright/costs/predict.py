@@ -235,7 +235,7 @@ def estimate(
     parts = [*shards] * (len(slots) if len(shards) == 1 else 1)
     dealt = parts if options.zero else [1] * len(slots)
     ranks = np.asarray(order.schedule.placement, dtype=np.int64)[tasks.stages]
-    memory = _memory(tasks, ranks, order, dealt, laid, device)
+    memory = _memory(tasks, ranks, order, dealt, laid, device, again=options.recompute != "none")
     ends = _once(placed, ranks, dealt, device)
     step = max(done + end for done, end in zip(laid.done, ends, strict=True))
     busy = [work + end for work, end in zip(laid.busy, ends, strict=True)]
@@ -254,7 +254,7 @@ def _with_again(tasks: StageTasks, order: Order, options: Options, *, apart: boo
     assert options.memory is not None
     again = np.zeros(len(stages), dtype=bool)
     for rank in range(order.schedule.ranks):
-        most, least = (_counted(one, order, rank) for one in (tasks, every))
+        most, least = (_counted(one, order, rank, again=one is every) for one in (tasks, every))
         if most > least:
             share = min(max((most - options.memory) / (most - least), 0.0), 1.0)
             for stage in order.schedule.stages_of(rank):
@@ -269,12 +269,30 @@ def _first_blocks(placed: PlacedCosts, inside: Bools, share: float) -> Bools:
     return np.asarray(inside & placed.again & np.isin(placed.source.block, chosen))
 
 
-def _counted(tasks: StageTasks, order: Order, rank: int) -> float:
+def _counted(tasks: StageTasks, order: Order, rank: int, *, again: bool = False) -> float:
     """What a rank keeps of its forwards, as building counts it."""
     numbers = [*order.schedule.stages_of(rank)]
+    kept = tasks.kept + _lent(tasks, order.schedule.placement, again=again)
     waits = waits_inside(tasks.brought[numbers].sum(), tasks.kept[numbers].sum())
     held = HeldMicrobatches(order.held[rank], order.ahead[rank] if waits else None)
-    return held.most(tasks.kept[numbers])
+    return held.most(kept[numbers])
+
+
+def _lent(tasks: StageTasks, placement: Sequence[int], *, again: bool) -> Floats:
+    """Bytes that building counts for the stage that makes them, too.
+
+    The backward of another stage of its rank reads them, and its own does not, or makes them
+    ``again``.
+    """
+    placed, ranks = tasks.placed, np.asarray(placement, dtype=np.int64)
+    rows = placed.kept_rows(again=False)
+    storage = placed.storage[rows]
+    giver, taker = tasks.stages[placed.maker[storage]], tasks.stages[placed.node[rows]]
+    own = np.isin(storage * tasks.count + giver, storage * tasks.count + taker) & (not again)
+    which = (giver != taker) & (ranks[giver] == ranks[taker]) & ~own
+    giver, storage = giver[which], storage[which]
+    first = first_of_each(giver, storage)
+    return added(giver[first], placed.size[storage[first]], tasks.count)
 
 
 def left_for_activations(
@@ -304,6 +322,8 @@ def _memory(
     dealt: Sequence[int],
     laid: Laid,
     device: DeviceModel,
+    *,
+    again: bool = False,
 ) -> list[SlotMemory]:
     """What a device of each rank holds: what is stored, what the walk says, what is sent."""
     count, stored = len(laid.most), tasks.placed.stored
@@ -315,7 +335,7 @@ def _memory(
     sent = _sent_bytes(tasks, order, laid, lends=device.kind == "cpu")
     found = []
     for rank, (parameters, gradients, state) in enumerate(np.stack(sums, axis=1).tolist()):
-        counted = _counted(tasks, order, rank)
+        counted = _counted(tasks, order, rank, again=again)
         held = laid.most[rank]
         if device.kind == "cpu" and count == 1:
             # Devices that move their bytes themselves do a forward ahead of its turn where one is

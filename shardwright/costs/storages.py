@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwright.autodiff.backward import BackwardGraph, backward_of
+from shardwright.autodiff.backward import BackwardGraph
 from shardwright.clusters import DeviceModel
 from shardwright.costs.cost import Costs, NodeCost
 from shardwright.costs.operations import ADD_PASSES
@@ -245,7 +245,7 @@ class _Listing:
                 storage = self._new(i, self._size(value_id, made, i), FORWARD)
             if storage is not None:
                 self.at[value_id, self.which[i], made] = storage
-        backward = self._backward_of(node)
+        backward = self.source.backward(i)
         if backward is not None and backward.saved:
             self.beside[i] = self._new(i, backward.saved / chosen.part.work, FORWARD, BACKWARD)
 
@@ -257,17 +257,10 @@ class _Listing:
         read = self._strategy(i).reads[index]
         return None if read is None else self._held(node.inputs[index], read, i)
 
-    def _backward_of(self, node: IRNode) -> BackwardGraph | None:
-        source = self.source
-        if not source.training or source.outline.required.isdisjoint(node.outputs):
-            return None
-        late = {v for v in node.inputs if source.bases.get(v, v) in source.trained}
-        return backward_of(source.view, node, source.outline.required, late)
-
     # --- backward -----------------------------------------------------------------------------
 
     def _backward(self, i: int, node: IRNode, moves: Sequence[Move]) -> None:
-        found = self._backward_of(node)
+        found = self.source.backward(i)
         if found is None:
             return
         chosen = self._strategy(i)

@@ -164,6 +164,7 @@ class PlanSearch:
     _lines: dict[object, NodeLine] = field(default_factory=dict)
     _laid: dict[object, dict[object, tuple[StageTasks, Laid]]] = field(default_factory=dict)
     """What was laid out, by cut."""
+    _bounds: dict[Setting, float] = field(default_factory=dict)
     _looked: set[Setting] = field(default_factory=set)
 
     @property
@@ -246,6 +247,11 @@ class PlanSearch:
 
     def bound(self, setting: Setting) -> float:
         """Seconds that a step takes at least, however it is cut; infinite where it cannot be."""
+        if setting not in self._bounds:
+            self._bounds[setting] = self._bound(setting)
+        return self._bounds[setting]
+
+    def _bound(self, setting: Setting) -> float:
         shape = setting.shape
         try:
             placed = self.graphs.on(shape)
