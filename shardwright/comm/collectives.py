@@ -1,14 +1,11 @@
-"""What each kind of communication computes, as plain tensor arithmetic.
+"""The arithmetic of communications: reductions, and the pieces that members cut and join.
 
-In come an operation and the tensors that its members give; out come the tensors that they get.
-`combine` is the meaning of the eight kinds, and all of the in-process transport; the others move
-bytes and then call the same pieces of arithmetic (`pieces`, `reduce`, `concatenate`), so
-that every transport of ours gives the same bits.
+Every transport of ours calls these functions, so that all give the same bits.
 
-What always holds: a reduction adds in the order of the members, ``((x0 + x1) + x2)``; half
-precision and f8 are added in f32 and rounded once; the sum of bools is ``or``; sums of integers
-wrap around; a largest or least element that is zero has the sign that torch gives it. Where a
-dimension does not divide evenly, the pieces have the sizes of the members' declared tensors.
+A reduction adds in the order of the members, ``((x0 + x1) + x2)``; half precision and f8 are added
+in f32 and rounded once; the sum of bools is ``or``; sums of integers wrap around; a largest or
+least element that is zero has the sign that torch gives it. Where a dimension does not divide
+evenly, the pieces have the sizes of the members' declared tensors.
 """
 
 from __future__ import annotations
@@ -43,18 +40,6 @@ _BOOL_FOLDS: dict[str, Callable[..., Tensor]] = {
     "max": torch.logical_or,
     "min": torch.logical_and,
 }
-
-
-def combine(operation: Operation, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """What every member gets when member ``i`` gives ``inputs[i]``.
-
-    ``inputs`` and the result have one entry a member, None where it gives or gets nothing.
-    """
-    outputs = _KINDS[operation.kind](operation, inputs)
-    return [
-        output if spec is not None else None
-        for output, spec in zip(outputs, operation.outputs, strict=True)
-    ]
 
 
 def reduce(operation: Operation, tensors: Sequence[Tensor], out: Tensor | None = None) -> Tensor:
@@ -154,41 +139,3 @@ def _sent_sizes(operation: Operation, sender: int) -> list[int]:
     if operation.src_dim == operation.dst_dim:
         return even_sizes(operation.given(sender).shape[operation.src_dim], operation.size)
     return shares(operation, operation.src_dim)
-
-
-def _present(inputs: Sequence[Tensor | None]) -> list[Tensor]:
-    return [tensor for tensor in inputs if tensor is not None]
-
-
-def _from_one(operation: Operation, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
-    (source,) = _present(inputs)
-    return [source] * operation.size
-
-
-def _reduced(operation: Operation, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
-    return [reduce(operation, _present(inputs))] * operation.size
-
-
-def _gathered(operation: Operation, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
-    return [concatenate(operation, _present(inputs))] * operation.size
-
-
-def _scattered(operation: Operation, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
-    total = reduce(operation, _present(inputs))
-    return list(pieces(operation, 0, total))
-
-
-def _exchanged(operation: Operation, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
-    cut = [pieces(operation, i, tensor) for i, tensor in enumerate(_present(inputs))]
-    return [concatenate(operation, received) for received in zip(*cut, strict=True)]
-
-
-_KINDS: dict[str, Callable[[Operation, Sequence[Tensor | None]], list[Tensor | None]]] = {
-    "send": _from_one,
-    "broadcast": _from_one,
-    "reduce": _reduced,
-    "all_reduce": _reduced,
-    "all_gather": _gathered,
-    "reduce_scatter": _scattered,
-    "all_to_all": _exchanged,
-}

@@ -1,7 +1,7 @@
 """All members in one process and one thread: communication is arithmetic on shared tensors.
 
 The members of a `Loopback` start their operations in turn; when the last one that gives
-something has arrived, `collectives.combine` says what all of them get. The bits are those of the
+something has arrived, `rounds.combine` says what all of them get. The bits are those of the
 transports between processes. What is handed on as it is (`_HANDED_ON`) is copied, as messages are:
 whoever gives a tensor may write to its memory when it has left.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from shardwright.comm.collectives import combine
+from shardwright.comm.rounds import combine
 from shardwright.comm.transport import (
     Interval,
     Membership,

@@ -3,7 +3,8 @@
 `exchange` turns an operation, a member of it and the tensor that the member gives into a generator
 that yields one `Round` after another (what to send to whom, what to await from whom), takes what
 has arrived, and returns what the member gets. It knows nothing of how messages travel: `gloo`
-carries them anywhere, `shared_memory` between the processes of one host.
+carries them anywhere, `shared_memory` between the processes of one host, and `combine` hands them
+on in one process.
 
 Both ends of a message know its address and its `TensorSpec` beforehand, so messages carry bytes and
 nothing else; the arithmetic is that of `collectives`, in the same order, so that the result has the
@@ -50,6 +51,36 @@ def exchange(operation: Operation, member: int, tensor: Tensor | None) -> Exchan
     if tensor is None:
         return _receive(operation, member)
     return _KINDS[operation.kind](operation, member, tensor)
+
+
+def combine(operation: Operation, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """What every member gets when member ``i`` gives ``inputs[i]``: all rounds in one process.
+
+    ``inputs`` and the result have one entry a member, None where it gives or gets nothing.
+    """
+    members = {i: exchange(operation, i, tensor) for i, tensor in enumerate(inputs)}
+    outputs: list[Tensor | None] = [None] * operation.size
+    received: dict[int, dict[int, Tensor]] = {}
+    while members:
+        rounds: dict[int, Round] = {}
+        for member, generator in members.items():
+            try:
+                # A generator takes None first.
+                rounds[member] = generator.send(received.get(member))  # type: ignore[arg-type]
+            except StopIteration as stop:
+                outputs[member] = stop.value if operation.outputs[member] is not None else None
+        members = {member: members[member] for member in rounds}
+        sent = {
+            (member, peer): message.tensor
+            for member, turn in rounds.items()
+            for message in turn.outgoing
+            for peer in message.to
+        }
+        received = {
+            member: {peer: sent[peer, member] for peer in turn.incoming}
+            for member, turn in rounds.items()
+        }
+    return outputs
 
 
 def _receive(operation: Operation, member: int) -> Exchange:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shardwright.building.slots import Border, LocalCommunication, Localized
-from shardwright.comm.collectives import combine
+from shardwright.comm.rounds import combine
 from shardwright.comm.transport import Operation, TensorSpec
 from shardwright.comm.wire import conform
 from shardwright.ir import IRNode

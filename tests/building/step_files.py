@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shardwright.comm.collectives import combine
+from shardwright.comm.rounds import combine
 from shardwright.comm.transport import memberships
 from shardwright.comm.wire import conform
 from shardwright.ir import compile_graph

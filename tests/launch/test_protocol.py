@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardwright.engine.timeline import Event
@@ -72,6 +72,7 @@ def test_a_program_comes_as_it_went(ends: Ends) -> None:
     shape=st.lists(st.integers(0, 3), max_size=4).map(tuple),
     data=st.data(),
 )
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_tensors_keep_dtype_shape_and_strides(dtype, shape, data) -> None:
     order = data.draw(st.permutations(range(len(shape))))
     tensor = torch.ones(shape).cumsum(0).to(torch_dtype(dtype)) if shape else torch.tensor(1.0)

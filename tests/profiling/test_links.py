@@ -7,7 +7,7 @@ import torch
 
 from shardwright.clusters import Cluster
 from shardwright.clusters.cluster_file import KINDS, ROOTED
-from shardwright.comm.collectives import combine
+from shardwright.comm.rounds import combine
 from shardwright.errors import DeviceError, ProfileError
 from shardwright.profiling import machine, profile_links
 from shardwright.profiling.link_process import measured, operation

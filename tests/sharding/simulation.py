@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shardwright.clusters import Mesh
-from shardwright.comm.collectives import combine
+from shardwright.comm.rounds import combine
 from shardwright.comm.transport import Operation, TensorSpec
 from shardwright.sharding import (
     Layout,
