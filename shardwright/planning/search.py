@@ -18,7 +18,6 @@ import heapq
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,8 +50,6 @@ STAGES = 128
 """More virtual stages are not tried."""
 OTHERS = 4
 """How many plans are given beside the fastest."""
-TOLD_APART = 0.98
-"""How much faster stages that are no cut must be predicted to be, for that to be believed."""
 _AGAIN = {
     "none": "",
     "auto": ", some activations computed again",
@@ -411,9 +408,10 @@ class PlanSearch:
         return order.most_held, memory / setting.chunks
 
     def _try_branches(self, found: Candidate) -> None:
-        """The candidate with METIS's stages, where they are no cut of the line.
+        """The candidate with METIS's stages, where they are predicted to be faster.
 
-        A line is in the order of the graph's nodes, in which branches stand one after another.
+        Cuts are of a line in the order of the graph's nodes, in which branches stand one after
+        another.
         """
         shape, options, step = found.shape, found.options, None
         count = shape.pipeline * (options.chunks or 1)
@@ -438,11 +436,9 @@ class PlanSearch:
             stages = by_metis(task).stages
         except PlanError:
             return
-        if all(before <= behind for before, behind in pairwise(stages)):
-            return
         at = np.array(with_prepared(view, stages), dtype=np.int64)
         other = self._candidate(shape, options, found.placed, at)
-        if other.fits and other.seconds < TOLD_APART * found.seconds:
+        if other.fits and other.seconds < found.seconds:
             self.candidates.append(other)
             if self.best is None or other.seconds < self.best.seconds:
                 self.best = other
