@@ -115,9 +115,8 @@ def _marks() -> Path | None:
     if os.environ.get(KEEP_VARIABLE, "1") == "0":
         return None
     package = Path(__file__).parent.parent
-    sources = sorted(path for part in _PROVING for path in (package / part).glob("*.py"))
-    found = [(path, path.stat()) for path in sources]
-    states = [(path.name, stat.st_size, stat.st_mtime_ns) for path, stat in found]
+    found = [(path, path.stat()) for path in sorted(package.rglob("*.py"))]
+    states = [(str(path), stat.st_size, stat.st_mtime_ns) for path, stat in found]
     named = json.encode((str(torch.__version__), sys.version, str(package), states))
     try:
         folder = cache_folder() / "proofs" / hashlib.sha256(named).hexdigest()[:16]
@@ -131,8 +130,6 @@ def _marks() -> Path | None:
 
 KEEP_VARIABLE = "SHARDWRIGHT_KEEP_PROOFS"
 """The environment variable that is 0 where proofs are to be kept in this process alone."""
-_PROVING = ("ir", "dimops", "pipeline")
-"""The folders of the package that a proof depends on."""
 _MOST_MARKS = 10_000
 """Empty files: of some hundred models."""
 

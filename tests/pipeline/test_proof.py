@@ -66,3 +66,17 @@ def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) ->
     for name in ("SHARDWRIGHT_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     assert proof._marks.__wrapped__() is None
+
+
+def test_kept_proofs_are_of_these_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A changed row of an operator, in a folder of a folder, is reason to prove anew."""
+    monkeypatch.setenv("SHARDWRIGHT_KEEP_PROOFS", "1")
+    monkeypatch.setenv("SHARDWRIGHT_CACHE", str(tmp_path))
+    (tmp_path / "package" / "ops" / "rows").mkdir(parents=True)
+    row = tmp_path / "package" / "ops" / "rows" / "views.py"
+    row.write_text("# a row\n")
+    monkeypatch.setattr(proof, "__file__", str(tmp_path / "package" / "pipeline" / "proof.py"))
+    before = proof._marks.__wrapped__()
+    assert proof._marks.__wrapped__() == before
+    row.write_text("# another row\n")
+    assert proof._marks.__wrapped__() != before
