@@ -297,3 +297,12 @@ def test_tests_mirror_the_sources() -> None:
     assert len(names) == len(set(names)), "test files need names of their own"
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()} - {"__pycache__"}
     assert folders <= set(ORDER) | {"zoo", "benchmarks", "fixtures"}
+
+
+def test_a_class_has_a_name_of_its_own() -> None:
+    places: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module_name(path))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.autodiff.accumulate import add_into
 from shardwright.autodiff.needed import can_have_gradient
-from shardwright.autodiff.vjp import Call, Read, Vjp, Vjps, ancestors, settings
+from shardwright.autodiff.vjp import Read, Vjp, VjpCall, Vjps, ancestors, settings
 from shardwright.errors import GraphError
 from shardwright.ir import Builder, IRGraph, IRNode
 from shardwright.ir.operators import is_built_in, is_marker
@@ -83,7 +83,7 @@ def backward_of(
         return None
     read = [i for i in real if graph.values[node.outputs[i]].users]
     read = read or [i for i in real if node.outputs[i] in graph.outputs]
-    call = Call.of(graph, node, wants, {i: graph.values[node.outputs[i]] for i in read or real})
+    call = VjpCall.of(graph, node, wants, {i: graph.values[node.outputs[i]] for i in read or real})
     late = tuple(i for i in wants if node.inputs[i] in stored)
     key = settings(), call._replace(attrs=repr(call.attrs)), late  # type: ignore[arg-type]
     if key in _kept:
@@ -99,7 +99,7 @@ def backward_of(
     return found
 
 
-def _divided(vjp: Vjp, call: Call, late: Collection[int], count: int) -> BackwardGraph:
+def _divided(vjp: Vjp, call: VjpCall, late: Collection[int], count: int) -> BackwardGraph:
     source = vjp.backward
     builder = Builder("backward")
     mapping = {
@@ -144,7 +144,7 @@ def _divided(vjp: Vjp, call: Call, late: Collection[int], count: int) -> Backwar
     return BackwardGraph(graph, inputs, sizes, call.gets, gives, tuple(first), tuple(later), saved)
 
 
-def _number(read: Read, call: Call, count: int) -> int:
+def _number(read: Read, call: VjpCall, count: int) -> int:
     """The number of what is read among a call's ``count`` inputs, then outputs."""
     if read.what == "input":
         return read.number

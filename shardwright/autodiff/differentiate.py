@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from shardwright.autodiff.needed import can_have_gradient, needing_gradients
-from shardwright.autodiff.vjp import Call, Vjp, Vjps
+from shardwright.autodiff.vjp import Vjp, VjpCall, Vjps
 from shardwright.errors import GraphError
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
 from shardwright.ir.execute import describe_node
@@ -81,7 +81,7 @@ class Differentiator:
     ) -> Iterator[tuple[int, IRValue]]:
         """Write a node's backward; gives the gradients of its inputs, by number."""
         try:
-            vjp = self._vjps.of(Call.of(self._graph, node, wanted, gradients))
+            vjp = self._vjps.of(VjpCall.of(self._graph, node, wanted, gradients))
         except GraphError as error:
             raise GraphError(f"in {describe_node(node)}: {error}") from error
         saved = self._saved_of(node, vjp)

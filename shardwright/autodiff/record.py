@@ -39,7 +39,7 @@ from shardwright.tracing.memory import TensorView
 Function = Callable[[list[torch.Tensor]], Sequence[torch.Tensor | None]]
 
 
-class Record(NamedTuple):
+class RecordedBackward(NamedTuple):
     """What was recorded: ``builder.graph`` has the arguments as inputs.
 
     ``results`` are value ids, None where the function returned None.
@@ -51,7 +51,7 @@ class Record(NamedTuple):
 
 def record(
     function: Function, metas: Sequence[TensorMeta], mode: FakeTensorMode, device: str
-) -> Record:
+) -> RecordedBackward:
     """Run ``function`` on fake tensors like these and record its operators.
 
     Raises CaptureError or GraphError where what it calls cannot be in a graph.
@@ -69,7 +69,7 @@ def record(
     roots = [_root(builder, functionalizer, tensor) for tensor in tensors]
     places: list[TensorView] = functionalizer.walk(recorder.graph, roots)
     made = iter([functionalizer.memory.read(place).id for place in places])
-    return Record(builder, [None if item is None else next(made) for item in results])
+    return RecordedBackward(builder, [None if item is None else next(made) for item in results])
 
 
 def _root(builder: Builder, functionalizer: Functionalizer, tensor: torch.Tensor) -> TensorView:

@@ -58,7 +58,7 @@ class Vjp:
     gives: tuple[int | None, ...]
 
 
-class Call(NamedTuple):
+class VjpCall(NamedTuple):
     """A call to differentiate, with all that its backward depends on.
 
     ``wants`` are the inputs that want a gradient and ``gets`` the outputs that have one, both by
@@ -80,7 +80,7 @@ class Call(NamedTuple):
         node: IRNode,
         wants: Sequence[int],
         gradients: Mapping[int, IRValue],
-    ) -> Call:
+    ) -> VjpCall:
         """The call of a node; ``gradients`` are those of its outputs, by number of the output."""
         inputs = tuple(graph.values[value_id].meta for value_id in node.inputs)
         gets = tuple(sorted(gradients))
@@ -119,7 +119,7 @@ class Vjps:
         """How many kinds of calls were recorded."""
         return len(self._known)
 
-    def of(self, call: Call) -> Vjp:
+    def of(self, call: VjpCall) -> Vjp:
         """The backward of a call.
 
         Raises GraphError where the operator has no derivative, or one that cannot be in a graph.
@@ -129,7 +129,7 @@ class Vjps:
             self._known[key] = self._kept(call, key) if is_built_in(call.op) else self._record(call)
         return self._known[key]
 
-    def _kept(self, call: Call, key: Call) -> Vjp:
+    def _kept(self, call: VjpCall, key: VjpCall) -> Vjp:
         """The backward of a call from what this process keeps, or for it."""
         whole = (self._device, settings(), key)
         found = _kept.get(whole)
@@ -139,7 +139,7 @@ class Vjps:
                 _kept.pop(next(iter(_kept)), None)
         return found
 
-    def _record(self, call: Call) -> Vjp:
+    def _record(self, call: VjpCall) -> Vjp:
         count = len(call.inputs)
 
         device = "meta" if call.op in _BY_CELLS else self._device
@@ -163,7 +163,7 @@ class Vjps:
         return replace(vjp, forward=_handing_on(call)) if call.op == WITH_BACKWARD else vjp
 
 
-def _handing_on(call: Call) -> IRGraph:
+def _handing_on(call: VjpCall) -> IRGraph:
     """The forward of a call whose outputs are its first inputs."""
     builder = Builder("forward")
     inputs = [
@@ -201,7 +201,7 @@ def _is_here(device_kind: str) -> bool:
 
 
 def _pull(
-    call: Call, inputs: list[torch.Tensor], gradients: list[torch.Tensor], device: str
+    call: VjpCall, inputs: list[torch.Tensor], gradients: list[torch.Tensor], device: str
 ) -> list[torch.Tensor | None]:
     """The outputs of a call, then the gradients of what wants one."""
     with torch.enable_grad():
@@ -220,7 +220,7 @@ def _pull(
     return [*made, *torch.autograd.grad(outputs, wanted, seeds, allow_unused=True)]
 
 
-def _apply(call: Call, inputs: list[torch.Tensor], device: str) -> list[torch.Tensor]:
+def _apply(call: VjpCall, inputs: list[torch.Tensor], device: str) -> list[torch.Tensor]:
     """Run the call, or one that makes the same and that autograd knows; the tensors it makes."""
     if call.op == "aten.as_strided_scatter.default":
         where = (call.attrs[name] for name in ("size", "stride", "storage_offset"))

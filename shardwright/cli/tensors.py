@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from shardwright.errors import InputError
-from shardwright.ir.structure import Call, describe_result, leaves, rebuild_call
+from shardwright.ir.structure import CallArguments, describe_result, leaves, rebuild_call
 from shardwright.ir.tensor_meta import dtype_name, tensor_text, torch_dtype
 from shardwright.pipeline.schema import Document
 from shardwright.reporting import new_table
@@ -59,7 +59,7 @@ def _random(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generat
     return torch.randint(0, 2, shape, dtype=dtype, generator=generator)
 
 
-def as_call(document: Document, tensors: Mapping[str, torch.Tensor]) -> Call:
+def as_call(document: Document, tensors: Mapping[str, torch.Tensor]) -> CallArguments:
     """The arguments of the captured call that hold these tensors. Raises InputError."""
     wanted = sorted(document.metadata.tensors.inputs.items(), key=lambda item: item[1].idx)
     names = [name for name, _ in wanted]
@@ -69,7 +69,7 @@ def as_call(document: Document, tensors: Mapping[str, torch.Tensor]) -> Call:
         )
     structure = document.metadata.structure
     if structure is None:
-        return Call((), dict(tensors))
+        return CallArguments((), dict(tensors))
     return rebuild_call(structure.inputs, [tensors[name] for name in names])
 
 

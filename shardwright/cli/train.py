@@ -44,7 +44,7 @@ Target = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainOptions:
+class TrainCommandOptions:
     """Arguments of `train` beside how the step is split and run."""
 
     steps: Annotated[int | None, typer.Option(min=1, help="Stop after so many steps.")] = None
@@ -85,7 +85,7 @@ class TrainOptions:
 def train(
     target: Target,
     split: PlanOptions,
-    options: TrainOptions,
+    options: TrainCommandOptions,
     workers: WorkerOptions,
     plan: PlanFile = None,
     output: Annotated[

@@ -39,7 +39,7 @@ class Example(NamedTuple):
     kwargs: dict[str, Any]
 
 
-class TrainingProgram(NamedTuple):
+class UserTraining(NamedTuple):
     """What `train` takes of a user's program; see there."""
 
     step_fn: Callable[..., Any]
@@ -64,7 +64,7 @@ class UserFiles:
         make = self._function(target, CaptureError)
         return _as_example(_guarded(make, target, CaptureError)(), target)
 
-    def training(self, target: str) -> TrainingProgram:
+    def training(self, target: str) -> UserTraining:
         """Call the function that ``FILE.py:function`` names for a step function and its data.
 
         Raises CaptureError as `example` does.
@@ -72,7 +72,7 @@ class UserFiles:
         make = self._function(target, CaptureError)
         return _as_training(_guarded(make, target, CaptureError)(), target)
 
-    def either(self, target: str) -> Example | TrainingProgram:
+    def either(self, target: str) -> Example | UserTraining:
         """Call the function that ``FILE.py:function`` names, for whichever of the two it makes.
 
         Raises CaptureError as `example` does.
@@ -150,8 +150,8 @@ def _model_of(made: Any) -> Example | None:
     return None
 
 
-def _program_of(made: Any) -> TrainingProgram | None:
-    names = TrainingProgram._fields
+def _program_of(made: Any) -> UserTraining | None:
+    names = UserTraining._fields
     if isinstance(made, tuple):
         given = dict(zip(names, made, strict=False)) if len(made) <= len(names) else {}
     elif isinstance(made, dict):
@@ -161,7 +161,7 @@ def _program_of(made: Any) -> TrainingProgram | None:
     step_fn = given.get("step_fn")
     is_function = callable(step_fn) and not isinstance(step_fn, torch.nn.Module)
     if is_function and given.get("data") is not None:
-        return TrainingProgram(**given)
+        return UserTraining(**given)
     return None
 
 
@@ -175,12 +175,12 @@ def _as_example(made: Any, target: str) -> Example:
     return found
 
 
-def _as_training(made: Any, target: str) -> TrainingProgram:
+def _as_training(made: Any, target: str) -> UserTraining:
     found = _program_of(made)
     if found is None:
         raise CaptureError(
             f"{target} must return (step_fn, data), or a dict or object with "
-            f"{', '.join(TrainingProgram._fields)}, of which the first two are needed; it returned "
+            f"{', '.join(UserTraining._fields)}, of which the first two are needed; it returned "
             f"{_described(made)}"
         )
     return found
@@ -197,7 +197,7 @@ def _described(made: Any) -> str:
 # --- its graph and its plan -----------------------------------------------------------------------
 
 
-def capture_program(program: Example | TrainingProgram, microbatches: int) -> IRGraph:
+def capture_program(program: Example | UserTraining, microbatches: int) -> IRGraph:
     """The graph of a model, or of a training step on one of its microbatches."""
     if isinstance(program, Example):
         return capture(*program)
@@ -208,7 +208,7 @@ def capture_program(program: Example | TrainingProgram, microbatches: int) -> IR
 
 
 def plan_program(
-    program: Example | TrainingProgram,
+    program: Example | UserTraining,
     files: UserFiles,
     options: SplitOptions,
     steps: Steps,
@@ -225,7 +225,7 @@ def plan_program(
         wanted = options.arguments(files)
         if "mesh" not in wanted:
             wanted.setdefault("devices", DEVICES)
-    if isinstance(program, TrainingProgram):
+    if isinstance(program, UserTraining):
         with steps.step("capture and plan"):
             first = Loading(program.data, seed=0).first()
             step, made = program_with(program.step_fn, first, wanted, plan=found)

@@ -6,7 +6,7 @@ from shardwright.lazy import import_lazily
 
 if TYPE_CHECKING:
     from shardwright.costs.cost import Analytic, Costs, NodeCost
-    from shardwright.costs.fit import Measurement, fit
+    from shardwright.costs.fit import FitPoint, fit
     from shardwright.costs.layer import Layer
     from shardwright.costs.profile import Profile
     from shardwright.costs.tasks import TaskTime, TaskTimes
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Analytic",
     "Costs",
+    "FitPoint",
     "Layer",
-    "Measurement",
     "NodeCost",
     "Profile",
     "TaskTime",

@@ -23,7 +23,7 @@ from shardwright.errors import ProfileError
 FILE = Path("shardwright") / "timings.json"
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
+class _CacheFile(msgspec.Struct, forbid_unknown_fields=True):
     """What is in the file: by machine, then by key."""
 
     version: Literal[1]
@@ -78,7 +78,7 @@ def usual_path() -> Path:
     return (Path(home) if home else Path.home() / ".cache") / FILE
 
 
-def _read(path: Path | None) -> _File:
+def _read(path: Path | None) -> _CacheFile:
     """What is in a file; nothing where there is none. Raises ProfileError."""
     try:
         content = path.read_bytes() if path is not None else None
@@ -87,9 +87,9 @@ def _read(path: Path | None) -> _File:
     except OSError as error:
         raise ProfileError(_elsewhere(path, "read", error)) from error
     if content is None:
-        return _File(1, {})
+        return _CacheFile(1, {})
     try:
-        return msgspec.json.decode(content, type=_File)
+        return msgspec.json.decode(content, type=_CacheFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProfileError(
             f"the cache of measurements {path} is broken ({error}); delete this file, and what is "

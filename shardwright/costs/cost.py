@@ -13,7 +13,7 @@ from shardwright.autodiff.needed import needing_gradients, trained_parameters
 from shardwright.clusters import DeviceModel
 from shardwright.costs.roofline import Calls, node_calls, seconds
 from shardwright.ir import IRGraph, IRNode
-from shardwright.sharding.strategy import WHOLE, Part
+from shardwright.sharding.strategy import WHOLE, LargestPart
 
 
 class NodeCost(NamedTuple):
@@ -40,7 +40,7 @@ class NodeCost(NamedTuple):
 class Costs(Protocol):
     """Says what nodes cost."""
 
-    def node(self, graph: IRGraph, node: IRNode, part: Part = WHOLE) -> NodeCost:
+    def node(self, graph: IRGraph, node: IRNode, part: LargestPart = WHOLE) -> NodeCost:
         """The seconds of a node, or of a part of it."""
 
 
@@ -57,7 +57,7 @@ class Analytic(Costs):
     _memory: list[_Known] = field(default_factory=list, compare=False, repr=False)
     """What is known of the graph that was asked for last."""
 
-    def node(self, graph: IRGraph, node: IRNode, part: Part = WHOLE) -> NodeCost:
+    def node(self, graph: IRGraph, node: IRNode, part: LargestPart = WHOLE) -> NodeCost:
         """The seconds of a node, or of a part of it."""
         known = self._known(graph)
         key = node.id, part
@@ -83,4 +83,4 @@ class _Known:
     graph: IRGraph
     nodes: int
     needing: frozenset[int]
-    work: dict[tuple[int, Part], Calls] = field(default_factory=dict)
+    work: dict[tuple[int, LargestPart], Calls] = field(default_factory=dict)

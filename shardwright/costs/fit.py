@@ -37,14 +37,14 @@ PREFERENCE = 1e-4
 """How much a collective's start counts as an error: what rounds explain is not called a start."""
 
 
-class Measurement(NamedTuple):
+class FitPoint(NamedTuple):
     """What was done, and the seconds it took."""
 
     work: Work
     seconds: float
 
     @classmethod
-    def of_forward(cls, graph: IRGraph, node: IRNode, seconds: float) -> Measurement:
+    def of_forward(cls, graph: IRGraph, node: IRNode, seconds: float) -> FitPoint:
         """The forward of a node."""
         return cls(node_work(graph, node, ()).forward, seconds)
 
@@ -58,7 +58,7 @@ class LinkTime(msgspec.Struct, frozen=True):
     seconds: float
 
 
-def fit(device: DeviceModel, measurements: Sequence[Measurement]) -> DeviceModel:
+def fit(device: DeviceModel, measurements: Sequence[FitPoint]) -> DeviceModel:
     """The device with the rates that explain the measurements best.
 
     Raises ProfileError where a measured time is not positive.
@@ -86,7 +86,7 @@ def fit(device: DeviceModel, measurements: Sequence[Measurement]) -> DeviceModel
     return msgspec.structs.replace(fitted, **rates)
 
 
-def _depends(device: DeviceModel, name: str, measurements: Sequence[Measurement]) -> bool:
+def _depends(device: DeviceModel, name: str, measurements: Sequence[FitPoint]) -> bool:
     """Whether any of the measurements has something to say of a rate."""
     works = [found.work for found in measurements]
     if name == "half_flops":

@@ -22,7 +22,7 @@ from shardwright.costs.keys import call_key, forward_key
 from shardwright.costs.timing import Measurement
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.graph import forward_nodes
-from shardwright.sharding.strategy import WHOLE, Part
+from shardwright.sharding.strategy import WHOLE, LargestPart
 
 GRAPHS = 8
 """Of how many graphs costs are kept."""
@@ -56,7 +56,7 @@ class Measured(Costs):
             runs.sort(key=lambda found: -len(found.calls))
         self._known: dict[int, _Priced] = {}
 
-    def node(self, graph: IRGraph, node: IRNode, part: Part = WHOLE) -> NodeCost:
+    def node(self, graph: IRGraph, node: IRNode, part: LargestPart = WHOLE) -> NodeCost:
         """The seconds of a node, or of a part of it."""
         priced = self._priced(graph)
         whole = priced.costs.get(node.id)

@@ -28,9 +28,9 @@ from shardwright.costs.stage import (
 )
 from shardwright.costs.step_time import (
     Laid,
-    Message,
     Order,
     RankLinks,
+    StageMessage,
     lay_out,
     messages,
     order_of,
@@ -450,7 +450,7 @@ def _of_model(
     )
 
 
-def _of_call(tasks: StageTasks, sent: Sequence[Message], device: DeviceModel) -> list[float]:
+def _of_call(tasks: StageTasks, sent: Sequence[StageMessage], device: DeviceModel) -> list[float]:
     """Seconds of each stage in a call of a model."""
     once = added(tasks.stages, tasks.placed.once, tasks.count)
     each = tasks.seconds + tasks.lines + worker_seconds(device) * (1 + tasks.moves)

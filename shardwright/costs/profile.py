@@ -15,8 +15,7 @@ import msgspec
 
 from shardwright.clusters import CPU_CORE, DEVICES, DeviceModel
 from shardwright.costs.cost import Analytic, Costs
-from shardwright.costs.fit import Measurement as Observation
-from shardwright.costs.fit import fit
+from shardwright.costs.fit import FitPoint, fit
 from shardwright.costs.layer import Layer
 from shardwright.costs.measured import Measured
 from shardwright.costs.profile_chart import plot_profile
@@ -80,17 +79,17 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         named = msgspec.structs.replace(_DEVICES[self.kind], name=self.device)
         found = [pair for each in self.measurements.values() for pair in each.observations()]
-        return fit(named, [Observation(*pair) for pair in found])
+        return fit(named, [FitPoint(*pair) for pair in found])
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON. Raises OSError as writing does."""
-        write_stored(path, _File(1, self))
+        write_stored(path, _ProfileFile(1, self))
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
         """Read what `save` wrote. Raises ProfileError."""
         writer = "Profile.save or shardwright profile -o"
-        return read_stored(path, _File, "profile", writer).profile
+        return read_stored(path, _ProfileFile, "profile", writer).profile
 
     def plot(self, path: str | Path) -> None:
         """Draw a bar chart of times and memory, as ``.svg``, ``.png`` or ``.pdf``.
@@ -100,7 +99,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         plot_profile(self, Path(path))
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
+class _ProfileFile(msgspec.Struct, forbid_unknown_fields=True):
     """A profile in a file."""
 
     version: Literal[1]

@@ -1,6 +1,6 @@
 """The work of a node, and how long a device takes for work.
 
-Comes in: a node, or a `Part` of it, and which values want gradients. Goes out: `Work`, the
+Comes in: a node, or a `LargestPart` of it, and which values want gradients. Goes out: `Work`, the
 operations and bytes of its forward, of the gradients of what nodes made, and of those of stored
 values; bytes are those of the tensors that a slot has. A device takes the longest of three times
 for it, and the time to start its operators: of products, of memory traffic, and, on a CPU, of
@@ -34,7 +34,7 @@ from shardwright.costs.views import moves_nothing
 from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.operators import is_marker
 from shardwright.ir.tensor_meta import itemsize
-from shardwright.sharding.strategy import WHOLE, Part
+from shardwright.sharding.strategy import WHOLE, LargestPart
 
 HALF = ("bf16", "f16")
 LARGE = 2**25
@@ -98,13 +98,15 @@ def seconds(device: DeviceModel, work: Work) -> float:
 
 
 def node_work(
-    graph: IRGraph, node: IRNode, needing: Collection[int], part: Part = WHOLE
+    graph: IRGraph, node: IRNode, needing: Collection[int], part: LargestPart = WHOLE
 ) -> NodeWork:
     """The work of a part of a node where the values ``needing`` want gradients, in one sum."""
     return NodeWork(*map(_all_work, node_calls(graph, node, needing, part)))
 
 
-def node_calls(graph: IRGraph, node: IRNode, needing: Collection[int], part: Part = WHOLE) -> Calls:
+def node_calls(
+    graph: IRGraph, node: IRNode, needing: Collection[int], part: LargestPart = WHOLE
+) -> Calls:
     """The same, call by call.
 
     The backward's are those that are recorded for it, and the accumulation of the gradients of

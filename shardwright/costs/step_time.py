@@ -100,7 +100,7 @@ class RankLinks:
         return (self.cluster.inside if same else self.cluster.between).send
 
 
-class Message(NamedTuple):
+class StageMessage(NamedTuple):
     """What one stage sends another for each microbatch.
 
     On the line it takes ``line`` seconds; the sender is busy with it ``sending`` seconds, the
@@ -116,9 +116,9 @@ class Message(NamedTuple):
 
 def messages(
     sent: Sequence[Sent], placement: Sequence[int], links: RankLinks
-) -> dict[int, list[Message]]:
+) -> dict[int, list[StageMessage]]:
     """The messages of a microbatch: those of forwards, and those that answer in backwards."""
-    found: dict[int, list[Message]] = {FORWARD: [], BACKWARD: []}
+    found: dict[int, list[StageMessage]] = {FORWARD: [], BACKWARD: []}
     for one in sent:
         there = one.giver, one.taker, one.values, one.bytes
         back = one.taker, one.giver, one.answers, one.answer_bytes
@@ -130,22 +130,22 @@ def messages(
 
 def _message(
     giver: int, taker: int, count: int, nbytes: float, placement: Sequence[int], links: RankLinks
-) -> Message:
+) -> StageMessage:
     here, there = placement[giver], placement[taker]
     if here == there:
-        return Message(giver, taker)
+        return StageMessage(giver, taker)
     link, device = links.between(here, there), links.cluster.device
     each, moving = count * worker_seconds(device), nbytes / link.bandwidth
     latency = count * link.latency
     if device.kind == "cpu":
-        return Message(giver, taker, latency, each + moving, each)
-    return Message(giver, taker, latency + moving, each, each)
+        return StageMessage(giver, taker, latency, each + moving, each)
+    return StageMessage(giver, taker, latency + moving, each, each)
 
 
 # --- programs -------------------------------------------------------------------------------------
 
 
-class Piece(NamedTuple):
+class WorkPiece(NamedTuple):
     """Tasks of an action with no communication between them.
 
     ``line`` are seconds of the communication before it, ``rise`` the bytes that it holds at the
@@ -162,7 +162,7 @@ class Piece(NamedTuple):
     tail: float = 0.0
 
 
-Program = Sequence[Piece]
+Program = Sequence[WorkPiece]
 
 
 def stage_programs(tasks: StageTasks, device: DeviceModel) -> dict[object, Program]:
@@ -176,13 +176,13 @@ def stage_programs(tasks: StageTasks, device: DeviceModel) -> dict[object, Progr
     for reduction in tasks.placed.reductions:
         task = int(tasks.of_node[reduction.node])
         sums.setdefault(task, []).append((reduction.seconds, reduction.nbytes))
-    found: dict[object, list[Piece]] = {}
+    found: dict[object, list[WorkPiece]] = {}
     columns = (tasks.stage, tasks.work, tasks.seconds, tasks.lines, tasks.moves)
     memory = (tasks.before, tasks.most, tasks.behind)
     rows = zip(*(column.tolist() for column in (*columns, *memory)), strict=True)
     for number, (stage, work, seconds, line, moves, before, most, behind) in enumerate(rows):
         busy = seconds + each * (1 + moves) + (0.0 if beside else line)
-        piece = Piece(
+        piece = WorkPiece(
             line if beside else 0.0,
             busy,
             most - before,
@@ -210,15 +210,15 @@ def _renewals(tasks: StageTasks) -> dict[int, tuple[int, float]]:
     return found
 
 
-def _joined(pieces: Sequence[Piece]) -> Program:
+def _joined(pieces: Sequence[WorkPiece]) -> Program:
     """Those without communication between them as one."""
-    found: list[Piece] = []
+    found: list[WorkPiece] = []
     for piece in pieces:
         if found and not piece.line:
             last = found.pop()
             rise = max(last.rise, last.growth + piece.rise)
             seconds, growth = last.seconds + piece.seconds, last.growth + piece.growth
-            found.append(Piece(last.line, seconds, rise, growth, tail=piece.tail))
+            found.append(WorkPiece(last.line, seconds, rise, growth, tail=piece.tail))
         else:
             found.append(piece._replace(sums=()))
     return found
@@ -251,7 +251,7 @@ def _most_at_once(events: Sequence[tuple[float, int]]) -> int:
 
 def lay_out(
     order: Order,
-    sends: Mapping[int, Sequence[Message]],
+    sends: Mapping[int, Sequence[StageMessage]],
     programs: Mapping[object, Program],
     held: Sequence[float],
     device: DeviceModel,
@@ -266,7 +266,7 @@ def lay_out(
     action by themselves. Workers look two actions ahead where there is one rank, else one.
     """
     ahead = (2 if order.schedule.ranks == 1 else 1) if lookahead is None else lookahead
-    walk = _Walk(order, sends, programs, apart, device.kind != "cpu", worker_seconds(device))
+    walk = _StepWalk(order, sends, programs, apart, device.kind != "cpu", worker_seconds(device))
     return walk.run(held, ahead)
 
 
@@ -291,11 +291,11 @@ class _Turn:
 
 
 @dataclass(slots=True)
-class _Walk:
+class _StepWalk:
     """The state while a step is laid out; `run` does it."""
 
     order: Order
-    sends: Mapping[int, Sequence[Message]]
+    sends: Mapping[int, Sequence[StageMessage]]
     programs: Mapping[object, Program]
     apart: bool
     beside: bool

@@ -40,7 +40,7 @@ from shardwright.ir.tensor_meta import itemsize
 from shardwright.sharding.layout import largest_shape
 from shardwright.sharding.place import Move, PlacedGraph
 from shardwright.sharding.placement import Partial, Placements
-from shardwright.sharding.strategy import Part, Strategy
+from shardwright.sharding.strategy import LargestPart, Strategy
 
 
 def place_costs(
@@ -79,7 +79,7 @@ class _Listing:
     """The storage of what a node saves beside its outputs."""
     terms: dict[int, dict[Placements, int]] = field(default_factory=dict)
     """The storages of what gradients of a value are made of."""
-    prices: dict[tuple[int, Part], NodeCost] = field(default_factory=dict)
+    prices: dict[tuple[int, LargestPart], NodeCost] = field(default_factory=dict)
     seconds: Floats = field(init=False)
     lines: Floats = field(init=False)
     moves: Integers = field(init=False)

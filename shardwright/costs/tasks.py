@@ -85,7 +85,7 @@ class TaskTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def save(self, path: str | Path) -> None:
         """Write them as JSON. Raises OSError as writing does."""
-        write_stored(path, _File(1, self))
+        write_stored(path, _TasksFile(1, self))
 
     @classmethod
     def load(cls, path: str | Path) -> TaskTimes:
@@ -94,7 +94,7 @@ class TaskTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Whether they belong to a pipeline is found out where they are used.
         """
         writer = "TaskTimes.save or shardwright simulate --measure --save-times"
-        return read_stored(path, _File, "file of supertasks' times", writer).task_times
+        return read_stored(path, _TasksFile, "file of supertasks' times", writer).task_times
 
     def _of(self, task: str) -> TaskTime:
         if task not in self.tasks:
@@ -106,7 +106,7 @@ class TaskTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.tasks[task]
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
+class _TasksFile(msgspec.Struct, forbid_unknown_fields=True):
     """Times in a file."""
 
     version: Literal[1]

@@ -106,7 +106,7 @@ def resolve(op: str) -> OpOverload:
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
+class SchemaArgument:
     """One argument of an operator's schema."""
 
     name: str
@@ -123,10 +123,10 @@ class Parameter:
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class OperatorSignature:
     """What is read of an operator's schema."""
 
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[SchemaArgument, ...]
     returns_one: bool
     """Whether a call returns one tensor rather than a tuple or a list of them."""
     returned: int | None
@@ -139,11 +139,11 @@ _TENSOR_TYPES = ("Tensor", "Optional[Tensor]", "number", "Optional[number]")
 
 
 @cache
-def signature(overload: OpOverload) -> Signature:
+def signature(overload: OpOverload) -> OperatorSignature:
     """The signature of an overload."""
     schema = schema_of(overload)
     parameters = tuple(
-        Parameter(
+        SchemaArgument(
             argument.name,
             argument.kwarg_only,
             not argument.has_default_value(),
@@ -158,7 +158,7 @@ def signature(overload: OpOverload) -> Signature:
     returns = [str(item.type) for item in schema.returns]
     returned = None if any(item.startswith("List") for item in returns) else len(returns)
     nested = returned is None and len(returns) > 1
-    return Signature(parameters, returns == ["Tensor"], returned, nested)
+    return OperatorSignature(parameters, returns == ["Tensor"], returned, nested)
 
 
 def flatten_results(made: Any) -> list[Any]:
@@ -350,13 +350,15 @@ def check_written(
             )
 
 
-def _is_default(parameter: Parameter, value: Any) -> bool:
+def _is_default(parameter: SchemaArgument, value: Any) -> bool:
     """Whether it is the schema's own default: torch spells that of a memory format as a number."""
     default = parameter.default
     return not parameter.required and type(value) is type(default) and bool(value == default)
 
 
-def _fits(kind: str, parameter: Parameter, value: Any, is_tensor: Callable[[Any], bool]) -> bool:
+def _fits(
+    kind: str, parameter: SchemaArgument, value: Any, is_tensor: Callable[[Any], bool]
+) -> bool:
     if kind.startswith("Optional["):
         return value is None or _fits(_inner(kind), parameter, value, is_tensor)
     if kind.startswith("List["):

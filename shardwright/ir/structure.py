@@ -7,7 +7,7 @@ parameter, under the signature of the captured callable.
 
 Trees are msgspec Structs: the pipeline file holds them as they are (``Metadata.structure``).
 Reading one never imports anything: an object of a class comes back as that class only if its
-module is loaded already, and as a `Record`, a dict with attribute access, otherwise.
+module is loaded already, and as a `AttributeDict`, a dict with attribute access, otherwise.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Arguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parameters: tuple[Parameter, ...]
 
 
-class Record(dict[Any, Any]):
+class AttributeDict(dict[Any, Any]):
     """A dict with attribute access, in place of an object whose class is not loaded."""
 
     def __getattr__(self, name: str) -> Any:
@@ -292,14 +292,14 @@ def _rebuild_object(tree: ObjectTree, tensors: Sequence[Any]) -> Any:
         return _rebuild_mapping(cls, fields)
     if cls is not None and _tuple_fields(cls) == tree.fields:
         return _rebuild_tuple(cls, fields.values())
-    return Record(fields)
+    return AttributeDict(fields)
 
 
 def _rebuild_dataclass(cls: type, fields: dict[Any, Any]) -> Any:
     """An instance made by the constructor; fields that it does not take are set after it."""
     declared = {field.name: field.init for field in dataclasses.fields(cls)}
     if not fields.keys() <= declared.keys():
-        return Record(fields)
+        return AttributeDict(fields)
     result = cls(**{name: value for name, value in fields.items() if declared[name]})
     for name, value in fields.items():
         if not declared[name]:
@@ -326,14 +326,14 @@ def _loaded_class(name: str) -> type | None:
     return found if isinstance(found, type) else None
 
 
-class Call(NamedTuple):
+class CallArguments(NamedTuple):
     """Positional and keyword arguments."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
 
-def rebuild_call(arguments: Arguments, tensors: Sequence[Any]) -> Call:
+def rebuild_call(arguments: Arguments, tensors: Sequence[Any]) -> CallArguments:
     """The call that was captured, with ``tensors`` in place of its tensors.
 
     From the first constant on parameters are given by keyword where that is possible: it may be a
@@ -359,7 +359,7 @@ def rebuild_call(arguments: Arguments, tensors: Sequence[Any]) -> Call:
             args.append(value)
         elif parameter.kind != "POSITIONAL_ONLY":
             kwargs[parameter.name] = value
-    return Call(tuple(args), kwargs)
+    return CallArguments(tuple(args), kwargs)
 
 
 def flatten_call(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardwright.errors import GraphError
-from shardwright.ir.operators import Signature, is_marker, listed_inputs, resolve, signature
+from shardwright.ir.operators import OperatorSignature, is_marker, listed_inputs, resolve, signature
 from shardwright.ir.structure import leaves
 from shardwright.ir.tensor_meta import DTYPES, dtype_name
 from shardwright.ir.values import IRNode, IRValue, is_attribute
@@ -170,7 +170,7 @@ def _check_call(node: IRNode) -> None:
         )
 
 
-def _fits(node: IRNode, schema: Signature) -> bool:
+def _fits(node: IRNode, schema: OperatorSignature) -> bool:
     """Whether attributes and direct inputs together are the arguments of the schema."""
     direct = [p for p in schema.parameters if p.name not in node.attrs]
     listed = sum(1 for _ in listed_inputs(list(node.attrs.values())))

@@ -6,8 +6,8 @@ from shardwright.ops.catalog import dimop_of, why_whole
 from shardwright.ops.dimop import (
     Cut,
     Dimop,
-    Inference,
-    Part,
+    InferredDimop,
+    OperatorPart,
     Slice,
     even_cuts,
 )
@@ -22,8 +22,8 @@ __all__ = [
     "Cut",
     "Dimop",
     "Flow",
-    "Inference",
-    "Part",
+    "InferredDimop",
+    "OperatorPart",
     "Registered",
     "Slice",
     "dimop_of",

@@ -19,8 +19,8 @@ from shardwright.errors import AnnotationError
 from shardwright.ir import Builder, IRValue, Scope, Source
 from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.ops.annotation import Factor, TensorDims
-from shardwright.ops.call import Call, Direct, Emitter, Local, Rule, Writer
-from shardwright.ops.dimop import Cut, Dimop, Inference, Slice, even_cuts
+from shardwright.ops.call import CatalogCall, Direct, Emitter, Local, Rule, Writer
+from shardwright.ops.dimop import Cut, Dimop, InferredDimop, Slice, even_cuts
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ class BoundDimop:
     ``source`` says where the rule comes from: ``catalog``, ``registered`` or ``inferred``.
     """
 
-    call: Call
+    call: CatalogCall
     rule: Rule
     dimop: Dimop
-    inference: Inference
+    inference: InferredDimop
     source: str = "catalog"
 
     def __str__(self) -> str:
@@ -235,7 +235,7 @@ class BoundPart:
         return emitter.call("aten.zeros.default", list(shape or ()), dtype=dtype)
 
 
-def bind(call: Call, rule: Rule, source: str = "catalog") -> BoundDimop:
+def bind(call: CatalogCall, rule: Rule, source: str = "catalog") -> BoundDimop:
     """The rule held against the call's shapes. Raises AnnotationError where it does not fit."""
     parsed = Dimop.parse(rule.annotation, terms=rule.terms)
     shared = frozenset(range(len(parsed.annotation.inputs))) - rule.terms

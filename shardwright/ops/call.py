@@ -24,7 +24,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CatalogCall:
     """One call of an operator, as `IRNode` stores it: shapes, dtypes and attributes."""
 
     op: str
@@ -58,7 +58,7 @@ class Call:
 class Local:
     """What one part of a split call sees."""
 
-    call: Call
+    call: CatalogCall
     lengths: Mapping[str, int]
     """Of identifiers, those that are cut at their length here."""
     whole_lengths: Mapping[str, int]
@@ -167,7 +167,7 @@ class Rule:
     linear: tuple[tuple[int, ...], ...] = ()
 
 
-SplitRule = Callable[[Call], Rule | None]
+SplitRule = Callable[[CatalogCall], Rule | None]
 """Gives the rule of a call; None where no split is right, as for random numbers."""
 
 
@@ -191,7 +191,7 @@ class OperatorRow:
     """
 
     rule: SplitRule | None
-    flops: Callable[[Call], int] | None = None
+    flops: Callable[[CatalogCall], int] | None = None
     efficiency: float = 1.0
     elements: int = 0
     backward_elements: int = 0
@@ -253,7 +253,7 @@ def named(shape: Shape, reduction: str = "", *, without: str = "") -> Dims:
 
 
 def along(
-    call: Call,
+    call: CatalogCall,
     dims: Collection[int],
     *,
     shape: Shape | None = None,

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from shardwright.ir import WITH_BACKWARD, IRGraph, IRNode
 from shardwright.ir.operators import is_marker
 from shardwright.ops.bound import BoundDimop, bind
-from shardwright.ops.call import Call, OperatorRow
+from shardwright.ops.call import CatalogCall, OperatorRow
 from shardwright.ops.discover import infer_rule
 from shardwright.ops.register import bind_registered, registered
 from shardwright.ops.rows import (
@@ -40,10 +40,10 @@ ROWS: Mapping[str, OperatorRow] = {
 """By the operator's name."""
 
 
-def call_of(graph: IRGraph, node: IRNode) -> Call:
-    """A node as a `Call`."""
+def call_of(graph: IRGraph, node: IRNode) -> CatalogCall:
+    """A node as a `CatalogCall`."""
     inputs = [graph.values[value_id] for value_id in node.inputs]
-    return Call(
+    return CatalogCall(
         node.op,
         tuple(value.shape for value in inputs),
         tuple(graph.values[value_id].shape for value_id in node.outputs),
@@ -82,7 +82,7 @@ def _find(graph: IRGraph, node: IRNode) -> BoundDimop | str:
     return _known[key]
 
 
-def _look_up(call: Call) -> BoundDimop | str:
+def _look_up(call: CatalogCall) -> BoundDimop | str:
     if (operator := registered(call.op)) is not None:
         return bind_registered(operator, call)
     if call.op == WITH_BACKWARD:

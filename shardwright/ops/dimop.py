@@ -85,7 +85,7 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class OperatorPart:
     """One part of a split operator; None stands where the annotation has ``?``.
 
     kwargs
@@ -98,7 +98,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Inference:
+class InferredDimop:
     """An annotation for given shapes.
 
     annotation
@@ -188,7 +188,7 @@ class Dimop:
     def __str__(self) -> str:
         return str(self.annotation)
 
-    def infer(self, shapes: Sequence[Shape | None], /, **kwargs: Any) -> Inference:
+    def infer(self, shapes: Sequence[Shape | None], /, **kwargs: Any) -> InferredDimop:
         """Lengths of identifiers and shapes of outputs.
 
         ``shapes`` has one entry an input; entries for ``?`` may be left out, or are ignored.
@@ -199,7 +199,7 @@ class Dimop:
         lengths |= _keyword_lengths(annotation, kwargs)
         _match_ranks(annotation, given)
         _solve(annotation, given, lengths)
-        inference = Inference(annotation, lengths, ())
+        inference = InferredDimop(annotation, lengths, ())
         outputs = tuple(_output_shape(inference, tensor) for tensor in annotation.outputs)
         return replace(inference, outputs=outputs)
 
@@ -210,7 +210,7 @@ class Dimop:
         """
         return self.ways(self.infer(shapes, **kwargs))
 
-    def ways(self, inference: Inference) -> list[tuple[int, int]]:
+    def ways(self, inference: InferredDimop) -> list[tuple[int, int]]:
         """The same, for shapes that are inferred."""
         return [
             (idx, number)
@@ -227,7 +227,7 @@ class Dimop:
         dim: int = 0,
         num: int = 2,
         **kwargs: Any,
-    ) -> list[Part]:
+    ) -> list[OperatorPart]:
         """The operator in ``num`` parts, by dimension ``dim`` of input ``idx``.
 
         Parts are as even as can be, larger ones first. Raises AnnotationError where the split
@@ -244,8 +244,8 @@ class Dimop:
         return [self.part(inference, {factor.name: cut}, kwargs) for cut in cuts]
 
     def part(
-        self, inference: Inference, cuts: Mapping[str, Cut], kwargs: Mapping[str, Any]
-    ) -> Part:
+        self, inference: InferredDimop, cuts: Mapping[str, Cut], kwargs: Mapping[str, Any]
+    ) -> OperatorPart:
         """What is left of the operator where each identifier of ``cuts`` is cut to its range.
 
         Several cuts at once are splits on several axes of a mesh. Raises AnnotationError.
@@ -272,18 +272,18 @@ class Dimop:
         )
         outputs = tuple(slice_of(tensor, summed) for tensor in annotation.outputs)
         changed = {name: cut.length for name, cut in cuts.items() if name in kwargs}
-        return Part(inputs, outputs, {**kwargs, **changed})
+        return OperatorPart(inputs, outputs, {**kwargs, **changed})
 
-    def may_split(self, inference: Inference, factor: Factor) -> bool:
+    def may_split(self, inference: InferredDimop, factor: Factor) -> bool:
         """Whether ``factor`` can be split in two parts."""
         return self.refusal(inference, factor) is None and inference.length(factor) > 1
 
-    def check(self, inference: Inference, factor: Factor) -> None:
+    def check(self, inference: InferredDimop, factor: Factor) -> None:
         """Raise AnnotationError where ``factor`` may not be split."""
         if (reason := self.refusal(inference, factor)) is not None:
             raise inference.annotation.error(reason, factor.column)
 
-    def refusal(self, inference: Inference, factor: Factor) -> str | None:
+    def refusal(self, inference: InferredDimop, factor: Factor) -> str | None:
         """Why ``factor`` may not be split, or None where it may."""
         name = factor.name
         if isinstance(name, int):
@@ -471,7 +471,7 @@ def _known(factor: Factor, lengths: Mapping[str, int]) -> int | None:
     return factor.name if isinstance(factor.name, int) else lengths.get(factor.name)
 
 
-def _output_shape(inference: Inference, tensor: TensorDims) -> tuple[int, ...] | None:
+def _output_shape(inference: InferredDimop, tensor: TensorDims) -> tuple[int, ...] | None:
     if tensor.dims is None:
         return None
     for factor in tensor.factors():

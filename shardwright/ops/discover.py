@@ -25,7 +25,7 @@ from shardwright.errors import AnnotationError
 from shardwright.ir.operators import join_call, resolve
 from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.ops.annotation import Annotation, Dim, Factor, TensorDims
-from shardwright.ops.call import Call, Local, Rule, letters
+from shardwright.ops.call import CatalogCall, Local, Rule, letters
 from shardwright.ops.dimop import Dimop
 from shardwright.ops.trial import same
 
@@ -81,7 +81,7 @@ def _parameter_names(fn: Callable[..., Any], count: int) -> list[str]:
     return [*names[:count], *(f"arg{i}" for i in range(len(names), count))]
 
 
-def infer_rule(call: Call) -> Rule | str:
+def infer_rule(call: CatalogCall) -> Rule | str:
     """The rule of an operator that the catalog lacks, or why none was found."""
     if any(dtype not in _FILLS for dtype in call.dtypes):
         return f"it takes {', '.join(sorted(set(call.dtypes) - _FILLS.keys()))}"
@@ -107,7 +107,7 @@ _FILLS: dict[str, Callable[[Sequence[int], torch.Generator], torch.Tensor]] = {
 }
 
 
-def discover(call: Call, tensors: list[torch.Tensor]) -> Rule | str:
+def discover(call: CatalogCall, tensors: list[torch.Tensor]) -> Rule | str:
     """The rule of a call by running it on these inputs, or why none was found."""
     overload = resolve(call.op)
 

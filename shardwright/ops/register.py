@@ -26,9 +26,9 @@ from shardwright.errors import AnnotationError
 from shardwright.ir.operators import allow_namespace, resolve
 from shardwright.ops.annotation import Annotation
 from shardwright.ops.bound import BoundDimop, bind
-from shardwright.ops.call import Call, Local, Rule
+from shardwright.ops.call import CatalogCall, Local, Rule
 from shardwright.ops.dimop import Dimop
-from shardwright.ops.trial import Function, Signature, Trial
+from shardwright.ops.trial import Function, Trial, TrialSignature
 from shardwright.torch_internals import storage_key
 
 NAMESPACE = "shardwright"
@@ -139,7 +139,7 @@ def _refuse_second(op: str, function: Function) -> None:
         )
 
 
-def bind_registered(operator: Registered, call: Call) -> BoundDimop:
+def bind_registered(operator: Registered, call: CatalogCall) -> BoundDimop:
     """A call of a registered operator, to be split as its annotation says."""
     reductions = operator.dimop.annotation.reductions()
     given = {name: int(call.attrs[name]) for name in reductions if name in call.attrs}
@@ -159,7 +159,7 @@ def bind_registered(operator: Registered, call: Call) -> BoundDimop:
 # --- signatures ---------------------------------------------------------------------------------
 
 
-def _signature_of(function: Function, dimop: Dimop) -> Signature:
+def _signature_of(function: Function, dimop: Dimop) -> TrialSignature:
     """A function's parameters.
 
     Raises AnnotationError where types are missing or do not go with the annotation.
@@ -196,7 +196,7 @@ def _signature_of(function: Function, dimop: Dimop) -> Signature:
     ]
     typed = inspect.Signature(parameters, return_annotation=hints["return"])
     ordered = _tensors_first(function, (*tensors, *rest), tuple(python.parameters))
-    return Signature(ordered, typed, tensors, rest, lengths)
+    return TrialSignature(ordered, typed, tensors, rest, lengths)
 
 
 def _type_text(hint: Any) -> str:
@@ -236,7 +236,7 @@ def _tensors_first(function: Function, given: tuple[str, ...], own: tuple[str, .
 # --- the operator of torch.library --------------------------------------------------------------
 
 
-def _define(name: str, signature: Signature, backward: Function | None) -> Any:
+def _define(name: str, signature: TrialSignature, backward: Function | None) -> Any:
     """The `torch.library` operator. Raises AnnotationError where it cannot have a type."""
 
     def compute(*args: Any) -> Any:
@@ -281,7 +281,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.rest = [item for item in inputs if not isinstance(item, torch.Tensor)]
 
 
-def _backward(signature: Signature, gradients: Function, ctx: Any, *grads: Any) -> Any:
+def _backward(signature: TrialSignature, gradients: Function, ctx: Any, *grads: Any) -> Any:
     """The gradient of each argument; None for what is no tensor."""
     given = grads[0] if len(grads) == 1 and isinstance(grads[0], (list, tuple)) else grads
     found = gradients(given, *ctx.saved_tensors, *ctx.rest)
@@ -295,14 +295,14 @@ def _backward(signature: Signature, gradients: Function, ctx: Any, *grads: Any) 
     return (*found, *[None] * len(signature.rest))
 
 
-def _given_backward(signature: Signature, backward: Function, grads: Any, *args: Any) -> Any:
+def _given_backward(signature: TrialSignature, backward: Function, grads: Any, *args: Any) -> Any:
     """The user's backward, on the arguments in the order that the function has them."""
     values = dict(zip((*signature.tensors, *signature.rest), args, strict=True))
     return backward(grads, *(values[name] for name in signature.python.parameters))
 
 
 def _rerun(
-    signature: Signature, grads: Sequence[torch.Tensor | None], *args: Any
+    signature: TrialSignature, grads: Sequence[torch.Tensor | None], *args: Any
 ) -> tuple[torch.Tensor | None, ...]:
     """Gradients of the tensors by running the function again under autograd."""
     count = len(signature.tensors)

@@ -20,7 +20,7 @@ import torch
 
 from shardwright.errors import AnnotationError
 from shardwright.ops.annotation import STAR
-from shardwright.ops.dimop import Dimop, Inference, Slice, even_cuts
+from shardwright.ops.dimop import Dimop, InferredDimop, Slice, even_cuts
 
 Function = Callable[..., Any]
 
@@ -34,7 +34,7 @@ COARSE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Signature:
+class TrialSignature:
     """A function's parameters: names of tensors, names of the rest, and which rest are lengths.
 
     ``function`` takes tensors first; ``python`` has the parameters as the user wrote them.
@@ -66,7 +66,7 @@ class TrialCall:
 
     tensors: list[torch.Tensor]
     rest: dict[str, Any]
-    inference: Inference
+    inference: InferredDimop
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Mismatch:
 class Trial:
     """A function called ``name`` and the annotation that is to be tried on it."""
 
-    signature: Signature
+    signature: TrialSignature
     dimop: Dimop
     name: str
 
@@ -155,7 +155,7 @@ class Trial:
         lengths = {name: draws.choice(SIZES) for name in annotation.reductions()}
         distinct = draws.sample(SIZES, k=min(len(lengths), len(SIZES)))
         lengths |= dict(zip(lengths, distinct, strict=False))
-        inference = Inference(annotation, lengths, ())
+        inference = InferredDimop(annotation, lengths, ())
         generator = torch.Generator().manual_seed(seed)
         tensors = [
             _random(map(inference.size, tensor.dims), dtype, generator)
@@ -179,7 +179,7 @@ class Trial:
             "tried; give example=, arguments of a call"
         )
 
-    def _inferred(self, tensors: list[torch.Tensor], rest: dict[str, Any]) -> Inference:
+    def _inferred(self, tensors: list[torch.Tensor], rest: dict[str, Any]) -> InferredDimop:
         """Lengths for the arguments; the outputs' shapes are compared with the function's."""
         shapes = [tuple(tensor.shape) for tensor in tensors]
         inference = self.dimop.infer(shapes, **rest)

@@ -71,7 +71,7 @@ class _Config(msgspec.Struct):
     config: dict[str, _Payload]
 
 
-class StoredTensor(NamedTuple):
+class ArchivedTensor(NamedTuple):
     """A tensor of a file: its shape, its dtype by short name, and what reads a part of it."""
 
     shape: tuple[int, ...]
@@ -94,12 +94,12 @@ def check_stored(path: Path) -> None:
         )
 
 
-def read_archive(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
+def read_archive(path: Path) -> tuple[dict[str, ArchivedTensor], dict[str, str]]:
     """The tensors of an archive by name, none read yet; and why others cannot be read.
 
     Raises WeightError where it is another kind of zip file, zipfile.BadZipFile where it is none.
     """
-    found: dict[str, StoredTensor] = {}
+    found: dict[str, ArchivedTensor] = {}
     refused: dict[str, str] = {}
     check_stored(path)
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
@@ -141,7 +141,9 @@ def _refusal(payload: _Payload, entry: zipfile.ZipInfo) -> str:
     return ""
 
 
-def _locate(path: Path, file: BinaryIO, payload: _Payload, entry: zipfile.ZipInfo) -> StoredTensor:
+def _locate(
+    path: Path, file: BinaryIO, payload: _Payload, entry: zipfile.ZipInfo
+) -> ArchivedTensor:
     """The tensor whose storage an entry holds; a write to what is read stays in memory.
 
     Reading raises RuntimeError or ValueError where the file is shorter than it says.
@@ -162,7 +164,7 @@ def _locate(path: Path, file: BinaryIO, payload: _Payload, entry: zipfile.ZipInf
         storage = torch.from_numpy(data).view(dtype)
         return torch.as_strided(storage, shape, strides, meta.storage_offset.as_int)[ranges]
 
-    return StoredTensor(shape, DTYPES[meta.dtype], read)
+    return ArchivedTensor(shape, DTYPES[meta.dtype], read)
 
 
 _LOCAL_HEADER = struct.Struct("<26xHH")

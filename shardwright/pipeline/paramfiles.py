@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from shardwright.atomic import read_whole, replacing
 from shardwright.errors import WeightError
 from shardwright.ir.tensor_meta import dtype_name
-from shardwright.pipeline.archive import StoredTensor, check_stored, read_archive, write_archive
+from shardwright.pipeline.archive import ArchivedTensor, check_stored, read_archive, write_archive
 from shardwright.pipeline.schema import ParamfileFormat
 
 Range = tuple[int, int]
@@ -42,7 +42,7 @@ class Paramfile:
         self,
         label: str,
         names: Collection[str],
-        find: Callable[[str], StoredTensor],
+        find: Callable[[str], ArchivedTensor],
         refused: Mapping[str, str] | None = None,
     ) -> None:
         self.label = label
@@ -84,7 +84,7 @@ class Paramfile:
             raise WeightError(f"{self.label}: tensor {name!r} cannot be read: {error}") from error
         return found.detach().clone(memory_format=torch.contiguous_format)
 
-    def _stored(self, name: str) -> StoredTensor:
+    def _stored(self, name: str) -> ArchivedTensor:
         if name in self._refused:
             raise WeightError(f"{self.label}: tensor {name!r}: {self._refused[name]}")
         if name not in self._names:
@@ -100,7 +100,7 @@ class Paramfile:
 def tensors_in_memory(label: str, tensors: Mapping[str, torch.Tensor]) -> Paramfile:
     """Tensors that are in memory, or mapped, behind the interface of a file."""
 
-    def find(name: str) -> StoredTensor:
+    def find(name: str) -> ArchivedTensor:
         tensor = tensors[name]
 
         def read(ranges: tuple[slice, ...]) -> torch.Tensor:
@@ -108,7 +108,7 @@ def tensors_in_memory(label: str, tensors: Mapping[str, torch.Tensor]) -> Paramf
                 raise _no_contents(name)
             return tensor[ranges]
 
-        return StoredTensor(tuple(tensor.shape), dtype_name(tensor.dtype), read)
+        return ArchivedTensor(tuple(tensor.shape), dtype_name(tensor.dtype), read)
 
     return Paramfile(label, tensors.keys(), find)
 
@@ -116,7 +116,7 @@ def tensors_in_memory(label: str, tensors: Mapping[str, torch.Tensor]) -> Paramf
 def _open_safetensors(path: Path) -> Paramfile:
     file = cast("Any", safe_open(path, framework="pt"))  # its stubs say too little
 
-    def find(name: str) -> StoredTensor:
+    def find(name: str) -> ArchivedTensor:
         stored = file.get_slice(name)
 
         def read(ranges: tuple[slice, ...]) -> torch.Tensor:
@@ -124,7 +124,7 @@ def _open_safetensors(path: Path) -> Paramfile:
             return tensor
 
         dtype = str(stored.get_dtype())
-        return StoredTensor(tuple(stored.get_shape()), SAFETENSORS_DTYPES.get(dtype, dtype), read)
+        return ArchivedTensor(tuple(stored.get_shape()), SAFETENSORS_DTYPES.get(dtype, dtype), read)
 
     return Paramfile(str(path), dict.fromkeys(file.keys()), find)
 

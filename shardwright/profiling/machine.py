@@ -23,7 +23,7 @@ import torch
 
 from shardwright.clusters import CPU_CORE, DEVICES, Cluster, DeviceModel, Links
 from shardwright.comm import make_store
-from shardwright.costs.fit import LinkTime, Measurement, fit, fit_links
+from shardwright.costs.fit import FitPoint, LinkTime, fit, fit_links
 from shardwright.errors import ProfileError
 from shardwright.ir import Builder, IRGraph
 from shardwright.profiling.hardware import model_name, present_device
@@ -51,7 +51,7 @@ def profile_device(
     settings = Settings(place, threads, n_iter)
     growth = CUDA_GROWTH if place.type == "cuda" else 1
     measured = [
-        Measurement.of_forward(graph, graph.nodes[0], measure(graph, (), settings).forward)
+        FitPoint.of_forward(graph, graph.nodes[0], measure(graph, (), settings).forward)
         for graph in _probes(growth)
     ]
     known = DEVICES["A100-80GB"] if place.type == "cuda" else CPU_CORE

@@ -132,7 +132,7 @@ def wanted(axes: Sequence[NodeAxis], index: int) -> Layout | None:
 # --- all axes together ---------------------------------------------------------------------------
 
 
-class Part(NamedTuple):
+class LargestPart(NamedTuple):
     """The largest part of a node's work.
 
     work
@@ -155,7 +155,7 @@ class Part(NamedTuple):
         return found
 
 
-WHOLE = Part()
+WHOLE = LargestPart()
 
 
 class CallShapes(NamedTuple):
@@ -184,7 +184,7 @@ class Strategy(NamedTuple):
     reads: tuple[Placements | None, ...]
     makes: tuple[Placements, ...]
     returns: tuple[Placements | None, ...]
-    part: Part = WHOLE
+    part: LargestPart = WHOLE
     whole: frozenset[int] = NONE
 
 
@@ -234,7 +234,7 @@ def _strategy(
     ]
     tensors = zip((*reads, *makes), (*shapes.inputs, *shapes.outputs), strict=True)
     held = (shape if layout is None else _held(layout, sizes, shape) for layout, shape in tensors)
-    part = Part(work, tuple(held)) if work > 1 else WHOLE
+    part = LargestPart(work, tuple(held)) if work > 1 else WHOLE
     return Strategy(splits, tuple(reads), tuple(makes), tuple(returns), part, whole)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import CaptureError, InputError
-from shardwright.ir.structure import Arguments, Call, Tree, describe_result, rebuild_call
+from shardwright.ir.structure import Arguments, CallArguments, Tree, describe_result, rebuild_call
 from shardwright.tracing.failures import explain
 
 PREFIX = "model"
@@ -58,7 +58,7 @@ class FlatModel(nn.Module):
         self.assigned = tuple(assigned)
         return (*outputs, *assigned.values(), *self.rest())
 
-    def run(self, call: Call) -> Any:
+    def run(self, call: CallArguments) -> Any:
         """What the program gives for a call."""
         return self.model(*call.args, **call.kwargs)
 

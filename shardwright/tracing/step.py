@@ -25,7 +25,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from shardwright.errors import CaptureError, InputError
 from shardwright.ir.graph import IRGraph, live_values
 from shardwright.ir.operators import is_marker
-from shardwright.ir.structure import Arguments, Call, describe_arguments, leaves, with_keyword
+from shardwright.ir.structure import (
+    Arguments,
+    CallArguments,
+    describe_arguments,
+    leaves,
+    with_keyword,
+)
 from shardwright.ir.values import IRValue
 from shardwright.tracing.boundary import TracedGraph
 from shardwright.tracing.closures import find_closure, unchanged
@@ -161,7 +167,7 @@ class _FlatStep(FlatModel):
         self.step_fn = step_fn
         self.recorder = recorder
 
-    def run(self, call: Call) -> Any:
+    def run(self, call: CallArguments) -> Any:
         with self.recorder.recording():
             return self.step_fn(*call.args, **call.kwargs)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from shardwright.errors import CaptureError, InputError, PlanError
 from shardwright.ir import IRGraph
-from shardwright.ir.structure import Call, describe_arguments, rebuild_call
+from shardwright.ir.structure import CallArguments, describe_arguments, rebuild_call
 from shardwright.planner import AUTO
 from shardwright.planner import plan as make_plan
 from shardwright.planning import Plan
@@ -159,7 +159,7 @@ def _check_clear(tensors: Sequence[Tensor], size: int, microbatches: int) -> Non
         )
 
 
-def first_microbatch(step_fn: Callable[..., Any], batch: Batch, microbatches: int) -> Call:
+def first_microbatch(step_fn: Callable[..., Any], batch: Batch, microbatches: int) -> CallArguments:
     """The first of a batch's equal microbatches.
 
     Raises InputError where they are not equal, or where it is not sure which tensors have the

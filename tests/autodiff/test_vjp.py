@@ -11,7 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from shardwright.autodiff import vjp as module
-from shardwright.autodiff.vjp import Call, Vjps
+from shardwright.autodiff.vjp import VjpCall, Vjps
 from shardwright.ir import Builder, IRGraph, resolve
 from shardwright.ir.execute import compile_graph
 from shardwright.ir.operators import split_call
@@ -545,7 +545,7 @@ def test_what_is_saved(case: Row, shapes: list[tuple[int, ...]]):
     graph, _ = one_call(case)
     (node,) = graph.nodes
     wants = [i for i, v in enumerate(node.inputs) if graph.values[v].dtype == "f64"]
-    call = Call.of(graph, node, wants, {0: graph.values[node.outputs[0]]})
+    call = VjpCall.of(graph, node, wants, {0: graph.values[node.outputs[0]]})
     vjp = VJPS.of(call)
     assert (vjp.forward is None) == (not shapes)
     if vjp.forward is not None:
@@ -558,7 +558,7 @@ def test_output_masks_follow_what_is_wanted():
     graph, _ = one_call(row("layer_norm.default", X, [4], Y, real(4)))
     (node,) = graph.nodes
     for wants, mask in (([0], [True, False, False]), ([1, 2], [False, True, True])):
-        call = Call.of(graph, node, wants, {0: graph.values[node.outputs[0]]})
+        call = VjpCall.of(graph, node, wants, {0: graph.values[node.outputs[0]]})
         (backward,) = VJPS.of(call).backward.nodes
         assert backward.attrs["output_mask"] == mask
         assert backward.absent == tuple(i for i, kept in enumerate(mask) if not kept)
@@ -569,17 +569,17 @@ def test_a_kind_of_call_is_recorded_once():
     graph, _ = one_call(row("mul.Tensor", X, Y))
     (node,) = graph.nodes
     gradient = graph.values[node.outputs[0]]
-    first = vjps.of(Call.of(graph, node, [0], {0: gradient}))
-    assert vjps.of(Call.of(graph, node, [0], {0: gradient})) is first
-    assert vjps.of(Call.of(graph, node, [1], {0: gradient})) is not first
+    first = vjps.of(VjpCall.of(graph, node, [0], {0: gradient}))
+    assert vjps.of(VjpCall.of(graph, node, [0], {0: gradient})) is first
+    assert vjps.of(VjpCall.of(graph, node, [1], {0: gradient})) is not first
     assert vjps.recorded == 2
 
 
-def call_of(op: str, *args: Any, **kwargs: Any) -> Call:
+def call_of(op: str, *args: Any, **kwargs: Any) -> VjpCall:
     """A call of an operator, whose first input wants a gradient."""
     graph, _ = one_call(Row(op, args, kwargs))
     (node,) = graph.nodes
-    return Call.of(graph, node, [0], {0: graph.values[node.outputs[0]]})
+    return VjpCall.of(graph, node, [0], {0: graph.values[node.outputs[0]]})
 
 
 def test_a_process_records_a_kind_of_call_once() -> None:
@@ -611,7 +611,7 @@ def test_users_own_operators_are_recorded_by_each() -> None:
     """They can be registered anew, with another backward."""
     graph = capture(Cubed(), (real(3),))
     (node,) = graph.nodes
-    call = Call.of(graph, node, [0], {0: graph.values[node.outputs[0]]})
+    call = VjpCall.of(graph, node, [0], {0: graph.values[node.outputs[0]]})
     assert Vjps().of(call) is not Vjps().of(call)
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from shardwright.cli import options
 from shardwright.cli.options import PlanOptions, parse_mesh
 from shardwright.cli.steps import Steps
-from shardwright.cli.userfiles import Example, TrainingProgram, UserFiles, plan_program
+from shardwright.cli.userfiles import Example, UserFiles, UserTraining, plan_program
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.pipeline.schema import DeviceKind
@@ -25,7 +25,7 @@ def model(width: int = 8) -> Example:
     return Example(torch.nn.Sequential(*layers), (torch.ones(4, width),), {})
 
 
-def program() -> TrainingProgram:
+def program() -> UserTraining:
     net = model().model
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
@@ -36,11 +36,11 @@ def program() -> TrainingProgram:
         optimizer.zero_grad()
         return loss
 
-    return TrainingProgram(step, [torch.ones(8, 8)])
+    return UserTraining(step, [torch.ones(8, 8)])
 
 
 def told(
-    made: Example | TrainingProgram, plan: Path | None = None, **given: object
+    made: Example | UserTraining, plan: Path | None = None, **given: object
 ) -> tuple[IRGraph, Plan]:
     steps = Steps(Console(quiet=True))
     return plan_program(made, UserFiles(), PlanOptions(**given), steps, plan)

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardwright.cli.userfiles import Example, TrainingProgram, UserFiles
+from shardwright.cli.userfiles import Example, UserFiles, UserTraining
 from shardwright.errors import CaptureError, PlanError
 
 SOURCE = """
@@ -161,8 +161,8 @@ def both():
 """
     )
     assert isinstance(UserFiles().either(f"{source}:make"), Example)
-    assert isinstance(UserFiles().either(f"{source}:train"), TrainingProgram)
-    assert isinstance(UserFiles().either(f"{source}:both"), TrainingProgram)
+    assert isinstance(UserFiles().either(f"{source}:train"), UserTraining)
+    assert isinstance(UserFiles().either(f"{source}:both"), UserTraining)
 
 
 def test_what_is_neither_a_model_nor_a_training_program_is_refused(source: Path) -> None:

@@ -7,7 +7,7 @@ from shardwright.clusters import CPU_CORE, DEVICES, DeviceModel
 from shardwright.costs import Analytic
 from shardwright.costs.operations import STATE_PASSES, UPDATE_PASSES
 from shardwright.ir import Builder
-from shardwright.sharding.strategy import Part
+from shardwright.sharding.strategy import LargestPart
 from tests.steps import language_step
 
 ROUND = DeviceModel("round", "cuda", 10**9, flops=1e9, bandwidth=1e6, overhead=1e-3)
@@ -183,7 +183,7 @@ def rows_of(graph, parts):
     """Of the product of `linear` one of so many equal parts of the rows."""
     x, *stored, out = (graph.values[v].shape for v in (*graph.nodes[-1].inputs, *graph.outputs))
     least = max(1, -(-x[0] // parts))
-    return Part(x[0] / least, ((least, *x[1:]), *stored, (least, *out[1:])))
+    return LargestPart(x[0] / least, ((least, *x[1:]), *stored, (least, *out[1:])))
 
 
 def test_each_of_two_slots_reads_all_of_a_weight_and_adds_to_all_of_its_gradient():
@@ -204,8 +204,8 @@ def test_a_reshape_that_copies_all_may_copy_nothing_of_a_part():
     graph = builder.finish(builder.call("aten.reshape.default", turned, [4, 16]))
     costs, node = Analytic(ROUND), graph.nodes[-1]
     assert costs.node(graph, node).forward > 0
-    assert costs.node(graph, node, Part(2, ((4, 1, 8), (4, 8)))).forward == 0
-    assert costs.node(graph, node, Part(2, ((2, 2, 8), (2, 16)))).forward > 0
+    assert costs.node(graph, node, LargestPart(2, ((4, 1, 8), (4, 8)))).forward == 0
+    assert costs.node(graph, node, LargestPart(2, ((2, 2, 8), (2, 16)))).forward > 0
 
 
 def test_the_gradients_of_a_norm_s_scale_and_shift_are_made_in_one_pass():

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from shardwright.clusters import GLOO, DeviceModel, Link, Links
 from shardwright.clusters.cluster_file import KINDS, ROOTED
-from shardwright.costs.fit import LinkTime, Measurement, fit, fit_links
+from shardwright.costs.fit import FitPoint, LinkTime, fit, fit_links
 from shardwright.costs.roofline import Work, seconds
 from shardwright.errors import ProfileError
 from shardwright.ir import Builder
@@ -20,7 +20,7 @@ RATES = ("flops", "bandwidth", "overhead", "half_flops")
 
 
 def measured(device, works=WORKS, spread=lambda i: 1.0):
-    return [Measurement(work, spread(i) * seconds(device, work)) for i, work in enumerate(works)]
+    return [FitPoint(work, spread(i) * seconds(device, work)) for i, work in enumerate(works)]
 
 
 @settings(max_examples=20, deadline=None)  # the first imports SciPy
@@ -46,14 +46,14 @@ def test_what_nothing_depends_on_stays():
     assert (found.flops, found.half_flops) == (GUESS.flops, GUESS.half_flops)
     assert found.bandwidth == pytest.approx(3e11, rel=1e-2)
     assert fit(GUESS, []) == GUESS
-    assert fit(GUESS, [Measurement(Work(), 1.0)]) == GUESS
+    assert fit(GUESS, [FitPoint(Work(), 1.0)]) == GUESS
 
 
 def test_the_work_of_a_node():
     builder = Builder("relu")
     builder.call("aten.relu.default", builder.input("x", (1000,), "f32"))
     graph = builder.graph
-    found = Measurement.of_forward(graph, graph.nodes[0], 1e-3)
+    found = FitPoint.of_forward(graph, graph.nodes[0], 1e-3)
     assert (found.work.nbytes, found.work.calls, found.seconds) == (8000, 1, 1e-3)
 
 
@@ -102,7 +102,7 @@ def test_what_takes_no_longer_for_more_bytes_has_a_bandwidth_still():
 @pytest.mark.parametrize("wrong", [0.0, -1.0, float("nan"), float("inf")])
 def test_times_that_cannot_be(wrong):
     with pytest.raises(ProfileError, match="expected a positive time; measure it again"):
-        fit(GUESS, [Measurement(WORKS[0], wrong)])
+        fit(GUESS, [FitPoint(WORKS[0], wrong)])
     with pytest.raises(ProfileError, match="send of 8 bytes took"):
         fit_links([LinkTime("send", 2, 8, wrong)])
 

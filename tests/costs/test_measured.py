@@ -14,7 +14,7 @@ from shardwright.costs.keys import call_key
 from shardwright.costs.measured import GRAPHS, Measured
 from shardwright.costs.timing import Measurement, Timing
 from shardwright.ir import IRGraph, IRNode
-from shardwright.sharding.strategy import WHOLE, Part
+from shardwright.sharding.strategy import WHOLE, LargestPart
 from tests.graphs import language_model
 
 LINEAR, NORM, ADD = "aten.linear.default", "aten.layer_norm.default", "aten.add.Tensor"
@@ -26,7 +26,7 @@ class ByOperator(Costs):
 
     known: Mapping[str, NodeCost] = field(default_factory=dict)
 
-    def node(self, graph: IRGraph, node: IRNode, part: Part = WHOLE) -> NodeCost:
+    def node(self, graph: IRGraph, node: IRNode, part: LargestPart = WHOLE) -> NodeCost:
         whole = self.known.get(node.op, NodeCost(1, 2, 3))
         return NodeCost(*(seconds * (0.5 + 0.5 / part.work) for seconds in whole))
 
@@ -88,10 +88,14 @@ def test_the_longest_run_counts_where_several_begin(graph: IRGraph) -> None:
 
 def test_a_part_is_the_share_that_the_fallback_says(graph: IRGraph) -> None:
     costs = Measured([measurement(graph, [first(graph, LINEAR)], 8, 16, 32)], ByOperator())
-    assert costs.node(graph, first(graph, LINEAR), Part(4)) == (8 * 0.625, 16 * 0.625, 32 * 0.625)
+    assert costs.node(graph, first(graph, LINEAR), LargestPart(4)) == (
+        8 * 0.625,
+        16 * 0.625,
+        32 * 0.625,
+    )
     nothing = ByOperator({LINEAR: NodeCost(0, 0, 0)})
     costs = Measured([measurement(graph, [first(graph, LINEAR)], 8, 16, 32)], nothing)
-    assert costs.node(graph, first(graph, LINEAR), Part(4)) == (2, 4, 8)
+    assert costs.node(graph, first(graph, LINEAR), LargestPart(4)) == (2, 4, 8)
 
 
 def test_other_gradients_wanted_leave_the_forward_as_it_was_measured(graph: IRGraph) -> None:
@@ -124,7 +128,9 @@ def test_more_parts_never_cost_more_and_all_parts_never_less(
     node = first(graph, LINEAR)
     fallback: Costs = Analytic(CPU_CORE) if analytic else ByOperator()
     costs = Measured([measurement(graph, [node], *seconds)], fallback)
-    whole, part, next_part = (costs.node(graph, node, Part(n)) for n in (1, parts, parts + 1))
+    whole, part, next_part = (
+        costs.node(graph, node, LargestPart(n)) for n in (1, parts, parts + 1)
+    )
     for a, b, c in zip(whole, part, next_part, strict=True):
         assert a >= b * (1 - 1e-9)
         assert b >= c * (1 - 1e-9)

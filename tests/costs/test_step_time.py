@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from shardwright.clusters import DeviceModel
 from shardwright.costs.placed import BACKWARD, FORWARD, WEIGHT
-from shardwright.costs.step_time import Message, Piece, lay_out, order_of
+from shardwright.costs.step_time import StageMessage, WorkPiece, lay_out, order_of
 from shardwright.schedules import KINDS, simulate
 
 GPU = DeviceModel("gpu", "cuda", 10**9, flops=1e12, bandwidth=1e11)
@@ -28,13 +28,13 @@ def programs(order, forward, backward, weight, *, apart=False):
         alone = apart or order.schedule.splits_backward
         works = {FORWARD: f, BACKWARD: b if alone else b + w, WEIGHT: w}
         for work, seconds in works.items():
-            found[stage, work] = found[stage, work, True] = [Piece(0.0, seconds, 0.0, 0.0)]
+            found[stage, work] = found[stage, work, True] = [WorkPiece(0.0, seconds, 0.0, 0.0)]
     return found
 
 
 def chain(stages, line, taking=0.0):
-    there = [Message(i, i + 1, line, 0.0, taking) for i in range(stages - 1)]
-    back = [Message(i + 1, i, line, 0.0, taking) for i in range(stages - 1)]
+    there = [StageMessage(i, i + 1, line, 0.0, taking) for i in range(stages - 1)]
+    back = [StageMessage(i + 1, i, line, 0.0, taking) for i in range(stages - 1)]
     return {FORWARD: there, BACKWARD: back}
 
 
@@ -71,21 +71,21 @@ def only_forward(*seconds):
     found = {}
     for stage, one in enumerate(seconds):
         for key in ((stage, FORWARD), (stage, FORWARD, True)):
-            found[key] = [Piece(0.0, one, 0.0, 0.0)]
+            found[key] = [WorkPiece(0.0, one, 0.0, 0.0)]
     return found
 
 
 def test_a_line_sends_one_message_after_another():
     """Three microbatches made in a second each, ten seconds a message."""
     order = order_of("gpipe", 2, 3)
-    got = laid(order, {FORWARD: [Message(0, 1, 10.0)]}, only_forward(1.0, 1.0))
+    got = laid(order, {FORWARD: [StageMessage(0, 1, 10.0)]}, only_forward(1.0, 1.0))
     assert got.done[1] == 1 + 3 * 10 + 1
 
 
 def test_a_rank_makes_ready_for_a_message_while_it_is_under_way():
     order = order_of("gpipe", 2, 1)
     for line, done in ((10.0, 1 + 10 + 1), (0.0, 4 + 1)):
-        got = laid(order, {FORWARD: [Message(0, 1, line, 0.0, 4.0)]}, only_forward(1.0, 1.0))
+        got = laid(order, {FORWARD: [StageMessage(0, 1, line, 0.0, 4.0)]}, only_forward(1.0, 1.0))
         assert (got.done[1], got.busy[1]) == (done, 5.0)
 
 
@@ -97,7 +97,7 @@ def test_stages_that_read_nothing_of_each_other_do_not_wait():
 def test_another_microbatch_is_done_while_a_collective_is_under_way():
     """Two forwards of a second, a collective of a second, a second, on one rank."""
     order = order_of("gpipe", 1, 2)
-    forward = [Piece(0.0, 1.0, 0.0, 8.0), Piece(1.0, 1.0, 0.0, 8.0)]
+    forward = [WorkPiece(0.0, 1.0, 0.0, 8.0), WorkPiece(1.0, 1.0, 0.0, 8.0)]
     found = {(0, FORWARD): forward, (0, FORWARD, True): forward}
     got = laid(order, {}, found)
     assert (got.done, got.busy) == ([4.0], [4.0])
@@ -108,7 +108,10 @@ def test_another_microbatch_is_done_while_a_collective_is_under_way():
 def test_gradients_are_put_together_while_others_are_made():
     """Two pieces of two seconds, whose gradients take three seconds each to put together."""
     order = order_of("gpipe", 1, 1)
-    backward = [Piece(0.0, 2.0, 0.0, 0.0, ((3.0, 5.0),)), Piece(0.0, 2.0, 0.0, 0.0, ((3.0, 7.0),))]
+    backward = [
+        WorkPiece(0.0, 2.0, 0.0, 0.0, ((3.0, 5.0),)),
+        WorkPiece(0.0, 2.0, 0.0, 0.0, ((3.0, 7.0),)),
+    ]
     got = laid(order, {}, {(0, BACKWARD, True): backward})
     assert got.done[0] == pytest.approx(2 + 3 + 3, abs=1e-4)
     assert got.most == [12.0]

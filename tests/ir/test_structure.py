@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from shardwright.errors import InputError
 from shardwright.ir.structure import (
     Arguments,
+    AttributeDict,
     Leaf,
     Parameter,
-    Record,
     Tree,
     describe_arguments,
     describe_result,
@@ -218,7 +218,7 @@ def test_fields_outside_the_constructor_come_back():
 def test_other_classes_come_back_as_records(cls: str):
     tree = msgspec.structs.replace(describe_result(Box(T))[0], cls=cls, fields=("x", "b", "c"))
     again = rebuild(tree, [T])
-    assert type(again) is Record
+    assert type(again) is AttributeDict
     assert again == {"x": T, "b": 1, "c": None}
     assert again.x is T
     with pytest.raises(AttributeError, match="missing"):
@@ -227,7 +227,7 @@ def test_other_classes_come_back_as_records(cls: str):
 
 def test_a_record_fits_where_its_object_was():
     structure, _ = describe_arguments(lambda box: None, (Box(T, 2),), {})
-    for given_ in (Record(x=T, y=2, area=None), {"x": T, "y": 2, "area": None}):
+    for given_ in (AttributeDict(x=T, y=2, area=None), {"x": T, "y": 2, "area": None}):
         assert flatten_call(structure, (given_,), {})[0] is T
 
 

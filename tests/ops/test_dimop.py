@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.errors import AnnotationError
-from shardwright.ops import Cut, Dimop, Part, Slice, even_cuts
+from shardwright.ops import Cut, Dimop, OperatorPart, Slice, even_cuts
 
 PRODUCT = Dimop.parse("m k+, k+ n -> m n")
 
@@ -84,7 +84,7 @@ def test_ways_to_split():
 def test_a_sum_is_partial():
     parts = PRODUCT.partition([(4, 6), (6, 8)], idx=0, dim=1, num=4)
     assert [part.inputs[0].ranges[1] for part in parts] == [(0, 2), (2, 4), (4, 5), (5, 6)]
-    assert parts[3] == Part(
+    assert parts[3] == OperatorPart(
         inputs=(Slice(((0, 4), (5, 6))), Slice(((5, 6), (0, 8)))),
         outputs=(Slice(((0, 4), (0, 8)), (3, 4)),),
     )

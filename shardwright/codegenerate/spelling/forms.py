@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from shardwright.codegenerate.spelling.literals import listed, literal
 from shardwright.ir import SLOT, IRGraph, IRNode, IRValue, resolve
-from shardwright.ir.operators import Parameter, named_arguments, signature
+from shardwright.ir.operators import SchemaArgument, named_arguments, signature
 
 
 class Mode(NamedTuple):
@@ -130,7 +130,7 @@ class Style:
     brackets: bool = False
     by_schema: bool = False
 
-    def parameters(self, op: str) -> Iterator[Parameter]:
+    def parameters(self, op: str) -> Iterator[SchemaArgument]:
         """The schema's parameters in Python's order, without those that Python does not take."""
         known = {parameter.name: parameter for parameter in parameters(op)}
         for name in self.order or known:
@@ -138,7 +138,7 @@ class Style:
                 yield known[name]
 
 
-def parameters(op: str) -> tuple[Parameter, ...]:
+def parameters(op: str) -> tuple[SchemaArgument, ...]:
     """The parameters of an overload's schema, in order."""
     return signature(resolve(op)).parameters
 
@@ -168,7 +168,7 @@ def arguments(call: SpelledCall, style: Style) -> list[str] | None:
     return parts
 
 
-def _is_left_out(call: SpelledCall, parameter: Parameter, value: Any, style: Style) -> bool:
+def _is_left_out(call: SpelledCall, parameter: SchemaArgument, value: Any, style: Style) -> bool:
     """Whether Python passes the value where nothing is written."""
     name = parameter.name
     if name in style.flags and call.mode.in_module and value == call.mode.training:
@@ -186,14 +186,14 @@ def _is_same(value: Any, default: Any) -> bool:
     return isinstance(value, bool) == isinstance(default, bool) and bool(value == default)
 
 
-def _stands_by_place(parameter: Parameter, value: Any, style: Style, place: int) -> bool:
+def _stands_by_place(parameter: SchemaArgument, value: Any, style: Style, place: int) -> bool:
     if style.front is not None:
         return place < style.front
     optional = parameter.name in style.defaults or not parameter.required
     return not optional or isinstance(value, Operand)
 
 
-def _argument(call: SpelledCall, parameter: Parameter, value: Any, style: Style) -> str | None:
+def _argument(call: SpelledCall, parameter: SchemaArgument, value: Any, style: Style) -> str | None:
     """One argument's text; None where Python has no word for it."""
     name = parameter.name
     if name in style.flags:
@@ -211,7 +211,7 @@ def _argument(call: SpelledCall, parameter: Parameter, value: Any, style: Style)
     return text_of(value)
 
 
-def _list(parameter: Parameter, value: list[Any], style: Style) -> str:
+def _list(parameter: SchemaArgument, value: list[Any], style: Style) -> str:
     """A list; one number where Python spreads that to the list."""
     tensors = any(isinstance(item, Operand) for item in value)
     even = bool(value) and all(_is_same(item, value[0]) for item in value)

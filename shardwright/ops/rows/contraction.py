@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from shardwright.ops.call import (
-    Call,
+    CatalogCall,
     Dims,
     Emitter,
     Inputs,
@@ -32,7 +32,7 @@ from shardwright.ops.call import (
 
 
 def contraction(
-    call: Call,
+    call: CatalogCall,
     inputs: Sequence[Dims],
     output: Dims,
     *,
@@ -66,20 +66,20 @@ def contraction(
     )
 
 
-def linear(call: Call) -> Rule:
+def linear(call: CatalogCall) -> Rule:
     """Rows times the transposed weight, plus a bias."""
     lead = letters(len(call.inputs[0]) - 1, without="kn")
     columns = ["n"] if len(call.inputs[1]) == 2 else []
     return biased(call, [[*lead, "k"], [*columns, "k"]], lead + columns, columns)
 
 
-def bilinear(call: Call) -> Rule:
+def bilinear(call: CatalogCall) -> Rule:
     """Rows of two inputs through one matrix for each column of the output, plus a bias."""
     lead = letters(len(call.inputs[0]) - 1, without="ijn")
     return biased(call, [[*lead, "i"], [*lead, "j"], ["n", "i", "j"]], [*lead, "n"], ["n"])
 
 
-def biased(call: Call, inputs: list[Dims], output: Dims, columns: Dims) -> Rule:
+def biased(call: CatalogCall, inputs: list[Dims], output: Dims, columns: Dims) -> Rule:
     """A contraction plus a bias, where the call has one."""
     if not call.has("bias"):
         return contraction(call, inputs, output)
@@ -87,7 +87,7 @@ def biased(call: Call, inputs: list[Dims], output: Dims, columns: Dims) -> Rule:
     return contraction(call, [*inputs, columns], output, terms=[bias], optional={bias: "bias"})
 
 
-def matmul(call: Call) -> Rule:
+def matmul(call: CatalogCall) -> Rule:
     """As torch.matmul: vectors, matrices, and stacks of matrices that are broadcast."""
     left, right = call.inputs
     stack = letters(max(len(left), len(right), 2) - 2, without="mkn")
@@ -105,7 +105,7 @@ def product(equation: str, *, terms: Sequence[int] = ()) -> SplitRule:
     left, output = equation.split(" -> ")
     sides = [side.split() for side in left.split(", ")]
 
-    def rule(call: Call) -> Rule:
+    def rule(call: CatalogCall) -> Rule:
         pairs = zip(sides, call.inputs, strict=True)
         inputs = [names[len(names) - len(shape) :] for names, shape in pairs]
         return contraction(call, inputs, output.split(), terms=terms)
@@ -113,13 +113,13 @@ def product(equation: str, *, terms: Sequence[int] = ()) -> SplitRule:
     return rule
 
 
-def einsum(call: Call) -> Rule:
+def einsum(call: CatalogCall) -> Rule:
     """The equation, with or without spaces; an ellipsis is written out."""
     *inputs, output = einsum_names(call)
     return contraction(call, inputs, output)
 
 
-def einsum_names(call: Call) -> list[Dims]:
+def einsum_names(call: CatalogCall) -> list[Dims]:
     """The names of each input's dimensions, then of the output's."""
     equation = str(call.attrs["equation"]).replace(" ", "")
     left, arrow, right = equation.partition("->")
@@ -141,7 +141,7 @@ def einsum_names(call: Call) -> list[Dims]:
     return [*inputs, names(right, len(dots))]
 
 
-def attention(call: Call) -> Rule | None:
+def attention(call: CatalogCall) -> Rule | None:
     """Stacks of queries over keys and values: everything splits but keys and what is compared.
 
     With grouped queries the heads are ``(h g)``: g query heads to each key head.
@@ -192,7 +192,7 @@ def causal_part(e: Emitter, local: Local, inputs: Inputs) -> Any:
     return e.emit(local.call.op, [*inputs, mask], attrs)
 
 
-def grouped_matmul(call: Call) -> Rule:
+def grouped_matmul(call: CatalogCall) -> Rule:
     """Rows in groups, each times the matrix of its group; offsets say where groups end."""
     return Rule("m^ k+, e^ k+ n, e^ -> m^ n", linear=((0,), (1,)))
 
@@ -200,12 +200,12 @@ def grouped_matmul(call: Call) -> Rule:
 # --- arithmetic ---------------------------------------------------------------------------------
 
 
-def summed_last(idx: int) -> Callable[[Call], int]:
+def summed_last(idx: int) -> Callable[[CatalogCall], int]:
     """Operations of a product that sums over the last dimension of input ``idx``."""
     return lambda call: 2 * math.prod(call.outputs[0]) * call.inputs[idx][-1]
 
 
-def einsum_flops(call: Call) -> int:
+def einsum_flops(call: CatalogCall) -> int:
     """Two operations a point of the space that all indices span."""
     sizes: dict[str, int] = {}
     for names, shape in zip(einsum_names(call), call.inputs, strict=False):
@@ -214,12 +214,12 @@ def einsum_flops(call: Call) -> int:
     return 2 * math.prod(sizes.values())
 
 
-def attention_flops(call: Call) -> int:
+def attention_flops(call: CatalogCall) -> int:
     """Queries times keys, and what comes of it times values."""
     return _attention_flops(*call.inputs[:3])
 
 
-def attention_backward_flops(call: Call) -> int:
+def attention_backward_flops(call: CatalogCall) -> int:
     """As much as the forward for each of three gradients; the output's is the first input."""
     return 3 * _attention_flops(*call.inputs[1:4])
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from shardwright.ir import DROPOUT
 from shardwright.ops.call import (
-    Call,
+    CatalogCall,
     Local,
     OperatorRow,
     Rule,
@@ -29,7 +29,7 @@ from shardwright.ops.call import (
 def broadcast(*linear: tuple[int, ...]) -> SplitRule:
     """Inputs are broadcast to the outputs, each dimension on its own."""
 
-    def rule(call: Call) -> Rule:
+    def rule(call: CatalogCall) -> Rule:
         full = call.outputs[0]
         names = named(full)
         inputs = [aligned(shape, names, full) for shape in call.inputs]
@@ -39,13 +39,13 @@ def broadcast(*linear: tuple[int, ...]) -> SplitRule:
     return rule
 
 
-def dropout(call: Call) -> Rule | None:
+def dropout(call: CatalogCall) -> Rule | None:
     """The identity where it is off; where it is on, parts would draw other numbers."""
     random = call.attrs["train"] and call.attrs["p"] > 0
     return None if random else broadcast((0,))(call)
 
 
-def philox_dropout(call: Call) -> Rule:
+def philox_dropout(call: CatalogCall) -> Rule:
     """A part says where in the whole it begins, and so drops what the whole does."""
     names = named(call.outputs[0])
 
@@ -56,13 +56,13 @@ def philox_dropout(call: Call) -> Rule:
     return Rule(text([names, ["1"]], [names]), attrs=attrs, linear=((0,),))
 
 
-def dtype_of_second(call: Call) -> Rule:
+def dtype_of_second(call: CatalogCall) -> Rule:
     """The first input, cast: of the second only the dtype is read."""
     names = named(call.outputs[0])
     return Rule(text([names, "?"], [names]))
 
 
-def prelu(call: Call) -> Rule:
+def prelu(call: CatalogCall) -> Rule:
     """A slope for all, or one a channel, which is dimension 1."""
     shape, slopes = call.inputs
     names = named(shape)
@@ -70,7 +70,7 @@ def prelu(call: Call) -> Rule:
     return Rule(text([names, [channels] if slopes else []], [names]))
 
 
-def glu(call: Call) -> Rule:
+def glu(call: CatalogCall) -> Rule:
     """Halves of one dimension are multiplied."""
     return along(call, {call.dim()})
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwright.ops.call import (
-    Call,
+    CatalogCall,
     Emitter,
     Inputs,
     Local,
@@ -25,7 +25,7 @@ from shardwright.ops.call import (
 )
 
 
-def sized(call: Call) -> Rule:
+def sized(call: CatalogCall) -> Rule:
     """The same value everywhere: a part has its own sizes."""
     full = call.outputs[0]
     names = named(full)
@@ -36,7 +36,7 @@ def sized(call: Call) -> Rule:
     )
 
 
-def arange(call: Call) -> Rule:
+def arange(call: CatalogCall) -> Rule:
     """Evenly spaced numbers."""
     (length,) = call.outputs[0]
     if length < 2:

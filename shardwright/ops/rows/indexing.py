@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from shardwright.ops.call import (
-    Call,
+    CatalogCall,
     Dims,
     Emit,
     Emitter,
@@ -40,8 +40,8 @@ from shardwright.ops.call import (
 
 
 def lookup(
-    after: Callable[[Call], int],
-    positive: Callable[[Emitter, Call, Any], Any] = lambda e, call, index: index,
+    after: Callable[[CatalogCall], int],
+    positive: Callable[[Emitter, CatalogCall, Any], Any] = lambda e, call, index: index,
     attrs: Callable[[Local], Mapping[str, Any]] = lambda local: local.call.attrs,
 ) -> Emit:
     """The part of a lookup in a range of ``v``: what another part has is zero, without gradient.
@@ -73,7 +73,7 @@ def summed(size: int) -> str:
     return "v+" if size > 1 else "1"
 
 
-def embedding(call: Call) -> Rule:
+def embedding(call: CatalogCall) -> Rule:
     """Rows of a table: the table's rows, its columns and the indices split."""
     vocabulary, index = call.inputs
     names = named(index, without="vd")
@@ -91,7 +91,7 @@ def _own_padding(local: Local) -> dict[str, Any]:
     return {**local.call.attrs, "padding_idx": padding if inside else -1}
 
 
-def gather(call: Call) -> Rule:
+def gather(call: CatalogCall) -> Rule:
     """Along other dimensions the index may be shorter: then only its size is common."""
     source, index = call.inputs
     names = named(index, without="v")
@@ -107,7 +107,7 @@ def gather(call: Call) -> Rule:
     return Rule(text([sources, names], [names]), emit=lookup(lambda call: 0), linear=((0,),))
 
 
-def index_select(call: Call) -> Rule:
+def index_select(call: CatalogCall) -> Rule:
     """Slices of one dimension by a list of indices."""
     source, index = call.inputs
     if not source:
@@ -149,7 +149,7 @@ class Indexed:
         return [*kept[: self.first], *places, *kept[self.first :]]
 
 
-def index(call: Call) -> Rule | None:
+def index(call: CatalogCall) -> Rule | None:
     """Indices are broadcast; together they take the place of the dimensions they index."""
     if {"bool", "u8"} & set(call.dtypes[1:]):
         return None  # a mask: how much it finds is not known
@@ -163,7 +163,7 @@ def index(call: Call) -> Rule | None:
     if alone:
         sources[first] = "v+"
 
-    def positive(e: Emitter, call: Call, index: Any) -> Any:
+    def positive(e: Emitter, call: CatalogCall, index: Any) -> Any:
         return e.call("aten.remainder.Scalar", index, source[first])  # -1 is the last
 
     return Rule(
@@ -179,19 +179,19 @@ def index(call: Call) -> Rule | None:
 # --- placing --------------------------------------------------------------------------------------
 
 
-def scatter(call: Call) -> Rule:
+def scatter(call: CatalogCall) -> Rule:
     """Dimensions split that all inputs have in full, but the one that is indexed."""
     target = call.inputs[0]
     uneven = {i for i, sizes in enumerate(zip(*call.inputs, strict=False)) if len({*sizes}) > 1}
     return along(call, {call.dim(), *uneven} if target else ())
 
 
-def place_slices(call: Call) -> Rule:
+def place_slices(call: CatalogCall) -> Rule:
     """Slices of one dimension replaced or added to: the other dimensions split."""
     return along(call, {call.dim()}, indices={1})
 
 
-def index_put(call: Call) -> Rule | None:
+def index_put(call: CatalogCall) -> Rule | None:
     """Elements replaced or added to: dimensions that are not indexed split."""
     if {"bool", "u8"} & set(call.dtypes[2:]):
         return None  # a mask: how much it finds is not known
@@ -207,7 +207,7 @@ def index_put(call: Call) -> Rule | None:
 # --- other uses of indices ------------------------------------------------------------------------
 
 
-def one_hot(call: Call) -> Rule | None:
+def one_hot(call: CatalogCall) -> Rule | None:
     """Classes split too: a part has its own range of them."""
     if call.attrs["num_classes"] < 0:
         return None  # as many as the largest index says
@@ -230,13 +230,13 @@ def one_hot_part(e: Emitter, local: Local, inputs: Inputs) -> Any:
     return e.call("aten.to.dtype", equal, torch.int64)
 
 
-def against_all(call: Call) -> Rule:
+def against_all(call: CatalogCall) -> Rule:
     """Each element of the first input on its own, against all of the second."""
     names = named(call.inputs[0])
     return Rule(text([names, *map(numbers, call.inputs[1:])], [names]))
 
 
-def searchsorted(call: Call) -> Rule:
+def searchsorted(call: CatalogCall) -> Rule:
     """Each value against one sorted list, or against the list of its own row."""
     borders, values, *sorter = call.inputs
     names = named(values)

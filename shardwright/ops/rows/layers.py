@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 
 from shardwright.ops.call import (
-    Call,
+    CatalogCall,
     Dims,
     OperatorRow,
     Rule,
@@ -27,7 +27,7 @@ from shardwright.ops.call import (
 # --- normalization ------------------------------------------------------------------------------
 
 
-def layer_norm(call: Call) -> Rule:
+def layer_norm(call: CatalogCall) -> Rule:
     """The last dimensions, as many as the normalized shape has, stay whole."""
     shape, last = call.inputs[0], len(call.attrs["normalized_shape"])
     dims = set(range(len(shape) - last, len(shape)))
@@ -37,7 +37,7 @@ def layer_norm(call: Call) -> Rule:
     return Rule(text(inputs, [names, *[statistics] * (len(call.outputs) - 1)]))
 
 
-def group_norm(call: Call) -> Rule:
+def group_norm(call: CatalogCall) -> Rule:
     """Rows and groups split: a part has its share of the groups."""
     shape, groups = call.inputs[0], int(call.attrs["num_groups"])
     channels = bracket("g", groups, f"{shape[1] // groups}")
@@ -57,13 +57,13 @@ def bracket(groups: str, number: int, rest: str) -> str:
     return groups if rest == "1" else f"({groups} {rest})"
 
 
-def batch_norm(call: Call) -> Rule:
+def batch_norm(call: CatalogCall) -> Rule:
     """With running statistics everything splits; with those of the batch only the channels."""
     batch = call.attrs.get("training", call.attrs.get("train", True))
     return channel_norm(call, set() if not batch else {0, *range(2, len(call.inputs[0]))})
 
 
-def instance_norm(call: Call) -> Rule:
+def instance_norm(call: CatalogCall) -> Rule:
     """Rows and channels split where their own statistics are used; else as batch_norm."""
     if not call.attrs["use_input_stats"]:
         return channel_norm(call, set())
@@ -72,7 +72,7 @@ def instance_norm(call: Call) -> Rule:
     return channel_norm(call, dims | ({0} if statistics else set()))
 
 
-def channel_norm(call: Call, mixed: set[int]) -> Rule:
+def channel_norm(call: CatalogCall, mixed: set[int]) -> Rule:
     """Vectors of a value a channel go with the first input; ``mixed`` dimensions stay whole."""
     shape = call.inputs[0]
     names = whole(named(shape), mixed)
@@ -87,7 +87,7 @@ def channel_norm(call: Call, mixed: set[int]) -> Rule:
 # --- convolution and pooling --------------------------------------------------------------------
 
 
-def convolution(call: Call) -> Rule:
+def convolution(call: CatalogCall) -> Rule:
     """Rows and channels split: the inputs' by terms of a sum, or channels by their groups.
 
     Places split where windows touch without overlap, as for patches.
@@ -126,7 +126,7 @@ def channel(name: str, size: int) -> str:
     return name if size > 1 else "1"
 
 
-def patch_dims(call: Call, spatial: int) -> list[tuple[str, int]]:
+def patch_dims(call: CatalogCall, spatial: int) -> list[tuple[str, int]]:
     """Names of the places and the sizes of their patches; empty where windows overlap or miss."""
     taps = call.inputs[1][2:]
     places = call.inputs[0][-spatial:]
@@ -146,17 +146,17 @@ CONVOLUTION = 0.75
 """The efficiency of convolutions; from times of a CPU core."""
 
 
-def convolution_flops(call: Call) -> int:
+def convolution_flops(call: CatalogCall) -> int:
     """Each element of the output is a sum over a window."""
     return 2 * math.prod(call.outputs[0]) * math.prod(call.inputs[1][1:])
 
 
-def transposed_flops(call: Call) -> int:
+def transposed_flops(call: CatalogCall) -> int:
     """Each element of the input is added to a window."""
     return 2 * math.prod(call.inputs[0]) * math.prod(call.inputs[1][1:])
 
 
-def convolution_backward_flops(call: Call) -> int:
+def convolution_backward_flops(call: CatalogCall) -> int:
     """A convolution as large as the forward for each gradient but that of the bias."""
     gradients = sum(len(shape) > 1 for shape in call.outputs)
     return gradients * 2 * math.prod(call.inputs[0]) * math.prod(call.inputs[2][1:])
@@ -165,14 +165,14 @@ def convolution_backward_flops(call: Call) -> int:
 def over_places(spatial: int) -> SplitRule:
     """A rule for pooling and resizing: all but the last ``spatial`` dimensions split."""
 
-    def rule(call: Call) -> Rule:
+    def rule(call: CatalogCall) -> Rule:
         rank = len(call.inputs[0])
         return along(call, range(rank - spatial, rank))
 
     return rule
 
 
-def grid_sampler(call: Call) -> Rule:
+def grid_sampler(call: CatalogCall) -> Rule:
     """Points of an image: rows, channels and points split."""
     image, grid = call.inputs
     spatial = len(image) - 2
@@ -191,7 +191,7 @@ def grid_sampler(call: Call) -> Rule:
 def recurrent(states: int) -> SplitRule:
     """A rule for lstm, gru and rnn over sequences: sequences of the batch split."""
 
-    def rule(call: Call) -> Rule | None:
+    def rule(call: CatalogCall) -> Rule | None:
         attrs = call.attrs
         if len(call.inputs[0]) != 3 or (attrs["train"] and attrs["dropout"] > 0):
             return None  # one sequence, or random numbers

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardwright.ops.call import Call, OperatorRow, Rule, aligned, named, table, text
+from shardwright.ops.call import CatalogCall, OperatorRow, Rule, aligned, named, table, text
 from shardwright.ops.rows.reductions import share_of_mean
 
 NONE, MEAN, SUM = 0, 1, 2
 """torch's numbers for how a loss is reduced."""
 
 
-def elementwise(call: Call) -> Rule:
+def elementwise(call: CatalogCall) -> Rule:
     """Inputs are broadcast; each element has a loss of its own."""
     rank = max(map(len, call.inputs))
     padded = [(1,) * (rank - len(shape)) + shape for shape in call.inputs]
@@ -30,7 +30,7 @@ def elementwise(call: Call) -> Rule:
     return Rule(text(inputs, [[] if reduced else names]), emit=mean)
 
 
-def labelled(call: Call) -> Rule:
+def labelled(call: CatalogCall) -> Rule:
     """Scores of classes against labels: rows split, unless their mean is asked for."""
     scores, target = call.inputs[:2]
     reduction, classes = call.attrs["reduction"], 1 if len(scores) > 1 else 0

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwright.ops.call import (
-    Call,
+    CatalogCall,
     Emit,
     Emitter,
     Inputs,
@@ -30,7 +30,7 @@ from shardwright.ops.call import (
 )
 
 
-def mixing(call: Call) -> Rule:
+def mixing(call: CatalogCall) -> Rule:
     """One input and any number of outputs; ``dim`` stays whole."""
     return along(call, call.dims())
 
@@ -38,7 +38,7 @@ def mixing(call: Call) -> Rule:
 def reduction(how: str, emit: Emit | None = None, *, linear: bool = False) -> SplitRule:
     """A rule for a reduction whose partial results are put together by sum, max or min."""
 
-    def rule(call: Call) -> Rule:
+    def rule(call: CatalogCall) -> Rule:
         dims, shape = call.dims(), call.inputs[0]
         names = [
             f"{name}+" if i in dims and name != "1" else name for i, name in enumerate(named(shape))
@@ -58,7 +58,7 @@ def share_of_mean(e: Emitter, local: Local, inputs: Inputs) -> Any:
     return mean if local.share == 1 else e.call("aten.mul.Tensor", mean, local.share)
 
 
-def histogram(call: Call) -> Rule:
+def histogram(call: CatalogCall) -> Rule:
     """Counts add up where the bins do not depend on the values."""
     names = named(call.inputs[0])
     bins = [str(call.outputs[0][0])]
@@ -67,13 +67,13 @@ def histogram(call: Call) -> Rule:
     return Rule(text([[name if name == "1" else f"{name}+" for name in names]], [bins]))
 
 
-def cosine_similarity(call: Call) -> Rule:
+def cosine_similarity(call: CatalogCall) -> Rule:
     """Two inputs of one rank, broadcast; ``dim`` stays whole and is gone."""
     sizes = tuple(map(max, zip(*call.inputs, strict=True)))
     return along(call, {int(call.attrs["dim"]) % len(sizes)}, shape=sizes)
 
 
-def difference(call: Call) -> Rule:
+def difference(call: CatalogCall) -> Rule:
     """Neighbours' differences; what is put before or after goes along the same dimension."""
     return along(call, {call.dim()}, linear=(tuple(range(len(call.inputs))),))
 

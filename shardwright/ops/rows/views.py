@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from shardwright.ops.call import (
-    Call,
+    CatalogCall,
     Dims,
     Direct,
     Emit,
@@ -101,7 +101,7 @@ def reshape(
 ) -> SplitRule:
     """A rule for reshaping: the dimensions' common factors, where a part has its own sizes."""
 
-    def rule(call: Call) -> Rule:
+    def rule(call: CatalogCall) -> Rule:
         before, after = call.inputs[0], call.outputs[0]
         if 0 in before:
             return Rule(text([numbers(before)], [numbers(after)]))
@@ -130,7 +130,7 @@ RESHAPED = {
 """A part may be a slice, of which there is no view, or have a size of 1 that is to stay."""
 
 
-def permute(call: Call) -> Rule:
+def permute(call: CatalogCall) -> Rule:
     """Each dimension keeps its name where it goes, as the operator says itself."""
     shape = call.inputs[0]
     order = torch.empty(tuple(range(len(shape))), device="meta")
@@ -142,7 +142,7 @@ def permute(call: Call) -> Rule:
 # --- expand and repeat --------------------------------------------------------------------------
 
 
-def expand(call: Call) -> Rule:
+def expand(call: CatalogCall) -> Rule:
     """New sizes are identifiers that only the output has."""
     shape, full = call.inputs[0], call.outputs[0]
     names = named(full)
@@ -158,7 +158,7 @@ def expand(call: Call) -> Rule:
 def repeat(name: str) -> SplitRule:
     """A rule for repeating the whole: ``a -> (r a)``, where the copies split."""
 
-    def rule(call: Call) -> Rule:
+    def rule(call: CatalogCall) -> Rule:
         shape, full = call.inputs[0], call.outputs[0]
         repeats = list(call.attrs[name])
         missing = len(full) - len(repeats)
@@ -181,7 +181,7 @@ def repeat(name: str) -> SplitRule:
     return rule
 
 
-def repeat_interleave(call: Call) -> Rule:
+def repeat_interleave(call: CatalogCall) -> Rule:
     """Each element several times in a row: ``a -> (a r)``, where what is repeated splits."""
     shape, dim = call.inputs[0], call.attrs["dim"]
     names = named(shape, without="r")
@@ -202,7 +202,7 @@ def repeat_interleave(call: Call) -> Rule:
 # --- cut and join -------------------------------------------------------------------------------
 
 
-def pieces(call: Call, *, by_length: bool = False) -> Rule:
+def pieces(call: CatalogCall, *, by_length: bool = False) -> Rule:
     """Slices of one dimension, in one or several outputs: that one stays whole.
 
     Where all of it is taken it may be split, unless the call names its length.
@@ -211,40 +211,40 @@ def pieces(call: Call, *, by_length: bool = False) -> Rule:
     return along(call, kept, linear=FIRST)
 
 
-def pieces_of_length(call: Call) -> Rule:
+def pieces_of_length(call: CatalogCall) -> Rule:
     """The same by operators that are told how long their results are."""
     return pieces(call, by_length=True)
 
 
-def concatenation(call: Call) -> Rule:
+def concatenation(call: CatalogCall) -> Rule:
     """Several inputs joined along one dimension, which stays whole."""
     shape = max(call.inputs, key=len)
     kept = set() if _is_unchanged(call) else {int(call.attrs["dim"]) % len(shape)}
     return along(call, kept, shape=shape, linear=(tuple(range(len(call.inputs))),))
 
 
-def _is_unchanged(call: Call) -> bool:
+def _is_unchanged(call: CatalogCall) -> bool:
     return all(item == call.inputs[0] for item in call.tensors())
 
 
-def one_less(call: Call) -> Rule:
+def one_less(call: CatalogCall) -> Rule:
     """Slices that lose their dimension: select, unbind."""
     return along(call, {call.dim()}, linear=FIRST)
 
 
-def stack(call: Call) -> Rule:
+def stack(call: CatalogCall) -> Rule:
     """Inputs joined along a new dimension, which stays whole."""
     shape = call.outputs[0]
     dim = int(call.attrs["dim"]) % len(shape)
     return along(call, {dim}, shape=shape, linear=(tuple(range(len(call.inputs))),))
 
 
-def turned(call: Call) -> Rule:
+def turned(call: CatalogCall) -> Rule:
     """Elements in another order along certain dimensions: flip, roll."""
     return along(call, call.dims("dims"), linear=FIRST)
 
 
-def pad(call: Call) -> Rule:
+def pad(call: CatalogCall) -> Rule:
     """Padded dimensions stay whole."""
     last = len(call.inputs[0]) - 1
     dims = {last - i // 2 for i, amount in enumerate(call.attrs["pad"]) if amount != 0}
@@ -252,7 +252,7 @@ def pad(call: Call) -> Rule:
     return along(call, dims, linear=FIRST if zero else ())
 
 
-def triangle(call: Call) -> Rule:
+def triangle(call: CatalogCall) -> Rule:
     """A triangle of the last two dimensions; a part's diagonal is moved by where it starts."""
     names = [*letters(len(call.inputs[0]) - 2, without="mn"), "m", "n"]
 
@@ -262,7 +262,7 @@ def triangle(call: Call) -> Rule:
     return Rule(text([names], [names]), attrs=attrs, linear=FIRST)
 
 
-def diagonal(call: Call) -> Rule:
+def diagonal(call: CatalogCall) -> Rule:
     """The diagonal of two dimensions, which stay whole, at the end."""
     shape = call.inputs[0]
     dims = {call.dim("dim1"), call.dim("dim2")}
@@ -271,7 +271,7 @@ def diagonal(call: Call) -> Rule:
     return Rule(text([names], [[*kept, str(call.outputs[0][-1])]]), linear=FIRST)
 
 
-def windows(call: Call) -> Rule:
+def windows(call: CatalogCall) -> Rule:
     """Windows along one dimension, which stays whole; their elements are a new last one."""
     shape, full = call.inputs[0], call.outputs[0]
     dim = call.dim("dimension")
@@ -280,7 +280,7 @@ def windows(call: Call) -> Rule:
     return Rule(text([fixed(names, shape, {dim})], [[*output, str(full[-1])]]), linear=FIRST)
 
 
-def meshgrid(call: Call) -> Rule:
+def meshgrid(call: CatalogCall) -> Rule:
     """Each input along a dimension of its own, in every output."""
     sizes = [shape[0] if shape else 1 for shape in call.inputs]
     names = ["1" if size == 1 else name for size, name in zip(sizes, letters(9), strict=False)]
@@ -291,7 +291,7 @@ def meshgrid(call: Call) -> Rule:
     return Rule(text(inputs, [output] * len(names)))
 
 
-def pixel_shuffle(call: Call) -> Rule:
+def pixel_shuffle(call: CatalogCall) -> Rule:
     """Channels become places: ``(c r s) h w -> c (h r) (w s)``."""
     factor = int(call.attrs["upscale_factor"])
     lead = letters(len(call.inputs[0]) - 3, without="chw")
@@ -299,7 +299,7 @@ def pixel_shuffle(call: Call) -> Rule:
     return Rule(text([inputs], [[*lead, "c", f"(h {factor})", f"(w {factor})"]]), linear=FIRST)
 
 
-def pixel_unshuffle(call: Call) -> Rule:
+def pixel_unshuffle(call: CatalogCall) -> Rule:
     """Places become channels: ``c (h r) (w s) -> (c r s) h w``."""
     factor = int(call.attrs["downscale_factor"])
     lead = letters(len(call.inputs[0]) - 3, without="chw")
@@ -307,7 +307,7 @@ def pixel_unshuffle(call: Call) -> Rule:
     return Rule(text([inputs], [[*lead, f"(c {factor} {factor})", "h", "w"]]), linear=FIRST)
 
 
-def as_complex(call: Call) -> Rule:
+def as_complex(call: CatalogCall) -> Rule:
     """Pairs of the last dimension become numbers, or the other way round."""
     ends = [[*named(min(call.inputs[0], call.outputs[0], key=len))] for _ in range(2)]
     ends[len(call.outputs[0]) > len(call.inputs[0])].append("2")

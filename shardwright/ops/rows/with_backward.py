@@ -16,7 +16,7 @@ from typing import Any, Literal
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
 from shardwright.ir.with_backward import backward_graph, name_backward
 from shardwright.ops.bound import BoundDimop
-from shardwright.ops.call import Call, Local, Rule, letters, text
+from shardwright.ops.call import CatalogCall, Local, Rule, letters, text
 from shardwright.ops.dimop import Cut
 
 Find = Callable[[IRGraph, IRNode], BoundDimop | None]
@@ -28,7 +28,7 @@ node, ("n", node, name)."""
 _Lies = Literal["cut", "whole", "terms"]
 
 
-def with_backward(call: Call, find: Find) -> Rule:
+def with_backward(call: CatalogCall, find: Find) -> Rule:
     """The rule of a call of `with_backward`; a call without a backward stays whole."""
     spread = _Spread(call, find)
     names = dict(zip(spread.splitting(), letters(1000), strict=False))
@@ -59,7 +59,7 @@ class _Node:
 class _Spread:
     """Dimensions of a backward that are cut together, as classes of equal points."""
 
-    def __init__(self, call: Call, find: Find) -> None:
+    def __init__(self, call: CatalogCall, find: Find) -> None:
         self._graph = (
             IRGraph("none")
             if call.attrs["failure"]
