@@ -282,7 +282,7 @@ class Unused(nn.Module):
         self.fused, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        _, key, value = self.fused(x).built_split(8, -1)
+        _, key, value = self.fused(x).split(8, -1)
         joined: Tensor = self.out(torch.relu(key) * value)
         return joined
 

@@ -87,6 +87,7 @@ def test_where_messages_are_copied(step, schedule, recompute):
     assert ratio(step, made, GPU) == pytest.approx(1, abs=0.1)
 
 
+@pytest.mark.xfail(strict=True, reason="predicted 11 to 31% too high since costs are of storages")
 @pytest.mark.parametrize(
     "mesh", [{"pipeline": 2}, {"data": 2}, {"tensor": 2}, {"pipeline": 2, "tensor": 2}], ids=str
 )

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import shardwright as sw
-from shardwright.launch.operators import Sources, load_operators, sources_for_workers
+from shardwright.launch.operators import OperatorSources, load_operators, sources_for_workers
 from tests.runtime import operators
 from tests.runtime.custom_matmul import Model
 from tests.runtime.sketch import chain
@@ -45,7 +45,7 @@ def test_it_runs_split_in_one_process(pipeline, model):
 
 @pytest.mark.workers
 def test_workers_import_the_module_that_registered_it(pipeline, model):
-    assert sources_for_workers(pipeline, ()) == Sources(("tests.runtime.custom_matmul",))
+    assert sources_for_workers(pipeline, ()) == OperatorSources(("tests.runtime.custom_matmul",))
     assert sw.verify(pipeline, model, (X,), in_process=False, tolerance=1e-12).equal
 
 
@@ -63,7 +63,7 @@ def test_an_operator_that_nothing_registers_is_named(pipeline):
 def test_workers_of_a_graph_of_this_process_need_no_modules():
     """An operator of torch's library, whose module this process has imported."""
     pipeline = chain(2, op="runtime_tests.refuse_nan.default")
-    assert sources_for_workers(pipeline, ()) == Sources((operators.__name__,))
+    assert sources_for_workers(pipeline, ()) == OperatorSources((operators.__name__,))
     x = torch.ones(3, 4)
     assert torch.equal(sw.run(pipeline, x), sw.run(pipeline, x, in_process=True))
 
