@@ -16,7 +16,7 @@ import numpy as np
 
 from shardwright.clusters import Cluster, DeviceModel
 from shardwright.costs.operations import STATE_PASSES, UPDATE_PASSES
-from shardwright.costs.placed import BACKWARD, FORWARD, Bools, Floats, Integers, PlacedCosts
+from shardwright.costs.placed import BACKWARD, FORWARD, Floats, Integers, PlacedCosts
 from shardwright.costs.stage import (
     Sent,
     StageTasks,
@@ -246,27 +246,24 @@ def estimate(
 
 
 def _with_again(tasks: StageTasks, order: Order, options: Options, *, apart: bool) -> StageTasks:
-    """The tasks where blocks of the forward are done again: all, or the first that suffice."""
+    """The tasks where blocks of the forward are done again: all, or as much as a budget asks for.
+
+    Building gives up values, the cheapest to do again first, until what is kept fits, and so keeps
+    nearly what the budget has room for. Here each value is given up in part, so that just that is
+    kept: whole blocks would leave much of it free.
+    """
     placed, stages, count = tasks.placed, tasks.stages, tasks.count
-    every = stage_tasks(placed, stages, count, apart=apart, again=placed.again)
+    every = stage_tasks(placed, stages, count, apart=apart, again=np.ones(count))
     if options.recompute == "full":
         return every
     assert options.memory is not None
-    again = np.zeros(len(stages), dtype=bool)
+    shares = np.zeros(count)
     for rank in range(order.schedule.ranks):
         most, least = (_counted(one, order, rank, again=one is every) for one in (tasks, every))
         if most > least:
             share = min(max((most - options.memory) / (most - least), 0.0), 1.0)
-            for stage in order.schedule.stages_of(rank):
-                again |= _first_blocks(placed, stages == stage, share)
-    return stage_tasks(placed, stages, count, apart=apart, again=again)
-
-
-def _first_blocks(placed: PlacedCosts, inside: Bools, share: float) -> Bools:
-    """The nodes that are done again in the first blocks of a stage, of so many of them."""
-    blocks = np.unique(placed.source.block[inside & placed.again])
-    chosen = blocks[: int(np.ceil(share * len(blocks)))]
-    return np.asarray(inside & placed.again & np.isin(placed.source.block, chosen))
+            shares[[*order.schedule.stages_of(rank)]] = share
+    return stage_tasks(placed, stages, count, apart=apart, again=shares)
 
 
 def _counted(tasks: StageTasks, order: Order, rank: int, *, again: bool = False) -> float:

@@ -78,12 +78,12 @@ def stage_tasks(
     count: int,
     *,
     apart: bool,
-    again: Bools | None = None,
+    again: Floats | None = None,
 ) -> StageTasks:
     """The tasks of ``count`` stages.
 
     ``apart`` is where weight gradients are made behind all other gradients of a stage; ``again``
-    are nodes whose forward is done once more in the backward.
+    is how much of what each stage can do again (`PlacedCosts.again`) it does.
     """
     at = np.asarray(stages, dtype=np.int64)
     line = _Timeline.of(placed, at, apart=apart, again=again)
@@ -101,7 +101,8 @@ def stage_tasks(
     kept[stage[forward]] = behind[forward]  # the last one of each stage stands
     read = placed.inputs[:, 3] > 0
     if again is not None:
-        read |= again[placed.inputs[:, 1].astype(np.int64)]
+        readers = placed.inputs[:, 1].astype(np.int64)
+        read |= placed.again[readers] & (again[at[readers]] > 0)
     kept += input_bytes(placed.inputs[read], at, count)
     brought, which = placed.brought[:, 0], at[placed.brought[:, 1]]
     of_node = np.full(len(at), -1)
@@ -183,7 +184,7 @@ class _Timeline:
 
     @classmethod
     def of(
-        cls, placed: PlacedCosts, stages: Integers, *, apart: bool, again: Bools | None
+        cls, placed: PlacedCosts, stages: Integers, *, apart: bool, again: Floats | None
     ) -> _Timeline:
         source, count = placed.source, len(stages)
         each = np.ones(count, dtype=bool)
@@ -208,7 +209,7 @@ class _Timeline:
         rows = [nodes for _ in works]
         if again is not None:
             works.append(AGAIN)
-            rows.append(np.flatnonzero(again))
+            rows.append(np.flatnonzero(placed.again & (again[stages] > 0)))
         node = np.concatenate(rows)
         work = np.concatenate(
             [np.full(len(row), w) for row, w in zip(rows, works, strict=True)]
@@ -217,6 +218,8 @@ class _Timeline:
         node, work = node[order], work[order]
         stage, group = stages[node], np.where(work == AGAIN, BACKWARD, work)
         seconds = placed.seconds[node, np.array([0, 0, 1, 2])[work]]
+        if again is not None:
+            seconds = seconds * np.where(work == AGAIN, again[stage], 1.0)
         if not apart:
             seconds = seconds + np.where(work == BACKWARD, placed.seconds[node, 2], 0.0)
         column = (work == BACKWARD).astype(np.int64)
@@ -257,21 +260,26 @@ def _changes(numbers: Integers) -> Bools:
 
 
 def _lives(
-    placed: PlacedCosts, stages: Integers, line: _Timeline, task: Integers, again: Bools | None
+    placed: PlacedCosts, stages: Integers, line: _Timeline, task: Integers, again: Floats | None
 ) -> tuple[Floats, Floats]:
-    """Bytes that begin to be held with each row of the timeline, and that end with it."""
+    """Bytes that begin to be held with each row of the timeline, and that end with it.
+
+    What is made again is two storages, in the forward and in the backward. Where a part of a stage
+    is done ``again``, each storage counts in part as if all of it were, and else as if nothing was.
+    """
     work = placed.work
     rows = np.flatnonzero(line.place[_as_done(line, work), placed.node] >= 0)
     node, storage = placed.node[rows], placed.storage[rows]
     where = line.place[_as_done(line, work[rows]), node]
     maker = placed.maker[storage]
     mine, made_in = stages[node], stages[maker]
-    block = placed.source.block
+    block, count = placed.source.block, len(placed.size)
     if again is not None:
-        anew = placed.redone[storage] & again[maker] & (work[rows] != FORWARD)
+        anew = placed.redone[storage] & (work[rows] != FORWARD)
         anew &= (block[maker] == block[node]) & (made_in == mine)
-        storage = storage + anew * len(placed.size)
-    size = np.concatenate([placed.size, placed.size])
+        rest = np.flatnonzero((work[rows] != AGAIN) & (again < 1).any())
+        storage = np.concatenate([storage + anew * count, storage[rest] + 2 * count])
+        mine, where, made_in = (np.append(a, a[rest]) for a in (mine, where, made_in))
     order = np.lexsort((where, storage, mine))
     storage, mine, where, made_in = (a[order] for a in (storage, mine, where, made_in))
     starts = np.flatnonzero(_changes(mine) | _changes(storage))
@@ -281,10 +289,13 @@ def _lives(
     inside = here & (task[first] == task[last])
     ends = _ends(np.flatnonzero(line.begins), len(task))
     end = np.where(inside, last, ends[task[last]])
-    elsewhere = np.bincount(storage[starts], minlength=len(size))[storage[starts]] > 1
+    elsewhere = np.bincount(storage[starts])[storage[starts]] > 1
     end = np.where(here & elsewhere, np.maximum(end, line.pass_ends[first]), end)
-    sizes, count = size[storage[starts]], len(task)
-    return added(begin, sizes, count), added(end, sizes, count)
+    sizes = placed.size[storage[starts] % max(count, 1)]
+    if again is not None:
+        part = again[mine[starts]]
+        sizes = sizes * np.where(storage[starts] < 2 * count, part, 1 - part)
+    return added(begin, sizes, len(task)), added(end, sizes, len(task))
 
 
 def _as_done(line: _Timeline, work: Integers) -> Integers:
