@@ -145,7 +145,7 @@ class LocalProcesses(Backend):
     def _failure(self, rank: int, failed: Failed) -> ShardwrightError:
         """The error that a worker reports, or the death of another one that is its cause."""
         if failed.error in _OF_OTHERS:
-            time.sleep(_NEWS_PERIOD)
+            self._ended.wait(_NEWS_PERIOD)  # No longer than until the cause is known.
             for worker in self._workers:
                 if worker.rank != rank and worker.process.poll() is not None:
                     return self._death(worker)
