@@ -12,15 +12,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_type_hints
 
 import typer
 
 from shardwright.atomic import check_writable
 from shardwright.errors import InputError, PlanError
-
-if TYPE_CHECKING:
-    from shardwright.cli.userfiles import UserFiles
 
 DEVICES = 2
 """How many devices a plan is for where no option says it."""
@@ -183,8 +180,11 @@ class SplitOptions:
         """The same, for policies that ask for no times."""
         return replace(self, profile=None)
 
-    def arguments(self, files: UserFiles) -> dict[str, Any]:
-        """The arguments of `plan`, or of `train`, that were given. Raises PlanError."""
+    def arguments(self, load_policy: Callable[[str], Any]) -> dict[str, Any]:
+        """The arguments of `plan`, or of `train`, that were given. Raises PlanError.
+
+        ``load_policy`` gives the function that ``FILE.py:FUNCTION`` names.
+        """
         from shardwright.clusters import Cluster
         from shardwright.costs import Profile
 
@@ -203,7 +203,7 @@ class SplitOptions:
         if self.profile is not None:
             given["profile"] = Profile.load(self.profile)
         if self.policy is not None and ":" in self.policy:
-            given["policy"] = files.policy(self.policy)
+            given["policy"] = load_policy(self.policy)
         return given
 
 

@@ -106,7 +106,7 @@ def train(
     from shardwright.training import train as run_training
 
     files = UserFiles()
-    arguments = split.arguments(files)
+    arguments = split.arguments(files.policy)
     program = files.training(target)
     with _told_of_stop(options.checkpoint):
         result = run_training(

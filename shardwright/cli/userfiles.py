@@ -222,7 +222,7 @@ def plan_program(
     if plan_file is not None:
         found = load_plan(plan_file, options)
     else:
-        wanted = options.arguments(files)
+        wanted = options.arguments(files.policy)
         if "mesh" not in wanted:
             wanted.setdefault("devices", DEVICES)
     if isinstance(program, UserTraining):
