@@ -56,7 +56,7 @@ def record(
 
     Raises CaptureError or GraphError where what it calls cannot be in a graph.
     """
-    recorder = _Recorder()
+    recorder = _BackwardRecorder()
     with without_autocast(), mode:
         tensors = [meta.empty(device) for meta in metas]
         for tensor in tensors:
@@ -109,7 +109,7 @@ def in_one_order(overload: OpOverload, args: Sequence[Any]) -> Sequence[Any]:
     return [*(call | {name: call[name].contiguous(memory_format=order) for name in names}).values()]
 
 
-class _Recorder(TorchDispatchMode):
+class _BackwardRecorder(TorchDispatchMode):
     """Notes each call that reaches the kernels, as a node of an fx graph."""
 
     def __init__(self) -> None:

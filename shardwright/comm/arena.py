@@ -87,14 +87,14 @@ class Window:
         flat = torch.frombuffer(self._memory, dtype=spec.dtype, offset=offset, count=count)
         return spread(flat, spec)
 
-    def _held(self, shape: tuple[int, ...], numpy_type: Any, offset: int, rank: int) -> _Held:
-        held = np.ndarray.__new__(_Held, shape, numpy_type, self._memory, offset)
+    def _held(self, shape: tuple[int, ...], numpy_type: Any, offset: int, rank: int) -> _LentBlock:
+        held = np.ndarray.__new__(_LentBlock, shape, numpy_type, self._memory, offset)
         held.window = self.bytes
         held.mark = _mark(offset, rank)
         return held
 
 
-class _Held(np.ndarray[Any, Any]):
+class _LentBlock(np.ndarray[Any, Any]):
     """The memory behind a tensor that shows a block; it lives as long as any view of it."""
 
     window: memoryview

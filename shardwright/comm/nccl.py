@@ -79,7 +79,7 @@ class NcclTransport(Transport):
             output = self._pair(operation, tensor)
         else:
             group = self._groups[tuple(sorted(operation.ranks))]
-            collective = _Collective(operation, member, group, self._device)
+            collective = _NcclCollective(operation, member, group, self._device)
             output = _KINDS[operation.kind](collective, tensor)
         spec = operation.outputs[member]
         result = conform(output, spec) if spec is not None and output is not None else None
@@ -133,7 +133,7 @@ class _Enqueued(PendingTransfer):
         return self._interval
 
 
-class _Collective:
+class _NcclCollective:
     """One collective of one member, in the terms of `torch.distributed`."""
 
     def __init__(
@@ -171,7 +171,7 @@ class _Collective:
         return torch.empty(tuple(shape), dtype=dtype, device=self.device)
 
 
-def _broadcast(collective: _Collective, tensor: Tensor | None) -> Tensor:
+def _broadcast(collective: _NcclCollective, tensor: Tensor | None) -> Tensor:
     spec = collective.operation.gotten(collective.member)
     plain = TensorSpec(spec.shape, spec.dtype)
     content = (
@@ -183,20 +183,20 @@ def _broadcast(collective: _Collective, tensor: Tensor | None) -> Tensor:
     return unpack(content, plain)
 
 
-def _reduce(collective: _Collective, tensor: Tensor | None) -> Tensor:
+def _reduce(collective: _NcclCollective, tensor: Tensor | None) -> Tensor:
     total = _widened(collective, tensor)
     operation = collective.reduction
     _wait(dist.reduce(total, collective.root_rank, operation, collective.group, async_op=True))
     return _narrowed(collective, total, tensor)
 
 
-def _all_reduce(collective: _Collective, tensor: Tensor | None) -> Tensor:
+def _all_reduce(collective: _NcclCollective, tensor: Tensor | None) -> Tensor:
     total = _widened(collective, tensor)
     _wait(dist.all_reduce(total, collective.reduction, collective.group, async_op=True))
     return _narrowed(collective, total, tensor)
 
 
-def _reduce_scatter(collective: _Collective, tensor: Tensor | None) -> Tensor:
+def _reduce_scatter(collective: _NcclCollective, tensor: Tensor | None) -> Tensor:
     parts = [part.contiguous() for part in _cut(collective, _widened(collective, tensor))]
     total = torch.empty_like(parts[collective.member])
     by_rank = collective.by_rank(parts)
@@ -206,7 +206,7 @@ def _reduce_scatter(collective: _Collective, tensor: Tensor | None) -> Tensor:
     return _narrowed(collective, total, tensor)
 
 
-def _all_gather(collective: _Collective, tensor: Tensor | None) -> Tensor:
+def _all_gather(collective: _NcclCollective, tensor: Tensor | None) -> Tensor:
     operation = collective.operation
     assert tensor is not None, "every member of an all_gather gives a tensor"
     parts = [
@@ -218,7 +218,7 @@ def _all_gather(collective: _Collective, tensor: Tensor | None) -> Tensor:
     return concatenate(operation, parts)
 
 
-def _all_to_all(collective: _Collective, tensor: Tensor | None) -> Tensor:
+def _all_to_all(collective: _NcclCollective, tensor: Tensor | None) -> Tensor:
     operation, member = collective.operation, collective.member
     assert tensor is not None, "every member of an all_to_all gives a tensor"
     given = [part.contiguous() for part in _cut(collective, tensor)]
@@ -232,7 +232,7 @@ def _all_to_all(collective: _Collective, tensor: Tensor | None) -> Tensor:
     return concatenate(operation, parts)
 
 
-_KINDS: dict[str, Callable[[_Collective, Tensor | None], Tensor]] = {
+_KINDS: dict[str, Callable[[_NcclCollective, Tensor | None], Tensor]] = {
     "broadcast": _broadcast,
     "reduce": _reduce,
     "all_reduce": _all_reduce,
@@ -242,17 +242,17 @@ _KINDS: dict[str, Callable[[_Collective, Tensor | None], Tensor]] = {
 }
 
 
-def _cut(collective: _Collective, tensor: Tensor) -> list[Tensor]:
+def _cut(collective: _NcclCollective, tensor: Tensor) -> list[Tensor]:
     return pieces(collective.operation, collective.member, tensor)
 
 
-def _widened(collective: _Collective, tensor: Tensor | None) -> Tensor:
+def _widened(collective: _NcclCollective, tensor: Tensor | None) -> Tensor:
     """A copy to reduce in place, in a dtype that the library has."""
     assert tensor is not None, "every member of a reduction gives a tensor"
     return widen(tensor, WIDER.get(tensor.dtype, tensor.dtype), collective.reduce_op)
 
 
-def _narrowed(collective: _Collective, total: Tensor, like: Tensor | None) -> Tensor:
+def _narrowed(collective: _NcclCollective, total: Tensor, like: Tensor | None) -> Tensor:
     assert like is not None, "every member of a reduction gives a tensor"
     return narrow(total, like.dtype, collective.reduce_op)
 

@@ -86,7 +86,7 @@ def stage_tasks(
     is how much of what each stage can do again (`PlacedCosts.again`) it does.
     """
     at = np.asarray(stages, dtype=np.int64)
-    line = _Timeline.of(placed, at, apart=apart, again=again)
+    line = _PassOrder.of(placed, at, apart=apart, again=again)
     task = np.cumsum(line.begins) - 1
     starts = np.flatnonzero(line.begins)
     births, deaths = _lives(placed, at, line, task, again)
@@ -161,7 +161,7 @@ def first_of_each(groups: Integers, numbers: Integers) -> Integers:
 
 
 @dataclass(frozen=True, slots=True)
-class _Timeline:
+class _PassOrder:
     """The passes of all nodes in the order in which they are done, stage by stage.
 
     A backward goes from the last block to the first; in each, what is done again comes first.
@@ -185,7 +185,7 @@ class _Timeline:
     @classmethod
     def of(
         cls, placed: PlacedCosts, stages: Integers, *, apart: bool, again: Floats | None
-    ) -> _Timeline:
+    ) -> _PassOrder:
         source, count = placed.source, len(stages)
         each = np.ones(count, dtype=bool)
         each[[*source.prepare]] = False
@@ -260,7 +260,7 @@ def _changes(numbers: Integers) -> Bools:
 
 
 def _lives(
-    placed: PlacedCosts, stages: Integers, line: _Timeline, task: Integers, again: Floats | None
+    placed: PlacedCosts, stages: Integers, line: _PassOrder, task: Integers, again: Floats | None
 ) -> tuple[Floats, Floats]:
     """Bytes that begin to be held with each row of the timeline, and that end with it.
 
@@ -298,7 +298,7 @@ def _lives(
     return added(begin, sizes, len(task)), added(end, sizes, len(task))
 
 
-def _as_done(line: _Timeline, work: Integers) -> Integers:
+def _as_done(line: _PassOrder, work: Integers) -> Integers:
     """The pass in which a node's work is done: weight gradients may be made in the backward."""
     return np.where((work == WEIGHT) & (line.place[WEIGHT] < 0).all(), BACKWARD, work)
 

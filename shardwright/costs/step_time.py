@@ -266,12 +266,14 @@ def lay_out(
     action by themselves. Workers look two actions ahead where there is one rank, else one.
     """
     ahead = (2 if order.schedule.ranks == 1 else 1) if lookahead is None else lookahead
-    walk = _StepWalk(order, sends, programs, apart, device.kind != "cpu", worker_seconds(device))
+    walk = _ScheduleWalk(
+        order, sends, programs, apart, device.kind != "cpu", worker_seconds(device)
+    )
     return walk.run(held, ahead)
 
 
 @dataclass(slots=True, eq=False)
-class _Turn:
+class _PlannedAction:
     """An action, or its weight gradients, on a rank; ``missing`` counts what it waits for.
 
     ``came`` is when the last of that was there, ``ready`` when its next piece can begin, None where
@@ -291,7 +293,7 @@ class _Turn:
 
 
 @dataclass(slots=True)
-class _StepWalk:
+class _ScheduleWalk:
     """The state while a step is laid out; `run` does it."""
 
     order: Order
@@ -302,8 +304,8 @@ class _StepWalk:
     device_seconds: float
     held: list[float] = field(default_factory=list)
     """Bytes of each rank, at first those of its inputs."""
-    turns: list[deque[_Turn]] = field(default_factory=list)
-    by_key: dict[tuple[int, int, int], _Turn] = field(default_factory=dict)
+    turns: list[deque[_PlannedAction]] = field(default_factory=list)
+    by_key: dict[tuple[int, int, int], _PlannedAction] = field(default_factory=dict)
     free: list[float] = field(default_factory=list)
     busy: list[float] = field(default_factory=list)
     most: list[float] = field(default_factory=list)
@@ -343,7 +345,7 @@ class _StepWalk:
         under_way = {key: _most_at_once(events) for key, events in self.sent.items()}
         return Laid(done, self.busy, self.most, under_way)
 
-    def _turns(self, rank: int) -> Iterator[_Turn]:
+    def _turns(self, rank: int) -> Iterator[_PlannedAction]:
         schedule = self.order.schedule
         missing, taking = dict[tuple[int, int], int](), dict[tuple[int, int], float]()
         for work, sent in self.sends.items():
@@ -359,7 +361,7 @@ class _StepWalk:
             for work in works:
                 key = work, action.stage
                 name = (action.stage, work, True) if action.microbatch == last else key[::-1]
-                yield _Turn(
+                yield _PlannedAction(
                     number,
                     action.stage,
                     work,
@@ -393,7 +395,7 @@ class _StepWalk:
         if soonest is not None:
             heapq.heappush(self.events, (soonest, rank))
 
-    def _begin_line(self, rank: int, now: float, turn: _Turn) -> float:
+    def _begin_line(self, rank: int, now: float, turn: _PlannedAction) -> float:
         """When the communication before a turn's next piece is over, if it begins now."""
         line = turn.program[turn.at].line if turn.at < len(turn.program) else 0.0
         if line:
@@ -406,7 +408,7 @@ class _StepWalk:
         heapq.heappush(self.events, (end, rank))
         return end
 
-    def _do(self, rank: int, now: float, turn: _Turn) -> None:
+    def _do(self, rank: int, now: float, turn: _PlannedAction) -> None:
         """The next piece of a turn, and what follows from its end."""
         end = now
         if turn.program:
@@ -430,7 +432,7 @@ class _StepWalk:
         if not turns or turns[0].number + self.lookahead >= actions:
             self._put_together(rank)
 
-    def _finish(self, rank: int, turn: _Turn, end: float) -> None:
+    def _finish(self, rank: int, turn: _PlannedAction, end: float) -> None:
         """Let what others wait for come to them."""
         placement = self.order.schedule.placement
         for message in self.sends.get(turn.work, ()):

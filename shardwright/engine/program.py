@@ -150,7 +150,7 @@ def slot_program(
     computing = [t for t in index.order[slot] if document.supertasks[t].kind in COMPUTE_KINDS]
     changes = find_replacements(index, slot, is_step=is_training(document))
     memory = find_memory_use(index, changes, computing, graphs or TaskGraphs(document))
-    layout = _Layout(index, slot, changes, memory)
+    layout = _TensorLayout(index, slot, changes, memory)
     for action in _actions(index, slot):
         layout.add(action)
     return layout.finish(relays, lookahead)
@@ -173,7 +173,7 @@ def _entry(document: Document, name: str, action: SlotAction) -> Entry:
     return Entry(name, tensor, action.action.stage, action.action.microbatch)
 
 
-class _Layout:
+class _TensorLayout:
     """Writes the instructions of a program, then what they wait for."""
 
     def __init__(

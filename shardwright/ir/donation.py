@@ -217,14 +217,14 @@ def _places(argument: Any) -> list[int]:
 # --- from a result back to its argument -----------------------------------------------------------
 
 
-class _Link(NamedTuple):
+class _DonationPair(NamedTuple):
     """A node of a chain, and which of its outputs is on the way."""
 
     form: InPlace
     output: int
 
 
-_Chain = dict[int, _Link]
+_Chain = dict[int, _DonationPair]
 """Nodes that all run in place, by node id; the last one first."""
 
 
@@ -236,7 +236,7 @@ def _chain(lives: _Lives, argument: int, result: int) -> _Chain | None:
         form = lives.in_place(node, argument) if node is not None else None
         if node is None or form is None or result not in form.written:
             return None
-        chain[node.id] = _Link(form, result)
+        chain[node.id] = _DonationPair(form, result)
         result = form.written[result]
     return chain
 
@@ -333,7 +333,7 @@ def _take_for_zeros(lives: _Lives, argument: int, chain: _Chain) -> bool:
         changed = replace(form, overload=copy, attrs={"non_blocking": False})
     else:
         return False
-    chain[first] = _Link(changed, output)
+    chain[first] = _DonationPair(changed, output)
     return True
 
 

@@ -23,7 +23,7 @@ from shardwright.pipeline.schema import BatchRows, MetadataTensors
 from shardwright.planning.follow import Annotations, identifier_at
 
 
-class _BatchRows(NamedTuple):
+class _TaskRows(NamedTuple):
     """A tensor has rows ``start`` to ``stop`` of the batch along ``dim``, each as long."""
 
     dim: int
@@ -31,7 +31,7 @@ class _BatchRows(NamedTuple):
     stop: int
 
 
-_Found = _BatchRows | None
+_Found = _TaskRows | None
 """None of a tensor that has no rows: the same for any batch."""
 
 
@@ -84,9 +84,7 @@ class _RowFollowing:
         """The dimension of each output's rows."""
         pieces = self.pipeline.metadata.tensor_slices
         for name, piece in pieces.inputs.items():
-            self.rows[name] = (
-                _BatchRows(0, *piece.placements[0]) if piece.origin in inputs else None
-            )
+            self.rows[name] = _TaskRows(0, *piece.placements[0]) if piece.origin in inputs else None
         queues = [deque(names) for names in self.connections.order.values()]
         while any(queues):
             before = sum(map(len, queues))
@@ -109,7 +107,7 @@ class _RowFollowing:
             if rows is not None and whole[rows.dim] % self.size == 0:
                 unit = whole[rows.dim] // self.size
                 placed = piece.placements[rows.dim] == (rows.start * unit, rows.stop * unit)
-            dim = None if rows is None else _BatchRows(rows.dim, 0, self.size)
+            dim = None if rows is None else _TaskRows(rows.dim, 0, self.size)
             if placed is False or found.setdefault(piece.origin, dim) != dim:
                 raise InputError(f"the output {piece.origin!r} mixes the rows of the batch")
         return {name: rows.dim for name, rows in found.items() if rows is not None}
@@ -173,7 +171,7 @@ def _row_dims_of_graph(
 ) -> dict[str, int]:
     """As `row_dims`, from the graph that a pipeline was built from in this process."""
     given, made = _by_place(originals.inputs), _by_place(originals.outputs)
-    rows = [_BatchRows(0, 0, size) if name in inputs else None for name in given]
+    rows = [_TaskRows(0, 0, size) if name in inputs else None for name in given]
     ends = [*graph.outputs, *graph.updates.values()]
     found = _through_graph(graph, rows, Annotations(graph), ends)
     for old, changed in zip(graph.updates, found[len(made) :], strict=True):
@@ -202,8 +200,8 @@ def _through_graph(
 
 
 def _through_node(
-    annotations: Annotations, node: IRNode, read: Mapping[int, _BatchRows]
-) -> dict[int, _BatchRows]:
+    annotations: Annotations, node: IRNode, read: Mapping[int, _TaskRows]
+) -> dict[int, _TaskRows]:
     """The rows in what a node makes. Raises InputError where it mixes them."""
     bound = annotations.of(node)
     if bound is None:
@@ -222,7 +220,7 @@ def _through_node(
     if not agree or any(carry.kind != "shard" for carry in flow.outputs):
         raise InputError(f"{_place(node)} mixes the rows of the batch")
     made = zip(node.outputs, flow.outputs, strict=True)
-    return {v: _BatchRows(carry.dim, start, stop) for v, carry in made if carry.dim is not None}
+    return {v: _TaskRows(carry.dim, start, stop) for v, carry in made if carry.dim is not None}
 
 
 def _place(node: IRNode) -> str:
@@ -285,7 +283,7 @@ def _parts(rows: _Found, lengths: Sequence[int], dim: int) -> list[_Found]:
     if rest or any(length % unit or not length for length in lengths):
         raise InputError("pieces are no rows")
     ends = accumulate((length // unit for length in lengths), initial=rows.start)
-    return [_BatchRows(dim, start, stop) for start, stop in pairwise(ends)]
+    return [_TaskRows(dim, start, stop) for start, stop in pairwise(ends)]
 
 
 def _joined(parts: Sequence[_Found], lengths: Sequence[int], dim: int) -> _Found:
@@ -297,7 +295,7 @@ def _joined(parts: Sequence[_Found], lengths: Sequence[int], dim: int) -> _Found
     consecutive = all(one.stop == following.start for one, following in pairwise(present))
     if len(sizes) > 1 or not consecutive or any(rows.dim != dim for rows in present):
         raise InputError("pieces are not joined as rows")
-    return _BatchRows(dim, present[0].start, present[-1].stop)
+    return _TaskRows(dim, present[0].start, present[-1].stop)
 
 
 def _only(rows: Sequence[_Found]) -> _Found:

@@ -91,7 +91,7 @@ def draw(
         groups = list(_groups(graph, nodes, forward))
         runs.append((part, _folded(groups) if fold else groups))
     results = {*graph.outputs, *graph.updates.values()}
-    outline = _Outline(graph, results, names, times, runs, has_frames)
+    outline = _DrawingOutline(graph, results, names, times, runs, has_frames)
     items = outline.legible() if depth is None else outline.opened(depth)
     boxes = [box for box in chain.from_iterable(items) if not box.items]
     ends = list(_ends(graph))
@@ -177,7 +177,7 @@ def _of(graph: IRGraph, what: str, given: Mapping[int, T]) -> Mapping[int, T]:
 # --- from nodes to boxes --------------------------------------------------------------------------
 
 
-class _Module(NamedTuple):
+class _ModuleBox(NamedTuple):
     """A module around nodes, or a row of ``times`` equal ones, whose first node is ``first``."""
 
     title: str
@@ -193,7 +193,7 @@ class _Group(NamedTuple):
     """
 
     nodes: tuple[IRNode, ...]
-    modules: tuple[_Module, ...]
+    modules: tuple[_ModuleBox, ...]
     mark: Hashable
     size: int = 1
     times: int = 1
@@ -215,10 +215,12 @@ def _groups(graph: IRGraph, nodes: Iterable[IRNode], forward: set[int]) -> Itera
     for is_late, run in groupby(order, lambda n: n.id not in forward and n.op != "Backward"):
         found = tuple(run)
         if is_late and len(found) > 1:
-            yield _Group(found, (_Module("update"),), found[0].id, len(found))
+            yield _Group(found, (_ModuleBox("update"),), found[0].id, len(found))
             continue
         for node in found:
-            modules = (_Module(s.cls.rpartition(".")[2] or s.path, (s.path,)) for s in node.scopes)
+            modules = (
+                _ModuleBox(s.cls.rpartition(".")[2] or s.path, (s.path,)) for s in node.scopes
+            )
             # Layers differ by their numbers, and dropouts by which mask they draw.
             scopes = tuple((re.sub(r"\b\d+\b", "", path), cls) for path, cls in node.scopes)
             drops = {"seed": 0, "site": 0} if node.op == DROPOUT else {}
@@ -243,7 +245,7 @@ def _folded(groups: Sequence[_Group]) -> list[_Group]:
         merged = (chain.from_iterable(g.nodes for g in same) for same in zip(*copies, strict=True))
         unit = [g._replace(nodes=tuple(n)) for g, n in zip(copies[0], merged, strict=True)]
         unit = _folded(unit) if len(unit) > 1 else unit
-        own, inner = [_Module(f"{size} operators")], level
+        own, inner = [_ModuleBox(f"{size} operators")], level
         if _shared(copies[0]) > level:
             first, last = (copies[i][0].modules[level] for i in (0, -1))
             own, inner = [first._replace(paths=(first.paths[0], last.paths[-1]))], level + 1
@@ -270,7 +272,7 @@ def _shared(groups: Sequence[_Group]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Outline:
+class _DrawingOutline:
     """Runs of groups, each in a part, as the boxes that they are at a depth."""
 
     graph: IRGraph
@@ -298,7 +300,7 @@ class _Outline:
             title = self.graph.name if part is None else self.names[part]
             items = self._items(groups, part, depth, 0, "")
             if depth == 0:
-                found.append(self._box(_Module(title), groups, part))
+                found.append(self._box(_ModuleBox(title), groups, part))
             elif self.has_frames and part is not None:
                 found.append(Box("", title, part=part, items=tuple(items)))
             else:
@@ -314,10 +316,10 @@ class _Outline:
             counts = [m.times for m in run[0].modules[level + 1 :]]
             if module is None and level + 1 == depth and LOOSE <= len(run) < len(groups):
                 size = sum(group.size * group.times for group in run)
-                yield self._box(_Module(f"{size} operators"), run, part)
+                yield self._box(_ModuleBox(f"{size} operators"), run, part)
             elif module is None:
                 for group in run:
-                    own = _Module("", (group.nodes[0].scope,), group.times)
+                    own = _ModuleBox("", (group.nodes[0].scope,), group.times)
                     yield self._box(own, [group], part, within)
             elif len(run) == run[0].size == run[0].times == 1 == max(counts, default=1):
                 yield self._box(module._replace(title=""), run, part, within)
@@ -332,7 +334,7 @@ class _Outline:
                 yield Box("", module.title, path, module.times, part, (), items, is_module=True)
 
     def _box(
-        self, module: _Module, groups: Sequence[_Group], part: int | None, within: str = ""
+        self, module: _ModuleBox, groups: Sequence[_Group], part: int | None, within: str = ""
     ) -> Box:
         """A box with where it is, what it gives to others and what it takes."""
         nodes = tuple(chain.from_iterable(group.nodes for group in groups))

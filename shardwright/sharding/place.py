@@ -203,7 +203,7 @@ Held = tuple[Placements, ...]
 _Way = Sequence[RedistributionStep]
 
 
-class _Forward(NamedTuple):
+class _PlacedForward(NamedTuple):
     """What is done for a node's forward; the ways and the layouts are by input number."""
 
     strategy: Strategy
@@ -212,7 +212,7 @@ class _Forward(NamedTuple):
     loads: Sequence[tuple[int, Placements]]
 
 
-class _Backward(NamedTuple):
+class _PlacedBackward(NamedTuple):
     """What is done for a node's backward: ways by output number, new terms by input number."""
 
     ways: Sequence[tuple[int, _Way]]
@@ -236,8 +236,8 @@ class _Walk:
     """The layouts in which terms of a value's gradient lie."""
     first: dict[int, int] = field(default_factory=dict)
     """The first reader of each stored value."""
-    known: dict[Hashable, _Forward] = field(default_factory=dict)
-    known_backward: dict[Hashable, _Backward] = field(default_factory=dict)
+    known: dict[Hashable, _PlacedForward] = field(default_factory=dict)
+    known_backward: dict[Hashable, _PlacedBackward] = field(default_factory=dict)
     sizes: dict[object, int] = field(default_factory=dict)
 
     def run(self, splits: Sequence[Choices]) -> PlacedGraph:
@@ -282,7 +282,7 @@ class _Walk:
 
     def _placed(
         self, position: int, node: IRNode, splits: Choices, before: frozenset[int] | None
-    ) -> _Forward:
+    ) -> _PlacedForward:
         """What is done for a node; ``before`` are the axes along which all before it is whole."""
         values = self.outline.view.values
         settled = self._settled(node, splits)
@@ -312,7 +312,7 @@ class _Walk:
             way, states[value_id] = self._way(values[value_id], held, wanted)
             ways.append((index, way))
         kept = [(node.inputs.index(v), state) for v, state in states.items()]
-        return _Forward(chosen, ways, kept, loads)
+        return _PlacedForward(chosen, ways, kept, loads)
 
     def _settled(self, node: IRNode, splits: Choices) -> Choices:
         """The splits, where terms are gone on with only where they lie."""
@@ -380,7 +380,7 @@ class _Walk:
         for index, terms in found.terms:
             self.gradients[node.inputs[index]] = terms
 
-    def _placed_backward(self, node: IRNode, chosen: Strategy) -> _Backward:
+    def _placed_backward(self, node: IRNode, chosen: Strategy) -> _PlacedBackward:
         values = self.outline.view.values
         kept = self._kept(node, chosen)
         ways = [
@@ -403,7 +403,7 @@ class _Walk:
             layout = normal(terms, self.mesh.sizes, values[value_id].shape)
             before = found.get(value_id, self.gradients.get(value_id, ()))
             found[value_id] = before if layout in before else (*before, layout)
-        return _Backward(ways, [(node.inputs.index(v), terms) for v, terms in found.items()])
+        return _PlacedBackward(ways, [(node.inputs.index(v), terms) for v, terms in found.items()])
 
     def _kept(self, node: IRNode, chosen: Strategy) -> frozenset[int]:
         """The axes along which a node goes on with terms of its gradients."""

@@ -70,7 +70,7 @@ class NativeOperand:
     static: bool = False
 
 
-class _Operand(ctypes.Structure):
+class _CallOperand(ctypes.Structure):
     _fields_ = (
         ("offset", ctypes.c_int64),
         ("buffer", ctypes.c_int32),
@@ -88,7 +88,7 @@ class _CallSpec(ctypes.Structure):
         ("schema", ctypes.c_int32),
         ("n_in", ctypes.c_int32),
         ("n_out", ctypes.c_int32),
-        ("operands", ctypes.POINTER(_Operand)),
+        ("operands", ctypes.POINTER(_CallOperand)),
         ("blob", ctypes.c_char_p),
         ("blob_size", ctypes.c_int64),
     )
@@ -191,7 +191,7 @@ class Library:
             return f"an operand has more than {MAX_DIMS} dimensions"
         if any(overlaps(operand.shape, operand.strides) for operand in operands[n_in:] if operand):
             return "elements of an output lie on one another"
-        table = (_Operand * len(operands))(*map(_pack, operands))
+        table = (_CallOperand * len(operands))(*map(_pack, operands))
         spec = _CallSpec(kind, schema, n_in, len(operands) - n_in, table, blob, len(blob))
         why = ctypes.create_string_buffer(512)
         handle = self._dll.sw_bind(ctypes.byref(spec), number, why, len(why))
@@ -240,10 +240,10 @@ def _address(library: ctypes.CDLL, name: str) -> int | None:
         return None
 
 
-def _pack(operand: NativeOperand | None) -> _Operand:
+def _pack(operand: NativeOperand | None) -> _CallOperand:
     if operand is None:
-        return _Operand(buffer=-1)
-    packed = _Operand(
+        return _CallOperand(buffer=-1)
+    packed = _CallOperand(
         operand.offset,
         operand.buffer,
         _DTYPE_NUMBERS[operand.dtype],
