@@ -312,6 +312,32 @@ def left_for_activations(
 # --- memory ---------------------------------------------------------------------------------------
 
 
+def least_memory(tasks: StageTasks, order: Order, shards: int) -> float:
+    """Bytes that the fullest device holds at least, whenever its tasks are done.
+
+    That is what is stored, its optimizer's state over ``shards``, and what the microbatches in
+    flight keep for their backwards.
+    """
+    ranks = np.asarray(order.schedule.placement, dtype=np.int64)[tasks.stages]
+    parameters, gradients, states = _stored_bytes(tasks, ranks, order.schedule.ranks)
+    stored = parameters + gradients + states / shards
+    kept = (
+        HeldMicrobatches(rows).most(tasks.kept[[*order.schedule.stages_of(rank)]])
+        for rank, rows in enumerate(order.surely_held)
+    )
+    return max(float(bytes_stored) + held for bytes_stored, held in zip(stored, kept, strict=True))
+
+
+def _stored_bytes(tasks: StageTasks, ranks: Integers, count: int) -> tuple[Floats, ...]:
+    """Bytes of parameters, gradients and states of each rank; each value once on a rank."""
+    stored = tasks.placed.stored
+    rows = first_of_each(ranks[stored.node], stored.number)
+    return tuple(
+        added(ranks[stored.node[rows]], one[rows], count)
+        for one in (stored.size, stored.gradient, stored.state)
+    )
+
+
 def _memory(
     tasks: StageTasks,
     ranks: Integers,
@@ -323,12 +349,8 @@ def _memory(
     again: bool = False,
 ) -> list[SlotMemory]:
     """What a device of each rank holds: what is stored, what the walk says, what is sent."""
-    count, stored = len(laid.most), tasks.placed.stored
-    rows = first_of_each(ranks[stored.node], stored.number)
-    sums = [
-        added(ranks[stored.node[rows]], one[rows], count)
-        for one in (stored.size, stored.gradient, stored.state)
-    ]
+    count = len(laid.most)
+    sums = _stored_bytes(tasks, ranks, count)
     sent = _sent_bytes(tasks, order, laid, lends=device.kind == "cpu")
     found = []
     for rank, (parameters, gradients, state) in enumerate(np.stack(sums, axis=1).tolist()):

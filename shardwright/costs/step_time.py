@@ -55,6 +55,11 @@ class Order:
         )
 
     @cached_property
+    def surely_held(self) -> tuple[Rows, ...]:
+        """The same, of microbatches that are held whole whenever actions are done."""
+        return tuple(held_at_once(self.schedule, r, least=True) for r in range(self.schedule.ranks))
+
+    @cached_property
     def most_held(self) -> tuple[float, ...]:
         """How many microbatches each stage holds at the most."""
         most = [0.0] * self.schedule.stages

@@ -24,7 +24,13 @@ import numpy as np
 
 from shardwright.clusters import Cluster
 from shardwright.costs.placed import Floats, Integers, PlacedCosts
-from shardwright.costs.predict import Estimate, estimate, left_for_activations, update_seconds
+from shardwright.costs.predict import (
+    Estimate,
+    estimate,
+    least_memory,
+    left_for_activations,
+    update_seconds,
+)
 from shardwright.costs.stage import StageTasks, first_of_each, least_seconds, stage_tasks
 from shardwright.costs.step_time import Laid, order_of
 from shardwright.errors import PlanError
@@ -152,7 +158,7 @@ class PlanSearch:
     refused: dict[Shape, str] = field(default_factory=dict)
     """Shapes that cannot be, and why."""
     crowded: dict[Setting, float] = field(default_factory=dict)
-    """Settings whose parameters alone do not fit, and the bytes that a slot would need."""
+    """Settings that hold too much at least, and the bytes that a slot would need for that."""
     too_many: dict[Setting, str] = field(default_factory=dict)
     """Settings of more virtual stages than can be, and why."""
     best: Candidate | None = None
@@ -282,11 +288,14 @@ class PlanSearch:
         device = self.cluster.device
         return float(update_seconds(held.gradient[rows], held.state[rows], shards, device).sum())
 
-    def _tasks_of(self, placed: PlacedCosts, stages: Integers, count: int) -> StageTasks:
-        """The tasks of a cut, without weight gradients by themselves."""
-        key = id(placed), count, stages.tobytes()
+    def _tasks_of(
+        self, placed: PlacedCosts, stages: Integers, count: int, *, again: bool = False
+    ) -> StageTasks:
+        """The tasks of a cut, weight gradients by themselves; all is done ``again``, or nothing."""
+        key = id(placed), count, stages.tobytes(), again
         if key not in self._tasks:
-            self._tasks[key] = stage_tasks(placed, stages, count, apart=True)
+            shares = np.ones(count) if again else None
+            self._tasks[key] = stage_tasks(placed, stages, count, apart=True, again=shares)
         return self._tasks[key]
 
     # --- a setting looked at in full ----------------------------------------------------------
@@ -305,11 +314,16 @@ class PlanSearch:
             for one in found:
                 if one.fits and (self.best is None or one.seconds < self.best.seconds):
                     self.best = one
-            if not found or any(one.fits for one in found):
+            if any(one.fits for one in found):
                 return
 
-    def _in_mode(self, setting: Setting, mode: str, limit: float) -> Iterator[Candidate]:
-        """The setting with each cut that may take less than ``limit``."""
+    def _in_mode(
+        self, setting: Setting, mode: str, limit: float, *, fitting: bool = True
+    ) -> Iterator[Candidate]:
+        """The setting with each cut that may take less than ``limit``, and that may fit.
+
+        Those that cannot fit are among them if not ``fitting``.
+        """
         shape, placed = setting.shape, self.graphs.on(setting.shape)
         slots = [mesh.devices for mesh in shape.ranks(self.cluster)]
         options = StepOptions(
@@ -321,10 +335,12 @@ class PlanSearch:
             setting.zero,
         )
         tried = self._cut(placed, setting, again=mode == "full")
-        bounds = [self._least(placed, stages, setting) for stages in tried]
+        bounds = [self._least(placed, stages, setting, again=mode == "full") for stages in tried]
         for least, stages in sorted(zip(bounds, tried, strict=True), key=lambda pair: pair[0]):
             if least >= limit:
                 return
+            if fitting and not self._may_fit(placed, stages, setting, again=mode != "none"):
+                continue
             if mode == "auto" and options.memory is None:
                 memory = left_for_activations(
                     placed, stages, replace(options, memory=0), self.cluster, slots, [shape.shards]
@@ -339,11 +355,29 @@ class PlanSearch:
                 limit = min(limit, candidate.estimate.step_time)
             yield candidate
 
-    def _least(self, placed: PlacedCosts, stages: Integers, setting: Setting) -> float:
+    def _may_fit(
+        self, placed: PlacedCosts, stages: Integers, setting: Setting, *, again: bool
+    ) -> bool:
+        """Whether what a cut holds at least fits, where all or nothing is done ``again``."""
+        if not self.graphs.training:
+            return True
+        tasks = self._tasks_of(placed, stages, setting.stages, again=again)
+        order = order_of(
+            setting.schedule, setting.shape.pipeline, self.microbatches, setting.chunks
+        )
+        needed = least_memory(tasks, order, setting.shape.shards if setting.zero else 1)
+        if needed <= self.cluster.device.memory:
+            return True
+        self.crowded[setting] = min(needed, self.crowded.get(setting, math.inf))
+        return False
+
+    def _least(
+        self, placed: PlacedCosts, stages: Integers, setting: Setting, *, again: bool
+    ) -> float:
         """Seconds that a cut takes at least."""
         if not self.graphs.training or setting.stages == 1:
             return 0.0
-        tasks = self._tasks_of(placed, stages, setting.stages)
+        tasks = self._tasks_of(placed, stages, setting.stages, again=again)
         order = order_of(
             setting.schedule, setting.shape.pipeline, self.microbatches, setting.chunks
         )
@@ -451,7 +485,7 @@ class PlanSearch:
         for setting in sorted(self.crowded, key=self.crowded.__getitem__)[:1]:
             again = "full" if self.graphs.training else "none"
             mode = self.given.get("recompute") or again
-            self.candidates += self._in_mode(setting, mode, math.inf)
+            self.candidates += self._in_mode(setting, mode, math.inf, fitting=False)
         if not self.candidates:
             reasons = dict.fromkeys(self.refused.values())
             for setting in sorted(self.too_many, key=lambda one: one.stages)[:1]:

@@ -1,10 +1,9 @@
 """How many microbatches a pipeline rank holds at once, from their forward to their backward.
 
 Comes in: a schedule and a rank. Goes out: `HeldMicrobatches`: numbers of microbatches of each of
-its stages, in their order, that it holds at some time; or `Apart`, those whose backward is still to
-come and those of which only weight gradients are. A worker looks one action ahead: while a backward
-waits, for the gradients of another stage or for other slots inside its own, the forward behind it
-is done.
+its stages, in their order, that it holds at some time. A worker looks one action ahead: while a
+backward waits, for the gradients of another stage or for other devices inside its own, the forward
+behind it is done.
 """
 
 from __future__ import annotations
@@ -43,48 +42,14 @@ class HeldMicrobatches(NamedTuple):
         return float(alone + AHEAD * (ahead - alone))
 
 
-class Apart(NamedTuple):
-    """What a rank holds at once under a schedule with weight gradients of their own.
-
-    A row has, of each stage, the microbatches without a backward, then, again of each stage, those
-    that only wait for their weight gradients. ``before`` are times behind a forward, ``behind``
-    those behind a backward.
-    """
-
-    before: Rows
-    behind: Rows
-
-
-def held_apart(schedule: Schedule, rank: int, *, inside: bool = False) -> Apart:
-    """The same as `held_at_once`, and what is held behind backwards."""
-    stages = schedule.stages_of(rank)
-    place = {stage: i for i, stage in enumerate(stages)}
-    count = len(stages)
-    now = [0] * (2 * count)
-    before, behind = set[tuple[int, ...]](), set[tuple[int, ...]]()
-    for action, following in pairwise((*schedule.actions[rank], None)):
-        assert action is not None
-        at = place[action.stage]
-        if action.kind == "F":
-            now[at] += 1
-            before.add(tuple(now))
-        elif action.kind == "B":
-            waits = inside or action.stage < schedule.stages - 1
-            if waits and following is not None and following.kind == "F":
-                ahead = place[following.stage]
-                before.add(tuple(held + (i == ahead) for i, held in enumerate(now)))
-            now[at] -= 1
-            now[count + at] += 1
-            behind.add(tuple(now))
-        else:
-            now[count + at] -= 1
-    return Apart(_largest(before), _largest(behind))
-
-
-def held_at_once(schedule: Schedule, rank: int, *, inside: bool = False) -> Rows:
+def held_at_once(
+    schedule: Schedule, rank: int, *, inside: bool = False, least: bool = False
+) -> Rows:
     """Numbers of microbatches held at once of a rank's stages, those less than others left out.
 
-    ``inside`` is where each backward waits, for other slots of its own stage.
+    ``inside`` is where each backward waits, for other devices of its own stage. Of ``least``
+    no forward is done while a backward waits, and what only waits for weight gradients does not
+    count: so many are held whole in any case.
     """
     stages = schedule.stages_of(rank)
     place = {stage: i for i, stage in enumerate(stages)}
@@ -92,14 +57,14 @@ def held_at_once(schedule: Schedule, rank: int, *, inside: bool = False) -> Rows
     for action, following in pairwise((*schedule.actions[rank], None)):
         assert action is not None
         waits = action.kind == "B" and (inside or action.stage < schedule.stages - 1)
-        if waits and following is not None and following.kind == "F":
-            ahead = place[following.stage]
-            found.add(tuple(count + (i == ahead) for i, count in enumerate(now)))
+        if waits and not least and following is not None and following.kind == "F":
+            next_stage = place[following.stage]
+            found.add(tuple(count + (i == next_stage) for i, count in enumerate(now)))
         if action.kind == "F":
             now[place[action.stage]] += 1
             if following is None or following.kind != "F":  # behind another forward it holds more
                 found.add(tuple(now))
-        elif action.kind == schedule.works[-1]:
+        elif action.kind == ("B" if least else schedule.works[-1]):
             now[place[action.stage]] -= 1
     return _largest(found)
 

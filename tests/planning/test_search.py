@@ -9,7 +9,7 @@ import torch
 from shardwright.building import build
 from shardwright.clusters import Cluster, DeviceModel, Link, Links, Mesh
 from shardwright.costs.cost import Analytic
-from shardwright.costs.predict import estimate
+from shardwright.costs.predict import estimate, least_memory
 from shardwright.costs.step_time import order_of
 from shardwright.errors import PlanError
 from shardwright.ir import Builder
@@ -236,7 +236,7 @@ def test_splits_that_were_searched_for_build():
     "make", [lambda: trained(transformer(2)), lambda: random_step(3, 8), image_step]
 )
 def test_no_bound_is_above_what_a_plan_takes(make, microbatches):
-    """Of every shape and schedule, and of each of its cuts; so the best is the best of all."""
+    """Of time and of memory, of every shape and schedule, and of each of its cuts."""
     graph, machines = make(), cluster(4)
     every, search = (search_of(graph, machines, microbatches) for _ in range(2))
     for shape in [one for s in shapes(machines) for one in (s, *variants(s))]:
@@ -244,10 +244,18 @@ def test_no_bound_is_above_what_a_plan_takes(make, microbatches):
             bound = every.bound(setting)
             if not math.isinf(bound):
                 placed = every.graphs.on(shape)
-                for found in every._in_mode(setting, "none", math.inf):
-                    every.candidates.append(found)
-                    least = every._least(placed, found.stages, setting)
-                    assert max(bound, least) <= found.estimate.step_time * (1 + 1e-9)
+                for mode in ("none", "full"):
+                    again = mode == "full"
+                    for found in every._in_mode(setting, mode, math.inf, fitting=False):
+                        every.candidates.append(found)
+                        least = every._least(placed, found.stages, setting, again=again)
+                        assert max(bound, least) <= found.estimate.step_time * (1 + 1e-9)
+                        tasks = every._tasks_of(placed, found.stages, setting.stages, again=again)
+                        order = order_of(
+                            setting.schedule, shape.pipeline, microbatches, setting.chunks
+                        )
+                        shards = shape.shards if setting.zero else 1
+                        assert least_memory(tasks, order, shards) <= found.peak * (1 + 1e-6) + 8
     best = min(one.seconds for one in every.candidates if one.fits)
     assert search.run()[0].seconds <= best * (1 + 1e-9)
 
@@ -255,3 +263,15 @@ def test_no_bound_is_above_what_a_plan_takes(make, microbatches):
 def test_the_captured_batch_is_the_batch_of_a_step(step):
     """None is planned in microbatches that the batch cannot be cut in."""
     assert plan(step, cluster(4), "auto").training.microbatches == 1
+
+
+def test_what_fits_with_all_done_again_is_found():
+    """Where no budget for activations is left, cuts are tried that keep nothing but boundaries."""
+    graph = language_step(layers=4, width=64, vocabulary=100, batch=8, length=64)
+    asked = {"microbatches": 8, "schedule": "1f1b"}
+    full = plan(graph, cluster(2), "auto", recompute="full", **asked)
+    memory = max(slot.memory.total for slot in full.prediction.slots)
+    machines = cluster(2, memory=round(1.02 * memory))
+    made = plan(graph, machines, "auto", **asked)
+    assert made.training.recompute != "none"
+    assert max(slot.memory.total for slot in made.prediction.slots) <= machines.device.memory

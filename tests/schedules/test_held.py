@@ -3,7 +3,7 @@
 import pytest
 
 from shardwright.schedules import make_schedule
-from shardwright.schedules.held import HeldMicrobatches, held_apart, held_at_once, waits_inside
+from shardwright.schedules.held import HeldMicrobatches, held_at_once, waits_inside
 
 
 def rows(kind, rank, *, inside=False, microbatches=4):
@@ -36,21 +36,11 @@ def test_a_loss_alone_lets_nobody_wait():
     assert waits_inside(40, 1000)
 
 
-def test_behind_a_backward_only_weight_gradients_wait():
-    """A row has those without a backward, then those without weight gradients."""
-    schedule = make_schedule("zb-h1", ranks=2, microbatches=4)
-    first, last = (held_apart(schedule, rank) for rank in range(2))
-    assert (first.before, first.behind) == (((2, 0),), ((1, 1),))
-    assert (last.before, last.behind) == (((1, 1),), ((0, 2),))
+def test_the_least_counts_no_forward_ahead_and_nothing_behind_its_backward():
+    def least(kind, rank):
+        schedule = make_schedule(kind, ranks=2, microbatches=4)
+        return held_at_once(schedule, rank, least=True)
 
-
-@pytest.mark.parametrize("kind", ["zb-h1", "zb-v"])
-@pytest.mark.parametrize("rank", [0, 1])
-def test_apart_or_not_as_many_are_held(kind, rank):
-    schedule = make_schedule(kind, ranks=2, microbatches=4)
-    count = len(schedule.stages_of(rank))
-    whole = {sum(row) for row in held_at_once(schedule, rank)}
-    assert max(sum(row) for row in held_apart(schedule, rank).before) == max(whole)
-    for row in held_apart(schedule, rank).behind:
-        assert len(row) == 2 * count
-        assert sum(row) <= max(whole)
+    assert [least("1f1b", rank) for rank in (0, 1)] == [((2,),), ((1,),)]
+    assert [least("gpipe", rank) for rank in (0, 1)] == [((4,),), ((4,),)]
+    assert [least("zb-h1", rank) for rank in (0, 1)] == [((2,),), ((1,),)]
