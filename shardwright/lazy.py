@@ -7,7 +7,7 @@ A package says what it gives as any other does, but under ``if TYPE_CHECKING``, 
 objects that a module files when it is imported: then what a process can do would depend on what it
 happens to have imported.
 
-What always holds: a name is the object that it would be had it been imported at once, also where a
+Invariant: a name is the object that it would be had it been imported at once, also where a
 submodule is called the same; submodules are attributes without being imported before.
 """
 

@@ -25,6 +25,7 @@ from shardwright.ir import IRGraph
 from shardwright.ir.graph import is_step, without_collection
 from shardwright.ir.tensor_meta import count_text
 from shardwright.planning.assemble import make_plan
+from shardwright.planning.candidates import Candidate
 from shardwright.planning.mesh_plan import (
     PlanMachines,
     plan_by_partition,
@@ -39,7 +40,7 @@ from shardwright.planning.policy import Policy, by_policy, policy_name
 from shardwright.planning.predict import predict
 from shardwright.planning.reasons import alternatives, done_whole, split_reasons
 from shardwright.planning.rules import AXES, DATA, PIPELINE, batch_rows, whole_notes
-from shardwright.planning.search import Candidate, PlanSearch
+from shardwright.planning.search import PlanSearch
 from shardwright.planning.shapes import PlacedShapes
 from shardwright.planning.step import check_one_backward
 from shardwright.simulation.simulate import simulate

@@ -1,6 +1,6 @@
 """What is used of torch under names that it does not promise to keep.
 
-What always holds: a test says of each what is relied on (``tests/test_torch_internals.py``), so
+Invariant: a test says of each what is relied on (``tests/test_torch_internals.py``), so
 that a release of torch that changes one is found there and nowhere else.
 """
 

@@ -1,9 +1,9 @@
 """A gradient added to what was accumulated before it.
 
-Comes in: an accumulator and a gradient, values of one graph. Goes out: their sum. What always
-holds: where the gradient is a matrix product that nothing has read yet, product and sum are one
-``addmm``, and the product itself is left without readers. It is not taken away: the same gradient
-may be that of another value too, as that of ``x`` and ``y`` in ``x + y``.
+Input: an accumulator and a gradient, values of one graph. Output: their sum. Invariant: where the
+gradient is a matrix product that nothing has read yet, product and sum are one ``addmm``, and the
+product itself is left without readers. It is not taken away: the same gradient may be that of
+another value too, as that of ``x`` and ``y`` in ``x + y``.
 
     %g = mm(%a, %b)                              %g = mm(%a, %b)
     %s = add(%acc, %g)                     →     %s = addmm(%acc, %a, %b)

@@ -1,13 +1,13 @@
 """The backward of a run of nodes, written behind them into the same graph.
 
-Comes in: nodes of a graph under construction, gradients of some values that they make, and the
-values whose gradients are wanted. Goes out: those gradients. Reverse mode, node by node, with the
+Input: nodes of a graph under construction, gradients of some values that they make, and the
+values whose gradients are wanted. Output: those gradients. Reverse mode, node by node, with the
 rule of each from `vjp`; what reaches a value from several uses is added, the last use first, as
 autograd does. Values of integers, and what is reached through a detach alone, have no gradient.
 
 Some forward nodes have to give more than before, because the backward reads it: ``layer_norm``
 becomes ``native_layer_norm`` with mean and rstd. `Differentiator.replaced` says which and by what.
-What always holds: the nodes put in place of one make its outputs under the same ids, so that no
+Invariant: the nodes put in place of one make its outputs under the same ids, so that no
 other node changes; values know their producers and users as if the nodes were exchanged already,
 which `Differentiator.exchange` does in the graph's own list of nodes.
 """

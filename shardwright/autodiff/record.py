@@ -90,7 +90,7 @@ _UNSAFE = frozenset(
         torch.ops.aten.unsafe_chunk.default,
     }
 )
-"""Their results are taken apart: torch writes to one and reads none of the others through it."""
+"""Their results are separate: torch writes to one and reads none of the others through it."""
 
 
 def in_one_order(overload: OpOverload, args: Sequence[Any]) -> Sequence[Any]:

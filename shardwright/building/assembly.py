@@ -1,7 +1,7 @@
 """A pipeline file in the making: tensors with their names and origins, and supertasks.
 
-Comes in, piece by piece: inputs, segments and communications in the file's order, and then what the
-slots' values are of the program's outputs and stored values. What always holds: a tensor is
+Input, piece by piece: inputs, segments and communications in the file's order, and then what the
+slots' values are of the program's outputs and stored values. Invariant: a tensor is
 declared where a task first names it, so that there is none that nobody uses.
 
 Names: a tensor has its value's name on the slot that first has it, and ``name@slot`` elsewhere. A

@@ -17,7 +17,7 @@ the conversions of `holdings`, found as those of the forward are: so an all_gath
 gets its reduce_scatter, a message its answer, an input that all slots read whole its all_reduce.
 
 The gradient of a parameter is added up where it is made, over the microbatches, in accumulators,
-and brought together once a step: `total` does it, for whoever updates the parameter.
+and brought together once a step: `total` does it, for the update of the parameter.
 """
 
 from __future__ import annotations

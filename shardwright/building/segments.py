@@ -1,6 +1,6 @@
 """From slots to tasks: runs of nodes between communications become graphs.
 
-Comes in: what each slot does, in order, and when. Goes out: one list of `ComputeSegment`s and
+Input: what each slot does, in order, and when. Output: one list of `ComputeSegment`s and
 `CommunicationSegment`s for all slots, phase after phase, in an order that every slot can follow: a
 communication stands behind the segments that its members run before it. A run of nodes is of one
 place; it ends at a communication of that place and where one repeated layer meets the next, so that
@@ -10,7 +10,7 @@ Where weight gradients are to stand apart, segments of the phase ``backward`` ma
 slots and stages wait for. What nobody waits for before the update is one segment a layer, of the
 phase ``backward_weight``, which stands behind the layer's communications.
 
-What always holds: a segment reads only stored values, inputs, and what its slot made or received
+Invariant: a segment reads only stored values, inputs, and what its slot made or received
 before; what nobody reads is not made, sent or received.
 """
 

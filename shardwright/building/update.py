@@ -56,7 +56,7 @@ class ParameterLayout:
 class UpdateWriter:
     """Writes the update on the slots.
 
-    What always holds: the gradient and the state of a parameter, and the parameter's new contents,
+    Invariant: the gradient and the state of a parameter, and the parameter's new contents,
     lie as its `ParameterLayout` says.
     """
 

@@ -1,7 +1,7 @@
 """The machines that a plan is for: which device slots there are, and what links them.
 
-Comes in: the device slots of each host, what a slot is, and what links them inside a host and
-between hosts. Goes out: the links among any slots, and along the axes of a mesh on them. Slots of
+Input: the device slots of each host, what a slot is, and what links them inside a host and
+between hosts. Output: the links among any slots, and along the axes of a mesh on them. Slots of
 one host are processes that share memory, as the runtime has them, unless it is said otherwise. An
 axis is as slow as its slowest group: a group that spans hosts pays the links between hosts for
 every message.

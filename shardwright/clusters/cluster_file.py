@@ -11,7 +11,7 @@
 
 Links may tell kinds of communication apart: ``start`` of a collective, ``send`` and ``collective``,
 or any of `KINDS` by its name, each with a latency and a bandwidth; those in `ROOTED` only by name,
-else they are not known. What always holds: what is
+else they are not known. Invariant: what is
 written is read as the same; links that the slots need are never made up.
 """
 

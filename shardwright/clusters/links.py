@@ -1,6 +1,6 @@
 """What a collective costs: a model of the machines by latency and bandwidth.
 
-Comes in: a kind of communication, the number of slots that take part, and bytes. Goes out: the
+Input: a kind of communication, the number of slots that take part, and bytes. Output: the
 seconds that it takes.
 
 A collective among ``n`` slots costs its start and then a number of messages after one another,
@@ -9,7 +9,7 @@ Gropp, 2005): ``n - 1`` of them, and twice as many for all_reduce, which is a re
 all_gather with one start, for broadcast, which scatters and gathers, and for reduce. Links that say
 nothing of the last two price a broadcast as one message and a reduce as an all_reduce.
 
-What always holds: no price is negative, more bytes or more slots never cost less, and what stays
+Invariant: no price is negative, more bytes or more slots never cost less, and what stays
 on a slot costs nothing.
 """
 

@@ -1,10 +1,10 @@
 """Meshes: device slots in a grid of up to three named axes.
 
-Comes in: names and sizes of the axes, and the ids of the slots in row-major order (the last axis
-runs fastest). Goes out: coordinates of a slot, the groups of slots that a collective along an axis
+Input: names and sizes of the axes, and the ids of the slots in row-major order (the last axis
+runs fastest). Output: coordinates of a slot, the groups of slots that a collective along an axis
 joins, and the smaller meshes that stand along an axis.
 
-What always holds: every slot stands once in the mesh; the product of the sizes is the number of
+Invariant: every slot stands once in the mesh; the product of the sizes is the number of
 slots. A mesh without axes is one slot by itself.
 """
 

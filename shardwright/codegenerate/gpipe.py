@@ -403,7 +403,7 @@ class DeviceCopies:
     """Copies of tensors between devices; between GPUs on streams of their own.
 
     Such a copy waits for what its source has been asked for so far, and its target's next work
-    waits for it: a stage goes on with its next microbatch while its last one travels (the copy
+    waits for it: a stage continues with its next microbatch while its last one travels (the copy
     streams of torchgpipe, arXiv 2004.09910).
     """
 

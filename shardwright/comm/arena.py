@@ -1,4 +1,4 @@
-"""Memory that processes of one host share, in blocks that are let go by whoever holds them.
+"""Memory that processes of one host share, in blocks that are released by their holders.
 
 A rank lends blocks of its own `Arena`: a file in memory without a name, sparse, and so long that it
 never has to grow. Others see it through a `Window`, made from the file's descriptor. Nothing of it
@@ -9,7 +9,7 @@ A block is a header of one byte a rank, and content. A rank's byte is 0 as long 
 block. A holder reads the content where it is, as a tensor, and lets go when nothing uses that
 tensor's memory any more.
 
-What always holds: blocks lie side by side and fill the file from its beginning; the owner lends one
+Invariant: blocks lie side by side and fill the file from its beginning; the owner lends one
 again only when all have let go. Blocks of about one size take turns. Where a size has none left,
 neighbours that are free are merged and the smallest that will do is split (best fit); the file
 grows only where none will, and what is free in it then goes back to the system. So an arena takes

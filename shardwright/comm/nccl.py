@@ -1,11 +1,11 @@
 """Communication between devices of one kind by their own library: NCCL for CUDA.
 
-`NcclTransport` enqueues each operation on the device and goes on at once; the device's streams do
+`NcclTransport` enqueues each operation on the device and returns at once; the device's streams do
 the waiting. Kinds that only move data move bytes; reductions use the library's own, so the order of
 additions is the library's; what it has no type for is reduced in another one (bool, f8, i16,
 u16 to u64).
 
-What always holds: operations of a rank are enqueued in one order, the file's, one call after the
+Invariant: operations of a rank are enqueued in one order, the file's, one call after the
 other (``in_order``), which `pipeline.check` has shown to be free of deadlock. Process groups are
 made once a distinct set of members, by all ranks, in one order; pairs use the group of all.
 """

@@ -6,7 +6,7 @@ from one to the other: same machine, network namespace and user. Sockets have na
 the kernel knows and that vanish with them. So no file is made, and nothing is left however a rank
 ends.
 
-What always holds: nobody gets a descriptor but a process of this user, which the kernel says at
+Invariant: nobody gets a descriptor but a process of this user, which the kernel says at
 both ends, that knows what the other end has put in the store for the ranks alone. Whoever else
 calls, and says something else, nothing or half of it, is hung up on, and nobody waits for him.
 """

@@ -256,4 +256,4 @@ class Endpoint(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Cut the connections at once, so that whoever waits for this rank fails."""
+        """Cut the connections at once, so that those that wait for this rank fail."""

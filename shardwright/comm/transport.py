@@ -6,7 +6,7 @@ Member ``i`` is the task with ``device_idx`` ``i``; its rank is the position of 
 ``Document.devices``; tags number the groups in the order of their names.
 
 `Transport.start` takes this member's tensor and returns a `PendingTransfer`; nothing blocks. A
-worker asks ``ready`` and goes on with other work meanwhile. With nothing to do it sleeps in `wait`,
+worker asks ``ready`` and does other work meanwhile. With nothing to do it sleeps in `wait`,
 until an answer may have changed or its wakeup descriptor is readable, which other threads make it
 (``notify``).
 
@@ -86,7 +86,7 @@ class Transport(ABC):
 
     @abstractmethod
     def abort(self) -> None:
-        """Cut the connections at once, so that whoever waits for this member fails."""
+        """Cut the connections at once, so that those that wait for this member fail."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
 """Tensors as bytes in memory, and back, without losing their strides.
 
-In comes a tensor and the `TensorSpec` that both ends know; in between there is one flat buffer of
-bytes; out comes a tensor of that spec. Where the elements fill their memory without gaps, in
+Input: a tensor and the `TensorSpec` that both ends know; in between there is one flat buffer of
+bytes; output: a tensor of that spec. Where the elements fill their memory without gaps, in
 whatever order of dimensions, or lie over one another (an expanded tensor), the bytes are that
 memory itself and neither end copies. A tensor with gaps travels packed.
 
-What always holds: ``unpack(pack(conform(t, spec), spec), spec)`` equals ``t`` and has the
+Invariant: ``unpack(pack(conform(t, spec), spec), spec)`` equals ``t`` and has the
 strides of ``spec``.
 """
 

@@ -5,8 +5,8 @@
     compile_partitioned_model write the stages down as Python
     pipe_model                all of it
 
-Comes in: a model and an example of what it is called with. Goes out: a `LayerGraph`, which
-`compile_partitioned_model` takes. What always holds: each is a few calls of the steps that have
+Input: a model and an example of what it is called with. Output: a `LayerGraph`, which
+`compile_partitioned_model` takes. Invariant: each is a few calls of the steps that have
 names of their own: `capture`, `profile`, `metis_partition`, `codegen`.
 """
 

@@ -112,9 +112,9 @@ def _layout(plan: ExecPlan, vid: int) -> tuple[tuple[int, ...], tuple[int, ...],
 class SharedArena:
     """PlanMemory that is as large as the largest plan needs.
 
-    What always holds on the CPU: all memories that were lent it lie in one and the same. Where a
+    Invariant on the CPU: all memories that were lent it lie in one and the same. Where a
     larger plan comes, they get larger memory before the next run, and what was theirs lives on only
-    in slots that somebody keeps. On a GPU, where recorded graphs know addresses, memory that was
+    in slots that are kept. On a GPU, where recorded graphs know addresses, memory that was
     lent stays where it is, and those that come later get the larger one: `reserve` what all need.
     """
 

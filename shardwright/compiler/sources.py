@@ -7,7 +7,7 @@ program's.
 
 A training step becomes one graph for one device by the way that pipelines take: a plan of one slot.
 Its inputs are the captured ones in their order, but for the count of dropout's draws, which is
-state here and goes on with each run.
+state here and continues with each run.
 """
 
 from __future__ import annotations

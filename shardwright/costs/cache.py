@@ -1,10 +1,10 @@
 """Measurements that are kept from one run to the next.
 
-Comes in: a key, by which a unit is known, and the machine that it was measured on. Goes out: its
+Input: a key, by which a unit is known, and the machine that it was measured on. Output: its
 `Timing`, if it was measured there before with as many samples. The file is JSON in the user's cache
 directory, or where the caller wants it.
 
-What always holds: the file is whole or not there at all; what other processes have added is kept;
+Invariant: the file is whole or not there at all; what other processes have added is kept;
 what failed is never in it; a file that does not read is an error that says which to delete.
 """
 

@@ -1,7 +1,7 @@
 """What a node costs: seconds of its forward, and of its backward.
 
 `Costs` is what planners ask; `Analytic` answers it from shapes alone, by the roofline of a device.
-What always holds: no cost is negative, a view costs nothing, and a smaller part never costs more.
+Invariant: no cost is negative, a view costs nothing, and a smaller part never costs more.
 """
 
 from __future__ import annotations

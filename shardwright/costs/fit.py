@@ -5,7 +5,7 @@ squares of the logarithms, so that a time twice too long weighs as one twice too
 that are far off weigh little. `fit_links` finds latencies and bandwidths of the alpha-beta model,
 by least squares of the relative errors; the model is linear in them.
 
-What always holds: what no measurement depends on stays as it was, and no number becomes negative.
+Invariant: what no measurement depends on stays as it was, and no number becomes negative.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which nodes are measured together: units, by the modules that nodes stand in.
 
-Comes in: a graph, how far down its tree of modules to go, and classes of modules that are one
-piece. Goes out: units, in the order of the graph. What always holds: every node is in one unit;
+Input: a graph, how far down its tree of modules to go, and classes of modules that are one
+piece. Output: units, in the order of the graph. Invariant: every node is in one unit;
 the nodes of a unit stand next to one another, so that a unit can be run by itself; two calls of one
 module are two units.
 

@@ -1,6 +1,6 @@
 """Costs of nodes that were measured, for planners.
 
-Comes in: measurements of calls, or of several calls in a row. Goes out: a `Costs`. Nodes of a graph
+Input: measurements of calls, or of several calls in a row. Output: a `Costs`. Nodes of a graph
 are known by what they do, so it need not be the graph that was measured.
 
 - What was measured alone costs what it took; what was measured together shares that, as the

@@ -211,7 +211,7 @@ def estimate(
 
     ``placement`` is the rank of each stage of a model, where a rank has several; a training step's
     is its schedule's. ``shards`` is how many devices of each rank, or of all, share the batch.
-    ``known`` is what was laid out of these stages before, whoever updates the parameters.
+    ``known`` is what was laid out of these stages before, whatever updates the parameters.
     """
     links = RankLinks.of(cluster, slots)
     if not placed.source.training:
@@ -414,7 +414,7 @@ def update_seconds(
     """The update of parameters of whole gradients and states of these bytes, over ``shards``.
 
     An update reads a parameter, its gradient and its state, and writes all but the gradient. What
-    is dealt out over devices (ZeRO) is put together again: a collective more than its gradient
+    is sharded over devices (ZeRO) is put together again: a collective more than its gradient
     takes, and a copy to where the parameter stands.
     """
     over = np.asarray(shards)

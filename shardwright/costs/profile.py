@@ -1,7 +1,7 @@
 """What each layer of a program takes, as it was measured.
 
-Comes in: what `profile` measured. Goes out: a `Profile`, which prints as a table, is a file, and is
-what planners take for measured costs. What always holds: layers stand in the order of the graph,
+Input: what `profile` measured. Output: a `Profile`, which prints as a table, is a file, and is
+what planners take for measured costs. Invariant: layers stand in the order of the graph,
 their nodes are all its forward nodes, each once; equal layers share one measurement.
 """
 

@@ -1,13 +1,13 @@
 """The work of a node, and how long a device takes for work.
 
-Comes in: a node, or a `LargestPart` of it, and which values want gradients. Goes out: `Work`, the
+Input: a node, or a `LargestPart` of it, and which values want gradients. Output: `Work`, the
 operations and bytes of its forward, of the gradients of what nodes made, and of those of stored
 values; bytes are those of the tensors that a slot has. A device takes the longest of three times
 for it, and the time to start its operators: of products, of memory traffic, and, on a CPU, of
 functions of single elements (the roofline; Williams, Waterman and Patterson, 2009). A CPU takes
 time for large new tensors beside that, since the system hands it empty pages.
 
-What always holds: no time is negative, more work never takes less, and a view takes none.
+Invariant: no time is negative, more work never takes less, and a view takes none.
 """
 
 from __future__ import annotations

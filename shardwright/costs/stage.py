@@ -1,6 +1,6 @@
 """The tasks of each stage of a cut, with their seconds and with the memory that they hold.
 
-Comes in: `PlacedCosts`, and the stage of each node. Goes out: `StageTasks`: what a device does for
+Input: `PlacedCosts`, and the stage of each node. Output: `StageTasks`: what a device does for
 one microbatch, cut in tasks where building cuts it (at communication, and between blocks), and what
 it holds before, in and behind each task. Memory is the liveness of storages: one is held from when
 it is made, or from the beginning of the pass that it comes to from another stage, until its last

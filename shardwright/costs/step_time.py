@@ -1,6 +1,6 @@
 """A training step in time: the schedule of each pipeline rank, laid out as its devices walk it.
 
-Comes in: a schedule, the tasks of each stage (`stage`), and links. Goes out: for each rank when it
+Input: a schedule, the tasks of each stage (`stage`), and links. Output: for each rank when it
 is done, how long it works, and the most that it holds. The devices of a rank do the same at the
 same time, so one stands for all.
 

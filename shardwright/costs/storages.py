@@ -1,6 +1,6 @@
 """The storages that the nodes of a placed graph make and read on one device, and when.
 
-Comes in: a placed graph, and the recorded backward of each node. Goes out: `PlacedCosts`. It goes
+Input: a placed graph, and the recorded backward of each node. Output: `PlacedCosts`. It goes
 through the nodes forward and backward as building does: what is fetched is a storage of its own, a
 slice and a view lie in what they show, a gradient that is passed on lies where it lay, and terms of
 a gradient that lie alike are added.

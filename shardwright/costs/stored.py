@@ -1,7 +1,7 @@
 """Measurements as a JSON file, and back.
 
-Comes in: a Struct with its ``version``, or the path of a file. Goes out: the file, or what is in
-it. What always holds: a file is there whole or not at all; what does not read is one ProfileError
+Input: a Struct with its ``version``, or the path of a file. Output: the file, or what is in
+it. Invariant: a file is there whole or not at all; what does not read is one ProfileError
 that names the file, what was found and what to do.
 """
 

@@ -1,7 +1,7 @@
 """What the compute supertasks of a pipeline take, measured one by one as the runtime runs them.
 
-Comes in: what `profile_tasks` measured. Goes out: `TaskTimes`, which are a file and what `simulate`
-takes. What always holds: they belong to the supertasks that were measured, whose hash they hold.
+Input: what `profile_tasks` measured. Output: `TaskTimes`, which are a file and what `simulate`
+takes. Invariant: they belong to the supertasks that were measured, whose hash they hold.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Some operators always return what they were given, seen otherwise (``transpose``); others do where
 they can (``reshape``, ``contiguous``, a cast to the same type), which follows from how the values
-lie. What always holds: a call that moves nothing takes no time.
+lie. Invariant: a call that moves nothing takes no time.
 """
 
 from __future__ import annotations

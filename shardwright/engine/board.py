@@ -1,4 +1,4 @@
-"""A notice board in shared memory: what each worker is doing, for whoever watches over them.
+"""A notice board in shared memory: what each worker is doing, for the driver that watches them.
 
 A worker writes its line without a system call; the driver reads all lines to see
 whether anything moves, and to say where a worker was that died or stood still. The memory is a file

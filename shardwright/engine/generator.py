@@ -1,6 +1,6 @@
 """The Generator: from a user's call to the tensors that each device slot takes, and back.
 
-In comes a call, or a training step's batch, with whole tensors; `Generator.cut` compares it with
+Input: a call, or a training step's batch, with whole tensors; `Generator.cut` compares it with
 the pipeline's metadata and gives each slot its slices, those that there are once a microbatch with
 the microbatch for a leading dimension. `Generator.join` puts slices of outputs together and folds
 them into the object that the original returns.

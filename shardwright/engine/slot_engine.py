@@ -2,8 +2,8 @@
 
 Calls and steps come in by `SlotEngine.begin`; `SlotEngine.advance` does one piece of work:
 computing and posted sends can always be done, a receive or collective is taken when its result is
-there. Nothing blocks, so whoever drives an engine sleeps when there is nothing to do. What is
-finished comes out in the order it began. Not for several threads.
+there. Nothing blocks, so the caller that drives an engine sleeps when there is nothing to do. What
+is finished comes out in the order it began. Not for several threads.
 
 Training steps go one after another on the slot's state: the next begins when the slot has done all
 of this one. Calls overlap, what others may wait for first; where a call replaces state, or the
@@ -92,8 +92,8 @@ class PostedTransfer:
 class SlotEngine:
     """One slot at work.
 
-    ``shares`` says that somebody else changes its constants. ``clock`` gives seconds, ``ops`` says
-    what values are; both are the simulator's where nothing is computed.
+    ``shares`` says that another program changes its constants. ``clock`` gives seconds, ``ops``
+    says what values are; both are the simulator's where nothing is computed.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class SlotEngine:
         self._transport.close()
 
     def abort(self) -> None:
-        """Cut the connections to other slots, so that whoever waits for this one fails."""
+        """Cut the connections to other slots, so that those that wait for this one fail."""
         self._transport.abort()
 
     # --- where it is ------------------------------------------------------------------------

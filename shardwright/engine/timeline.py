@@ -1,10 +1,10 @@
 """Who did what for how long: the events of a run, their sums, and a trace for a browser.
 
-In come `Event`s from the workers; `Timeline` sums them up a device slot and writes them for
+Input: `Event`s from the workers; `Timeline` sums them up a device slot and writes them for
 ``chrome://tracing`` or Perfetto. Times are seconds of one clock, `time.monotonic`, which all
 processes of a machine share; between machines clocks differ.
 
-What always holds: every supertask has one event a call. Communication goes on beside computing,
+Invariant: every supertask has one event a call. Communication overlaps with computing,
 so its events overlap others; ``wait`` events are when a worker had calls to run but nothing to do.
 """
 

@@ -9,7 +9,7 @@ of the driver's process. Each `ForkRequest` comes with six descriptors: the work
 connection, the notice board, the store, standard output and error, and a pipe. The answer is the
 worker's process id with a pidfd of it; how it ended is written to the pipe.
 
-What always holds: torch does no work here, so that a fork copies no thread's work half done (what
+Invariant: torch does no work here, so that a fork copies no thread's work half done (what
 NumPy's libraries start, they stop for a fork); of another worker's descriptors a worker has none;
 when the driver is gone this process ends, and so do the workers, who watch it by themselves.
 """

@@ -23,7 +23,7 @@ from shardwright.profiling.clock import computing_threads
 
 
 class InProcess(Backend):
-    """A worker a slot, driven by whoever waits for a result."""
+    """A worker a slot, driven by the caller that waits for a result."""
 
     def __init__(self, pipeline: Pipeline, options: EngineOptions) -> None:
         super().__init__(pipeline, options)

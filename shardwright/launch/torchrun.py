@@ -1,4 +1,4 @@
-"""One rank of a run that torchrun, or whoever sets RANK and WORLD_SIZE, has started.
+"""One rank of a run that torchrun, or another launcher that sets RANK and WORLD_SIZE, has started.
 
 Every rank makes the same calls with the same whole inputs; rank ``i`` is device slot ``i`` and runs
 its worker in a thread of this process. Rank 0's future holds the result, the others' None.

@@ -7,7 +7,7 @@
     dimension   factor, or "(" factors ")"          (h t): one dimension, h outermost
     factor      identifier, number or "*", and a reduction: none, "+" or "^"
 
-What always holds: ``parse(str(annotation)) == annotation``; an identifier has one reduction
+Invariant: ``parse(str(annotation)) == annotation``; an identifier has one reduction
 everywhere; a number has ``^``; ``*`` stands outside brackets and at most once in a tensor. What
 depends on shapes (``*``, lengths, ranks) is `dimop`'s. Every error points at its column.
 """

@@ -1,6 +1,6 @@
 """Find an operator's annotation by running it: split inputs, run, put together, compare.
 
-In comes a function of tensors and an example, or a call of an operator; out comes the `Dimop`, or
+Input: a function of tensors and an example, or a call of an operator; output: the `Dimop`, or
 the `Rule`, of the splits that held. It is true of the example's shapes; dimensions that did not
 split are written with ``^``, or as numbers where only an output has them.
 

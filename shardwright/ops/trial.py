@@ -1,7 +1,7 @@
 """An annotation tried on the function that it is of: split inputs, run, put together, compare.
 
 Each identifier is split in 2 and in 3 parts, on an example or on random inputs of sizes 2 to 6; the
-parts of a term of a sum (see `Dimop.terms`) are the value and zeros. Out comes the annotation with
+parts of a term of a sum (see `Dimop.terms`) are the value and zeros. Output: the annotation with
 the inputs told apart that a sum shares and that are its terms, or AnnotationError with the
 counterexample.
 """

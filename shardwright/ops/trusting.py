@@ -1,6 +1,6 @@
 """Calls whose kernels read and write as far as some argument says: what must hold of the others.
 
-Comes in: a call on values without contents. Kernels of backwards trust that what a forward has
+Input: a call on values without contents. Kernels of backwards trust that what a forward has
 saved is as the forward makes it: `check_shapes` asks the forward, on fake tensors, and refuses a
 call on anything else. Strides, lists of an optimizer's step and halves of spectra are held to
 shapes. Indices, which only a run knows, are held to their bounds there (`ir.overloads`).

@@ -11,7 +11,7 @@ argument of the operator's schema is written, defaults too; what JSON cannot say
 (`ir.attributes`). Names are positions, so that equal layers give equal text. Inputs have no shape
 here: they are the tensors that a supertask binds.
 
-What always holds: ``decode(encode(graph), inputs)`` computes what ``graph`` does, and encodes to
+Invariant: ``decode(encode(graph), inputs)`` computes what ``graph`` does, and encodes to
 the same text. The text holds no code; decoding calls no operator, and gives only operators that a
 file may call, with every argument of their schemas. Whether their results are what the text says,
 `proof` finds out.

@@ -4,7 +4,7 @@
     torch.save      a dict from names to tensors; mapped, with weights_only=True
     torch.export    a .pt2 archive's weights and constants (see `archive`)
 
-What always holds: reading a slice brings only the slice into memory, gives contiguous memory of
+Invariant: reading a slice brings only the slice into memory, gives contiguous memory of
 its own (nothing refers to the file afterwards), and never unpickles an object. Every failure is a
 WeightError that names file and tensor.
 """

@@ -4,7 +4,7 @@
     pipeline.save("model.pipeline.json")
     pipeline = sw.Pipeline.load("model.pipeline.json")
 
-What always holds of a pipeline that was loaded: it is right (`check`), and nothing was imported,
+Invariant of a pipeline that was loaded: it is right (`check`), and nothing was imported,
 evaluated or unpickled to read it. Files are written to a temporary name and renamed, weights
 before the file that names them.
 """

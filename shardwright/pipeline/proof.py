@@ -1,8 +1,9 @@
 """Whether the calls of an FX graph make what its text says: each is run once, on fake tensors.
 
-Comes in: a text, the tensors that a supertask binds, and the kind of its slot. What holds after
+Input: a text, the tensors that a supertask binds, and the kind of its slot. What holds after
 `prove`: every call runs on what comes to it, and gives as many tensors as the text says, of the
-shapes, dtypes and strides that it says. So what a task makes is in the file, whoever runs it.
+shapes, dtypes and strides that it says. So what a task makes is in the file, on each way of
+running.
 
 A graph is proved once for the tensors that it is given: equal layers cost one proof, also in
 documents to come, and in processes to come as long as torch and this package stay what they are:

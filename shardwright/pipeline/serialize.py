@@ -1,6 +1,6 @@
 """A document as the bytes of a file, and back.
 
-What always holds: ``read(write(document))`` is an equal document, and equal documents have equal
+Invariant: ``read(write(document))`` is an equal document, and equal documents have equal
 bytes. Reading gives a document whose types are right, or one PipelineError that names the place;
 it never imports, evaluates or unpickles anything.
 """

@@ -1,7 +1,7 @@
 """Weights: the contents of a pipeline's constants, in memory or in parameter files.
 
-Comes in: `ParamValue`s, which say path, name and placements, and `TensorInfo`s, which say what a
-constant must be. Goes out: tensors of exactly that shape, dtype and strides, each in memory of its
+Input: `ParamValue`s, which say path, name and placements, and `TensorInfo`s, which say what a
+constant must be. Output: tensors of exactly that shape, dtype and strides, each in memory of its
 own, of which only the part that is asked for was read. What differs is a WeightError that names
 file and tensor. Contents in memory go before files.
 """

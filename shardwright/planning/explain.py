@@ -1,7 +1,7 @@
 """What differs between two plans, in words.
 
-Comes in: two plans, of one graph or of two. Goes out: a `Difference`: settings, where nodes run,
-how they are split, what slots carry, and what the plans say of themselves. What always holds: equal
+Input: two plans, of one graph or of two. Output: a `Difference`: settings, where nodes run,
+how they are split, what slots carry, and what the plans say of themselves. Invariant: equal
 plans have none and others have one, and the other way round it says the same with sides exchanged.
 
 Nodes are told by where they stand in the model and what they do (`Plan.labels`), so that plans are

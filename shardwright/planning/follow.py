@@ -11,7 +11,7 @@ operator's: what can be done is what annotations say.
 Everything that is reached from one beginning without communication is a region, and must be cut
 at the same places: a region of ten heads, whose linear layers have 640 columns, is cut at multiples
 of 64 there. The lengths of all identifiers in a region have a greatest common divisor; that many
-units are dealt out over the axis, so there must be at least one a slot.
+units are sharded over the axis, so there must be at least one a slot.
 """
 
 from __future__ import annotations

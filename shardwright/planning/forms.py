@@ -1,6 +1,6 @@
 """The forms of one graph that are planned, each made once.
 
-With fused products taken apart, as a step of so many microbatches and data shards, as the forward
+With fused products unfused, as a step of so many microbatches and data shards, as the forward
 that is placed. A step is what `as_step` gives; where it would give the same for two numbers, it is
 one.
 """
@@ -26,7 +26,7 @@ from shardwright.planning.step_graph import forward_view
 from shardwright.planning.unfuse import unfuse
 
 Positions = tuple[int, ...]
-"""Of the fused products that are taken apart."""
+"""Of the fused products that are unfused."""
 _Key = tuple[Positions, int, int]
 """With numbers of microbatches and data shards; 1 where they do not matter."""
 
@@ -45,7 +45,7 @@ class GraphForms:
     _mixed: dict[int, bool] = field(default_factory=dict)
     """By number of data shards."""
     _mixing: dict[Positions, tuple[IRGraph, list[IRNode]]] = field(default_factory=dict)
-    """The forward of the graph taken apart, and the nodes of it that mix the batch."""
+    """The forward of the graph unfused, and the nodes of it that mix the batch."""
 
     def __post_init__(self) -> None:
         self.training = is_step(self.graph)
@@ -58,11 +58,11 @@ class GraphForms:
         return self._fingerprint
 
     def note_apart(self, apart: IRGraph, positions: Positions) -> None:
-        """Note the graph with these fused products taken apart, which is known."""
+        """Note the graph with these fused products unfused, which is known."""
         self._apart.setdefault(positions, apart)
 
     def apart(self, positions: Positions) -> IRGraph:
-        """The graph with these fused products taken apart."""
+        """The graph with these fused products unfused."""
         if positions not in self._apart:
             self._apart[positions] = unfuse(self.graph, positions)
         return self._apart[positions]

@@ -146,7 +146,7 @@ class Fusion:
 def find_fusions(graph: IRGraph) -> dict[int, Fusion]:
     """The fused products of a graph, by position, in order.
 
-    A weight is taken apart only where everything that reads it is, so that no slot holds it twice;
+    A fused weight is split only where everything that reads it is, so that no slot holds it twice;
     one that a training step updates also only where all of it is in the same parts everywhere.
     """
     finder = _Finder(graph, {node.id: node for node in graph.nodes})

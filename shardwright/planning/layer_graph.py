@@ -1,8 +1,8 @@
 """A model as its layers: what seed 001 calls the graph, and puts in stages.
 
-Comes in: a graph, and how far down its tree of modules to go. Goes out: a `LayerGraph`, whose nodes
-are layers: calls of modules that are put in a stage whole, and single operators between them. What
-always holds: layers stand in the order of the graph, its forward nodes are all in one of them each,
+Input: a graph, and how far down its tree of modules to go. Output: a `LayerGraph`, whose nodes are
+layers: calls of modules that are put in a stage whole, and single operators between them.
+Invariant: layers stand in the order of the graph, its forward nodes are all in one of them each,
 and the nodes of a layer stand next to one another; so layers need one another in one direction.
 """
 

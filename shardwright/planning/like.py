@@ -1,8 +1,8 @@
 """A plan for another graph of a training step's model, on the same slots.
 
-Comes in: the graph (an evaluation, or the same step for batches of another shape), the step's graph
-and the step's plan. Goes out: a plan in which what reads a parameter runs where the step has the
-parameter, split as the step splits it. What always holds: nodes stand in stages that never go back,
+Input: the graph (an evaluation, or the same step for batches of another shape), the step's graph
+and the step's plan. Output: a plan in which what reads a parameter runs where the step has the
+parameter, split as the step splits it. Invariant: nodes stand in stages that never go back,
 so that what flows between them flows one way.
 """
 
@@ -211,7 +211,7 @@ def _has_all(stage: int, needed: Sequence[set[int]], meshes: Mapping[int, Mesh])
 
 
 Part = tuple[str, tuple[tuple[int, int], ...] | None]
-"""A stored value by its name, and which part of it, where a fused one is taken apart."""
+"""A stored value by its name, and which part of it, where a fused one is unfused."""
 Key = tuple[str, str, tuple[Part, ...], int]
 """Scope, operator, stored values read, and how many such nodes come before."""
 Held = tuple[int, int] | None

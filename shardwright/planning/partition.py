@@ -1,6 +1,6 @@
 """Partition: in which stage each node of a forward is, and how well that shares out the work.
 
-Every partitioner gives one. What always holds: stages are numbered in the order in which they can
+Every partitioner gives one. Invariant: stages are numbered in the order in which they can
 be done, so that no node reads what a later stage makes; every stage has a node; and a stage's rank
 is the pipeline rank that has it, of ``replicas`` slots that share its microbatches' rows.
 """

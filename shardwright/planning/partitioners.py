@@ -1,6 +1,6 @@
 """Partitioners by name: each gives a `Partition` of a graph's forward.
 
-Comes in: a graph, a model or a training step, and a number of stages. Goes out: a `Partition`.
+Input: a graph, a model or a training step, and a number of stages. Output: a `Partition`.
 `PARTITIONERS` has those that are policies of `plan`, which asks them with a `Task`.
 
 metis

@@ -1,6 +1,6 @@
 """PipeDream's partition: contiguous stages, of which each may have several slots.
 
-Comes in: a workload and a cluster. Goes out: where stages begin, and how many slots each has. Slots
+Input: a workload and a cluster. Output: where stages begin, and how many slots each has. Slots
 of one stage take each some of a microbatch's rows, and add up their gradients once a step. The
 dynamic program is that of "PipeDream: Generalized Pipeline Parallelism for DNN Training"
 (Narayanan et al., SOSP 2019), section 3.1: the best way to give the nodes from i on m slots is a
@@ -9,7 +9,7 @@ follows. Slots are handed out in the order of the cluster, so that each stage's 
 stage that spans hosts adds its gradients up over the links between them. As in the paper, the slots
 of a stage share all of its seconds evenly, what each operator costs to begin too.
 
-What always holds: no other contiguous cut and no other numbers of slots have a smaller largest
+Invariant: no other contiguous cut and no other numbers of slots have a smaller largest
 time of any stage for a microbatch; of those with the same, it has the fewest stages.
 """
 

@@ -6,7 +6,7 @@ does the same. A pipeline stage is a mesh of one slot; a lookup table cut over a
 layer under tensor parallelism, is a node split along an axis.
 
 A plan belongs to the graph it was made for: it holds the graph's fingerprint, and `build` refuses
-another. Where it says that fused products are taken apart (`unfuse`), its nodes are those of the
+another. Where it says that fused products are unfused (`unfuse`), its nodes are those of the
 graph after that.
 """
 
@@ -241,7 +241,7 @@ class TrainingPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Assignments, and the index of the assignment of each node in execution order.
 
-    ``unfused`` are the positions, in the graph itself, of fused products that are taken apart
+    ``unfused`` are the positions, in the graph itself, of fused products that are unfused
     before anything else. ``loads`` has an entry a slot; ``notes`` say in words what was decided
     and why. Of a training step the nodes are those of the forward (`planning.step`), and
     ``training`` says how it is cut in microbatches and stages. ``inputs`` are the graph's, with

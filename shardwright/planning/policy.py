@@ -7,10 +7,10 @@
                 graph.partition(node, algo, idx=1, dim=0, num=resource.ngpus)
         return graph
 
-In come an `IRGraph` and the slots; a policy sees a `PolicyGraph` made of them and decides on its
-nodes. Out comes an `Assignment` for each node.
+Input: an `IRGraph` and the slots; a policy sees a `PolicyGraph` made of them and decides on its
+nodes. Output: an `Assignment` for each node.
 
-What always holds: a node is decided on once. Nodes that are not decided on are replicated: every
+Invariant: a node is decided on once. Nodes that are not decided on are replicated: every
 slot does all of them. The parts of a partition go to the first slots, in order, but for those that
 `PolicyGraph.assign` puts elsewhere, each to a slot of its own. A part can be partitioned again; the
 parts of one node are all split alike, so that they make a grid, an axis for each partition.

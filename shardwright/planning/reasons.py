@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from shardwright.costs.placed import Forward
 from shardwright.ops.bound import Flow
+from shardwright.planning.candidates import Candidate
 from shardwright.planning.plan import Alternative, Assignment, SplitReason
-from shardwright.planning.search import Candidate
 from shardwright.sharding.strategy import Choice, Split, Terms
 
 

@@ -1,6 +1,6 @@
 """Which outputs of a pipeline have the rows of its batch, if every operator keeps rows apart.
 
-In come a pipeline and the inputs whose dimension 0 is the batch; out comes which dimension of each
+Input: a pipeline and the inputs whose dimension 0 is the batch; output: which dimension of each
 output has the rows, so that row i of it is made from row i of the inputs alone. That is followed
 task by task, through the graphs by dimension annotations and through communication by what each
 kind does, not believed of the file. Equal tasks (the layers of a stack) are looked at once.

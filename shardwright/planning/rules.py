@@ -161,13 +161,13 @@ SPLITTERS: dict[str, Splitter] = {
     "sequence": sequence,
 }
 """By the name of a mesh axis or a policy."""
-TAKES_APART = frozenset({"tensor", "sequence"})
-"""Axes for which fused products are taken apart: those that split columns."""
+UNFUSING_AXES = frozenset({"tensor", "sequence"})
+"""Axes for which fused products are unfused: those that split columns."""
 
 
 @dataclass(slots=True)
-class TakingApart:
-    """Which fused products of a graph are taken apart for which axes; `over` says it.
+class UnfusedProducts:
+    """Which fused products of a graph are unfused for which axes; `over` says it.
 
     What does not depend on the axes is worked out once.
     """
@@ -175,9 +175,9 @@ class TakingApart:
     graph: IRGraph
     fusions: Mapping[int, Fusion] = field(init=False)
     _annotations: Annotations | None = None
-    """Of the forward with all of them taken apart."""
+    """Of the forward with all of them unfused."""
     _made: dict[tuple[int, ...], IRGraph] = field(default_factory=dict)
-    """By the positions of those that are taken apart."""
+    """By the positions of those that are unfused."""
     _kept: dict[str, list[tuple[range, tuple[int, ...]]]] = field(default_factory=dict)
     """By axis: for these sizes these positions."""
 
@@ -186,7 +186,7 @@ class TakingApart:
         self._made[()] = self.graph
 
     def over(self, axes: Mapping[str, int]) -> tuple[IRGraph, tuple[int, ...]]:
-        """The graph with those taken apart of which such an axis splits parts, by columns.
+        """The graph with those unfused of which such an axis splits parts, by columns.
 
         Also their positions in the graph. Parts split by what they sum over would be reduced one by
         one: those products stay fused.
@@ -230,13 +230,13 @@ class TakingApart:
 
 
 def take_apart(graph: IRGraph, axes: Mapping[str, int]) -> tuple[IRGraph, tuple[int, ...]]:
-    """The graph with fused products taken apart for these axes, as `TakingApart` has it."""
-    return TakingApart(graph).over(axes) if _that_takes_apart(axes) else (graph, ())
+    """The graph with fused products unfused for these axes, as `UnfusedProducts` has it."""
+    return UnfusedProducts(graph).over(axes) if _that_takes_apart(axes) else (graph, ())
 
 
 def _that_takes_apart(axes: Mapping[str, int]) -> str | None:
-    """The axis for which fused products are taken apart, if there is one."""
-    return next((name for name in axes if name in TAKES_APART and axes[name] > 1), None)
+    """The axis for which fused products are unfused, if there is one."""
+    return next((name for name in axes if name in UNFUSING_AXES and axes[name] > 1), None)
 
 
 def _columns(following: SplitPropagation, node: IRNode, bound: BoundDimop) -> str | None:

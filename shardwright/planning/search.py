@@ -1,6 +1,6 @@
 """The search for the fastest plan: meshes, cuts, schedules, and what is done again.
 
-Comes in: a graph, a cluster, and the options that are given. Goes out: `Candidate` plans that fit,
+Input: a graph, a cluster, and the options that are given. Output: `Candidate` plans that fit,
 the fastest first. Options that are not given are searched for, all but the number of microbatches:
 the batch of a step is the captured one, unless more of them are asked for.
 
@@ -18,23 +18,28 @@ import heapq
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from shardwright.clusters import Cluster
 from shardwright.costs.placed import Floats, Integers, PlacedCosts
 from shardwright.costs.predict import (
-    Estimate,
     estimate,
     least_memory,
     left_for_activations,
     update_seconds,
 )
 from shardwright.costs.stage import StageTasks, first_of_each, least_seconds, stage_tasks
-from shardwright.costs.step_time import Laid, order_of
+from shardwright.costs.step_time import Laid, Order, order_of
 from shardwright.errors import PlanError
-from shardwright.ir.tensor_meta import count_text
+from shardwright.planning.candidates import (
+    STAGES,
+    Candidate,
+    Setting,
+    nearest_text,
+    too_many_stages,
+)
 from shardwright.planning.cuts import NodeLine, cuts, first_readers
 from shardwright.planning.options import StepOptions
 from shardwright.planning.partition import Task
@@ -52,97 +57,8 @@ SCHEDULES: tuple[tuple[str, int], ...] = (
     ("zb-v", 2),
 )
 """Kinds of schedules with their virtual stages a rank."""
-STAGES = 128
-"""More virtual stages are not tried."""
 OTHERS = 4
 """How many plans are given beside the fastest."""
-_AGAIN = {
-    "none": "",
-    "auto": ", some activations computed again",
-    "full": ", all activations computed again",
-}
-
-
-class Setting(NamedTuple):
-    """A shape with a schedule: all of a plan but where it is cut and what is done again."""
-
-    shape: Shape
-    schedule: str
-    chunks: int
-    zero: int
-
-    @property
-    def stages(self) -> int:
-        """How many virtual stages."""
-        return self.shape.pipeline * self.chunks
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A plan that was looked at.
-
-    options
-        Those of a training step; of a model they say only how many stages a rank has.
-    stages
-        The stage of each node.
-    memory
-        Bytes of a slot.
-    simulated
-        Seconds of the built plan for each batch of the captured size; 0 where it was not simulated,
-        infinite where it cannot be built.
-    """
-
-    shape: Shape
-    options: StepOptions
-    placed: PlacedCosts
-    stages: Integers
-    estimate: Estimate
-    memory: int
-    simulated: float = 0.0
-
-    def __str__(self) -> str:
-        options = self.options
-        chunks = options.chunks or 1
-        each = f" of {chunks} stages a rank" if chunks > 1 else ""
-        schedule = f", {options.schedule}{each}" if self.shape.pipeline > 1 else ""
-        zero = ", optimizer state dealt out" if options.zero else ""
-        count = count_text(options.microbatches, "microbatch")
-        return f"{self.shape}{schedule}, {count}{zero}{_AGAIN[options.recompute]}"
-
-    @property
-    def seconds(self) -> float:
-        """For each batch of the captured size."""
-        return self.estimate.step_time / self.estimate.microbatches
-
-    @property
-    def work(self) -> float:
-        """Of the slot with the most work, for a batch of the captured size."""
-        return max(self.estimate.busy) / self.estimate.microbatches
-
-    @property
-    def peak(self) -> int:
-        """Bytes of the fullest slot."""
-        return max(held.total for held in self.estimate.memory)
-
-    @property
-    def kept(self) -> int:
-        """Bytes of activations on the slot that keeps the most."""
-        return max(held.activations for held in self.estimate.memory)
-
-    @property
-    def too_much(self) -> int:
-        """Bytes that a slot would hold, or keep of activations, above what it may; 0 if it fits."""
-        over = self.peak - self.memory
-        if self.options.memory is not None:
-            over = max(over, self.kept - self.options.memory)
-        return max(over, 0)
-
-    @property
-    def fits(self) -> bool:
-        """Whether every slot holds, and keeps of activations, no more than it may."""
-        return self.too_much == 0
-
-
 # --- the search -----------------------------------------------------------------------------------
 
 
@@ -222,6 +138,9 @@ class PlanSearch:
         """How many times its work a step of even stages takes in a usual schedule."""
         return 1 + (setting.shape.pipeline - 1) / setting.chunks / self.microbatches
 
+    def _order(self, setting: Setting) -> Order:
+        return order_of(setting.schedule, setting.shape.pipeline, self.microbatches, setting.chunks)
+
     def _limit(self) -> float:
         return math.inf if self.best is None else self.best.estimate.step_time
 
@@ -263,7 +182,7 @@ class PlanSearch:
             return math.inf
         nodes = len(placed.seconds) - len(placed.source.prepare)
         if setting.stages > min(nodes, STAGES):
-            self.too_many[setting] = _too_many(setting, nodes)
+            self.too_many[setting] = too_many_stages(setting, nodes)
             return math.inf
         needed = self._least_memory(placed, setting)
         if needed > self.cluster.device.memory:
@@ -362,9 +281,7 @@ class PlanSearch:
         if not self.graphs.training:
             return True
         tasks = self._tasks_of(placed, stages, setting.stages, again=again)
-        order = order_of(
-            setting.schedule, setting.shape.pipeline, self.microbatches, setting.chunks
-        )
+        order = self._order(setting)
         needed = least_memory(tasks, order, setting.shape.shards if setting.zero else 1)
         if needed <= self.cluster.device.memory:
             return True
@@ -378,9 +295,7 @@ class PlanSearch:
         if not self.graphs.training or setting.stages == 1:
             return 0.0
         tasks = self._tasks_of(placed, stages, setting.stages, again=again)
-        order = order_of(
-            setting.schedule, setting.shape.pipeline, self.microbatches, setting.chunks
-        )
+        order = self._order(setting)
         return least_seconds(tasks, order.schedule.placement, self.microbatches)
 
     def _candidate(
@@ -436,9 +351,7 @@ class PlanSearch:
         kept = float(placed.size[np.unique(placed.storage[placed.kept_rows(again=again)])].sum())
         if not self.graphs.training or stored + self.microbatches * kept < memory:
             return (), math.inf
-        order = order_of(
-            setting.schedule, setting.shape.pipeline, self.microbatches, setting.chunks
-        )
+        order = self._order(setting)
         return order.most_held, memory / setting.chunks
 
     def _try_branches(self, found: Candidate) -> None:
@@ -493,37 +406,3 @@ class PlanSearch:
             return f"no plan for {name!r}: {'; '.join(reasons) or 'no mesh has its options'}"
         nearest = min(self.candidates, key=lambda one: one.too_much)
         return nearest_text(name, nearest, len(self.cluster.devices))
-
-
-# --- texts ----------------------------------------------------------------------------------------
-
-
-def _too_many(setting: Setting, nodes: int) -> str:
-    """Why a graph of so many nodes has no such plan."""
-    limit = f"the {nodes} nodes of the graph" if nodes <= STAGES else f"{STAGES}, the most tried"
-    return (
-        f"{setting.shape.pipeline} pipeline ranks with {setting.chunks} chunks each are "
-        f"{setting.stages} virtual stages, more than {limit}; take fewer chunks or slots"
-    )
-
-
-def nearest_text(name: str, nearest: Candidate, slots: int) -> str:
-    """Why the nearest plan of a graph on so many slots does not fit, and what would."""
-    ranks = nearest.estimate.memory
-    if nearest.peak <= nearest.memory:
-        fullest = max(range(len(ranks)), key=lambda rank: ranks[rank].activations)
-        return (
-            f"no plan for {name!r} keeps its activations within memory={nearest.options.memory}: "
-            f"the nearest ({nearest}) keeps {nearest.kept} bytes on slot "
-            f"{nearest.estimate.slots[fullest][0]!r} even if all that can be is computed again; "
-            "give memory= as much, or capture a smaller batch and take more microbatches"
-        )
-    fullest = max(range(len(ranks)), key=lambda rank: ranks[rank].total)
-    held, slot = ranks[fullest], nearest.estimate.slots[fullest][0]
-    needed = -(-slots * nearest.peak // nearest.memory)
-    return (
-        f"no plan for {name!r} fits: the nearest ({nearest}) holds {held} on slot {slot!r}, "
-        f"{held.total - nearest.memory} bytes more than its {nearest.memory}; it would fit in "
-        f"slots of {nearest.peak} bytes; give those, about {needed} slots instead of {slots}, or "
-        "capture a smaller batch and take more microbatches"
-    )

@@ -24,8 +24,8 @@ from shardwright.planning.rules import (
     DATA,
     PIPELINE,
     SPLITTERS,
-    TAKES_APART,
-    TakingApart,
+    UNFUSING_AXES,
+    UnfusedProducts,
     compatible,
 )
 from shardwright.planning.splits import best_splits
@@ -110,7 +110,7 @@ class PlacedShapes:
     microbatches: int = 1
     forms: GraphForms = field(init=False)
     _apart: dict[object, tuple[IRGraph, Positions]] = field(default_factory=dict)
-    _taking: TakingApart | None = None
+    _taking: UnfusedProducts | None = None
     _columns: dict[tuple[int, str], list[tuple[range, list[Choice]]]] = field(default_factory=dict)
     """By the id of a forward, and an axis: for these sizes these splits."""
     _annotations: dict[int, Annotations] = field(default_factory=dict)
@@ -125,12 +125,12 @@ class PlacedShapes:
         return self.forms.training
 
     def apart(self, shape: Shape) -> tuple[IRGraph, Positions]:
-        """The graph with fused products taken apart, and their positions in the graph."""
-        axes = tuple((axis, size) for axis, size in shape.inner if axis in TAKES_APART)
+        """The graph with fused products unfused, and their positions in the graph."""
+        axes = tuple((axis, size) for axis, size in shape.inner if axis in UNFUSING_AXES)
         if not axes:
             return self.graph, ()
         if axes not in self._apart:
-            self._taking = self._taking or TakingApart(self.graph)
+            self._taking = self._taking or UnfusedProducts(self.graph)
             self._apart[axes] = self._taking.over(dict(axes))
             self.forms.note_apart(*self._apart[axes])
         return self._apart[axes]

@@ -1,6 +1,6 @@
 """What a plan and a build see of a training step: its forward, made ready to be cut.
 
-Comes in: a step graph (`compile_ir`) and the number of microbatches. Goes out: a `PreparedStep`,
+Input: a step graph (`compile_ir`) and the number of microbatches. Output: a `PreparedStep`,
 whose graph computes the same and is in one order: nodes that are done once a step (``prepare``),
 the forward, and then the markers with what reads them. What the program does behind its backward
 that does not need it stands in the forward.
@@ -14,7 +14,7 @@ other in the step. Plain means over equal microbatches need nothing.
 Batch norm has the statistics of a microbatch, and where the batch is split over data shards, those
 of each shard, unless it is a SyncBatchNorm.
 
-What always holds: the same graph and numbers give the same `PreparedStep`, ids included.
+Invariant: the same graph and numbers give the same `PreparedStep`, ids included.
 """
 
 from __future__ import annotations

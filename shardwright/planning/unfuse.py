@@ -1,9 +1,9 @@
 """Taking fused products apart: one product a part in place of one for all.
 
-Comes in: a graph, and positions of fused products in it (`fusions`). Goes out: the same program
+Input: a graph, and positions of fused products in it (`fusions`). Output: the same program
 with each of them replaced by one node a part, whose stored inputs are ranges of the original ones
 (``placements``; the names in a checkpoint stay), and what stands between the product and where it
-is taken apart done to each part. What always holds: each element is computed from the same numbers,
+is unfused done to each part. Invariant: each element is computed from the same numbers,
 in sums whose order is the only thing that may differ; everything else is as it was.
 
 In a training step each part of a parameter has its own gradient, state and update: where a marker's

@@ -1,8 +1,8 @@
 """What partitioners deal out: nodes with their seconds, and what flows between them.
 
-Comes in: the forward of a graph (`forward_view`), what nodes cost, and the links between slots.
-Goes out: a `Workload`, which knows positions and numbers and nothing of operators. What always
-holds: nodes stand in a topological order, so that a value's maker comes before its readers.
+Input: the forward of a graph (`forward_view`), what nodes cost, and the links between slots.
+Output: a `Workload`, which knows positions and numbers and nothing of operators. Invariant: nodes
+stand in a topological order, so that a value's maker comes before its readers.
 
 What a set of nodes costs as a stage depends on the set alone: the seconds of its nodes; those of
 what it reads from outside; and those of what others read of it, each value once. Where a graph is

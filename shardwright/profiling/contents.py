@@ -1,12 +1,12 @@
 """Tensors for a unit that is run alone: what stands in the model, or something like it.
 
-Comes in: a unit's graph. Goes out: contents for what it reads, with the shapes, dtypes and strides
+Input: a unit's graph. Output: contents for what it reads, with the shapes, dtypes and strides
 of the model. What is stored has the model's own contents, copied, where it has any. Other numbers
 are drawn: floating point from 0 to 1, so that logarithms, roots and probabilities are defined;
 indices, wherever they enter the unit, within what they look up; all other integers are 1 and truth
 values True, so that a mask hides nothing.
 
-What always holds: the tensors are nobody else's, and no global generator is touched.
+Invariant: the tensors are nobody else's, and no global generator is touched.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What the machine at hand is, measured: a `DeviceModel`, and the `Cluster` of its devices.
 
 A few operators that show one rate each are run alone: products of growing matrices, in float32 and
-bfloat16, and sums and functions of growing tensors. The rates are fitted to their times. What
-always holds: nothing but what is measured, asked of the system, or said by the caller goes into the
-result.
+bfloat16, and sums and functions of growing tensors. The rates are fitted to their times. Invariant:
+nothing but what is measured, asked of the system, or said by the caller goes into the result.
 """
 
 from __future__ import annotations

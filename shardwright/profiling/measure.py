@@ -1,9 +1,9 @@
 """Running one unit alone, and measuring it.
 
-Comes in: the graph of a unit, and which of its values want gradients. Goes out: a `Timing`. What
-always holds: the unit runs on tensors of its own; global generators, the number of threads and the
-modes of the caller are afterwards what they were; a unit that fails is a `ProfileError` that says
-which node, where it stands and why.
+Input: the graph of a unit, and which of its values want gradients. Output: a `Timing`. Invariant:
+the unit runs on tensors of its own; global generators, the number of threads and the modes of the
+caller are afterwards what they were; a unit that fails is a `ProfileError` that says which node,
+where it stands and why.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ back, those that operators make for themselves among them, and the reports are a
 them out through the oldest of its profilers alone, which is cheap. Its warnings of memory from
 before that is given back, which does not count, are kept quiet.
 
-What always holds: memory that was there before is not counted, even where results lie in it.
+Invariant: memory that was there before is not counted, even where results lie in it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def end_counting() -> Peak:
 
 
 class _Quiet:
-    """While somebody counts, torch prints no warnings of its C++."""
+    """While memory is counted, torch prints no warnings of its C++."""
 
     def __init__(self) -> None:
         self._lock = Lock()

@@ -1,7 +1,7 @@
 """`profile`: measure each layer of a graph alone.
 
-Comes in: a graph, of a model or of a training step, and how finely it is to be seen. Goes out: a
-`Profile`. What always holds: equal layers are measured once; what was measured on this machine
+Input: a graph, of a model or of a training step, and how finely it is to be seen. Output: a
+`Profile`. Invariant: equal layers are measured once; what was measured on this machine
 before is not measured again; nothing of the caller's is written to.
 """
 

@@ -1,9 +1,9 @@
 """A run's timeline in the terminal: a chart with one row a device slot over a time axis.
 
-In come the events of a `Timeline`; out goes a rich renderable as wide as the console. Each kind of
+Input: the events of a `Timeline`; output: a rich renderable as wide as the console. Each kind of
 work has its own letter as well as its own colour, so that the chart also reads without colours.
 While events are few, each is at least one column wide; when they are many, a column shows what
-took most of it. Computing is drawn over communication that goes on beside it.
+took most of it. Computing is drawn over communication that overlaps with it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a pipeline file holds, as tables and a tree for a terminal.
 
-In comes a checked document; out go rich renderables. What repeats (equal layers, slots that work
+Input: a checked document; output: rich renderables. What repeats (equal layers, slots that work
 alike) stands once with a count, so that a deep model on many slots stays readable.
 """
 

@@ -1,13 +1,13 @@
 """`profile_tasks`: what each compute supertask of a pipeline takes on this machine.
 
-Comes in: a pipeline, of a model or of a training step. Goes out: `TaskTimes`. Each slot runs the
+Input: a pipeline, of a model or of a training step. Output: `TaskTimes`. Each slot runs the
 programs of its supertasks one after another, round after round, in the process and in the way in
 which it runs them in a call: compiled, writing over what they may, on tensors like those of the
 pipeline. A round is a small step: several microbatches, each on tensors that the one before it did
 not leave in caches, and one update, which drives out what it does not touch. All slots do so at the
 same time, as long as the slowest needs; so the times have in them that the slots share a machine.
 
-What always holds: supertasks of one slot that share a program are measured once; the contents of
+Invariant: supertasks of one slot that share a program are measured once; the contents of
 the pipeline stay as they are.
 """
 

@@ -1,10 +1,10 @@
 """verify: a pipeline computes what the model it came from computes.
 
-In come a pipeline, the model (or its graph) and arguments; both are run, with the same number of
-threads, and their outputs compared tensor by tensor. Out comes a `Report` of the differences, or a
+Input: a pipeline, the model (or its graph) and arguments; both are run, with the same number of
+threads, and their outputs compared tensor by tensor. Output: a `Report` of the differences, or a
 VerifyError that lists them.
 
-What always holds: the model is left as it was, its buffers too, and so are the arguments; both
+Invariant: the model is left as it was, its buffers too, and so are the arguments; both
 runs begin with the same ones, and the model's tensors want no gradients, as a pipeline's do. Its
 weights are its own: where the file has others, the error says so, and `other_weights` gives them.
 """

@@ -1,6 +1,6 @@
 """How many microbatches a pipeline rank holds at once, from their forward to their backward.
 
-Comes in: a schedule and a rank. Goes out: `HeldMicrobatches`: numbers of microbatches of each of
+Input: a schedule and a rank. Output: `HeldMicrobatches`: numbers of microbatches of each of
 its stages, in their order, that it holds at some time. A worker looks one action ahead: while a
 backward waits, for the gradients of another stage or for other devices inside its own, the forward
 behind it is done.

@@ -1,6 +1,6 @@
 """Schedules by name.
 
-Comes in: a kind, how many pipeline ranks, microbatches and chunks there are. Goes out: a
+Input: a kind, how many pipeline ranks, microbatches and chunks there are. Output: a
 `Schedule`. Any numbers from 1 go together: fewer microbatches than stages, and microbatches that
 are no multiple of the ranks.
 """

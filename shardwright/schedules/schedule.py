@@ -4,7 +4,7 @@ A model is cut in virtual stages, numbered along the forward; each is on one pip
 rank has one or several (its chunks). A rank works its list of actions off one after another; what
 an action needs from another rank it waits for, and what it makes is sent without waiting.
 
-What always holds of `make_schedule`'s values: `prove` accepts them, and every stage takes the
+Invariant of `make_schedule`'s values: `prove` accepts them, and every stage takes the
 microbatches in their order, in its forwards, its backwards and its weight gradients, so that
 gradients are summed in the order in which one device would.
 """

@@ -1,7 +1,7 @@
 """The cheapest way from one layout of a tensor to another, on one mesh.
 
-Comes in: a mesh, the whole tensor's shape and bytes an element, the layouts that a producer gives
-and a consumer wants, and a cluster that prices collectives. Goes out: a `Redistribution`, the steps
+Input: a mesh, the whole tensor's shape and bytes an element, the layouts that a producer gives
+and a consumer wants, and a cluster that prices collectives. Output: a `Redistribution`, the steps
 to take; none where the layouts agree.
 
 A move changes the placement along one axis of the mesh, for all groups of slots along that axis at
@@ -16,7 +16,7 @@ costs depends on how much the slots hold at that moment, so it may pay to slice 
 before communicating along another. No step cuts so finely that a slot is left without data, unless
 the target does.
 
-What always holds: no sequence of right moves is cheaper by the cluster's prices; among equally
+Invariant: no sequence of right moves is cheaper by the cluster's prices; among equally
 cheap ones the shortest is taken, then the first in the order of axes and placements, so that the
 same question always has the same answer. Answers are kept.
 """

@@ -1,6 +1,6 @@
 """The cheapest way from a layout on one mesh to a layout on another.
 
-Comes in: as for `transfer`, and the source may be a partial sum. Goes out: a `Crossing`: steps on
+Input: as for `transfer`, and the source may be a partial sum. Output: a `Crossing`: steps on
 the mesh that gives, messages, steps on the mesh that takes. Either may have no steps.
 
 Partial sums are reduced before anything is sent, and reduced to slices where that is cheaper. What
@@ -10,7 +10,7 @@ the links between the meshes are slower than those inside. On one mesh `convert`
 Layouts to leave in differ from the source where it is partial, and layouts to arrive in from the
 target where it is replicated: along some of those axes they split a dimension, the same for all.
 
-What always holds: no such pair of layouts is cheaper by the cluster's prices; among equally cheap
+Invariant: no such pair of layouts is cheaper by the cluster's prices; among equally cheap
 ones the pair of fewest steps and messages is taken.
 """
 

@@ -4,7 +4,7 @@ A layout is one placement a mesh axis. Along an axis with `Replicate` all slots 
 `Shard(dim)` each holds its part of that dimension (`cuts` says which); with `Partial(op)` each
 holds a term, and the tensor is the reduction of all terms.
 
-What always holds: a layout prints as text that parses back to it. Along an axis of one slot all
+Invariant: a layout prints as text that parses back to it. Along an axis of one slot all
 placements mean the same, and so do all units where a cut is even: `Layout.normal` is the one way
 to say it that equal layouts share.
 """
@@ -132,7 +132,7 @@ class Layout(msgspec.Struct, frozen=True):
 # its parts, and so on. Every cut is as even as multiples of its unit can be, larger parts first: 10
 # over 4 is 3, 3, 2, 2, and 10 over 2 × 2 is 5, 5 and then 3, 2, 3, 2.
 #
-# What always holds, where every cut `fits`: the distinct slices tile the whole; along a dimension
+# Invariant, where every cut `fits`: the distinct slices tile the whole; along a dimension
 # their sizes differ by at most the largest unit, and the first slot's is the largest. The innermost
 # cut of a dimension can change while the outer ones stay.
 

@@ -1,6 +1,6 @@
 """Placements: what the slots along one axis of a mesh hold, in the words of PyTorch's DTensor.
 
-What always holds: a placement prints as text that parses back to it: ``Replicate``, ``Shard(0)``,
+Invariant: a placement prints as text that parses back to it: ``Replicate``, ``Shard(0)``,
 ``Shard(2 by 64)``, ``Partial(sum)``.
 """
 

@@ -1,6 +1,6 @@
 """Boxes of a whole tensor: one half-open range a dimension, as ``placements`` in the format.
 
-What always holds: ``start <= end``; a box with an empty range holds nothing, and the box of a
+Invariant: ``start <= end``; a box with an empty range holds nothing, and the box of a
 tensor without dimensions is ``()`` and holds one element.
 """
 

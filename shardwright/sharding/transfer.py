@@ -1,12 +1,12 @@
 """Messages between two meshes: each slot gets exactly the slices that it lacks.
 
-Comes in: the mesh and layout that hold a tensor, and the mesh and layout that want it; the meshes
-may differ in size and may share slots. Goes out: a `Transfer`, which says for each slot of the
+Input: the mesh and layout that hold a tensor, and the mesh and layout that want it; the meshes
+may differ in size and may share slots. Output: a `Transfer`, which says for each slot of the
 wanting mesh which pieces it needs, which slot each comes from, and how they are joined.
 
-What always holds: the pieces of a slot tile its slice, in row-major order; each lies within one
+Invariant: the pieces of a slot tile its slice, in row-major order; each lies within one
 slice of the source. A slot that holds a piece already takes its own. Otherwise one slot that holds
-it sends it, once to each that needs it; among replicas the pieces are dealt out, larger ones first,
+it sends it, once to each that needs it; among replicas the pieces are sharded, larger ones first,
 each to the one that has sent the least, so that what any two of them send differs by no more than
 the largest piece. Partial sums are no slices: reduce them first (`convert`).
 """

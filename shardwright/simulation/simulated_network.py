@@ -1,6 +1,6 @@
 """Communication in simulated time: who starts when, and when the others have it.
 
-In come the members' starts, at their times; out comes for each a `SimulatedMember`, which says when
+Input: the members' starts, at their times; output: for each a `SimulatedMember`, which says when
 its result is there, and for how long the member itself is busy with it.
 
 Where slots are CPU cores, members move their bytes themselves, as `comm` does in shared memory: a
@@ -9,7 +9,7 @@ it looks at it; what others do meanwhile, it does not see. Devices of other kind
 their work: a message takes its line, which each pair of slots has one of, and a collective begins
 when all members have come to it and none of them is in another.
 
-What always holds: nothing arrives before it was sent, and times are never negative.
+Invariant: nothing arrives before it was sent, and times are never negative.
 """
 
 from __future__ import annotations

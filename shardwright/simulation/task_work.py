@@ -1,6 +1,6 @@
 """How long each step of a slot takes, and what memory it needs.
 
-In come a pipeline and what its supertasks, or the nodes of their graphs, cost; out come seconds and
+Input: a pipeline and what its supertasks, or the nodes of their graphs, cost; output: seconds and
 footprints. Equal supertasks are looked at once.
 """
 

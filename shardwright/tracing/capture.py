@@ -4,7 +4,7 @@ The graph is functional and flat, and its ``run`` gives what the model gives. Th
 afterwards what it was before, on every path, and whatever cannot be captured is a CaptureError with
 the program's line.
 
-    structure        the call is taken apart into tensors          ir.structure, flat
+    structure        the call is flattened into tensors        ir.structure, flat
     trace            the flat model runs on fake tensors           tracer
     functionalize    its program becomes nodes, in one pass        functionalize
     finish           ends are named, dead nodes dropped            boundary

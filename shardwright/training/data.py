@@ -1,9 +1,9 @@
 """The batches of a run, in an order that can be taken up again anywhere.
 
-Comes in: the user's data, an iterable or a function from the number of a pass to one. Goes out: a
+Input: the user's data, an iterable or a function from the number of a pass to one. Output: a
 stream of `Batch`es, each with its place, from any place on.
 
-What always holds: random numbers that the data draws (the order of a shuffling DataLoader, random
+Invariant: random numbers that the data draws (the order of a shuffling DataLoader, random
 crops) follow from the seed and the number of the pass alone. They come from a state of their own,
 so the caller's generators are where they were, and a run that is taken up sees the same batches.
 """

@@ -1,9 +1,9 @@
 """Pieces of tensors in the format of `torch.distributed.checkpoint`.
 
-Comes in: a directory and pieces, each a part of a named whole. Goes out: a directory that any torch
+Input: a directory and pieces, each a part of a named whole. Output: a directory that any torch
 program reads with ``dcp.load``, whatever its own slicing, and pieces read from one.
 
-What always holds: no rank talks to another. Which rank writes what is known beforehand, so torch's
+Invariant: no rank talks to another. Which rank writes what is known beforehand, so torch's
 planners are not needed: each writer gives a list of where its pieces lie (`WrittenPiece`), and
 whoever holds all lists writes the index. Tensors are read without pickles of code; the index, which
 is a pickle, is read by an unpickler that knows only the index's own types.

@@ -1,7 +1,7 @@
 """What a run reports, and the files that keep it: JSON lines, TensorBoard.
 
-Comes in: a `StepReport` after each step. What always holds: a log of JSON lines has one object a
-step, in order, each step once: a run that is resumed goes on behind the step it resumes from.
+Input: a `StepReport` after each step. Invariant: a log of JSON lines has one object a
+step, in order, each step once: a resumed run continues after the step that it resumes from.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The driver reads the data and the learning rates, sends each step on its way whi
 still runs, and takes losses as they come; where something is evaluated or saved it waits for all
 that is under way. Under torchrun every rank runs this same code and is one slot.
 
-What always holds: what a step computes follows from the program, the data's order and the seed
+Invariant: what a step computes follows from the program, the data's order and the seed
 alone, not from when a run was interrupted; a run that fails leaves its last checkpoint whole.
 """
 

@@ -1,6 +1,6 @@
 """The user's program on one device: its step as a graph, and its tensors by the graph's names.
 
-Comes in: a step function and the first batch. Goes out: the graph of one microbatch, what of the
+Input: a step function and the first batch. Output: the graph of one microbatch, what of the
 program's state_dict the graph does not hold, and the way back: trained values are written into
 the program's parameters, buffers and optimizers, as a loop on one device would have left them.
 """

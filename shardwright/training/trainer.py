@@ -99,7 +99,7 @@ def train(
         How many passes over the data, or steps in all; whichever ends first.
     checkpoint, checkpoint_every, resume
         A directory for checkpoints, one every so many steps and one at the end. With ``resume``
-        the run goes on from the latest, if there is one, with the same batches, rates and dropout
+        the run resumes from the latest, if there is one, with the same batches, rates and dropout
         as if it had never stopped; the mesh may be another.
     restarts
         How often workers that were lost are replaced, from the last checkpoint on.

@@ -14,9 +14,10 @@ from shardwright.costs.step_time import order_of
 from shardwright.errors import PlanError
 from shardwright.ir import Builder
 from shardwright.planner import auto_plan, plan, write_plan
+from shardwright.planning.candidates import Setting
 from shardwright.planning.options import StepOptions
 from shardwright.planning.predict import forward_of, placed_costs, predict
-from shardwright.planning.search import SCHEDULES, PlanSearch, Setting
+from shardwright.planning.search import SCHEDULES, PlanSearch
 from shardwright.planning.shapes import PlacedShapes, Shape, shapes, variants
 from tests.graphs import language_model
 from tests.planning.projections import transformer

@@ -48,7 +48,7 @@ class Step:
 
     @property
     def made(self) -> tuple[int, ...]:
-        """The values that somebody needs."""
+        """The values that are needed."""
         return tuple(value_id for value_id in self.makes if value_id is not None)
 
     def expression(self, operands: Mapping[int, str]) -> str:

@@ -42,7 +42,7 @@ SYMBOLS = (
 class LoggedCall(NamedTuple):
     """One call that returned: the number and kind it was bound with, and how long it took.
 
-    Whoever makes the call reads them off it, not off the plan: the native loop in runtime.cpp for
+    The caller reads them off it, not off the plan: the native loop in runtime.cpp for
     its calls, `segments` for those of torch.
     """
 

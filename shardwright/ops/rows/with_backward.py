@@ -1,6 +1,6 @@
 """The row of `with_backward`: a Function's call splits where its backward, as a graph, splits.
 
-Comes in: a call, whose attribute ``backward`` is a graph. Goes out: its rule. A dimension of what
+Input: a call, whose attribute ``backward`` is a graph. Output: its rule. A dimension of what
 the Function made may be cut where cutting the gradients there cuts the backward in independent
 parts, operator by operator, as the catalog's rows say: gradients of inputs that have the dimension
 come out cut likewise, those of all others as terms of a sum. A clipping by the norm of the whole
