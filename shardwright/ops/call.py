@@ -267,6 +267,7 @@ def along(
     ``indices``, and tensors of other dimensions, stay whole.
     """
     full = call.inputs[0] if shape is None else shape
+    dims = {dim for dim in dims if dim < len(full)}  # A scalar takes dim=0 and has none.
     ranked = [item for item in call.tensors() if len(item) == len(full)]
     alike = {dim for dim in dims if all(item[dim] == full[dim] for item in ranked)}
     if not any(len(item) == len(full) for item in call.inputs):

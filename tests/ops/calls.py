@@ -482,6 +482,24 @@ FACTORIES: list[Case] = [
     case("arange.start_step", 0.5, 4.0, 0.75),
     case("scalar_tensor.default", 2.5),
 ]
+
+# --- calls along dimension 0 or -1 of a tensor without dimensions ------------------------------
+
+SCALARS: list[Case] = [
+    *(case(f"{name}.default", F(""), 0) for name in ("cumsum", "cummax", "unsqueeze")),
+    *(case(f"{name}.default", F(""), -1) for name in ("sort", "argmax")),
+    *(case(f"{name}.default", F(""), [0]) for name in ("flip", "amax", "logsumexp")),
+    case("_softmax.default", F(""), 0, False),
+    case("squeeze.dim", F(""), -1),
+    case("prod.dim_int", F(""), 0),
+    case("kthvalue.default", F(""), 1, 0),
+    case("linalg_vector_norm.default", F(""), 2, [0]),
+    case("var.correction", F(""), [-1], correction=0),
+    case("index_select.default", F(""), 0, I("1", 1)),
+    case("index_fill.int_Scalar", F(""), -1, I("1", 1), 2.0),
+    case("gather.default", F(""), 0, I("", 1)),
+]
+
 CASES: list[Case] = [
     *ELEMENTWISE,
     *PRODUCTS,
@@ -491,4 +509,5 @@ CASES: list[Case] = [
     *LOSSES,
     *INDICES,
     *FACTORIES,
+    *SCALARS,
 ]
