@@ -1,8 +1,8 @@
-"""Generated stages in threads of one process: `python -m benchmarks.synchronous`.
+"""Generated stages by GPipe in one process: `python -m benchmarks.synchronous`.
 
 A GPT of 4 layers, hidden size 256, 16 sequences of 64, cut in two stages by `sw.codegen`: forward
-and backward through `SynchronousPipeline` in 4 microbatches, a thread a stage and one thread an
-operator, against the plain model on one thread and on two, in turn.
+and backward through `SynchronousPipeline` in 4 microbatches, with one thread an operator, against
+the plain model on one thread and on two, in turn.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def main() -> None:
         timings = alternate(
             {
                 "model, one thread": lambda: plain(1),
-                "model, two threads": lambda: plain(STAGES),
-                "stages, a thread each": lambda: piped(STAGES),
+                "model, two threads": lambda: plain(2),
+                "stages, one thread": lambda: piped(1),
             },
             rounds=rounds,
             warmup=2,
@@ -73,7 +73,7 @@ def main() -> None:
     title = f"forward and backward, {STAGES} stages, {MICROBATCHES} microbatches"
     print_timings(title, timings, "model, one thread")
     for baseline in ("model, one thread", "model, two threads"):
-        gain = 1 / timings.ratio("stages, a thread each", baseline)
+        gain = 1 / timings.ratio("stages, one thread", baseline)
         console.print(f"throughput over the {baseline}: {gain:.2f}")
 
 
@@ -82,7 +82,7 @@ def check(plain: Callable[[int], None], piped: Callable[[int], None], model: GPT
     plain(1)
     expected = [parameter.grad for parameter in model.parameters()]
     model.zero_grad()
-    piped(STAGES)
+    piped(1)
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         assert gradient is not None
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-5)

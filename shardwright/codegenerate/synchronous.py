@@ -1,9 +1,4 @@
-"""`SynchronousPipeline`: generated partitions as one module, run in this process by GPipe.
-
-On the CPU each stage has a thread. Where a stage lies on a GPU, is a slot of a split one, or there
-is one microbatch, the caller's thread asks for everything in GPipe's order: GPUs work beside it by
-themselves.
-"""
+"""`SynchronousPipeline`: generated partitions as one module, run in this process by GPipe."""
 
 from __future__ import annotations
 
@@ -14,16 +9,14 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from shardwright.codegenerate.gpipe import DeviceCopies, GPipeCall, call_stages
+from shardwright.codegenerate.gpipe import GPipe
 from shardwright.codegenerate.microbatches import (
     Batching,
     Reduction,
     captured_shapes,
     check_shapes,
 )
-from shardwright.codegenerate.splitting.collectives import SLOTS
-from shardwright.codegenerate.stage_threads import StageThreads
-from shardwright.codegenerate.wiring import devices_of, tensors_of, ties_kept, wiring_of
+from shardwright.codegenerate.wiring import ties_kept, wiring_of
 from shardwright.errors import InputError
 from shardwright.torch_internals import set_versions, versions_in
 
@@ -76,9 +69,8 @@ class SynchronousPipeline(nn.Module):
         self._stages = wiring.stages
         self.inputs, self.outputs = wiring.inputs, wiring.outputs
         self.checkpoint = checkpoint
-        self._copies = DeviceCopies()
-        self._threads = StageThreads(len(wiring.stages))
-        self._drawing: dict[tuple[bool, ...], frozenset[int]] = {}
+        wanted = [name for name in self.outputs if name not in self.inputs]
+        self._gpipe = GPipe(wiring.stages, wanted)
 
     @property
     def microbatches(self) -> int:
@@ -95,7 +87,7 @@ class SynchronousPipeline(nn.Module):
         given = self._named(args, kwargs)
         check_shapes(self._stages, self._batching, given)
         batch = self._batching.cut(given, captured_shapes(self._stages))
-        made = self._run(batch.parts)
+        made = self._gpipe.run(batch.parts, recompute=self.checkpoint)
         found = [
             given[name]
             if name in given
@@ -105,8 +97,7 @@ class SynchronousPipeline(nn.Module):
         return found[0] if len(found) == 1 else tuple(found)
 
     def close(self) -> None:
-        """End the threads; a later call begins others. Dropping the pipeline ends them too."""
-        self._threads.close()
+        """Nothing: there are no threads or processes to end. For code that closes pipelines."""
 
     def __enter__(self) -> Self:
         return self
@@ -130,49 +121,6 @@ class SynchronousPipeline(nn.Module):
                 f"the inputs are: {', '.join(self.inputs)}"
             )
         return {name: _as_tensor(name, given[name]) for name in self.inputs}
-
-    def _run(self, parts: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
-        """What the stages make of each microbatch, of that which the model returns."""
-        devices = devices_of(self._stages)
-        threaded = self._runs_in_threads(devices, parts)
-        modes = tuple(module.training for stage in self.stages for module in stage.modules())
-        everything = frozenset(range(len(self._stages)))
-        drawing = self._drawing.get(modes, everything) if threaded else frozenset()
-        generator = torch.get_rng_state() if drawing else None
-        call = GPipeCall(
-            stages=self._stages,
-            devices=devices,
-            microbatches=len(parts),
-            wanted=tuple(dict.fromkeys(name for name in self.outputs if name not in self.inputs)),
-            recording=torch.is_grad_enabled() and self._wants_gradients(parts),
-            copies=self._copies,
-            recompute=self.checkpoint,
-            drawing=drawing,
-            seed=int(torch.randint(2**62, ())) if drawing else 0,
-        )
-        made, drew = call_stages(call, parts, self._threads if threaded else None)
-        if generator is not None and not drew:
-            torch.set_rng_state(generator)
-        if threaded:
-            self._drawing.setdefault(modes, drew)
-        return made
-
-    def _runs_in_threads(
-        self, devices: Sequence[torch.device | None], parts: Sequence[Mapping[str, Tensor]]
-    ) -> bool:
-        """Whether each stage has a thread: where they all compute on the CPU, at one time.
-
-        Stages that are split over processes talk to other ranks, in the same order on each.
-        """
-        split = any(hasattr(stage, SLOTS) for stage in self.stages)
-        used = {tensor.device for tensor in parts[0].values()} | set(devices)
-        on_cpu = all(device is None or device.type == "cpu" for device in used)
-        return on_cpu and not split and len(parts) > 1 and len(self._stages) > 1
-
-    def _wants_gradients(self, parts: Sequence[Mapping[str, Tensor]]) -> bool:
-        return any(tensor.requires_grad for part in parts for tensor in part.values()) or any(
-            tensor.requires_grad for stage in self.stages for tensor in tensors_of(stage)
-        )
 
     # --- what torch asks of a module -------------------------------------------------------
     # The stages are no submodules by name, but each is one without a name: what they hold has

@@ -7,11 +7,10 @@ that two stages have under one name is one Parameter.
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,22 +25,6 @@ FIELDS = ("inputs", "outputs", "model")
 Shape = tuple[int, ...]
 
 
-class ModuleLock:
-    """A lock that guards one module; a copy guards another."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-
-    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
-        return type(self), ()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *exception: object) -> None:
-        self._lock.release()
-
-
 @dataclass(frozen=True, slots=True)
 class PipelineStage:
     """One partition; ``inputs`` and ``outputs`` are the names of its arguments and results.
@@ -51,8 +34,6 @@ class PipelineStage:
     shapes
         For each input the shape that the module's docstring says it takes, as that of a generated
         class does; None where it says nothing.
-    lock
-        Held while the module computes with stand-ins.
     """
 
     index: int
@@ -61,12 +42,6 @@ class PipelineStage:
     outputs: tuple[str, ...]
     sources: tuple[int | None, ...]
     shapes: tuple[Shape | None, ...]
-    lock: ModuleLock = field(default_factory=ModuleLock)
-
-    @property
-    def before(self) -> tuple[int, ...]:
-        """The stages that this one takes something from."""
-        return tuple(sorted({source for source in self.sources if source is not None}))
 
 
 class Wiring(NamedTuple):
@@ -130,7 +105,7 @@ def _captured_shape(module: nn.Module, name: str) -> Shape | None:
 
 
 def _check_apart(stages: Sequence[PipelineStage]) -> None:
-    """Raise InputError where stages share a module: they run, and are changed, at one time."""
+    """Raise InputError where stages share a module: each is moved and loaded by itself."""
     owners: dict[nn.Module, int] = {}
     for stage in stages:
         for module in stage.module.modules():
@@ -184,74 +159,15 @@ class TensorAttribute(NamedTuple):
 def places(module: nn.Module) -> Iterator[tuple[TensorAttribute, Tensor]]:
     """Every parameter and buffer of a module and its children, once a name."""
     for owner in module.modules():
-        yield from _places(owner._parameters)
-        yield from _places(owner._buffers)
-
-
-def _places(holder: dict[str, Any]) -> Iterator[tuple[TensorAttribute, Tensor]]:
-    return (
-        (TensorAttribute(holder, name), tensor)
-        for name, tensor in holder.items()
-        if tensor is not None
-    )
+        for holder in (owner._parameters, owner._buffers):
+            for name, tensor in holder.items():
+                if tensor is not None:
+                    yield TensorAttribute(holder, name), tensor
 
 
 def tensors_of(module: nn.Module) -> Iterator[Tensor]:
     """Every parameter and buffer of a module and its children."""
     return (tensor for _, tensor in places(module))
-
-
-class StandIns:
-    """What a stage computes with in one call, in place of its parameters.
-
-    These are leaves of its own that share the parameters' memory, on the device of the stage: two
-    stages can differentiate by one tied parameter at a time, its hooks see its whole gradient
-    once, and it may lie on another stage's device. ``parameters`` are those that gradients are
-    asked for, each once, and ``leaves`` what stands for them.
-    """
-
-    def __init__(
-        self, stage: PipelineStage, device: torch.device | None, *, recording: bool
-    ) -> None:
-        self.parameters: list[Tensor] = []
-        self.leaves: list[Tensor] = []
-        self._module, self._lock = stage.module, stage.lock
-        self._replaced: list[tuple[TensorAttribute, Tensor]] = []
-        with stage.lock:
-            found = list(places(stage.module))
-        known: dict[int, Tensor] = {}
-        for place, tensor in found:
-            differentiated = recording and tensor.requires_grad
-            if not differentiated and (device is None or tensor.device == device):
-                continue
-            if id(tensor) not in known:
-                leaf = tensor.detach() if device is None else tensor.detach().to(device)
-                known[id(tensor)] = leaf
-                if differentiated:
-                    self.parameters.append(tensor)
-                    self.leaves.append(leaf.requires_grad_())
-            self._replaced.append((place, known[id(tensor)]))
-
-    def call(self, arguments: Sequence[Tensor], *, keep_buffers: bool = False) -> Any:
-        """What the module makes with them, or with copies of its buffers so that these stay."""
-        with self._lock, _replaced(self._replaced):
-            owners = self._module.modules() if keep_buffers else ()
-            buffers = (pair for owner in owners for pair in _places(owner._buffers))
-            with _replaced([(place, buffer.clone()) for place, buffer in buffers]):
-                return self._module(*arguments)
-
-
-@contextmanager
-def _replaced(tensors: Sequence[tuple[TensorAttribute, Tensor]]) -> Iterator[None]:
-    """Let modules hold these tensors in the block."""
-    before = [place.holder[place.name] for place, _ in tensors]
-    for place, tensor in tensors:
-        place.holder[place.name] = tensor
-    try:
-        yield
-    finally:
-        for (place, _), tensor in zip(tensors, before, strict=True):
-            place.holder[place.name] = tensor
 
 
 @contextmanager

@@ -24,8 +24,6 @@ from tests.codegenerate.staged import (
     perceptron,
 )
 
-pytestmark = pytest.mark.usefixtures("no_thread_stays")
-
 
 def in_microbatches(model: nn.Module, x: Tensor, sizes: list[int]) -> None:
     """Differentiate the model's mean square eagerly, microbatch by microbatch."""
@@ -138,25 +136,7 @@ def test_it_stands_within_a_larger_model() -> None:
     assert [name for name, _ in piped.named_parameters()] == list(wanted)
 
 
-# --- concurrency and order ----------------------------------------------------------------
-
-
-def test_stages_work_at_one_time() -> None:
-    meetings = {
-        name: threading.Barrier(2, timeout=PATIENCE) for name in ("first", "second", "back")
-    }
-    forward = {(0, 1): "first", (1, 0): "first", (0, 2): "second", (1, 1): "second"}
-    backward = {(1, 1): "back", (0, 2): "back"}
-
-    def meet(names: dict[tuple[int, int], str]) -> Any:
-        return lambda *place: place in names and meetings[names[place]].wait()
-
-    model = perceptron()
-    x = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
-    with SynchronousPipeline(met(model, meet(forward), meet(backward)), 3) as pipeline:
-        pipeline(x, torch.arange(3)).sum().backward()
-    assert not any(barrier.broken for barrier in meetings.values())
-    assert x.grad is not None
+# --- order --------------------------------------------------------------------------------
 
 
 def test_microbatches_go_forward_in_order_and_back_in_the_other() -> None:
@@ -232,51 +212,6 @@ def test_what_is_frozen_gets_no_gradient() -> None:
     with SynchronousPipeline(chain(model, 2, 4), 2) as pipeline:
         pipeline(x).sum().backward()
     assert "0.weight" not in gradients(model)
-
-
-class Reporting(nn.Module):
-    """Notes what torch says of the thread that it runs in."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[tuple[Any, ...]] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        made = torch.nn.functional.linear(x, torch.eye(6))
-        self.seen.append(
-            (
-                threading.current_thread().name[: len("stage 0")],
-                torch.is_grad_enabled(),
-                made.dtype,
-                torch.get_default_dtype(),
-                torch.get_num_threads(),
-            )
-        )
-        return x
-
-
-def test_what_torch_keeps_for_each_thread_is_carried_over() -> None:
-    first, second = Reporting(), Reporting()
-    model = nn.Sequential(first, nn.Linear(6, 6), second)
-    x = torch.randn(4, 6)
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(4)
-        with SynchronousPipeline(chain(model, 2), 2) as pipeline:
-            pipeline(x)
-            with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-                pipeline(x)
-            torch.set_num_threads(2)
-            pipeline(x)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(threads)
-    assert second.seen == [
-        *[("stage 1", True, torch.float32, torch.float32, 2)] * 2,
-        *[("stage 1", False, torch.bfloat16, torch.float32, 2)] * 2,
-        *[("stage 1", True, torch.float32, torch.float32, 1)] * 2,
-    ]
-    assert [seen[0] for seen in first.seen] == ["stage 0"] * 6
 
 
 def test_autocast_gives_what_it_gives_the_model() -> None:

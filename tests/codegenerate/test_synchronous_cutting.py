@@ -13,8 +13,6 @@ from shardwright.codegenerate.synchronous import SynchronousPipeline
 from shardwright.errors import InputError, WorkerError
 from tests.codegenerate.staged import Stage, assert_close, chain, configured, gradients, perceptron
 
-pytestmark = pytest.mark.usefixtures("no_thread_stays")
-
 
 def test_a_loss_is_a_mean_over_microbatches() -> None:
     model = perceptron()

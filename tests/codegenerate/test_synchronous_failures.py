@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
 import torch
 
-from shardwright.codegenerate import stage_threads
 from shardwright.codegenerate.synchronous import SynchronousPipeline
 from shardwright.errors import RunError, WorkerError
 from tests.codegenerate.staged import (
-    PATIENCE,
     Stage,
     assert_equal,
     chain,
@@ -22,8 +19,6 @@ from tests.codegenerate.staged import (
     nothing,
     perceptron,
 )
-
-pytestmark = pytest.mark.usefixtures("no_thread_stays")
 
 
 class Boom(Exception):
@@ -61,30 +56,17 @@ def test_failures_name_stage_and_microbatch(phase: str, stage: int, microbatches
     assert all(parameter in set(model.parameters()) for parameter in pipeline.parameters())
 
 
-def test_an_interrupt_ends_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    reached, release = threading.Event(), threading.Event()
-
-    def wait(stage: int, row: int) -> None:
-        reached.set()
-        release.wait(PATIENCE)
-
-    original, waits = stage_threads.wait, []
-
-    def interrupted_once(jobs: Any) -> Any:
-        waits.append(jobs)
-        if len(waits) == 1:
-            reached.wait(PATIENCE)
-            release.set()
+def test_an_interrupt_ends_the_call() -> None:
+    def interrupt(stage: int, row: int) -> None:
+        if (stage, row) == (1, 2):
             raise KeyboardInterrupt
-        return original(jobs)
 
     model = perceptron()
     x = torch.randn(4, 6, dtype=torch.float64)
-    with SynchronousPipeline(met(model, wait, nothing), 4) as pipeline:
-        monkeypatch.setattr(stage_threads, "wait", interrupted_once)
-        with pytest.raises(KeyboardInterrupt):
-            pipeline(x, torch.arange(4))
-        assert torch.equal(pipeline(x, torch.arange(4))[:1], model(x[:1]))
+    pipeline = SynchronousPipeline(met(model, interrupt, nothing), 4)
+    with pytest.raises(KeyboardInterrupt):
+        pipeline(x, torch.arange(4))
+    assert torch.equal(pipeline(x, torch.arange(10, 14))[:1], model(x[:1]))
 
 
 def test_a_stage_that_returns_something_else() -> None:

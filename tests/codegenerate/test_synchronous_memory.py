@@ -5,14 +5,11 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 from shardwright.codegenerate.synchronous import SynchronousPipeline
 from tests.codegenerate.staged import Meeting, Stage, configured, met, nothing, perceptron
-
-pytestmark = pytest.mark.usefixtures("no_thread_stays")
 
 
 class Saved:

@@ -1,11 +1,10 @@
-"""`SynchronousPipeline` as a module: names, checkpoints, copies; its threads and devices."""
+"""`SynchronousPipeline` as a module: names, checkpoints, copies, devices."""
 
 from __future__ import annotations
 
 import copy
 import gc
 import pickle
-import threading
 import weakref
 from typing import Any
 
@@ -300,61 +299,15 @@ def test_configurations_that_are_no_pipeline(configuration: Any, message: str) -
         SynchronousPipeline(configuration, 2)
 
 
-# --- threads ---------------------------------------------------------------------------------
-
-
-def stage_threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("stage ")}
-
-
-def ended(threads: set[threading.Thread]) -> bool:
-    for thread in threads:
-        thread.join(30)
-    return not any(thread.is_alive() for thread in threads)
-
-
-def test_threads_begin_with_the_first_call_and_stay() -> None:
-    before = stage_threads()
-    x = torch.randn(4, 6, dtype=torch.float64)
-    with SynchronousPipeline(chain(perceptron(), 2, 4), 2) as pipeline:
-        assert stage_threads() == before
-        pipeline(x).sum().backward()
-        made = stage_threads() - before
-        assert len(made) == 3
-        pipeline(x).sum().backward()
-        assert stage_threads() - before == made
-        output = pipeline(x)
-    assert not any(thread.is_alive() for thread in made)
-    output.sum().backward()
-    pipeline.close()
-    pipeline.close()
-    assert stage_threads() == before
-
-
-def test_one_microbatch_needs_no_threads() -> None:
-    before = stage_threads()
-    SynchronousPipeline(chain(perceptron(), 4), 1)(torch.randn(4, 6, dtype=torch.float64))
-    assert stage_threads() == before
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_dropped_pipeline_leaves_nothing(fails: bool) -> None:
-    before = stage_threads()
-    model = perceptron()
-    pipeline = SynchronousPipeline(chain(model, 4), 2)
-    x = torch.randn(4, 6, dtype=torch.float64)
-    pipeline(x).sum().backward()
-    if fails:
-        with pytest.raises(Exception, match="stage 0, microbatch 0"):
-            pipeline(torch.randn(4, 5, dtype=torch.float64))
-    made = stage_threads() - before
-    stages = [weakref.ref(stage) for stage in pipeline.stages]
-    gone = weakref.ref(pipeline)
+def test_a_dropped_pipeline_leaves_nothing() -> None:
+    pipeline = SynchronousPipeline(chain(perceptron(), 4), 2)
+    pipeline(torch.randn(4, 6, dtype=torch.float64)).sum().backward()
+    with pytest.raises(Exception, match="stage 0, microbatch 0"):
+        pipeline(torch.randn(4, 5, dtype=torch.float64))
+    left = [weakref.ref(module) for module in (pipeline, *pipeline.stages)]
     del pipeline
     gc.collect()
-    assert gone() is None
-    assert [stage() for stage in stages] == [None, None]
-    assert ended(made)
+    assert [module() for module in left] == [None, None, None]
 
 
 # --- GPUs ------------------------------------------------------------------------------------
