@@ -194,7 +194,7 @@ class _TensorLayout:
         self._tasks = {name: self._task(name) for name in index.order[slot]}
         self._constants = _constants([document.supertasks[t] for t in self._tasks], document)
         self._made = {made: task.name for task in self._tasks.values() for made in task.outputs}
-        replaces = document.training.replaces if document.training is not None else {}
+        replaces = document.replaces
         self._replaces = {a: b for a, b in replaces.items() if index.devices[a] == slot}
         self._turns: list[Turn] = []
         self._entries: list[Entry] = []

@@ -1,55 +1,115 @@
-"""check: a pipeline is right, or one PipelineError says where and why it is not.
+"""check: a pipeline is valid, or one PipelineError says where and why it is not.
 
 It reads only the document: no weights, no devices. Operators run on tensors without contents, those
-of each distinct graph once (`proof`). The rules are listed in `rules.RULES`; later ones may rely on
-earlier ones, so `CHECKS` is in order. Time is linear in the size of the file.
+of each distinct graph once (`proof`). `CHECKS` is in order: later rules may rely on earlier ones.
+Time is linear in the size of the file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
-from shardwright.pipeline import (
-    check_graphs,
-    check_groups,
-    check_metadata,
-    check_phases,
-    check_schedule,
-    check_structure,
-    check_tensors,
-)
+from shardwright.errors import PipelineError
+from shardwright.pipeline import check_graphs as graphs
+from shardwright.pipeline import check_groups as groups
+from shardwright.pipeline import check_metadata as metadata
+from shardwright.pipeline import check_schedule as schedule
+from shardwright.pipeline import check_structure as structure
+from shardwright.pipeline import check_tensors as tensors
 from shardwright.pipeline.connections import Connections, connect
+from shardwright.pipeline.rules import Finding, broken
 from shardwright.pipeline.schema import Document
 from shardwright.pipeline.serialize import reread
 
-CHECKS: tuple[Callable[[Connections], None], ...] = (
-    check_structure.check_version,
-    check_structure.check_names,
-    check_structure.check_tasks,
-    check_structure.check_devices,
-    check_structure.check_ends,
-    check_tensors.check_tensor_sets,
-    check_tensors.check_kinds,
-    check_tensors.check_outputs,
-    check_tensors.check_sizes,
-    check_tensors.check_constants,
-    check_tensors.check_parts,
-    check_tensors.check_states,
-    check_tensors.check_replaces,
-    check_phases.check_phases,
-    check_metadata.check_slices,
-    check_phases.check_microbatches,
-    check_metadata.check_originals,
-    check_metadata.check_structure,
-    check_tensors.check_locality,
-    check_groups.check_groups,
-    check_tensors.check_landing,
-    check_structure.check_order,
-    check_structure.check_deadlock,
-    check_graphs.check_blobs,
-    check_graphs.check_graphs,
-    check_schedule.check_schedule,
+_Each = Callable[[Connections], Iterator[tuple[dict[str, str], tuple[Any, ...]]]]
+
+
+def _document(index: Connections) -> Iterator[tuple[dict[str, str], tuple[Any, ...]]]:
+    yield {}, ()
+
+
+def _task(index: Connections) -> Iterator[tuple[dict[str, str], tuple[Any, ...]]]:
+    for name, task in index.document.supertasks.items():
+        yield {"task": name}, (name, task)
+
+
+def _tensor(index: Connections) -> Iterator[tuple[dict[str, str], tuple[Any, ...]]]:
+    for name, info in index.document.tensors.items():
+        yield {"tensor": name}, (name, info)
+
+
+def _slice(index: Connections) -> Iterator[tuple[dict[str, str], tuple[Any, ...]]]:
+    for side in ("inputs", "outputs"):
+        for name, piece in getattr(index.document.metadata.tensor_slices, side).items():
+            yield {"tensor": name}, (side, name, piece)
+
+
+def _group(index: Connections) -> Iterator[tuple[dict[str, str], tuple[Any, ...]]]:
+    for name, tasks in index.groups.items():
+        yield {}, (groups.CommunicationGroup(name, index.document, tuple(tasks)),)
+
+
+CHECKS: tuple[tuple[str, _Each, Callable[..., Finding]], ...] = (
+    ("version", _document, structure.check_version),
+    ("names", _document, structure.check_names),
+    ("fields", _task, structure.check_fields),
+    ("task-metadata", _task, structure.check_metadata),
+    ("device-known", _task, structure.check_devices_known),
+    ("task-tensors", _task, structure.check_counts),
+    ("device-unique", _document, structure.check_devices_unique),
+    ("device-used", _document, structure.check_devices_used),
+    ("one-input-task", _document, partial(structure.check_ends, kind="input")),
+    ("one-output-task", _document, partial(structure.check_ends, kind="output")),
+    ("tensor-known", _task, tensors.check_known),
+    ("tensor-used", _tensor, tensors.check_used),
+    ("one-producer", _tensor, tensors.check_producers),
+    ("one-kind", _tensor, tensors.check_kind),
+    ("pipeline-output", _document, tensors.check_outputs),
+    ("tensor-size", _tensor, tensors.check_size),
+    ("strides", _tensor, tensors.check_strides),
+    ("weight-file", _document, tensors.check_weight_files),
+    ("state-origin", _tensor, tensors.check_origin),
+    ("placements", _tensor, tensors.check_placements),
+    ("constant-parts", _document, tensors.check_parts),
+    ("tensor-known", _document, tensors.check_replaced_known),
+    ("replaces", _document, tensors.check_replaces),
+    ("phases", _document, schedule.check_step),
+    ("phases", _task, schedule.check_phase),
+    ("stages", _task, schedule.check_stage),
+    ("schedule", _document, schedule.check_numbers),
+    ("stages", _task, schedule.check_rank),
+    ("phase-order", _task, schedule.check_phase_order),
+    ("once-a-step", _task, schedule.check_sums),
+    ("slices", _document, metadata.check_listed),
+    ("origin", _slice, metadata.check_origin),
+    ("slice-dtype", _slice, metadata.check_dtype),
+    ("placements", _slice, metadata.check_placements),
+    ("device-known", _slice, metadata.check_device_known),
+    ("slice-device", _slice, metadata.check_device),
+    ("microbatches", _document, schedule.check_dims),
+    ("microbatches", _slice, schedule.check_slice),
+    ("replaces", _document, schedule.check_lasting),
+    ("idx", _document, metadata.check_idx),
+    ("outputs-covered", _document, metadata.check_covered),
+    ("rows", _document, metadata.check_rows),
+    ("structure", _document, metadata.check_structure),
+    ("one-device", _task, tensors.check_locality),
+    ("group-kind", _group, groups.check_kinds),
+    ("group-members", _group, groups.check_members),
+    ("group-metadata", _group, groups.check_metadata),
+    ("group-dtype", _group, groups.check_dtypes),
+    ("group-shape", _group, groups.check_shapes),
+    ("lands", _document, tensors.check_made),
+    ("lands", _document, tensors.check_all_replaced),
+    ("file-order", _document, structure.check_order),
+    ("no-deadlock", _document, structure.check_deadlock),
+    ("blobs", _document, graphs.check_blobs),
+    ("graph", _document, graphs.check_graphs),
+    ("schedule", _document, schedule.check_schedule),
 )
+"""Each rule, what it is about, and its check, which is called with every one of those."""
 
 
 def check(pipeline: Document) -> None:
@@ -64,5 +124,7 @@ def check(pipeline: Document) -> None:
 def check_rules(document: Document) -> None:
     """`check` for a document whose types are known to be right, as one just read."""
     index = connect(document)
-    for rule in CHECKS:
-        rule(index)
+    for rule, each, find in CHECKS:
+        for place, arguments in each(index):
+            if (found := find(index, *arguments)) is not None:
+                raise found if isinstance(found, PipelineError) else broken(rule, found, **place)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from shardwright.errors import PipelineError
 from shardwright.pipeline.connections import Connections
-from shardwright.pipeline.rules import MICROBATCH_PHASES, UNDEFINED, broken
+from shardwright.pipeline.rules import MICROBATCH_PHASES, UNDEFINED, Finding, broken
 from shardwright.pipeline.schema import Document, SuperTask, TensorInfo
 
 Shape = tuple[int, ...]
@@ -75,89 +76,60 @@ class CommunicationGroup:
         )
 
 
-def check_groups(index: Connections) -> None:
-    """Every group is one whole communication."""
-    for name, tasks in index.groups.items():
-        group = CommunicationGroup(name, index.document, tuple(tasks))
-        for check in (
-            _check_kinds,
-            _check_members,
-            _check_metadata,
-            _check_dtypes,
-            _check_dims,
-            _check_shapes,
-        ):
-            check(group)
-
-
-def _check_kinds(group: CommunicationGroup) -> None:
+def check_kinds(index: Connections, group: CommunicationGroup) -> Finding:
+    """The members are of one kind, or one send and one recv."""
     kinds = [task.kind for task in group.members]
     if {"send", "recv"}.isdisjoint(kinds):
         odd = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), None)
         if odd is not None:
-            raise group.broken(
-                "group-kind", f"it holds {kinds[0]} and {kinds[odd]}; one kind a group", odd
-            )
+            message = f"it holds {kinds[0]} and {kinds[odd]}; one kind a group"
+            return group.broken("group-kind", message, odd)
     elif sorted(kinds) != ["recv", "send"]:
-        raise group.broken(
-            "group-kind", f"it holds {', '.join(kinds)}; expected one send and one recv"
-        )
+        message = f"it holds {', '.join(kinds)}; expected one send and one recv"
+        return group.broken("group-kind", message)
+    return None
 
 
-def _check_members(group: CommunicationGroup) -> None:
+def check_members(index: Connections, group: CommunicationGroup) -> Finding:
+    """The members are numbered, two or more, each on a device of its own."""
     indices = [task.device_idx for task in group.members]
     if indices != list(range(len(indices))):
         odd = next(i for i, index in enumerate(indices) if index != i)
-        raise group.broken(
-            "group-members",
-            f"the device_idx are {indices}, expected 0 to {len(indices) - 1}, each once; is a "
-            "member missing?",
-            odd,
-        )
+        message = f"the device_idx are {indices}, expected 0 to {len(indices) - 1}, each once; is a"
+        return group.broken("group-members", f"{message} member missing?", odd)
     if len(indices) < 2:
-        raise group.broken("group-members", "it has one member, expected two or more")
+        return group.broken("group-members", "it has one member, expected two or more")
     if group.members[0].kind == "recv":
-        raise group.broken("group-members", "device_idx is 0 for the send and 1 for the recv")
+        return group.broken("group-members", "device_idx is 0 for the send and 1 for the recv")
     devices = [task.device for task in group.members]
     for i, device in enumerate(devices):
         if device in devices[:i]:
-            raise group.broken("group-members", f"two members are on device {device!r}", i)
+            return group.broken("group-members", f"two members are on device {device!r}", i)
         for key in ("src", "dst"):
             root = (group.members[i].metadata or {}).get(key, devices[0])
             if root not in devices:
-                raise group.broken("group-members", f"{key} {root!r} is no member's device", i)
+                return group.broken("group-members", f"{key} {root!r} is no member's device", i)
+    return None
 
 
-def _check_metadata(group: CommunicationGroup) -> None:
+def check_metadata(index: Connections, group: CommunicationGroup) -> Finding:
+    """The members have one metadata, phase and stage; a message may arrive in a later phase."""
     first = group.members[0]
     for i, task in enumerate(group.members):
+        message = None
         if task.metadata != first.metadata:
-            raise group.broken(
-                "group-metadata",
-                f"metadata is {task.metadata} here and {first.metadata} on {group.tasks[0]!r}",
-                i,
-            )
-    if first.kind == "send":
-        _check_message(group)
-        return
-    for i, task in enumerate(group.members):
-        if (task.phase, task.stage) != (first.phase, first.stage):
-            raise group.broken(
-                "group-metadata",
-                f"the supertask runs in {_when(task)}, {group.tasks[0]!r} in {_when(first)}",
-                i,
-            )
-
-
-def _check_message(group: CommunicationGroup) -> None:
-    """A message arrives in the phase in which it was sent, or later in the same microbatch."""
-    sent, received = (task.phase for task in group.members)
-    order = MICROBATCH_PHASES
-    is_later = sent in order and received in order and order.index(sent) < order.index(received)
-    if sent != received and not is_later:
-        raise group.broken(
-            "group-metadata", f"it is received in phase {received}, but sent in phase {sent}", 1
-        )
+            message = f"metadata is {task.metadata} here and {first.metadata} on {group.tasks[0]!r}"
+        elif first.kind == "send":
+            order, sent = MICROBATCH_PHASES, first.phase
+            later = order[order.index(sent) :] if sent in order else (sent,)
+            if task.phase not in later:
+                message = f"it is received in phase {task.phase}, but sent in phase {sent}"
+        elif (task.phase, task.stage) != (first.phase, first.stage):
+            here, there = _when(task), _when(first)
+            message = f"the supertask runs in {here}, {group.tasks[0]!r} in {there}"
+        if message is not None:
+            return group.broken("group-metadata", message, i)
+    return None
 
 
 def _when(task: SuperTask) -> str:
@@ -165,31 +137,55 @@ def _when(task: SuperTask) -> str:
     return f"phase {task.phase}{stage}"
 
 
-def _check_dtypes(group: CommunicationGroup) -> None:
+def check_dtypes(index: Connections, group: CommunicationGroup) -> Finding:
+    """The tensors have one dtype, which can be reduced so."""
     dtype = (group.inputs or group.outputs)[0].dtype
     for member, name, info in group.tensors():
         if info.dtype != dtype:
-            raise group.broken(
-                "group-dtype", f"the tensor is {info.dtype}, others {dtype}", member, name
-            )
+            message = f"the tensor is {info.dtype}, others {dtype}"
+            return group.broken("group-dtype", message, member, name)
     operator = str((group.members[0].metadata or {}).get("reduce_op"))
     if dtype in UNDEFINED.get(operator, ()):
-        raise group.broken(
-            "group-dtype",
-            f"{operator} of {dtype} is not defined; use sum, or convert to a float first",
-        )
+        message = f"{operator} of {dtype} is not defined; use sum, or convert to a float first"
+        return group.broken("group-dtype", message)
+    return None
 
 
-def _check_dims(group: CommunicationGroup) -> None:
+def check_shapes(index: Connections, group: CommunicationGroup) -> Finding:
+    """The tensors have the shapes that follow from the kind, larger pieces first."""
+    if (found := _bad_dim(group)) is not None:
+        return found
+    shapes, pieces = SHAPES[group.members[0].kind]
+    for side, expected in zip(("inputs", "outputs"), shapes(group), strict=True):
+        having = [(i, task) for i, task in enumerate(group.members) if getattr(task, side)]
+        for (i, task), shape in zip(having, expected, strict=True):
+            (name,) = getattr(task, side)
+            found_shape = group.document.tensors[name].shape
+            if any(want not in (-1, size) for size, want in zip(found_shape, shape, strict=True)):
+                sizes = ", ".join("any" if size == -1 else str(size) for size in shape)
+                return group.wrong_shape(i, name, f"[{sizes}]")
+    for side, key in pieces.items():
+        dim = group.dim(key)
+        names = [getattr(task, side)[0] for task in group.members]
+        sizes_there = [group.document.tensors[name].shape[dim] for name in names]
+        for i, (before, size) in enumerate(pairwise(sizes_there), start=1):
+            if size > before:
+                expected_order = f"larger pieces first, found {sizes_there} in dimension {dim}"
+                return group.wrong_shape(i, names[i], expected_order)
+    return None
+
+
+def _bad_dim(group: CommunicationGroup) -> Finding:
+    """A tensor of another number of dimensions, or metadata that names one beyond them."""
     ndim = len((group.inputs or group.outputs)[0].shape)
     for member, name, info in group.tensors():
         if len(info.shape) != ndim:
-            raise group.wrong_shape(member, name, f"of {ndim} dimensions, as the others are")
+            return group.wrong_shape(member, name, f"of {ndim} dimensions, as the others are")
     for key in ("dim", "src_dim", "dst_dim"):
         if key in (group.members[0].metadata or {}) and group.dim(key) >= ndim:
-            raise group.broken(
-                "group-shape", f"{key} is {group.dim(key)}, but the tensors have {ndim} dimensions"
-            )
+            message = f"{key} is {group.dim(key)}, but the tensors have {ndim} dimensions"
+            return group.broken("group-shape", message)
+    return None
 
 
 # --- shapes, by kind -------------------------------------------------------------------------
@@ -247,31 +243,3 @@ SHAPES: dict[str, tuple[Callable[[CommunicationGroup], Shapes], dict[str, str]]]
 }
 """Of each kind the shapes that it expects, and the sides whose sizes along a dimension, named by
 its key, must not grow."""
-
-
-def _check_shapes(group: CommunicationGroup) -> None:
-    shapes, pieces = SHAPES[group.members[0].kind]
-    for side, side_shapes in zip(("inputs", "outputs"), shapes(group), strict=True):
-        expected = iter(side_shapes)
-        for i, task in enumerate(group.members):
-            for tensor in getattr(task, side):
-                _check_shape(group, i, tensor, next(expected))
-    for side, key in pieces.items():
-        _check_pieces(group, side, group.dim(key))
-
-
-def _check_shape(group: CommunicationGroup, member: int, tensor: str, expected: Shape) -> None:
-    found = group.document.tensors[tensor].shape
-    if any(want not in (-1, size) for size, want in zip(found, expected, strict=True)):
-        sizes = ", ".join("any" if size == -1 else str(size) for size in expected)
-        raise group.wrong_shape(member, tensor, f"[{sizes}]")
-
-
-def _check_pieces(group: CommunicationGroup, side: str, dim: int) -> None:
-    names = [getattr(task, side)[0] for task in group.members]
-    sizes = [group.document.tensors[name].shape[dim] for name in names]
-    for i in range(1, len(sizes)):
-        if sizes[i] > sizes[i - 1]:
-            raise group.wrong_shape(
-                i, names[i], f"larger pieces first, found {sizes} in dimension {dim}"
-            )

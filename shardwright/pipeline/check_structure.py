@@ -7,7 +7,7 @@ What cannot move then is a deadlock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from typing import NamedTuple
@@ -19,22 +19,21 @@ from shardwright.pipeline.rules import (
     FAMILIES,
     FAMILY_OF,
     REDUCE_OPS,
+    Finding,
     MetadataType,
     broken,
 )
-from shardwright.pipeline.schema import FORMAT_VERSION, Device, Document, SuperTask
+from shardwright.pipeline.schema import FORMAT_VERSION, Document, SuperTask
 
 
-def check_version(index: Connections) -> None:
+def check_version(index: Connections) -> Finding:
     """The version is one that is known; none is the specification's own format."""
-    version = index.document.version
-    if version not in (None, FORMAT_VERSION):
-        raise broken(
-            "version", f"the file is of format version {version}, expected {FORMAT_VERSION}"
-        )
+    if (version := index.document.version) in (None, FORMAT_VERSION):
+        return None
+    return f"the file is of format version {version}, expected {FORMAT_VERSION}"
 
 
-def check_names(index: Connections) -> None:
+def check_names(index: Connections) -> Finding:
     """No name is empty."""
     document = index.document
     for kind, names in (
@@ -45,56 +44,30 @@ def check_names(index: Connections) -> None:
         ("blob", document.blobs or {}),
     ):
         if "" in names:
-            raise broken("names", f"a {kind} has an empty name; give it one")
-
-
-def check_tasks(index: Connections) -> None:
-    """Each supertask has its kind's fields, a known device, and its kind's metadata and counts."""
-    document = index.document
-    for name, task in document.supertasks.items():
-        _check_fields(name, task)
-        if task.device is not None and task.device not in document.devices:
-            raise unknown_device(document, task.device, task=name)
-        if task.kind in COMMUNICATION:
-            _check_metadata(document, name, task)
-        for side, found, expected in _counts(task):
-            if found != expected:
-                raise broken(
-                    "task-tensors",
-                    f"{task.kind} has {found} {side} here, expected {expected}",
-                    task=name,
-                )
+            return f"a {kind} has an empty name; give it one"
+    return None
 
 
 _OPTIONAL_FIELDS = ("device", "data", "data_blob", "group", "device_idx", "metadata", "phase")
 """Every field of a supertask that does not stand on all of them."""
 
 
-def _check_fields(name: str, task: SuperTask) -> None:
+def check_fields(index: Connections, name: str, task: SuperTask) -> Finding:
+    """A supertask has its kind's fields."""
     family_name = FAMILY_OF[task.kind]
     family = FAMILIES[family_name]
     present = {field for field in _OPTIONAL_FIELDS if getattr(task, field) is not None}
     kind = f"a {family_name} supertask ({task.kind})"
     for field in family.required:
         if field not in present:
-            raise broken("fields", f"{kind} needs the field {field!r}, which is absent", task=name)
+            return f"{kind} needs the field {field!r}, which is absent"
     choice = [field for field in family.one_of if field in present]
     if family.one_of and len(choice) != 1:
-        raise broken(
-            "fields",
-            f"{kind} needs exactly one of {' and '.join(family.one_of)}, found "
-            f"{' and '.join(choice) or 'none'}",
-            task=name,
-        )
-    extra = present.difference(family.required, family.one_of, family.optional)
-    if extra:
-        raise broken("fields", f"{kind} cannot have the field {min(extra)!r}; remove it", task=name)
-
-
-def unknown_device(document: Document, device: str, **where: str) -> PipelineError:
-    """The error for a device that is not there; ``where`` is a task or a tensor that names it."""
-    known = ", ".join(map(repr, document.devices)) or "none"
-    return broken("device-known", f"device {device!r} is not among devices: {known}", **where)
+        either, found = " and ".join(family.one_of), " and ".join(choice) or "none"
+        return f"{kind} needs exactly one of {either}, found {found}"
+    if extra := present.difference(family.required, family.one_of, family.optional):
+        return f"{kind} cannot have the field {min(extra)!r}; remove it"
+    return None
 
 
 _EXPECTED: dict[MetadataType, tuple[str, Callable[[object], bool]]] = {
@@ -105,98 +78,108 @@ _EXPECTED: dict[MetadataType, tuple[str, Callable[[object], bool]]] = {
 """What each type of metadata must be, in words and as a test."""
 
 
-def _check_metadata(document: Document, name: str, task: SuperTask) -> None:
+def check_metadata(index: Connections, name: str, task: SuperTask) -> Finding:
+    """A communication has its kind's metadata."""
+    if task.kind not in COMMUNICATION:
+        return None
     assert task.metadata is not None
-    expected = COMMUNICATION[task.kind].metadata
-    if task.metadata.keys() != expected.keys():
-        raise broken(
-            "task-metadata",
-            f"the metadata of {task.kind} has the keys {sorted(task.metadata)}, expected "
-            f"{sorted(expected)}",
-            task=name,
-        )
+    found, expected = task.metadata, COMMUNICATION[task.kind].metadata
+    if found.keys() != expected.keys():
+        keys = sorted(expected)
+        return f"the metadata of {task.kind} has the keys {sorted(found)}, expected {keys}"
     for key, kind in expected.items():
-        found = task.metadata[key]
         words, fits = _EXPECTED[kind]
-        if not fits(found):
-            raise broken(
-                "task-metadata", f"metadata {key!r} is {found!r}, expected {words}", task=name
-            )
-        if kind == "device" and found not in document.devices:
-            raise unknown_device(document, str(found), task=name)
+        if not fits(found[key]):
+            return f"metadata {key!r} is {found[key]!r}, expected {words}"
+    return None
 
 
-def _counts(task: SuperTask) -> Iterator[tuple[str, int, int]]:
-    """Side, number of tensors found there, number expected; computation may have any."""
-    if task.kind == "input":
-        yield "inputs", len(task.inputs), 0
-    elif task.kind == "output":
-        yield "outputs", len(task.outputs), 0
-    elif task.kind in COMMUNICATION:
+def check_devices_known(index: Connections, name: str, task: SuperTask) -> Finding:
+    """Devices that a supertask names are there."""
+    row, metadata = COMMUNICATION.get(task.kind), task.metadata or {}
+    root = str(metadata[row.root]) if row is not None and row.root is not None else None
+    for device in (task.device, root):
+        if device is not None and device not in index.document.devices:
+            return unknown_device(index.document, device)
+    return None
+
+
+def unknown_device(document: Document, device: str) -> str:
+    """What is wrong with a device that is not there."""
+    known = ", ".join(map(repr, document.devices)) or "none"
+    return f"device {device!r} is not among devices: {known}"
+
+
+def check_counts(index: Connections, name: str, task: SuperTask) -> Finding:
+    """A supertask has as many inputs and outputs as its kind says; computation may have any."""
+    inputs: int | None = 0 if task.kind == "input" else None
+    outputs: int | None = 0 if task.kind == "output" else None
+    if (row := COMMUNICATION.get(task.kind)) is not None:
         assert task.metadata is not None
-        row = COMMUNICATION[task.kind]
         is_root = row.root is not None and task.metadata[row.root] == task.device
         inputs, outputs = row.root_tensors if is_root else row.tensors
-        yield "inputs", len(task.inputs), inputs
-        yield "outputs", len(task.outputs), outputs
+    for side, names, expected in (
+        ("inputs", task.inputs, inputs),
+        ("outputs", task.outputs, outputs),
+    ):
+        if expected not in (None, len(names)):
+            return f"{task.kind} has {len(names)} {side} here, expected {expected}"
+    return None
 
 
-def check_devices(index: Connections) -> None:
-    """Devices are distinct and all of them run something."""
+def check_devices_unique(index: Connections) -> Finding:
+    """Devices are distinct, and so are the processing elements of each."""
     seen: dict[tuple[object, ...], str] = {}
     for name, device in index.document.devices.items():
-        _check_distinct(name, device, seen)
+        other = seen.setdefault((device.host, device.kind, device.idx), name)
+        if other != name:
+            host = f" on host {device.host!r}" if device.host else ""
+            return (
+                f"devices {other!r} and {name!r} are both {device.kind}:{device.idx}{host}; "
+                "give each slot a device of its own"
+            )
+        if device.pes is not None and (not device.pes or len(set(device.pes)) != len(device.pes)):
+            return (
+                f"device {name!r} has the pes {list(device.pes)}; list each fused processing "
+                "element once, or leave pes out"
+            )
+    return None
+
+
+def check_devices_used(index: Connections) -> Finding:
+    """Each device runs something."""
+    for name in index.document.devices:
         if not index.order[name]:
-            raise broken(
-                "device-used", f"device {name!r} runs no supertask; leave it out of devices"
-            )
+            return f"device {name!r} runs no supertask; leave it out of devices"
+    return None
 
 
-def _check_distinct(name: str, device: Device, seen: dict[tuple[object, ...], str]) -> None:
-    other = seen.setdefault((device.host, device.kind, device.idx), name)
-    if other != name:
-        host = f" on host {device.host!r}" if device.host else ""
-        raise broken(
-            "device-unique",
-            f"devices {other!r} and {name!r} are both {device.kind}:{device.idx}{host}; "
-            "give each slot a device of its own",
-        )
-    if device.pes is not None and (not device.pes or len(set(device.pes)) != len(device.pes)):
-        raise broken(
-            "device-unique",
-            f"device {name!r} has the pes {list(device.pes)}; list each fused processing "
-            "element once, or leave pes out",
-        )
-
-
-def check_ends(index: Connections) -> None:
+def check_ends(index: Connections, *, kind: str) -> Finding:
     """There is one input and one output supertask."""
-    for kind, tasks in index.ends.items():
-        if len(tasks) != 1:
-            raise broken(
-                f"one-{kind}-task",
-                f"found {len(tasks)} supertasks of kind {kind!r}, expected exactly one",
-                task=tasks[1] if tasks else None,
-            )
+    if len(tasks := index.ends[kind]) == 1:
+        return None
+    message = f"found {len(tasks)} supertasks of kind {kind!r}, expected exactly one"
+    return broken(f"one-{kind}-task", message, task=tasks[1] if tasks else None)
 
 
 # --- order --------------------------------------------------------------------------------------
 
 
-def check_order(index: Connections) -> None:
+def check_order(index: Connections) -> Finding:
     """Each device finds the inputs of a supertask made by earlier ones of its own."""
     position = {name: i for i, name in enumerate(index.document.supertasks)}
     for name in index.on_devices():
         for tensor in index.document.supertasks[name].inputs:
             producer = index.producer(tensor)
             if producer is not None and position[producer] >= position[name]:
-                raise _cycle(index) or broken(
+                return _cycle(index) or broken(
                     "file-order",
                     f"supertask {producer!r}, which makes the tensor, stands later in the "
                     "file; put it before",
                     task=name,
                     tensor=tensor,
                 )
+    return None
 
 
 def _cycle(index: Connections) -> PipelineError | None:
@@ -222,19 +205,17 @@ def _unit(document: Document, task: str) -> str:
     return f"supertask {task!r}" if group is None else f"group {group!r}"
 
 
-def check_deadlock(index: Connections) -> None:
+def check_deadlock(index: Connections) -> Finding:
     """All supertasks run, each device in file order, with every communication blocking."""
     stuck = stuck_in_file_order(index)
     if not stuck:
-        return
-    if (cycle := _cycle(index)) is not None:
-        raise cycle
+        return None
     tasks = index.document.supertasks
     fronts = ", ".join(
         f"{device!r} at {task!r} (group {tasks[task].group!r})" for device, task in stuck.items()
     )
     task = next(iter(stuck.values()))
-    raise broken(
+    return _cycle(index) or broken(
         "no-deadlock",
         f"devices wait for one another: {fronts}; put the communications of these devices in "
         "one order",

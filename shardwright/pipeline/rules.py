@@ -100,6 +100,10 @@ def broken(
     return PipelineError(message, rule=rule, task=task, node=node, tensor=tensor)
 
 
+Finding = str | PipelineError | None
+"""What is wrong, of what is checked; the whole error where the place is another; None if valid."""
+
+
 @dataclass(frozen=True, slots=True)
 class KindFields:
     """Which fields stand on the supertasks of some kinds; all others must be absent.

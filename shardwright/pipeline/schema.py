@@ -303,6 +303,11 @@ class Document(Struct, omit_defaults=True, forbid_unknown_fields=True):
     training: Training | None = None
     requires: tuple[str, ...] | None = None
 
+    @property
+    def replaces(self) -> dict[str, str]:
+        """``training.replaces``, empty where there is no training."""
+        return self.training.replaces if self.training is not None else {}
+
     def data_of(self, task: str) -> str:
         """The graph of a compute supertask as text: its own or the blob that it shares."""
         spec = self.supertasks[task]

@@ -16,7 +16,7 @@ import torch
 
 from shardwright.errors import WeightError
 from shardwright.ir.tensor_meta import torch_dtype
-from shardwright.pipeline.check_tensors import are_parts, format_ranges, stored_wholes
+from shardwright.pipeline.check_tensors import are_parts, format_ranges, is_inside, stored_wholes
 from shardwright.pipeline.paramfiles import Paramfile, open_paramfile, tensors_in_memory
 from shardwright.pipeline.schema import ParamfileFormat, ParamValue, TensorInfo
 
@@ -159,9 +159,7 @@ def _check(source: Paramfile, value: ParamValue, info: TensorInfo) -> None:
     if value.shape is not None:
         if found != value.shape:
             raise _wrong_shape(where, found, f"expects {list(value.shape)}")
-    elif len(value.placements) != len(found) or any(
-        end > size for (_, end), size in zip(value.placements, found, strict=True)
-    ):
+    elif not is_inside(value.placements, found):
         raise _wrong_shape(where, found, f"takes {format_ranges(value.placements)} of it")
 
 

@@ -93,7 +93,7 @@ class _RowFollowing:
                     queue.popleft()
             if sum(map(len, queues)) == before:
                 raise InputError("its tasks wait for one another")
-        replaces = self.pipeline.training.replaces if self.pipeline.training else {}
+        replaces = self.pipeline.replaces
         if changed := [old for new, old in replaces.items() if self.rows[new] is not None]:
             raise InputError(f"the buffer {changed[0]!r} is made from all rows")
         return self._outputs()

@@ -22,7 +22,7 @@ from shardwright.ir.structure import (
     TupleTree,
 )
 from shardwright.pipeline import Document, MetadataTensor, Training, check
-from shardwright.pipeline.check_metadata import uncovered
+from shardwright.pipeline.check_tensors import count_cells
 from shardwright.pipeline.schema import BatchRows
 from tests.pipeline.documents import (
     COLLECTIVES,
@@ -242,20 +242,17 @@ def boxes(draw: st.DrawFn) -> tuple[tuple[int, ...], list[tuple[tuple[int, int],
 
 
 @given(boxes())
-def test_uncovered_is_what_painting_shows(
+def test_cells_are_counted_as_painting_shows(
     drawn: tuple[tuple[int, ...], list[tuple[tuple[int, int], ...]]],
 ) -> None:
     shape, parts = drawn
-    painted = torch.zeros(shape, dtype=torch.bool)
+    painted = torch.zeros(shape, dtype=torch.int64)
     for part in parts:
-        painted[tuple(slice(start, end) for start, end in part)] = True
-    hole = uncovered(shape, parts)
-    if hole is None:
-        assert painted.all()
-    else:
-        inside = painted[tuple(slice(start, end) for start, end in hole)]
-        assert inside.numel() > 0
-        assert not inside.any()
+        painted[tuple(slice(start, end) for start, end in part)] += 1
+    counted = torch.full(shape, -1)
+    for cell, count in (count_cells(parts, shape) or {}).items():
+        counted[tuple(slice(start, end) for start, end in cell)] = count
+    assert torch.equal(counted, painted)
 
 
 X, Y = Leaf("x", 0), Leaf("output", 0)

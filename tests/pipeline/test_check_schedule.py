@@ -26,7 +26,8 @@ from tests.schedules.drawing import schedules
 
 
 def check_order_of(document: Document) -> None:
-    check_schedule(connect(document))
+    if isinstance(found := check_schedule(connect(document)), PipelineError):
+        raise found
 
 
 def schedule(**fields: object) -> Callable[[Document], None]:
