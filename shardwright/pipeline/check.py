@@ -19,43 +19,71 @@ from shardwright.pipeline import check_schedule as schedule
 from shardwright.pipeline import check_structure as structure
 from shardwright.pipeline import check_tensors as tensors
 from shardwright.pipeline.connections import Connections, connect
-from shardwright.pipeline.rules import Finding, broken
+from shardwright.pipeline.rules import COMMUNICATION, Finding, broken
 from shardwright.pipeline.schema import Document
 from shardwright.pipeline.serialize import reread
 
-_Each = Callable[[Connections], Iterator[tuple[dict[str, str], tuple[Any, ...]]]]
+_Place = tuple[dict[str, str], tuple[Any, ...]]
+"""What an error says of a place, and what a check is called with there."""
+_Each = Callable[[Connections], Iterator[_Place]]
 
 
-def _document(index: Connections) -> Iterator[tuple[dict[str, str], tuple[Any, ...]]]:
-    yield {}, ()
+def _document(index: Connections) -> Iterator[_Place]:
+    yield {}, (index,)
 
 
-def _task(index: Connections) -> Iterator[tuple[dict[str, str], tuple[Any, ...]]]:
+def _task(index: Connections) -> Iterator[_Place]:
     for name, task in index.document.supertasks.items():
-        yield {"task": name}, (name, task)
+        yield {"task": name}, (index, name, task)
 
 
-def _tensor(index: Connections) -> Iterator[tuple[dict[str, str], tuple[Any, ...]]]:
+def _communication(index: Connections) -> Iterator[_Place]:
+    return (place for place in _task(index) if place[1][2].kind in COMMUNICATION)
+
+
+def _step_task(index: Connections) -> Iterator[_Place]:
+    """The supertasks of devices, where they are of a training step."""
+    training = index.document.training
+    if training is not None and training.schedule is not None:
+        yield from (place for place in _task(index) if place[1][2].device is not None)
+
+
+def _tensor(index: Connections) -> Iterator[_Place]:
     for name, info in index.document.tensors.items():
-        yield {"tensor": name}, (name, info)
+        yield {"tensor": name}, (index, name, info)
 
 
-def _slice(index: Connections) -> Iterator[tuple[dict[str, str], tuple[Any, ...]]]:
+def _part(index: Connections) -> Iterator[_Place]:
+    """The tensors that are parts of wholes which are stored or have names."""
+    for place in _tensor(index):
+        _, _, info = place[1]
+        if info.value is not None or info.origin is not None:
+            yield place
+
+
+def _slice(index: Connections) -> Iterator[_Place]:
     for side in ("inputs", "outputs"):
         for name, piece in getattr(index.document.metadata.tensor_slices, side).items():
-            yield {"tensor": name}, (side, name, piece)
+            yield {"tensor": name}, (index, side, name, piece)
 
 
-def _group(index: Connections) -> Iterator[tuple[dict[str, str], tuple[Any, ...]]]:
+def _group(index: Connections) -> Iterator[_Place]:
     for name, tasks in index.groups.items():
-        yield {}, (groups.CommunicationGroup(name, index.document, tuple(tasks)),)
+        members = tuple(index.document.supertasks[task] for task in tasks)
+        yield (
+            {},
+            (
+                index,
+                groups.CommunicationGroup(name, index.document, tuple(tasks), members),
+            ),
+        )
 
 
 CHECKS: tuple[tuple[str, _Each, Callable[..., Finding]], ...] = (
     ("version", _document, structure.check_version),
     ("names", _document, structure.check_names),
     ("fields", _task, structure.check_fields),
-    ("task-metadata", _task, structure.check_metadata),
+    ("task-metadata", _communication, structure.check_metadata),
     ("device-known", _task, structure.check_devices_known),
     ("task-tensors", _task, structure.check_counts),
     ("device-unique", _document, structure.check_devices_unique),
@@ -70,8 +98,8 @@ CHECKS: tuple[tuple[str, _Each, Callable[..., Finding]], ...] = (
     ("tensor-size", _tensor, tensors.check_size),
     ("strides", _tensor, tensors.check_strides),
     ("weight-file", _document, tensors.check_weight_files),
-    ("state-origin", _tensor, tensors.check_origin),
-    ("placements", _tensor, tensors.check_placements),
+    ("state-origin", _part, tensors.check_origin),
+    ("placements", _part, tensors.check_placements),
     ("constant-parts", _document, tensors.check_parts),
     ("tensor-known", _document, tensors.check_replaced_known),
     ("replaces", _document, tensors.check_replaces),
@@ -79,9 +107,9 @@ CHECKS: tuple[tuple[str, _Each, Callable[..., Finding]], ...] = (
     ("phases", _task, schedule.check_phase),
     ("stages", _task, schedule.check_stage),
     ("schedule", _document, schedule.check_numbers),
-    ("stages", _task, schedule.check_rank),
-    ("phase-order", _task, schedule.check_phase_order),
-    ("once-a-step", _task, schedule.check_sums),
+    ("stages", _step_task, schedule.check_rank),
+    ("phase-order", _step_task, schedule.check_phase_order),
+    ("once-a-step", _step_task, schedule.check_sums),
     ("slices", _document, metadata.check_listed),
     ("origin", _slice, metadata.check_origin),
     ("slice-dtype", _slice, metadata.check_dtype),
@@ -124,7 +152,10 @@ def check(pipeline: Document) -> None:
 def check_rules(document: Document) -> None:
     """`check` for a document whose types are known to be right, as one just read."""
     index = connect(document)
+    places: dict[_Each, list[_Place]] = {}
     for rule, each, find in CHECKS:
-        for place, arguments in each(index):
-            if (found := find(index, *arguments)) is not None:
+        if each not in places:
+            places[each] = [*each(index)]
+        for place, arguments in places[each]:
+            if (found := find(*arguments)) is not None:
                 raise found if isinstance(found, PipelineError) else broken(rule, found, **place)

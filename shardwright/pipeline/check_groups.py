@@ -27,11 +27,7 @@ class CommunicationGroup:
     name: str
     document: Document
     tasks: tuple[str, ...]
-
-    @property
-    def members(self) -> list[SuperTask]:
-        """The supertasks."""
-        return [self.document.supertasks[task] for task in self.tasks]
+    members: tuple[SuperTask, ...]
 
     @property
     def inputs(self) -> list[TensorInfo]:

@@ -80,8 +80,6 @@ _EXPECTED: dict[MetadataType, tuple[str, Callable[[object], bool]]] = {
 
 def check_metadata(index: Connections, name: str, task: SuperTask) -> Finding:
     """A communication has its kind's metadata."""
-    if task.kind not in COMMUNICATION:
-        return None
     assert task.metadata is not None
     found, expected = task.metadata, COMMUNICATION[task.kind].metadata
     if found.keys() != expected.keys():

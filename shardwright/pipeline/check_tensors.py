@@ -225,12 +225,12 @@ def stored_wholes(
 
 def are_parts(parts: Sequence[Placements], shape: Sequence[int] | None) -> bool:
     """Whether each element is in equally many of distinct parts; with a ``shape``, all elements."""
+    if len(parts) == 1:
+        return shape is None or parts[0] == tuple((0, size) for size in shape)
     if len({len(part) for part in parts}) != 1:
         return False
     if shape is not None and not all(is_inside(part, shape) for part in parts):
         return False
-    if len(parts) == 1:
-        return shape is None or parts[0] == tuple((0, size) for size in shape)
     counts = count_cells(parts, shape)
     return counts is not None and 0 not in counts.values() and len({*counts.values()}) <= 1
 

@@ -169,60 +169,55 @@ def _named(parsed: FXText) -> FXText:
     known = {FXReference(name) for name in parsed.inputs}
     nodes = []
     for node in parsed.nodes:
-        nodes.append(_bind(node, known))
-        known.update(node.made)
+        args = _bind(node.args, known, node)
+        kwargs = {key: _bind(item, known, node) for key, item in node.kwargs.items()}
+        nodes.append(msgspec.structs.replace(node, args=args, kwargs=kwargs))
+        for reference, made in node.made.items():
+            _check_made(made, node)
+            known.add(reference)
     for reference in parsed.outputs:
-        _check_reference(reference, known, "the outputs")
+        _check_reference(reference, known, None)
     return msgspec.structs.replace(parsed, nodes=tuple(nodes))
 
 
-def place_of(node: FXNode) -> str:
+def place_of(node: FXNode | None) -> str:
     """A node in a message."""
-    return f"node {node.name!r} ({node.op})"
+    return "the outputs" if node is None else f"node {node.name!r} ({node.op})"
 
 
-def _bind(node: FXNode, known: set[FXReference]) -> FXNode:
-    """The node with `FXReference` for references. Raises GraphError."""
-    where = place_of(node)
-    for made in node.made.values():
-        _check_made(made, where)
-    args = [_bind_argument(item, known, where) for item in node.args]
-    kwargs = {key: _bind_argument(item, known, where) for key, item in node.kwargs.items()}
-    return msgspec.structs.replace(node, args=args, kwargs=kwargs)
-
-
-def _bind_argument(data: Any, known: set[FXReference], where: str) -> Any:
+def _bind(data: Any, known: set[FXReference], node: FXNode) -> Any:
+    """An argument with `FXReference` for references. Raises GraphError."""
     if isinstance(data, list):
-        return [_bind_argument(item, known, where) for item in data]
+        return [_bind(item, known, node) for item in data]
     if not isinstance(data, dict) or "ref" not in data:
         return data
     try:
         reference = msgspec.convert(data, FXReference)
     except msgspec.ValidationError as error:
-        raise GraphError(f"{where}: {data!r} is no reference: {error}") from None
-    _check_reference(reference, known, where)
+        raise GraphError(f"{place_of(node)}: {data!r} is no reference: {error}") from None
+    _check_reference(reference, known, node)
     return reference
 
 
-def _check_reference(reference: FXReference, known: set[FXReference], where: str) -> None:
+def _check_reference(reference: FXReference, known: set[FXReference], node: FXNode | None) -> None:
     if reference not in known:
         index = "" if reference.index is None else f" with index {reference.index}"
         raise GraphError(
-            f"{where}: the reference to {reference.ref!r}{index} is to no input and to nothing "
-            "that an earlier node makes"
+            f"{place_of(node)}: the reference to {reference.ref!r}{index} is to no input and to "
+            "nothing that an earlier node makes"
         )
 
 
-def _check_made(made: MadeTensor, where: str) -> None:
+def _check_made(made: MadeTensor, node: FXNode) -> None:
     if made.dtype not in DTYPES:
         raise GraphError(
-            f"{where} makes a tensor of the unknown dtype {made.dtype!r}; known are "
+            f"{place_of(node)} makes a tensor of the unknown dtype {made.dtype!r}; known are "
             f"{', '.join(DTYPES)}"
         )
     if made.strides is not None and len(made.strides) != len(made.shape):
         raise GraphError(
-            f"{where} makes a tensor with {len(made.strides)} strides for {len(made.shape)} "
-            "dimensions"
+            f"{place_of(node)} makes a tensor with {len(made.strides)} strides for "
+            f"{len(made.shape)} dimensions"
         )
 
 
