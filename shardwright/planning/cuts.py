@@ -3,11 +3,9 @@
 That whose slowest stage is fastest, and those in which the slowest takes a little longer and less
 is sent. Which of them is best, a schedule in time says (`costs.step_time`).
 
-Both are dynamic programs over positions: `_fastest` over the slowest stage (PipeDream's recurrence;
-Narayanan et al., 2019), `_fewest` over the seconds of messages under a bound on the slowest stage
-(as Alpa's; Zheng et al., 2022). They are exact over the positions that they try: all of them in a
-graph of up to `POSITIONS` nodes, else of so many groups of neighbours the one in each that the
-fewest bytes cross.
+Both are dynamic programs (`stages`), exact over the positions that they try: all of them in a graph
+of up to `POSITIONS` nodes, else of so many groups of neighbours the one in each that the fewest
+bytes cross.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ from numpy.typing import NDArray
 from shardwright.clusters import Cluster
 from shardwright.costs.placed import Floats, Integers, PlacedCosts
 from shardwright.costs.worker_time import worker_seconds
+from shardwright.planning.stages import TOLERANCE, cuts_within, each_once, smallest_bound
 
 POSITIONS = 192
 Table = NDArray[np.bool_]
@@ -93,14 +92,16 @@ def cuts(
         return
     loads = _loads(line)
     fits = _fitting(line, stages, held, memory)
-    bounds = _fastest(loads, stages, fits) if _may_fit(fits) else np.inf
+    costs = each_once(lambda fitting: np.where(fitting, loads, np.inf), fits)
+    bound = smallest_bound(costs) if _may_fit(fits) else np.inf
     slacks: Sequence[float] = SLACKS if stages <= MANY_STAGES else SLACKS[::2]
-    if not np.isfinite(bounds):
-        fits = [np.ones_like(loads, dtype=bool)] * stages
-        bounds, slacks = _fastest(loads, stages, fits), slacks[:1]
+    if not np.isfinite(bound):
+        costs, slacks = [loads] * stages, slacks[:1]
+        bound = smallest_bound(costs)
+    crossing = np.broadcast_to(line.crossing[:, None], loads.shape)
     seen = set()
     for slack in slacks:
-        chosen = _fewest(loads <= bounds * slack * (1 + 1e-12), line.crossing, stages, fits)
+        chosen = cuts_within(costs, crossing, bound * slack * (1 + TOLERANCE))
         if tuple(chosen) not in seen:
             seen.add(tuple(chosen))
             yield stages_of_cut(line, chosen)
@@ -217,41 +218,3 @@ def _may_fit(fits: Sequence[Table]) -> bool:
     for table in fits:
         at = max(at, int(table[at].sum()) - 1)
     return at == end
-
-
-def _by_end(costs: Floats, fits: Sequence[Table]) -> dict[int, Floats]:
-    """What stages cost where they fit, a row for each end: by the id of the table of where.
-
-    Stages that hold as many microbatches share one.
-    """
-    tables = {id(table): table for table in fits}
-    return {number: np.where(table, costs, np.inf).T.copy() for number, table in tables.items()}
-
-
-def _fastest(loads: Floats, stages: int, fits: Sequence[Table]) -> float:
-    """The least that the slowest stage can take."""
-    fitting = _by_end(loads, fits)
-    best = fitting[id(fits[0])][:, 0]
-    for stage in range(1, stages):
-        best = np.maximum(best, fitting[id(fits[stage])]).min(axis=1)
-    return float(best[-1])
-
-
-def _fewest(
-    allowed: Table,
-    crossing: Floats,
-    stages: int,
-    fits: Sequence[Table],
-) -> list[int]:
-    """Indices of the positions at which stages begin and end, with the fewest bytes crossing."""
-    price = _by_end(np.where(allowed, 0.0, np.inf), fits)
-    best = price[id(fits[0])][:, 0]
-    choices, ends = [], np.arange(len(best))
-    for stage in range(1, stages):
-        reached = (best + crossing) + price[id(fits[stage])]
-        choices.append(reached.argmin(axis=1))
-        best = reached[ends, choices[-1]]
-    found = [len(crossing) - 1]
-    for choice in reversed(choices):
-        found.append(int(choice[found[-1]]))
-    return [0, *reversed(found)]

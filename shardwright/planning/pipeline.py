@@ -7,12 +7,11 @@ not have is sent to it.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
+
+import numpy as np
 
 from shardwright.autodiff.needed import needing_gradients, trained_parameters
 from shardwright.clusters import Mesh
@@ -30,9 +29,18 @@ from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.repeats import crossing_bytes
 from shardwright.ops.catalog import dimop_of
-from shardwright.planning.plan import Assignment, Split
+from shardwright.planning.plan import Assignment, Split, label_of
+from shardwright.planning.stages import (
+    Table,
+    cuts_within,
+    least_crossed,
+    smallest_bound,
+    stored_between,
+    work_between,
+)
 from shardwright.planning.step import PreparedStep
 from shardwright.planning.step_graph import parameters_of
+from shardwright.planning.workload import StoredValue, Workload
 
 # --- work -----------------------------------------------------------------------------------------
 #
@@ -80,12 +88,9 @@ def training_work(graph: IRGraph, node: IRNode, needing: Collection[int]) -> int
 
 # --- balance --------------------------------------------------------------------------------------
 #
-# `Loads` says what a stage of neighbours would carry: the larger of its share of the work and its
-# share of the stored bytes, of the whole graph's, so that no stage is the slowest or the fullest by
-# far. `cut` minimises, first, the largest load of any stage and then, among all cuts whose stages
-# stay within `SLACK` of that, the bytes that cross. A load never shrinks when a stage grows, so
-# both dynamic programs take O(stages · n log n): half the time of one over tables of ranges
-# (`stages`).
+# A stage's load is the larger of its share of the work and its share of the stored bytes, of the
+# whole graph's, so that no stage is the slowest or the fullest by far. The largest load of a stage
+# is as small as can be, up to `SLACK`; of the cuts that keep to that, the fewest bytes cross.
 
 
 SLACK = 1.05
@@ -94,139 +99,78 @@ SLACK = 1.05
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """Prefix sums over the nodes of a graph.
+    """What nodes carry, their work in place of seconds, and the totals of the whole graph.
 
-    A stored value that several nodes read counts once in a stage, so those values stand apart
-    from the prefix sums, with the positions that read them.
+    ``extra`` are bytes that every stage holds whatever its nodes are; ``fullness`` is how much a
+    share of the stored bytes counts against one of the work.
     """
 
-    work: list[int]
-    single: list[int]
-    shared: list[tuple[int, list[int]]]
+    nodes: Workload
     total_work: int
     total_bytes: int
     extra: int = 0
-    """Bytes that every stage holds whatever its nodes are."""
     fullness: float = 1.0
-    """How much a share of the stored bytes counts against one of the work."""
 
     def after(self, first: int) -> Loads:
         """The same without the first nodes."""
-        shared = [(n, [at - first for at in found if at >= first]) for n, found in self.shared]
-        return replace(self, work=self.work[first:], single=self.single[first:], shared=shared)
+        work, shifted = self.nodes.seconds[first:], []
+        for value in self.nodes.stored:
+            if readers := tuple(at - first for at in value.readers if at >= first):
+                shifted.append(value._replace(readers=readers))
+        return replace(self, nodes=Workload(self.nodes.names[first:], work, stored=tuple(shifted)))
 
-    def stored_bytes(self, start: int, stop: int) -> int:
-        """Bytes of parameters, buffers and constants that nodes start..stop-1 read."""
-        found = self.single[stop] - self.single[start]
-        for size, positions in self.shared:
-            at = bisect_left(positions, start)
-            found += size if at < len(positions) and positions[at] < stop else 0
-        return found
-
-    def load(self, start: int, stop: int) -> float:
-        """The larger share, of work or of stored bytes, of nodes start..stop-1."""
-        stored = self.stored_bytes(start, stop) + self.extra
-        work = self.work[stop] - self.work[start]
-        return max(work / self.total_work, self.fullness * stored / self.total_bytes)
+    def table(self, places: Sequence[int]) -> Table:
+        """The load of the stage between two places; infinite where there is none."""
+        stored = stored_between(self.nodes, places) + self.extra
+        shares = self.fullness * stored / self.total_bytes
+        return np.maximum(work_between(self.nodes, places) / self.total_work, shares)
 
 
-def measure_loads(graph: IRGraph, held: Mapping[int, int] | None = None) -> Loads:
-    """Work and stored bytes of every node of a graph.
+def measure_loads(
+    graph: IRGraph,
+    work: Sequence[int] | None = None,
+    held: Mapping[int, int] | None = None,
+    fullness: float = 1.0,
+) -> Loads:
+    """Work, and stored bytes, of every node of a graph.
 
-    ``held`` says what stands for the bytes of stored values of which that is not their own.
+    ``work`` is that of each node, its forward's by default. ``held`` says what stands for the bytes
+    of stored values of which that is not their own.
     """
-    held = held or {}
+    work = [node_work(graph, node) for node in graph.nodes] if work is None else work
     position = {node.id: i for i, node in enumerate(graph.nodes)}
-    work = list(accumulate((node_work(graph, node) for node in graph.nodes), initial=0))
-    single = [0] * len(graph.nodes)
-    shared = []
-    for value in graph.stored():
-        nbytes = held.get(value.id, value.nbytes)
-        if len(value.users) == 1:
-            single[position[value.users[0]]] += nbytes
-        elif value.users:
-            shared.append((nbytes, [position[user] for user in value.users]))
-    prefix = list(accumulate(single, initial=0))
-    total = prefix[-1] + sum(size for size, _ in shared)
-    return Loads(work, prefix, shared, max(work[-1], 1), max(total, 1))
+    stored = tuple(
+        StoredValue(
+            tuple(position[user] for user in value.users), (held or {}).get(value.id, value.nbytes)
+        )
+        for value in graph.stored()
+        if value.users
+    )
+    nodes = Workload(tuple(map(label_of, graph.nodes)), tuple(work), stored=stored)
+    total = sum(value.nbytes for value in stored)
+    return Loads(nodes, max(sum(work), 1), max(total, 1), fullness=fullness)
+
+
+def stage_bounds(
+    graph: IRGraph, loads: Loads, stages: int, *, first: int = 0, slack: float = SLACK
+) -> list[int]:
+    """Where stages begin, and where the last one ends; ``first`` nodes are in none of them.
+
+    The largest load may exceed the smallest that there can be by the factor ``slack``. Raises
+    PlanError where there are fewer nodes than stages.
+    """
+    check_stages(len(graph.nodes) - first, stages, graph.name)
+    found = cut(loads.after(first), stages, crossing_bytes(graph)[first:], slack)
+    return [first + position for position in found]
 
 
 def cut(loads: Loads, stages: int, crossing: Sequence[int], slack: float = SLACK) -> list[int]:
-    """Positions 0 = c0 < c1 < … < cN = n: stage k runs the nodes from c(k) to c(k+1)-1.
-
-    ``crossing`` is `crossing_bytes` of the graph; the largest load may exceed the smallest that
-    there can be by the factor ``slack``.
-    """
-    bound = smallest_bound(loads, stages) * slack
-    return _fewest_bytes(loads, stages, crossing, bound)
-
-
-def smallest_bound(loads: Loads, stages: int) -> float:
-    """The smallest possible largest load of any stage."""
-    n = len(loads.work) - 1
-    best = [loads.load(0, stop) for stop in range(n + 1)]
-    for stage in range(1, stages):
-        best = [float("inf")] * stage + [
-            _best_split(loads, best, stage, stop) for stop in range(stage, n + 1)
-        ]
-    return best[n]
-
-
-def _best_split(loads: Loads, best: Sequence[float], stage: int, stop: int) -> float:
-    """min over start of max(best[start], load(start, stop)); one rises with start, one falls."""
-    low, high = stage, stop - 1
-    while low < high:
-        middle = (low + high) // 2
-        if best[middle] >= loads.load(middle, stop):
-            high = middle
-        else:
-            low = middle + 1
-    candidates = (start for start in (low - 1, low) if stage <= start < stop)
-    return min(
-        (max(best[start], loads.load(start, stop)) for start in candidates),
-        default=float("inf"),
-    )
-
-
-def _fewest_bytes(loads: Loads, stages: int, crossing: Sequence[int], bound: float) -> list[int]:
-    """The cut of fewest crossing bytes whose stages all stay within ``bound``."""
-    n = len(loads.work) - 1
-    cost = [0.0 if loads.load(0, stop) <= bound else float("inf") for stop in range(n + 1)]
-    cost[0] = float("inf")
-    choices: list[list[int]] = []
-    for _ in range(1, stages):
-        cost, choice = _extend(cost, crossing, partial(_fits, loads, bound))
-        choices.append(choice)
-    cuts = [n]
-    for choice in reversed(choices):
-        cuts.append(choice[cuts[-1]])
-    return [0, *reversed(cuts)]
-
-
-def _fits(loads: Loads, bound: float, start: int, stop: int) -> bool:
-    return loads.load(start, stop) <= bound
-
-
-def _extend(
-    cost: Sequence[float], crossing: Sequence[int], fits: Callable[[int, int], bool]
-) -> tuple[list[float], list[int]]:
-    """One stage more: for each stop, the cheapest start from which the stage fits.
-
-    The starts that fit are a window that moves right with stop, so a queue with its smallest
-    cost in front answers each stop in constant time.
-    """
-    result, choice = [float("inf")] * len(cost), [0] * len(cost)
-    window: deque[tuple[float, int]] = deque()
-    for stop in range(1, len(cost)):
-        entering = cost[stop - 1] + crossing[stop - 1]
-        while window and window[-1][0] > entering:
-            window.pop()
-        window.append((entering, stop - 1))
-        while window and not fits(window[0][1], stop):
-            window.popleft()
-        if window:
-            result[stop], choice[stop] = window[0]
-    return result, choice
+    """Positions at which stages begin and end; ``crossing`` are the bytes that cross each."""
+    bytes_crossing = np.array(crossing, dtype=np.float64)
+    places = least_crossed(bytes_crossing, stages)
+    costs = [loads.table(places)] * stages
+    sent = np.broadcast_to(bytes_crossing[places, None], costs[0].shape)
+    return [places[at] for at in cuts_within(costs, sent, smallest_bound(costs) * slack)]
 
 
 # --- what a step takes ----------------------------------------------------------------------------
@@ -240,11 +184,8 @@ FULLNESS = 0.7
 
 def measure_training(step: PreparedStep, forward: IRGraph, microbatches: int) -> Loads:
     """Work of a microbatch and stored bytes of every forward node of a step."""
-    loads = measure_loads(forward, held_bytes(step.graph))
-    total = list(accumulate(measure_work(step, forward, microbatches), initial=0))
-    return Loads(
-        total, loads.single, loads.shared, max(total[-1], 1), loads.total_bytes, fullness=FULLNESS
-    )
+    work = measure_work(step, forward, microbatches)
+    return measure_loads(forward, work, held_bytes(step.graph), FULLNESS)
 
 
 def measure_work(step: PreparedStep, forward: IRGraph, microbatches: int) -> list[int]:
@@ -316,25 +257,14 @@ def check_stages(nodes: int, stages: int, graph: str, chunks: int = 1) -> None:
         raise PlanError(f"{found}, but the graph {graph!r} has only {nodes} nodes; {fix}")
 
 
-def stage_bounds(
-    graph: IRGraph, loads: Loads, stages: int, *, first: int = 0, slack: float = SLACK
-) -> list[int]:
-    """Where stages begin, and where the last one ends; ``first`` nodes are in none of them.
-
-    Raises PlanError where there are fewer nodes than stages.
-    """
-    check_stages(len(graph.nodes) - first, stages, graph.name)
-    bounds = cut(loads.after(first), stages, crossing_bytes(graph)[first:], slack)
-    return [first + bound for bound in bounds]
-
-
 def _choose_tables(graph: IRGraph, loads: Loads, devices: int) -> tuple[list[int], list[str]]:
     """Lookup tables to cut: those without which the stages balance clearly better."""
     tables = find_tables(graph, devices, TABLE_SHARE) if devices > 1 else []
     if not tables:
         return [], []
-    whole = smallest_bound(loads, devices)
-    split = smallest_bound(_without_tables(graph, loads, tables, devices), devices)
+    places = least_crossed(np.array(crossing_bytes(graph)), devices)
+    without = _without_tables(graph, loads, tables, devices)
+    whole, split = (smallest_bound([each.table(places)] * devices) for each in (loads, without))
     if whole < split * TABLE_GAIN:
         return [], []
     names = ", ".join(graph.values[graph.nodes[position].inputs[0]].names[0] for position in tables)
@@ -346,12 +276,10 @@ def _choose_tables(graph: IRGraph, loads: Loads, devices: int) -> tuple[list[int
 
 def _without_tables(graph: IRGraph, loads: Loads, tables: Sequence[int], devices: int) -> Loads:
     """Loads in which the tables' bytes lie evenly on all stages."""
-    single, moved = list(loads.single), 0
-    for position in tables:
-        nbytes = graph.values[graph.nodes[position].inputs[0]].nbytes
-        moved += nbytes
-        single[position + 1 :] = [found - nbytes for found in single[position + 1 :]]
-    return replace(loads, single=single, extra=-(-moved // devices))
+    readers = {(position,) for position in tables}
+    moved = sum(graph.values[graph.nodes[position].inputs[0]].nbytes for position in tables)
+    stored = tuple(value for value in loads.nodes.stored if value.readers not in readers)
+    return replace(loads, nodes=replace(loads.nodes, stored=stored), extra=-(-moved // devices))
 
 
 # --- embedding tables -----------------------------------------------------------------------------

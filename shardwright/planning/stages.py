@@ -1,4 +1,4 @@
-"""The best contiguous cut of the nodes' order, by dynamic programming.
+"""Contiguous cuts of an order of nodes, by dynamic programming.
 
 Of all cuts in so many stages it has the smallest largest cost of a stage, and of those that do the
 one that sends least: a table of all ranges of nodes, and a dynamic program, in O(stages · n²) time
@@ -62,7 +62,7 @@ def by_bytes(workload: Workload, stages: int, memory: MemoryLimit) -> list[int]:
     places = cut_places(workload, stages)
     tables = range_tables(workload, places)
     held = [tables.held_between(stage, stages, memory) for stage in range(stages)]
-    found = _least(held, tables.sent)
+    found = best_cuts(held, tables.sent)
     if found is None:
         raise PlanError(_UNCUT.format(stages))
     return stages_between([places[cut] for cut in found])
@@ -118,26 +118,26 @@ def stages_between(cuts: Sequence[int]) -> list[int]:
 
 def cut_places(workload: Workload, stages: int, most: int = MOST_NODES) -> list[int]:
     """Positions at which a cut may be: all, or those across which the fewest seconds are sent."""
-    count = len(workload)
-    if count <= most:
-        return list(range(count + 1))
-    change = np.zeros(count + 2)
+    change = np.zeros(len(workload) + 2)
     for value in workload.sent:
         change[value.maker + 1] += value.seconds
         change[value.readers[-1] + 1] -= value.seconds
-    crossing = np.cumsum(change)[: count + 1]
+    return least_crossed(np.cumsum(change)[:-1], stages, most)
+
+
+def least_crossed(crossing: Table, stages: int, most: int = MOST_NODES) -> list[int]:
+    """Positions at which a cut may be: all, or those where least crosses; the ends too."""
+    count = len(crossing) - 1
+    if count <= most:
+        return list(range(count + 1))
     inner = np.argsort(crossing[1:count], kind="stable")[: max(most, stages) - 1] + 1
     return [0, *sorted(inner.tolist()), count]
 
 
 def range_tables(workload: Workload, places: Sequence[int]) -> Tables:
     """What each range between two places would carry as a stage."""
-    size = len(places)
-    at = np.searchsorted(places, np.arange(len(workload)), side="right") - 1
-    done = np.zeros(size)
-    np.add.at(done[1:], at, workload.seconds)
-    seconds = _between(np.cumsum(done))
-    sent, stored, kept = (np.zeros((size, size)) for _ in range(3))
+    size, at = len(places), _ranges(workload, places)
+    sent, kept = (np.zeros((size, size)) for _ in range(2))
     leaving = np.zeros((size + 1, size + 1))
     making = np.zeros(size)
     for value in workload.sent:
@@ -151,14 +151,34 @@ def range_tables(workload: Workload, places: Sequence[int]) -> Tables:
             leaving[maker + 1, maker + 1] -= value.seconds
             leaving[0, readers[-1] + 1] -= value.seconds
             leaving[maker + 1, readers[-1] + 1] += value.seconds
+    sent = sent.cumsum(1)
+    kept = kept.cumsum(1) + _between(np.cumsum(making))
+    seconds = work_between(workload, places)
+    seconds += sent + leaving.cumsum(0).cumsum(1)[:size, :size]
+    return Tables(seconds, sent, stored_between(workload, places), kept)
+
+
+def work_between(workload: Workload, places: Sequence[int]) -> Table:
+    """Seconds of the nodes between two places; infinite where there are none."""
+    done = np.zeros(len(places))
+    np.add.at(done[1:], _ranges(workload, places), workload.seconds)
+    seconds = _between(np.cumsum(done))
+    seconds[np.tril_indices(len(places))] = np.inf
+    return seconds
+
+
+def stored_between(workload: Workload, places: Sequence[int]) -> Table:
+    """Bytes of the stored values that nodes between two places read, each once."""
+    at, stored = _ranges(workload, places), np.zeros((len(places), len(places)))
     for held in workload.stored:
         for start, stop, first in _first_readers(_distinct(at, held.readers), 0):
             stored[start:stop, first + 1] += held.nbytes
-    sent, stored = sent.cumsum(1), stored.cumsum(1)
-    kept = kept.cumsum(1) + _between(np.cumsum(making))
-    seconds += sent + leaving.cumsum(0).cumsum(1)[:size, :size]
-    seconds[np.tril_indices(size)] = np.inf
-    return Tables(seconds, sent, stored, kept)
+    return stored.cumsum(1)
+
+
+def _ranges(workload: Workload, places: Sequence[int]) -> np.ndarray:
+    """The number of the place that is last before each node."""
+    return np.searchsorted(places, np.arange(len(workload)), side="right") - 1
 
 
 def _between(sums: Table) -> Table:
@@ -230,32 +250,47 @@ def best_chain(
     many stages that all fit in memory.
     """
     fitting = [tables.fitting(stage, stages, limit) for stage in range(stages)]
-    found = _least(fitting, tables.sent, allowed)
+    found = best_cuts(fitting, tables.sent, allowed=allowed)
     if found is None:
         raise PlanError(_too_full(tables, stages, limit))
     return found
 
 
-def _least(costs: Sequence[Table], sent: Table, allowed: float = 0.0) -> list[int] | None:
+def best_cuts(costs: Sequence[Table], sent: Table, allowed: float = 0.0) -> list[int] | None:
     """The cuts whose largest cost is smallest, or up to ``allowed``, and that send least of them.
 
-    None where no cuts have finite costs.
+    ``costs`` has a table a stage. None where no cuts have finite costs.
     """
-    bound = _walk(costs, np.maximum)[0]
-    if not np.isfinite(bound):
+    bound = smallest_bound(costs)
+    if math.isinf(bound):
         return None
-    bound = max(bound * (1 + TOLERANCE), allowed)
-    return _walk([np.where(table <= bound, sent, np.inf) for table in costs], np.add)[1]
+    return cuts_within(costs, sent, max(bound * (1 + TOLERANCE), allowed))
+
+
+def smallest_bound(costs: Sequence[Table]) -> float:
+    """The smallest largest cost of a stage that cuts have; ``costs`` has a table a stage."""
+    return _walk(costs, np.maximum)[0]
+
+
+def cuts_within(costs: Sequence[Table], sent: Table, bound: float) -> list[int]:
+    """The cuts that send least, of those whose costs are all up to a bound that some cuts keep."""
+    return _walk(each_once(lambda table: np.where(table <= bound, sent, np.inf), costs), np.add)[1]
+
+
+def each_once(make: Callable[[Any], Table], tables: Sequence[Any]) -> list[Table]:
+    """A table made of each; what is one object stays one."""
+    made = {number: make(table) for number, table in {id(t): t for t in tables}.items()}
+    return [made[id(table)] for table in tables]
 
 
 def _walk(tables: Sequence[Table], join: Any) -> tuple[float, list[int]]:
     """The least that stages come to, one table a stage, joined by sum or maximum, and the cuts."""
-    best = tables[0][0]
-    choices = []
-    for table in tables[1:]:
-        joined = join(best[:, None], table)
-        choices.append(joined.argmin(0))
-        best = joined.min(0)
+    by_end = each_once(lambda table: np.ascontiguousarray(table.T), tables)
+    best, choices, ends = tables[0][0], [], np.arange(len(tables[0]))
+    for table in by_end[1:]:
+        joined = join(best, table)
+        choices.append(joined.argmin(axis=1))
+        best = joined[ends, choices[-1]]
     cuts = [len(best) - 1]
     for choice in reversed(choices):
         cuts.append(int(choice[cuts[-1]]))

@@ -1,6 +1,6 @@
 """The pipeline policy: the cut against exhaustive search, lookup tables."""
 
-from itertools import accumulate, combinations
+from itertools import combinations, pairwise
 
 import pytest
 import torch
@@ -17,18 +17,11 @@ from shardwright.planning.pipeline import (
     cut_table,
     find_tables,
     measure_loads,
-    smallest_bound,
 )
+from shardwright.planning.workload import StoredValue, Workload
 from tests.graphs import language_model
 
 # --- the cut is held against exhaustive search on small sequences ---------------------------------
-
-
-def loads_of(work, stored, shared=(), extra=0):
-    single = list(accumulate(stored, initial=0))
-    total = single[-1] + sum(size for size, _ in shared)
-    prefix = list(accumulate(work, initial=0))
-    return Loads(prefix, single, list(shared), max(prefix[-1], 1), max(total, 1), extra)
 
 
 def every_cut(n, stages):
@@ -36,8 +29,8 @@ def every_cut(n, stages):
         yield [0, *inner, n]
 
 
-def largest(loads, cuts):
-    return max(loads.load(cuts[k], cuts[k + 1]) for k in range(len(cuts) - 1))
+def largest(table, cuts):
+    return max(table[start, stop] for start, stop in pairwise(cuts))
 
 
 @st.composite
@@ -45,31 +38,23 @@ def cases(draw):
     n = draw(st.integers(1, 9))
     sizes = st.integers(0, 20)
     work = draw(st.lists(sizes, min_size=n, max_size=n))
-    stored = draw(st.lists(sizes, min_size=n, max_size=n))
-    positions = st.sets(st.integers(0, n - 1), min_size=2, max_size=4).map(sorted)
-    shared = draw(st.lists(st.tuples(sizes, positions), max_size=2)) if n > 1 else []
+    readers = st.sets(st.integers(0, n - 1), min_size=1, max_size=4).map(sorted).map(tuple)
+    stored = draw(st.lists(st.builds(StoredValue, readers, sizes), max_size=n))
     crossing = draw(st.lists(st.integers(0, 50), min_size=n + 1, max_size=n + 1))
-    stages = draw(st.integers(1, n))
-    extra = draw(st.integers(0, 5))
-    return loads_of(work, stored, shared, extra), stages, crossing
-
-
-@given(cases())
-@settings(max_examples=200, deadline=None)
-def test_smallest_bound_is_the_exhaustive_minimum(case):
-    loads, stages, _ = case
-    n = len(loads.work) - 1
-    expected = min(largest(loads, cuts) for cuts in every_cut(n, stages))
-    assert smallest_bound(loads, stages) == pytest.approx(expected)
+    total = sum(value.nbytes for value in stored)
+    nodes = Workload(("",) * n, tuple(work), stored=tuple(stored))
+    loads = Loads(nodes, max(sum(work), 1), max(total, 1), draw(st.integers(0, 5)))
+    return loads, draw(st.integers(1, n)), crossing
 
 
 @given(cases())
 @settings(max_examples=200, deadline=None)
 def test_cut_sends_the_fewest_bytes_within_the_slack(case):
     loads, stages, crossing = case
-    n = len(loads.work) - 1
-    bound = smallest_bound(loads, stages) * SLACK
-    fitting = [cuts for cuts in every_cut(n, stages) if largest(loads, cuts) <= bound]
+    n = len(loads.nodes)
+    table = loads.table(range(n + 1))
+    bound = min(largest(table, cuts) for cuts in every_cut(n, stages)) * SLACK
+    fitting = [cuts for cuts in every_cut(n, stages) if largest(table, cuts) <= bound]
     fewest = min(sum(crossing[c] for c in cuts[1:-1]) for cuts in fitting)
     found = cut(loads, stages, crossing)
     assert found in fitting
@@ -83,9 +68,10 @@ def test_a_stored_value_read_twice_counts_once_a_stage():
     for _ in range(4):
         x = builder.call("aten.mm.default", x, weight)
     loads = measure_loads(builder.finish(x))
-    assert loads.stored_bytes(0, 4) == 16
-    assert loads.stored_bytes(0, 2) + loads.stored_bytes(2, 4) == 32
-    assert loads.stored_bytes(2, 2) == 0
+    assert loads.total_bytes == 16
+    assert largest(loads.table(range(5)), [0, 4]) == 1
+    assert loads.table(range(5))[0, 2] == loads.table(range(5))[2, 4] == 1
+    assert loads.after(2).table(range(3))[0, 2] == 1
 
 
 def test_only_large_tables_that_nothing_else_reads_are_cut():
