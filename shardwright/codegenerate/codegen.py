@@ -1,22 +1,47 @@
-"""`codegen`: from a plan and its graph to a Python file with a module a partition."""
+"""`codegen`: from a plan and its graph to a Python file with a module a partition.
+
+A partition is a stage of the plan. Where a plan names no stages, it is what one slot does, or as
+much of it as can be done before it needs another's. Lookup tables that a pipeline's plan cuts over
+all slots are whole where they are first read, which the program's notes say. A training step's
+forward is what `compile_ir` saw, not what a plan makes of it for several microbatches at once: a
+mean over labels is the mean over the batch that is given. Dropout is torch's again, which draws
+from torch's random numbers.
+"""
 
 from __future__ import annotations
 
 import ast
 import subprocess
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from ruff.__main__ import find_ruff_bin
 
 from shardwright.atomic import replacing
-from shardwright.codegenerate.program import program_of_plan
-from shardwright.codegenerate.stage import StageProgram
+from shardwright.codegenerate.splitting.stages import split_stages
+from shardwright.codegenerate.stages import EndNames, StageProgram, cut, partition_numbers
 from shardwright.codegenerate.writing.file import file_text
-from shardwright.codegenerate.writing.origins import WIDTH, read_again
+from shardwright.codegenerate.writing.names import WIDTH, read_again
 from shardwright.errors import CodegenError
-from shardwright.ir import IRGraph
+from shardwright.ir import IRGraph, IRNode
+from shardwright.ir.dropout import DROPOUT
 from shardwright.pipeline import Pipeline
-from shardwright.planning.plan import Plan, check_belongs
+from shardwright.planning.assemble import planned
+from shardwright.planning.copies import with_copies
+from shardwright.planning.plan import (
+    Assignment,
+    Copy,
+    Plan,
+    assignments,
+    check_belongs,
+    cluster_of,
+    label_of,
+)
+from shardwright.planning.step import as_step
+from shardwright.planning.step_graph import forward_view
+from shardwright.planning.unfuse import unfuse
 
 _OPTIONS = ("--isolated", "--target-version", "py311", "--line-length", str(WIDTH))
 _FIXES = ("check", "--select", "I,F401", "--fix-only", "--quiet")
@@ -125,3 +150,202 @@ def program_of(source: Pipeline | Plan, graph: IRGraph | None = None) -> StagePr
     if graph is not None:
         check_belongs(source.origin.plan, graph)
     return program_of_plan(source.origin.graph, source.origin.plan)
+
+
+# --- partitions of a plan -------------------------------------------------------------------------
+
+
+class StepForward(NamedTuple):
+    """The forward of a step as a model: its graph, the stage of each node, and its ends' names."""
+
+    graph: IRGraph
+    stages: list[int]
+    ends: EndNames
+
+
+def forward_of(graph: IRGraph, plan: Plan) -> StepForward:
+    """The forward of a step, with the stages of its plan. Raises PlanError."""
+    assert plan.training is not None
+    apart = unfuse(graph, plan.unfused)
+    step = as_step(apart, plan.training.microbatches)
+    stages = _without_copies(plan.training.stages, plan.copies)
+    own = {written - 1: at for at, written in enumerate(step.written)}
+    copies = [Copy(own[copy.node], copy.stage) for copy in plan.copies if copy.node in own]
+    view = replace(forward_view(apart), next_id=apart.next_id)
+    view, found = with_copies(view, copies, [stages[at] for at in own])
+    loss = next(node for node in apart.nodes if node.op == "Backward").inputs[0]
+    model, ends = _as_model(apart, _with_torch_dropout(view), loss)
+    return StepForward(model, found, ends)
+
+
+def _with_torch_dropout(graph: IRGraph) -> IRGraph:
+    """The graph with torch's dropout, which draws from torch's random numbers."""
+    nodes = [
+        replace(
+            node,
+            op="aten.dropout.default",
+            inputs=node.inputs[:1],
+            attrs={"p": node.attrs["p"], "train": True},
+        )
+        if node.op == DROPOUT
+        else node
+        for node in graph.nodes
+    ]
+    users: dict[int, list[int]] = {value_id: [] for value_id in graph.values}
+    for node in nodes:
+        for value_id in dict.fromkeys(node.inputs):
+            users[value_id].append(node.id)
+    values = {v: replace(value, users=users[v]) for v, value in graph.values.items()}
+    return replace(graph, values=values, nodes=nodes)
+
+
+def _without_copies(stages: Sequence[int], copies: Sequence[Copy]) -> list[int]:
+    """The stages of the nodes that are no copies, which stand right behind the originals."""
+    counts: dict[int, int] = {}
+    for copy in copies:
+        counts[copy.node] = counts.get(copy.node, 0) + 1
+    found: list[int] = []
+    at = 0
+    while at < len(stages):
+        found.append(stages[at])
+        at += 1 + counts.get(len(found) - 1, 0)
+    return found
+
+
+def _as_model(step: IRGraph, view: IRGraph, loss: int) -> tuple[IRGraph, EndNames]:
+    """The forward of a step with ends of its own, and their names.
+
+    What the step returns of it is returned, the loss in front where it is not among that; a loss
+    that is returned detached is returned as it is. Inputs that only the rest of the step reads are
+    none of it.
+    """
+    names = EndNames.of(step)
+    read = {value_id for node in view.nodes for value_id in node.inputs} | {*step.outputs}
+    everywhere = {value_id for node in step.nodes for value_id in node.inputs}
+    pairs = zip(step.inputs, names.inputs, strict=True)
+    inputs = {v: name for v, name in pairs if v in read or v not in everywhere}
+    detached = {v: loss for node in step.nodes if _detaches(node, loss) for v in node.outputs}
+    returned = ((detached.get(v, v), n) for v, n in zip(step.outputs, names.outputs, strict=True))
+    outputs = [(value_id, name) for value_id, name in returned if value_id in view.values]
+    if all(value_id != loss for value_id, _ in outputs):
+        outputs.insert(0, (loss, "loss"))
+    model = replace(view, inputs=list(inputs), outputs=[value_id for value_id, _ in outputs])
+    return model, EndNames([*inputs.values()], [name for _, name in outputs])
+
+
+def _detaches(node: IRNode, loss: int) -> bool:
+    return node.op == "aten.detach.default" and node.inputs == [loss]
+
+
+def program_of_plan(graph: IRGraph, plan: Plan) -> StageProgram:
+    """The partitions of a model or of a training step's forward.
+
+    Raises PlanError where the plan is for another graph, CodegenError where it splits nodes of a
+    training step, or where a partition needs what a later one makes.
+    """
+    check_belongs(plan, graph)
+    if is_split(plan):
+        return _split_program(graph, plan)
+    if plan.training is not None:
+        forward = forward_of(graph, plan)
+        mode = _captured_in_training(forward.graph, otherwise=True)
+        return cut(forward.graph, forward.stages, training=mode, ends=forward.ends)
+    whole = planned(graph, plan)
+    assigned = list(assignments(plan, len(whole.nodes)))
+    places = [_place(assignment) for assignment in assigned]
+    numbers = plan.stages or partition_numbers(whole, places)
+    return cut(
+        whole,
+        numbers,
+        training=_captured_in_training(graph),
+        notes=_whole_notes(whole, places, assigned, numbers),
+    )
+
+
+def is_split(plan: Plan) -> bool:
+    """Whether nodes are split over slots that do nothing by themselves."""
+    sets = [assignment.mesh.devices for assignment in plan.assignments]
+    alone = {devices[0] for devices in sets if len(devices) == 1}
+    return any(len(devices) > 1 and not alone.issuperset(devices) for devices in sets)
+
+
+def _split_program(graph: IRGraph, plan: Plan) -> StageProgram:
+    """The partitions of a model whose nodes are split over slots."""
+    if plan.training is not None:
+        split = next(a.mesh for a in plan.assignments if len(a.mesh.devices) > 1)
+        raise CodegenError(
+            f"the plan for the training step {plan.graph!r} splits nodes over the mesh {split}, "
+            "and code is written for split models: capture the model (sw.capture), plan it alike, "
+            "and write the step around it"
+        )
+    whole = planned(graph, plan)
+    return split_stages(
+        whole,
+        list(assignments(plan, len(whole.nodes))),
+        cluster_of(plan),
+        stages=plan.stages,
+        training=_captured_in_training(graph),
+        notes=plan.notes,
+    )
+
+
+def _place(assignment: Assignment) -> Hashable | None:
+    """The slot of a node; None where all slots do a part of it."""
+    devices = assignment.mesh.devices
+    return devices[0] if len(devices) == 1 else None
+
+
+def _whole_notes(
+    graph: IRGraph,
+    places: Sequence[Hashable | None],
+    assigned: Sequence[Assignment],
+    numbers: Sequence[int],
+) -> list[str]:
+    """What the plan cuts over slots, and where it stands whole."""
+    rows = zip(graph.nodes, places, assigned, numbers, strict=True)
+    return [
+        f"{label_of(node)}: cut over {', '.join(assignment.mesh.devices)} in the plan, whole in "
+        f"partition {number} here"
+        for node, place, assignment, number in rows
+        if place is None
+    ]
+
+
+# --- the mode of the model -----------------------------------------------------------------------
+
+Attributes = Mapping[str, Any]
+
+_FLAGS: dict[str, Callable[[Attributes], bool | None]] = {
+    "aten.dropout.default": lambda attrs: attrs["train"],
+    "aten.feature_dropout.default": lambda attrs: attrs["train"],
+    "aten.alpha_dropout.default": lambda attrs: attrs["train"],
+    "aten.feature_alpha_dropout.default": lambda attrs: attrs["train"],
+    "aten.native_dropout.default": lambda attrs: attrs["train"],
+    "aten.batch_norm.default": lambda attrs: attrs["training"],
+    "aten.instance_norm.default": lambda attrs: attrs["use_input_stats"] or None,
+    "aten._native_batch_norm_legit_functional.default": lambda attrs: attrs["training"],
+    "aten.rrelu.default": lambda attrs: attrs["training"],
+    "aten.scaled_dot_product_attention.default": lambda attrs: attrs["dropout_p"] > 0 or None,
+}
+"""What a call says of the mode; None where it says nothing."""
+
+_LAYERS = "torch.nn.modules."
+
+
+def _captured_in_training(graph: IRGraph, *, otherwise: bool = False) -> bool:
+    """Whether a graph is that of a model in training mode; ``otherwise`` where nothing says so.
+
+    Where no capture says it, it follows from operators that do one thing in training and another in
+    evaluation: layers of torch.nn first, then calls of functions, whose flag most models set to it.
+    """
+    if graph.training is not None:
+        return graph.training
+    said = [(node, flag) for node in graph.nodes if (flag := _flag(node)) is not None]
+    layers = [flag for node, flag in said if node.scope_class.startswith(_LAYERS)]
+    flags = layers or [flag for _, flag in said]
+    return any(flags) if flags else otherwise
+
+
+def _flag(node: IRNode) -> bool | None:
+    found = _FLAGS.get(node.op)
+    return None if found is None else found(node.attrs)

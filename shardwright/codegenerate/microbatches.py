@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from shardwright.codegenerate.wiring import PipelineStage, Shape
+from shardwright.codegenerate.gpipe import PipelineStage, Shape
 from shardwright.errors import InputError
 
 Reduction = Literal["mean", "sum", "first"]

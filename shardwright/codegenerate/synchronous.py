@@ -9,14 +9,13 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from shardwright.codegenerate.gpipe import GPipe
+from shardwright.codegenerate.gpipe import GPipe, ties_kept, wiring_of
 from shardwright.codegenerate.microbatches import (
     Batching,
     Reduction,
     captured_shapes,
     check_shapes,
 )
-from shardwright.codegenerate.wiring import ties_kept, wiring_of
 from shardwright.errors import InputError
 from shardwright.torch_internals import set_versions, versions_in
 

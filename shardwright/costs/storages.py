@@ -37,9 +37,8 @@ from shardwright.costs.placed import (
 from shardwright.costs.saved import EACH_OF_ITS_OWN, inner_bytes, same_gradient
 from shardwright.ir import IRNode
 from shardwright.ir.tensor_meta import itemsize
-from shardwright.sharding.layout import largest_shape
+from shardwright.sharding.layout import Partial, Placements, largest_shape
 from shardwright.sharding.place import Move, PlacedGraph
-from shardwright.sharding.placement import Partial, Placements
 from shardwright.sharding.strategy import LargestPart, Strategy
 
 

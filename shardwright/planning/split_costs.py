@@ -26,8 +26,13 @@ from numpy.typing import NDArray
 from shardwright.clusters import Links
 from shardwright.sharding import Partial, Replicate, Shard
 from shardwright.sharding.convert import PICOSECOND, move_kind, moves
-from shardwright.sharding.layout import largest_shape, leaves_none_empty, normal_form
-from shardwright.sharding.placement import Placement, Placements
+from shardwright.sharding.layout import (
+    Placement,
+    Placements,
+    largest_shape,
+    leaves_none_empty,
+    normal_form,
+)
 from shardwright.sharding.ranges import Shape
 from shardwright.sharding.strategy import mirrored
 

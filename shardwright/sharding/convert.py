@@ -39,11 +39,15 @@ from shardwright.sharding.layout import (
     Layout,
     LayoutCut,
     Lengths,
+    Partial,
+    Placement,
+    Placements,
+    Replicate,
+    Shard,
     cuts,
     largest_shape,
     leaves_none_empty,
 )
-from shardwright.sharding.placement import Partial, Placement, Placements, Replicate, Shard
 from shardwright.sharding.ranges import Ranges, Shape
 
 KINDS: Mapping[tuple[type, type], Kind] = {

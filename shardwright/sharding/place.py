@@ -31,8 +31,7 @@ from shardwright.ir.tensor_meta import itemsize
 from shardwright.ops.bound import BoundDimop
 from shardwright.ops.catalog import dimop_of
 from shardwright.sharding.convert import RedistributionStep, convert
-from shardwright.sharding.layout import Layout, largest_shape
-from shardwright.sharding.placement import Partial, Placements, Replicate
+from shardwright.sharding.layout import Layout, Partial, Placements, Replicate, largest_shape
 from shardwright.sharding.strategy import (
     NONE,
     CallShapes,

@@ -23,8 +23,17 @@ import msgspec
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ops.bound import BoundDimop, Carry, Flow
-from shardwright.sharding.layout import Layout, cuts, largest_shape, normal_form
-from shardwright.sharding.placement import Partial, Placement, Placements, Replicate, Shard
+from shardwright.sharding.layout import (
+    Layout,
+    Partial,
+    Placement,
+    Placements,
+    Replicate,
+    Shard,
+    cuts,
+    largest_shape,
+    normal_form,
+)
 from shardwright.sharding.ranges import Shape
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.codegenerate.stage import Stage, StageProgram
+from shardwright.codegenerate.stages import Stage, StageProgram
 from shardwright.ir import IRGraph, compile_graph
 from shardwright.ir.structure import flatten_call, rebuild
 

@@ -15,7 +15,7 @@ import torch
 import shardwright as sw
 from shardwright.codegenerate.splitting.collectives import COLLECTIVES, is_collective
 from shardwright.codegenerate.splitting.stages import split_stages
-from shardwright.codegenerate.stage import Stage, StageProgram
+from shardwright.codegenerate.stages import Stage, StageProgram
 from shardwright.codegenerate.support import exchanges
 from shardwright.codegenerate.support.exchanges import Slots
 from shardwright.codegenerate.support.slices import Piece, piece_of

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import shardwright as sw
-from shardwright.codegenerate.program import program_of_plan
+from shardwright.codegenerate.codegen import program_of_plan
 from shardwright.errors import CodegenError, PlanError
 from shardwright.ir import Builder
 from shardwright.planner import plan

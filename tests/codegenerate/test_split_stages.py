@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import shardwright as sw
-from shardwright.codegenerate.splitting.collectives import COLLECTIVES, is_collective
-from shardwright.codegenerate.splitting.holdings import StageHoldings
-from shardwright.codegenerate.stage import StageProgram
+from shardwright.codegenerate.splitting.collectives import COLLECTIVES, StageHoldings, is_collective
+from shardwright.codegenerate.stages import StageProgram
 from shardwright.codegenerate.support.slices import join_state_dicts, piece_of
 from shardwright.errors import CodegenError
 from shardwright.ir.validate import validate

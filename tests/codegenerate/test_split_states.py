@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from shardwright.codegenerate.gpipe import wiring_of
 from shardwright.codegenerate.support.exchanges import Slots
 from shardwright.codegenerate.support.slices import (
     Piece,
@@ -20,7 +21,6 @@ from shardwright.codegenerate.support.slices import (
     join_state_dicts,
     piece_of,
 )
-from shardwright.codegenerate.wiring import wiring_of
 from shardwright.errors import InputError
 
 names = st.from_regex(r"[a-z_]+(\.[a-z0-9_]+)*", fullmatch=True)

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from shardwright.errors import PlanError
 from shardwright.sharding import Partial, Replicate, Shard
-from shardwright.sharding.placement import REDUCE_OPS, parse_placement
+from shardwright.sharding.layout import REDUCE_OPS, parse_placement
 
 placements = st.one_of(
     st.just(Replicate()),

@@ -24,10 +24,21 @@ from shardwright.building.holdings import PlacedValue
 from shardwright.building.localize import Ends
 from shardwright.building.slots import SlotGraph
 from shardwright.clusters import Cluster, Mesh
-from shardwright.codegenerate.cutting import EndNames, PortNames, partition_numbers
-from shardwright.codegenerate.splitting.collectives import ALONE, is_collective
-from shardwright.codegenerate.splitting.holdings import StageHoldings, StageWriter, end_layout
-from shardwright.codegenerate.stage import Port, Stage, StageProgram
+from shardwright.codegenerate.splitting.collectives import (
+    ALONE,
+    StageHoldings,
+    StageWriter,
+    end_layout,
+    is_collective,
+)
+from shardwright.codegenerate.stages import (
+    EndNames,
+    Port,
+    PortNames,
+    Stage,
+    StageProgram,
+    partition_numbers,
+)
 from shardwright.errors import CodegenError
 from shardwright.ir import Builder, IRGraph, IRNode
 from shardwright.ir.inference import Inference

@@ -13,9 +13,9 @@ from functools import cache
 from importlib.resources import files
 from typing import NamedTuple
 
-from shardwright.codegenerate.spelling.literals import quoted
+from shardwright.codegenerate.spelling.forms import quoted
 from shardwright.codegenerate.splitting.collectives import is_collective
-from shardwright.codegenerate.stage import Stage, StageProgram
+from shardwright.codegenerate.stages import Stage, StageProgram
 from shardwright.ir import WITH_BACKWARD
 from shardwright.sharding.ranges import format_ranges
 

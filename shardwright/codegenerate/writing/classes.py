@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shardwright.codegenerate.spelling.forms import Mode
-from shardwright.codegenerate.spelling.literals import listed, quoted
+from shardwright.codegenerate.spelling.forms import Mode, listed, quoted
 from shardwright.codegenerate.spelling.table import is_typed, spell
 from shardwright.codegenerate.writing.names import (
     PASTED,

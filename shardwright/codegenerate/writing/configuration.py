@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from shardwright.codegenerate.spelling.literals import quoted
+from shardwright.codegenerate.spelling.forms import quoted
 from shardwright.codegenerate.splitting.text import by_slot, is_split
-from shardwright.codegenerate.stage import Port, StageProgram
+from shardwright.codegenerate.stages import Port, StageProgram
 from shardwright.codegenerate.support.slices import piece_of
 from shardwright.codegenerate.writing.construction import untold
 from shardwright.errors import CodegenError

@@ -15,8 +15,8 @@ from itertools import groupby
 import torch
 from torch import nn
 
-from shardwright.codegenerate.spelling.literals import quoted
-from shardwright.codegenerate.stage import Stage, StageProgram
+from shardwright.codegenerate.spelling.forms import quoted
+from shardwright.codegenerate.stages import Stage, StageProgram
 from shardwright.codegenerate.writing.calls import Calls
 from shardwright.codegenerate.writing.classes import DICTIONARY, MODULE
 from shardwright.codegenerate.writing.contents import contents, empty, encoded

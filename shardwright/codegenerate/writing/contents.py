@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shardwright.codegenerate.spelling.literals import literal
+from shardwright.codegenerate.spelling.forms import literal
 
 LONGEST = 64
 """Elements that are written out one by one."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from shardwright.codegenerate.spelling.literals import described
+from shardwright.codegenerate.spelling.forms import described
 from shardwright.codegenerate.splitting.collectives import SLOTS, is_collective
 from shardwright.codegenerate.splitting.text import (
     BASE,
@@ -26,7 +26,7 @@ from shardwright.codegenerate.splitting.text import (
     support_names,
     taken_names,
 )
-from shardwright.codegenerate.stage import Port, Stage, StageProgram
+from shardwright.codegenerate.stages import Port, Stage, StageProgram
 from shardwright.codegenerate.writing.calls import Calls, ModuleCall, calls_of
 from shardwright.codegenerate.writing.classes import (
     MODULE,

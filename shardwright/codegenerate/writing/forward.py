@@ -10,23 +10,22 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from shardwright.codegenerate.spelling.forms import Mode
-from shardwright.codegenerate.spelling.literals import quoted
+from shardwright.codegenerate.spelling.forms import Mode, quoted
 from shardwright.codegenerate.spelling.table import is_typed, spell
 from shardwright.codegenerate.splitting.collectives import is_collective, spell_collective
-from shardwright.codegenerate.stage import Stage, StageProgram
+from shardwright.codegenerate.stages import Stage, StageProgram
 from shardwright.codegenerate.writing.calls import Calls, Item, ModuleCall, keeps_its_place
 from shardwright.codegenerate.writing.classes import DICTIONARY, Classes, spell_with_backward
 from shardwright.codegenerate.writing.construction import Construction, number_range
 from shardwright.codegenerate.writing.modules import Home, Module
 from shardwright.codegenerate.writing.names import (
     NamedStep,
+    call_site,
     identifier,
     is_plain,
     item_name,
     wanted_names,
 )
-from shardwright.codegenerate.writing.origins import call_site
 from shardwright.codegenerate.writing.statements import ForwardSteps, Loop, Step
 from shardwright.ir import SLOT, WITH_BACKWARD, IRNode, resolve
 from shardwright.ir.operators import is_marker, signature

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
 
-from shardwright.codegenerate.stage import StageProgram
+from shardwright.codegenerate.stages import StageProgram
 from shardwright.ir import IRGraph, IRNode, IRValue, Scope
 
 

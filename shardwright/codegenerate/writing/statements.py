@@ -13,8 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shardwright.codegenerate.writing import origins
-from shardwright.codegenerate.writing.names import Variables
+from shardwright.codegenerate.writing.names import (
+    WIDTH,
+    Variables,
+    source_comment,
+    statement_start,
+)
 from shardwright.ir.values import Source
 
 INDENT = 8
@@ -216,7 +220,7 @@ class _BodyWriter:
             return True
         target = sum(len(self.work.names[value_id]) + 4 for value_id in step.made)
         target += 0 if written.typed else len(": Tensor")
-        return INDENT + target + len(written.expression) <= origins.WIDTH
+        return INDENT + target + len(written.expression) <= WIDTH
 
     def _nests(self, at: int, step: Step, written: _Nested) -> bool:
         """Whether the step becomes part of the statement that reads what it makes."""
@@ -330,7 +334,7 @@ class _BodyWriter:
 def _same_place(one: Source | None, other: Source | None) -> bool:
     if one is None or other is None:
         return one is other
-    return origins.place(one) == origins.place(other)
+    return statement_start(one) == statement_start(other)
 
 
 class _HeldNames:
@@ -401,9 +405,9 @@ class _LineWriter:
 
     def add(self, line: StatementLine, source: Source | None = None) -> None:
         """Write a line that does what the program does there."""
-        place = origins.place(source) if source else None
+        place = statement_start(source) if source else None
         if source is not None and place != self._place:
-            line.comment = origins.comment(source, INDENT)
+            line.comment = source_comment(source, INDENT)
         self._place = place
         self.lines.append(line)
 

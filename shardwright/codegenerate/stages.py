@@ -1,9 +1,14 @@
-"""A whole graph and the partition of each of its nodes, as a Program.
+"""A whole graph and the partition of each of its nodes, as a `StageProgram`.
+
+A stage's graph is valid; its nodes are ATen calls, registered operators and collectives; its
+``inputs`` are the values of ``stage.inputs`` and its ``outputs`` those of ``stage.outputs``, in the
+same order. A port that leaves one stage and enters another has one name in both. Of a training step
+a program is the forward: inputs that only the rest reads (``lr``) are left out.
 
 The stages run one after another give what the graph gives, new contents of buffers included; nodes
 keep their modules and lines, and within a stage their order, so that random numbers are drawn in
-it; what nobody needs is left out. A stored value stands in every stage that reads it. One that the
-graph gives new contents stands in one stage alone, which changes it at the end of its forward: the
+it; what nobody needs is left out. A stored value is in every stage that reads it. One that the
+graph gives new contents is in one stage alone, which changes it at the end of its forward: the
 first that reads it. Others get it by a port, and what leaves that stage is never the memory that it
 writes to.
 """
@@ -12,11 +17,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
-from shardwright.codegenerate.stage import Port, Stage, StageProgram
+from shardwright.clusters import Mesh
 from shardwright.errors import CodegenError
 from shardwright.ir import Builder, IRGraph, IRNode
 from shardwright.ir.aliasing import memory_roots
@@ -24,6 +29,76 @@ from shardwright.ir.execute import describe_node
 from shardwright.ir.graph import live_values
 from shardwright.ir.inference import Inference
 from shardwright.ir.structure import leaves
+from shardwright.sharding.ranges import Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A tensor that enters or leaves a stage.
+
+    name
+        That of the model's input or output; of any other tensor the scope of the module that makes
+        it and its name there, ``transformer.h.5/add_1``. Unique in the program.
+    value
+        Its id in the stage's graph.
+    """
+
+    name: str
+    value: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What one slot does of one partition.
+
+    name
+        The class's: ``Stage0``.
+    inputs, outputs
+        Sorted by name, each once.
+    index
+        The slot's place in the partition's mesh.
+    mesh
+        The partition's mesh, where its work is split.
+    slices
+        Stored values that are slices of the model's, by their names in the graph, which say where
+        they stand in the stage: the model's name, the range of each dimension, and the shape of
+        the whole. In the graph they have no placements; parts of one tensor have names of their
+        own, ``weight_0``.
+    """
+
+    name: str
+    graph: IRGraph
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    index: int = 0
+    mesh: Mesh | None = None
+    slices: Mapping[str, tuple[str, Ranges, tuple[int, ...]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StageProgram:
+    """A model in partitions, topologically ordered.
+
+    partitions
+        For each, the stages of its slots, in the order of its mesh.
+    inputs, outputs
+        The ports' names of the model's tensors, in the model's flat order; an output may be the
+        name of an input or stand twice.
+    training
+        Whether the model was captured in training mode.
+    notes
+        In words, where the partitions are not what the plan says.
+    """
+
+    name: str
+    partitions: tuple[tuple[Stage, ...], ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    training: bool = False
+    notes: tuple[str, ...] = ()
+
+
+# --- partitions of nodes --------------------------------------------------------------------------
 
 
 def partition_numbers(graph: IRGraph, places: Sequence[Hashable | None]) -> list[int]:
