@@ -37,7 +37,7 @@ from shardwright.building.slots import (
     makes,
     reads,
 )
-from shardwright.costs.saved import view_bases
+from shardwright.costs.placed import view_bases
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.planning.pipeline import node_work

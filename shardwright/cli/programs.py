@@ -254,7 +254,7 @@ def profile(
 
     from shardwright.cli.steps import Steps
     from shardwright.cli.userfiles import UserFiles, capture_program
-    from shardwright.costs.profile_chart import chart_format
+    from shardwright.costs.profile import chart_format
     from shardwright.profiling import profile as profile_graph
 
     if plot is not None:

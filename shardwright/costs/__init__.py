@@ -7,8 +7,7 @@ from shardwright.lazy import import_lazily
 if TYPE_CHECKING:
     from shardwright.costs.cost import Analytic, Costs, NodeCost
     from shardwright.costs.fit import FitPoint, fit
-    from shardwright.costs.layer import Layer
-    from shardwright.costs.profile import Profile
+    from shardwright.costs.profile import Layer, Profile
     from shardwright.costs.tasks import TaskTime, TaskTimes
 
 __all__ = [

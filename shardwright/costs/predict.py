@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from shardwright.clusters import Cluster, DeviceModel
-from shardwright.costs.operations import STATE_PASSES, UPDATE_PASSES
 from shardwright.costs.placed import BACKWARD, FORWARD, Floats, Integers, PlacedCosts
+from shardwright.costs.roofline import STATE_PASSES, UPDATE_PASSES, worker_seconds
 from shardwright.costs.stage import (
     Sent,
     StageTasks,
@@ -36,7 +36,6 @@ from shardwright.costs.step_time import (
     order_of,
     stage_programs,
 )
-from shardwright.costs.worker_time import worker_seconds
 from shardwright.ir.tensor_meta import count_text
 from shardwright.schedules.held import HeldMicrobatches, waits_inside
 

@@ -1,4 +1,4 @@
-"""The work of a node, and how long a device takes for work.
+"""The roofline: the work of a node, and how long a device takes for work.
 
 Input: a node, or a `LargestPart` of it, and which values want gradients. Output: `Work`, the
 operations and bytes of its forward, of the gradients of what nodes made, and of those of stored
@@ -7,34 +7,181 @@ for it, and the time to start its operators: of products, of memory traffic, and
 functions of single elements (the roofline; Williams, Waterman and Patterson, 2009). A CPU takes
 time for large new tensors beside that, since the system hands it empty pages.
 
+What single operators do is read from their rows (`ops.call.OperatorRow`); one without a row takes
+the time that its bytes take, and what a user's operator does is read from its annotation.
+
 Invariant: no time is negative, more work never takes less, and a view takes none.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import torch
+
 from shardwright.autodiff.backward import BackwardGraph, backward_of
 from shardwright.clusters import DeviceModel
-from shardwright.costs.operations import (
-    ADD_PASSES,
-    EFFICIENCY,
-    FILLS,
-    INTO_ZEROS,
-    LOOKUP_BACKWARD,
-    LOOKUPS,
-    TABLE_PASSES,
-    arithmetic,
-    element_operations,
-)
-from shardwright.costs.views import moves_nothing
 from shardwright.ir import IRGraph, IRNode, IRValue
-from shardwright.ir.operators import is_marker
-from shardwright.ir.tensor_meta import itemsize
+from shardwright.ir.operators import is_built_in, is_marker, resolve
+from shardwright.ir.tensor_meta import contiguous_strides, itemsize
+from shardwright.ops.annotation import TensorDims
+from shardwright.ops.catalog import ROWS, call_of, dimop_of
 from shardwright.sharding.strategy import WHOLE, LargestPart
+from shardwright.torch_internals import schema_of
+
+FORMULAS = frozenset(op for op, row in ROWS.items() if row.flops is not None)
+"""Operators whose time is in multiplying and adding."""
+FREE = frozenset(op for op, row in ROWS.items() if row.free)
+"""Views: they move nothing."""
+EFFICIENCY = {op: row.efficiency for op, row in ROWS.items() if row.efficiency != 1}
+"""What share of the rate of large products others reach."""
+ELEMENTS = {
+    op: row.elements + row.backward_elements for op, row in ROWS.items() if row.backward_elements
+}
+"""Operations for each element of the first input, forward and backward, from times of a CPU core
+that does some 120 operations in a nanosecond."""
+WINDOWS: Mapping[str, int] = {
+    "aten.max_pool2d.default": 550,
+    "aten.max_pool2d_with_indices.default": 550,
+}
+"""Operations for each element of each window, of operators that a CPU does one by one."""
+
+LOOKUP = "aten.embedding.default"
+"""Rows of a table: it reads the rows that it writes, and its gradient is as large as the table."""
+LOOKUP_BACKWARD = "aten.embedding_dense_backward.default"
+INTO_ZEROS = frozenset(("aten.slice_backward.default", "aten.select_backward.default"))
+"""They fill with zeros what they make, and write what they are given into it."""
+TABLE_PASSES = 7
+"""How often the backward of a lookup moves the table's: zeros, rows added, all added to before."""
+ADD_PASSES = 3
+"""How often an addition of two tensors of a size moves the bytes of one."""
+UPDATE_PASSES = 3
+"""How often an update moves the bytes of a parameter: it and its gradient are read, it is written.
+"""
+STATE_PASSES = 2
+"""The same of the optimizer's state."""
+
+
+def arithmetic(graph: IRGraph, node: IRNode) -> int | None:
+    """The multiplications and additions of a contraction; None for every other operator."""
+    if not is_built_in(node.op) and not is_marker(node.op):
+        return _annotated(graph, node)
+    row = ROWS.get(node.op)
+    return row.flops(call_of(graph, node)) if row is not None and row.flops else None
+
+
+def element_operations(graph: IRGraph, node: IRNode) -> int:
+    """What a CPU does on single elements in one call, where that takes longer than their bytes."""
+    if node.op in WINDOWS:
+        window: int = math.prod(node.attrs["kernel_size"])
+        return WINDOWS[node.op] * graph.values[node.outputs[0]].numel * window
+    row = ROWS.get(node.op)
+    return row.elements * graph.values[node.inputs[0]].numel if row and row.elements else 0
+
+
+def _annotated(graph: IRGraph, node: IRNode) -> int | None:
+    """Those of a user's operator whose annotation sums over what several inputs have.
+
+    As of a contraction: two operations a point of the space that the outputs' dimensions and those
+    that are summed over span. A dimension of one input alone says which part of it is read.
+    """
+    bound = dimop_of(graph, node)
+    if bound is None:
+        return None
+    annotation = bound.inference.annotation
+    given = Counter(name for tensor in annotation.inputs for name in _identifiers(tensor))
+    summed = {name for name, kind in annotation.reductions().items() if kind == "+"}
+    summed &= {name for name, times in given.items() if times > 1}
+    made = {name for tensor in annotation.outputs for name in _identifiers(tensor)}
+    return 2 * math.prod(bound.length(name) for name in summed | made) if summed else None
+
+
+def _identifiers(tensor: TensorDims) -> set[str]:
+    return {factor.name for factor in tensor.factors() if isinstance(factor.name, str)}
+
+
+# --- what moves no memory -------------------------------------------------------------------------
+
+
+RESHAPES = frozenset(("aten.reshape.default", "aten.flatten.using_ints", "aten.unflatten.int"))
+"""Views where the strides allow one, copies where not."""
+SAME = frozenset(
+    f"aten.{name}"
+    for name in (
+        "contiguous.default",
+        "to.dtype",
+        "to.device",
+        "to.dtype_layout",
+        "to.other",
+        "type_as.default",
+        "dropout.default",
+        "expand_as.default",
+    )
+)
+"""They return their first input itself where that is as it should be."""
+
+
+def moves_nothing(
+    graph: IRGraph, node: IRNode, shapes: Mapping[int, tuple[int, ...]] | None = None
+) -> bool:
+    """Whether what a node makes lies in the memory of its first input.
+
+    ``shapes`` are those of values where a slot has a part of them.
+    """
+    if not node.inputs or not node.outputs or is_marker(node.op):
+        return False
+    source, made = graph.values[node.inputs[0]], graph.values[node.outputs[0]]
+    if node.op in RESHAPES:
+        shape, target = (shapes[v.id] if shapes else v.shape for v in (source, made))
+        return _can_be_seen_as(shape, _strides(source, shape), target)
+    if node.op in SAME:
+        return _returns_itself(source, made, node)
+    return node.op in FREE or _declares_a_view(node.op)
+
+
+def _returns_itself(source: IRValue, made: IRValue, node: IRNode) -> bool:
+    if node.attrs.get("train") and node.attrs.get("p"):
+        return False  # dropout
+    return (source.shape, source.dtype, source.strides) == (made.shape, made.dtype, made.strides)
+
+
+def _strides(value: IRValue, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Those of a value; where it is a part, of this shape, it is dense and lies as the whole."""
+    whole = value.strides or contiguous_strides(value.shape)
+    if shape == value.shape:
+        return whole
+    found, step = [0] * len(shape), 1
+    for dim in sorted(range(len(shape)), key=lambda dim: (whole[dim], -dim)):
+        if whole[dim]:
+            found[dim], step = step, step * shape[dim]
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def _can_be_seen_as(
+    shape: tuple[int, ...], strides: tuple[int, ...], target: tuple[int, ...]
+) -> bool:
+    """Whether a tensor can be viewed in another shape; torch says so."""
+    try:
+        torch.empty_strided(shape, strides, device="meta").view(target)
+    except RuntimeError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=1024)
+def _declares_a_view(op: str) -> bool:
+    """Whether the schema says that all that is returned lies in an input's memory."""
+    returns = schema_of(resolve(op)).returns
+    return bool(returns) and all(item.alias_info is not None for item in returns)
+
+
+# --- the roofline ---------------------------------------------------------------------------------
+
 
 HALF = ("bf16", "f16")
 LARGE = 2**25
@@ -188,12 +335,11 @@ def _call_work(
         rate = EFFICIENCY.get(node.op, 1.0)
         return moving._replace(operations=operations / work / rate, half=half)
     made = sum(nbytes[value.id] for value in _read_outputs(graph, node))
-    if node.op in FILLS:
-        moved: float = made
-    elif node.op == LOOKUP_BACKWARD:
-        moved = (TABLE_PASSES - ADD_PASSES) * made
-    elif node.op in LOOKUPS:
-        moved = 2 * made
+    row = ROWS.get(node.op)
+    if node.op == LOOKUP_BACKWARD:
+        moved: float = (TABLE_PASSES - ADD_PASSES) * made
+    elif row is not None and row.reads != "all":
+        moved = 2 * made if row.reads == "rows" else made
     else:
         moved = moving.nbytes
     if node.op in INTO_ZEROS:
@@ -215,3 +361,18 @@ def _read_outputs(graph: IRGraph, node: IRNode) -> list[IRValue]:
         return outputs
     given = {*graph.outputs, *graph.updates.values()}
     return [value for value in outputs if value.users or value.id in given] or outputs
+
+
+# --- what a worker takes beside -------------------------------------------------------------------
+
+
+COMPUTING = 100e-6
+"""Seconds where the worker's core is the device, as measured: with supertasks that fill the caches
+130e-6, between tiny ones 70e-6."""
+BESIDE = 10e-6
+"""Seconds where the device computes meanwhile."""
+
+
+def worker_seconds(device: DeviceModel) -> float:
+    """Seconds for each supertask, of computing or of communication."""
+    return COMPUTING if device.kind == "cpu" else BESIDE

@@ -24,8 +24,8 @@ from typing import NamedTuple
 from shardwright.clusters import Cluster, DeviceModel
 from shardwright.clusters.links import Link
 from shardwright.costs.placed import BACKWARD, FORWARD, WEIGHT
+from shardwright.costs.roofline import worker_seconds
 from shardwright.costs.stage import Sent, StageTasks
-from shardwright.costs.worker_time import worker_seconds
 from shardwright.errors import PlanError
 from shardwright.schedules import Schedule, make_schedule
 from shardwright.schedules.held import Rows, held_at_once

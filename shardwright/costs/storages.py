@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from shardwright.autodiff.backward import BackwardGraph
 from shardwright.clusters import DeviceModel
 from shardwright.costs.cost import Costs, NodeCost
-from shardwright.costs.operations import ADD_PASSES
 from shardwright.costs.placed import (
     AGAIN,
     BACKWARD,
+    EACH_OF_ITS_OWN,
     FORWARD,
     WEIGHT,
     Bools,
@@ -33,8 +33,10 @@ from shardwright.costs.placed import (
     PlacedCosts,
     Reduction,
     Stored,
+    inner_bytes,
+    same_gradient,
 )
-from shardwright.costs.saved import EACH_OF_ITS_OWN, inner_bytes, same_gradient
+from shardwright.costs.roofline import ADD_PASSES
 from shardwright.ir import IRNode
 from shardwright.ir.tensor_meta import itemsize
 from shardwright.sharding.layout import Partial, Placements, largest_shape

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from shardwright.costs.stored import read_stored, write_stored
+from shardwright.costs.profile import read_stored, write_stored
 from shardwright.errors import ProfileError
 from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.pipeline.rules import COMPUTE_KINDS

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shardwright.clusters import Cluster
 from shardwright.costs.placed import Floats, Integers, PlacedCosts
-from shardwright.costs.worker_time import worker_seconds
+from shardwright.costs.roofline import worker_seconds
 from shardwright.planning.stages import TOLERANCE, cuts_within, each_once, smallest_bound
 
 POSITIONS = 192

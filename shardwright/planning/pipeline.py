@@ -15,7 +15,7 @@ import numpy as np
 
 from shardwright.autodiff.needed import needing_gradients, trained_parameters
 from shardwright.clusters import Mesh
-from shardwright.costs.operations import (
+from shardwright.costs.roofline import (
     ELEMENTS,
     FORMULAS,
     FREE,

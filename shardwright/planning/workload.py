@@ -23,8 +23,8 @@ import torch
 from shardwright.autodiff.needed import needing_gradients, trained_parameters
 from shardwright.clusters import Links
 from shardwright.costs import Costs
-from shardwright.costs.operations import FREE
-from shardwright.costs.saved import saved_for_backward, view_bases
+from shardwright.costs.placed import saved_for_backward, view_bases
+from shardwright.costs.roofline import FREE
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.operators import resolve
 from shardwright.planning.plan import label_of

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from shardwright.costs.operations import FREE
+from shardwright.costs.roofline import FREE
 from shardwright.ir import Input, IRGraph, IRNode, IRValue
 from shardwright.ir.tensor_meta import contiguous_strides, torch_dtype
 

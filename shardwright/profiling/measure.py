@@ -16,7 +16,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from shardwright.costs.timing import Timing
+from shardwright.costs.measurement import Timing
 from shardwright.errors import ProfileError
 from shardwright.ir import IRGraph, compile_graph
 from shardwright.ir.execute import describe_node

@@ -14,13 +14,17 @@ from typing import Any
 import torch
 
 from shardwright.autodiff.needed import needing_gradients, trained_parameters
-from shardwright.costs.cache import Cache
 from shardwright.costs.granularity import BasicBlocks, Unit, unit_graph, units
-from shardwright.costs.keys import call_key, unit_key, wants_gradients
-from shardwright.costs.layer import MEGABYTE, Layer
-from shardwright.costs.profile import Profile
+from shardwright.costs.measurement import (
+    Cache,
+    Measurement,
+    Timing,
+    call_key,
+    unit_key,
+    wants_gradients,
+)
+from shardwright.costs.profile import MEGABYTE, Layer, Profile
 from shardwright.costs.roofline import NodeWork, node_work
-from shardwright.costs.timing import Measurement, Timing
 from shardwright.errors import ProfileError
 from shardwright.ir import IRGraph
 from shardwright.ir.graph import forward_nodes

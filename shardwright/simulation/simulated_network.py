@@ -22,7 +22,7 @@ from typing import cast
 from shardwright.clusters import Cluster, Links
 from shardwright.clusters.links import Kind
 from shardwright.comm.transport import Membership, Operation
-from shardwright.costs.worker_time import worker_seconds
+from shardwright.costs.roofline import worker_seconds
 from shardwright.simulation.simulated_memory import MessageBlock
 
 Wake = Callable[[float, str], None]

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from shardwright.clusters import CPU_CORE, DEVICES, DeviceModel
 from shardwright.costs import Analytic
-from shardwright.costs.operations import STATE_PASSES, UPDATE_PASSES
+from shardwright.costs.roofline import STATE_PASSES, UPDATE_PASSES
 from shardwright.ir import Builder
 from shardwright.sharding.strategy import LargestPart
 from tests.steps import language_step

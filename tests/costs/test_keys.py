@@ -7,7 +7,7 @@ import torch
 
 from shardwright.autodiff.needed import needing_gradients, trained_parameters
 from shardwright.costs.granularity import unit_graph, units
-from shardwright.costs.keys import call_key, forward_key, unit_key, wants_gradients
+from shardwright.costs.measurement import call_key, forward_key, unit_key, wants_gradients
 from shardwright.ir import Builder, IRGraph, IRValue
 from tests.graphs import language_model
 

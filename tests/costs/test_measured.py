@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 
 from shardwright.autodiff.needed import needing_gradients, trained_parameters
 from shardwright.clusters import CPU_CORE
-from shardwright.costs.cost import Analytic, Costs, NodeCost
-from shardwright.costs.keys import call_key
-from shardwright.costs.measured import GRAPHS, Measured
-from shardwright.costs.timing import Measurement, Timing
+from shardwright.costs.cost import GRAPHS, Analytic, Costs, Measured, NodeCost
+from shardwright.costs.measurement import Measurement, Timing, call_key
 from shardwright.ir import IRGraph, IRNode
 from shardwright.sharding.strategy import WHOLE, LargestPart
 from tests.graphs import language_model

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from shardwright.costs.operations import (
+from shardwright.costs.roofline import (
     EFFICIENCY,
     ELEMENTS,
     ELEMENTS_OF_CALL,

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 
 from shardwright.clusters import DeviceModel
-from shardwright.costs.operations import STATE_PASSES, UPDATE_PASSES
 from shardwright.costs.predict import COPY_PASSES, update_seconds
-from shardwright.costs.worker_time import COMPUTING
+from shardwright.costs.roofline import COMPUTING, STATE_PASSES, UPDATE_PASSES
 
 DEVICE = DeviceModel("core", "cpu", 10**9, flops=1e9, bandwidth=1e6)
 GRADIENTS, STATES = np.array([1e6, 0.0]), np.array([2e6, 0.0])

@@ -10,11 +10,16 @@ import pytest
 from shardwright.autodiff.needed import needing_gradients, trained_parameters
 from shardwright.clusters import CPU_CORE
 from shardwright.costs import Analytic
-from shardwright.costs.layer import Layer, equals
-from shardwright.costs.profile import Profile
-from shardwright.costs.profile_table import LONGEST_NAME, format_profile, number_text
+from shardwright.costs.measurement import Measurement, Timing
+from shardwright.costs.profile import (
+    LONGEST_NAME,
+    Layer,
+    Profile,
+    equals,
+    format_profile,
+    number_text,
+)
 from shardwright.costs.roofline import node_work
-from shardwright.costs.timing import Measurement, Timing
 from shardwright.errors import ProfileError
 from shardwright.ir import IRGraph
 from tests.graphs import language_model

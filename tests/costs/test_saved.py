@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from shardwright.autodiff.backward import backward_of
-from shardwright.costs.saved import saved_for_backward, view_bases
+from shardwright.costs.placed import saved_for_backward, view_bases
 from shardwright.ir import Builder, resolve
 from shardwright.ir.operators import split_call
 from shardwright.ir.tensor_meta import dtype_name

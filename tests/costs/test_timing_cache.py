@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwright.costs.cache import Cache, usual_path
-from shardwright.costs.timing import Timing
+from shardwright.costs.measurement import Cache, Timing, usual_path
 from shardwright.errors import ProfileError
 
 TIMING = Timing(1.0, 2.0, 3.0, 4, 5, 6, 7, samples=10)
@@ -106,6 +105,6 @@ def test_a_place_that_cannot_be_written_to_is_named(
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("shardwright.costs.cache.replacing", full)
+    monkeypatch.setattr("shardwright.costs.measurement.replacing", full)
     with pytest.raises(ProfileError, match=r"timings.json cannot be written: No space left"):
         kept(path, a=TIMING)

@@ -12,9 +12,9 @@ from shardwright.building.update import localize_step
 from shardwright.clusters import GLOO, Cluster, DeviceModel
 from shardwright.costs.cost import Analytic
 from shardwright.costs.predict import estimate
+from shardwright.costs.roofline import COMPUTING
 from shardwright.costs.stage import stage_tasks
 from shardwright.costs.step_time import RankLinks
-from shardwright.costs.worker_time import COMPUTING
 from shardwright.errors import PlanError
 from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.planner import plan

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from shardwright.costs.views import moves_nothing
+from shardwright.costs.roofline import moves_nothing
 from shardwright.ir import Builder
 from tests.steps import language_step
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shardwright.autodiff.needed import needing_gradients, trained_parameters
 from shardwright.costs.granularity import unit_graph, units
-from shardwright.costs.timing import Timing
+from shardwright.costs.measurement import Timing
 from shardwright.errors import ProfileError
 from shardwright.ir import Builder, IRGraph, Source
 from shardwright.profiling.clock import REPEATS, computing_threads, median_seconds

@@ -28,9 +28,8 @@ import torch
 from torch import Tensor, nn
 
 import shardwright as sw
-from shardwright.costs.cache import Cache
+from shardwright.costs.measurement import Cache, Timing
 from shardwright.costs.tasks import TaskTimes
-from shardwright.costs.timing import Timing
 from shardwright.errors import ShardwrightError
 from shardwright.pipeline.paramfiles import find_weights, open_paramfile, write_paramfile
 from shardwright.training.logs import JsonLines

@@ -17,8 +17,8 @@ from shardwright.building import build
 from shardwright.clusters import Cluster, Link, Links
 from shardwright.clusters.device import CPU_CORE, DEVICES
 from shardwright.costs.cost import Analytic
+from shardwright.costs.roofline import COMPUTING
 from shardwright.costs.tasks import TaskTime, TaskTimes
-from shardwright.costs.worker_time import COMPUTING
 from shardwright.errors import PlanError, ProfileError, WeightError
 from shardwright.ir import IRGraph
 from shardwright.pipeline import Pipeline

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardwright.compiler.passes.pointwise_rules import Family
-from shardwright.costs.views import moves_nothing
+from shardwright.costs.roofline import moves_nothing
 from shardwright.ir import IRGraph, IRNode, IRValue
 
 
