@@ -19,7 +19,7 @@ from benchmarks.simulator.report import milliseconds
 from benchmarks.simulator.steps import MODELS, Program, in_turn, step_graph, take_steps
 from shardwright.clusters import Cluster
 from shardwright.runtime.memory import COUNT_TENSORS, MEMORY, TENSORS
-from shardwright.simulation.simulated import StepSimulation
+from shardwright.simulation.slot import StepSimulation
 
 SCHEDULES = ("gpipe", "1f1b")
 WITHIN = 0.10

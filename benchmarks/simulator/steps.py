@@ -16,7 +16,7 @@ from benchmarks.models import loss_of, minilm, training_gpt
 from shardwright.clusters import Cluster
 from shardwright.ir import IRGraph
 from shardwright.runtime.task_times import times_of_rounds
-from shardwright.simulation.simulated import StepSimulation
+from shardwright.simulation.slot import StepSimulation
 
 STEPS = 3
 """Steps that follow one another, of which a mean is taken."""

@@ -60,7 +60,7 @@ def show(
     ] = False,
 ) -> None:
     """Show what a pipeline file holds: devices, tasks, bytes, communication."""
-    from shardwright.engine.tasks import task_plan
+    from shardwright.engine.slot import task_plan
     from shardwright.pipeline import Pipeline
     from shardwright.reporting import overview
 

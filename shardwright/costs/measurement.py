@@ -8,7 +8,7 @@ Its key is made of all that decides how long it takes, and of nothing else: oper
 shapes, dtypes, strides, which inputs want gradients, and how calls are wired. Names and contents do
 not count. `Cache` keeps timings by machine and key, as JSON in the user's cache directory, or where
 the caller wants it. Invariant: that file is whole or not there at all; what other processes have
-added is kept; what failed is never in it; one that does not read is an error that says to delete it.
+added is kept; what failed is never in it; what does not read is an error that says to delete it.
 """
 
 from __future__ import annotations

@@ -18,14 +18,6 @@ from itertools import chain
 from typing import NamedTuple
 
 from shardwright.comm.transport import TensorSpec
-from shardwright.engine.instructions import (
-    Instruction,
-    SlotTask,
-    SpacedTensor,
-    Turn,
-    order_in_file,
-    order_step,
-)
 from shardwright.engine.replacement import (
     MemoryUse,
     Replacements,
@@ -33,6 +25,14 @@ from shardwright.engine.replacement import (
     find_replacements,
     group_of,
     runs_once,
+)
+from shardwright.engine.walk import (
+    Instruction,
+    SlotTask,
+    SpacedTensor,
+    Turn,
+    order_in_file,
+    order_step,
 )
 from shardwright.pipeline.check_schedule import SlotAction, schedule_of, slot_actions
 from shardwright.pipeline.connections import Connections, connect

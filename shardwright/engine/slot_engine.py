@@ -29,11 +29,10 @@ from torch import Tensor
 
 from shardwright.comm.transport import Membership, PendingTransfer, Transport
 from shardwright.engine.board import Board, State
-from shardwright.engine.instructions import Instruction
 from shardwright.engine.program import Entry
 from shardwright.engine.slot import LoadedSlot, ValueOps
 from shardwright.engine.timeline import Event, EventKind
-from shardwright.engine.walk import Cursor, StepWalk, last_given, order_calls
+from shardwright.engine.walk import Cursor, Instruction, StepWalk, last_given, order_calls
 
 ANOTHER_ROUND = object()
 """What a transfer's result is where it goes on: simulated collectives take their rounds in turn."""

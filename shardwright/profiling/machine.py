@@ -8,6 +8,7 @@ nothing but what is measured, asked of the system, or said by the caller goes in
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import IO
 
 import msgspec
@@ -23,9 +26,8 @@ import torch
 from shardwright.clusters import CPU_CORE, DEVICES, Cluster, DeviceModel, Links
 from shardwright.comm import make_store
 from shardwright.costs.fit import FitPoint, LinkTime, fit, fit_links
-from shardwright.errors import ProfileError
+from shardwright.errors import DeviceError, ProfileError
 from shardwright.ir import Builder, IRGraph
-from shardwright.profiling.hardware import model_name, present_device
 from shardwright.profiling.measure import Settings, check_counts, measure
 
 WIDTHS = (64, 128, 256, 512, 1024)
@@ -234,3 +236,39 @@ def _wait(running: Sequence[_Process], deadline: float, timeout: float) -> None:
                 "sizes"
             )
         time.sleep(_LOOK)
+
+
+# --- what devices call themselves -----------------------------------------------------------------
+
+
+def present_device(name: str | torch.device) -> torch.device:
+    """The device ``cpu``, ``cuda`` or ``cuda:1``. Raises DeviceError where there is none."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) < count:
+        return torch.device("cuda", device.index or 0)
+    raise DeviceError(
+        f"device {str(name)!r} cannot be measured: this machine has a CPU and {count} CUDA "
+        "devices; name one of them, as cpu or cuda:0"
+    )
+
+
+@cache
+def model_name(device: torch.device) -> str:
+    """The model of a device, as the machine knows it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return _cpu_name()
+
+
+def _cpu_name() -> str:
+    """From Linux's own list of processors, else what Python knows."""
+    listed = Path("/proc/cpuinfo")
+    lines = listed.read_text().splitlines() if listed.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine() or "cpu"

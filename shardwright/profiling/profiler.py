@@ -29,7 +29,7 @@ from shardwright.errors import ProfileError
 from shardwright.ir import IRGraph
 from shardwright.ir.graph import forward_nodes
 from shardwright.ir.tensor_meta import MILLISECOND
-from shardwright.profiling.hardware import model_name, present_device
+from shardwright.profiling.machine import model_name, present_device
 from shardwright.profiling.measure import Settings, check_counts, measure
 from shardwright.tracing import capture
 

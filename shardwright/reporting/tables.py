@@ -15,7 +15,7 @@ from shardwright.ir.tensor_meta import format_bytes, seconds_text
 from shardwright.pipeline.connections import connect
 from shardwright.pipeline.rules import FAMILY_OF
 from shardwright.pipeline.schema import Document, SuperTask
-from shardwright.simulation.simulated import SlotSimulation, StepSimulation
+from shardwright.simulation.slot import SlotSimulation, StepSimulation
 
 
 def new_table(title: str, texts: Sequence[str], numbers: Sequence[str] = ()) -> Table:

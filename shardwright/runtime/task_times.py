@@ -26,9 +26,8 @@ from torch import Tensor
 
 from shardwright.compiler.tasks import TaskProgram
 from shardwright.costs.tasks import TaskTime, TaskTimes, fingerprint_tasks
-from shardwright.engine.instructions import SlotTask
-from shardwright.engine.slot import LoadedSlot
-from shardwright.engine.tasks import Run
+from shardwright.engine.slot import LoadedSlot, Run
+from shardwright.engine.walk import SlotTask
 from shardwright.errors import ProfileError
 from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.launch.protocol import EngineOptions

@@ -1,9 +1,8 @@
 """The order in which pipeline ranks work on stages and microbatches: made, proved, simulated."""
 
 from shardwright.schedules.make import KINDS, make_schedule
-from shardwright.schedules.run import Simulation, prove, simulate
+from shardwright.schedules.run import Simulation, format_schedule, prove, simulate
 from shardwright.schedules.schedule import Action, Schedule, ScheduleKind, Work
-from shardwright.schedules.text import format_schedule
 
 __all__ = [
     "KINDS",

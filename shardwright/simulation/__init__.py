@@ -6,7 +6,7 @@ from shardwright.lazy import import_lazily
 
 if TYPE_CHECKING:
     from shardwright.simulation.simulate import simulate
-    from shardwright.simulation.simulated import StepSimulation
+    from shardwright.simulation.slot import StepSimulation
 
 __all__ = [
     "StepSimulation",

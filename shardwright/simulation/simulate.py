@@ -25,10 +25,9 @@ from shardwright.pipeline.connections import connect
 from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.planning.options import check_graph
 from shardwright.planning.plan import Plan, cluster_of
-from shardwright.simulation.simulated import StepSimulation
-from shardwright.simulation.simulated_network import Network
-from shardwright.simulation.simulated_slot import SimulatedSlot
-from shardwright.simulation.task_work import TaskWork
+from shardwright.simulation.memory import TaskWork
+from shardwright.simulation.network import Network
+from shardwright.simulation.slot import SimulatedSlot, StepSimulation
 
 
 @overload

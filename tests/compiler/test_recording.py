@@ -15,7 +15,7 @@ from shardwright.compiler.slots import SharedArena
 from shardwright.compiler.tasks import TaskProgram, plan_task
 from shardwright.engine import tasks as compiling
 from shardwright.engine.program import slot_program
-from shardwright.engine.tasks import compile_tasks
+from shardwright.engine.slot import compile_tasks
 from shardwright.ir import Builder, IRGraph
 from shardwright.kernels.emitters import emit_graph
 from shardwright.pipeline import Device

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardwright.engine.instructions import Instruction
 from shardwright.engine.program import (
     Entry,
     SlotProgram,
@@ -18,6 +17,7 @@ from shardwright.engine.program import (
     slot_program,
 )
 from shardwright.engine.replacement import MemoryUse
+from shardwright.engine.walk import Instruction
 from shardwright.pipeline import Pipeline
 from tests.runtime.linear_step import linear_step
 from tests.runtime.sketch import Sketch, chain, identity

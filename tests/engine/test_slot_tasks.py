@@ -12,7 +12,7 @@ from shardwright.compiler.memory.plan import ARENA
 from shardwright.compiler.slots import SharedArena
 from shardwright.compiler.tasks import TaskProgram
 from shardwright.engine.program import slot_program
-from shardwright.engine.tasks import compile_tasks, task_plan
+from shardwright.engine.slot import compile_tasks, task_plan
 from shardwright.ir import Builder, IRValue
 from tests.runtime.linear_step import WIDTH, linear_step
 from tests.runtime.sketch import Sketch, chain, identity

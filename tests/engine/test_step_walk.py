@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwright.engine.instructions import Instruction, SlotTask, Turn
 from shardwright.engine.program import slot_program
-from shardwright.engine.walk import StepWalk, last_given, order_calls
+from shardwright.engine.walk import Instruction, SlotTask, StepWalk, Turn, last_given, order_calls
 from tests.runtime.sketch import chain
 
 

@@ -21,8 +21,8 @@ from shardwright.planner import plan
 from shardwright.planning.assemble import step_of
 from shardwright.planning.predict import forward_of, placed_plan, predict
 from shardwright.sharding.strategy import CallShapes, strategy
+from shardwright.simulation.memory import TaskWork
 from shardwright.simulation.simulate import simulate
-from shardwright.simulation.task_work import TaskWork
 from shardwright.tracing import capture
 from tests.planning.projections import transformer
 from tests.planning.test_search import FAST, random_step

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from shardwright.costs.predict import SlotMemory
 from shardwright.reporting import simulated_memory_table, simulation_table
-from shardwright.simulation.simulated import SlotSimulation, StepSimulation, Wait
+from shardwright.simulation.slot import SlotSimulation, StepSimulation, Wait
 
 Draw = Callable[..., str]
 

@@ -7,7 +7,7 @@ import torch
 
 from shardwright.ir import Builder, IRGraph, compile_graph
 from shardwright.profiling.memory import peak_bytes
-from shardwright.simulation.task_work import Footprint, OutputMemory, footprint
+from shardwright.simulation.memory import Footprint, OutputMemory, footprint
 from tests.graphs import block
 
 ROW = 4 * 64

@@ -29,7 +29,7 @@ from shardwright.runtime import TrainingRunner
 from shardwright.runtime.memory import COUNT_TENSORS, TENSORS
 from shardwright.schedules import simulate as simulate_schedule
 from shardwright.simulation.simulate import simulate
-from shardwright.simulation.simulated import StepSimulation, Wait, added_up
+from shardwright.simulation.slot import StepSimulation, Wait, added_up
 from shardwright.tracing import capture, compile_ir
 from shardwright.tracing.capture import empty_weights
 from tests.runtime.linear_step import WIDTH, batches, linear_step

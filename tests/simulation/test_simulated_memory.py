@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.engine.program import slot_program
-from shardwright.simulation.simulated_memory import (
+from shardwright.simulation.memory import (
     HeldValues,
     Ledger,
     SimulatedStorage,

@@ -9,7 +9,7 @@ from shardwright.clusters import Cluster, Link, Links
 from shardwright.clusters.device import CPU_CORE, DEVICES
 from shardwright.comm.transport import Membership, memberships
 from shardwright.pipeline import Pipeline
-from shardwright.simulation.simulated_network import Network, SimulatedMember
+from shardwright.simulation.network import Network, SimulatedMember
 from tests.runtime.sketch import chain, every_collective
 
 LINKS = Links.of(Link(1.0, 8.0), Link(0.5, 8.0), start=3.0)

@@ -10,7 +10,7 @@ from shardwright.costs.tasks import TaskTime, TaskTimes
 from shardwright.engine.program import slot_program
 from shardwright.engine.replacement import MemoryUse
 from shardwright.pipeline.graphs import TaskGraphs
-from shardwright.simulation.task_work import TaskWork
+from shardwright.simulation.memory import TaskWork
 from tests.runtime.linear_step import WIDTH, linear_step
 
 PIPELINE = linear_step()

@@ -23,7 +23,7 @@ from shardwright.clusters import Cluster, Links
 from shardwright.clusters.links import Kind
 from shardwright.comm.transport import Membership, Operation
 from shardwright.costs.roofline import worker_seconds
-from shardwright.simulation.simulated_memory import MessageBlock
+from shardwright.simulation.memory import MessageBlock
 
 Wake = Callable[[float, str], None]
 """Tells a slot that something may be there for it at a time."""
