@@ -37,8 +37,6 @@ FORMULAS = frozenset(op for op, row in ROWS.items() if row.flops is not None)
 """Operators whose time is in multiplying and adding."""
 FREE = frozenset(op for op, row in ROWS.items() if row.free)
 """Views: they move nothing."""
-EFFICIENCY = {op: row.efficiency for op, row in ROWS.items() if row.efficiency != 1}
-"""What share of the rate of large products others reach."""
 ELEMENTS = {
     op: row.elements + row.backward_elements for op, row in ROWS.items() if row.backward_elements
 }
@@ -328,14 +326,13 @@ def _call_work(
     """The work of one call on a part, of whose values these are the bytes and the shapes."""
     if moves_nothing(graph, node, shapes):
         return NONE
-    moving = _moving(graph, node, nbytes)
+    moving, row = _moving(graph, node, nbytes), ROWS.get(node.op)
     operations = arithmetic(graph, node)
     if operations is not None:
         half = bool(node.outputs) and graph.values[node.outputs[0]].dtype in HALF
-        rate = EFFICIENCY.get(node.op, 1.0)
+        rate = row.efficiency if row is not None else 1.0
         return moving._replace(operations=operations / work / rate, half=half)
     made = sum(nbytes[value.id] for value in _read_outputs(graph, node))
-    row = ROWS.get(node.op)
     if node.op == LOOKUP_BACKWARD:
         moved: float = (TABLE_PASSES - ADD_PASSES) * made
     elif row is not None and row.reads != "all":

@@ -13,7 +13,7 @@ from shardwright.compiler.cuda_graphs import GraphMemory, Record
 from shardwright.compiler.lowering import lower_graph
 from shardwright.compiler.slots import SharedArena
 from shardwright.compiler.tasks import TaskProgram, plan_task
-from shardwright.engine import tasks as compiling
+from shardwright.engine import slot as compiling
 from shardwright.engine.program import slot_program
 from shardwright.engine.slot import compile_tasks
 from shardwright.ir import Builder, IRGraph

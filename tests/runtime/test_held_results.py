@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import shardwright as sw
-from shardwright.engine import tasks as compiling
+from shardwright.engine import slot as compiling
 from shardwright.errors import WorkerError
 
 
