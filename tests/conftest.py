@@ -4,7 +4,11 @@ import gc
 import os
 
 import pytest
+from hypothesis import settings
 
+# How long an example takes says how loaded the machine is, nothing of what is tested.
+settings.register_profile("without deadlines", deadline=None)
+settings.load_profile("without deadlines")
 # On some processors MKL rounds a product by where in memory its arrays lie, which is another place
 # at every call; told so, it does not. It reads this once, so it is said before anything imports
 # torch; processes that tests start inherit it.

@@ -241,7 +241,7 @@ def test_an_optimizer_does_not_write_the_gradients_that_it_gives_back():
     assert cost == pytest.approx((UPDATE_PASSES + 2 * STATE_PASSES) * 4e3 / 1e6 + 1e-3, rel=0.01)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(SIZES, SIZES, SIZES, st.sampled_from(sorted(DEVICES)))
 def test_more_rows_never_cost_less_and_more_parts_never_more(rows, inner, columns, device):
     costs = Analytic(DEVICES[device])

@@ -23,7 +23,7 @@ def measured(device, works=WORKS, spread=lambda i: 1.0):
     return [FitPoint(work, spread(i) * seconds(device, work)) for i, work in enumerate(works)]
 
 
-@settings(max_examples=20, deadline=None)  # the first imports SciPy
+@settings(max_examples=20)  # the first imports SciPy
 @given(st.floats(1e11, 1e14), st.floats(1e10, 1e13), st.floats(1e-7, 1e-4), st.floats(1e11, 1e14))
 def test_rates_are_found_again(flops, bandwidth, overhead, half):
     true = DeviceModel("guess", "cuda", 10**9, flops, bandwidth, overhead, half)

@@ -117,7 +117,7 @@ def test_several_graphs_are_told_apart(graph: IRGraph) -> None:
         assert costs.node(other, first(other, LINEAR)) == expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(0, 1e3), min_size=3, max_size=3), st.integers(1, 64), st.booleans())
 def test_more_parts_never_cost_more_and_all_parts_never_less(
     seconds: list[float], parts: int, analytic: bool

@@ -42,7 +42,7 @@ def laid(order, sends, found, **options):
     return lay_out(order, sends, found, [0.0] * order.schedule.ranks, GPU, **options)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(scheduled())
 def test_without_messages_it_is_the_schedule_itself(found):
     order, times = found
@@ -53,7 +53,7 @@ def test_without_messages_it_is_the_schedule_itself(found):
     assert got.busy == pytest.approx(expected.busy)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(scheduled(), st.floats(0, 5))
 def test_messages_and_late_gradients_take_time(found, line):
     order, times = found
