@@ -156,9 +156,7 @@ class _Outbox:
         self._group = group
         self._destination = destination
         self._notify = notify
-        self._posted: SimpleQueue[tuple[SendCompletion, list[dist.Work], list[Tensor]] | None] = (
-            SimpleQueue()
-        )
+        self._posted: SimpleQueue[_Posted | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._wait, name=f"to {destination}", daemon=True)
         self._thread.start()
 

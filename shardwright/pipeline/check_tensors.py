@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain, pairwise, product
 
 from shardwright.errors import PipelineError
@@ -145,18 +146,23 @@ def misplaced(
     placements: Placements, info: TensorInfo, whole: Sequence[int] | None, origin: str
 ) -> str | None:
     """Why ranges are no part of ``origin``, of shape ``whole``, that is as large as the tensor."""
-    if len(placements) != len(info.shape):
-        return (
-            f"{len(placements)} ranges for {len(info.shape)} dimensions; there must be one a "
-            "dimension"
-        )
-    for dim, ((start, end), size) in enumerate(zip(placements, info.shape, strict=True)):
-        if end - start != size:
-            return f"dimension {dim} takes [{start}, {end}), but the tensor's size there is {size}"
+    if tuple([end - start for start, end in placements]) != info.shape:
+        return _wrong_extent(placements, info.shape)
     if whole is not None and not is_inside(placements, whole):
         ranges = format_ranges(placements)
         return f"the ranges {ranges} are not inside {origin!r} of shape {list(whole)}"
     return None
+
+
+def _wrong_extent(placements: Placements, shape: Sequence[int]) -> str:
+    """Which range is not as long as the tensor's size."""
+    if len(placements) != len(shape):
+        return (
+            f"{len(placements)} ranges for {len(shape)} dimensions; there must be one a dimension"
+        )
+    dim = next(k for k, (start, end) in enumerate(placements) if end - start != shape[k])
+    start, end = placements[dim]
+    return f"dimension {dim} takes [{start}, {end}), but the tensor's size there is {shape[dim]}"
 
 
 def is_inside(placements: Placements, shape: Sequence[int]) -> bool:
@@ -225,6 +231,12 @@ def stored_wholes(
 
 def are_parts(parts: Sequence[Placements], shape: Sequence[int] | None) -> bool:
     """Whether each element is in equally many of distinct parts; with a ``shape``, all elements."""
+    return _are_parts((*parts,), None if shape is None else (*shape,))
+
+
+@lru_cache(maxsize=1024)
+def _are_parts(parts: tuple[Placements, ...], shape: tuple[int, ...] | None) -> bool:
+    """`are_parts`; equal layers are cut in equal parts."""
     if len(parts) == 1:
         return shape is None or parts[0] == tuple((0, size) for size in shape)
     if len({len(part) for part in parts}) != 1:

@@ -8,11 +8,11 @@ outputs each kind of communication has. Nothing here reads a pipeline.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from shardwright.errors import PipelineError
 from shardwright.ir.tensor_meta import COMPLEX, INTEGERS
-from shardwright.pipeline.schema import DeviceKind, Phase
+from shardwright.pipeline.schema import CommunicationKind, ComputeKind, DeviceKind, Phase
 
 RULES: dict[str, str] = {
     # the file
@@ -118,18 +118,11 @@ class KindFields:
 
 
 FAMILIES: dict[str, KindFields] = {
-    "compute": KindFields(("dfg", "FX"), ("device",), ("data", "data_blob"), ("phase", "stage")),
+    "compute": KindFields(
+        get_args(ComputeKind), ("device",), ("data", "data_blob"), ("phase", "stage")
+    ),
     "communication": KindFields(
-        (
-            "send",
-            "recv",
-            "reduce",
-            "all_gather",
-            "all_reduce",
-            "reduce_scatter",
-            "all_to_all",
-            "broadcast",
-        ),
+        get_args(CommunicationKind),
         ("device", "group", "device_idx", "metadata"),
         optional=("phase", "stage"),
     ),

@@ -59,20 +59,7 @@ CommunicationKind = Literal[
     "all_to_all",
     "broadcast",
 ]
-SuperTaskKind = Literal[
-    "dfg",
-    "FX",
-    "send",
-    "recv",
-    "reduce",
-    "all_gather",
-    "all_reduce",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "input",
-    "output",
-]
+SuperTaskKind = Literal[ComputeKind, CommunicationKind, "input", "output"]
 DeviceKind = Literal["cpu", "npu", "cuda"]
 """``cuda`` is an extension of the specification's two."""
 

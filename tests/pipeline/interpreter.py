@@ -1,11 +1,13 @@
 """A naive interpreter of pipeline files: the specification read once more, to tell mutants by.
 
-It knows JSON, safetensors and torch, and nothing of the package. It believes nothing: whatever a
-file says of a tensor is compared with what there is. `Illegal` says where they differ.
+It knows JSON, safetensors and torch; of the package only what torch computes for each kind of a
+lowered call, which it gives values of its own, in no planned memory. It believes nothing: whatever
+a file says of a tensor is compared with what there is. `Illegal` says where they differ.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.pipeline.calls import calculate, flat
+from shardwright.kernels.kinds import BY_NAME, kind_of
 from tests.pipeline.weights_mutants import read_plainly
 
 DTYPES = {
@@ -204,7 +206,7 @@ class Interpreter:
     def compute(self, task: dict[str, Any], inputs: Sequence[Tensor]) -> list[Tensor]:
         text = task.get("data") or self.document["blobs"][task["data_blob"]]
         if task["kind"] == "dfg":
-            return calculate(text, inputs, DTYPES)
+            return lowered(json.loads(text), inputs)
         graph = json.loads(text)
         need(len(graph["inputs"]) == len(inputs), "inputs of a graph")
         known: dict[tuple[str, int | None], Tensor] = {
@@ -225,6 +227,45 @@ class Interpreter:
                 need(alike, node["op"], said, "is", result.shape, result.dtype, result.stride())
                 known[(node["name"], None if len(results) == 1 else k)] = result
         return [known[(ref["ref"], ref.get("index"))] for ref in graph["outputs"]]
+
+
+def lowered(task: dict[str, Any], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The results of a lowered task; every call computes values with the strides that it says."""
+    need(len(inputs) == task["inputs"], "inputs of a task")
+    values: dict[int, Tensor | None] = {-1: None}
+
+    def blank(number: int) -> Tensor:
+        info = task["values"][number]
+        room = torch.empty(info["shape"], dtype=DTYPES[info["dtype"]])
+        strides = info.get("strides")
+        return (
+            room if strides is None else torch.empty_strided(room.shape, strides, dtype=room.dtype)
+        )
+
+    for number, tensor in enumerate(inputs):
+        values[number] = blank(number)
+        need((tensor.shape, tensor.dtype) == (blank(number).shape, blank(number).dtype), number)
+        values[number].copy_(tensor)
+    for call in task["calls"]:
+        row = kind_of(call["kind"])
+        attrs = row.unpack(call["schema"], base64.b64decode(call.get("blob", "")))
+        given = [values[number] for number in call["inputs"]]
+        if row is BY_NAME["view"]:
+            (x,) = given
+            place = x.storage_offset() + attrs["offset"]
+            values[call["outputs"][0]] = x.as_strided(attrs["shape"], attrs["strides"], place)
+            continue
+        outs = [None if number == -1 else blank(number) for number in call["outputs"]]
+        row.torch({**row.defaults, **attrs}, given, outs)()
+        values.update(zip(call["outputs"], outs, strict=True))
+    return [values[number] for number in task["outputs"]]
+
+
+def flat(results: Any) -> list[Any]:
+    """What a call returns, lists in it opened."""
+    if isinstance(results, tuple | list):
+        return [one for part in results for one in flat(part)]
+    return [results]
 
 
 def _leaves(tree: Any) -> Iterator[str]:
