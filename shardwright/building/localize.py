@@ -150,7 +150,10 @@ class LocalNode:
 
 
 class SplitNode(NamedTuple):
-    """A split node: the layouts that it reads and makes, and its part on each slot."""
+    """How a node is split: the layouts that it reads and makes, and its part on each slot.
+
+    Slots do all of a node that is not split; it has no parts.
+    """
 
     axes: tuple[NodeAxis, ...]
     inputs: tuple[Layout | None, ...]
@@ -174,9 +177,47 @@ class NodeWriter:
     def add(self, node: IRNode, assignment: Assignment) -> LocalNode:
         """Write a node on the slots of its mesh. Raises PlanError."""
         assignment = self._settled(node, assignment)
-        if any(split is not None for split in assignment.splits):
-            return self._add_parts(node, assignment)
-        return self._add_copies(node, assignment.mesh)
+        mesh, split = assignment.mesh, self._split(node, assignment)
+        sources = [
+            self.holdings.fetch(value_id, mesh, layout) if layout is not None else None
+            for value_id, layout in zip(node.inputs, split.inputs, strict=True)
+        ]
+        graphs = {device: self.slots[device].builder.graph for device in mesh.devices}
+        starts = {device: len(graph.nodes) for device, graph in graphs.items()}
+        operands = self.operands(node, mesh, split, sources)
+        made: list[dict[str, int]] = [{} for _ in node.outputs]
+        for device in mesh.devices:
+            values = self._emit(node, split.parts.get(device), device, operands[device])
+            for local, value in zip(made, values, strict=True):
+                local[device] = value.id
+        outputs = []
+        for value_id, layout, local in zip(node.outputs, split.outputs, made, strict=True):
+            layout = layout.normal(mesh, self.graph.values[value_id].shape)
+            outputs.append(self.holdings.add(value_id, PlacedValue(mesh, layout, local)))
+        written = {device: tuple(graph.nodes[starts[device] :]) for device, graph in graphs.items()}
+        place = self.slots[mesh.devices[0]].place
+        return LocalNode(node, mesh, tuple(sources), tuple(outputs), written, split.axes, place)
+
+    def _emit(
+        self,
+        node: IRNode,
+        part: BoundPart | None,
+        device: str,
+        operands: Sequence[IRValue | None],
+    ) -> list[IRValue]:
+        """What a slot makes, of its part of the node or of all of it."""
+        builder = self.slots[device].builder
+        if part is not None:
+            return part.emit(builder, operands, scopes=node.scopes, source=node.source)
+        values = [
+            builder.value(value.name, value.shape, value.dtype, strides=value.strides)
+            for value in (self.graph.values[value_id] for value_id in node.outputs)
+        ]
+        inputs = [operand for operand in operands if operand is not None]
+        builder.emit(
+            node.op, inputs, node.attrs, outputs=values, scopes=node.scopes, source=node.source
+        )
+        return values
 
     def _settled(self, node: IRNode, assignment: Assignment) -> Assignment:
         """The assignment without the axes along which there are no terms to go on with."""
@@ -194,91 +235,10 @@ class NodeWriter:
         held = [h for h in self.holdings.held.get(value_id, ()) if h.mesh == mesh]
         return bool(held) and all(h.layout.placements[axis] == Partial() for h in held)
 
-    def _add_copies(self, node: IRNode, mesh: Mesh) -> LocalNode:
-        """The node as it is, on every slot of the mesh."""
-        whole = Layout.replicated(mesh)
-        sources = [self.holdings.fetch(value_id, mesh, whole) for value_id in node.inputs]
-        made: list[dict[str, int]] = [{} for _ in node.outputs]
-        starts = self._ends(mesh)
-        for device in mesh.devices:
-            builder = self.slots[device].builder
-            values = [
-                builder.value(value.name, value.shape, value.dtype, strides=value.strides)
-                for value in self._outputs(node)
-            ]
-            inputs = [source.local[device] for source in sources]
-            builder.emit(
-                node.op,
-                inputs,
-                node.attrs,
-                outputs=values,
-                scopes=node.scopes,
-                source=node.source,
-            )
-            for local, value in zip(made, values, strict=True):
-                local[device] = value.id
-        outputs = [
-            self.holdings.add(value_id, PlacedValue(mesh, whole, local))
-            for value_id, local in zip(node.outputs, made, strict=True)
-        ]
-        axes = [NodeAxis(None, None, "sum")] * mesh.ndim
-        return self._written(node, mesh, sources, outputs, starts, axes)
-
-    def _ends(self, mesh: Mesh) -> dict[str, int]:
-        """How many nodes the slots have."""
-        return {device: len(self.slots[device].builder.graph.nodes) for device in mesh.devices}
-
-    def _written(
-        self,
-        node: IRNode,
-        mesh: Mesh,
-        inputs: Sequence[PlacedValue | None],
-        outputs: Sequence[PlacedValue],
-        starts: Mapping[str, int],
-        axes: Sequence[NodeAxis],
-    ) -> LocalNode:
-        """What was written since the slots had as many nodes as ``starts`` says."""
-        nodes = {
-            device: tuple(self.slots[device].builder.graph.nodes[start:])
-            for device, start in starts.items()
-        }
-        place = self.slots[mesh.devices[0]].place
-        return LocalNode(node, mesh, tuple(inputs), tuple(outputs), nodes, axes, place)
-
-    def _outputs(self, node: IRNode) -> list[IRValue]:
-        return [self.graph.values[value_id] for value_id in node.outputs]
-
-    # --- split nodes --------------------------------------------------------------------------
-
-    def _add_parts(self, node: IRNode, assignment: Assignment) -> LocalNode:
-        """The node's part on each slot of the mesh."""
-        mesh, split = assignment.mesh, self._split(node, assignment)
-        sources = [
-            self.holdings.fetch(value_id, mesh, layout) if layout is not None else None
-            for value_id, layout in zip(node.inputs, split.inputs, strict=True)
-        ]
-        made: list[dict[str, int]] = [{} for _ in node.outputs]
-        starts = self._ends(mesh)
-        operands = self.operands(node, split, sources)
-        for device in mesh.devices:
-            values = split.parts[device].emit(
-                self.slots[device].builder,
-                operands[device],
-                scopes=node.scopes,
-                source=node.source,
-            )
-            for local, value in zip(made, values, strict=True):
-                local[device] = value.id
-        outputs = []
-        for value_id, layout, local in zip(node.outputs, split.outputs, made, strict=True):
-            layout = layout.normal(mesh, self.graph.values[value_id].shape)
-            outputs.append(self.holdings.add(value_id, PlacedValue(mesh, layout, local)))
-        return self._written(node, mesh, sources, outputs, starts, split.axes)
-
     def operands(
-        self, node: IRNode, split: SplitNode, sources: Sequence[PlacedValue | None]
+        self, node: IRNode, mesh: Mesh, split: SplitNode, sources: Sequence[PlacedValue | None]
     ) -> dict[str, list[IRValue | None]]:
-        """What the part on each slot reads: a term to add is read by the first slots alone."""
+        """What each slot reads: a term to add is read by the first slots alone."""
         return {
             device: [
                 None
@@ -286,11 +246,13 @@ class NodeWriter:
                 else self.slots[device].value(source.local[device])
                 for source, term in zip(sources, split.terms, strict=True)
             ]
-            for device in split.parts
+            for device in mesh.devices
         }
 
     def _split(self, node: IRNode, assignment: Assignment) -> SplitNode:
         """Layouts and parts, worked out once for all nodes that do the same."""
+        if not any(assignment.splits):
+            return _whole_node(node, assignment.mesh)
         key = (fingerprint(self.graph, node), assignment)
         if key not in self.known:
             bound = dimop_of(self.graph, node)
@@ -298,6 +260,19 @@ class NodeWriter:
                 raise PlanError(f"{node.op} has no annotation, so the plan cannot split it")
             self.known[key] = _work_out(bound, assignment)
         return self.known[key]
+
+
+def _whole_node(node: IRNode, mesh: Mesh) -> SplitNode:
+    """All of the node on every slot."""
+    layout = Layout.replicated(mesh)
+    return SplitNode(
+        axes=(NodeAxis(None, None, "sum"),) * mesh.ndim,
+        inputs=(layout,) * len(node.inputs),
+        outputs=(layout,) * len(node.outputs),
+        terms=(False,) * len(node.inputs),
+        parts={},
+        first=frozenset(),
+    )
 
 
 def _work_out(bound: BoundDimop, assignment: Assignment) -> SplitNode:

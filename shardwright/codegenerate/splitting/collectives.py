@@ -378,7 +378,7 @@ class StageWriter(NodeWriter):
         return Assignment(assignment.mesh, splits)
 
     def operands(
-        self, node: IRNode, split: SplitNode, sources: Sequence[PlacedValue | None]
+        self, node: IRNode, mesh: Mesh, split: SplitNode, sources: Sequence[PlacedValue | None]
     ) -> dict[str, list[IRValue | None]]:
         """What the part on each slot reads."""
         ready = [
@@ -390,7 +390,7 @@ class StageWriter(NodeWriter):
                 None if source is None else self.slots[device].value(source.local[device])
                 for source in ready
             ]
-            for device in split.parts
+            for device in mesh.devices
         }
 
     def _ready(

@@ -20,7 +20,7 @@ from shardwright.ir import WITH_BACKWARD
 from shardwright.sharding.ranges import format_ranges
 
 PACKAGE = "shardwright.codegenerate.support"
-MODULES = ("functions", "exchanges", "slices")
+MODULES = ("functions", "exchanges", "slices", "configuration")
 """In the order in which their definitions are pasted; each uses those before it."""
 
 
@@ -32,7 +32,10 @@ class Pasted(NamedTuple):
 
 
 class _Definition(NamedTuple):
-    """A class, function or alias of the package, the names it uses, and how they are imported."""
+    """A class, function or alias of the package, the names it uses, and how they are imported.
+
+    Names of its own variables are none that it uses.
+    """
 
     text: str
     uses: frozenset[str]
@@ -84,7 +87,9 @@ def _definitions(source: str) -> Iterator[tuple[str, _Definition]]:
     imports = dict(line for node in tree.body for line in _imported(node))
     for node in tree.body:
         if (name := _defined(node)) is not None:
-            uses = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+            names = [part for part in ast.walk(node) if isinstance(part, ast.Name)]
+            stored = {name.id for name in names if isinstance(name.ctx, ast.Store)}
+            uses = {name.id for name in names} - stored
             yield name, _Definition(_text(source, node), frozenset(uses), imports)
 
 

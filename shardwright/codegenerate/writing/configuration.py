@@ -1,4 +1,4 @@
-"""The function of a generated file that makes its stages, and those that it calls, from templates.
+"""The function of a generated file that makes its stages, from a template.
 
 A stage gets the model's own parameters, or new ones where there is no model.
 """
@@ -13,73 +13,6 @@ from shardwright.codegenerate.stages import Port, StageProgram
 from shardwright.codegenerate.support.slices import piece_of
 from shardwright.codegenerate.writing.construction import untold
 from shardwright.errors import CodegenError
-
-SHARE = '''\
-def _share(stage: nn.Module, model: nn.Module) -> None:
-    """Give a stage the parameters and buffers of the model: the very same, not copies."""
-    tensors = dict(model.named_parameters(remove_duplicate=False))
-    tensors |= dict(model.named_buffers(remove_duplicate=False))  # type: ignore[arg-type]
-    for path, module in stage.named_modules():
-        for name in (*module._parameters, *module._buffers):
-            if (own := getattr(module, name)) is None or not own.is_meta:
-                continue  # what is not on meta is the stage's own
-            key = f"{path}.{name}" if path else name
-            if key not in tensors:
-                raise ValueError(f"the model has no {key!r}; give the model that was partitioned")
-            given = tensors[key]
-            if (given.shape, given.dtype) != (own.shape, own.dtype):
-                raise ValueError(
-                    f"the model's {key!r} is {given.dtype}{list(given.shape)}, expected "
-                    f"{own.dtype}{list(own.shape)}; give the model that was partitioned"
-                )
-            setattr(module, name, given)
-'''
-
-FOLLOW = '''\
-def _follow(stage: nn.Module, model: nn.Module) -> None:
-    """Put the modules of a stage in the modes of the model's."""
-    modes = {path: module.training for path, module in model.named_modules(remove_duplicate=False)}
-    for path, module in stage.named_modules():
-        module.training = modes.get(path, model.training)
-'''
-
-TIE = '''\
-def _tie(stages: list[nn.Module]) -> None:
-    """Give stages the parameters that earlier ones have under the same names."""
-    known: dict[object, nn.Parameter] = {{}}
-    for stage in stages:{pieces}
-        for path, parameter in list(stage.named_parameters(remove_duplicate=False)):
-            owner, _, name = path.rpartition(".")
-            setattr(stage.get_submodule(owner), name, known.setdefault({key}, parameter))
-'''
-
-MOVE = '''\
-def _move(stages: list[nn.Module], first: int = 0, step: int = 1) -> None:
-    """Move stages to GPUs, each tensor once and in place, so that the model has it too."""
-    moved = set()
-    for number, stage in enumerate(stages):
-        device = f"cuda:{(first + number * step) % torch.cuda.device_count()}"
-        for tensor in (*stage.parameters(), *stage.buffers()):
-            if id(tensor) not in moved:
-                moved.add(id(tensor))
-                tensor.data = tensor.data.to(device)
-                if tensor.is_leaf and tensor.grad is not None:
-                    tensor.grad.data = tensor.grad.data.to(device)
-'''
-
-WARN = '''\
-def _warn_of_dropout(model: nn.Module) -> None:
-    """Say that the model drops in training, and that what was captured in evaluation does not."""
-    for path, module in model.named_modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
-            warnings.warn(
-                f"the model is in training mode and has dropout ({path}), but these stages have "
-                "none: it was captured in evaluation; capture it in training mode",
-                UserWarning,
-                stacklevel=3,
-            )
-            return
-'''
 
 CONFIGURATION = '''\
 def create_pipeline_configuration(
@@ -104,10 +37,10 @@ def create_pipeline_configuration(
             with torch.device("meta"):
                 stage = partition({given})
             {share}
-            _follow(stage, model)
+            follow_modes(stage, model)
         stages[number] = stage{tie}
     if torch.cuda.is_available() and not (debug or DEBUG):
-        _move({all_stages})
+        move_to_gpus({all_stages})
     if partitions_only:
         return stages
     return {{
@@ -120,12 +53,12 @@ def create_pipeline_configuration(
 
 CHECKED = """
     if model is not None and model.training:
-        _warn_of_dropout(model)"""
+        warn_of_dropout(model)"""
 """Where the model was captured in evaluation."""
 
 TIED = """
     if model is None:
-        _tie([*stages.values()])"""
+        tie_parameters([*stages.values()])"""
 """Where there are several partitions."""
 
 NEEDED = """
@@ -143,7 +76,7 @@ WHOLE = {
     "begin": "",
     "given": "",
     "fresh": "partition()",
-    "share": "_share(stage, model)",
+    "share": "share_tensors(stage, model)",
 }
 SPLIT = {
     "options": """
@@ -167,19 +100,18 @@ SPLIT = {
 """What the function has where partitions are split over slots, and where they are not."""
 
 
-def functions(program: StageProgram) -> Iterator[str]:
-    """What the function that makes the partitions calls."""
-    split = is_split(program.partitions[0][0])
-    if not split:
-        yield SHARE
-    yield FOLLOW
-    if program.partitions[1:]:
-        pieces = "\n        pieces = stage.pieces() if isinstance(stage, SplitStage) else {}"
-        key = "pieces.get(path, path)" if split else "path"
-        yield TIE.format(pieces=pieces if split else "", key=key)
-    yield MOVE
-    if not program.training:
-        yield WARN
+def functions(program: StageProgram) -> list[str]:
+    """What the function that makes the partitions calls, of `codegenerate.support.configuration`.
+
+    Slices of the model's tensors are shared by a function of those that split stages have.
+    """
+    return [
+        *([] if is_split(program.partitions[0][0]) else ["share_tensors"]),
+        "follow_modes",
+        *(["tie_parameters"] if program.partitions[1:] else []),
+        "move_to_gpus",
+        *([] if program.training else ["warn_of_dropout"]),
+    ]
 
 
 def configuration(program: StageProgram, names: list[list[str]]) -> str:

@@ -182,7 +182,7 @@ from torch import Tensor, nn
 
 def file_text(program: StageProgram, *, verbose: bool = False) -> str:
     """The text of a program's file. Raises CodegenError where a partition cannot be written."""
-    support = pasted(support_names(program))
+    support, helpers = pasted(support_names(program)), pasted(functions(program))
     classes = Classes((*_class_names(program), *taken_names(), "create_pipeline_configuration"))
     names = [
         [
@@ -194,12 +194,14 @@ def file_text(program: StageProgram, *, verbose: bool = False) -> str:
     own = "".join(f"import {name}  # noqa: F401\n" for name in _modules(program))
     parts = [
         _header(program),
-        IMPORTS + "".join(f"{line}\n" for line in support.imports) + own,
+        IMPORTS
+        + "".join(f"{line}\n" for line in sorted({*support.imports, *helpers.imports}))
+        + own,
         *([support.text] if support.text else []),
         *(slices_table(partition) for partition in program.partitions if is_split(partition[0])),
         *backward_functions(classes),
         *(one.text.text(one.name) for one in classes.defined()),
-        *functions(program),
+        helpers.text,
         configuration(program, names),
     ]
     return "\n\n".join(parts)

@@ -1,0 +1,76 @@
+"""What `create_pipeline_configuration` of a generated file calls."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def share_tensors(stage: nn.Module, model: nn.Module) -> None:
+    """Give a stage the parameters and buffers of the model: the very same, not copies."""
+    tensors = dict(model.named_parameters(remove_duplicate=False))
+    tensors |= dict(model.named_buffers(remove_duplicate=False))  # type: ignore[arg-type]
+    for path, module in stage.named_modules():
+        for name in (*module._parameters, *module._buffers):
+            if (own := getattr(module, name)) is None or not own.is_meta:
+                continue  # what is not on meta is the stage's own
+            key = f"{path}.{name}" if path else name
+            if key not in tensors:
+                raise ValueError(f"the model has no {key!r}; give the model that was partitioned")
+            given = tensors[key]
+            if (given.shape, given.dtype) != (own.shape, own.dtype):
+                raise ValueError(
+                    f"the model's {key!r} is {given.dtype}{list(given.shape)}, expected "
+                    f"{own.dtype}{list(own.shape)}; give the model that was partitioned"
+                )
+            setattr(module, name, given)
+
+
+def follow_modes(stage: nn.Module, model: nn.Module) -> None:
+    """Put the modules of a stage in the modes of the model's."""
+    modes = {path: module.training for path, module in model.named_modules(remove_duplicate=False)}
+    for path, module in stage.named_modules():
+        module.training = modes.get(path, model.training)
+
+
+def tie_parameters(stages: Sequence[nn.Module]) -> None:
+    """Give stages the parameters that earlier ones have under the same names, or slices alike."""
+    known: dict[object, nn.Parameter] = {}
+    for stage in stages:
+        pieces: dict[str, Any] = getattr(stage, "pieces", dict)()
+        for path, parameter in list(stage.named_parameters(remove_duplicate=False)):
+            owner, _, name = path.rpartition(".")
+            first = known.setdefault(pieces.get(path, path), parameter)
+            setattr(stage.get_submodule(owner), name, first)
+
+
+def move_to_gpus(stages: Sequence[nn.Module], first: int = 0, step: int = 1) -> None:
+    """Move stages to GPUs, each tensor once and in place, so that the model has it too."""
+    moved = set()
+    for number, stage in enumerate(stages):
+        device = f"cuda:{(first + number * step) % torch.cuda.device_count()}"
+        for tensor in (*stage.parameters(), *stage.buffers()):
+            if id(tensor) not in moved:
+                moved.add(id(tensor))
+                tensor.data = tensor.data.to(device)
+                if tensor.is_leaf and tensor.grad is not None:
+                    tensor.grad.data = tensor.grad.data.to(device)
+
+
+def warn_of_dropout(model: nn.Module) -> None:
+    """Say that the model drops in training, and that what was captured in evaluation does not."""
+    dropouts = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout)
+    for path, module in model.named_modules():
+        drops = isinstance(module, (*dropouts, nn.FeatureAlphaDropout))
+        if drops and module.training and module.p > 0:
+            warnings.warn(
+                f"the model is in training mode and has dropout ({path}), but these stages have "
+                "none: it was captured in evaluation; capture it in training mode",
+                UserWarning,
+                stacklevel=3,
+            )
+            return
