@@ -1,4 +1,4 @@
-"""A character-level GPT on a text that Python ships, written for one device.
+"""A character-level GPT on a text from the Python standard library, written for one device.
 
 shardwright train examples/train_gpt.py:make --mesh pipeline=2,data=2 --microbatches 2 --epochs 1
 torchrun --nproc-per-node 2 -m shardwright train examples/train_gpt.py:make --mesh pipeline=2 …
@@ -18,7 +18,7 @@ BATCH = 16
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer, each behind a norm and beside a residual."""
+    """Pre-norm attention and feed-forward layers with residual connections."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -29,12 +29,12 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Rows of vectors to rows of vectors."""
+        """Map (batch, length, width) to the same shape."""
         x = x + self.dropout(self.proj(self.attend(self.norm_1(x))))
         return x + self.dropout(self.down(F.gelu(self.up(self.norm_2(x)))))
 
     def attend(self, x: torch.Tensor) -> torch.Tensor:
-        """What each place sees of those up to it."""
+        """Causal self-attention."""
         q, k, v = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in self.qkv(x).chunk(3, dim=-1)
@@ -43,7 +43,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A decoder whose embedding is also its head."""
+    """A decoder whose head is tied to its embedding."""
 
     def __init__(
         self,
@@ -65,26 +65,26 @@ class GPT(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Rows of characters to rows of logits."""
+        """Token ids (batch, length) to logits (batch, length, vocabulary)."""
         places = torch.arange(x.shape[1], device=x.device)
         return self.head(self.norm(self.blocks(self.tokens(x) + self.positions(places))))
 
 
 def read_text() -> tuple[torch.Tensor, int]:
-    """The source of a module of Python's library as numbers, and how many different ones."""
+    """The source of argparse as token ids, and the size of the vocabulary."""
     text = inspect.getsource(argparse)
     alphabet = {character: i for i, character in enumerate(sorted(set(text)))}
     return torch.tensor([alphabet[character] for character in text]), len(alphabet)
 
 
 def batches(text: torch.Tensor, *, shuffle: bool) -> DataLoader:
-    """Rows of characters, each with the characters that follow."""
+    """Batches of token ids, each with the ids that follow."""
     rows = text[: len(text) // (LENGTH + 1) * (LENGTH + 1)].view(-1, LENGTH + 1)
     return DataLoader(TensorDataset(rows[:, :-1], rows[:, 1:]), BATCH, shuffle=shuffle)
 
 
 def make(layers: int = 4, dropout: float = 0.1) -> dict[str, object]:
-    """The program: a step, its data, an evaluation, a scheduler."""
+    """The program: a step, its data, an evaluation and a scheduler."""
     torch.manual_seed(0)
     text, vocabulary = read_text()
     model = GPT(vocabulary, layers, dropout=dropout)

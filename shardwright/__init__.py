@@ -1,12 +1,12 @@
-"""Turns a PyTorch program for one device into a checked, portable pipeline for many, and runs it.
+"""Partition a PyTorch program for one device across many: a checked, portable file that runs.
 
-Each step is a function that can be called by itself, and whose result can be printed and saved:
-`capture` makes an `IRGraph` of a model and `compile_ir` one of a training step, `profile` measures
-it, `plan` cuts it, `build` makes a `Pipeline`, `check` proves the file's rules, `run` and `Runner`
-run it, `train` trains with it, `verify` holds it against the model. `compile` makes one plan of
-native calls of a model or a step, `lower` of each task of a pipeline. `draw` makes a picture.
+Each step is a function whose result can be printed and saved. `capture` makes an `IRGraph` of a
+model, `compile_ir` one of a training step. `profile` measures it, `plan` assigns it to devices, and
+`build` makes a `Pipeline`. `check` proves the rules of the file, and `verify` compares it with the
+model's output. `run` and `Runner` run it; `train` trains a step. `compile` makes one plan of kernel
+calls of a model or a step, and `lower` one of each task of a pipeline. `draw` draws a graph.
 
-What they need, torch first of all, is imported when they are first asked for (`lazy`).
+Imports are lazy: torch and other dependencies are imported on first use (`lazy`).
 """
 
 from typing import TYPE_CHECKING

@@ -73,42 +73,41 @@ def plan(
     memory: int | None = None,
     zero: int | None = None,
 ) -> Plan:
-    """Which of ``devices`` slots runs which node, and which dimensions are split over them.
+    """Plan which devices run each node and which dimensions are split over them.
 
     devices
-        How many slots, processes of one host; or a `Cluster`, whose slots are used.
+        A number of devices, which are processes of one host; or a `Cluster`.
     policy
-        ``pipeline``: contiguous stages, so that the largest share of the work or of the stored
-        bytes that any stage carries is as small as possible. ``data``: the batch is split.
-        ``tensor``: layers are split by their dimensions, columns and then rows. ``sequence``: as
-        tensor, with what lies between the layers split along the sequence. ``metis``, ``memory``,
-        ``pipedream``: stages, by `planning.partitioners`.
-        Or a function that decides node by node; `shardwright.planning.policy` says how.
+        ``pipeline``: contiguous stages that minimize the largest share of work or of stored bytes.
+        ``data``: the batch is split. ``tensor``: layers are split by columns, then rows.
+        ``sequence``: as tensor, with the activations between them split along the sequence.
+        ``metis``, ``memory``, ``pipedream``: stages by `planning.partitioners`. ``auto``: the plan
+        with the lowest predicted time that fits in memory, found by search. Or a function that
+        decides node by node (`shardwright.planning.policy`).
     mesh
-        Several of these at once, by the size of each: ``{"pipeline": 2, "tensor": 2}``, in place
-        of ``policy`` and ``devices``; a policy that makes stages may stand beside it.
-
+        Several policies at once, with the size of each axis, instead of ``policy`` and ``devices``:
+        ``{"pipeline": 2, "tensor": 2}``. It may be combined with a policy that makes stages.
     profile
-        Measured costs of the graph's nodes, for ``auto`` and policies that make stages; without it
-        they follow from shapes.
+        Measured costs of the graph's nodes, for ``auto`` and policies that make stages; by default
+        they are estimated from shapes.
 
-    The others are for training steps (`compile_ir`).
+    The other arguments are for training steps (`compile_ir`).
 
     microbatches
-        How many batches of the captured size a step takes: 1 by default, for every policy. What is
-        captured is one of them, so that none is planned that the batch cannot be cut in.
+        Number of microbatches of a step; 1 by default, for every policy. A graph is captured with
+        the size of one microbatch, so a number that does not divide the batch is never planned.
     schedule, chunks
-        The order of work of the pipeline's ranks (`shardwright.schedules`), ``1f1b`` by default,
-        and how many virtual stages each has: as many as the schedule has by default.
+        The order of actions of the pipeline's ranks (`shardwright.schedules`), ``1f1b`` by default,
+        and the number of virtual stages per rank, by default that of the schedule.
     recompute, memory
-        Which activations the backward computes again: ``none``, ``full`` (all of a stage's), or
-        ``auto`` (as few as keep a slot's activations within ``memory`` bytes). By default none.
+        Which activations are recomputed in the backward: ``none`` (the default), ``full`` (all of a
+        stage), or ``auto`` (as few as keep a device's activations within ``memory`` bytes).
     zero
-        1: each slot along the mesh axis ``data`` holds and updates its part of the optimizer's
-        state. 0 by default.
+        1: each device along the mesh axis ``data`` holds and updates its shard of the optimizer
+        state (ZeRO-1). 0 by default.
 
-    Raises PlanError where that cannot be done, where a cluster's slots have too little memory for
-    it, GraphError where the graph is none (`IRGraph.check`), and what a policy function raises.
+    Raises PlanError if there is no such plan or a cluster's devices have too little memory for it,
+    GraphError if the graph is invalid (`IRGraph.check`), and the errors of a policy function.
     """
     options = {
         "microbatches": microbatches,

@@ -48,16 +48,19 @@ def build(
     *,
     device_kind: Literal["cpu", "cuda", "npu"] = "cpu",
 ) -> pl.Pipeline:
-    """The pipeline that runs ``graph`` as ``plan`` says, checked.
+    """Build and check the pipeline that runs ``graph`` according to ``plan``.
 
-    ``weights`` is a safetensors file, the index of a sharded one, or the folder of either, that the
-    pipeline shall read its parameters from; without it they are carried along and written beside
-    the file.
-    ``rename`` takes the model's parameter names to the file's. ``device_kind`` is the kind of
-    every slot, ``cpu`` or ``cuda``; a training step is differentiated for it.
-    Raises PlanError where the plan is for another graph, WeightError, PipelineError, and
-    GraphError where an operator of a training step has no gradient, or the graph is none
-    (`IRGraph.check`).
+    weights
+        A safetensors file, the index of a sharded checkpoint, or the folder of either, from which
+        the pipeline reads its parameters. By default it refers to the parameters in memory, which
+        `Pipeline.save` writes next to the file.
+    rename
+        From the model's parameter names to the file's.
+    device_kind
+        The kind of every device, ``cpu`` or ``cuda``. A training step is differentiated for it.
+
+    Raises PlanError if the plan is for another graph, WeightError, PipelineError, and GraphError if
+    an operator of a training step has no gradient or the graph is invalid (`IRGraph.check`).
     """
     graph.check()
     pipeline = written(graph, plan, WeightSource(graph, weights, rename), device_kind)

@@ -57,10 +57,11 @@ def _print_version(wanted: bool) -> None:
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show it.")
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
-    """Turn a PyTorch program for one device into a checked pipeline file for many, and run it."""
+    """Partition a PyTorch program for one device across many, and run it."""
 
 
 for command in (
@@ -85,10 +86,10 @@ for command in (
 @app.command()
 def demo(
     directory: Annotated[
-        Path | None, typer.Option(help="Keep the pipeline file and the trace here.")
+        Path | None, typer.Option(help="Directory for the pipeline file and the trace.")
     ] = None,
 ) -> None:
-    """Cut all-MiniLM-L6-v2 in two, run it on two processes, and compare."""
+    """Split all-MiniLM-L6-v2 in two, run it on two processes, and compare."""
     # It compares to the last bit. On some processors MKL rounds by where arrays lie unless it is
     # told not to; it and the workers read this when they start, so it is said before torch comes.
     os.environ.setdefault("MKL_CBWR", "AUTO")

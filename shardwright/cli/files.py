@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 def check(
     file: PipelineFile,
     weights: Annotated[
-        bool, typer.Option("--weights", help="Open the parameter files too.")
+        bool, typer.Option("--weights", help="Check the parameter files too.")
     ] = False,
 ) -> None:
     """Check a pipeline file against every rule of the format."""
@@ -59,7 +59,7 @@ def show(
         bool, typer.Option("--memory", help="With --task, the memory plan of a lowered graph.")
     ] = False,
 ) -> None:
-    """Show what a pipeline file holds: devices, tasks, bytes, communication."""
+    """Show the contents of a pipeline file: devices, tasks, bytes, communication."""
     from shardwright.engine.slot import task_plan
     from shardwright.pipeline import Pipeline
     from shardwright.reporting import overview
@@ -109,10 +109,10 @@ def run(
     file: PipelineFile,
     options: WorkerOptions,
     inputs: Annotated[
-        Path | None, typer.Option(help="A safetensors file with the inputs by name.")
+        Path | None, typer.Option(help="Safetensors file with the inputs by name.")
     ] = None,
-    random: Annotated[bool, typer.Option("--random", help="Draw the inputs at random.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of what --random draws.")] = 0,
+    random: Annotated[bool, typer.Option("--random", help="Use random inputs.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of --random.")] = 0,
     weights: WeightsFolder = None,
     output: Annotated[
         Path | None,
@@ -120,7 +120,7 @@ def run(
     ] = None,
     trace: TraceFile = None,
     timeline: DrawsTimeline = False,
-    repeat: Annotated[int, typer.Option(min=1, help="How many calls to stream.")] = 1,
+    repeat: Annotated[int, typer.Option(min=1, help="Number of calls to stream.")] = 1,
     npu_as_cpu: NpuAsCpu = False,
 ) -> None:
     """Run a pipeline file on local processes, or as one rank of torchrun; rank 0 prints."""
@@ -180,12 +180,12 @@ def verify(
     target: Target,
     options: WorkerOptions,
     tolerance: Annotated[
-        float, typer.Option(min=0.0, help="Greatest difference, relative to the largest number.")
+        float, typer.Option(min=0.0, help="Largest difference, relative to the largest value.")
     ] = 0.0,
     weights: WeightsFolder = None,
     npu_as_cpu: NpuAsCpu = False,
 ) -> None:
-    """Run a pipeline file and its model, with the file's weights; compare every output."""
+    """Compare every output of a pipeline file with its model, with the file's weights."""
     # As in `demo`: bitwise equality needs it where MKL rounds by where arrays lie.
     os.environ.setdefault("MKL_CBWR", "AUTO")
     from shardwright.cli.steps import Steps
@@ -220,31 +220,27 @@ def verify(
 def simulate(
     file: PipelineFile,
     cluster: ClusterFile = None,
-    calls: Annotated[
-        int, typer.Option(min=1, help="How many steps or calls follow one another.")
-    ] = 1,
+    calls: Annotated[int, typer.Option(min=1, help="Number of consecutive steps or calls.")] = 1,
     measure: Annotated[
         bool,
-        typer.Option(
-            "--measure", help="Measure the tasks on this machine; else estimate by shapes."
-        ),
+        typer.Option("--measure", help="Measure the tasks on this machine; otherwise estimate."),
     ] = False,
     threads: Annotated[
         int | None,
-        typer.Option(min=1, help="Of each worker that measures.", show_default="1"),
+        typer.Option(min=1, help="Threads of each worker that measures.", show_default="1"),
     ] = None,
     times: Annotated[
-        Path | None, typer.Option(help="Take the times that --save-times wrote.")
+        Path | None, typer.Option(help="Use the times that --save-times wrote.")
     ] = None,
     save_times: Annotated[
         Path | None,
-        typer.Option(callback=writable, help="Write the times that --measure finds, as JSON."),
+        typer.Option(callback=writable, help="Write the times of --measure as JSON."),
     ] = None,
     modules: Modules = None,
     trace: TraceFile = None,
     timeline: DrawsTimeline = False,
 ) -> None:
-    """Simulate a pipeline file: its time, who waits for whom, and what each device holds."""
+    """Simulate a pipeline file: time, waits between devices, and memory of each device."""
     if measure and times is not None:
         raise ProfileError("--times takes the place of --measure; leave one of them out")
     if save_times is not None and not measure:
@@ -309,7 +305,9 @@ def lower(file: PipelineFile, output: PipelineOutput, modules: Modules = None) -
 
 
 def schema(
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it here.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write it to this file.")
+    ] = None,
 ) -> None:
     """Print the JSON Schema of a pipeline file."""
     from shardwright.pipeline import json_schema_text

@@ -97,9 +97,9 @@ PipelineOutput = Annotated[
 ]
 Modules = Annotated[
     list[str] | None,
-    typer.Option("--import", help="A module that registers operators; may be repeated."),
+    typer.Option("--import", help="Module that registers operators; may be repeated."),
 ]
-SlotKind = Annotated[DeviceKind, typer.Option("--device-kind", help="What every device is.")]
+SlotKind = Annotated[DeviceKind, typer.Option("--device-kind", help="Kind of every device.")]
 NpuAsCpu = Annotated[bool, typer.Option("--npu-as-cpu", help="Run npu devices on the CPU.")]
 TraceFile = Annotated[
     Path | None,
@@ -112,19 +112,19 @@ WeightsFolder = Annotated[
         "--weights",
         exists=True,
         file_okay=False,
-        help="A folder, beside the file's own, that may hold its parameter files.",
+        help="Another folder that may hold the file's parameter files.",
     ),
 ]
 ClusterFile = Annotated[
     Path | None,
-    typer.Option("--cluster", help="A YAML file of the machines: hosts, devices, links."),
+    typer.Option("--cluster", help="YAML file of the machines: hosts, devices, links."),
 ]
 PlanFile = Annotated[
     Path | None,
-    typer.Option("--plan", help="A plan that shardwright plan wrote, in place of these options."),
+    typer.Option("--plan", help="Plan written by shardwright plan, instead of these options."),
 ]
 Microbatches = Annotated[
-    int | None, typer.Option(min=1, help="Number of microbatches of a training step's batch.")
+    int | None, typer.Option(min=1, help="Number of microbatches of a training step.")
 ]
 
 
@@ -136,7 +136,7 @@ class WorkerOptions:
         bool, typer.Option("--in-process", help="Run all devices in this process.")
     ] = False
     timeout: Annotated[float, typer.Option(help="Seconds that one operation may take.")] = 60.0
-    threads: Annotated[int, typer.Option(min=1, help="Threads of each worker.")] = 1
+    threads: Annotated[int, typer.Option(min=1, help="Number of threads of each worker.")] = 1
     modules: Modules = None
 
     def arguments(self) -> dict[str, Any]:
@@ -148,25 +148,27 @@ class WorkerOptions:
 class SplitOptions:
     """How a program is split over which devices; None is an option that was not given."""
 
-    devices: Annotated[int | None, typer.Option(help="How many devices.")] = None
+    devices: Annotated[int | None, typer.Option(help="Number of devices.")] = None
     cluster: ClusterFile = None
     policy: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|FILE.py:FUNCTION",
-            help=f"How the graph is split: {', '.join(POLICIES)}, or, of a model, a function that "
+            help=f"How to split the graph: {', '.join(POLICIES)}, or, for a model, a function that "
             f"decides; {POLICY} by default.",
         ),
     ] = None
     mesh: Annotated[
         str | None,
-        typer.Option(metavar="AXIS=SIZE,…", help="Several policies at once: pipeline=2,tensor=2."),
+        typer.Option(
+            metavar="AXIS=SIZE,…", help="Several policies with their sizes: pipeline=2,tensor=2."
+        ),
     ] = None
     profile: Annotated[
         Path | None,
         typer.Option(
             "--profile",
-            help=f"What shardwright profile measured, for --policy {AUTO}, "
+            help=f"Profile written by shardwright profile, for --policy {AUTO}, "
             f"{', '.join(PARTITIONERS)}.",
         ),
     ] = None
@@ -213,19 +215,19 @@ class PlanOptions(SplitOptions):
 
     schedule: Annotated[
         str | None,
-        typer.Option(help=f"Of a training step: {', '.join(SCHEDULES)}; 1f1b by default."),
+        typer.Option(help=f"For a training step: {', '.join(SCHEDULES)}; 1f1b by default."),
     ] = None
     chunks: Annotated[
-        int | None, typer.Option(min=1, help="Virtual stages of each pipeline rank.")
+        int | None, typer.Option(min=1, help="Number of virtual stages per rank.")
     ] = None
     recompute: Annotated[
-        str | None, typer.Option(help=f"Which activations are recomputed: {', '.join(RECOMPUTE)}.")
+        str | None, typer.Option(help=f"Activations to recompute: {', '.join(RECOMPUTE)}.")
     ] = None
-    memory: Annotated[
-        int | None, typer.Option(help="Bytes of each device, for --recompute auto.")
-    ] = None
+    memory: Annotated[int | None, typer.Option(help="Bytes per device, for --recompute auto.")] = (
+        None
+    )
     zero: Annotated[
-        int | None, typer.Option(help="1: shard the optimizer's state along the axis data.")
+        int | None, typer.Option(help="1: shard the optimizer state along the axis data.")
     ] = None
 
 

@@ -35,13 +35,11 @@ def build(
     plan: PlanFile = None,
     weights: Annotated[
         Path | None,
-        typer.Option(
-            help="The safetensors file, sharded index, or folder of either, with the weights."
-        ),
+        typer.Option(help="Safetensors file, index of a sharded one, or folder of either."),
     ] = None,
     device_kind: SlotKind = "cpu",
     plain: Annotated[
-        bool, typer.Option("--plain", help="Write no optional keys: the specification's format.")
+        bool, typer.Option("--plain", help="Write the specification's keys only.")
     ] = False,
 ) -> None:
     """Capture a model or a training step, split it, and write a pipeline file."""
@@ -76,11 +74,11 @@ def plan(
         typer.Option("--output", "-o", callback=writable, help="Write the plan to this file."),
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Say why, of a plan that was searched for.")
+        bool, typer.Option("--explain", help="Explain why the search chose the plan.")
     ] = False,
     diff: Annotated[
         tuple[Path, Path] | None,
-        typer.Option(metavar="A.json B.json", help="Say what differs between two plans instead."),
+        typer.Option(metavar="A.json B.json", help="Print the differences of two plans."),
     ] = None,
 ) -> None:
     """Plan a model or a training step: stages, splits, schedule; or print or compare plans."""
@@ -123,15 +121,15 @@ def draw(
         int | None,
         typer.Option(
             min=0,
-            help="How far down the tree of modules: 0 is a box for each part, 1 the modules that "
-            "the program consists of; as far as it stays legible if not given.",
+            help="Depth in the tree of modules: 0 draws a box per stage, 1 the modules that the "
+            "program consists of; by default as far as the picture is legible.",
         ),
     ] = None,
     no_fold: Annotated[
-        bool, typer.Option("--no-fold", help="Draw equal layers one by one.")
+        bool, typer.Option("--no-fold", help="Draw every layer, also equal ones.")
     ] = False,
 ) -> None:
-    """Draw a model or a training step: coloured by a plan, sized by time, edges by bytes.
+    """Draw a model or a training step: colours by plan, sizes by time, edges by bytes.
 
     Times are a profile's, or estimated from shapes. Without options of a plan nothing is cut.
     """
@@ -216,32 +214,32 @@ def profile(
         int | None,
         typer.Option(
             min=0,
-            help="How far down the tree of modules: 0 is the whole program, 1 the modules that it "
-            "consists of; every operator by itself if not given.",
+            help="Depth in the tree of modules: 0 is the whole program, 1 the modules that it "
+            "consists of; by default every operator by itself.",
         ),
     ] = None,
     basic_blocks: Annotated[
         list[str] | None,
-        typer.Option("--basic-block", help="A class of modules to measure whole; may be repeated."),
+        typer.Option("--basic-block", help="Module class to measure whole; may be repeated."),
     ] = None,
     samples: Annotated[
-        int, typer.Option("--n-iter", min=1, help="Of how many samples times are medians.")
+        int, typer.Option("--n-iter", min=1, help="Samples, of which times are medians.")
     ] = 10,
     recompute: Annotated[
-        bool, typer.Option("--recompute", help="Let the backward run the forward again.")
+        bool, typer.Option("--recompute", help="Recompute the forward in the backward.")
     ] = False,
     microbatches: Microbatches = None,
-    device: Annotated[str, typer.Option(help="Where to measure: cpu, cuda, cuda:1.")] = "cpu",
-    threads: Annotated[int, typer.Option(min=1, help="With how many threads.")] = 1,
+    device: Annotated[str, typer.Option(help="Device to measure: cpu, cuda, cuda:1.")] = "cpu",
+    threads: Annotated[int, typer.Option(min=1, help="Number of threads.")] = 1,
     cache: Annotated[
-        Path | None, typer.Option(help="Keep measurements here, not in the user's cache directory.")
+        Path | None, typer.Option(help="Cache directory of measurements; the user's by default.")
     ] = None,
     no_cache: Annotated[
-        bool, typer.Option("--no-cache", help="Measure everything again, and keep nothing.")
+        bool, typer.Option("--no-cache", help="Measure everything again, without a cache.")
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", callback=writable, help="Write the profile, as JSON."),
+        typer.Option("--output", "-o", callback=writable, help="Write the profile as JSON."),
     ] = None,
     plot: Annotated[
         Path | None,
@@ -285,23 +283,21 @@ def profile(
 def cluster(
     file: Annotated[
         Path | None,
-        typer.Argument(help="A cluster file to check and print; this machine if not given."),
+        typer.Argument(help="Cluster file to check and print; this machine by default."),
     ] = None,
     devices: Annotated[
         int | None,
-        typer.Option(min=1, help="How many devices; one a core, or a GPU, by default."),
+        typer.Option(min=1, help="Number of devices; by default all cores or GPUs."),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="What each device is: cpu or cuda; cpu by default.")
+        str | None, typer.Option(help="Kind of each device: cpu (default) or cuda.")
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(min=1, help="Threads of each device of a CPU; 1 by default.")
+        int | None, typer.Option(min=1, help="Threads of each CPU device; 1 by default.")
     ] = None,
     samples: Annotated[
         int | None,
-        typer.Option(
-            "--n-iter", min=1, help="Times are medians of so many samples, 10 by default."
-        ),
+        typer.Option("--n-iter", min=1, help="Samples, of which times are medians; 10 by default."),
     ] = None,
     output: Annotated[
         Path | None,

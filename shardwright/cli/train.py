@@ -47,39 +47,39 @@ Target = Annotated[
 class TrainCommandOptions:
     """Arguments of `train` beside how the step is split and run."""
 
-    steps: Annotated[int | None, typer.Option(min=1, help="Stop after so many steps.")] = None
-    epochs: Annotated[
-        int | None, typer.Option(min=1, help="Stop after so many passes over the data.")
-    ] = None
+    steps: Annotated[int | None, typer.Option(min=1, help="Number of steps.")] = None
+    epochs: Annotated[int | None, typer.Option(min=1, help="Number of passes over the data.")] = (
+        None
+    )
     device_kind: SlotKind = "cpu"
     lower: Annotated[
-        bool, typer.Option("--lower", help="Run kernel calls in place of operators.")
+        bool, typer.Option("--lower", help="Run kernel calls instead of operators.")
     ] = False
-    checkpoint: Annotated[Path | None, typer.Option(help="A directory for checkpoints.")] = None
+    checkpoint: Annotated[Path | None, typer.Option(help="Directory for checkpoints.")] = None
     checkpoint_every: Annotated[
-        int | None, typer.Option(min=1, help="Write one every so many steps, and at the end.")
+        int | None, typer.Option(min=1, help="Steps between checkpoints; one more at the end.")
     ] = None
     resume: Annotated[
         bool, typer.Option("--resume", help="Resume from the latest checkpoint, if there is one.")
     ] = False
-    restarts: Annotated[int, typer.Option(min=0, help="How often lost workers are replaced.")] = 0
+    restarts: Annotated[int, typer.Option(min=0, help="How often to replace lost workers.")] = 0
     eval_every: Annotated[
-        int | None, typer.Option(min=1, help="Evaluate every so many steps, and at the end.")
+        int | None, typer.Option(min=1, help="Steps between evaluations; one more at the end.")
     ] = None
     log: Annotated[
         Path | None,
         # torchrun takes --log for an abbreviation of options of its own.
-        typer.Option("--log", "--log-file", help="Write a JSON object a step."),
+        typer.Option("--log", "--log-file", help="Write one JSON object per step to this file."),
     ] = None
     tensorboard: Annotated[
         Path | None, typer.Option(help="Write scalars for TensorBoard to this directory.")
     ] = None
     trace: TraceFile = None
-    seed: Annotated[int, typer.Option(help="Of the data's order and of dropout.")] = 0
+    seed: Annotated[int, typer.Option(help="Seed of data order and dropout.")] = 0
     drop_last: Annotated[
-        bool, typer.Option("--drop-last", help="Leave out batches of fewer rows than the first.")
+        bool, typer.Option("--drop-last", help="Skip batches with fewer rows than the first.")
     ] = False
-    quiet: Annotated[bool, typer.Option("--quiet", help="Show only how it went.")] = False
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show only the summary.")] = False
 
 
 def train(
@@ -90,7 +90,9 @@ def train(
     plan: PlanFile = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", callback=writable, help="Write the model, as safetensors."),
+        typer.Option(
+            "--output", "-o", callback=writable, help="Write the trained model as safetensors."
+        ),
     ] = None,
 ) -> None:
     """Train with a step written for one device, on local processes or as a rank of torchrun."""

@@ -25,10 +25,10 @@ __all__ = ["ETHERNET", "GLOO", "SHARED", "Cluster", "DeviceModel", "Link", "Link
 
 
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The machines: ``hosts`` are the device slots of each host.
+    """Machines of a cluster. ``hosts`` lists the devices of each host.
 
-    ``inside`` links slots of one host, ``between`` those of two hosts. Every slot is one
-    ``device``.
+    ``inside`` links devices of one host, ``between`` those of two hosts. All devices are of the
+    model ``device``.
     """
 
     hosts: tuple[Group, ...]
@@ -52,7 +52,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         inside: Links = SHARED,
         between: Links = ETHERNET,
     ) -> Cluster:
-        """Slots d0, d1, … on hosts of so many each; on one host where that is None."""
+        """Devices d0, d1, … on hosts of equal size; on one host if that size is None."""
         per_host = devices if devices_per_host is None else devices_per_host
         if devices < 1 or per_host < 1:
             raise PlanError(
@@ -62,7 +62,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def load(cls, path: str | Path) -> Cluster:
-        """Read a cluster file, as `cluster_file` describes it.
+        """Read a cluster file (format: `cluster_file`).
 
         Raises PlanError, which names the file, or its line and key.
         """
@@ -80,7 +80,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise PlanError(f"{path}: {error}") from None
 
     def save(self, path: str | Path) -> None:
-        """Write a cluster file, whole or not at all."""
+        """Write a cluster file, completely or not at all."""
         with replacing(Path(path)) as temporary:
             temporary.write_text(self.to_yaml(), "utf-8")
 
@@ -99,7 +99,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """All slots, host by host."""
+        """All devices, host by host."""
         return tuple(device for host in self.hosts for device in host)
 
     def among(self, group: Group) -> Links:

@@ -18,18 +18,18 @@ DeviceKind = Literal["cpu", "cuda", "npu"]
 
 
 class DeviceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One device slot.
+    """Capabilities of one device.
 
     memory
-        Bytes that a slot may use.
+        Usable memory in bytes.
     flops
-        float32 operations a second, a multiply and an add being two.
+        float32 operations per second; a multiply-add counts as two.
     bandwidth
-        Bytes a second of its memory.
+        Memory bandwidth in bytes per second.
     overhead
-        Seconds that starting one operator takes.
+        Seconds to launch one operator.
     half_flops
-        The same as ``flops`` in bfloat16 and float16; None where these are no faster.
+        Operations per second in bfloat16 and float16; None if they are no faster than float32.
     """
 
     name: str

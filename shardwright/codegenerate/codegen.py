@@ -100,23 +100,23 @@ def codegen(
     verbose: bool = False,
     graph: IRGraph | None = None,
 ) -> Path:
-    """Write the partitions of a model as a Python file that imports torch only; gives its path.
+    """Write the partitions of a model as a Python file that imports only torch; return its path.
 
-    Each partition is a class ``Stage0(nn.Module)`` with the modules of the model that lie in it,
-    under the original's names; ``create_pipeline_configuration(model)`` in the file makes them all.
+    Each partition is a class ``Stage0(nn.Module)`` with the model's modules of that partition,
+    under their original names. ``create_pipeline_configuration(model)`` in the file creates them
+    all.
 
     pipeline_or_plan
-        What `plan` made, together with its ``graph``; or what `build` made of both here.
+        A plan together with its ``graph``, or a pipeline that was built in this process.
     path
-        Where to write. The file is there whole or not at all.
+        The file to write. It is written completely or not at all.
     verbose
-        Put each operator on a line of its own, instead of nesting those that are read once.
+        Put each operator on a line of its own instead of nesting those that are read once.
     graph
         The graph that the plan was made for.
 
-    Raises CodegenError where there is no Python for what a partition does, or where it cannot be
-    formatted; PlanError where the graph is not the plan's; WriteError where the file cannot be
-    written.
+    Raises CodegenError if an operation of a partition has no Python form or cannot be formatted,
+    PlanError if the plan is for another graph, WriteError if the file cannot be written.
     """
     target = Path(path)
     read_again()

@@ -21,34 +21,32 @@ from shardwright.torch_internals import set_versions, versions_in
 
 
 class SynchronousPipeline(nn.Module):
-    """Stages of a model, run on microbatches forward and backward.
+    """GPipe in one process: the stages of a generated file, run on microbatches.
 
     configuration
-        What ``create_pipeline_configuration(model)`` of a generated file returns.
+        The result of ``create_pipeline_configuration(model)`` in a generated file.
     microbatches
-        In how many a batch is cut, evenly, larger ones first. Stages of a generated file compute
-        with the shapes that they were captured with: those of one microbatch.
+        Number of microbatches that a batch is split into, evenly, larger ones first. Stages of a
+        generated file are specialized for the shapes of one microbatch.
     batch_dim
-        The dimension of inputs and outputs that is cut.
+        The dimension of inputs and outputs that is split.
     batched
-        The inputs that are cut; the others are given whole. If not given, those that along
-        ``batch_dim`` are ``microbatches`` times as long as captured; of stages that do not say how
-        they were captured, those that are as long as the first input.
+        The inputs that are split; others are passed whole. By default, those that are
+        ``microbatches`` times as long along ``batch_dim`` as captured; if the stages do not say how
+        they were captured, those as long as the first input.
     reduce
-        For each output without a batch dimension how it is made of those of the microbatches:
-        ``mean`` (weighed by rows), ``sum``, or ``first`` where all are equal. An output that is as
-        long as a microbatch is taken for rows of it, so name it here where it is none. A mean over
-        what does not have as many terms in each row, as a loss with ``ignore_index`` or weights of
-        classes, is no mean of means: let the model give numerator and denominator, and reduce
-        both by ``sum``.
+        How to combine each output without a batch dimension: ``mean`` (weighted by rows), ``sum``,
+        or ``first`` if all microbatches give the same. An output as long as a microbatch is taken
+        for its rows, so name it here if it is not. ``mean`` is right only if every row contributes
+        the same number of terms. For a loss with ``ignore_index`` or class weights, return
+        numerator and denominator, and reduce both by ``sum``.
     checkpoint
-        Compute activations again in the backward instead of keeping them (GPipe's
-        re-materialization).
+        Recompute activations in the backward instead of keeping them.
 
-    Called with the model's tensors by position, in the order of ``inputs``, or by name; gives its
-    outputs, one tensor or a tuple in the order of ``outputs``. Raises InputError where
-    configuration or arguments do not fit, WorkerError with stage and microbatch where a stage
-    fails. GPipe: Yanping Huang and others, arXiv 1811.06965.
+    Call it with the model's tensors by position, in the order of ``inputs``, or by name. It returns
+    one tensor, or a tuple in the order of ``outputs``. Raises InputError if the configuration or
+    the arguments do not match, WorkerError with stage and microbatch if a stage fails. GPipe: Huang
+    et al., arXiv 1811.06965.
     """
 
     def __init__(

@@ -60,28 +60,28 @@ def pipe_model(
     DEBUG: bool = False,
     **METIS_opt: int,
 ) -> LayerGraph:
-    """Profile a model, put its layers in ``nparts`` stages, and write them as Python.
+    """Profile a model, partition its layers into ``nparts`` stages, and write them as Python.
 
     model, sample_batch, kwargs
-        The model and a call of it: ``sample_batch`` is its argument, or a tuple of them.
+        The model and the arguments of a call: ``sample_batch`` is one argument, or a tuple of them.
     n_iter
-        Of how many samples the times of layers are medians.
+        Number of samples, of which the times of layers are medians.
     depth, basic_blocks
-        What a layer is: a module so far down, or of one of these classes; 1000 is to the end.
+        A layer is a module at this depth, or one of these classes; 1000 is the full depth.
     partition_by_memory
-        Stages of equal bytes instead of equal time, where there is no ``node_weight_function``.
+        Stages of equal bytes instead of equal time, unless ``node_weight_function`` is given.
     node_weight_function, edge_weight_function
-        What a layer (`LayerNode`) weighs, and what flows from one to another: by default its
+        The weight of a layer (`LayerNode`), and of the data between two layers: by default the
         measured milliseconds, forward and backward, and the bytes.
     output_file
-        Where to write; see `compile_partitioned_model`.
+        The file to write; see `compile_partitioned_model`.
     DEBUG
-        Put each operator on a line.
+        Put each operator on a line of its own.
     METIS_opt
         METIS's own options: ``seed``, ``ufactor``, ….
 
-    Returns the graph with its partition. Raises what `capture`, `profile`, `metis_partition` and
-    `codegen` raise.
+    Returns the graph with its partition. Raises the errors of `capture`, `profile`,
+    `metis_partition` and `codegen`.
     """
     graph = partition_with_profiler(
         model,
@@ -111,9 +111,9 @@ def partition_with_profiler(
     edge_weight_function: LayerEdgeWeight | None = None,
     **METIS_opt: int,
 ) -> LayerGraph:
-    """Profile a model and put its layers in stages; nothing is written.
+    """Profile a model and partition its layers into stages, without writing a file.
 
-    Parameters are those of `pipe_model`, whose ``depth`` is ``max_depth`` here. Raises
+    The parameters are those of `pipe_model`, whose ``depth`` is ``max_depth`` here. Raises
     CaptureError, ProfileError and PlanError.
     """
     graph = build_graph(
@@ -138,14 +138,13 @@ def build_graph(
     n_iter: int = 10,
     weights: Weights | None = None,
 ) -> LayerGraph:
-    """Capture a model, and see it as layers.
+    """Capture a model as a graph of layers.
 
     use_profiler, n_iter
-        Measure each layer, as `profile_network` does; else layers have the ``weights`` of their
-        names, or None.
+        Measure each layer, as `profile_network` does. Otherwise layers have the ``weights`` of
+        their names, or None.
     weights
-        What layers take, by name, where that was measured before: layers of a profile, or
-        milliseconds.
+        Earlier measurements by name: layers of a profile, or milliseconds.
 
     Raises CaptureError and ProfileError.
     """
@@ -192,20 +191,20 @@ def compile_partitioned_model(
     verbose: bool = False,
     output_file: str | Path | None = None,
 ) -> Path:
-    """Write the stages of a partitioned graph as a Python file; gives its path.
+    """Write the stages of a partitioned graph as a Python file; return its path.
 
     graph
-        What `pipe_model`, `partition_with_profiler` or `metis_partition` gave.
+        The result of `pipe_model`, `partition_with_profiler` or `metis_partition`.
     model
-        The model that the graph is of, to make sure that it is.
+        The model of the graph, which is checked against it.
     verbose
-        Put each operator on a line.
+        Put each operator on a line of its own.
     output_file
-        With ``.py`` or without; by default the model's class and the number of stages, in the
+        With or without ``.py``; by default the model's class and the number of stages, in the
         working directory: ``generated_GPT2LMHeadModel4.py``.
 
-    Raises CodegenError where the graph has no stages, or is of another model; and what `codegen`
-    raises.
+    Raises CodegenError if the graph has no stages or is of another model, and the errors of
+    `codegen`.
     """
     if not isinstance(graph, LayerGraph) or graph.partition is None:
         found = "has no stages" if isinstance(graph, LayerGraph) else f"is {type(graph).__name__}"

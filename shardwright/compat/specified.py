@@ -38,7 +38,7 @@ __all__ = [
 
 
 def compile_cuda(model: Model | IRGraph, device: str | torch.device = "cuda") -> CompiledProgram:
-    """A model that was written layer by layer, compiled. Raises DeviceError without a GPU."""
+    """Compile a model that was written layer by layer. Raises DeviceError without a GPU."""
     device = available(parsed(device))
     graph = model.finish() if isinstance(model, Model) else model
     values = [graph.values[value_id] for value_id in graph.inputs]
@@ -47,9 +47,9 @@ def compile_cuda(model: Model | IRGraph, device: str | torch.device = "cuda") ->
 
 
 def optimize_ir(graph: IRGraph, device: str | torch.device = "cuda") -> IRGraph:
-    """The graph after all passes; what it computes stays the same.
+    """Run all passes on a graph; the result computes the same.
 
-    Raises GraphError where it is none (`IRGraph.check`).
+    Raises GraphError if the graph is invalid (`IRGraph.check`).
     """
     graph.check()
     inference = not graph.updates

@@ -27,32 +27,32 @@ def compile(
     seed: int = 0,
     **example_kwargs: Any,
 ) -> CompiledProgram:
-    """A program that computes what ``program`` does, called as it is called.
+    """Compile a model or a training step for one device; the result is called like the original.
 
     program
-        A module, which is compiled for inference; a function that runs a step of training (as
-        `train` takes), which becomes one plan of forward, backward and update; or a graph.
+        A module, compiled for inference; a training step function (as for `train`), compiled to one
+        plan of forward, backward and update; or a graph.
     example_args, example_kwargs
-        Arguments of a call: their shapes, dtypes and structure count, not their contents. Calls of
-        other shapes are captured when they come; where no example is given, the first call is.
+        Arguments of a call. Their shapes, dtypes and structure matter, not their contents. Calls
+        with other shapes are captured when they come. Without an example, the first call is.
     device
-        Where it runs, ``cpu`` or ``cuda``: by default where the program's parameters are.
+        ``cpu`` or ``cuda``; by default the device of the program's parameters.
     threads
-        How many threads native kernels use: by default as many as torch.
+        Number of threads of native kernels; by default as many as torch.
     replay
-        Roles, and how many captures are kept.
+        Roles, and the number of captures kept.
     seed
-        Of the dropout of a step.
+        Seed of the dropout of a step.
 
-    Parameters, buffers and optimizer state are bound where they lie: a step trains the program's
-    own. What has changed in the program since it was captured is noticed at the next call: weights
-    in place or replaced, ``train`` and ``eval``, plain attributes of modules, hyper-parameters.
-    Writes through ``.data`` or NumPy, and other changes in Python, are seen after ``refresh()``.
+    Parameters, buffers and optimizer state are used in place: a step trains the program's own. The
+    next call notices changes of the program: weights changed in place or replaced, ``train`` and
+    ``eval``, plain attributes of modules, hyper-parameters. After writes through ``.data`` or
+    NumPy, and other changes in Python, call ``refresh()``.
 
-    Calls from several threads are right, but wait for one another.
+    Calls from several threads are safe, but wait for one another.
 
-    Raises CaptureError where the program cannot be a graph, DeviceError, WeightError, and PlanError
-    or GraphError where a step cannot be differentiated.
+    Raises CaptureError if the program cannot be captured, DeviceError, WeightError, and PlanError
+    or GraphError if a step cannot be differentiated.
     """
     source = source_of(program, seed)
     chosen = _device(source, device, (*example_args, *example_kwargs.values()))

@@ -39,7 +39,7 @@ from shardwright.planning.row_dims import batches_of
 
 
 def lower_graph(graph: IRGraph) -> LoweredGraph:
-    """The graph's calls. Raises ExecError where an emitter left a field empty."""
+    """The kernel calls of a graph. Raises ExecError if an emitter left a field empty."""
     values = {value.id: _spec(value) for value in graph.values.values()}
     ops: list[LoweredOp] = []
     checked: set[tuple[int, int, bytes]] = set()
@@ -126,10 +126,10 @@ def _filled(node: IRNode, emitted: Emitted) -> tuple[int, int, bytes]:
 
 @without_collection()
 def lower(pipeline: Pipeline | str | Path) -> Pipeline:
-    """The pipeline, or that of a file, with lowered supertasks; lowered ones stay as they are.
+    """The pipeline, given as an object or a file, with its tasks lowered to kernel calls.
 
-    Raises PipelineError where the pipeline is not right, ExecError where a graph cannot be lowered,
-    InputError for what is no pipeline.
+    Tasks that are lowered already stay as they are. Raises PipelineError if the pipeline is
+    invalid, ExecError if a graph cannot be lowered, InputError if the argument is no pipeline.
     """
     pipeline = _checked(pipeline)
     texts = _lowered(pipeline)

@@ -42,7 +42,7 @@ Bind = Callable[[Prepared, Replaying], BoundPlan]
 
 
 class CompiledProgram:
-    """A compiled model or step; `compile` makes it. Called like the original."""
+    """A compiled model or training step, called like the original; `compile` makes it."""
 
     def __init__(
         self, source: Source, bind: Bind, device: torch.device, replaying: Replaying
@@ -69,11 +69,11 @@ class CompiledProgram:
             return capture.fold(capture.run(tensors))
 
     def run(self, feed: Mapping[str, Tensor], *, slots: bool = False) -> dict[str, Tensor]:
-        """Run on tensors by name; gives the outputs by name.
+        """Run on tensors by name; return the outputs by name.
 
-        Inputs have the names of the original's arguments; learning rates may be fed too, by the
-        names of `rates`. What of the feed the replay does not take (`Replaying`) is ignored. With
-        ``slots`` the outputs are the program's memory, which the next run overwrites.
+        Inputs have the names of the original's arguments; learning rates may be passed by the names
+        of `rates`. Roles of the feed that the replay does not read are ignored. With ``slots`` the
+        outputs are the program's own memory, which the next run overwrites.
 
         Raises InputError for an unknown name, a missing input, another dtype or device.
         """
@@ -93,10 +93,10 @@ class CompiledProgram:
             return dict(zip(latest.prepared.graph.output_names, results, strict=True))
 
     def trace(self, *args: Any, **kwargs: Any) -> Trace:
-        """Run a call of the original; gives what was really called, in order.
+        """Run a call of the original and return the kernel calls that were executed, in order.
 
-        A CUDA graph's calls are those that were made when it was recorded.
-        Raises ExecError where they are not the plan's, in number or order.
+        For a CUDA graph these are the calls made when it was recorded. Raises ExecError if they are
+        not the plan's, in number or order.
         """
         with self._lock:
             capture, tensors = self._found(args, kwargs)
@@ -107,15 +107,15 @@ class CompiledProgram:
         return found
 
     def capture(self, *args: Any, **kwargs: Any) -> None:
-        """Make ready for calls like this one, without running."""
+        """Prepare for calls like this one, without running."""
         with self._lock:
             self._found(args, kwargs)
 
     def refresh(self) -> None:
-        """Capture anew: the program, and what was made of its weights (packed, folded), as now.
+        """Capture again, and pack and fold the current weights again.
 
-        Needed after changes that a call does not notice: of weights through ``.data`` or NumPy, of
-        attributes that are no plain values, and of variables that a step reads.
+        Needed after changes that a call does not notice: writes to weights through ``.data`` or
+        NumPy, attributes that are not plain values, and variables that a step reads.
         """
         with self._lock:
             for capture in self._captures.values():
@@ -135,12 +135,12 @@ class CompiledProgram:
 
     @property
     def rates(self) -> tuple[str, ...]:
-        """The names of the learning rates, which `run` may be fed."""
+        """The names of the learning rates that `run` accepts."""
         return self._some().rates
 
     @property
     def captures(self) -> int:
-        """How many captures are kept."""
+        """The number of captures kept."""
         return len(self._captures)
 
     def __str__(self) -> str:

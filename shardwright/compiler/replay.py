@@ -30,21 +30,21 @@ BOUND = 8
 
 @dataclass(frozen=True, slots=True)
 class Replaying:
-    """How a program is captured and replayed.
+    """Options of capturing a program and replaying it.
 
     mode
-        ``train`` where a run changes what it is run with, else ``inference``; None for what the
-        program is.
+        ``train`` if a run changes its stored values, else ``inference``; None for the mode of the
+        program.
     static_roles
-        Roles of values that keep their place in memory from one replay to the next.
+        Roles of values that keep their addresses from one replay to the next.
     copy_roles
-        Roles of values that each replay takes from its feed; what else is fed is ignored.
+        Roles of values that each replay reads from its feed; other values in the feed are ignored.
     bound
-        How many captures are kept: one for each set of shapes that is fed.
+        Number of captures kept: one for each set of shapes.
     warm_up
-        How many runs come before a capture; None for what the device needs.
+        Number of runs before a capture; None for the number that the device needs.
 
-    Roles may come in any collection. Raises ExecError for what makes no sense.
+    Roles may be given in any collection. Raises ExecError for invalid combinations.
     """
 
     mode: Mode | None = None

@@ -59,10 +59,11 @@ class Costs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Analytic(Costs):
-    """Costs from shapes and a device's roofline.
+    """Roofline costs: times of nodes from shapes and the rates of a device.
 
-    The backward is that of a training step. ``trained`` are the parameters, by value id, that want
-    gradients: by default those that a step's optimizer replaces, and all of a graph without one.
+    The backward is that of a training step. ``trained`` are the parameters, by value id, that need
+    gradients: by default those that a step's optimizer replaces, or all parameters of a graph
+    without an optimizer.
     """
 
     device: DeviceModel

@@ -125,20 +125,20 @@ def equals(layers: Iterable[Layer]) -> list[Equals]:
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What each layer of a graph takes on a device.
+    """Measured time and memory of each layer of a graph on one device.
 
     graph
         The graph's name.
     device, kind
-        The model of the device, as it calls itself; ``cpu`` or ``cuda``.
+        The device's own name of its model; ``cpu`` or ``cuda``.
     torch_version, threads
-        What it was measured with.
+        Version of torch and number of threads during measurement.
     recompute
-        Whether backward runs the forward again, instead of keeping what it needs.
+        Whether the backward runs the forward again instead of keeping saved tensors.
     layers
         In the order of the graph.
     measurements
-        By key: what was measured, each distinct layer once.
+        The measurements of each distinct layer, by key.
     """
 
     graph: str
@@ -156,12 +156,12 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def forward_time(self) -> float:
-        """Milliseconds of all layers' forwards, one after another."""
+        """Milliseconds of the forwards of all layers, one after another."""
         return sum(layer.forward_time for layer in self.layers)
 
     @property
     def backward_time(self) -> float:
-        """Milliseconds of all layers' backwards, one after another."""
+        """Milliseconds of the backwards of all layers, one after another."""
         return sum(layer.backward_time for layer in self.layers)
 
     def costs(self, fallback: Costs | None = None) -> Measured:

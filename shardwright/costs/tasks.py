@@ -41,17 +41,17 @@ class TaskTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TaskTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The times of a pipeline's compute supertasks, by name.
+    """Measured times of a pipeline's compute tasks, by name.
 
-    ``fingerprint`` is that of these supertasks; times without one, given by hand, are taken for
-    those of any pipeline that has supertasks of these names.
+    ``fingerprint`` identifies these tasks. Times without one, given by hand, apply to any pipeline
+    with tasks of these names.
     """
 
     tasks: Mapping[str, TaskTime]
     fingerprint: str = ""
 
     def seconds(self, task: str) -> float:
-        """Seconds of one run of a compute supertask. Raises ProfileError where it has no time."""
+        """Seconds of one run of a compute task. Raises ProfileError if it has no time."""
         return self._of(task).seconds
 
     def temporary_bytes(self, task: str) -> int:
@@ -89,9 +89,9 @@ class TaskTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def load(cls, path: str | Path) -> TaskTimes:
-        """Read what `save` wrote. Raises ProfileError.
+        """Load times that `save` wrote. Raises ProfileError.
 
-        Whether they belong to a pipeline is found out where they are used.
+        Whether they belong to a pipeline is checked where they are used.
         """
         writer = "TaskTimes.save or shardwright simulate --measure --save-times"
         return read_stored(path, _TasksFile, "file of supertasks' times", writer).task_times

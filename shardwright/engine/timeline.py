@@ -66,26 +66,27 @@ class SlotSummary:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """The events of some calls, in the order of their start."""
+    """The events of some calls, in order of their start."""
 
     events: tuple[Event, ...]
 
     @classmethod
     def of(cls, events: Iterable[Event]) -> Timeline:
-        """A timeline of events in any order."""
+        """A timeline of events given in any order."""
         return cls(tuple(sorted(events, key=lambda event: (event.start, event.rank))))
 
     def summary(self) -> list[SlotSummary]:
-        """The sums of each device slot, by rank."""
+        """Totals of each device, by rank."""
         by_rank: dict[int, list[Event]] = {}
         for event in self.events:
             by_rank.setdefault(event.rank, []).append(event)
         return [_summarise(by_rank[rank]) for rank in sorted(by_rank)]
 
     def save_chrome_trace(self, path: str | Path) -> None:
-        """Write the events as Chrome's trace format: a process a slot, computing and communication.
+        """Write the events as a Chrome trace: one process per device, with computation and
+        communication.
 
-        Times count in microseconds from the first event. Raises WriteError.
+        Times are in microseconds from the first event. Raises WriteError.
         """
         content = msgspec.json.encode({"traceEvents": self._trace_events()})
         with replacing(Path(path)) as temporary:

@@ -40,9 +40,9 @@ Emitter = Callable[[IRGraph, IRNode], tuple[Emitted, ...]]
 
 
 class Builder:
-    """Writes one graph, node after node; values may be given as `IRValue` or by id.
+    """Writes a graph node by node. Values may be given as `IRValue` or by id.
 
-    ``ctx`` is a backend's emitter: each node gets its kernel calls when it is appended.
+    ``ctx`` is a backend's emitter, which gives each node its kernel calls when it is appended.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Builder:
         strides: Sequence[int] | None = None,
         device: str = "cpu",
     ) -> IRValue:
-        """A value that the caller gives."""
+        """An input of the graph."""
         value = self.graph.new_value(
             name, shape, dtype, role="input", strides=strides, device=device
         )
@@ -84,11 +84,11 @@ class Builder:
         return self.stored("buffer", name, tensor, **options)
 
     def state(self, name: str, tensor: torch.Tensor, **options: Any) -> IRValue:
-        """State of an optimizer or the like, stored under ``name``."""
+        """Optimizer or other state, stored under ``name``."""
         return self.stored("state", name, tensor, **options)
 
     def constant(self, name: str, tensor: torch.Tensor, **options: Any) -> IRValue:
-        """A tensor that the program closes over, stored under ``name``."""
+        """A constant tensor of the program, stored under ``name``."""
         return self.stored("constant", name, tensor, **options)
 
     def stored(
@@ -142,10 +142,10 @@ class Builder:
     # --- nodes ------------------------------------------------------------------------------
 
     def call(self, op: OpOverload | str, /, *args: Any, **kwargs: Any) -> Any:
-        """Emit a call written as in Python, with values standing for tensors.
+        """Emit a call written as in Python, with values in place of tensors.
 
-        Returns the value made, or a list of them where the operator returns several.
-        Raises GraphError.
+        Returns the resulting value, or a list of them if the operator returns several. Raises
+        GraphError.
         """
         overload = resolve(op) if isinstance(op, str) else op
         inputs, attrs = split_call(
@@ -283,10 +283,10 @@ class Builder:
         out_structure: Tree | None = None,
         updates: Mapping[int, int] | None = None,
     ) -> IRGraph:
-        """The finished graph. Raises GraphError where it is not valid.
+        """Return the finished graph. Raises GraphError if it is invalid.
 
-        Without structures the inputs are parameters under their own names, and the result is a
-        tensor, or a tuple where ``outputs`` is a sequence.
+        Without structures, the inputs are parameters under their own names, and the result is a
+        tensor, or a tuple if ``outputs`` is a sequence.
         """
         single = isinstance(outputs, (IRValue, int))
         listed = [outputs] if isinstance(outputs, (IRValue, int)) else outputs

@@ -182,17 +182,17 @@ class Dimop:
 
     @classmethod
     def parse(cls, text: str, *, shared: Iterable[int] = (), terms: Iterable[int] = ()) -> Dimop:
-        """The Dimop of an annotation. Raises AnnotationError that points at the column."""
+        """Parse an annotation. Raises AnnotationError that points at the column."""
         return cls(parse(text), frozenset(shared), frozenset(terms))
 
     def __str__(self) -> str:
         return str(self.annotation)
 
     def infer(self, shapes: Sequence[Shape | None], /, **kwargs: Any) -> InferredDimop:
-        """Lengths of identifiers and shapes of outputs.
+        """Sizes of identifiers and shapes of outputs.
 
-        ``shapes`` has one entry an input; entries for ``?`` may be left out, or are ignored.
-        Keyword arguments named as an identifier give its length. Raises AnnotationError.
+        ``shapes`` has one entry per input; entries for ``?`` may be omitted, or are ignored. A
+        keyword argument with the name of an identifier sets its size. Raises AnnotationError.
         """
         given = _all_shapes(self.annotation, shapes)
         annotation, lengths = _expand_stars(self.annotation, given)
@@ -204,9 +204,9 @@ class Dimop:
         return replace(inference, outputs=outputs)
 
     def algorithms(self, shapes: Sequence[Shape | None], /, **kwargs: Any) -> list[tuple[int, int]]:
-        """Each way to split in two parts or more, as (input index, dimension).
+        """All ways to split into at least two parts, as (input index, dimension).
 
-        Two entries may name the same split, by different tensors that carry its identifier.
+        Two entries may describe the same split, by different tensors that have its identifier.
         """
         return self.ways(self.infer(shapes, **kwargs))
 
@@ -228,10 +228,10 @@ class Dimop:
         num: int = 2,
         **kwargs: Any,
     ) -> list[OperatorPart]:
-        """The operator in ``num`` parts, by dimension ``dim`` of input ``idx``.
+        """Split the operator into ``num`` parts by dimension ``dim`` of input ``idx``.
 
-        Parts are as even as can be, larger ones first. Raises AnnotationError where the split
-        would compute something else.
+        Parts are as even as possible, larger ones first. Raises AnnotationError if the split would
+        compute something else.
         """
         inference = self.infer(shapes, **kwargs)
         factor = inference.factor_at(idx, dim)

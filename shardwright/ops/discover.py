@@ -41,12 +41,12 @@ Number = tuple[Path, int]
 
 
 def infer_annotation(fn: Callable[..., Any], *example: Any) -> Dimop:
-    """The annotation of a function, by running it on parts of an example.
+    """Infer the annotation of a function by running it on slices of an example.
 
-    ``example`` are the function's arguments, tensors first; sizes that differ from each other
-    tell dimensions apart best. A whole number that is split with a dimension (``h`` of a reshape)
-    gives the identifier its parameter's name. Raises AnnotationError where the function does not
-    run on the example, gives no tensors, or gives other results each time.
+    ``example`` holds the function's arguments, tensors first. Sizes that differ from each other
+    distinguish dimensions best. An integer argument that is split together with a dimension (``h``
+    of a reshape) gives the identifier its name. Raises AnnotationError if the function does not run
+    on the example, returns no tensors, or returns other results each time.
     """
     tensors = [item for item in example if isinstance(item, torch.Tensor)]
     rest = {

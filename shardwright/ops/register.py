@@ -62,22 +62,22 @@ def register_op(
     example: Sequence[Any] | Mapping[str, Any] | None = None,
     backward: Function | None = None,
 ) -> Callable[[Function], Function]:
-    """A decorator that makes an operator of a function of tensors.
+    """A decorator that makes a function of tensors one operator.
 
     name
-        Of the operator, in the namespace ``shardwright``, or ``"namespace::name"``; the
-        function's by default.
+        The operator's name in the namespace ``shardwright``, or ``"namespace::name"``; by default
+        the function's.
     example
-        Arguments, by position or by name, on which the annotation is tried; without it they are
-        random, of sizes 2 to 6.
+        Arguments, by position or by name, on which the annotation is tested; by default random
+        tensors of sizes 2 to 6.
     backward
-        ``backward(grads, *args)`` gives the gradient of each tensor argument, or None, for the
-        gradients of the outputs and the arguments of the call; by default the function is run
-        again under autograd.
+        ``backward(grads, *args)`` returns the gradient of each tensor argument, or None, from the
+        gradients of the outputs and the arguments of the call. By default the function is run again
+        under autograd.
 
     Parameters and result need type annotations: tensors, and int, float, bool, str, or lists of
     them, which come last or have ``?`` in the annotation. Outputs that share memory with inputs are
-    copied. Raises AnnotationError where the annotation does not hold or cannot be tried.
+    copied. Raises AnnotationError if the annotation is wrong or cannot be tested.
     """
     dimop = Dimop.parse(annotation)
 

@@ -143,8 +143,8 @@ CHECKS: tuple[tuple[str, _Each, Callable[..., Finding]], ...] = (
 def check(pipeline: Document) -> None:
     """Raise PipelineError at the first rule of the format that ``pipeline`` breaks.
 
-    The error's ``rule`` is a key of `rules.RULES`; ``task`` and ``tensor`` say where, where the
-    rule is about one.
+    The error's ``rule`` is a key of `rules.RULES`. ``task`` and ``tensor`` say where, if the rule
+    is about one.
     """
     check_rules(reread(pipeline))
 

@@ -57,11 +57,11 @@ class Pipeline(Document, dict=True):
 
     @classmethod
     def load(cls, path: str | Path, *, weights_in: str | Path | None = None) -> Self:
-        """The pipeline of a file. Raises PipelineError where the file breaks a rule.
+        """Load and check a pipeline file. Raises PipelineError if it breaks a rule.
 
-        Parameter files are not opened; ``pipeline.weights.check(pipeline.tensors)`` does. They
-        must lie in the file's folder or in ``weights_in``, by default what the environment
-        variable ``SHARDWRIGHT_WEIGHTS_IN`` names: a file from elsewhere reads nothing else.
+        Parameter files are not opened; ``pipeline.weights.check(pipeline.tensors)`` opens them.
+        They must be in the file's folder or below it, or in ``weights_in``, which defaults to the
+        environment variable ``SHARDWRIGHT_WEIGHTS_IN``. Files elsewhere are not read.
         """
         path = Path(path)
         try:
@@ -100,15 +100,14 @@ class Pipeline(Document, dict=True):
         return serialize.write(self)
 
     def save(self, path: str | Path, *, plain: bool = False) -> None:
-        """Write the pipeline, and beside it the weights that are in memory; check it first.
+        """Check the pipeline and write it, with the weights that are in memory next to it.
 
         For ``model.pipeline.json`` weights go to ``model.weights.safetensors``. Weights in files
-        stay where they are, and are named by their paths from the new file. Afterwards the object
-        is as if it was loaded from ``path``.
+        stay there; the new file refers to them by relative paths. Afterwards the object is as if
+        loaded from ``path``.
 
-        With ``plain`` the file has the specification's keys only, no optional ones; the object
-        keeps its own. Raises PipelineError, also where a plain file would not mean the same, and
-        WeightError.
+        With ``plain`` the file has only the specification's keys; the object keeps its optional
+        ones. Raises WeightError, and PipelineError, also if a plain file would not mean the same.
         """
         check(self)
         path = Path(path)

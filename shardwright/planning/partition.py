@@ -43,15 +43,15 @@ class Partition(msgspec.Struct, frozen=True):
     stages
         By position in the forward (`forward_view`).
     ranks, replicas
-        The pipeline rank of each stage, and how many slots each rank has.
+        The pipeline rank of each stage, and the number of devices of each rank.
     shares
-        What each stage has.
+        The load of each stage.
     crossing
-        Bytes that cross from stage to stage for one microbatch, gradients included.
+        Bytes between stages for one microbatch, including gradients.
     copies
-        Nodes that other stages do again instead of receiving what they make.
+        Nodes that other stages compute again instead of receiving their results.
     notes
-        In words, what was decided.
+        Decisions, in words.
     """
 
     graph: str

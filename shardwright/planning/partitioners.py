@@ -180,16 +180,16 @@ def metis_partition(
     edge_weight_function: EdgeWeight | LayerEdgeWeight | None = None,
     **metis_options: int,
 ) -> Partition | LayerGraph:
-    """The partition that METIS gives, its parts made stages and refined.
+    """Partition a graph with METIS, number its parts as stages, and refine them.
 
     ``node_weight_function`` gives the weight of a node (`PolicyNode`: operator, scope, inputs and
-    outputs), ``edge_weight_function`` that of an edge from one node to another that reads it; both
-    are 1 by default. ``metis_options`` are METIS's own: ``seed``, ``ufactor``, ``niter``, ….
+    outputs), ``edge_weight_function`` that of an edge from a node to one of its readers; both are 1
+    by default. ``metis_options`` are METIS's own: ``seed``, ``ufactor``, ``niter``, ….
 
-    Of a graph that `build_graph` made the nodes are layers (`LayerNode`), which stay whole, and
-    what is given back is that graph with its partition.
+    The nodes of a graph from `build_graph` are layers (`LayerNode`), which stay whole. The result
+    is then that graph with its partition.
 
-    Raises PlanError for a weight that is negative or no number, for an option that METIS has not,
+    Raises PlanError for a weight that is negative or NaN, for an option that METIS does not have,
     and for more parts than nodes.
     """
     if isinstance(graph, LayerGraph):
@@ -211,9 +211,10 @@ def partition_by_memory(
     edge_weight_function: EdgeWeight | None = None,
     **metis_options: int,
 ) -> Partition:
-    """Parts of equal bytes by METIS: stored values, and for a step gradients, states, activations.
+    """Partition a graph with METIS into parts of equal bytes.
 
-    Raises PlanError as `metis_partition` does.
+    Bytes are those of stored values and, for a training step, of gradients, optimizer state and
+    activations. Raises PlanError as `metis_partition` does.
     """
     check_options(metis_options)
     task = task_of(graph, num_partitions)
@@ -231,10 +232,10 @@ def pipedream_partition(
     microbatches: int = 1,
     memory: float | None = None,
 ) -> Partition:
-    """PipeDream's partition on all of the devices: contiguous stages, some of several slots.
+    """PipeDream's partition on all devices: contiguous stages, some replicated on several devices.
 
-    ``memory`` is in bytes a slot, the cluster's device's by default. Raises PlanError where none
-    fits.
+    ``memory`` is in bytes per device, by default that of the cluster's device. Raises PlanError if
+    no partition fits.
     """
     check_devices(devices)
     cluster = devices if isinstance(devices, Cluster) else Cluster.of(devices)

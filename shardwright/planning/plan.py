@@ -239,19 +239,32 @@ class TrainingPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Assignments, and the index of the assignment of each node in execution order.
+    """The devices and splits of each node of a graph; `plan` makes it.
 
-    ``unfused`` are the positions, in the graph itself, of fused products that are unfused
-    before anything else. ``loads`` has an entry a slot; ``notes`` say in words what was decided
-    and why. Of a training step the nodes are those of the forward (`planning.step`), and
-    ``training`` says how it is cut in microbatches and stages. ``inputs`` are the graph's, with
-    their types, and ``labels`` says of each node where it stands and what it does: for people who
-    compare plans, and for messages. ``stages`` is the stage of each node of a model whose stages
-    are no ranges of nodes: they are done one after another; a training step has its own. ``copies``
-    are nodes that other stages do again (`planning.copies`), which count as nodes too.
-    ``prediction`` is what the automatic planner expects of the plan, ``explanation`` why it is so.
-    ``cluster`` is the machines that it is for: what their links cost decides by which collectives
-    `build` brings values from one layout to another.
+    assignments, nodes
+        The distinct assignments, and the index of the assignment of each node in execution order.
+        For a training step the nodes are those of its forward (`planning.step`).
+    loads
+        One entry per device.
+    notes
+        Decisions and their reasons, in words.
+    unfused
+        Positions of the fused products in the graph that are unfused before anything else.
+    training
+        How a training step is split into microbatches and stages.
+    inputs, labels
+        The graph's inputs with their types, and the module and operator of each node, for
+        comparing plans and for messages.
+    stages
+        The stage of each node of a model whose stages are not contiguous; they run one after
+        another. A training step has its own.
+    copies
+        Nodes that other stages compute again (`planning.copies`); they count as nodes too.
+    prediction, explanation
+        The automatic planner's prediction, and its reasons.
+    cluster
+        The machines of the plan. The costs of their links decide which collectives `build` uses to
+        redistribute values.
     """
 
     graph: str
@@ -291,9 +304,9 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
     def explain(self) -> str:
-        """Why the plan is as it is: what it was compared with, each split, each slot's memory.
+        """Why the plan was chosen: its alternatives, each split, and the memory of each device.
 
-        Only the automatic planner compares; of another plan this is what it says of itself.
+        Only the automatic planner compares alternatives; other plans describe only themselves.
         """
         if self.explanation is None or self.prediction is None:
             return f"{self}\n  not compared with others: policy='auto' does that, and explains"
@@ -301,14 +314,14 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return "\n".join([self.explanation.text(self.prediction), *said])
 
     def save(self, path: str | Path) -> None:
-        """Write the plan as JSON. Raises OSError as writing does."""
+        """Write the plan as JSON. Raises OSError if that fails."""
         write_plan(Path(path), self)
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """The plan in a file that `save` wrote. Raises PlanError.
+        """Load a plan that `save` wrote. Raises PlanError.
 
-        Whether it belongs to a graph is found out where it is used.
+        Whether the plan belongs to a graph is checked where it is used.
         """
         plan = read_plan(Path(path), cls)
         try:

@@ -30,11 +30,11 @@ from shardwright.sharding.strategy import Choices
 def predict(
     graph: IRGraph, plan: Plan, cluster: Cluster | None = None, costs: Costs | None = None
 ) -> Prediction:
-    """What a plan for a graph will take.
+    """Predict the time of a step and the memory of each device for a plan.
 
-    Without a ``cluster`` it is for the plan's own; without ``costs`` they follow from shapes and
-    the cluster's device. Raises PlanError where the plan is for another graph or names slots that
-    the cluster lacks.
+    By default ``cluster`` is the plan's own, and ``costs`` are estimated from shapes and the
+    cluster's device. Raises PlanError if the plan is for another graph or names devices that the
+    cluster does not have.
     """
     check_graph(graph)
     check_belongs(plan, graph)

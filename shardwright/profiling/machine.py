@@ -42,10 +42,10 @@ CUDA_GROWTH = 8
 def profile_device(
     device: str = "cpu", *, threads: int = 1, n_iter: int = 10, slots: int = 1
 ) -> DeviceModel:
-    """Measure a device of this machine; a CPU computes with so many threads.
+    """Measure the rates of a device of this machine; a CPU uses ``threads`` threads.
 
-    Its memory is its own, or for a CPU a share of the machine's among so many ``slots``. Takes
-    some seconds, in which the machine should do nothing else. Raises ProfileError.
+    The memory is that of the GPU, or for a CPU the machine's memory divided by ``slots``. Takes a
+    few seconds, during which the machine should be idle. Raises ProfileError.
     """
     check_counts(threads=threads, n_iter=n_iter, slots=slots)
     place = present_device(device)
@@ -64,10 +64,10 @@ def profile_device(
 def profile_cluster(
     devices: int | None = None, *, device: str = "cpu", threads: int = 1, n_iter: int = 10
 ) -> Cluster:
-    """Measure this machine as a cluster of one host: a device, and what links so many of them.
+    """Measure this machine as a cluster of one host: a device, and the links between devices.
 
-    By default as many as there are cores, each a slot, or GPUs. Takes some ten seconds, in which
-    the machine should do nothing else. Raises ProfileError.
+    By default the devices are all cores, one device per core, or all GPUs. Takes about ten seconds,
+    during which the machine should be idle. Raises ProfileError.
     """
     check_counts(threads=threads, n_iter=n_iter, devices=1 if devices is None else devices)
     place = present_device(device)
@@ -134,12 +134,12 @@ def profile_links(
     samples: int = 5,
     timeout: float = 120.0,
 ) -> Links:
-    """Measure what links so many devices of this machine, and fit `Links` to it.
+    """Measure the links between devices of this machine, and fit `Links` to the times.
 
-    ``sizes`` are bytes, two different ones or more; each time is a median of ``samples``. Takes
-    some seconds, in which the machine should do nothing else. Raises ProfileError where the
-    processes fail, or are not done after ``timeout`` seconds, and DeviceError where this
-    machine has no such device.
+    ``sizes`` are in bytes, at least two different ones; each time is a median of ``samples``. Takes
+    a few seconds, during which the machine should be idle. Raises ProfileError if the processes
+    fail or do not finish within ``timeout`` seconds, and DeviceError if this machine has no such
+    device.
     """
     kind = present_device(device).type
     return fit_links(measure_links(devices, kind, sizes, samples, timeout))

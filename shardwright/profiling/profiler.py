@@ -45,28 +45,28 @@ def profile(
     threads: int = 1,
     cache: bool | str | Path = True,
 ) -> Profile:
-    """Run each layer of a graph alone, and its backward, and say what they take (seed 001).
+    """Measure each layer of a graph alone, forward and backward.
 
     graph
-        Of a model, whose parameters are all taken to be trained, or of a training step, of which
-        the forward is measured.
+        The graph of a model, whose parameters are all treated as trained, or of a training step, of
+        which the forward is measured.
     depth
-        How far down the tree of modules to go: 0 is the whole graph, 1 the modules that the model
-        consists of, and so on; None is every operator by itself.
+        Depth in the tree of modules: 0 is the whole graph, 1 the modules that the model consists
+        of, and so on; None is every operator by itself.
     basic_blocks
-        Classes of modules, or their names, that are measured whole wherever they stand.
+        Classes of modules, or their names, that are measured whole wherever they occur.
     n_iter
-        Of how many samples the times are medians.
+        Number of samples, of which the times are medians.
     recompute
-        Whether the backward is to run the forward again, instead of keeping what it needs.
+        Whether the backward runs the forward again instead of keeping saved tensors.
     device, threads
-        Where to measure, ``cpu`` or ``cuda:0``, and with how many threads torch computes.
+        ``cpu`` or ``cuda:0``, and the number of threads of torch.
     cache
-        Where measurements are kept: True for the user's cache directory, a path, or False.
+        Where measurements are cached: True for the user's cache directory, a path, or False.
 
-    Contents are those of the model where it holds any, else drawn. Parameters, gradients, buffers
-    and random generators of the caller stay as they are. Raises ProfileError that names the node,
-    its source line and the reason where one cannot be measured; and DeviceError.
+    Tensors have the model's contents if there are any, random ones otherwise. The caller's
+    parameters, gradients, buffers and random number generators do not change. Raises DeviceError,
+    and ProfileError that names the node, its source line and the reason if one cannot be measured.
     """
     _check(graph, n_iter=n_iter, threads=threads)
     place = present_device(device)
@@ -88,10 +88,11 @@ def profile_network(
     max_depth: int = 100,
     n_iter: int = 10,
 ) -> Profile:
-    """The seed's function: capture a model, and profile its layers ``max_depth`` modules down.
+    """Capture a model and profile its layers ``max_depth`` modules down (the specification's
+    function).
 
-    ``sample_batch`` is the model's argument, or a tuple of them. Raises CaptureError and what
-    `profile` raises.
+    ``sample_batch`` is the model's argument, or a tuple of them. Raises CaptureError and the errors
+    of `profile`.
     """
     args = sample_batch if isinstance(sample_batch, tuple) else (sample_batch,)
     graph = capture(net, args, kwargs or {})

@@ -73,7 +73,7 @@ class Edge(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """A graph as it is drawn: ``str`` is its DOT text, notebooks show its image."""
+    """A drawn graph: ``str`` returns its DOT text, notebooks show its image."""
 
     name: str
     caption: str
@@ -96,15 +96,15 @@ class Drawing:
         return "\n".join(_lines(self)) + "\n"
 
     def svg(self) -> str:
-        """The picture as SVG. Raises DrawError where there is no Graphviz."""
+        """The picture as SVG. Raises DrawError if Graphviz is not installed."""
         return render(str(self), "svg").decode()
 
     _repr_svg_ = svg
 
     def save(self, path: str | Path) -> None:
-        """Write it as ``.dot``, or by Graphviz as ``.svg``, ``.png`` or ``.pdf``.
+        """Write it as ``.dot``, or through Graphviz as ``.svg``, ``.png`` or ``.pdf``.
 
-        Raises DrawError for other names and without Graphviz, WriteError where it cannot write.
+        Raises DrawError for other names and without Graphviz, WriteError if it cannot be written.
         """
         form = check_format(path)
         content = str(self).encode() if form == "dot" else render(str(self), form)

@@ -54,16 +54,16 @@ def draw(
     depth: int | None = None,
     caption: str = "",
 ) -> Drawing:
-    """Draw a graph, and write it where a path is given; images need Graphviz.
+    """Draw a graph as DOT text, and write it if a path is given; images need Graphviz.
 
-    Colours are the stages of a plan or a partition, or numbers by node id; of a plan the graph is
-    drawn as it is cut. A box is larger the longer it takes: forward, of a training step backward
-    too; estimated where a profile lacks a node; or milliseconds by node id. ``fold`` draws equal
-    layers in a row as one. ``depth`` is how far down the tree of modules boxes are opened, by
-    default as far as that is legible; ``caption`` a line below the graph's name. A `LayerGraph` is
-    drawn as its graph, with its partition where it has one.
+    Colours are the stages of a plan or a partition, or numbers by node id. With a plan, the graph
+    is drawn as the plan cuts it. The size of a box is its time: forward, and backward in a training
+    step. Times that a profile does not have are estimated; they may also be given in milliseconds
+    by node id. ``fold`` draws equal consecutive layers as one. ``depth`` is how far modules are
+    opened, by default as far as the picture is legible. ``caption`` is a line below the graph's
+    name. A `LayerGraph` is drawn as its graph, with its partition if it has one.
 
-    Raises PlanError where the plan is of another graph, DrawError for all else that does not fit.
+    Raises PlanError if the plan is for another graph, DrawError for every other invalid argument.
     """
     if path is not None:
         check_format(path)

@@ -33,30 +33,29 @@ from shardwright.runtime.driver import Driver, Start, checked
 
 
 class Runner(Driver):
-    """Runs a pipeline; a context manager, and callable like the original model.
+    """Runs a pipeline on persistent workers; a context manager, called like the original model.
 
     pipeline
         A `Pipeline` or the path of its file.
     in_process
-        Run all slots in this process and thread instead of a process each, also where they are of
-        several hosts. Under torchrun
-        (RANK and WORLD_SIZE in the environment) this process is the slot of its rank.
+        Run all devices in this process and thread instead of one process per device, even if they
+        are on several hosts. Under torchrun (RANK and WORLD_SIZE in the environment) this process
+        runs the device of its rank.
     timeout
-        Seconds in which something must move while calls are under way: the longest that one
-        supertask may take.
+        Seconds within which a running call must make progress: the longest that one task may take.
     threads
-        How many threads each worker computes with.
+        Number of threads of each worker.
     trace
-        Whether to record what `timeline` shows.
+        Whether to record events for `timeline`.
     modules
-        Names of modules to import first, here and in each worker: those that register operators
+        Names of modules to import first, here and in each worker: those that register the operators
         which the pipeline ``requires``.
     in_flight
-        How many calls may be under way at once; twice the number of slots if not given.
+        Number of calls that may run at once; twice the number of devices by default.
     npu_as_cpu
-        Whether to run slots of the kind ``npu``, of which there are none here, on the CPU.
+        Whether to run devices of kind ``npu`` on the CPU; they cannot run otherwise.
 
-    Raises PipelineError, WeightError, DeviceError or LaunchError; no process is left then.
+    Raises PipelineError, WeightError, DeviceError or LaunchError, and leaves no process then.
     """
 
     def __init__(
@@ -89,10 +88,10 @@ class Runner(Driver):
         return self.submit(*args, **kwargs).result()
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Start a call; its future gives the result.
+        """Start a call and return a future of its result.
 
-        Waits while ``in_flight`` calls are under way. Raises InputError where the arguments are not
-        those of the original model.
+        Blocks while ``in_flight`` calls are running. Raises InputError if the arguments do not
+        match those of the original model.
         """
         whole = self._generator.name(args, kwargs)
         join: Finish = self._generator.join
@@ -123,10 +122,10 @@ class Runner(Driver):
         return batch.pad(whole), join
 
     def map(self, calls: Iterable[Any]) -> Iterator[Any]:
-        """The results of many calls, in order, streamed through the slots.
+        """The results of many calls, in order, streamed through the devices.
 
-        Each item is a tuple of positional arguments, a dict of keyword arguments, or the one
-        argument itself. Items are taken ``in_flight`` ahead of the results.
+        Each item is a tuple of positional arguments, a dict of keyword arguments, or the single
+        argument itself. Items are read up to ``in_flight`` ahead of the results.
         """
         under_way: deque[Future[Any]] = deque()
         for item in calls:
@@ -149,7 +148,7 @@ def run(
 ) -> Any:
     """Run a pipeline once, as ``Runner(pipeline)(*args, **kwargs)``, and end its workers.
 
-    A model whose own arguments are called like one of the options is run with `Runner`.
+    If an argument of the model has the name of an option, use `Runner`.
     """
     with Runner(
         pipeline, in_process=in_process, timeout=timeout, modules=modules, npu_as_cpu=npu_as_cpu

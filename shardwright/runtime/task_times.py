@@ -67,12 +67,12 @@ def profile_tasks(
     modules: Sequence[str] = (),
     timeout: float = 600.0,
 ) -> TaskTimes:
-    """Measure every compute supertask of a pipeline; the times are means of ``n_iter`` rounds.
+    """Measure every compute task of a pipeline; the times are means of ``n_iter`` rounds.
 
-    ``in_process`` measures slot after slot in this process, each with the machine to itself.
-    ``threads`` and ``modules`` are those of `Runner`; ``timeout`` is how many seconds the
-    measurement of all slots may take. Raises what starting a `Runner` does; ProfileError for
-    ``n_iter`` below 1.
+    ``in_process`` measures one device after another in this process, each with the machine to
+    itself. ``threads`` and ``modules`` are those of `Runner`; ``timeout`` is the number of seconds
+    for measuring all devices. Raises the errors of starting a `Runner`; ProfileError for ``n_iter``
+    below 1.
     """
     if type(n_iter) is not int or n_iter < 1:
         raise ProfileError(f"n_iter is a number from 1 up, found {n_iter!r}")

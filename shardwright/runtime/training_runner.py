@@ -37,36 +37,35 @@ from shardwright.runtime.driver import Driver, Start, checked
 
 
 class TrainingRunner(Driver):
-    """Runs steps of a training pipeline; a context manager.
+    """Runs steps of a training pipeline on persistent workers; a context manager.
 
     pipeline
         A `Pipeline` of a training step, or the path of its file.
     in_process
-        Run all slots in this process and thread instead of a process each, also where they are of
-        several hosts. Under torchrun
-        (RANK and WORLD_SIZE in the environment) this process is the slot of its rank; every rank
-        asks the same in the same order, and results of steps are None but on rank 0.
+        Run all devices in this process and thread instead of one process per device, even if they
+        are on several hosts. Under torchrun (RANK and WORLD_SIZE in the environment) this process
+        runs the device of its rank. Every rank then makes the same calls in the same order, and
+        results of steps are None except on rank 0.
     timeout
-        Seconds in which something must move while something is under way: the longest that one
-        supertask may take.
+        Seconds within which a running step must make progress: the longest that one task may take.
     threads
-        How many threads each worker computes with.
+        Number of threads of each worker.
     trace
-        Whether to record what `timeline` shows.
+        Whether to record events for `timeline`.
     modules
-        Names of modules to import first, here and in each worker: those that register operators
+        Names of modules to import first, here and in each worker: those that register the operators
         which the pipeline ``requires``.
     lookahead
-        How many actions of its schedule a worker may begin early while it waits for others. Each
-        may hold one more microbatch's activations than the schedule says. If not given, 1; 2 where
-        the slots are of one pipeline rank, so that two forwards go beside each other although a
-        backward stands between them.
+        Number of actions of its schedule that a worker may start early while it waits for others.
+        Each may hold the activations of one more microbatch than the schedule says. By default 1,
+        or 2 if the devices form one pipeline rank, so that two forwards overlap although a backward
+        is scheduled between them.
     in_flight
-        How many steps may be under way at once.
+        Number of steps that may be queued at once.
     npu_as_cpu
-        Whether to run slots of the kind ``npu``, of which there are none here, on the CPU.
+        Whether to run devices of kind ``npu`` on the CPU; they cannot run otherwise.
 
-    Raises PipelineError, WeightError, DeviceError or LaunchError; no process is left then.
+    Raises PipelineError, WeightError, DeviceError or LaunchError, and leaves no process then.
     """
 
     def __init__(
@@ -103,26 +102,26 @@ class TrainingRunner(Driver):
     # --- steps ------------------------------------------------------------------------------
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one step and wait for it; returns what the program's step does.
+        """Run one step and return the result of the program's step function.
 
         Takes whole batches, and the learning rate as ``lr``. Raises InputError, RunError.
         """
         return self.submit(*args, **kwargs).result()
 
     def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Start a step; its future gives the result.
+        """Start a step and return a future of its result.
 
-        Steps run one after another. Waits while ``in_flight`` steps are under way. Raises
-        InputError where the arguments are not those of the program's step.
+        Steps run one after another. Blocks while ``in_flight`` steps are queued. Raises InputError
+        if the arguments do not match those of the program's step.
         """
         return self._submit(0, self._generator, args, kwargs)
 
     def submit_to(self, pipeline: Pipeline, /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Start a step of another pipeline of the same program, on the same state.
 
-        It is of the same step, for batches of another shape: its constants are this pipeline's of
-        the same names and placements. As with `evaluate` it is made ready once. Raises RunError
-        where it changes a state that this pipeline does not have, and InputError.
+        The pipeline is of the same step, for batches of another shape. Its constants are those of
+        this pipeline with the same names and placements. As in `evaluate`, it is loaded once.
+        Raises RunError if it changes state that this pipeline does not have, and InputError.
         """
         return self._submit(*self._load(pipeline, training=True), args, kwargs)
 
@@ -149,21 +148,21 @@ class TrainingRunner(Driver):
     def own_part(self) -> dict[str, InputRows]:
         """Under torchrun, the rows of each batch input that this rank reads, by input.
 
-        A rank may give `step` inputs of these rows alone, in their order. Empty where this process
-        drives all slots, and for inputs that are not cut.
+        A rank may pass inputs of only these rows to `step`, in order. Empty if this process drives
+        all devices, and for inputs that are not split.
         """
         return self._generator.own_rows(self._slot) if self._slot is not None else {}
 
     # --- the same parameters in another pipeline ---------------------------------------------
 
     def evaluate(self, pipeline: Pipeline | str | Path, *args: Any, **kwargs: Any) -> Any:
-        """Run a pipeline of the same model with the parameters as they are now.
+        """Run a pipeline of the same model with the current parameters.
 
-        It has the same device slots; its constants are this pipeline's of the same names and
-        placements. What this one has nothing of is loaded from its own files. A pipeline is made
-        ready once; give the same object, or the same path, again.
+        It has the same devices. Constants that this pipeline has under the same names and
+        placements are shared; the others are loaded from its own files. A pipeline is loaded once:
+        pass the same object, or the same path, again.
 
-        Raises RunError that names a constant which a slot has another part of, and InputError.
+        Raises InputError, and RunError naming a constant of which a device holds another slice.
         """
         number, generator = self._load(pipeline, training=False)
         inputs = generator.cut(args, kwargs)
@@ -193,16 +192,16 @@ class TrainingRunner(Driver):
     # --- state ------------------------------------------------------------------------------
 
     def state(self, names: Collection[str] | None = None) -> dict[str, Tensor]:
-        """Whole tensors by the program's names: parameters, buffers, and the optimizer's state.
+        """Global tensors by the program's names: parameters, buffers and optimizer state.
 
-        The last are called ``optimizer.<parameter>.<key>``. ``names`` asks for some of them.
-        Raises WeightError for a name that there is not.
+        Optimizer state is named ``optimizer.<parameter>.<key>``. ``names`` selects some of them.
+        Raises WeightError for an unknown name.
         """
         replies = self._request(READ, self._contents.wanted(names))
         return self._contents.join({slot: dict(r.tensors) for slot, r in replies.items()})
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Set wholes by name, as `state` gives them; what is not named stays as it is.
+        """Set global tensors by name, as returned by `state`; others keep their values.
 
         Raises WeightError for an unknown name, another shape or another dtype.
         """
@@ -210,7 +209,7 @@ class TrainingRunner(Driver):
         self._broken = None
 
     def slices(self) -> Parts:
-        """Which part of which named whole each slot's constants are, by slot and tensor."""
+        """The slice of its global tensor that each constant holds, by device and tensor."""
         return self._contents.parts
 
 

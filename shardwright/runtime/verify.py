@@ -88,12 +88,13 @@ def verify(
     modules: Sequence[str] = (),
     npu_as_cpu: bool = False,
 ) -> Report:
-    """Hold a pipeline against a model on one call.
+    """Compare a pipeline with a model on one call.
 
-    With ``tolerance`` 0 every output must be equal bit for bit (NaN equals NaN); else
-    ``max|a - b| <= tolerance * max|b|`` for each, ``b`` being the model's. Raises VerifyError where
-    an output differs more or is another in shape, dtype or place, and what `Runner` raises. The
-    error says what to do where it is this machine's products that round (`rounding`).
+    With ``tolerance`` 0 every output must be bitwise equal (NaN equals NaN); otherwise
+    ``max|a - b| <= tolerance * max|b|`` for each, where ``b`` is the model's output. Raises
+    VerifyError if an output differs more, or has another shape, dtype or structure, and the errors
+    of `Runner`. If the difference comes from rounding of this machine's matrix products
+    (`rounding`), the error says what to do.
     """
     given = (tuple(args), dict(kwargs or {}))
     tree, wanted = _reference(model, *_copied(*given), threads)

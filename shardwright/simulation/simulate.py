@@ -66,29 +66,29 @@ def simulate(
     in_flight: int | None = None,
     lookahead: int | None = None,
 ) -> StepSimulation:
-    """How long a program takes, who waits for whom, and what each slot holds.
+    """Simulate the time of a program, the waits between devices, and the memory of each device.
 
     Called as ``simulate(pipeline, costs, cluster)`` or ``simulate(graph, plan, cluster, costs)``.
 
     program
-        A pipeline; or a graph with the plan of it, which may be of a model on the meta device: what
-        stored values hold is not asked for.
+        A pipeline; or a graph with its plan, which may be of a model on the meta device, because
+        contents of stored values are not read.
     costs
-        Times of the supertasks (`profile_tasks`), or costs of nodes: ``Analytic(device)``, or
-        ``profile.costs()``; of a lowered pipeline times alone. Of a plan they follow from shapes
-        and the cluster's device if not given.
+        Times of the tasks (`profile_tasks`), or costs of nodes: ``Analytic(device)``, or
+        ``profile.costs()``. A lowered pipeline needs times. For a plan, costs are by default
+        estimated from shapes and the cluster's device.
     cluster
-        The machines and their links; without one a plan's own, or all slots are CPU cores of one
-        host.
+        The machines and their links; by default a plan's own, or CPU cores of one host.
     calls, in_flight
-        How many training steps or calls of the model follow one another, and how many may be under
-        way at once: for steps 2, for calls twice the slots, as `TrainingRunner` and `Runner` do.
+        Number of consecutive training steps or calls of the model, and how many may run at once: by
+        default 2 steps, or twice the devices in calls, as for `TrainingRunner` and `Runner`.
     lookahead
-        How many actions of its schedule a slot begins early; as `TrainingRunner` has it by default.
+        Number of actions of its schedule that a device may start early; by default as for
+        `TrainingRunner`.
 
-    Raises PlanError where the cluster lacks a slot, a number makes no sense, the plan is for
-    another graph, or the pipeline has supertasks that do not run, or waits for ever;
-    ProfileError where the times are those of other supertasks.
+    Raises PlanError if the cluster does not have a device, a number is invalid, the plan is for
+    another graph, or the pipeline has tasks that do not run or that deadlock; ProfileError if the
+    times are those of other tasks.
     """
     if calls < 1 or (in_flight is not None and in_flight < 1) or (lookahead or 0) < 0:
         raise PlanError(

@@ -67,12 +67,12 @@ _BACKWARDS = (torch.Tensor.backward, torch.autograd.backward)
 
 
 def is_tracing() -> bool:
-    """Whether a graph is being written, as while `compile_ir` runs a step."""
+    """Whether a graph is being recorded, as while `compile_ir` runs a step."""
     return _graph.get() is not None
 
 
 def get_ir() -> IRGraph:
-    """The graph that is being written. Raises GraphError where none is."""
+    """The graph that is being recorded. Raises GraphError if there is none."""
     graph = _graph.get()
     if graph is None:
         raise GraphError(

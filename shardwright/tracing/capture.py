@@ -40,16 +40,16 @@ def capture(
     *,
     name: str | None = None,
 ) -> IRGraph:
-    """The graph of ``model(*args, **kwargs)``, for tensors of these shapes and dtypes.
+    """Capture the graph of ``model(*args, **kwargs)`` for tensors of these shapes and dtypes.
 
-    Contents of the arguments are not looked at; shapes, strings, numbers and None become part of
-    the graph. The graph shares the model's parameters and buffers, and is called as the model is:
-    ``graph.run(*args, **kwargs)``. Buffers that the model changes are ``graph.updates``.
+    The contents of tensors are not read. Shapes, strings, numbers and None become part of the
+    graph. The graph shares the model's parameters and buffers, and is called as the model is:
+    ``graph.run(*args, **kwargs)``. ``graph.updates`` lists the buffers that the model changes.
 
-    A model built under `empty_weights` is captured without contents. ``name`` names the graph,
+    A model created under `empty_weights` is captured without contents. ``name`` names the graph,
     by default after the model's class.
 
-    Raises CaptureError where the model cannot be a graph, with the line and what to do.
+    Raises CaptureError if the model cannot be captured, with the line and what to do.
     """
     arguments, tensors = _take_apart(model, args, kwargs or {})
     flat = FlatModel(model, arguments)
@@ -89,14 +89,14 @@ def _take_apart(
 
 @contextmanager
 def empty_weights() -> Iterator[None]:
-    """Build models without the memory of their weights.
+    """Build models without memory for their weights.
 
         with sw.empty_weights():
             model = MyModel(config)
 
     Parameters registered inside, by this thread, are on the meta device; tied ones stay tied. A
-    capture traces them as if they were on the device of the arguments. Buffers, which no checkpoint
-    may hold, are as they would be outside.
+    capture traces them as if they were on the device of the arguments. Buffers are created as
+    usual, because a checkpoint may not hold them.
     """
     here = threading.get_ident()
     seen: dict[int, tuple[weakref.ref[nn.Parameter], nn.Parameter]] = {}
@@ -154,18 +154,18 @@ class Model:
         self._result: Tree | None = None
 
     def input(self, name: str, shape: Sequence[int], dtype: str = "f32") -> IRValue:
-        """A value that the caller gives; the first layer reads all inputs before it."""
+        """An input of the graph; the first layer reads all inputs before it."""
         value = self.builder.input(name, shape, dtype)
         if not self._paths:
             self._last = [*_listed(self._last), value]
         return value
 
     def add(self, layer: Any, *args: Any, name: str | None = None, **kwargs: Any) -> Any:
-        """What ``layer`` gives for ``args`` and ``kwargs``, with values in place of tensors.
+        """Append ``layer``, called with ``args`` and ``kwargs``; values stand in place of tensors.
 
-        Without arguments the layer reads what the last one gave. ``name`` is the path of its
-        stored values and modules, by default the number of the layer.
-        Raises GraphError, and CaptureError where a module cannot be captured.
+        Without arguments the layer reads the result of the previous one. ``name`` is the path of
+        its stored values and modules, by default the number of the layer. Returns the layer's
+        result. Raises GraphError, and CaptureError if a module cannot be captured.
         """
         path = str(len(self._paths)) if name is None else name
         if path in self._paths:

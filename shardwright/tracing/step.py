@@ -87,15 +87,15 @@ def compile_ir(
     seed: int = 0,
     **example_kwargs: Any,
 ) -> IRGraph:
-    """The graph of ``step_fn(*example_inputs, **example_kwargs)``, a step of training.
+    """Capture the graph of a training step, ``step_fn(*example_inputs, **example_kwargs)``.
 
     ``step_fn`` is written for one device: it computes a loss, calls ``backward()``, an optimizer's
     ``step()`` and ``zero_grad()``, and reaches its models and optimizers as any Python function
-    reaches what it uses. It runs once, under fake tensors: nothing is computed and nothing of the
-    caller's changes. The graph takes the tensors of the inputs, and, by keyword, a learning rate
-    (``lr``, f64[]) for each optimizer's group that is stepped; ``seed`` is that of its dropout.
+    does. It runs once on fake tensors: nothing is computed, and the caller's state does not change.
+    The graph takes the input tensors and, by keyword, a learning rate (``lr``, f64[]) for each
+    parameter group that is stepped. ``seed`` seeds its dropout.
 
-    Raises CaptureError where the step cannot be a graph, with the line and what to do.
+    Raises CaptureError if the step cannot be captured, with the line and what to do.
     """
     return capture_step(step_fn, example_inputs, example_kwargs, name=name, seed=seed).graph
 

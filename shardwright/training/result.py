@@ -22,18 +22,18 @@ _STEPS_OWN = ("optimizer.", "grad.")
 
 @dataclass
 class TrainResult:
-    """A run of `train`; under torchrun the ranks behind the first have no reports.
+    """The result of `train`. Under torchrun, only rank 0 has reports.
 
     steps
-        How many steps the model has seen, those before a resumed run's first included.
+        Number of steps that the model has been trained, including those before a resumed run.
     reports
-        One a step of this run, in order.
+        One per step of this run, in order.
     plan, pipeline
         How it was run.
     model
         The program's state_dict.
     state
-        All state of the step, the optimizers' included, whole tensors by name.
+        All state of the step including the optimizers', as global tensors by name.
     """
 
     plan: Plan
@@ -50,27 +50,27 @@ class TrainResult:
 
     @property
     def seconds(self) -> list[float]:
-        """What each step of this run took."""
+        """The duration of each step of this run, in seconds."""
         return [report.seconds for report in self.reports]
 
     @property
     def evaluations(self) -> dict[int, dict[str, float]]:
-        """What evaluations found, by the step that they followed."""
+        """The results of evaluations, by the step that they followed."""
         return {r.step: r.evaluation for r in self.reports if r.evaluation is not None}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The trained model's ``state_dict()``, as one device would have it."""
+        """The ``state_dict()`` of the trained model, as on one device."""
         return dict(self.model)
 
 
 def state_dict(source: TrainResult | TrainingRunner | str | Path) -> dict[str, Tensor]:
-    """The state_dict of a trained model, as one device has it: whole tensors by original names.
+    """The state_dict of a trained model as on one device: global tensors by original names.
 
-    ``source`` is what `train` returned, a checkpoint, or a directory of checkpoints, whose latest
-    is read. Or a `TrainingRunner`, which knows only what its pipeline has: tied parameters are
-    there once, and what the step does not use is not.
+    ``source`` is the result of `train`, a checkpoint, or a directory of checkpoints, of which the
+    latest is read. It may also be a `TrainingRunner`, which knows only the tensors of its pipeline:
+    it has tied parameters once, and has no tensors that the step does not use.
 
-    Raises WeightError where there is no checkpoint.
+    Raises WeightError if there is no checkpoint.
     """
     if isinstance(source, TrainResult):
         return source.state_dict()

@@ -67,57 +67,58 @@ def train(
     write_back: bool = True,
     seed: int = 0,
 ) -> TrainResult:
-    """Train on a mesh of devices with a step written for one.
+    """Train on a mesh of devices with a step written for one device.
 
     step_fn
-        Runs one step: computes a loss from a batch, and calls ``backward()``, the optimizer's
-        ``step()`` and ``zero_grad()``. It reaches its model and optimizer as any function does.
-        What it returns is reported; the loss is the number called ``loss``, or the first.
+        Runs one step: computes a loss from a batch, calls ``backward()``, and the optimizer's
+        ``step()`` and ``zero_grad()``. It reaches its model and optimizer as any function does. Its
+        result is reported; the loss is the number named ``loss``, or the first number.
     data
-        The batches, each a tuple or dict of arguments or the one argument: a DataLoader, a list, or
-        a function from the number of a pass to one. For batches of another shape than the first
-        one's, such as a shorter last one, a program of their own is made on the same state; it
-        takes their rows in equal microbatches.
+        The batches, each a tuple or dict of arguments or the single argument: a DataLoader, a list,
+        or a function from the number of an epoch to one of these. Batches of another shape than the
+        first, such as a shorter last one, get a program of their own on the same state, which
+        splits their rows into equal microbatches.
     drop_last
-        Whether batches of fewer rows than the first are left out.
+        Whether to skip batches with fewer rows than the first.
     mesh, devices, policy, profile, microbatches, schedule, chunks, recompute, memory, zero
-        As in `plan`, which has defaults for those that are not given; one slot, or as many as
-        torchrun has ranks, where neither mesh nor devices is given. With ``policy="auto"`` the
-        number of microbatches is searched for too, unless it is given. Or, in place of all of
-        them, ``plan``, made for the graph of one microbatch.
+        As for `plan`, with its defaults. Without mesh and devices: one device, or as many as
+        torchrun has ranks. With ``policy="auto"`` the number of microbatches is searched for too,
+        unless it is given. Instead of all of these, pass ``plan``, made for the graph of one
+        microbatch.
     device_kind
-        As in `build`: what every slot is.
+        The kind of every device, as for `build`.
     lower
-        Whether slots run kernel calls in place of operators; see `shardwright.lower`.
+        Whether to run kernel calls instead of operators; see `shardwright.lower`.
     evaluate, eval_data, eval_every
-        A function of a batch whose numbers are averaged over ``eval_data``, every so many steps
-        and at the end. Its modules are in eval mode.
+        A function of a batch whose numbers are averaged over ``eval_data``, after every so many
+        steps and at the end. It runs with its modules in eval mode.
     scheduler
-        One of torch's for the optimizer, stepped once a step, or a function from the step (0 on)
-        to what the optimizer's rate is multiplied by. Those that step_fn steps need not be given.
+        A torch scheduler of the optimizer, stepped once per step, or a function from the step (0
+        on) to a factor of the optimizer's learning rate. Schedulers that step_fn steps need not be
+        given.
     epochs, steps
-        How many passes over the data, or steps in all; whichever ends first.
+        Number of passes over the data, or of steps in total; whichever ends first.
     checkpoint, checkpoint_every, resume
-        A directory for checkpoints, one every so many steps and one at the end. With ``resume``
-        the run resumes from the latest, if there is one, with the same batches, rates and dropout
-        as if it had never stopped; the mesh may be another.
+        A directory for checkpoints, one every so many steps and one at the end. With ``resume`` the
+        run resumes from the latest, if there is one, with the batches, learning rates and dropout
+        of an uninterrupted run; the mesh may be another.
     restarts
-        How often workers that were lost are replaced, from the last checkpoint on.
+        How often lost workers are replaced, from the last checkpoint on.
     log, tensorboard, quiet
-        A file of JSON lines, a directory for TensorBoard, and whether to show nothing. What is
-        shown goes to the error stream: a line for each phase before the first step, then steps.
+        A file of JSON lines, a directory for TensorBoard, and whether to show nothing. Progress
+        goes to the error stream: a line for each phase before the first step, then steps.
     trace
-        A file for a Chrome trace of who did what in each step, as `simulate` writes one of what is
-        to be expected. It grows with the steps: take few.
+        A file for a Chrome trace of all devices in each step, in the format of `simulate`. It grows
+        with the number of steps.
     in_process, timeout, threads, modules
-        As for a `Runner`.
+        As for `Runner`.
     seed
-        Of the data's order and of dropout.
+        Seed of the data's order and of dropout.
     write_back
-        Whether the program's model and optimizer get the trained values at the end.
+        Whether the program's model and optimizer receive the trained values at the end.
 
-    Under torchrun every rank calls it alike and is one slot; rank 0 reports. Raises CaptureError,
-    PlanError, InputError, and RunError with its kinds where workers fail.
+    Under torchrun every rank makes the same call and runs one device; rank 0 reports. Raises
+    CaptureError, PlanError, InputError, and RunError with its subclasses if workers fail.
     """
     options = TrainOptions(
         epochs=epochs,
