@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 
-from shardwright.autodiff.accumulate import add_into
+from shardwright.autodiff.differentiate import add_into
 from shardwright.autodiff.needed import can_have_gradient
 from shardwright.autodiff.vjp import Read, Vjp, VjpCall, Vjps, ancestors, settings
 from shardwright.errors import GraphError

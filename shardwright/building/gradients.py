@@ -26,8 +26,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwright.autodiff.accumulate import add_into
-from shardwright.autodiff.differentiate import Differentiator
+from shardwright.autodiff.differentiate import Differentiator, add_into
 from shardwright.autodiff.needed import needing_gradients
 from shardwright.autodiff.vjp import Vjps
 from shardwright.building.holdings import Holdings, PlacedValue

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shardwright.errors import GraphError, InputError, WeightError
-from shardwright.ir.donation import NOTHING, Donation, InPlace, donate
+from shardwright.ir.aliasing import NOTHING, Donation, InPlace, donate
 from shardwright.ir.operators import flatten_results, join_call, resolve, signature
 from shardwright.ir.overloads import callable_of
 from shardwright.ir.structure import flatten_call, leaves, rebuild

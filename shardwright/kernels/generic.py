@@ -36,7 +36,7 @@ from shardwright.kernels.row import (
     need,
     present,
 )
-from shardwright.ops.in_files import REFUSED, is_allowed
+from shardwright.ops.catalog import REFUSED, is_allowed
 from shardwright.ops.trusting import check_shapes
 from shardwright.torch_internals import OpOverload, operator_of, schema_of
 

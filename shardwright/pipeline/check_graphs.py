@@ -9,7 +9,7 @@ import msgspec
 from shardwright.errors import GraphError, PipelineError
 from shardwright.ir.operators import is_built_in, resolve
 from shardwright.ir.tensor_meta import strides_or_none
-from shardwright.ops.in_files import REFUSED, is_allowed
+from shardwright.ops.catalog import REFUSED, is_allowed
 from shardwright.pipeline.connections import Connections
 from shardwright.pipeline.fxtext import MadeTensor
 from shardwright.pipeline.graphs import TaskText, read_text

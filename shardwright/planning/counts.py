@@ -21,7 +21,7 @@ from shardwright.ir import Builder, IRGraph, IRNode, IRValue
 from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.ops.call import Writer
 from shardwright.ops.catalog import dimop_of
-from shardwright.ops.rows.losses import MEAN, SUM
+from shardwright.ops.rows.reductions import MEAN, SUM
 from shardwright.ops.rows.views import RESHAPED
 from shardwright.planning.follow import identifier_at
 

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from shardwright.autodiff.accumulate import add_into
-from shardwright.autodiff.differentiate import Differentiator
+from shardwright.autodiff.differentiate import Differentiator, add_into
 from shardwright.ir import Builder, IRGraph, IRValue
 from tests.building.derivatives import distance, run
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.ir import Builder, IRGraph, IRValue, compile_graph
-from shardwright.ir.donation import donate, in_place_sibling
+from shardwright.ir.aliasing import donate, in_place_sibling
 from shardwright.ir.values import Input
 
 N = 3

@@ -1,7 +1,7 @@
 import torch
 
 from shardwright.ir import SLOT, Builder, Input, Source
-from shardwright.ir.text import format_attribute, format_scopes
+from shardwright.ir.graph import format_attribute, format_scopes
 
 
 def test_a_graph_reads_at_a_glance():

@@ -86,12 +86,49 @@ def plain(op: str) -> Case:
     return Case(op, tuple(args), {})
 
 
+# --- calls that make tensors of nothing but sizes -----------------------------------------------
+
+
+FACTORIES: list[Case] = [
+    case("zeros.default", sizes_of("a 1 b")),
+    case("ones.default", sizes_of("a b"), dtype=torch.bool),
+    case("full.default", sizes_of("a b"), 2.5),
+    case("empty.memory_format", sizes_of("a b")),
+    case("new_zeros.default", F("c"), sizes_of("a b")),
+    case("new_ones.default", F("c"), sizes_of("a b")),
+    case("new_full.default", F("c"), sizes_of("a b"), 2.5),
+    case("new_empty.default", F("c"), sizes_of("a b")),
+    case("arange.default", of("a")),
+    case("arange.default", 6.5),
+    case("arange.start", 2, 9, dtype=torch.int32),
+    case("arange.start_step", 9, -3, -2),
+    case("arange.start_step", 0.5, 4.0, 0.75),
+    case("scalar_tensor.default", 2.5),
+]
+
+# --- calls along dimension 0 or -1 of a tensor without dimensions ------------------------------
+
+SCALARS: list[Case] = [
+    *(case(f"{name}.default", F(""), 0) for name in ("cumsum", "cummax", "unsqueeze")),
+    *(case(f"{name}.default", F(""), -1) for name in ("sort", "argmax")),
+    *(case(f"{name}.default", F(""), [0]) for name in ("flip", "amax", "logsumexp")),
+    case("_softmax.default", F(""), 0, False),
+    case("squeeze.dim", F(""), -1),
+    case("prod.dim_int", F(""), 0),
+    case("kthvalue.default", F(""), 1, 0),
+    case("linalg_vector_norm.default", F(""), 2, [0]),
+    case("var.correction", F(""), [-1], correction=0),
+    case("index_select.default", F(""), 0, I("1", 1)),
+    case("index_fill.int_Scalar", F(""), -1, I("1", 1), 2.0),
+    case("gather.default", F(""), 0, I("", 1)),
+]
+
 ELEMENTWISE: list[Case] = [
     *SPECIAL,
     *(
         plain(op)
         for op, row in ROWS.items()
-        if row.rule is not None and op not in {special.op for special in SPECIAL}
+        if row.rule is not None and op not in {known.op for known in (*SPECIAL, *FACTORIES)}
     ),
 ]
 
@@ -462,43 +499,6 @@ INDICES: list[Case] = [
     case("searchsorted.Tensor", sorted_list("a c"), U("a b")),
 ]
 
-
-# --- calls that make tensors of nothing but sizes -----------------------------------------------
-
-
-FACTORIES: list[Case] = [
-    case("zeros.default", sizes_of("a 1 b")),
-    case("ones.default", sizes_of("a b"), dtype=torch.bool),
-    case("full.default", sizes_of("a b"), 2.5),
-    case("empty.memory_format", sizes_of("a b")),
-    case("new_zeros.default", F("c"), sizes_of("a b")),
-    case("new_ones.default", F("c"), sizes_of("a b")),
-    case("new_full.default", F("c"), sizes_of("a b"), 2.5),
-    case("new_empty.default", F("c"), sizes_of("a b")),
-    case("arange.default", of("a")),
-    case("arange.default", 6.5),
-    case("arange.start", 2, 9, dtype=torch.int32),
-    case("arange.start_step", 9, -3, -2),
-    case("arange.start_step", 0.5, 4.0, 0.75),
-    case("scalar_tensor.default", 2.5),
-]
-
-# --- calls along dimension 0 or -1 of a tensor without dimensions ------------------------------
-
-SCALARS: list[Case] = [
-    *(case(f"{name}.default", F(""), 0) for name in ("cumsum", "cummax", "unsqueeze")),
-    *(case(f"{name}.default", F(""), -1) for name in ("sort", "argmax")),
-    *(case(f"{name}.default", F(""), [0]) for name in ("flip", "amax", "logsumexp")),
-    case("_softmax.default", F(""), 0, False),
-    case("squeeze.dim", F(""), -1),
-    case("prod.dim_int", F(""), 0),
-    case("kthvalue.default", F(""), 1, 0),
-    case("linalg_vector_norm.default", F(""), 2, [0]),
-    case("var.correction", F(""), [-1], correction=0),
-    case("index_select.default", F(""), 0, I("1", 1)),
-    case("index_fill.int_Scalar", F(""), -1, I("1", 1), 2.0),
-    case("gather.default", F(""), 0, I("", 1)),
-]
 
 CASES: list[Case] = [
     *ELEMENTWISE,

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from shardwright.ir import Builder, IRGraph
+from shardwright.ir import Builder, IRGraph, IRValue
 from shardwright.ir.tensor_meta import dtype_name
 
 
@@ -33,7 +33,7 @@ class Sizes(dict):
         return math.prod(int(f) if f.isdecimal() else self[f] for f in text.split("*"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class T:
     """A tensor argument: its dimensions and how it is filled."""
 
@@ -94,17 +94,30 @@ class Case:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    def make(self, seed: int = 0) -> tuple[IRGraph, list[torch.Tensor]]:
-        """A graph of this one call, and contents for the inputs of its node."""
+    def make(
+        self, seed: int = 0, lay: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
+    ) -> tuple[IRGraph, list[torch.Tensor]]:
+        """A graph of this one call, and contents for the inputs of its node, one argument once.
+
+        ``lay`` gives the tensors another order in memory.
+        """
         sizes = Sizes(f"{seed}")
         builder = Builder("call")
         tensors: list[torch.Tensor] = []
+        known: dict[T, IRValue] = {}
+
+        def value_of(arg: T) -> IRValue:
+            made = arg.make(sizes)
+            tensor = lay(made.detach()).requires_grad_(made.requires_grad)
+            tensors.append(tensor)
+            name, dtype = f"x{len(tensors)}", dtype_name(tensor.dtype)
+            return builder.input(name, tensor.shape, dtype, strides=tensor.stride())
 
         def filled(arg: Any) -> Any:
             if isinstance(arg, T):
-                tensors.append(arg.make(sizes))
-                spec = tensors[-1]
-                return builder.input(f"x{len(tensors)}", spec.shape, dtype_name(spec.dtype))
+                if arg not in known:
+                    known[arg] = value_of(arg)
+                return known[arg]
             if isinstance(arg, list):
                 return [filled(item) for item in arg]
             return arg(sizes) if callable(arg) else arg
@@ -115,8 +128,9 @@ class Case:
             kwargs = {name: filled(arg) for name, arg in self.kwargs.items()}
         made = builder.call(self.op, *args, **kwargs)
         graph = builder.finish(made if isinstance(made, list) else [made])
-        order = [graph.inputs.index(value_id) for value_id in graph.nodes[0].inputs]
-        graph.inputs = list(graph.nodes[0].inputs)
+        inputs = list(dict.fromkeys(graph.nodes[0].inputs))
+        order = [graph.inputs.index(value_id) for value_id in inputs]
+        graph.inputs = inputs
         return graph, [tensors[place] for place in order]
 
 

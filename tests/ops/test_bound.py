@@ -5,7 +5,7 @@ import torch
 
 from shardwright.errors import AnnotationError
 from shardwright.ir import Builder
-from shardwright.ir.text import format_graph
+from shardwright.ir.graph import format_graph
 from shardwright.ops import Carry, Cut, Slice, dimop_of, why_whole
 
 WHOLE, PARTIAL, ANY = Carry("whole"), Carry("partial"), Carry("any")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from shardwright.ops.in_files import ALLOWED, is_allowed
+from shardwright.ops.catalog import ALLOWED, is_allowed
 from shardwright.torch_internals import schema_of
 from tests.ops.hostile import findings
 

@@ -1,11 +1,13 @@
-"""Rows of operators that work along dimensions: reductions, softmax, sorting, running sums.
+"""Rows of operators that work along dimensions: reductions, softmax, sorting, sums, losses.
 
     sum over 1        a b+ c -> a c
     softmax over 1    a b^ c -> a b^ c
     topk, 3 of 1      a 9 c -> a 3 c, a 3 c
     amax over 1       a b+ c -> a c, whose partial results are reduced by max
+    mean of a loss    a+ b+, a+ b+ -> (), where a part's is weighted by its share of the elements
 
-What mixes a dimension leaves it whole, unless partial results of slices can be put together.
+What mixes a dimension leaves it whole, unless partial results of slices can be put together. The
+mean over labels that may be ignored is a quotient of two sums, which no part's program makes.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from shardwright.ops.call import (
     OperatorRow,
     Rule,
     SplitRule,
+    aligned,
     along,
     named,
     table,
@@ -78,6 +81,37 @@ def difference(call: CatalogCall) -> Rule:
     return along(call, {call.dim()}, linear=(tuple(range(len(call.inputs))),))
 
 
+# --- losses ---------------------------------------------------------------------------------------
+
+NONE, MEAN, SUM = 0, 1, 2
+"""torch's numbers for how a loss is reduced."""
+
+
+def elementwise_loss(call: CatalogCall) -> Rule:
+    """Inputs are broadcast; each element has a loss of its own."""
+    rank = max(map(len, call.inputs))
+    padded = [(1,) * (rank - len(shape)) + shape for shape in call.inputs]
+    full = tuple(map(max, zip(*padded, strict=True)))
+    reduced = call.attrs["reduction"] != NONE
+    names = named(full, "+" if reduced else "")
+    inputs = [aligned(shape, names, full) for shape in call.inputs]
+    mean = share_of_mean if call.attrs["reduction"] == MEAN else None
+    return Rule(text(inputs, [[] if reduced else names]), emit=mean)
+
+
+def labelled_loss(call: CatalogCall) -> Rule:
+    """Scores of classes against labels: rows split, unless their mean is asked for."""
+    scores, target = call.inputs[:2]
+    reduction, classes = call.attrs["reduction"], 1 if len(scores) > 1 else 0
+    names = named(scores, {NONE: "", MEAN: "^", SUM: "+"}[reduction])
+    rows = names[:classes] + names[classes + 1 :]
+    names[classes] = str(scores[classes])
+    targets = names if len(target) == len(scores) else rows
+    weights = [[names[classes]]] * (len(call.inputs) - 2)
+    outputs = [rows if reduction == NONE else []] + [[]] * (len(call.outputs) - 1)
+    return Rule(text([names, targets, *weights], outputs))
+
+
 ROWS: Mapping[str, OperatorRow] = {
     **table(
         mixing,
@@ -105,4 +139,13 @@ ROWS: Mapping[str, OperatorRow] = {
     **table(histogram, "histc"),
     **table(cosine_similarity, "cosine_similarity"),
     **table(difference, "diff"),
+    **table(
+        elementwise_loss,
+        """
+        mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy
+        binary_cross_entropy_with_logits soft_margin_loss poisson_nll_loss kl_div
+        """,
+    ),
+    **table(labelled_loss, "cross_entropy_loss", elements=160, backward_elements=160),
+    **table(labelled_loss, "nll_loss nll_loss_nd nll_loss2d"),
 }
