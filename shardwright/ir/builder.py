@@ -228,15 +228,8 @@ class Builder:
         ``prefix`` is a path before the name, and before the names in a checkpoint.
         """
         role = role or value.role
-        same = role == value.role
-        copy = self.graph.add_copy(
-            value,
-            _under(prefix, value.name),
-            role,
-            _names_under(prefix, value.names) if same else (),
-            value.placements if same else None,
-            value.init if same else None,
-        )
+        copy = self.graph.add_copy(value, _under(prefix, value.name), role)
+        copy.names = tuple(_under(prefix, name) for name in copy.names)
         if role == "input":
             self.graph.inputs.append(copy.id)
         elif value.id in graph.tensors and copy.is_stored:
@@ -326,10 +319,6 @@ class Builder:
 
 def _under(prefix: str, name: str) -> str:
     return f"{prefix}.{name}" if prefix else name
-
-
-def _names_under(prefix: str, names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"{prefix}.{name}" for name in names) if prefix else tuple(names)
 
 
 def _scopes_under(prefix: str, scopes: tuple[Scope, ...]) -> tuple[Scope, ...]:

@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -124,34 +124,14 @@ class IRGraph:
         self.values[value.id] = value
         return value
 
-    def add_copy(
-        self,
-        value: IRValue,
-        name: str,
-        role: Role,
-        names: tuple[str, ...],
-        placements: tuple[tuple[int, int], ...] | None,
-        init: Init | None,
-    ) -> IRValue:
-        """Add a value like one of another graph: its shape, dtype, strides and device are right."""
-        meta = value.meta
-        if meta.strides is not None:
-            meta = TensorMeta(meta.shape, meta.dtype, strides_or_none(meta.shape, meta.strides))
-        copy = IRValue(
-            self.next_id,
-            self._free_name(name),
-            meta,
-            value.device,
-            role,
-            names,
-            placements,
-            init,
-            None,
-            [],
-            value.persistent,
-            value.batched,
-        )
-        self.next_id += 1
+    def add_copy(self, value: IRValue, name: str, role: Role) -> IRValue:
+        """Add a value like one of another graph; in another role it is no stored one's slice."""
+        copy = value.wired(None, [])
+        copy.id, copy.name = self.fresh_id(), self._free_name(name)
+        if role != value.role:
+            copy.role, copy.names, copy.placements, copy.init = role, (), None, None
+        if (meta := value.meta).strides is not None:
+            copy.meta = replace(meta, strides=strides_or_none(meta.shape, meta.strides))
         self.values[copy.id] = copy
         return copy
 

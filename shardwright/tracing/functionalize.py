@@ -30,7 +30,7 @@ import torch.fx
 from shardwright.errors import GraphError
 from shardwright.ir.operators import allow_namespace, operator_name, split_call
 from shardwright.ir.overloads import BY_STRIDES
-from shardwright.ir.values import SLOT, Input, IRValue, with_absent
+from shardwright.ir.values import IRValue, is_attribute, with_absent
 from shardwright.torch_internals import (
     AUTOCAST_SWITCHES,
     SET_GRAD_ENABLED,
@@ -305,7 +305,7 @@ class Functionalizer:
         return [spec if isinstance(spec, torch.Tensor) else None for spec in specs]
 
     def _check_attributes(self, overload: OpOverload, attrs: dict[str, Any]) -> None:
-        unknown = [name for name, value in attrs.items() if not _is_attribute(value)]
+        unknown = [name for name, value in attrs.items() if not is_attribute(value)]
         if unknown:
             raise self._emitter.refuse(
                 f"{overload.name()} takes {', '.join(unknown)} from outside of the graph, which "
@@ -363,15 +363,6 @@ _DOES_NOTHING: dict[str, Callable[[dict[str, Any]], bool]] = {
     ),
 }
 """ATen operators that return their input where their attributes say so, on every device."""
-
-_PLAIN_TYPES = (type(None), bool, int, float, complex, str, type(SLOT), Input)
-_TORCH_TYPES = (torch.dtype, torch.layout, torch.memory_format)
-
-
-def _is_attribute(value: Any) -> bool:
-    if isinstance(value, list):
-        return all(_is_attribute(item) for item in value)
-    return isinstance(value, (*_PLAIN_TYPES, *_TORCH_TYPES))
 
 
 def _advice_for_function(target: Any) -> str:
