@@ -229,7 +229,8 @@ class Builder:
         """
         role = role or value.role
         copy = self.graph.add_copy(value, _under(prefix, value.name), role)
-        copy.names = tuple(_under(prefix, name) for name in copy.names)
+        if prefix:
+            copy.names = tuple(f"{prefix}.{name}" for name in copy.names)
         if role == "input":
             self.graph.inputs.append(copy.id)
         elif value.id in graph.tensors and copy.is_stored:

@@ -17,7 +17,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
@@ -127,11 +127,13 @@ class IRGraph:
     def add_copy(self, value: IRValue, name: str, role: Role) -> IRValue:
         """Add a value like one of another graph; in another role it is no stored one's slice."""
         copy = value.wired(None, [])
-        copy.id, copy.name = self.fresh_id(), self._free_name(name)
+        copy.id, copy.name = self.next_id, self._free_name(name)
+        self.next_id += 1
         if role != value.role:
             copy.role, copy.names, copy.placements, copy.init = role, (), None, None
         if (meta := value.meta).strides is not None:
-            copy.meta = replace(meta, strides=strides_or_none(meta.shape, meta.strides))
+            strides = strides_or_none(meta.shape, meta.strides)
+            copy.meta = TensorMeta(meta.shape, meta.dtype, strides)
         self.values[copy.id] = copy
         return copy
 

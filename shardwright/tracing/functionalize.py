@@ -13,7 +13,9 @@ of the program is handled by one rule:
     any other                    stays; its result is a view where it shares memory with an input
 
 torch's own functionalization knows nothing of gradients that a program records or not, nor of the
-lines that an error has to name.
+lines that an error has to name. It also gives other operators (a view and a copy for a reshape,
+statistics of norms that are not updated), and `run_decompositions({})` takes 1.1 to 2.3 times as
+long as torch.export itself, where a whole capture takes 0.4 to 0.7 (zoo's gpt2, llama, resnet, t5).
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """Runs of nodes are differentiated as autograd does, whatever they share, hide or replace."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,19 +9,16 @@ from hypothesis import strategies as st
 from torch import nn
 
 import shardwright as sw
-from shardwright.autodiff.differentiate import Differentiator
+from shardwright.autodiff.differentiate import Differentiator, add_into
 from shardwright.autodiff.vjp import Vjps
 from shardwright.errors import GraphError
 from shardwright.ir import Builder, IRGraph, IRValue, validate
 from shardwright.ir.execute import compile_graph
 from shardwright.ops import register_op
 from tests.building.derivatives import distance, run, with_gradients, wrong_kinds
+from tests.tracing.equality import operators
 
 VJPS = Vjps()
-
-
-def operators(graph: IRGraph) -> list[str]:
-    return [node.op.split(".")[1] for node in graph.nodes]
 
 
 def model_gradients(
@@ -211,6 +210,130 @@ def test_equal_layers_are_recorded_once():
     seed = builder.input("seed", (2, 4), "f64")
     Differentiator(builder, vjps).backward(nodes, {y.id: seed}, [x.id])
     assert vjps.recorded == 2
+
+
+# --- accumulated gradients are products and sums in one, and the numbers stay --------------------
+
+
+def inputs(builder: Builder, *shapes: tuple[int, ...]) -> list[IRValue]:
+    return [builder.input(f"x{i}", shape, "f64") for i, shape in enumerate(shapes)]
+
+
+def tensors(graph: IRGraph) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [graph.values[value_id].shape for value_id in graph.inputs]
+    return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
+
+
+def live(graph: IRGraph, value: IRValue) -> list[str]:
+    """The operators that a value depends on."""
+    needed, found = {value.id}, []
+    for node in reversed(graph.nodes):
+        if not needed.isdisjoint(node.outputs):
+            needed.update(node.inputs)
+            found.append(node.op.split(".")[1])
+    return found[::-1]
+
+
+def product(builder: Builder, a: IRValue, b: IRValue) -> IRValue:
+    return builder.call("aten.mm.default", a, b)
+
+
+def of_transposed(op: str, which: int) -> Callable[[Builder, IRValue, IRValue], IRValue]:
+    """The transposition of a product of which one factor is transposed."""
+
+    def write(builder: Builder, *factors: IRValue) -> IRValue:
+        listed = list(factors)
+        listed[which] = builder.call("aten.t.default", listed[which])
+        return builder.call(op, product(builder, *listed))
+
+    return write
+
+
+def turned_twice(builder: Builder, a: IRValue, b: IRValue) -> IRValue:
+    turned = builder.call("aten.t.default", product(builder, a, b))
+    return builder.call("aten.transpose.int", turned, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("write", "shapes", "expected", "ops"),
+    [
+        (product, [(3, 5), (3, 4), (4, 5)], torch.mm, ["addmm"]),
+        (turned_twice, [(3, 5), (3, 4), (4, 5)], torch.mm, ["addmm"]),
+        *(
+            (of_transposed(op, which), shapes, expected, ["t", "addmm"])
+            for op in ("aten.t.default", "aten.numpy_T.default")
+            for which, shapes, expected in (
+                (0, [(5, 3), (4, 3), (4, 5)], lambda x, y: (x.t() @ y).t()),
+                (1, [(5, 3), (3, 4), (5, 4)], lambda x, y: (x @ y.t()).t()),
+            )
+        ),
+    ],
+)
+@pytest.mark.parametrize("times", [1, 2])
+def test_product_and_sum_are_one(
+    write: Callable[..., IRValue],
+    shapes: list[tuple[int, int]],
+    expected: Callable[..., torch.Tensor],
+    ops: list[str],
+    times: int,
+):
+    builder = Builder()
+    total, *factors = inputs(builder, *shapes)
+    for _ in range(times):
+        total = add_into(builder, total, write(builder, *factors))
+    assert live(builder.graph, total) == ops * times
+    graph = builder.finish(total)
+    acc, x, y = tensors(graph)
+    assert distance(run(graph, [acc, x, y])[0], acc + times * expected(x, y)) < 1e-15
+
+
+def test_the_gradient_stays_what_it_was():
+    """It may be that of another value as well, and be read only later."""
+    builder = Builder()
+    total, a, b = inputs(builder, (3, 5), (3, 4), (4, 5))
+    product = builder.call("aten.mm.default", a, b)
+    total = add_into(builder, total, product)
+    graph = builder.finish([total, builder.call("aten.neg.default", product)])
+    acc, x, y = tensors(graph)
+    added, negated = run(graph, [acc, x, y])
+    assert distance(added, acc + x @ y) < 1e-15
+    assert torch.equal(negated, -(x @ y))
+
+
+def test_what_is_read_elsewhere_stays():
+    builder = Builder()
+    total, a, b = inputs(builder, (3, 5), (3, 4), (4, 5))
+    product = builder.call("aten.mm.default", a, b)
+    read = builder.call("aten.relu.default", product)
+    total = add_into(builder, total, product)
+    assert operators(builder.graph) == ["mm", "relu", "add"]
+    builder.finish([total, read])
+
+
+def test_sums_keep_the_dtype_of_the_accumulator():
+    builder = Builder()
+    a, b = builder.input("a", (3, 4), "bf16"), builder.input("b", (4, 5), "bf16")
+    product = builder.call("aten.mm.default", a, b)
+    wide = add_into(builder, builder.input("wide", (3, 5), "f32"), product)
+    narrow = add_into(builder, builder.input("narrow", (3, 5), "bf16"), wide)
+    assert (wide.dtype, narrow.dtype) == ("f32", "bf16")
+    assert operators(builder.graph) == ["mm", "add", "add", "to"]
+
+
+def test_a_linear_layers_weight_gradient_is_one_addmm():
+    builder = Builder()
+    x, weight = inputs(builder, (2, 3, 4), (5, 4))
+    y = builder.call("aten.linear.default", x, weight)
+    nodes = list(builder.graph.nodes)
+    seed = builder.input("seed", y.shape, "f64")
+    gradient = Differentiator(builder).backward(nodes, {y.id: seed}, [weight.id])[weight.id]
+    total = add_into(builder, builder.input("total", (5, 4), "f64"), gradient)
+    assert live(builder.graph, total) == ["reshape", "reshape", "t", "addmm"]
+    graph = builder.finish(total)
+    given = tensors(graph)
+    expected = given[3] + torch.einsum("bto,bti->oi", given[2], given[0])
+    assert distance(run(graph, given)[0], expected) < 1e-14
 
 
 # --- laws -------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from shardwright.errors import GraphError
 from shardwright.ir import Builder, IRGraph, IRValue
 from shardwright.ir.tensor_meta import TensorMeta
 from tests.building.derivatives import run
+from tests.tracing.equality import operators
 
 MODE = FakeTensorMode()
 
@@ -16,10 +17,6 @@ MODE = FakeTensorMode()
 def recorded(function: Function, *shapes: tuple[int, ...]) -> IRGraph:
     found = record(function, [TensorMeta(shape, "f64") for shape in shapes], MODE, "cpu")
     return found.builder.finish([v for v in found.results if v is not None])
-
-
-def operators(graph: IRGraph) -> list[str]:
-    return [node.op.split(".")[1] for node in graph.nodes]
 
 
 def same(function: Function, *shapes: tuple[int, ...]) -> list[str]:
