@@ -7,8 +7,9 @@ Parameter.
 Each stage and microbatch is one cell: to autograd a single node, whose inputs are the stage's
 inputs and parameters, so that hooks, `torch.autograd.grad` and a larger model around it work as
 ever. Inside, a cell has an autograd graph of its own, from leaves that share the memory of its
-inputs and parameters. Autograd takes the cells in the reverse of the order in which they ran, so
-gradients are summed in the same order in every run; what a cell saved is freed after its backward.
+inputs and parameters. Autograd takes the cells of a device in the reverse of the order in which
+they ran, so that gradients are summed in the same order in every run: only what stages on several
+GPUs share is summed as it arrives. What a cell saved is freed after its backward.
 
 Yanping Huang and others, GPipe, arXiv 1811.06965.
 """
