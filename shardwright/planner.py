@@ -25,7 +25,7 @@ from shardwright.ir import IRGraph
 from shardwright.ir.graph import is_step, without_collection
 from shardwright.ir.tensor_meta import count_text
 from shardwright.planning.assemble import make_plan
-from shardwright.planning.candidates import Candidate
+from shardwright.planning.candidates import Candidate, alternatives, done_whole, split_reasons
 from shardwright.planning.mesh_plan import (
     PlanMachines,
     plan_by_partition,
@@ -38,11 +38,11 @@ from shardwright.planning.pipeline import measure_work, pipeline
 from shardwright.planning.plan import Assignment, Explanation, Plan, assignments
 from shardwright.planning.policy import Policy, by_policy, policy_name
 from shardwright.planning.predict import predict
-from shardwright.planning.reasons import alternatives, done_whole, split_reasons
 from shardwright.planning.rules import AXES, DATA, PIPELINE, batch_rows, whole_notes
 from shardwright.planning.search import PlanSearch
 from shardwright.planning.shapes import PlacedShapes
-from shardwright.planning.step import check_one_backward
+from shardwright.planning.step import check_one_backward, mixing_notes
+from shardwright.planning.step_graph import forward_view
 from shardwright.simulation.simulate import simulate
 
 __all__ = ["POLICIES", "plan"]
@@ -344,13 +344,13 @@ def write_plan(search: PlanSearch, found: Candidate) -> Plan:
         Assignment(meshes[order.schedule.placement[stage]], split)
         for stage, split in zip(found.stages.tolist(), splits, strict=True)
     ]
-    fingerprint = graphs.forms.fingerprint
+    fingerprint = graphs.fingerprint
     if graphs.training:
-        step = graphs.forms.step(unfused, options.microbatches, shape.shards)
+        step = graphs.step(shape)
         work = measure_work(step, step.view, options.microbatches)
         notes = [
             *whole_notes(step.view, splits),
-            *graphs.forms.mixing_notes(unfused, options.microbatches, shape.shards),
+            *mixing_notes(forward_view(apart), options.microbatches, shape.shards),
         ]
         made = make_plan(
             step.view, AUTO, devices, assigned, notes, work=work, fingerprint=fingerprint

@@ -28,8 +28,7 @@ from shardwright.errors import CodegenError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ir.dropout import DROPOUT
 from shardwright.pipeline import Pipeline
-from shardwright.planning.assemble import planned
-from shardwright.planning.copies import with_copies
+from shardwright.planning.assemble import planned, with_copies
 from shardwright.planning.plan import (
     Assignment,
     Copy,

@@ -15,7 +15,6 @@ from shardwright.costs import Costs, Layer
 from shardwright.costs.granularity import BasicBlocks, units
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRValue
-from shardwright.planning.copies import worthwhile_copies
 from shardwright.planning.metis import (
     check_options,
     policy_nodes,
@@ -23,7 +22,7 @@ from shardwright.planning.metis import (
     weigh_nodes,
     weighed_stages,
 )
-from shardwright.planning.partition import Partition, make_partition, task_of
+from shardwright.planning.partition import Partition, make_partition, task_of, worthwhile_copies
 from shardwright.planning.plan import Copy
 from shardwright.planning.policy import PolicyNode
 from shardwright.planning.step_graph import forward_view

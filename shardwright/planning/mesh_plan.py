@@ -21,8 +21,7 @@ from shardwright.costs import Costs
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.ir.graph import is_step
-from shardwright.planning.assemble import make_plan
-from shardwright.planning.copies import with_copies
+from shardwright.planning.assemble import make_plan, with_copies
 from shardwright.planning.options import StepOptions
 from shardwright.planning.partition import Partition, Task
 from shardwright.planning.partitioners import PARTITIONERS

@@ -259,7 +259,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         The stage of each node of a model whose stages are not contiguous; they run one after
         another. A training step has its own.
     copies
-        Nodes that other stages compute again (`planning.copies`); they count as nodes too.
+        Nodes that other stages compute again (`planning.assemble`); they count as nodes too.
     prediction, explanation
         The automatic planner's prediction, and its reasons.
     cluster

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from shardwright.errors import PlanError
@@ -165,7 +166,7 @@ UNFUSING_AXES = frozenset({"tensor", "sequence"})
 """Axes for which fused products are unfused: those that split columns."""
 
 
-@dataclass(slots=True)
+@dataclass
 class UnfusedProducts:
     """Which fused products of a graph are unfused for which axes; `over` says it.
 
@@ -173,7 +174,6 @@ class UnfusedProducts:
     """
 
     graph: IRGraph
-    fusions: Mapping[int, Fusion] = field(init=False)
     _annotations: Annotations | None = None
     """Of the forward with all of them unfused."""
     _made: dict[tuple[int, ...], IRGraph] = field(default_factory=dict)
@@ -181,9 +181,10 @@ class UnfusedProducts:
     _kept: dict[str, list[tuple[range, tuple[int, ...]]]] = field(default_factory=dict)
     """By axis: for these sizes these positions."""
 
-    def __post_init__(self) -> None:
-        self.fusions = find_fusions(self.graph)
-        self._made[()] = self.graph
+    @cached_property
+    def fusions(self) -> Mapping[int, Fusion]:
+        """The fused products, by position."""
+        return find_fusions(self.graph)
 
     def over(self, axes: Mapping[str, int]) -> tuple[IRGraph, tuple[int, ...]]:
         """The graph with those unfused of which such an axis splits parts, by columns.
@@ -191,7 +192,7 @@ class UnfusedProducts:
         Also their positions in the graph. Parts split by what they sum over would be reduced one by
         one: those products stay fused.
         """
-        axis = _that_takes_apart(axes)
+        axis = next((name for name in axes if name in UNFUSING_AXES and axes[name] > 1), None)
         kept = self._split_by_columns(axis, axes[axis]) if axis and self.fusions else ()
         return self._apart(kept), kept
 
@@ -231,12 +232,7 @@ class UnfusedProducts:
 
 def take_apart(graph: IRGraph, axes: Mapping[str, int]) -> tuple[IRGraph, tuple[int, ...]]:
     """The graph with fused products unfused for these axes, as `UnfusedProducts` has it."""
-    return UnfusedProducts(graph).over(axes) if _that_takes_apart(axes) else (graph, ())
-
-
-def _that_takes_apart(axes: Mapping[str, int]) -> str | None:
-    """The axis for which fused products are unfused, if there is one."""
-    return next((name for name in axes if name in UNFUSING_AXES and axes[name] > 1), None)
+    return UnfusedProducts(graph).over(axes)
 
 
 def _columns(following: SplitPropagation, node: IRNode, bound: BoundDimop) -> str | None:

@@ -365,8 +365,7 @@ class PlanSearch:
         if count == 1:
             return
         if self.graphs.training:
-            _, unfused = self.graphs.apart(shape)
-            step = self.graphs.forms.step(unfused, self.microbatches, shape.shards).graph
+            step = self.graphs.step(shape).graph
         view = found.placed.source.view
         order = order_of(options.schedule, shape.pipeline, self.microbatches, options.chunks)
         task = Task(

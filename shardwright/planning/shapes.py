@@ -11,24 +11,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from shardwright.clusters import Cluster, Mesh
 from shardwright.costs.cost import Costs
 from shardwright.costs.placed import Forward, PlacedCosts
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
+from shardwright.ir.graph import is_step
 from shardwright.planning.follow import Annotations
-from shardwright.planning.forms import GraphForms, Positions
-from shardwright.planning.predict import placed_costs
+from shardwright.planning.plan import fingerprint_graph
+from shardwright.planning.predict import forward_of_step, placed_costs
 from shardwright.planning.rules import (
     DATA,
     PIPELINE,
     SPLITTERS,
-    UNFUSING_AXES,
     UnfusedProducts,
     compatible,
 )
 from shardwright.planning.splits import best_splits
+from shardwright.planning.step import PreparedStep, as_step, is_mixed_by_shards
 from shardwright.sharding.strategy import Choice, Choices
 
 FEW = 16
@@ -100,52 +102,78 @@ def _divisors(number: int) -> list[int]:
     return [found for found in range(1, number + 1) if number % found == 0]
 
 
-@dataclass(slots=True)
+@dataclass
 class PlacedShapes:
-    """A graph placed on the inner axes of each shape, as little as possible anew."""
+    """A graph in the forms that shapes need, and placed on their inner axes; each is made once.
+
+    ``microbatches`` are those of a training step. Where `as_step` gives the same for two numbers of
+    data shards, it is one form.
+    """
 
     graph: IRGraph
     cluster: Cluster
     costs: Costs
     microbatches: int = 1
-    forms: GraphForms = field(init=False)
-    _apart: dict[object, tuple[IRGraph, Positions]] = field(default_factory=dict)
-    _taking: UnfusedProducts | None = None
+    _products: UnfusedProducts = field(init=False)
+    _steps: dict[object, PreparedStep] = field(default_factory=dict)
+    _forwards: dict[object, Forward] = field(default_factory=dict)
+    _mixed: dict[int, bool] = field(default_factory=dict)
+    """By number of data shards."""
     _columns: dict[tuple[int, str], list[tuple[range, list[Choice]]]] = field(default_factory=dict)
     """By the id of a forward, and an axis: for these sizes these splits."""
     _annotations: dict[int, Annotations] = field(default_factory=dict)
     _placed: dict[object, PlacedCosts] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.forms = GraphForms(self.graph)
+        self._products = UnfusedProducts(self.graph)
 
-    @property
+    @cached_property
     def training(self) -> bool:
         """Whether the graph is a training step."""
-        return self.forms.training
+        return is_step(self.graph)
 
-    def apart(self, shape: Shape) -> tuple[IRGraph, Positions]:
+    @cached_property
+    def fingerprint(self) -> str:
+        """The graph's."""
+        return fingerprint_graph(self.graph)
+
+    def apart(self, shape: Shape) -> tuple[IRGraph, tuple[int, ...]]:
         """The graph with fused products unfused, and their positions in the graph."""
-        axes = tuple((axis, size) for axis, size in shape.inner if axis in UNFUSING_AXES)
-        if not axes:
-            return self.graph, ()
-        if axes not in self._apart:
-            self._taking = self._taking or UnfusedProducts(self.graph)
-            self._apart[axes] = self._taking.over(dict(axes))
-            self.forms.note_apart(*self._apart[axes])
-        return self._apart[axes]
+        return self._products.over(dict(shape.inner))
+
+    def step(self, shape: Shape) -> PreparedStep:
+        """The training step, each of whose microbatches is split over data shards."""
+        apart, unfused = self.apart(shape)
+        shards = self._shards(shape)
+        if (unfused, shards) not in self._steps:
+            self._steps[unfused, shards] = as_step(apart, self.microbatches, shards)
+        return self._steps[unfused, shards]
+
+    def forward(self, shape: Shape) -> Forward:
+        """What is placed of the graph: the step's forward; of a model, all of it."""
+        apart, unfused = self.apart(shape)
+        key = unfused, self._shards(shape)
+        if key not in self._forwards:
+            step = self.training and forward_of_step(self.step(shape))
+            self._forwards[key] = step or Forward(apart, apart)
+        return self._forwards[key]
+
+    def _shards(self, shape: Shape) -> int:
+        """The data shards, where their number changes the graph as it does batch norms."""
+        shards = shape.shards
+        if shards not in self._mixed:
+            self._mixed[shards] = self.training and is_mixed_by_shards(self.graph, shards)
+        return shards if self._mixed[shards] else 1
 
     def on(self, shape: Shape) -> PlacedCosts:
         """The graph on a shape. Raises PlanError where an axis can split nothing of it."""
-        _, unfused = self.apart(shape)
-        source = self.forms.forward(unfused, self.microbatches, shape.shards)
+        source = self.forward(shape)
         key = shape.inner, shape.best, id(source)
         if key not in self._placed:
             splits, reasons = self._splits(source, shape)
-            mesh = shape.ranks(self.cluster)[0]
             self._placed[key] = placed_costs(
                 source,
-                mesh,
+                shape.ranks(self.cluster)[0],
                 splits,
                 self.cluster,
                 self.costs,

@@ -28,7 +28,7 @@ from shardwright.ir import Builder, IRGraph, IRNode, IRValue
 from shardwright.ir.graph import forward_nodes
 from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.ops.call import Writer
-from shardwright.planning.counts import Counts, is_mean_loss, is_mean_over_labels
+from shardwright.planning.counts import Counts, is_mean_loss
 from shardwright.planning.follow import Sharded, SplitPropagation
 from shardwright.planning.rules import batch_dims, batch_rows, batched_outputs, follow_batch
 from shardwright.planning.step_graph import forward_view
@@ -85,11 +85,6 @@ def check_one_backward(graph: IRGraph) -> None:
             f"the step {graph.name!r} calls backward {len(found)} times; write it for one "
             "microbatch, with one backward, and give plan(…, microbatches=n)"
         )
-
-
-def has_quotients(graph: IRGraph) -> bool:
-    """Whether the number of microbatches changes a step: it has a mean over labels."""
-    return any(is_mean_over_labels(graph, node) for node in forward_nodes(graph))
 
 
 def is_mixed_by_shards(graph: IRGraph, shards: int) -> bool:
@@ -317,19 +312,8 @@ def mixing_notes(forward: IRGraph, microbatches: int, shards: int) -> list[str]:
     """Notes that name the operators that mix the batch, where it is cut."""
     if shards * microbatches == 1:
         return []
-    return notes_on(mixing_nodes(forward), forward, microbatches, shards)
-
-
-def mixing_nodes(forward: IRGraph) -> list[IRNode]:
-    """The operators that mix the batch."""
     walk, alone = _MixingWalk(follow_batch(forward, 1)), batch_rows(forward) == 1
-    return [n for n in forward.nodes if walk.mixes(n) or (alone and normalizes_batch(n))]
-
-
-def notes_on(
-    mixing: Sequence[IRNode], forward: IRGraph, microbatches: int, shards: int
-) -> list[str]:
-    """Notes that name the operators that mix the batch of a forward, as it is cut."""
+    mixing = [n for n in forward.nodes if walk.mixes(n) or (alone and normalizes_batch(n))]
     notes = []
     if microbatches > 1 and mixing:
         notes.append(f"mix the rows of a batch, so have each microbatch's alone: {_listed(mixing)}")

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from shardwright.errors import PlanError
 from shardwright.ir import Builder
-from shardwright.planning.copies import copied, with_copies, worthwhile_copies
+from shardwright.planning.assemble import copied, with_copies
+from shardwright.planning.partition import worthwhile_copies
 from shardwright.planning.plan import Copy
 from shardwright.planning.postprocess import as_stages
 from shardwright.planning.workload import SentValue, Workload
