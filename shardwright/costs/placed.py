@@ -26,8 +26,9 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-FORWARD, AGAIN, BACKWARD, WEIGHT = range(4)
-"""The passes of a node: its forward, the forward once more, its backward, its weight gradients."""
+FORWARD, AGAIN, BACKWARD, ADD, WEIGHT = range(5)
+"""The passes of a node: its forward, the forward once more, its backward, the addition of what that
+gives to what others gave, its weight gradients."""
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardwright.costs.placed import (
+    ADD,
     AGAIN,
     BACKWARD,
     FORWARD,
@@ -195,18 +196,16 @@ class _PassOrder:
         first = np.searchsorted(block, block, side="left")
         stop = np.searchsorted(block, block, side="right")
         behind = count + 2 * (count - stop)
-        times = np.stack(
-            (
-                number,
-                behind + number - first,
-                behind + 2 * (stop - first) - 1 - number + first,
-                4 * count - 1 - number,
-            )
-        )
+        backward = behind + 2 * (stop - first) - 1 - number + first
+        last = 4 * count - 1 - number
+        times = np.stack((number, behind + number - first, backward, backward + 0.5, last))
         works = [FORWARD]
         if source.training:
             works += [BACKWARD] + [WEIGHT] * apart
         rows = [nodes for _ in works]
+        if source.training:
+            works.append(ADD)
+            rows.append(np.unique(placed.node[placed.work == ADD]))
         if again is not None:
             works.append(AGAIN)
             rows.append(np.flatnonzero(placed.again & (again[stages] > 0)))
@@ -216,8 +215,9 @@ class _PassOrder:
         ).astype(np.int64)
         order = np.lexsort((times[work, node], stages[node]))
         node, work = node[order], work[order]
-        stage, group = stages[node], np.where(work == AGAIN, BACKWARD, work)
-        seconds = placed.seconds[node, np.array([0, 0, 1, 2])[work]]
+        group = np.array([FORWARD, BACKWARD, BACKWARD, BACKWARD, WEIGHT])[work]
+        stage, seconds = stages[node], placed.seconds[node, np.array([0, 0, 1, 1, 2])[work]]
+        seconds = np.where(work == ADD, 0.0, seconds)
         if again is not None:
             seconds = seconds * np.where(work == AGAIN, again[stage], 1.0)
         if not apart:
@@ -227,7 +227,7 @@ class _PassOrder:
         lines = np.where(moving, placed.lines[node, column], 0.0)
         moves = np.where(moving, placed.moves[node, column], 0)
         changes = _changes(stage) | _changes(group)
-        place = np.full((4, count), -1)
+        place = np.full((len(times), count), -1)
         place[work, node] = np.arange(len(node))
         passes = np.cumsum(changes) - 1
         pass_starts = np.flatnonzero(changes)
@@ -333,7 +333,7 @@ def least_seconds(tasks: StageTasks, placement: Sequence[int], microbatches: int
     """
     count = tasks.count
     works = np.zeros((3, count))
-    np.add.at(works, (np.array([0, 0, 1, 2])[tasks.work], tasks.stage), tasks.seconds)
+    np.add.at(works, (np.array([0, 0, 1, 1, 2])[tasks.work], tasks.stage), tasks.seconds)
     begin, tail = np.zeros(count), np.zeros(count)
     for sent in sorted(traffic(tasks.placed, tasks.stages), key=lambda one: one.giver):
         begin[sent.taker] = max(begin[sent.taker], begin[sent.giver] + works[0, sent.giver])

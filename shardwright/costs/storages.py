@@ -20,6 +20,7 @@ from shardwright.autodiff.backward import BackwardGraph
 from shardwright.clusters import DeviceModel
 from shardwright.costs.cost import Costs, NodeCost
 from shardwright.costs.placed import (
+    ADD,
     AGAIN,
     BACKWARD,
     EACH_OF_ITS_OWN,
@@ -325,9 +326,9 @@ class _Listing:
         if layout not in terms:
             terms[layout] = storage
             return
-        self.rows += [(terms[layout], i, BACKWARD), (storage, i, BACKWARD)]
+        self.rows += [(terms[layout], i, ADD), (storage, i, ADD)]
         size = self.sizes[storage]
-        terms[layout] = self._new(i, size, BACKWARD)
+        terms[layout] = self._new(i, size, ADD)
         self.seconds[i, 1] += ADD_PASSES * size / self.device.bandwidth + self.device.overhead
 
     def _read(
