@@ -87,9 +87,19 @@ def test_where_messages_are_copied(step, schedule, recompute):
     assert ratio(step, made, GPU) == pytest.approx(1, abs=0.1)
 
 
-@pytest.mark.xfail(strict=True, reason="predicted 11 to 31% too high since costs are of storages")
+# Devices of a stage that are never late do no forward ahead of its turn; it counts in half.
+NEVER_LATE = pytest.mark.xfail(strict=True, reason="predicted 11 to 29% too high")
+
+
 @pytest.mark.parametrize(
-    "mesh", [{"pipeline": 2}, {"data": 2}, {"tensor": 2}, {"pipeline": 2, "tensor": 2}], ids=str
+    "mesh",
+    [
+        {"pipeline": 2},
+        pytest.param({"data": 2}, marks=NEVER_LATE),
+        pytest.param({"tensor": 2}, marks=NEVER_LATE),
+        pytest.param({"pipeline": 2, "tensor": 2}, marks=NEVER_LATE),
+    ],
+    ids=str,
 )
 def test_of_a_layer_that_is_cut(mesh):
     """Its queries, keys and values are parts of one value; the gradient of each fills it."""
