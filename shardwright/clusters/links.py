@@ -47,6 +47,12 @@ STAND_IN: Mapping[Kind, Kind] = {"broadcast": "send", "reduce": "all_reduce"}
 """Kinds that links need not tell apart, and which price they have then."""
 
 
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+ROOTED = ("broadcast", "reduce")
+KINDS = ("send", *COLLECTIVES, *ROOTED)
+"""The kinds of communication that a file may tell apart."""
+
+
 class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``latency`` of a message in seconds, ``bandwidth`` of one slot in bytes a second."""
 

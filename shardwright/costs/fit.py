@@ -18,8 +18,7 @@ import msgspec
 import numpy as np
 
 from shardwright.clusters import DeviceModel, Link, Links
-from shardwright.clusters.cluster_file import KINDS, ROOTED
-from shardwright.clusters.links import ROUNDS, Kind
+from shardwright.clusters.links import KINDS, ROOTED, ROUNDS, Kind
 from shardwright.costs.roofline import Work, node_work, seconds
 from shardwright.errors import ProfileError
 from shardwright.ir import IRGraph, IRNode

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from shardwright.clusters.cluster_file import device_text, links_text
+from shardwright.clusters.cluster import device_text, links_text
 from shardwright.costs.predict import Prediction
 from shardwright.planning.plan import Assignment, Plan, Split, Terms
 

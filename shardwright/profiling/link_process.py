@@ -23,8 +23,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from shardwright.clusters.cluster_file import ROOTED
-from shardwright.clusters.links import ROUNDS, Kind
+from shardwright.clusters.links import ROOTED, ROUNDS, Kind
 from shardwright.comm import (
     Membership,
     Operation,

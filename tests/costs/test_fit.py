@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardwright.clusters import GLOO, DeviceModel, Link, Links
-from shardwright.clusters.cluster_file import KINDS, ROOTED
+from shardwright.clusters.links import KINDS, ROOTED
 from shardwright.costs.fit import FitPoint, LinkTime, fit, fit_links
 from shardwright.costs.roofline import Work, seconds
 from shardwright.errors import ProfileError

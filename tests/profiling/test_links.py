@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shardwright.clusters import Cluster
-from shardwright.clusters.cluster_file import KINDS, ROOTED
+from shardwright.clusters.links import KINDS, ROOTED
 from shardwright.comm.rounds import combine
 from shardwright.errors import DeviceError, ProfileError
 from shardwright.profiling import machine, profile_links
