@@ -43,7 +43,7 @@ from shardwright.ir import IRGraph, IRNode
 from shardwright.planning.pipeline import node_work
 from shardwright.planning.plan import TrainingPlan
 from shardwright.schedules import make_schedule
-from shardwright.schedules.held import HeldMicrobatches, held_at_once, waits_inside
+from shardwright.schedules.run import HeldMicrobatches, held_at_once, waits_inside
 
 LOWEST, HIGHEST = -1, 30
 """Prices that are tried are 2 to the power of numbers up to the highest; at the lowest all is kept.

@@ -37,7 +37,7 @@ from shardwright.costs.step_time import (
     stage_programs,
 )
 from shardwright.ir.tensor_meta import count_text
-from shardwright.schedules.held import HeldMicrobatches, waits_inside
+from shardwright.schedules.run import HeldMicrobatches, waits_inside
 
 ITEMS = ("parameters", "gradients", "optimizer", "activations", "temporaries", "messages")
 """What a device's memory holds."""

@@ -27,6 +27,9 @@ from shardwright.costs.placed import (
     PlacedCosts,
 )
 
+COLUMN = np.array([0, 0, 1, 1, 2])
+"""Of `PlacedCosts.seconds`, that of each pass."""
+
 
 class Sent(NamedTuple):
     """What a stage sends another for a microbatch, and how many of the values have gradients."""
@@ -216,8 +219,8 @@ class _PassOrder:
         order = np.lexsort((times[work, node], stages[node]))
         node, work = node[order], work[order]
         group = np.array([FORWARD, BACKWARD, BACKWARD, BACKWARD, WEIGHT])[work]
-        stage, seconds = stages[node], placed.seconds[node, np.array([0, 0, 1, 1, 2])[work]]
-        seconds = np.where(work == ADD, 0.0, seconds)
+        stage, seconds = stages[node], placed.seconds[node, COLUMN[work]]
+        seconds = np.where(work == ADD, 0.0, seconds)  # they are among those of the backward
         if again is not None:
             seconds = seconds * np.where(work == AGAIN, again[stage], 1.0)
         if not apart:
@@ -333,7 +336,7 @@ def least_seconds(tasks: StageTasks, placement: Sequence[int], microbatches: int
     """
     count = tasks.count
     works = np.zeros((3, count))
-    np.add.at(works, (np.array([0, 0, 1, 1, 2])[tasks.work], tasks.stage), tasks.seconds)
+    np.add.at(works, (COLUMN[tasks.work], tasks.stage), tasks.seconds)
     begin, tail = np.zeros(count), np.zeros(count)
     for sent in sorted(traffic(tasks.placed, tasks.stages), key=lambda one: one.giver):
         begin[sent.taker] = max(begin[sent.taker], begin[sent.giver] + works[0, sent.giver])

@@ -28,7 +28,7 @@ from shardwright.costs.roofline import worker_seconds
 from shardwright.costs.stage import Sent, StageTasks
 from shardwright.errors import PlanError
 from shardwright.schedules import Schedule, make_schedule
-from shardwright.schedules.held import Rows, held_at_once
+from shardwright.schedules.run import Rows, held_at_once
 
 LETTERS = {"F": FORWARD, "B": BACKWARD, "W": WEIGHT}
 

@@ -26,7 +26,7 @@ from shardwright.planner import plan
 from shardwright.planning.assemble import step_of
 from shardwright.planning.pipeline import node_work
 from shardwright.schedules import make_schedule
-from shardwright.schedules.held import HeldMicrobatches, held_at_once
+from shardwright.schedules.run import HeldMicrobatches, held_at_once
 from shardwright.simulation.simulate import simulate
 from tests.building.step_files import StepRun
 from tests.building.written_slots import B0, F0, Slots

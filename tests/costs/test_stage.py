@@ -18,7 +18,7 @@ from shardwright.planning.assemble import step_of
 from shardwright.planning.predict import forward_of, placed_plan
 from shardwright.planning.step import with_prepared
 from shardwright.planning.step_graph import forward_view
-from shardwright.schedules.held import waits_inside
+from shardwright.schedules.run import waits_inside
 from shardwright.tracing import compile_ir
 from tests.planning.test_search import random_step
 from tests.steps import image_step

@@ -3,7 +3,7 @@
 import pytest
 
 from shardwright.schedules import make_schedule
-from shardwright.schedules.held import HeldMicrobatches, held_at_once, waits_inside
+from shardwright.schedules.run import HeldMicrobatches, held_at_once, waits_inside
 
 
 def rows(kind, rank, *, inside=False, microbatches=4):
