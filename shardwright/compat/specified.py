@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import torch
 
-from shardwright.compiler.compile import available, compile, parsed
 from shardwright.compiler.executor import Executor as CudaExecutor
 from shardwright.compiler.lowering import lower_graph
 from shardwright.compiler.memory.plan import ExecPlan, make_exec_plan, optimize_plan
 from shardwright.compiler.passes.pipeline import prepare
-from shardwright.compiler.program import CompiledProgram
+from shardwright.compiler.program import CompiledProgram, available, compile, parsed
 from shardwright.ir import IRGraph
 from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.kernels.emitters import emit_graph

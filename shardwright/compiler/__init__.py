@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING
 from shardwright.lazy import import_lazily
 
 if TYPE_CHECKING:
-    from shardwright.compiler.compile import compile
     from shardwright.compiler.lowering import lower, lower_graph
-    from shardwright.compiler.program import CompiledProgram
+    from shardwright.compiler.program import CompiledProgram, compile
     from shardwright.compiler.replay import Replaying
 
 __all__ = [

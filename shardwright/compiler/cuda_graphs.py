@@ -21,8 +21,7 @@ from shardwright.compiler.memory.plan import ExecPlan
 from shardwright.compiler.replay import as_before, warm_up
 from shardwright.errors import DeviceError
 from shardwright.ir.operators import resolve
-from shardwright.kernels.kinds import BY_NAME
-from shardwright.kernels.lowered import LoweredGraph, LoweredOp
+from shardwright.kernels.lowered import BY_NAME, LoweredGraph, LoweredOp
 from shardwright.torch_internals import end_pool
 
 WARM_UP = 3

@@ -29,8 +29,7 @@ from shardwright.compiler.feeds import Feeds
 from shardwright.compiler.memory.plan import ExecPlan
 from shardwright.compiler.slots import PlanMemory
 from shardwright.errors import ExecError
-from shardwright.kernels.kinds import bind_torch, kind_of
-from shardwright.kernels.lowered import LoweredOp
+from shardwright.kernels.lowered import LoweredOp, bind_torch, kind_of
 from shardwright.kernels.native.library import (
     BoundCall,
     CallLog,
@@ -39,7 +38,8 @@ from shardwright.kernels.native.library import (
     NativeOperand,
     load,
 )
-from shardwright.kernels.row import ABSENT, Closure, KernelRow, present
+from shardwright.kernels.row import ABSENT, KernelRow
+from shardwright.kernels.torch_kernels import Closure, present
 
 
 class Executor:
@@ -322,7 +322,7 @@ def written_out(kind: KernelRow, op: LoweredOp) -> bytes:
         attrs = kind.unpack(op.attr_schema, op.attr_blob)
     except ExecError as error:
         raise ExecError(f"{op.where}: {error}" if op.where else str(error)) from None
-    return kind.schema(1).pack(attrs) if kind.schemas else b""
+    return kind.attrs.pack(attrs)
 
 
 class TorchCall:

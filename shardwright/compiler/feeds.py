@@ -17,6 +17,7 @@ import torch
 from shardwright.compiler.memory.plan import ExecPlan
 from shardwright.compiler.slots import PlanMemory
 from shardwright.errors import InputError
+from shardwright.ir import IRValue
 from shardwright.ir.tensor_meta import describe_dtype, overlaps, torch_dtype
 from shardwright.kernels.lowered import ValueSpec
 from shardwright.kernels.strides import extent
@@ -224,19 +225,40 @@ def check_feed(feed: object) -> None:
         )
 
 
-def check_tensor(name: str, tensor: torch.Tensor, spec: ValueSpec, device: torch.device) -> None:
-    """Raise InputError where a tensor has another shape, dtype or device than the plan."""
+def check_tensor(
+    name: str,
+    tensor: torch.Tensor,
+    value: ValueSpec | IRValue,
+    device: torch.device,
+    *,
+    static: bool = True,
+) -> None:
+    """Raise InputError where a tensor has another dtype or device, or ``static`` shape."""
     if not isinstance(tensor, torch.Tensor):
-        raise InputError(f"{spec.role} {name!r} is a {type(tensor).__name__}, no tensor")
-    if tuple(tensor.shape) != spec.shape or tensor.dtype != torch_dtype(spec.dtype):
         raise InputError(
-            f"{spec.role} {name!r} is {describe_dtype(tensor.dtype)}{list(tensor.shape)}, but the "
-            f"plan was made for {spec.dtype}{list(spec.shape)}; shapes are static"
+            f"{value.role} {name!r} is a {type(tensor).__name__}, no tensor; feed a tensor of "
+            f"{value.dtype}"
+        )
+    shape = tuple(tensor.shape)
+    if tensor.dtype != torch_dtype(value.dtype) or (static and shape != value.shape):
+        wanted = f"{value.dtype}{list(value.shape) if static else ''}"
+        raise InputError(
+            f"{value.role} {name!r} is {describe_dtype(tensor.dtype)}{list(shape)}, but the plan "
+            f"was made for {wanted}, which is static; feed such a tensor, or compile for this one"
+        )
+    check_device(f"{value.role} {name!r}", tensor, device)
+
+
+def check_device(what: str, tensor: torch.Tensor, device: torch.device) -> None:
+    """Raise InputError where a tensor is not dense, or not where a program runs."""
+    if tensor.layout != torch.strided:
+        raise InputError(
+            f"{what} is {tensor.layout}, but a program takes dense tensors; give its to_dense()"
         )
     if tensor.device.type != device.type or device.index not in (None, tensor.device.index):
         raise InputError(
-            f"{spec.role} {name!r} is on {tensor.device}, but the plan runs on {device}; move it "
-            f"there with .to({str(device)!r})"
+            f"{what} is on {tensor.device}, but the program runs on {device}; move it there with "
+            f".to({str(device)!r})"
         )
 
 

@@ -27,8 +27,7 @@ from shardwright.ir.operators import is_built_in
 from shardwright.ir.values import Emitted
 from shardwright.kernels.emitters import emit_graph
 from shardwright.kernels.files import encode
-from shardwright.kernels.kinds import kind_of
-from shardwright.kernels.lowered import LoweredGraph, LoweredOp, ValueSpec
+from shardwright.kernels.lowered import LoweredGraph, LoweredOp, ValueSpec, kind_of
 from shardwright.kernels.row import ABSENT
 from shardwright.pipeline import Pipeline, SuperTask, TensorInfo, check
 from shardwright.pipeline.fxtext import decode

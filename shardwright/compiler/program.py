@@ -1,4 +1,4 @@
-"""CompiledProgram: a model or a training step as one bound plan for each set of shapes.
+"""`compile`: a model or a training step as one bound plan for each set of shapes.
 
     program = sw.compile(model, x)
     y = program(x)                      # as model(x)
@@ -22,23 +22,84 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from shardwright.compiler.bind import BoundPlan
+from shardwright.compiler.bind import Binder, BoundPlan
+from shardwright.compiler.feeds import check_device
 from shardwright.compiler.guards import Facts, Guard, GuardedParts, is_placed
 from shardwright.compiler.memory.plan import ExecPlan
-from shardwright.compiler.replay import FeedSpec, Replaying, check_device, take_feed
-from shardwright.compiler.sources import Prepared, Source
+from shardwright.compiler.replay import Replaying, check_count, take_feed
+from shardwright.compiler.sources import Prepared, Source, source_of
 from shardwright.compiler.trace import Trace, check_trace, trace_of
-from shardwright.errors import InputError
-from shardwright.ir import IRGraph
+from shardwright.errors import DeviceError, ExecError, InputError
+from shardwright.ir import IRGraph, IRValue
 from shardwright.ir.structure import leaves, rebuild, rebuild_call
 from shardwright.ir.tensor_meta import torch_dtype
 
 OFTEN = 8
 """How many states of its modules and optimizers a program is captured for before that is said."""
 
+DEVICES = ("cpu", "cuda")
+
 Bind = Callable[[Prepared, Replaying], BoundPlan]
+
+
+def compile(
+    program: nn.Module | IRGraph | Callable[..., Any],
+    *example_args: Any,
+    device: str | torch.device | None = None,
+    threads: int | None = None,
+    replay: Replaying | None = None,
+    seed: int = 0,
+    **example_kwargs: Any,
+) -> CompiledProgram:
+    """Compile a model or a training step for one device; the result is called like the original.
+
+    program
+        A module, compiled for inference; a training step function (as for `train`), compiled to one
+        plan of forward, backward and update; or a graph.
+    example_args, example_kwargs
+        Arguments of a call. Their shapes, dtypes and structure matter, not their contents. Calls
+        with other shapes are captured when they come. Without an example, the first call is.
+    device
+        ``cpu`` or ``cuda``; by default the device of the program's parameters.
+    threads
+        Number of threads of native kernels; by default as many as torch.
+    replay
+        Roles, and the number of captures kept.
+    seed
+        Seed of the dropout of a step.
+
+    Parameters, buffers and optimizer state are used in place: a step trains the program's own. The
+    next call notices changes of the program: weights changed in place or replaced, ``train`` and
+    ``eval``, plain attributes of modules, hyper-parameters. After writes through ``.data`` or
+    NumPy, and other changes in Python, call ``refresh()``.
+
+    Calls from several threads are safe, but wait for one another.
+
+    Raises CaptureError if the program cannot be captured, DeviceError, WeightError, and PlanError
+    or GraphError if a step cannot be differentiated.
+    """
+    source = source_of(program, seed)
+    chosen = _device(source, device, (*example_args, *example_kwargs.values()))
+    if not isinstance(replay, Replaying | None):
+        raise ExecError(f"replay={replay!r}; give a sw.Replaying, such as sw.Replaying(bound=2)")
+    replaying = (replay or Replaying()).of_mode(source.mode)
+    if threads is not None:
+        check_count("threads", threads, 1)
+    made = CompiledProgram(source, Binder(chosen, threads), chosen, replaying)
+    if example_args or example_kwargs or _takes_nothing(source):
+        made.capture(*example_args, **example_kwargs)
+    return made
+
+
+def _takes_nothing(source: Source) -> bool:
+    """Whether a call of the program has no arguments, so that nothing is lacking to capture it."""
+    try:
+        arguments, _ = source.describe((), {})
+    except InputError:
+        return False
+    return not arguments.parameters
 
 
 class CompiledProgram:
@@ -201,7 +262,7 @@ class CompiledProgram:
     def _check(self, feed: Mapping[str, Tensor]) -> None:
         """Raise InputError where a call's tensors are of another dtype or device."""
         for name, tensor in feed.items():
-            check_device(name, tensor, self.device)
+            check_device(f"input {name!r}", tensor, self.device)
         if self._latest is not None:
             specs = self._latest.feed_specs
             if all(name in specs for name in feed):
@@ -351,14 +412,52 @@ def read_tensors(graph: IRGraph, replaying: Replaying, parts: GuardedParts) -> l
     return [*(graph.tensors[value.id] for value in stored), *others]
 
 
-def _feed_specs(prepared: Prepared) -> dict[str, FeedSpec]:
-    """What a feed may name: the call's tensors, the rates, and stored values."""
+def _feed_specs(prepared: Prepared) -> dict[str, IRValue]:
+    """What a feed may name: stored values, the call's tensors, and the rates."""
     graph = prepared.graph
-    values = [graph.values[k] for k in (*prepared.call_inputs, *prepared.rate_inputs)]
-    rates = (graph.values[value_id].name for value_id in prepared.rate_inputs)
-    named = zip((*prepared.names, *rates), values, strict=True)
-    stored = ((name, value) for value in graph.stored() for name in value.names)
-    return {
-        **{name: FeedSpec(value.role, value.shape, value.dtype) for name, value in stored},
-        **{name: FeedSpec("input", value.shape, value.dtype) for name, value in named},
-    }
+    found = {name: value for value in graph.stored() for name in value.names}
+    pairs = zip(prepared.names, prepared.call_inputs, strict=True)
+    found |= {name: graph.values[value_id] for name, value_id in pairs}
+    rates = (graph.values[value_id] for value_id in prepared.rate_inputs)
+    return found | {value.name: value for value in rates}
+
+
+# --- devices -------------------------------------------------------------------------------------
+
+
+def _device(
+    source: Source, device: str | torch.device | None, examples: tuple[Any, ...]
+) -> torch.device:
+    """Where a program runs. Raises DeviceError."""
+    if device is None:
+        tensors = [*source.tensors(), *(item for item in examples if isinstance(item, Tensor))]
+        chosen = tensors[0].device if tensors else torch.device("cpu")
+    else:
+        chosen = parsed(device)
+    return available(torch.device("cpu") if chosen.type == "meta" else chosen)
+
+
+def parsed(device: str | torch.device) -> torch.device:
+    """A device by its name. Raises DeviceError."""
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise DeviceError(
+            f"device={device!r} is no device; a program is compiled for one of {', '.join(DEVICES)}"
+        ) from None
+
+
+def available(chosen: torch.device) -> torch.device:
+    """The device with its number, if this machine has it. Raises DeviceError."""
+    if chosen.type not in DEVICES:
+        raise DeviceError(
+            f"a program is compiled for one of {', '.join(DEVICES)}, found {chosen.type!r}"
+        )
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise DeviceError(
+            f"device={str(chosen)!r}, but this machine has no CUDA device; compile for the cpu, or "
+            "run it where one is"
+        )
+    if chosen.type == "cuda" and chosen.index is None:
+        chosen = torch.device("cuda", torch.cuda.current_device())
+    return chosen

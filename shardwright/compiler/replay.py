@@ -11,15 +11,16 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from shardwright.compiler.feeds import check_feed
+from shardwright.compiler.feeds import check_feed, check_tensor
 from shardwright.errors import ExecError, InputError
-from shardwright.ir.tensor_meta import describe_dtype, torch_dtype
+from shardwright.ir import IRValue
 from shardwright.ir.values import STORED_ROLES, Role
+from shardwright.kernels.lowered import ValueSpec
 
 Mode = Literal["inference", "train"]
 MODES: tuple[Mode, ...] = ("inference", "train")
@@ -103,17 +104,9 @@ def _roles(name: str, given: object) -> frozenset[Role]:
     return frozenset(given)
 
 
-class FeedSpec(NamedTuple):
-    """A value that a feed may name: its role, shape and dtype (a short name)."""
-
-    role: Role
-    shape: tuple[int, ...]
-    dtype: str
-
-
 def take_feed(
     feed: Mapping[str, Tensor],
-    known: Mapping[str, FeedSpec],
+    known: Mapping[str, ValueSpec | IRValue],
     replaying: Replaying,
     device: torch.device,
     *,
@@ -136,42 +129,11 @@ def take_feed(
         if value.role not in replaying.copy_roles:
             continue
         if name in feed:
-            found[name] = _fitting(name, feed[name], value, device)
+            check_tensor(name, feed[name], value, device, static=value.role != "input")
+            found[name] = feed[name]
         elif value.role == "input" and name not in optional:
             raise InputError(f"input {name!r} is not in the feed, which has {sorted(feed)}")
     return found
-
-
-def _fitting(name: str, tensor: Tensor, value: FeedSpec, device: torch.device) -> Tensor:
-    if not isinstance(tensor, Tensor):
-        raise InputError(
-            f"{value.role} {name!r} is {tensor!r}, no tensor; feed a tensor of {value.dtype}"
-        )
-    if tensor.dtype != torch_dtype(value.dtype):
-        raise InputError(
-            f"{value.role} {name!r} is of {describe_dtype(tensor.dtype)}, but the program is for "
-            f"{value.dtype}; cast it, or compile again with such tensors"
-        )
-    check_device(name, tensor, device)
-    if value.role != "input" and tuple(tensor.shape) != value.shape:
-        raise InputError(
-            f"{value.role} {name!r} is {list(tensor.shape)}, but the program has "
-            f"{list(value.shape)}; what is stored keeps its shape"
-        )
-    return tensor
-
-
-def check_device(name: str, tensor: Tensor, device: torch.device) -> None:
-    """Raise InputError where a tensor of a feed is not dense, or not where the program runs."""
-    if tensor.layout != torch.strided:
-        raise InputError(
-            f"input {name!r} is {tensor.layout}, but a program takes dense tensors; give "
-            f"{name}.to_dense()"
-        )
-    if tensor.device.type != device.type or device.index not in (None, tensor.device.index):
-        raise InputError(
-            f"input {name!r} is on {tensor.device}, but the program runs on {device}; move it there"
-        )
 
 
 @contextmanager

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from shardwright.compiler.memory.plan import ExecPlan
 from shardwright.errors import ExecError
 from shardwright.ir.tensor_meta import count_text
-from shardwright.kernels.kinds import kind_of
-from shardwright.kernels.lowered import LoweredOp
+from shardwright.kernels.lowered import LoweredOp, kind_of
 from shardwright.kernels.native.library import LoggedCall
 
 

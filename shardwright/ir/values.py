@@ -159,8 +159,8 @@ class Emitted:
     """One kernel call of a node as a backend's emitter wrote it; the call's fields never change.
 
     kind_id, attr_schema, attr_blob
-        Which kernel, and its packed constants (`shardwright.kernels.kinds`); None where an emitter
-        left them empty, which lowering refuses.
+        Which kernel, and its packed constants (`shardwright.kernels.lowered`); None where an
+        emitter left them empty, which lowering refuses.
     inputs, outputs
         Operands by place: the node's inputs count from 0, its outputs follow, then the tensors
         between its calls; -1 is an optional operand that is not there.

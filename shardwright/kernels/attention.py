@@ -8,21 +8,18 @@ from typing import Any
 import torch
 
 from shardwright.ir.tensor_meta import TensorMeta
-from shardwright.kernels.node_call import Emission, NodeCall
+from shardwright.kernels.attributes import attributes
 from shardwright.kernels.row import (
     ABSENT,
-    Attrs,
-    Closure,
+    Emission,
     KernelCall,
     KernelRow,
     Makes,
-    Tensors,
-    attributes,
+    NodeCall,
     like,
     need,
-    needed,
-    store,
 )
+from shardwright.kernels.torch_kernels import Attrs, Closure, Tensors, needed, store
 
 _aten = torch.ops.aten
 

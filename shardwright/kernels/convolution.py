@@ -8,21 +8,25 @@ from typing import Any
 import torch
 
 from shardwright.ir.tensor_meta import TensorMeta
-from shardwright.kernels.node_call import Emission, NodeCall
+from shardwright.kernels.attributes import attributes
 from shardwright.kernels.operators import conv
 from shardwright.kernels.row import (
     ABSENT,
     COUNTED,
-    Attrs,
-    Closure,
+    Emission,
     KernelCall,
     KernelRow,
     Makes,
-    Tensors,
-    attributes,
+    NodeCall,
     need,
+)
+from shardwright.kernels.torch_kernels import (
+    Attrs,
+    Closure,
+    Tensors,
+    bind_operator,
     needed,
-    present,
+    store,
 )
 
 _aten = torch.ops.aten
@@ -159,22 +163,18 @@ def _adaptive_pool(call: NodeCall) -> Emission:
 
 
 def _conv_torch(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
-    *_, bias, residual = ins
-    x, w, y = needed(*ins[:2], outs[0])
-    stride, padding, dilation = (list(attrs[name]) for name in ("stride", "padding", "dilation"))
-    groups, activation = attrs["groups"], attrs["activation"]
-    return lambda: y.copy_(
-        conv(x, w, bias, residual, stride, padding, dilation, groups, activation)
-    )
+    (x, w), (bias, residual) = needed(*ins[:2]), ins[2:]
+    stride, padding, dilation = (attrs[name] for name in ("stride", "padding", "dilation"))
+    rest = attrs["groups"], attrs["activation"]
+    return lambda: store(conv(x, w, bias, residual, stride, padding, dilation, *rest), outs)
 
 
 def _pool_torch(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
-    x, y = present((*ins, *outs))
-    sizes = [list(attrs[name]) for name in ("kernel", "stride", "padding")]
+    args = [*ins, *(list(attrs[name]) for name in ("kernel", "stride", "padding"))]
     if attrs["mean"]:
         counted = bool(attrs["count_padding"])
-        return lambda: y.copy_(_aten.avg_pool2d.default(x, *sizes, False, counted))
-    return lambda: y.copy_(_aten.max_pool2d_with_indices.default(x, *sizes)[0])
+        return bind_operator(_aten.avg_pool2d.default, [*args, False, counted], {}, outs)
+    return bind_operator(_aten.max_pool2d_with_indices.default, args, {}, outs)
 
 
 ROWS = (
@@ -190,8 +190,13 @@ ROWS = (
             "aten.convolution.default": _convolution,
             "shardwright.conv.default": _fused_conv,
         },
-        attributes(stride="q*", padding="q*", dilation="q*", groups="q", activation="B"),
-        {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1), "groups": 1, "activation": 0},
+        attributes(
+            stride=("q*", (1, 1)),
+            padding=("q*", (0, 0)),
+            dilation=("q*", (1, 1)),
+            groups=("q", 1),
+            activation=("B", 0),
+        ),
         pairs=((0, 3),),
     ),
     KernelRow(

@@ -13,7 +13,7 @@ emission, so that a stack of equal layers costs what one layer costs.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -26,9 +26,8 @@ from shardwright.ir.tensor_meta import TensorMeta
 from shardwright.ir.values import Emitted
 from shardwright.kernels.files import check_call
 from shardwright.kernels.generic import emit_generic
-from shardwright.kernels.kinds import BY_ID, BY_NAME, EMITTERS
-from shardwright.kernels.node_call import NodeCall
-from shardwright.kernels.row import ABSENT
+from shardwright.kernels.lowered import BY_ID, BY_NAME, EMITTERS, BaseView
+from shardwright.kernels.row import ABSENT, NodeCall
 from shardwright.torch_internals import OpOverload, storage_key
 
 Emitteds = tuple[Emitted, ...]
@@ -132,23 +131,14 @@ def _views(call: NodeCall) -> Emitteds | None:
         if view.shape != made.shape or not made.same_order(view.strides):
             return None
         attrs = {"offset": view.offset, "shape": view.shape, "strides": view.strides}
-        emitted.append(call.emit("view", [view.source], [place], **attrs))
+        emitted.append(call.emit("view", [view.base], [place], **attrs))
     return tuple(emitted)
-
-
-class FoundView(NamedTuple):
-    """A result that lies in memory of input number ``source``; offset and strides in elements."""
-
-    source: int
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
 
 
 def find_views(
     overload: OpOverload, inputs: Sequence[TensorMeta], attrs: Mapping[str, Any]
-) -> list[FoundView] | None:
-    """The operator's results as views, None where one of them is none.
+) -> list[BaseView] | None:
+    """The operator's results as views, based on inputs by number; None where one is no view.
 
     The operator runs on tensors without contents. A view has its input's dtype and values: a
     conjugate or negative seen lazily is none.
@@ -164,10 +154,10 @@ def find_views(
     return None if None in found or not found else [view for view in found if view is not None]
 
 
-def _view(made: torch.Tensor, tensors: Sequence[torch.Tensor]) -> FoundView | None:
+def _view(made: torch.Tensor, tensors: Sequence[torch.Tensor]) -> BaseView | None:
     for source, tensor in enumerate(tensors):
         if storage_key(made) == storage_key(tensor):
             same = made.dtype == tensor.dtype and not made.is_conj() and not made.is_neg()
             offset = int(made.storage_offset())
-            return FoundView(source, offset, tuple(made.shape), made.stride()) if same else None
+            return BaseView(source, offset, tuple(made.shape), made.stride()) if same else None
     return None

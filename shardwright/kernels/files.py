@@ -31,14 +31,15 @@ from msgspec import Struct
 from shardwright.errors import ExecError, GraphError
 from shardwright.ir.tensor_meta import DTYPES, TensorMeta, itemsize, overlaps
 from shardwright.ir.values import Role
-from shardwright.kernels.kinds import BY_ID, kind_of
 from shardwright.kernels.lowered import (
+    BY_ID,
     VIEW,
     BaseView,
     LoweredGraph,
     LoweredOp,
     ValueSpec,
     find_bases,
+    kind_of,
 )
 from shardwright.kernels.row import ABSENT, COUNTED, KernelCall, KernelRow, like
 from shardwright.kernels.strides import extent

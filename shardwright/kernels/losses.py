@@ -5,20 +5,25 @@ from __future__ import annotations
 import torch
 
 from shardwright.ir.tensor_meta import TensorMeta
-from shardwright.kernels.node_call import Emission, NodeCall, emits
-from shardwright.kernels.normalization import softmax_backward_torch, softmax_torch
+from shardwright.kernels.attributes import attributes
+from shardwright.kernels.normalization import softmax_torch
 from shardwright.kernels.row import (
-    Attrs,
-    Closure,
+    Emission,
     KernelCall,
     KernelRow,
     Makes,
-    Tensors,
-    attributes,
+    NodeCall,
     broadcast,
+    emits,
     like,
     need,
-    needed,
+)
+from shardwright.kernels.torch_kernels import (
+    Attrs,
+    Closure,
+    Tensors,
+    bind_operator,
+    by_operator,
     present,
     rows_of,
 )
@@ -52,14 +57,15 @@ def _cross_entropy_backward_makes(call: KernelCall) -> Makes:
 
 
 def _cross_entropy_torch(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
-    x, target, weight = ins
-    (loss, total, log_probs), reduction = present(outs), attrs["reduction"]
-    ignore, nll = attrs["ignore"], _aten.nll_loss_forward.output
+    x, *classes = ins
+    *losses, log_probs = outs
     probs = softmax_torch({"dim": 1, "log": 1}, [x], [log_probs])
+    args = [log_probs, *classes, attrs["reduction"], attrs["ignore"]]
+    nll = bind_operator(_aten.nll_loss_forward.default, args, {}, losses)
 
     def run() -> None:
         probs()
-        nll(log_probs, target, weight, reduction, ignore, output=loss, total_weight=total)
+        nll()
 
     return run
 
@@ -71,7 +77,7 @@ def _cross_entropy_backward_torch(attrs: Attrs, ins: Tensors, outs: Tensors) -> 
 
     def run() -> None:
         inner = nll(dloss, log_probs, target, weight, reduction, ignore, total)
-        softmax_backward_torch({"dim": 1, "log": 1}, [inner, log_probs], [dx])()
+        softmax_torch({"dim": 1, "log": 1}, [inner, log_probs], [dx])()
 
     return run
 
@@ -93,18 +99,6 @@ def _mse_backward_makes(call: KernelCall) -> Makes:
     fits = broadcast(dloss, a) == a.shape
     need(fits, f"dloss is {dloss}", f"a shape that broadcasts to {list(a.shape)}")
     return [[like(a)]]
-
-
-def _mse_torch(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
-    (a, b, loss), reduction = present((*ins, *outs)), attrs["reduction"]
-    call = _aten.mse_loss.default  # its out= resizes
-    return lambda: loss.copy_(call(a, b, reduction))
-
-
-def _mse_backward_torch(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
-    (dloss, a, b, da), reduction = needed(*ins, *outs), attrs["reduction"]
-    call = _aten.mse_loss_backward.grad_input
-    return lambda: call(dloss, a, b, reduction, grad_input=da)
 
 
 # --- embeddings ----------------------------------------------------------------------------------
@@ -164,7 +158,7 @@ def _embedding_backward_torch(attrs: Attrs, ins: Tensors, outs: Tensors) -> Clos
     return run
 
 
-_REDUCED = {"reduction": 1, "ignore": -100}
+_REDUCED = attributes(reduction=("B", 1), ignore=("q", -100))
 
 ROWS = (
     KernelRow(
@@ -182,8 +176,7 @@ ROWS = (
         _embedding_backward_torch,
         _embedding_backward_makes,
         {"aten.embedding_dense_backward.default": _embedding_backward},
-        attributes(padding="q"),
-        {"padding": -1},
+        attributes(padding=("q", -1)),
     ),
     KernelRow(
         32,
@@ -196,7 +189,6 @@ ROWS = (
                 "cross_entropy", "x target weight", "reduction ignore"
             )
         },
-        attributes(reduction="B", ignore="q"),
         _REDUCED,
         pairs=((2, 0),),
     ),
@@ -213,7 +205,6 @@ ROWS = (
                 "reduction ignore",
             )
         },
-        attributes(reduction="B", ignore="q"),
         _REDUCED,
         pairs=((0, 1),),
     ),
@@ -221,25 +212,23 @@ ROWS = (
         34,
         "mse",
         "a, b → loss",
-        _mse_torch,
+        by_operator(_aten.mse_loss.default, "reduction"),
         _mse_makes,
         {"aten.mse_loss.default": emits("mse", "self target", "reduction")},
-        attributes(reduction="B"),
-        {"reduction": 1},
+        attributes(reduction=("B", 1)),
     ),
     KernelRow(
         35,
         "mse_bwd",
         "dloss, a, b → da",
-        _mse_backward_torch,
+        by_operator(_aten.mse_loss_backward.default, "reduction"),
         _mse_backward_makes,
         {
             "aten.mse_loss_backward.default": emits(
                 "mse_bwd", "grad_output self target", "reduction"
             )
         },
-        attributes(reduction="B"),
-        {"reduction": 1},
+        attributes(reduction=("B", 1)),
         pairs=((0, 1), (0, 2)),
     ),
 )

@@ -15,14 +15,62 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shardwright.errors import ExecError
 from shardwright.ir.tensor_meta import contiguous_strides, count_text, itemsize
 from shardwright.ir.values import Role
-from shardwright.kernels.kinds import BY_NAME, kind_of
-from shardwright.kernels.row import ABSENT
+from shardwright.kernels import (
+    attention,
+    convolution,
+    generic,
+    losses,
+    matmul,
+    memory,
+    normalization,
+    optimizer,
+    pointwise,
+)
+from shardwright.kernels.row import ABSENT, Emitter, KernelRow
 from shardwright.kernels.strides import extent, same_order
+from shardwright.kernels.torch_kernels import Closure, Tensors
+
+# --- the one table of kernel kinds: what a call may be -------------------------------------------
+
+KINDS: tuple[KernelRow, ...] = (
+    *generic.ROWS,
+    *memory.ROWS,
+    *pointwise.ROWS,
+    *matmul.ROWS,
+    *normalization.ROWS,
+    *attention.ROWS,
+    *losses.ROWS,
+    *convolution.ROWS,
+    *optimizer.ROWS,
+)
+BY_ID: Mapping[int, KernelRow] = {kind.id: kind for kind in KINDS}
+BY_NAME: Mapping[str, KernelRow] = {kind.name: kind for kind in KINDS}
+EMITTERS: Mapping[str, Emitter] = {
+    op: emit for kind in KINDS for op, emit in kind.from_aten.items()
+}
+"""By the operator's full name."""
+
+
+def kind_of(kind_id: int) -> KernelRow:
+    """The row of an id. Raises ExecError."""
+    try:
+        return BY_ID[kind_id]
+    except KeyError:
+        raise ExecError(f"kind {kind_id} is unknown; this version has {sorted(BY_ID)}") from None
+
+
+def bind_torch(kind: str, attrs: Mapping[str, Any], ins: Tensors, outs: Tensors) -> Closure:
+    """What a call of ``kind`` does, on these tensors; attributes left out have their defaults."""
+    row = BY_NAME[kind]
+    return row.torch({**row.attrs.defaults, **attrs}, ins, outs)
+
+
+# --- graphs --------------------------------------------------------------------------------------
 
 VIEW = BY_NAME["view"]
 _SHOWN = 80
@@ -135,7 +183,7 @@ def format_attributes(op: LoweredOp) -> list[str]:
     attrs = kind.unpack(op.attr_schema, op.attr_blob)
     shown = []
     for name, value in attrs.items():
-        if name not in kind.defaults or kind.defaults[name] != value:
+        if name not in kind.attrs.defaults or kind.attrs.defaults[name] != value:
             text = f"{name}={value if isinstance(value, str) else repr(value)}"
             shown.append(text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}...")
     return shown

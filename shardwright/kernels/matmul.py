@@ -7,22 +7,20 @@ from collections.abc import Callable, Mapping
 import torch
 
 from shardwright.ir.tensor_meta import TensorMeta
-from shardwright.kernels.node_call import Emission, NodeCall, emits, is_number
+from shardwright.kernels.attributes import attributes
 from shardwright.kernels.operators import gemm
 from shardwright.kernels.row import (
     ACTIVATIONS,
-    Attrs,
-    Closure,
+    Emission,
     KernelCall,
     KernelRow,
     Makes,
-    Tensors,
-    attributes,
+    NodeCall,
+    emits,
+    is_number,
     need,
-    needed,
-    present,
-    rows_of,
 )
+from shardwright.kernels.torch_kernels import Attrs, Closure, Tensors, needed, present, rows_of
 
 _aten = torch.ops.aten
 
@@ -143,8 +141,9 @@ ROWS = (
                 "gemm", "a b bias residual", "transpose_a transpose_b activation alpha"
             ),
         },
-        attributes(transpose_a="B", transpose_b="B", activation="B", alpha="d"),
-        {"transpose_a": 0, "transpose_b": 0, "activation": 0, "alpha": 1.0},
+        attributes(
+            transpose_a=("B", 0), transpose_b=("B", 0), activation=("B", 0), alpha=("d", 1.0)
+        ),
         pairs=((0, 3),),
     ),
     KernelRow(
@@ -154,7 +153,6 @@ ROWS = (
         _bmm_torch,
         _bmm_makes,
         {"aten.bmm.default": emits("bmm", "self mat2")},
-        attributes(alpha="d"),
-        {"alpha": 1.0},
+        attributes(alpha=("d", 1.0)),
     ),
 )

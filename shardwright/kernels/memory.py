@@ -8,18 +8,18 @@ import torch
 
 from shardwright.ir.tensor_meta import COMPLEX, TensorMeta
 from shardwright.ir.values import Emitted
-from shardwright.kernels.node_call import Emission, Emitter, NodeCall, is_number
+from shardwright.kernels.attributes import attributes
 from shardwright.kernels.row import (
-    Attrs,
-    Closure,
+    Emission,
+    Emitter,
     KernelCall,
     KernelRow,
     Makes,
-    Tensors,
-    attributes,
+    NodeCall,
+    is_number,
     need,
-    present,
 )
+from shardwright.kernels.torch_kernels import Attrs, Closure, Tensors, present
 
 # --- what calls make; a copy's strides and dtype are the output's, to which x broadcasts ----------
 
@@ -191,8 +191,7 @@ ROWS = (
             "aten.scalar_tensor.default": _fill(name="s"),
             "aten.fill.Scalar": _fill(name="value"),
         },
-        attributes(value="d"),
-        {"value": 0.0},
+        attributes(value=("d", 0.0)),
     ),
     KernelRow(
         3,
@@ -200,7 +199,7 @@ ROWS = (
         "x → y",
         _view_torch,
         None,
-        schemas=attributes(offset="q", shape="q*", strides="q*"),
+        attrs=attributes(offset="q", shape="q*", strides="q*"),
         free=True,
     ),
     KernelRow(
@@ -210,7 +209,6 @@ ROWS = (
         _concat_torch,
         _concat_makes,
         {"aten.cat.default": _concat, "aten.stack.default": _stack},
-        attributes(dim="i"),
-        {"dim": 0},
+        attributes(dim=("i", 0)),
     ),
 )

@@ -9,18 +9,23 @@ from typing import Any
 import torch
 
 from shardwright.ir.tensor_meta import TensorMeta
-from shardwright.kernels.node_call import Emission, Emitter, NodeCall
+from shardwright.kernels.attributes import attributes
 from shardwright.kernels.row import (
     ABSENT,
-    Attrs,
-    Closure,
+    Emission,
+    Emitter,
     KernelCall,
     KernelRow,
     Makes,
-    Tensors,
-    attributes,
+    NodeCall,
     like,
     need,
+)
+from shardwright.kernels.torch_kernels import (
+    Attrs,
+    Closure,
+    Tensors,
+    bind_operator,
     needed,
     present,
     store,
@@ -111,22 +116,13 @@ def _softmax(log: int) -> Emitter:
 
 
 def softmax_torch(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
-    """Torch's kernel of softmax, or of its logarithm."""
-    (x, y), dim = present((*ins, *outs)), attrs["dim"]
-    packet = _aten._log_softmax if attrs["log"] else _aten._softmax
-    if not y.is_contiguous():  # which torch's forms with out= take for granted
-        return lambda: y.copy_(packet.default(x, dim, False))
-    return lambda: packet.out(x, dim, False, out=y)
-
-
-def softmax_backward_torch(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
-    """Torch's kernel of the gradient of softmax, or of its logarithm's."""
-    (dy, y, dx), dim = present((*ins, *outs)), attrs["dim"]
+    """Torch's kernel of softmax or of its logarithm, or of the gradient of either."""
+    of, dim = needed(*ins)[-1], attrs["dim"]
+    if len(ins) == 1:
+        packet = _aten._log_softmax if attrs["log"] else _aten._softmax
+        return bind_operator(packet.default, [of, dim, False], {}, outs)
     packet = _aten._log_softmax_backward_data if attrs["log"] else _aten._softmax_backward_data
-    if not dx.is_contiguous():
-        return lambda: dx.copy_(packet.default(dy, y, dim, y.dtype))
-    written = {"out" if attrs["log"] else "grad_input": dx}
-    return lambda: packet.out(dy, y, dim, y.dtype, **written)
+    return bind_operator(packet.default, [*ins, dim, of.dtype], {}, outs)
 
 
 # --- layer norm ----------------------------------------------------------------------------------
@@ -172,7 +168,7 @@ def _layer_norm_backward(call: NodeCall) -> Emission:
 def _layer_norm_torch(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
     (x,), (w, b), eps = needed(ins[0]), ins[1:], attrs["eps"]
     shape = list(x.shape[x.dim() - attrs["dims"] :])
-    return lambda: store(_aten.native_layer_norm.default(x, shape, w, b, eps), outs)
+    return bind_operator(_aten.native_layer_norm.default, [x, shape, w, b, eps], {}, outs)
 
 
 def _layer_norm_backward_torch(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
@@ -266,10 +262,8 @@ def _batch_norm_torch(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
 
 
 def _batch_norm_backward_torch(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
-    training, eps = bool(attrs["training"]), attrs["eps"]
-    mask = [out is not None for out in outs]
-    call = _aten.native_batch_norm_backward.default
-    return lambda: store(call(*ins, training, eps, mask), outs)
+    args = [*ins, bool(attrs["training"]), attrs["eps"], [out is not None for out in outs]]
+    return bind_operator(_aten.native_batch_norm_backward.default, args, {}, outs)
 
 
 _BATCH_NORMS = (
@@ -315,7 +309,7 @@ ROWS = (
         23,
         "softmax_bwd",
         "dy, y → dx",
-        softmax_backward_torch,
+        softmax_torch,
         _softmax_makes,
         {
             "aten._softmax_backward_data.default": _softmax(log=0),
@@ -342,8 +336,7 @@ ROWS = (
         _layer_norm_backward_torch,
         _layer_norm_backward_makes,
         {"aten.native_layer_norm_backward.default": _layer_norm_backward},
-        attributes(dims="i"),
-        {"dims": 1},
+        attributes(dims=("i", 1)),
         pairs=((0, 0), (0, 1)),
     ),
     # In training the last two outputs are the new running statistics.

@@ -16,24 +16,22 @@ import torch
 from shardwright.ir.overloads import callable_of
 from shardwright.ir.tensor_meta import TensorMeta
 from shardwright.ir.values import Emitted
+from shardwright.kernels.attributes import attributes
 from shardwright.kernels.memory import identity
-from shardwright.kernels.node_call import Emission, Emitter, NodeCall, is_number
 from shardwright.kernels.row import (
     ABSENT,
     FLOATS,
-    Attrs,
-    Closure,
+    Emission,
+    Emitter,
     KernelCall,
     KernelRow,
     Makes,
-    Tensors,
-    TorchKernel,
-    attributes,
+    NodeCall,
+    is_number,
     like,
     need,
-    needed,
-    present,
 )
+from shardwright.kernels.torch_kernels import Attrs, Closure, Tensors, TorchKernel, needed, present
 from shardwright.torch_internals import add_to_all, copy_all
 
 _aten = torch.ops.aten
@@ -236,15 +234,14 @@ def _adam_row(kind_id: int, name: str, op: str, call: Any) -> KernelRow:
         _by_torch(6, (0, 2, 3, 4), call),
         _adam_makes,
         {op: _adam(name)},
-        attributes(beta1="d", beta2="d", eps="d", weight_decay="d", amsgrad="B", maximize="B"),
-        {
-            "beta1": 0.9,
-            "beta2": 0.999,
-            "eps": 1e-8,
-            "weight_decay": 0.0,
-            "amsgrad": 0,
-            "maximize": 0,
-        },
+        attributes(
+            beta1=("d", 0.9),
+            beta2=("d", 0.999),
+            eps=("d", 1e-8),
+            weight_decay=("d", 0.0),
+            amsgrad=("B", 0),
+            maximize=("B", 0),
+        ),
         lists=6,
         written=(0, 2, 3, 4),
         constrains=("alike",),
@@ -261,8 +258,13 @@ ROWS = (
         _by_torch(3, (0, 2), callable_of(_aten._fused_sgd_.tensor_lr), is_first_step=False),
         _sgd_makes,
         {"aten._fused_sgd.tensor_lr": _sgd},
-        attributes(weight_decay="d", momentum="d", dampening="d", nesterov="B", maximize="B"),
-        {"weight_decay": 0.0, "momentum": 0.0, "dampening": 0.0, "nesterov": 0, "maximize": 0},
+        attributes(
+            weight_decay=("d", 0.0),
+            momentum=("d", 0.0),
+            dampening=("d", 0.0),
+            nesterov=("B", 0),
+            maximize=("B", 0),
+        ),
         lists=3,
         written=(0, 2),
         constrains=("alike",),
@@ -277,8 +279,7 @@ ROWS = (
         _count_torch,
         _counted_makes,
         {"aten._foreach_add.Scalar": _count},
-        attributes(by="d"),
-        {"by": 1.0},
+        attributes(by=("d", 1.0)),
         lists=1,
         written=(0,),
     ),

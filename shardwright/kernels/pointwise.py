@@ -9,22 +9,30 @@ import torch
 
 from shardwright.ir.dropout import dropout
 from shardwright.ir.tensor_meta import COMPLEX, TensorMeta, torch_dtype
+from shardwright.kernels.attributes import attributes
 from shardwright.kernels.chains import evaluate, parse_chain
-from shardwright.kernels.node_call import Emission, NodeCall, emits, is_number, is_tensor
 from shardwright.kernels.row import (
     FLOATS,
-    Attrs,
-    Closure,
+    Emission,
     KernelCall,
     KernelRow,
     Makes,
-    Tensors,
-    attributes,
+    NodeCall,
     broadcast,
+    emits,
+    is_number,
+    is_tensor,
     like,
     need,
-    present,
     promoted,
+)
+from shardwright.kernels.torch_kernels import (
+    Attrs,
+    Closure,
+    Tensors,
+    bind_operator,
+    by_operator,
+    present,
     store,
 )
 
@@ -157,27 +165,9 @@ def _signed(number: int) -> int:
 
 
 def _add_torch(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
-    a, b, y = present((*ins, *outs))
+    (y,) = present(outs)
     alpha = attrs["alpha"] if y.is_floating_point() or y.is_complex() else int(attrs["alpha"])
-    if alpha == 1:
-        return lambda: torch.add(a, b, out=y)
-    return lambda: torch.add(a, b, alpha=alpha, out=y)
-
-
-def _bias_add_torch(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
-    x, bias, y = present((*ins, *outs))
-    return lambda: torch.add(x, bias, out=y)
-
-
-def _relu_torch(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
-    x, y = present((*ins, *outs))
-    return lambda: torch.clamp_min(x, 0, out=y)
-
-
-def _relu_backward_torch(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
-    (dy, x, dx), threshold = present((*ins, *outs)), attrs["threshold"]
-    call = _aten.threshold_backward.grad_input
-    return lambda: call(dy, x, threshold, grad_input=dx)
+    return bind_operator(_aten.add.Tensor, ins, {"alpha": alpha}, outs)
 
 
 def _chain_torch(attrs: Attrs, ins: Tensors, outs: Tensors) -> Closure:
@@ -201,15 +191,14 @@ ROWS = (
         _add_torch,
         _add_makes,
         {"aten.add.Tensor": _add},
-        attributes(alpha="d"),
-        {"alpha": 1.0},
+        attributes(alpha=("d", 1.0)),
         elementwise=True,
     ),
     KernelRow(
         9,
         "bias_add",
         "x [.., n], bias [n] → y",
-        _bias_add_torch,
+        by_operator(_aten.add.Tensor),
         _bias_add_makes,
         elementwise=True,
     ),
@@ -217,7 +206,7 @@ ROWS = (
         10,
         "relu",
         "x → y",
-        _relu_torch,
+        by_operator(_aten.clamp_min.default, min=0),
         _relu_makes,
         {"aten.relu.default": emits("relu", "self")},
         elementwise=True,
@@ -226,11 +215,10 @@ ROWS = (
         11,
         "relu_bwd",
         "dy, x → dx",
-        _relu_backward_torch,
+        by_operator(_aten.threshold_backward.default, "threshold"),
         _relu_backward_makes,
         {"aten.threshold_backward.default": _relu_backward},
-        attributes(threshold="d"),
-        {"threshold": 0.0},
+        attributes(threshold=("d", 0.0)),
         elementwise=True,
     ),
     # A program over one element: see `chains`.

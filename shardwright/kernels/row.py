@@ -3,36 +3,27 @@
 A `KernelRow` says all there is to a kind: its id, operands and packed attributes, what a call of it
 makes, which memory its outputs may share, which operators of torch become it (`from_aten`), and
 torch's kernel for it; a native kernel of the same id may stand beside that.
-
-An id never changes its meaning, a schema never its layout; a new need is a new schema. Schema 0 is
-the call with default attributes and an empty blob. Schemas of another number have a blob,
-little-endian and without padding, that is read whole or refused:
-
-    code    field                               bytes
-    B       whole number below 256, or a flag   1
-    i, q    whole number                        4, 8
-    d       float                               8
-    q*, d*  tuple of numbers                    u32 count, then 8 each
-    s       text, UTF-8                         u32 length, then so many
 """
 
 from __future__ import annotations
 
 import math
 import re
-import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from shardwright.errors import ExecError
+from shardwright.ir import IRGraph, IRNode, resolve
+from shardwright.ir.operators import join_call, signature
 from shardwright.ir.tensor_meta import TensorMeta, dtype_name, torch_dtype
-
-if TYPE_CHECKING:
-    from shardwright.kernels.node_call import Emitter
+from shardwright.ir.values import SLOT, Emitted
+from shardwright.kernels.attributes import AttrSchema
+from shardwright.kernels.torch_kernels import TorchKernel
+from shardwright.torch_internals import OpOverload
 
 ABSENT = -1
 """Stands for an optional operand that is not there."""
@@ -56,68 +47,6 @@ HINTS: Mapping[str, str] = {
 }
 """What a plan follows where nothing speaks against it."""
 
-# --- packed attributes ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class AttrSchema:
-    """The fields of a blob in order, and their codes. No fields: an empty blob."""
-
-    fields: Mapping[str, str]
-
-    def pack(self, values: Mapping[str, Any]) -> bytes:
-        """The values as bytes. Raises ExecError where one is missing, unknown or does not fit."""
-        if set(values) != set(self.fields):
-            raise ExecError(f"attributes {sorted(values)}; the schema has {sorted(self.fields)}")
-        parts = []
-        for name, code in self.fields.items():
-            try:
-                parts.append(_pack(code, values[name]))
-            except (struct.error, TypeError, AttributeError) as error:
-                raise ExecError(f"attribute {name}={values[name]!r}: {error}") from None
-        return b"".join(parts)
-
-    def unpack(self, blob: bytes) -> dict[str, Any]:
-        """The values by name. Raises ExecError where the blob is shorter or longer."""
-        values, at = {}, 0
-        for name, code in self.fields.items():
-            try:
-                values[name], at = _unpack(code, blob, at)
-            except (struct.error, UnicodeDecodeError) as error:
-                raise ExecError(
-                    f"a blob of {len(blob)} bytes ends in attribute {name!r}: {error}"
-                ) from None
-        if at != len(blob):
-            raise ExecError(f"a blob of {len(blob)} bytes; the schema's fields take {at}")
-        return values
-
-
-def _pack(code: str, value: Any) -> bytes:
-    if code == "s":
-        data: bytes = value.encode()
-        return struct.pack("<I", len(data)) + data
-    if code.endswith("*"):
-        return struct.pack(f"<I{len(value)}{code[0]}", len(value), *value)
-    return struct.pack(f"<{code}", value)
-
-
-def _unpack(code: str, blob: bytes, at: int) -> tuple[Any, int]:
-    """A field's value, and where the next begins."""
-    if code == "s" or code.endswith("*"):
-        (count,) = struct.unpack_from("<I", blob, at)
-        form = f"<{count}s" if code == "s" else f"<{count}{code[0]}"
-        found = struct.unpack_from(form, blob, at + 4)
-        end = at + 4 + struct.calcsize(form)
-        return (found[0].decode() if code == "s" else found), end
-    (value,) = struct.unpack_from(f"<{code}", blob, at)
-    return value, at + struct.calcsize(f"<{code}")
-
-
-def attributes(**fields: str) -> dict[int, AttrSchema]:
-    """Schema 1 with these fields, by their codes."""
-    return {1: AttrSchema(fields)}
-
-
 # --- rows ----------------------------------------------------------------------------------------
 
 
@@ -135,8 +64,8 @@ class KernelRow:
         None for a view: where it lies is all that can be wrong with it.
     from_aten
         Emitters of operators, by full name.
-    schemas, defaults
-        Fields of the blob by schema number, 1 and up; what schema 0 means.
+    attrs
+        Fields of the blob in schema 1; schema 0 means the defaults.
     elementwise, pairs
         What an output may share with an input that nobody reads afterwards: any with any of its
         shape, dtype and strides, since an element is read before it is written and no other is
@@ -156,8 +85,7 @@ class KernelRow:
     torch: TorchKernel
     makes: Callable[[KernelCall], Sequence[Sequence[TensorMeta]]] | None
     from_aten: Mapping[str, Emitter] = field(default_factory=dict)
-    schemas: Mapping[int, AttrSchema] = field(default_factory=dict)
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    attrs: AttrSchema = field(default_factory=AttrSchema)
     elementwise: bool = False
     pairs: tuple[tuple[int, int], ...] = ()
     lists: int = 0
@@ -208,31 +136,28 @@ class KernelRow:
     @property
     def has_defaults(self) -> bool:
         """Whether every attribute has a default, so that schema 0 says what the call is."""
-        return all(schema.fields.keys() == self.defaults.keys() for schema in self.schemas.values())
+        return self.attrs.codes.keys() == self.attrs.defaults.keys()
 
     def pack(self, attrs: Mapping[str, Any]) -> tuple[int, bytes]:
-        """The schema and the blob of these attributes: schema 0 where all are the defaults."""
-        if self.has_defaults and dict(attrs) == dict(self.defaults):
+        """The schema and the blob of attributes, others by default: schema 0 for defaults alone."""
+        given = {**self.attrs.defaults, **attrs}
+        if self.has_defaults and given == self.attrs.defaults:
             return 0, b""
-        return 1, self.schema(1).pack(attrs)
+        return 1, self.attrs.pack(given)
 
     def unpack(self, schema: int, blob: bytes) -> dict[str, Any]:
         """The attributes. Raises ExecError for an unknown schema or a blob of another length."""
         if schema == 0 and self.has_defaults:
             if blob:
                 raise ExecError(f"{self.name}: schema 0 has no blob, found {len(blob)} bytes")
-            return dict(self.defaults)
+            return dict(self.attrs.defaults)
+        if schema != 1 or not self.attrs.codes:
+            known = ", ".join(["0"] * self.has_defaults + ["1"] * bool(self.attrs.codes))
+            raise ExecError(f"{self.name} has no attribute schema {schema}; known are {known}")
         try:
-            return self.schema(schema).unpack(blob)
+            return self.attrs.unpack(blob)
         except ExecError as error:
             raise ExecError(f"{self.name}, schema {schema}: {error}") from None
-
-    def schema(self, number: int) -> AttrSchema:
-        """The schema of a number. Raises ExecError where the kind has none."""
-        if number not in self.schemas:
-            known = ", ".join(map(str, [0] * self.has_defaults + sorted(self.schemas)))
-            raise ExecError(f"{self.name} has no attribute schema {number}; known are {known}")
-        return self.schemas[number]
 
     def check_constraints(
         self, constraints: Collection[str], hints: Collection[str], where: str
@@ -392,41 +317,121 @@ def promoted(*operands: TensorMeta) -> str:
     return dtype_name(torch.result_type(a, b))
 
 
-# --- torch's kernels -----------------------------------------------------------------------------
+# --- nodes, as emitters see them -----------------------------------------------------------------
+#
+# An emitter sees shapes, dtypes, strides, attributes and which results anyone reads, never ids; so
+# nodes that are alike in these share what was emitted.
 
-Attrs = Mapping[str, Any]
-Tensors = Sequence[torch.Tensor | None]
-Closure = Callable[[], object]
-TorchKernel = Callable[[Attrs, Tensors, Tensors], Closure]
-"""Attributes, inputs and outputs to a call that writes the outputs in place and looks nothing up.
 
-Operands that are not there are None; tensors need no gradient; an output may lie where the kind
-lets it lie in an input.
+class OperandPlace(int):
+    """A tensor among a call's arguments: an operand by place."""
+
+
+class NodeCall:
+    """One node; ``arguments`` are its operator's by name, with `OperandPlace` for tensors."""
+
+    def __init__(
+        self,
+        kinds: Mapping[str, KernelRow],
+        graph: IRGraph,
+        node: IRNode,
+        live: Collection[int] | None = None,
+    ) -> None:
+        self.op = node.op
+        self.overload: OpOverload = resolve(node.op)
+        self.attrs = node.attrs
+        self.absent = node.absent
+        self.operands = [graph.values[k].meta for k in (*node.inputs, *node.outputs)]
+        self.n_inputs = len(node.inputs)
+        self._kinds = kinds
+        self._live = [live is None or value_id in live for value_id in node.outputs]
+        self._temps: list[TensorMeta] = []
+        places = [OperandPlace(k) for k in range(self.n_inputs)]
+        self.args, self.kwargs = join_call(self.overload, places, node.attrs, SLOT)
+        names = [p.name for p in signature(self.overload).parameters if not p.keyword_only]
+        self.arguments: dict[str, Any] = dict(zip(names, self.args, strict=True)) | self.kwargs
+
+    def given(self, names: str) -> list[Any]:
+        """The arguments of these names, which spaces divide."""
+        return [self.arguments[name] for name in names.split()]
+
+    @property
+    def made(self) -> tuple[OperandPlace, ...]:
+        """The places of the node's outputs."""
+        end = len(self.operands) - len(self._temps)
+        return tuple(OperandPlace(k) for k in range(self.n_inputs, end))
+
+    @property
+    def results(self) -> list[int]:
+        """The outputs as the operator returns them, `ABSENT` where it returns no tensor."""
+        left = iter(self.made)
+        count = len(self.made) + len(self.absent)
+        return [ABSENT if k in self.absent else next(left) for k in range(count)]
+
+    @property
+    def wanted(self) -> list[int]:
+        """As `results`, `ABSENT` also where nobody reads the output."""
+        return [
+            place if place != ABSENT and self._live[place - self.n_inputs] else ABSENT
+            for place in self.results
+        ]
+
+    def of(self, place: int) -> TensorMeta:
+        """What is known of an operand."""
+        return self.operands[place]
+
+    def temp(self, shape: Sequence[int], dtype: str) -> OperandPlace:
+        """A contiguous tensor between this node's calls; the next `emit` is to make it."""
+        self._temps.append(TensorMeta(tuple(shape), dtype))
+        self.operands.append(self._temps[-1])
+        return OperandPlace(len(self.operands) - 1)
+
+    def emit(
+        self,
+        kind: str,
+        inputs: Sequence[int | None],
+        outputs: Sequence[int] | None = None,
+        **attrs: Any,
+    ) -> Emitted:
+        """A call of a kind; attributes that are left out have their defaults.
+
+        ``outputs`` are the node's results by default; None among the inputs is absent.
+        """
+        row = self._kinds[kind]
+        schema, blob = row.pack(attrs)
+        made = tuple(self.results if outputs is None else outputs)
+        first = len(self.operands) - len(self._temps)
+        temps = tuple(self._temps[place - first] for place in made if place >= first)
+        places = tuple(ABSENT if place is None else int(place) for place in inputs)
+        return Emitted(row.id, schema, blob, places, tuple(map(int, made)), temps)
+
+
+Emission = Sequence[Emitted] | Emitted | None
+"""What an emitter gives: calls, or None where it leaves the node to others.
+
+An emitter need not look at what its kind's own rule does (`KernelRow.makes`): calls that are not
+legal are taken for None.
 """
 
-
-def present(tensors: Tensors) -> list[torch.Tensor]:
-    """The operands that are there."""
-    return [tensor for tensor in tensors if tensor is not None]
+Emitter = Callable[[NodeCall], Emission]
 
 
-def needed(*tensors: torch.Tensor | None) -> list[torch.Tensor]:
-    """Operands that the kind does not let be absent."""
-    found = present(tensors)
-    assert len(found) == len(tensors), "lowering gives every operand that a kind needs"
-    return found
+def emits(kind: str, inputs: str, attrs: str = "", **fixed: Any) -> Emitter:
+    """An emitter of one call, on arguments by name; ``-`` is an operand that is absent."""
+
+    def emit(call: NodeCall) -> Emission:
+        places = [None if name == "-" else call.arguments[name] for name in inputs.split()]
+        given = {name: call.arguments[name] for name in attrs.split()}
+        return call.emit(kind, places, None, **given, **fixed)
+
+    return emit
 
 
-def store(made: Sequence[torch.Tensor | None], outs: Tensors) -> None:
-    """Copies what a functional call made to where it belongs."""
-    for tensor, out in zip(made, outs, strict=False):
-        if out is not None and tensor is not None:
-            out.copy_(tensor.reshape(out.shape))
+def is_tensor(*arguments: Any) -> bool:
+    """Whether all of these arguments are tensors."""
+    return all(isinstance(argument, OperandPlace) for argument in arguments)
 
 
-def rows_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """A matrix view with all but the last dimension as rows; None where it would be a copy."""
-    try:
-        return tensor.view(-1, tensor.shape[-1]) if tensor.numel() else None
-    except RuntimeError:
-        return None
+def is_number(argument: Any) -> bool:
+    """Whether an argument is a real number."""
+    return isinstance(argument, (bool, int, float))

@@ -19,7 +19,7 @@ from msgspec import Struct
 from shardwright.errors import ExecError, GraphError
 from shardwright.ir import IRGraph
 from shardwright.kernels.files import decode as decode_lowered
-from shardwright.kernels.kinds import BY_NAME, kind_of
+from shardwright.kernels.lowered import BY_NAME, kind_of
 from shardwright.pipeline.fxtext import MadeTensor, decode, parse
 from shardwright.pipeline.proof import prove
 from shardwright.pipeline.schema import DeviceKind, Document, TensorInfo

@@ -130,7 +130,7 @@ def test_eviction_keeps_results() -> None:
     [
         ({"x": torch.ones(8, 6), "q": torch.ones(1)}, "'q'.*inputs are x, y, lr"),
         ({"x": torch.ones(8, 6)}, "'y' is not in the feed"),
-        ({"x": torch.ones(8, 6).double(), "y": torch.ones(8).long()}, "'x' is of f64"),
+        ({"x": torch.ones(8, 6).double(), "y": torch.ones(8).long()}, "'x' is f64"),
         ({"x": torch.ones(8, 6, device="meta"), "y": torch.ones(8).long()}, "'x' is on meta"),
     ],
 )
@@ -143,7 +143,7 @@ def test_a_wrong_feed_is_refused_by_name(feed: dict[str, Tensor], message: str) 
 def test_a_wrong_call_is_refused_by_name() -> None:
     run = compiled(program(ADAM))
     x, y = batches(1)[0]
-    with pytest.raises(InputError, match="'x' is of f64"):
+    with pytest.raises(InputError, match="'x' is f64"):
         run(x.double(), y)
     with pytest.raises(InputError, match="'x' is on meta"):
         run(x.to("meta"), y)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import shardwright as sw
-from shardwright.kernels.kinds import BY_ID
+from shardwright.kernels.lowered import BY_ID
 from tests.compiler.passes.test_channels_last import MODELS, images
 from tests.compiler.passes.test_fold_norms import evaluated
 

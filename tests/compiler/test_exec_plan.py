@@ -12,8 +12,7 @@ from shardwright.compiler.memory.plan import ARENA, ExecPlan, make_exec_plan
 from shardwright.errors import ExecError
 from shardwright.ir import Builder
 from shardwright.ir.tensor_meta import itemsize
-from shardwright.kernels.kinds import BY_NAME
-from shardwright.kernels.lowered import LoweredGraph, LoweredOp, ValueSpec, find_bases
+from shardwright.kernels.lowered import BY_NAME, LoweredGraph, LoweredOp, ValueSpec, find_bases
 from shardwright.kernels.row import ABSENT
 from shardwright.kernels.strides import extent
 from tests.compiler.running import planned

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from shardwright.ir import resolve
 from shardwright.ir.operators import allow_namespace, split_call
 from shardwright.ir.tensor_meta import TensorMeta
-from shardwright.kernels.emitters import FoundView, find_views
+from shardwright.kernels.emitters import find_views
+from shardwright.kernels.lowered import BaseView
 
 BASE = torch.arange(24.0).reshape(2, 3, 4)
 CALLS = {
@@ -98,5 +99,5 @@ def test_what_does_not_run_without_contents_is_no_view():
     assert find_views(resolve("views_test.peek.default"), described, {}) is None
     torch.library.impl("views_test::peek", "meta", lambda x: x.view(-1))
     assert find_views(resolve("views_test.peek.default"), described, {}) == [
-        FoundView(0, 0, (6,), (1,))
+        BaseView(0, 0, (6,), (1,))
     ]

@@ -15,8 +15,7 @@ from shardwright.compiler.memory.plan import ExecPlan, make_exec_plan, optimize_
 from shardwright.errors import ExecError
 from shardwright.ir import Builder
 from shardwright.kernels.emitters import emit_graph
-from shardwright.kernels.kinds import kind_of
-from shardwright.kernels.lowered import LoweredGraph
+from shardwright.kernels.lowered import LoweredGraph, kind_of
 from tests.compiler.running import assert_close, contents, feed_of
 from tests.compiler.test_exec_plan import Shadow
 from tests.graphs import language_model

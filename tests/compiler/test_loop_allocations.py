@@ -14,7 +14,7 @@ import shardwright as sw
 from shardwright.compiler.executor import Executor, NativeSegment
 from shardwright.compiler.program import CompiledProgram
 from shardwright.ir import Builder
-from shardwright.kernels.kinds import kind_of
+from shardwright.kernels.lowered import kind_of
 from tests.compiler.allocated import allocations
 from tests.compiler.running import assert_same, planned
 from tests.trainable import TASKS

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import shardwright as sw
 from shardwright.errors import InputError, PipelineError
-from shardwright.kernels.kinds import BY_NAME
+from shardwright.kernels.lowered import BY_NAME
 from shardwright.pipeline import Pipeline
 from tests.runtime.linear_step import LinearModel, batches, linear_step
 from tests.runtime.programs import Trained, gpt, perceptron, rows, tokens

@@ -9,7 +9,7 @@ from shardwright.compiler.lowering import lower_graph
 from shardwright.errors import ExecError
 from shardwright.ir import Builder
 from shardwright.kernels.emitters import emit_graph
-from shardwright.kernels.kinds import BY_NAME
+from shardwright.kernels.lowered import BY_NAME
 from shardwright.kernels.row import ABSENT
 
 

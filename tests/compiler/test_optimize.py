@@ -5,8 +5,7 @@ from hypothesis import given, settings
 
 from shardwright.compiler.executor import Executor
 from shardwright.compiler.memory.plan import make_exec_plan, optimize_plan
-from shardwright.kernels.kinds import BY_NAME
-from shardwright.kernels.lowered import LoweredGraph, LoweredOp, ValueSpec
+from shardwright.kernels.lowered import BY_NAME, LoweredGraph, LoweredOp, ValueSpec
 from tests.compiler.running import assert_close, contents, feed_of, planned
 from tests.ir.random_graphs import RandomGraph, random_graphs
 

@@ -4,15 +4,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from shardwright.compiler.replay import FeedSpec, Replaying, take_feed, warm_up
+from shardwright.compiler.replay import Replaying, take_feed, warm_up
 from shardwright.errors import ExecError, InputError
+from shardwright.kernels.lowered import ValueSpec
 
 CPU = torch.device("cpu")
 KNOWN = {
-    "x": FeedSpec("input", (2, 3), "f32"),
-    "w": FeedSpec("param", (3,), "f32"),
-    "step": FeedSpec("state", (), "f32"),
-    "lr": FeedSpec("input", (), "f64"),
+    "x": ValueSpec(0, "x", (2, 3), "f32", "input"),
+    "w": ValueSpec(1, "w", (3,), "f32", "param"),
+    "step": ValueSpec(2, "step", (), "f32", "state"),
+    "lr": ValueSpec(3, "lr", (), "f64", "input"),
 }
 
 
@@ -38,9 +39,9 @@ def test_roles_to_copy_are_taken_in_inference() -> None:
     [
         ({"x": torch.ones(2, 3), "z": torch.ones(1)}, "the feed has 'z'.*inputs are x, lr"),
         ([torch.ones(2, 3)], "a feed is a list, but tensors are fed by name"),
-        ({"x": 3}, "input 'x' is 3, no tensor; feed a tensor of f32"),
+        ({"x": 3}, "input 'x' is a int, no tensor; feed a tensor of f32"),
         ({"w": torch.ones(3)}, "input 'x' is not in the feed"),
-        ({"x": torch.ones(2, 3, dtype=torch.float64)}, "input 'x' is of f64.*is for f32"),
+        ({"x": torch.ones(2, 3, dtype=torch.float64)}, "input 'x' is f64.*made for f32"),
         ({"x": torch.ones(2, 3, device="meta")}, "input 'x' is on meta.*runs on cpu"),
     ],
 )
@@ -51,7 +52,7 @@ def test_what_does_not_fit_is_refused_by_name(given: dict[str, Tensor], message:
 
 def test_a_stored_value_keeps_its_shape() -> None:
     replaying = Replaying(copy_roles=frozenset({"input", "param"}))
-    with pytest.raises(InputError, match=r"param 'w' is \[4\].*has \[3\]"):
+    with pytest.raises(InputError, match=r"param 'w' is f32\[4\].*f32\[3\]"):
         take_feed(feed(w=torch.ones(4)), KNOWN, replaying, CPU, optional=("lr",))
 
 

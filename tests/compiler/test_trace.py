@@ -8,7 +8,7 @@ import torch
 from shardwright.compiler.executor import Executor, NativeSegment
 from shardwright.compiler.trace import Trace, check_trace, trace_of
 from shardwright.errors import ExecError
-from shardwright.kernels.kinds import kind_of
+from shardwright.kernels.lowered import kind_of
 from shardwright.kernels.native.library import load
 from tests.compiler.running import assert_close, contents, feed_of, planned, run_nodes
 from tests.graphs import language_model, tokens

@@ -17,8 +17,7 @@ from shardwright.ir import Builder, IRGraph, IRNode
 from shardwright.ir.values import Emitted
 from shardwright.kernels.emitters import Emitters, emit_graph
 from shardwright.kernels.files import decode, encode
-from shardwright.kernels.kinds import BY_NAME, KINDS
-from shardwright.kernels.lowered import LoweredGraph
+from shardwright.kernels.lowered import BY_NAME, KINDS, LoweredGraph
 from shardwright.kernels.row import CONSTRAINTS, HINTS
 
 

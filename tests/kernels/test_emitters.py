@@ -7,7 +7,7 @@ from shardwright.compiler.lowering import lower_graph
 from shardwright.errors import ExecError
 from shardwright.ir import Builder
 from shardwright.kernels.emitters import Emitters, emit_graph
-from shardwright.kernels.kinds import kind_of
+from shardwright.kernels.lowered import kind_of
 from tests.compiler.running import assert_same
 
 GENERATOR = torch.Generator()
@@ -117,348 +117,247 @@ def sgd(momentum):
     )
 
 
-A = "aten."
+def one(kinds, op, *args, **kwargs):
+    """The kinds that a call becomes, and what makes its graph."""
+    return kinds, lambda: case(
+        op if op.startswith("shardwright.") else f"aten.{op}", *args, **kwargs
+    )
+
+
+GENERATOR.manual_seed(0)
 CASES = {
-    "add": (["add"], lambda: case(A + "add.Tensor", draw(3, 4), draw(3, 1), alpha=2)),
-    "add of whole numbers": (
-        ["add"],
-        lambda: case(A + "add.Tensor", torch.arange(4), torch.arange(4), alpha=3),
+    "add": one("add", "add.Tensor", draw(3, 4), draw(3, 1), alpha=2),
+    "add of whole numbers": one("add", "add.Tensor", torch.arange(4), torch.arange(4), alpha=3),
+    "add of a number": one("generic", "add.Tensor", draw(3), 2.0),
+    "bias_add": one("bias_add", "add.Tensor", draw(3, 4), draw(4)),
+    "relu": one("relu", "relu.default", draw(3, 4).t()),
+    "relu_bwd": one("relu_bwd", "threshold_backward.default", draw(4), draw(4), 0.5),
+    "chain": one(
+        "chain",
+        "shardwright.chain.default",
+        [draw(3, 1), draw(4)],
+        "mul x0 x1; exp %0 -> %1 %0",
+        "f64 f32",
     ),
-    "add of a number": (["generic"], lambda: case(A + "add.Tensor", draw(3), 2.0)),
-    "bias_add": (["bias_add"], lambda: case(A + "add.Tensor", draw(3, 4), draw(4))),
-    "relu": (["relu"], lambda: case(A + "relu.default", draw(3, 4).t())),
-    "relu_bwd": (
-        ["relu_bwd"],
-        lambda: case(A + "threshold_backward.default", draw(4), draw(4), 0.5),
+    "dropout": one(
+        "dropout",
+        "shardwright.dropout.default",
+        draw(4, 4),
+        0.5,
+        2**62,
+        torch.tensor([3]),
+        1,
+        [0, 4],
+        [4, 8],
     ),
-    "chain": (
-        ["chain"],
-        lambda: case(
-            "shardwright.chain.default",
-            [draw(3, 1), draw(4)],
-            "mul x0 x1; exp %0 -> %1 %0",
-            "f64 f32",
-        ),
+    "sum": one("reduce_sum", "sum.default", draw(3, 4)),
+    "sum of rows": one("reduce_sum", "sum.dim_IntList", draw(2, 3, 4), [0, -1], True),
+    "sum of no dimension": one("reduce_sum", "sum.dim_IntList", draw(2, 3), [], False),
+    "sum of flags": one("generic", "sum.default", draw(5) > 0),
+    "mean": one("reduce_sum", "mean.dim", draw(2, 3, 4), [1]),
+    "mean of one number": one("reduce_sum", "mean.default", draw()),
+    "mm": one("gemm", "mm.default", draw(3, 4).t(), draw(3, 5)),
+    "addmm of a row": one("gemm", "addmm.default", draw(5), draw(3, 4), draw(4, 5)),
+    "addmm of a matrix": one(
+        "gemm", "addmm.default", draw(3, 5), draw(3, 4), draw(4, 5), alpha=2.0
     ),
-    "dropout": (
-        ["dropout"],
-        lambda: case(
-            "shardwright.dropout.default",
-            draw(4, 4),
-            0.5,
-            2**62,
-            torch.tensor([3]),
-            1,
-            [0, 4],
-            [4, 8],
-        ),
+    "addmm with beta": one("generic", "addmm.default", draw(5), draw(3, 4), draw(4, 5), beta=2.0),
+    "linear": one("gemm", "linear.default", draw(2, 3, 4), draw(5, 4), draw(5)),
+    "linear with a bias for all": one("generic", "linear.default", draw(2, 4), draw(5, 4), draw(1)),
+    "linear with a bias for each": one(
+        "generic", "linear.default", draw(2, 4), draw(5, 4), draw(2, 5)
     ),
-    "sum": (["reduce_sum"], lambda: case(A + "sum.default", draw(3, 4))),
-    "sum of rows": (
-        ["reduce_sum"],
-        lambda: case(A + "sum.dim_IntList", draw(2, 3, 4), [0, -1], True),
+    "linear of a row": one("generic", "linear.default", draw(4), draw(5, 4)),
+    "linear of rows apart": one(
+        "gemm", "linear.default", draw(3, 2, 4).transpose(0, 1), draw(5, 4)
     ),
-    "sum of no dimension": (
-        ["reduce_sum"],
-        lambda: case(A + "sum.dim_IntList", draw(2, 3), [], False),
+    "fused gemm": one(
+        "gemm",
+        "shardwright.gemm.default",
+        draw(4, 3),
+        draw(4, 5),
+        draw(5),
+        draw(3, 5),
+        True,
+        False,
+        2,
+        0.5,
     ),
-    "sum of flags": (["generic"], lambda: case(A + "sum.default", draw(5) > 0)),
-    "mean": (["reduce_sum"], lambda: case(A + "mean.dim", draw(2, 3, 4), [1])),
-    "mean of one number": (["reduce_sum"], lambda: case(A + "mean.default", draw())),
-    "mm": (["gemm"], lambda: case(A + "mm.default", draw(3, 4).t(), draw(3, 5))),
-    "addmm of a row": (
-        ["gemm"],
-        lambda: case(A + "addmm.default", draw(5), draw(3, 4), draw(4, 5)),
+    "bmm": one("bmm", "bmm.default", draw(2, 3, 4), draw(2, 4, 5)),
+    "matmul of a stack": one("gemm", "matmul.default", draw(2, 3, 4), draw(4, 5)),
+    "matmul of stacks": one("bmm", "matmul.default", draw(2, 3, 4), draw(2, 4, 5)),
+    "matmul of rows": one("generic", "matmul.default", draw(4), draw(4)),
+    "softmax": one("softmax", "softmax.int", draw(2, 3, 4), 1),
+    "log_softmax": one("softmax", "_log_softmax.default", draw(3, 4), -1, False),
+    "softmax in another dtype": one("generic", "softmax.int", draw(3, 4), -1, torch.float32),
+    "softmax_bwd": one(
+        "softmax_bwd", "_softmax_backward_data.default", draw(3, 4), draw(3, 4), 1, torch.float64
     ),
-    "addmm of a matrix": (
-        ["gemm"],
-        lambda: case(A + "addmm.default", draw(3, 5), draw(3, 4), draw(4, 5), alpha=2.0),
+    "log_softmax_bwd": one(
+        "softmax_bwd",
+        "_log_softmax_backward_data.default",
+        draw(3, 4),
+        draw(3, 4),
+        0,
+        torch.float64,
     ),
-    "addmm with beta": (
-        ["generic"],
-        lambda: case(A + "addmm.default", draw(5), draw(3, 4), draw(4, 5), beta=2.0),
+    "layer_norm": one("layer_norm", "layer_norm.default", draw(2, 3, 4), [3, 4], draw(3, 4)),
+    "native_layer_norm": one(
+        "layer_norm", "native_layer_norm.default", draw(3, 4), [4], draw(4), draw(4), 0.001
     ),
-    "linear": (["gemm"], lambda: case(A + "linear.default", draw(2, 3, 4), draw(5, 4), draw(5))),
-    "linear with a bias for all": (
-        ["generic"],
-        lambda: case(A + "linear.default", draw(2, 4), draw(5, 4), draw(1)),
+    "layer_norm_bwd": one(
+        "layer_norm_bwd", "native_layer_norm_backward.default", *norm_backward(), [True] * 3
     ),
-    "linear with a bias for each": (
-        ["generic"],
-        lambda: case(A + "linear.default", draw(2, 4), draw(5, 4), draw(2, 5)),
+    "layer_norm_bwd of some": one(
+        "layer_norm_bwd",
+        "native_layer_norm_backward.default",
+        *norm_backward(),
+        [True, False, True],
     ),
-    "linear of a row": (["generic"], lambda: case(A + "linear.default", draw(4), draw(5, 4))),
-    "linear of rows apart": (
-        ["gemm"],
-        lambda: case(A + "linear.default", draw(3, 2, 4).transpose(0, 1), draw(5, 4)),
+    "batch_norm evaluated": one(
+        "batch_norm",
+        "batch_norm.default",
+        draw(4, 3, 2, 2),
+        draw(3),
+        draw(3),
+        draw(3),
+        draw(3).abs(),
+        False,
+        0.1,
+        1e-05,
+        False,
     ),
-    "fused gemm": (
-        ["gemm"],
-        lambda: case(
-            "shardwright.gemm.default",
-            draw(4, 3),
-            draw(4, 5),
-            draw(5),
-            draw(3, 5),
-            True,
-            False,
-            2,
-            0.5,
-        ),
+    "batch_norm trained": one(
+        "batch_norm",
+        "_native_batch_norm_legit_functional.default",
+        draw(4, 3, 2, 2),
+        draw(3),
+        draw(3),
+        draw(3),
+        draw(3).abs(),
+        True,
+        0.1,
+        1e-05,
     ),
-    "bmm": (["bmm"], lambda: case(A + "bmm.default", draw(2, 3, 4), draw(2, 4, 5))),
-    "matmul of a stack": (["gemm"], lambda: case(A + "matmul.default", draw(2, 3, 4), draw(4, 5))),
-    "matmul of stacks": (["bmm"], lambda: case(A + "matmul.default", draw(2, 3, 4), draw(2, 4, 5))),
-    "matmul of rows": (["generic"], lambda: case(A + "matmul.default", draw(4), draw(4))),
-    "softmax": (["softmax"], lambda: case(A + "softmax.int", draw(2, 3, 4), 1)),
-    "log_softmax": (["softmax"], lambda: case(A + "_log_softmax.default", draw(3, 4), -1, False)),
-    "softmax in another dtype": (
-        ["generic"],
-        lambda: case(A + "softmax.int", draw(3, 4), -1, torch.float32),
+    "batch_norm_bwd": one(
+        "batch_norm_bwd", "native_batch_norm_backward.default", *batch_backward(True), [True] * 3
     ),
-    "softmax_bwd": (
-        ["softmax_bwd"],
-        lambda: case(
-            A + "_softmax_backward_data.default", draw(3, 4), draw(3, 4), 1, torch.float64
-        ),
+    "batch_norm_bwd evaluated": one(
+        "batch_norm_bwd", "native_batch_norm_backward.default", *batch_backward(False), [True] * 3
     ),
-    "log_softmax_bwd": (
-        ["softmax_bwd"],
-        lambda: case(
-            A + "_log_softmax_backward_data.default", draw(3, 4), draw(3, 4), 0, torch.float64
-        ),
+    "attention": one(
+        "attention",
+        "_scaled_dot_product_flash_attention_for_cpu.default",
+        *(draw(2, 3, 4, 8) for _ in range(3)),
+        0.0,
+        True,
     ),
-    "layer_norm": (
-        ["layer_norm"],
-        lambda: case(A + "layer_norm.default", draw(2, 3, 4), [3, 4], draw(3, 4)),
+    "attention with a mask": one(
+        "attention",
+        "scaled_dot_product_attention.default",
+        *(draw(2, 3, 4, 8) for _ in range(3)),
+        draw(2, 1, 4, 4),
+        scale=0.3,
     ),
-    "native_layer_norm": (
-        ["layer_norm"],
-        lambda: case(A + "native_layer_norm.default", draw(3, 4), [4], draw(4), draw(4), 1e-3),
+    "attention with flags": one(
+        "generic",
+        "scaled_dot_product_attention.default",
+        *(draw(2, 3, 4, 8) for _ in range(3)),
+        torch.ones(4, 4).tril() > 0,
     ),
-    "layer_norm_bwd": (
-        ["layer_norm_bwd"],
-        lambda: case(A + "native_layer_norm_backward.default", *norm_backward(), [True] * 3),
+    "attention_bwd": one(
+        "attention_bwd", "_scaled_dot_product_flash_attention_for_cpu_backward.default", *attended()
     ),
-    "layer_norm_bwd of some": (
-        ["layer_norm_bwd"],
-        lambda: case(
-            A + "native_layer_norm_backward.default", *norm_backward(), [True, False, True]
-        ),
+    "embedding": one("embedding", "embedding.default", draw(5, 3), torch.tensor([[0, 4], [2, 2]])),
+    "embedding_bwd": one(
+        "embedding_bwd",
+        "embedding_dense_backward.default",
+        draw(2, 2, 3),
+        torch.tensor([[0, 4], [2, 2]]),
+        5,
+        2,
+        False,
     ),
-    "batch_norm evaluated": (
-        ["batch_norm"],
-        lambda: case(
-            A + "batch_norm.default",
-            draw(4, 3, 2, 2),
-            draw(3),
-            draw(3),
-            draw(3),
-            draw(3).abs(),
-            False,
-            0.1,
-            1e-5,
-            False,
-        ),
+    "cross_entropy": one(
+        "cross_entropy",
+        "shardwright.cross_entropy.default",
+        draw(4, 3),
+        torch.tensor([0, 2, -100, 1]),
+        draw(3).abs(),
+        1,
+        -100,
     ),
-    "batch_norm trained": (
-        ["batch_norm"],
-        lambda: case(
-            A + "_native_batch_norm_legit_functional.default",
-            draw(4, 3, 2, 2),
-            draw(3),
-            draw(3),
-            draw(3),
-            draw(3).abs(),
-            True,
-            0.1,
-            1e-5,
-        ),
+    "cross_entropy_bwd": one(
+        "cross_entropy_bwd",
+        "shardwright.cross_entropy_bwd.default",
+        draw(),
+        torch.log_softmax(draw(4, 3), 1),
+        torch.tensor([0, 2, -100, 1]),
+        torch.tensor(3.0, dtype=torch.float64),
+        None,
+        1,
+        -100,
     ),
-    "batch_norm_bwd": (
-        ["batch_norm_bwd"],
-        lambda: case(A + "native_batch_norm_backward.default", *batch_backward(True), [True] * 3),
+    "mse": one("mse", "mse_loss.default", draw(3, 4), draw(3, 4), 1),
+    "mse of rows": one("mse", "mse_loss.default", draw(3, 4), draw(3, 4), 0),
+    "mse that broadcasts": one("generic", "mse_loss.default", draw(3, 4), draw(4), 2),
+    "mse_bwd": one("mse_bwd", "mse_loss_backward.default", draw(), draw(3, 4), draw(3, 4), 1),
+    "conv": one(
+        "conv", "conv2d.default", draw(2, 4, 6, 6), draw(6, 2, 3, 3), draw(6), [2], [1], [1], 2
     ),
-    "batch_norm_bwd evaluated": (
-        ["batch_norm_bwd"],
-        lambda: case(A + "native_batch_norm_backward.default", *batch_backward(False), [True] * 3),
+    "fused conv": one(
+        "conv",
+        "shardwright.conv.default",
+        draw(2, 4, 6, 6),
+        draw(6, 4, 3, 3),
+        draw(6),
+        draw(2, 6, 6, 6),
+        [1, 1],
+        [1, 1],
+        [1, 1],
+        1,
+        1,
     ),
-    "attention": (
-        ["attention"],
-        lambda: case(
-            A + "_scaled_dot_product_flash_attention_for_cpu.default",
-            *(draw(2, 3, 4, 8) for _ in range(3)),
-            0.0,
-            True,
-        ),
-    ),
-    "attention with a mask": (
-        ["attention"],
-        lambda: case(
-            A + "scaled_dot_product_attention.default",
-            *(draw(2, 3, 4, 8) for _ in range(3)),
-            draw(2, 1, 4, 4),
-            scale=0.3,
-        ),
-    ),
-    "attention with flags": (
-        ["generic"],
-        lambda: case(
-            A + "scaled_dot_product_attention.default",
-            *(draw(2, 3, 4, 8) for _ in range(3)),
-            torch.ones(4, 4).tril() > 0,
-        ),
-    ),
-    "attention_bwd": (
-        ["attention_bwd"],
-        lambda: case(
-            A + "_scaled_dot_product_flash_attention_for_cpu_backward.default", *attended()
-        ),
-    ),
-    "embedding": (
-        ["embedding"],
-        lambda: case(A + "embedding.default", draw(5, 3), torch.tensor([[0, 4], [2, 2]])),
-    ),
-    "embedding_bwd": (
-        ["embedding_bwd"],
-        lambda: case(
-            A + "embedding_dense_backward.default",
-            draw(2, 2, 3),
-            torch.tensor([[0, 4], [2, 2]]),
-            5,
-            2,
-            False,
-        ),
-    ),
-    "cross_entropy": (
-        ["cross_entropy"],
-        lambda: case(
-            "shardwright.cross_entropy.default",
-            draw(4, 3),
-            torch.tensor([0, 2, -100, 1]),
-            draw(3).abs(),
-            1,
-            -100,
-        ),
-    ),
-    "cross_entropy_bwd": (
-        ["cross_entropy_bwd"],
-        lambda: case(
-            "shardwright.cross_entropy_bwd.default",
-            draw(),
-            torch.log_softmax(draw(4, 3), 1),
-            torch.tensor([0, 2, -100, 1]),
-            torch.tensor(3.0, dtype=torch.float64),
-            None,
-            1,
-            -100,
-        ),
-    ),
-    "mse": (["mse"], lambda: case(A + "mse_loss.default", draw(3, 4), draw(3, 4), 1)),
-    "mse of rows": (["mse"], lambda: case(A + "mse_loss.default", draw(3, 4), draw(3, 4), 0)),
-    "mse that broadcasts": (
-        ["generic"],
-        lambda: case(A + "mse_loss.default", draw(3, 4), draw(4), 2),
-    ),
-    "mse_bwd": (
-        ["mse_bwd"],
-        lambda: case(A + "mse_loss_backward.default", draw(), draw(3, 4), draw(3, 4), 1),
-    ),
-    "conv": (
-        ["conv"],
-        lambda: case(
-            A + "conv2d.default", draw(2, 4, 6, 6), draw(6, 2, 3, 3), draw(6), [2], [1], [1], 2
-        ),
-    ),
-    "fused conv": (
-        ["conv"],
-        lambda: case(
-            "shardwright.conv.default",
-            draw(2, 4, 6, 6),
-            draw(6, 4, 3, 3),
-            draw(6),
-            draw(2, 6, 6, 6),
-            [1, 1],
-            [1, 1],
-            [1, 1],
-            1,
-            1,
-        ),
-    ),
-    "max_pool": (["pool"], lambda: case(A + "max_pool2d.default", draw(2, 3, 6, 6), [3], [2], [1])),
-    "avg_pool": (
-        ["pool"],
-        lambda: case(A + "avg_pool2d.default", draw(2, 3, 6, 6), [2], [], [1], False, False),
-    ),
-    "adaptive_pool": (
-        ["pool"],
-        lambda: case(A + "adaptive_avg_pool2d.default", draw(2, 3, 6, 6), [2, 3]),
-    ),
-    "uneven adaptive_pool": (
-        ["generic"],
-        lambda: case(A + "adaptive_avg_pool2d.default", draw(2, 3, 5, 5), [2, 3]),
-    ),
-    "adam": (["adam", *["view"] * 3], lambda: adam("_fused_adam")),
-    "adamw": (["adamw", *["view"] * 3], lambda: adam("_fused_adamw", amsgrad=True)),
-    "sgd": (["sgd", *["view"] * 3], lambda: sgd(0.0)),
-    "sgd with momentum": (["sgd", *["view"] * 3], lambda: sgd(0.9)),
-    "step_inc": (
-        ["step_inc"],
-        lambda: case(A + "_foreach_add.Scalar", [torch.tensor(1.0), torch.tensor([2.0])], 1),
-    ),
-    "draws counted": (
-        ["generic"],
-        lambda: case(A + "_foreach_add.Scalar", [torch.tensor([2])], 1),
-    ),
-    "clone": (
-        ["copy"],
-        lambda: case(A + "clone.default", draw(3, 4).t(), memory_format=torch.contiguous_format),
-    ),
-    "a cast": (["copy"], lambda: case(A + "to.dtype", draw(3, 4), torch.float32)),
-    "a cast to what it is": (["view"], lambda: case(A + "to.dtype", draw(3, 4), torch.float64)),
-    "contiguous": (["copy"], lambda: case(A + "contiguous.default", draw(3, 4).t())),
-    "contiguous already": (["view"], lambda: case(A + "contiguous.default", draw(3, 4))),
-    "reshape": (["view"], lambda: case(A + "reshape.default", draw(3, 4), [2, 6])),
-    "reshape by a copy": (
-        ["copy", "view"],
-        lambda: case(A + "reshape.default", draw(3, 4).t(), [2, 6]),
-    ),
-    "full": (["fill"], lambda: case(A + "full.default", [2, 3], -1.5, dtype=torch.float64)),
-    "zeros": (["fill"], lambda: case(A + "zeros_like.default", draw(3, 4))),
-    "full of large numbers": (
-        ["generic"],
-        lambda: case(A + "full.default", [2], 2**60 + 1, dtype=torch.int64),
-    ),
-    "cat": (["concat"], lambda: case(A + "cat.default", [draw(2, 3), draw(2, 1).expand(2, 2)], -1)),
-    "cat of dtypes": (
-        ["generic"],
-        lambda: case(A + "cat.default", [draw(2), torch.arange(2)]),
-    ),
-    "stack": (
-        ["view", "view", "concat"],
-        lambda: case(A + "stack.default", [draw(3, 4), draw(4, 3).t()], 1),
-    ),
-    "views": (["view", "view"], lambda: case(A + "split.Tensor", draw(4, 3), 2)),
-    "a view of a row": (["view"], lambda: case(A + "select.int", draw(4, 3), 1, -1)),
-    "a conjugate": (["generic"], lambda: case(A + "conj.default", torch.complex(draw(3), draw(3)))),
-    "a real part": (["generic"], lambda: case(A + "real.default", torch.complex(draw(3), draw(3)))),
-    "dropout in evaluation": (["view"], lambda: case(A + "dropout.default", draw(3), 0.5, False)),
-    "arange": (["generic"], lambda: case(A + "arange.default", 5)),
-    "topk": (["generic"], lambda: case(A + "topk.default", draw(4, 5), 2)),
-    "topk without indices": (
-        ["generic"],
-        lambda: case(A + "topk.default", draw(4, 5), 2, keep=[0]),
-    ),
+    "max_pool": one("pool", "max_pool2d.default", draw(2, 3, 6, 6), [3], [2], [1]),
+    "avg_pool": one("pool", "avg_pool2d.default", draw(2, 3, 6, 6), [2], [], [1], False, False),
+    "adaptive_pool": one("pool", "adaptive_avg_pool2d.default", draw(2, 3, 6, 6), [2, 3]),
+    "uneven adaptive_pool": one("generic", "adaptive_avg_pool2d.default", draw(2, 3, 5, 5), [2, 3]),
+    "adam": ("adam view view view", lambda: adam("_fused_adam")),
+    "adamw": ("adamw view view view", lambda: adam("_fused_adamw", amsgrad=True)),
+    "sgd": ("sgd view view view", lambda: sgd(0.0)),
+    "sgd with momentum": ("sgd view view view", lambda: sgd(0.9)),
+    "step_inc": one("step_inc", "_foreach_add.Scalar", [torch.tensor(1.0), torch.tensor([2.0])], 1),
+    "draws counted": one("generic", "_foreach_add.Scalar", [torch.tensor([2])], 1),
+    "clone": one("copy", "clone.default", draw(3, 4).t(), memory_format=torch.contiguous_format),
+    "a cast": one("copy", "to.dtype", draw(3, 4), torch.float32),
+    "a cast to what it is": one("view", "to.dtype", draw(3, 4), torch.float64),
+    "contiguous": one("copy", "contiguous.default", draw(3, 4).t()),
+    "contiguous already": one("view", "contiguous.default", draw(3, 4)),
+    "reshape": one("view", "reshape.default", draw(3, 4), [2, 6]),
+    "reshape by a copy": one("copy view", "reshape.default", draw(3, 4).t(), [2, 6]),
+    "full": one("fill", "full.default", [2, 3], -1.5, dtype=torch.float64),
+    "zeros": one("fill", "zeros_like.default", draw(3, 4)),
+    "full of large numbers": one("generic", "full.default", [2], 2**60 + 1, dtype=torch.int64),
+    "cat": one("concat", "cat.default", [draw(2, 3), draw(2, 1).expand(2, 2)], -1),
+    "cat of dtypes": one("generic", "cat.default", [draw(2), torch.arange(2)]),
+    "stack": one("view view concat", "stack.default", [draw(3, 4), draw(4, 3).t()], 1),
+    "views": one("view view", "split.Tensor", draw(4, 3), 2),
+    "a view of a row": one("view", "select.int", draw(4, 3), 1, -1),
+    "a conjugate": one("generic", "conj.default", torch.complex(draw(3), draw(3))),
+    "a real part": one("generic", "real.default", torch.complex(draw(3), draw(3))),
+    "dropout in evaluation": one("view", "dropout.default", draw(3), 0.5, False),
+    "arange": one("generic", "arange.default", 5),
+    "topk": one("generic", "topk.default", draw(4, 5), 2),
+    "topk without indices": one("generic", "topk.default", draw(4, 5), 2, keep=[0]),
 }
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["torch", "native"])
 @pytest.mark.parametrize("name", CASES)
 def test_calls_compute_what_the_operator_does(name, native):
-    GENERATOR.manual_seed(0)
     expected, make = CASES[name]
     graph, inputs = make()
-    assert kinds(graph) == expected
+    assert kinds(graph) == expected.split()
     assert_same(graph, inputs, native=native, tolerance=1e-12 if "f32" not in str(graph) else 1e-6)
 
 

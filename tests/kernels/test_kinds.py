@@ -8,8 +8,9 @@ import pytest
 import shardwright.kernels.native
 from shardwright.errors import ExecError
 from shardwright.ir.tensor_meta import DTYPES
-from shardwright.kernels.kinds import BY_ID, BY_NAME, KINDS, kind_of
-from shardwright.kernels.row import ACTIVATIONS, AttrSchema
+from shardwright.kernels.attributes import AttrSchema
+from shardwright.kernels.lowered import BY_ID, BY_NAME, KINDS, kind_of
+from shardwright.kernels.row import ACTIVATIONS
 
 HEADER = (Path(shardwright.kernels.native.__file__).parent / "abi.h").read_text()
 
@@ -42,12 +43,11 @@ def test_every_binder_of_the_native_sources_is_of_a_kind():
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_defaults_are_of_the_first_schema(kind):
-    assert set(kind.schemas) <= {1}
-    if kind.has_defaults and kind.schemas:
-        assert kind.pack(kind.defaults) == (0, b"")
-        assert kind.unpack(0, b"") == dict(kind.defaults)
-        written = kind.schema(1).pack(kind.defaults)
-        assert kind.unpack(1, written) == dict(kind.defaults)
+    defaults = dict(kind.attrs.defaults)
+    if kind.has_defaults and defaults:
+        assert kind.pack(defaults) == (0, b"")
+        assert kind.unpack(0, b"") == defaults
+        assert kind.unpack(1, kind.attrs.pack(defaults)) == defaults
 
 
 def test_attributes_survive_packing():
@@ -58,7 +58,7 @@ def test_attributes_survive_packing():
 
 def test_what_a_schema_cannot_read_is_an_error():
     gemm, view = BY_NAME["gemm"], BY_NAME["view"]
-    _, blob = gemm.pack({**gemm.defaults, "transpose_b": 1})
+    _, blob = gemm.pack({"transpose_b": 1})
     for wrong in (blob[:-1], blob + b"\0", b""):
         with pytest.raises(ExecError, match="gemm, schema 1"):
             gemm.unpack(1, wrong)

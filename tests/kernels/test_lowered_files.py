@@ -14,7 +14,7 @@ from shardwright.errors import ExecError
 from shardwright.ir import Builder, IRGraph
 from shardwright.kernels.emitters import emit_graph
 from shardwright.kernels.files import decode, encode
-from shardwright.kernels.kinds import BY_NAME
+from shardwright.kernels.lowered import BY_NAME
 from tests.compiler.running import assert_close, contents
 from tests.ir.random_graphs import RandomGraph, random_graphs
 
@@ -103,7 +103,7 @@ def changed(change):
 
 
 def blob(kind, **attrs):
-    return base64.b64encode(BY_NAME[kind].schema(1).pack(attrs)).decode()
+    return base64.b64encode(BY_NAME[kind].attrs.pack(attrs)).decode()
 
 
 GEMM = {"transpose_a": 0, "transpose_b": 1, "activation": 0, "alpha": 1.0}

@@ -17,9 +17,9 @@ from torch import Tensor
 from shardwright.ir import resolve
 from shardwright.ir.operators import flatten_results
 from shardwright.ir.values import Input, to_json
-from shardwright.kernels.kinds import BY_NAME, bind_torch
+from shardwright.kernels.lowered import bind_torch
 from shardwright.kernels.native.library import BoundCall, addresses
-from shardwright.kernels.row import present
+from shardwright.kernels.torch_kernels import present
 from tests.compiler.steps import assert_close
 from tests.kernels.kind_calls import CALLS, KindCall, X, f, index
 from tests.kernels.native.calls import native_bind, native_library
@@ -72,7 +72,7 @@ KINDS = [kind for kind in CALLS if kind not in ALIKE]
 
 
 def by_torch(kind: str, call: KindCall) -> None:
-    bind_torch(kind, {**BY_NAME[kind].defaults, **call.attrs}, call.inputs, call.outputs)()
+    bind_torch(kind, call.attrs, call.inputs, call.outputs)()
 
 
 def by_kernel(kind: str, call: KindCall) -> None:

@@ -6,10 +6,10 @@ import torch
 from shardwright.errors import ExecError
 from shardwright.ir import resolve
 from shardwright.kernels.attention import attend, attend_backward
-from shardwright.kernels.generic import out_overload
-from shardwright.kernels.kinds import bind_torch
+from shardwright.kernels.lowered import bind_torch
 from shardwright.kernels.operators import gemm
 from shardwright.kernels.row import ACTIVATIONS
+from shardwright.kernels.torch_kernels import out_overload
 from tests.compiler.running import assert_close
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.kernels.kinds import BY_NAME, kind_of
+from shardwright.kernels.lowered import BY_NAME, kind_of
 from tests.pipeline.weights_mutants import read_plainly
 
 DTYPES = {

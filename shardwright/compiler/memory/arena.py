@@ -4,18 +4,15 @@ A live range is from the first call that needs memory to the last, both included
 bytes. Two ranges that have a call in common do not overlap in memory; offsets are multiples of
 `ALIGNMENT`.
 
-First each is placed as it begins, in the smallest hole that fits: fast, and often nearly exact.
-Where that takes more than the peak, other orders are tried, each range in the smallest hole between
-those that live at the same time: first what lives at the peak, which is then packed as tightly as
-can be, and the rest where that leaves room; the largest; and then what was highest. The smallest
-arena is taken.
+Best fit, in several orders, of which the smallest arena is taken: each range is placed in the
+smallest hole between those that live at the same time. First in order of time, which is often
+nearly exact; where that takes more than the peak, what lives at the peak comes first, which is then
+packed as tightly as can be, and the rest where that leaves room.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
@@ -26,9 +23,7 @@ TIGHT = 1.001
 FEW = 1000
 """Of more intervals an order takes long to try."""
 GOOD_ENOUGH = 1.01
-"""How many times the peak, of many; and of few for none to be tried that seldom helps."""
-PROMOTIONS = 8
-"""How often what lies highest is placed first, as long as the arena is not good enough."""
+"""How many times the peak, of many intervals."""
 
 
 class LiveRange(NamedTuple):
@@ -55,19 +50,12 @@ def make_arena(intervals: Sequence[LiveRange]) -> ArenaLayout:
     """Where each interval lies."""
     aligned = [LiveRange(i.start, i.end, align(i.size)) for i in intervals]
     peak = peak_bytes(aligned)
-    best = _by_time(aligned)
-    enough = TIGHT if len(aligned) <= FEW else GOOD_ENOUGH
+    enough = (TIGHT if len(aligned) <= FEW else GOOD_ENOUGH) * peak
+    best = _in_order(aligned, _sorted(range(len(aligned)), aligned, _first))
     for order in _at_the_peak_first(aligned):
-        if best[1] <= enough * peak:
+        if best[1] <= enough:
             break
-        best = _smaller(best, _in_order(aligned, order))
-    order = _sorted(range(len(aligned)), aligned, _largest)
-    for _ in range(1 + PROMOTIONS):
-        if best[1] <= GOOD_ENOUGH * peak:
-            break
-        found = _in_order(aligned, order)
-        best = _smaller(best, found)
-        _promote(order, aligned, found)
+        best = min(best, _in_order(aligned, order), key=lambda placed: placed[1])
     return ArenaLayout(tuple(best[0]), best[1], peak)
 
 
@@ -89,72 +77,7 @@ def _living(intervals: Sequence[LiveRange]) -> np.ndarray:
     return np.cumsum(change)
 
 
-# --- in order of time ------------------------------------------------------------------------
-
-
-class _Holes:
-    """Free memory, by size and by place; neighbours are joined."""
-
-    def __init__(self) -> None:
-        self.top = 0
-        self._by_size: list[tuple[int, int]] = []
-        self._begin: dict[int, int] = {}
-        self._end: dict[int, int] = {}
-
-    def take(self, size: int) -> int:
-        """The smallest hole that fits; else the arena grows, from its last hole if there is one."""
-        found = bisect_left(self._by_size, (size, -1))
-        if found < len(self._by_size):
-            hole, offset = self._by_size[found]
-            self._remove(offset, hole)
-            if hole > size:
-                self._add(offset + size, hole - size)
-            return offset
-        offset = self._end.get(self.top, self.top)
-        if offset < self.top:
-            self._remove(offset, self.top - offset)
-        self.top = offset + size
-        return offset
-
-    def give(self, offset: int, size: int) -> None:
-        """A block comes free."""
-        before = self._end.get(offset)
-        if before is not None:
-            self._remove(before, offset - before)
-            offset, size = before, size + offset - before
-        after = self._begin.get(offset + size)
-        if after is not None:
-            self._remove(offset + size, after)
-            size += after
-        self._add(offset, size)
-
-    def _add(self, offset: int, size: int) -> None:
-        insort(self._by_size, (size, offset))
-        self._begin[offset] = size
-        self._end[offset + size] = offset
-
-    def _remove(self, offset: int, size: int) -> None:
-        del self._by_size[bisect_left(self._by_size, (size, offset))]
-        del self._begin[offset], self._end[offset + size]
-
-
-def _by_time(intervals: Sequence[LiveRange]) -> Placed:
-    """Offsets and size, each interval placed when it begins; larger ones first."""
-    offsets = [0] * len(intervals)
-    holes, living = _Holes(), list[tuple[int, int, int]]()
-    order = sorted(range(len(intervals)), key=lambda k: (intervals[k].start, -intervals[k].size))
-    for k in order:
-        start, end, size = intervals[k]
-        while living and living[0][0] < start:
-            _, offset, freed = heappop(living)
-            holes.give(offset, freed)
-        if size:
-            offsets[k] = holes.take(size)
-            heappush(living, (end, offsets[k], size))
-    return offsets, holes.top
-
-
-# --- in another order ------------------------------------------------------------------------
+# --- orders ------------------------------------------------------------------------------------
 
 
 def _largest(interval: LiveRange) -> tuple[int, int]:
@@ -194,19 +117,8 @@ def _at_the_peak_first(intervals: Sequence[LiveRange]) -> Iterator[list[int]]:
         yield [*_sorted(at_peak, intervals, here), *_sorted(others, intervals, elsewhere)]
 
 
-def _smaller(one: Placed, other: Placed) -> Placed:
-    return other if other[1] < one[1] else one
-
-
 def _sorted(numbers: Iterable[int], intervals: Sequence[LiveRange], key: Key) -> list[int]:
     return sorted(numbers, key=lambda k: key(intervals[k]))
-
-
-def _promote(order: list[int], intervals: Sequence[LiveRange], found: Placed) -> None:
-    """Let the interval that lies highest be placed first."""
-    highest = max(order, key=lambda k: found[0][k] + intervals[k].size)
-    order.remove(highest)
-    order.insert(0, highest)
 
 
 def _in_order(intervals: Sequence[LiveRange], order: Sequence[int]) -> Placed:

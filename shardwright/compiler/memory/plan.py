@@ -32,14 +32,15 @@ from shardwright.compiler.memory.reuse import (
 from shardwright.compiler.memory.schedule import CallOrder, find_uses, hinted_order, lighter_order
 from shardwright.errors import ExecError
 from shardwright.ir.tensor_meta import count_text, itemsize
-from shardwright.kernels.kinds import BY_NAME, kind_of
 from shardwright.kernels.lowered import (
+    BY_NAME,
     BaseView,
     LoweredGraph,
     LoweredOp,
     find_bases,
     format_attributes,
     format_constraints,
+    kind_of,
 )
 from shardwright.kernels.row import ABSENT
 

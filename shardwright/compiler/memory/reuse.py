@@ -16,8 +16,15 @@ from collections.abc import Collection, Iterator, Mapping, MutableMapping, Seque
 from dataclasses import dataclass, replace
 
 from shardwright.ir.tensor_meta import contiguous_strides, strides_or_none
-from shardwright.kernels.kinds import BY_NAME, kind_of
-from shardwright.kernels.lowered import VIEW, BaseView, LoweredGraph, LoweredOp, ValueSpec
+from shardwright.kernels.lowered import (
+    BY_NAME,
+    VIEW,
+    BaseView,
+    LoweredGraph,
+    LoweredOp,
+    ValueSpec,
+    kind_of,
+)
 from shardwright.kernels.row import ABSENT
 from shardwright.kernels.strides import same_order
 

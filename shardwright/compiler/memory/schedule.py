@@ -12,7 +12,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import accumulate
 
 from shardwright.compiler.memory.arena import align
@@ -82,7 +81,7 @@ def hinted_order(uses: BaseUses) -> CallOrder:
     """The graph's order, with calls made late that are hinted to be."""
     given = tuple(k for k, op in enumerate(uses.ops) if op.kind_id != VIEW.id)
     late = [k for k, op in enumerate(uses.ops) if "late" in op.hints]
-    return _Sinking(uses, given).sink(late) if late else given
+    return _sink(uses, given, late) if late else given
 
 
 def lighter_order(uses: BaseUses, order: CallOrder) -> CallOrder:
@@ -92,7 +91,7 @@ def lighter_order(uses: BaseUses, order: CallOrder) -> CallOrder:
         waiting = list(_waiting(uses, order, live))
         if not waiting:
             break
-        other = _Sinking(uses, order).sink(waiting, only_lighter=True)
+        other = _sink(uses, order, waiting, only_lighter=True)
         found = _live_bytes(uses, other)
         if max(found) >= max(live):
             break
@@ -124,62 +123,45 @@ def _waiting(uses: BaseUses, order: CallOrder, live: Sequence[int]) -> Iterator[
             yield number
 
 
-class _Sinking:
-    """Puts calls in their new order, the last one first."""
+def _sink(
+    uses: BaseUses, order: CallOrder, moved: Collection[int], *, only_lighter: bool = False
+) -> CallOrder:
+    """The order with these calls moved down to their first reader, where they may be.
 
-    def __init__(self, uses: BaseUses, order: CallOrder) -> None:
-        self._uses = uses
-        self._order = order
-        self._label: dict[int, Fraction | int] = {}
-        """Grows along the new order."""
-        self._before: dict[int, int] = {}
-        """By call, the one before it in the new order, as far as that is known."""
+    With ``only_lighter``, where what they make is more than what they keep waiting.
+    """
+    movable = set(moved)
+    last_first: list[int] = []
+    places: dict[int, int] = {}
+    for number in reversed(order):
+        reader = _goal(uses, number, places, only_lighter) if number in movable else None
+        if reader is None or reader + 1 == len(last_first):
+            places[number] = len(last_first)
+            last_first.append(number)
+        else:
+            last_first.insert(reader + 1, number)
+            places = {later: place for place, later in enumerate(last_first)}
+    return tuple(reversed(last_first))
 
-    def sink(self, moved: Collection[int], *, only_lighter: bool = False) -> CallOrder:
-        """The order with these calls moved down, where they may be.
 
-        With ``only_lighter``, where what they make is more than what they keep waiting.
-        """
-        movable = set(moved)
-        front = -1
-        for place in range(len(self._order) - 1, -1, -1):
-            number = self._order[place]
-            reader = self._goal(number, only_lighter=only_lighter) if number in movable else front
-            if reader in (front, -1):
-                self._label[number] = place
-                if front >= 0:
-                    self._before[front] = number
-                front = number
-            else:
-                self._insert(number, reader)
-        return tuple(sorted(self._order, key=lambda number: self._label[number]))
+def _goal(uses: BaseUses, number: int, places: Mapping[int, int], only_lighter: bool) -> int | None:
+    """The place of the call that this one is to stand before; None where it stays.
 
-    def _insert(self, number: int, reader: int) -> None:
-        """Put a call just before another one, which something stands before."""
-        before = self._before[reader]
-        self._label[number] = Fraction(self._label[before] + self._label[reader]) / 2
-        self._before[number], self._before[reader] = before, number
-
-    def _goal(self, number: int, *, only_lighter: bool) -> int:
-        """The call that this one is to stand before; -1 where it stays."""
-        op, uses = self._uses.ops[number], self._uses
-        readers = uses.readers_of(number)
-        if not readers or op.must("ordered") or "early" in op.hints:
-            return -1
-        first = min(readers, key=lambda k: self._label[k])
-        goal = self._label[first]
-        limits = (uses.limits.get(base) for base in uses.reads[number])
-        if any(maker is not None and self._label.get(maker, goal) < goal for maker in limits):
-            return -1  # past a call that writes over what it reads
-        made = sum(uses.sizes[vid] for vid in op.makes)
-        return first if made > self._held_bytes(number, goal) or not only_lighter else -1
-
-    def _held_bytes(self, number: int, goal: Fraction | int) -> int:
-        """Bytes that are read last by this call, or between it and its goal."""
-        return sum(
-            self._uses.sizes[base]
-            for base in self._uses.reads[number]
-            if base in self._uses.makers
-            and base not in self._uses.kept
-            and all(self._label.get(k, -1) < goal for k in self._uses.readers[base])
-        )
+    ``places`` are those of later calls, counted from the end.
+    """
+    op, readers = uses.ops[number], uses.readers_of(number)
+    if not readers or op.must("ordered") or "early" in op.hints:
+        return None
+    goal = max(places[reader] for reader in readers)
+    limits = (uses.limits.get(base) for base in uses.reads[number])
+    if any(maker is not None and places.get(maker, goal) > goal for maker in limits):
+        return None  # past a call that writes over what it reads
+    held = sum(
+        uses.sizes[base]
+        for base in uses.reads[number]
+        if base in uses.makers
+        and base not in uses.kept
+        and all(places.get(reader, goal + 1) > goal for reader in uses.readers[base])
+    )
+    made = sum(uses.sizes[vid] for vid in op.makes)
+    return goal if made > held or not only_lighter else None

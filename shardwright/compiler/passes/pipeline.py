@@ -5,7 +5,7 @@
     merge           what is computed twice
     channels last   wherever convolutions are, and their epilogues, in inference
     fold            what is the same in every run
-    losses          cross entropy in one piece, as a mean where it is one
+    losses          cross entropy in one piece
     concatenations  in the order in which they are read
     products        with their epilogues
     chains          of elementwise operators, where there are kernels for them
@@ -21,7 +21,7 @@ import torch
 from shardwright.compiler.passes.channels_last import channels_last
 from shardwright.compiler.passes.decompose import Composites, decompose
 from shardwright.compiler.passes.epilogue import fold_norms, fuse_convolutions, fuse_gemms
-from shardwright.compiler.passes.losses import fuse_losses, mean_losses
+from shardwright.compiler.passes.losses import fuse_losses
 from shardwright.compiler.passes.pointwise import fuse_pointwise
 from shardwright.compiler.passes.simplify import (
     fold_constants,
@@ -66,7 +66,7 @@ def prepare(
         graph = fuse_convolutions(channels_last(graph))
     if constants:
         graph = fold_constants(graph, inference=inference, device=device)
-    graph = mean_losses(fuse_losses(graph))
+    graph = fuse_losses(graph)
     graph = order_concatenations(graph, known)
     graph = fuse_gemms(graph)
     return remove_dead_code(fuse_pointwise(graph) if chains else graph)

@@ -19,6 +19,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from heapq import heappop, heappush
 from typing import Any
 
 from shardwright.compiler.passes.pointwise_memory import ChainNodes, LivenessBound, Recomputing
@@ -372,51 +374,30 @@ Unit = Sequence[IRNode]
 
 
 def units(graph: IRGraph, groups: Sequence[Sequence[IRNode]]) -> list[Unit]:
-    """All nodes, in units: the groups, and each other node alone.
+    """All nodes, in units: the groups, and each other node alone, as early as their last nodes.
 
     Raises GraphError where two units need one another.
     """
     unit_of: dict[int, Unit] = {node.id: [node] for node in graph.nodes}
     for group in groups:
         unit_of |= {node.id: group for node in group}
-    last = {id(unit): unit[-1].id for unit in unit_of.values()}
-    order: list[Unit] = []
-    done: set[int] = set()
+    first = {node_id: unit[0].id for node_id, unit in unit_of.items()}
+    makers = {value_id: first[node.id] for node in graph.nodes for value_id in node.outputs}
+    place = {first[node.id]: k for k, node in enumerate(graph.nodes)}
+    waiting = TopologicalSorter[int](dict.fromkeys(place, ()))
     for node in graph.nodes:
-        unit = unit_of[node.id]
-        if last[id(unit)] == node.id and id(unit) not in done:
-            _place(graph, unit, unit_of, done, order)
+        needed = {makers[value_id] for value_id in node.inputs if value_id in makers}
+        waiting.add(first[node.id], *needed - {first[node.id]})
+    try:
+        waiting.prepare()
+    except CycleError as error:
+        raise GraphError(f"groups need one another's results: {error.args[1]}") from None
+    order: list[Unit] = []
+    ready: list[tuple[int, int]] = []
+    while waiting.is_active():
+        for number in waiting.get_ready():
+            heappush(ready, (place[number], number))
+        _, number = heappop(ready)
+        order.append(unit_of[number])
+        waiting.done(number)
     return order
-
-
-def _place(
-    graph: IRGraph,
-    unit: Unit,
-    unit_of: Mapping[int, Unit],
-    done: set[int],
-    order: list[Unit],
-) -> None:
-    """Append a unit, after those that it needs and that are not there yet."""
-    waiting: list[tuple[Unit, Iterator[Unit]]] = [(unit, _needs(graph, unit, unit_of))]
-    open_units = {id(unit)}
-    while waiting:
-        current, needs = waiting[-1]
-        needed = next((other for other in needs if id(other) not in done), None)
-        if needed is None:
-            waiting.pop()
-            done.add(id(current))
-            order.append(current)
-        elif id(needed) in open_units:
-            raise GraphError(f"{needed[0].op} and {current[0].op} need one another's results")
-        else:
-            open_units.add(id(needed))
-            waiting.append((needed, _needs(graph, needed, unit_of)))
-
-
-def _needs(graph: IRGraph, unit: Unit, unit_of: Mapping[int, Unit]) -> Iterator[Unit]:
-    """The units that make what a unit reads."""
-    for node in unit:
-        for value_id in node.inputs:
-            producer = graph.values[value_id].producer
-            if producer is not None and unit_of[producer] is not unit:
-                yield unit_of[producer]

@@ -75,6 +75,19 @@ struct Context {
 // that later runs allocate nothing; in a parallel region each thread asks for its own.
 char* scratch(size_t bytes);
 
+// Memory to work in, one piece after another, each on cache lines of its own.
+struct Pieces {
+    char* at;
+    template <class T> static int64_t bytes(int64_t count) {
+        return (count * int64_t(sizeof(T)) + 63) & ~int64_t(63);
+    }
+    template <class T> T* take(int64_t count) {
+        T* piece = reinterpret_cast<T*>(at);
+        at += bytes<T>(count);
+        return piece;
+    }
+};
+
 // A bound call. Kernels derive from it; what a kernel parses, packs or allocates once lives in it.
 // Runs of one program wait for one another, so memory of a call is its own while it runs.
 struct Call {

@@ -123,7 +123,7 @@ template <class T> struct Room {
                Pieces::bytes<T>(ROWS * key_step<T>(s.keys, KEYS)) + Pieces::bytes<Row<T>>(ROWS);
     }
     Room(const Shape& s, char* at) {
-        Pieces pieces(at);
+        Pieces pieces{at};
         keys = pieces.take<T>(packed_bytes<T>(s.depth, s.keys) / sizeof(T));
         scores = pieces.take<T>(ROWS * key_step<T>(s.keys, KEYS));
         workspace = pieces.take<T>(WORKSPACE<T> / sizeof(T));

@@ -133,23 +133,6 @@ void score(const Shape& s, const Block& block, View<const T> q, const T* packed_
     if (s.causal) apply_causal(block, scores, step);
 }
 
-// Memory one piece after another, each aligned for vectors.
-class Pieces {
-  public:
-    explicit Pieces(char* at) : at_(at) {}
-    template <class T> T* take(size_t count) {
-        auto* piece = reinterpret_cast<T*>(at_);
-        at_ += bytes<T>(count);
-        return piece;
-    }
-    template <class T> static size_t bytes(size_t count) {
-        return (count * sizeof(T) + 63) & ~size_t(63);
-    }
-
-  private:
-    char* at_;
-};
-
 // The shape that q [b, h, l, d], k and v [b, h, s, d] and a mask have; false with the reason.
 bool shape_of(const Operand& q, const Operand& k, const Operand& v, const Operand& mask, Shape& s,
               std::string& why);

@@ -33,7 +33,7 @@ template <class T> struct Room {
                WORKSPACE<T>;
     }
     Room(const Shape& s, char* at) : step(key_step<T>(s.keys, KEYS)) {
-        Pieces pieces(at);
+        Pieces pieces{at};
         keys = pieces.take<T>(packed_bytes<T>(s.depth, s.keys) / sizeof(T));
         values = pieces.take<T>(packed_bytes<T>(s.width, s.keys) / sizeof(T));
         scores = pieces.take<T>(ROWS * step);

@@ -8,7 +8,6 @@
 // output may lie in an input's memory where both have the same strides.
 #include "chain.h"
 
-#include "chain_kernels.h"
 #include "convert.h"
 #include "rows.h"
 #include "strided.h"

@@ -1,5 +1,5 @@
 // The operators of chains, a row each, for tiles of floats and of doubles.
-#include "chain_kernels.h"
+#include "chain.h"
 
 #include "vector_math.h"
 
@@ -8,7 +8,6 @@ namespace shardwright::chain {
 namespace {
 
 using namespace simd;
-
 
 #define OPERATOR(NAME, ARGUMENTS, RESULT)                                                          \
     struct NAME {                                                                                  \

@@ -1,11 +1,9 @@
 // Reads the text of a chain and rewrites what the machine has a shorter way for.
-#include "chain_program.h"
+#include "chain.h"
 
 #include <charconv>
 #include <sstream>
 #include <stdexcept>
-
-#include "chain_kernels.h"
 
 namespace shardwright::chain {
 

@@ -48,7 +48,7 @@ template <class T> struct Direct : Convolution<T> {
     }
     void pack_weights(const T* w, T* to) const override { pack(w, this->in(1), g, to); }
     int64_t room() const override {
-        return (copies() ? piece<T>(frame().numel(g.b)) : 0) + piece<int64_t>(g.kh * g.kw);
+        return (copies() ? Pieces::bytes<T>(frame().numel(g.b)) : 0) + Pieces::bytes<int64_t>(g.kh * g.kw);
     }
 
     void convolve(const T* x, const T* weights, const Epilogue<T>& epilogue, T* y, Pieces pieces,
@@ -120,7 +120,7 @@ template <class T> struct Gathered : Direct<T> {
         return (g.pixels() + blocks - 1) / blocks;
     }
     int64_t room() const override {
-        return in_place() ? 0 : piece<T>(block() * g.depth());
+        return in_place() ? 0 : Pieces::bytes<T>(block() * g.depth());
     }
 
     void convolve(const T* x, const T* weights, const Epilogue<T>& epilogue, T* y, Pieces pieces,
@@ -205,7 +205,7 @@ template <class T, int M> struct Winograd : Convolution<T> {
 
     int64_t packed_count() const override { return PLACES * width() * g.c; }
     int64_t room() const override {
-        return piece<T>(g.c) + piece<T>(PLACES * v_step()) + piece<T>(PLACES * m_step());
+        return Pieces::bytes<T>(g.c) + Pieces::bytes<T>(PLACES * v_step()) + Pieces::bytes<T>(PLACES * m_step());
     }
 
     // [place][panel][in][WIDTH]
@@ -299,6 +299,7 @@ template <class T, int M> struct Winograd : Convolution<T> {
             }
             const Epilogue<T> here = epilogue.at(0, o);
             panels::store(y + o, here.apply(sum, 0, here.residual));
+            here.activate_rows(y + o, 0, 1, L);
         }
     }
 };
@@ -399,7 +400,7 @@ std::string misfit(const CallSpec& s, const Geometry& g) {
         return "the padded input is too large";
     if (bias.present() && (bias.ndim != 1 || bias.sizes[0] != g.oc))
         return "the bias is not one number an output channel";
-    if (g.activation > panels::SIGMOID) return "there is no activation of this number";
+    if (g.activation >= simd::ACTIVATIONS) return "there is no activation of this number";
     return "";
 }
 

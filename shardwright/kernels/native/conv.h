@@ -137,17 +137,6 @@ template <class T> void pack(const T* w, const Operand& from, const Geometry& g,
                         }
 }
 
-// Pieces of a run's scratch memory, each on a cache line of its own.
-struct Pieces {
-    char* at;
-    template <class T> T* take(int64_t count) {
-        T* here = reinterpret_cast<T*>(at);
-        at += up(count * sizeof(T), 64);
-        return here;
-    }
-};
-template <class T> int64_t piece(int64_t count) { return up(count * sizeof(T), 64); }
-
 // A convolution of one dtype; ways derive from it.
 template <class T> struct Convolution : Call {
     Geometry g;
@@ -165,7 +154,7 @@ template <class T> struct Convolution : Call {
 
     int64_t bias_width() const { return g.panels_a_group<T>() * WIDTH<T>; }
     int64_t work_bytes() const override {
-        return piece<T>(g.groups * bias_width()) + (is_static() ? 0 : piece<T>(packed_count())) +
+        return Pieces::bytes<T>(g.groups * bias_width()) + (is_static() ? 0 : Pieces::bytes<T>(packed_count())) +
                room();
     }
 

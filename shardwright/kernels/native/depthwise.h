@@ -22,7 +22,7 @@ template <class T> struct Depthwise : Convolution<T> {
     }
     int64_t packed_count() const override { return g.kh * g.kw * channels(); }
     int64_t room() const override {
-        return piece<T>(channels()) + (copies() ? piece<T>(frame().numel(g.b)) : 0);
+        return Pieces::bytes<T>(channels()) + (copies() ? Pieces::bytes<T>(frame().numel(g.b)) : 0);
     }
 
     // [kh][kw][channel]
@@ -85,6 +85,7 @@ template <class T> struct Depthwise : Convolution<T> {
 #pragma GCC unroll 8
         for (int p = 0; p < P; p++)
             put(sum[p], epilogue.at(ox + p, c), y + (ox + p) * y_step + c, here);
+        epilogue.activate_rows(y + ox * y_step + c, y_step, P, here);
     }
 
     static void put(panels::Vector<T> v, const Epilogue<T>& epilogue, T* y, int count) {

@@ -193,7 +193,7 @@ Call* bind_gemm(const CallSpec& spec, std::string& why) {
     }
     if (transpose_a) transpose(a);
     if (transpose_b) transpose(b);
-    why = activation < ACTIVATIONS ? complaint(spec, a, b, y, residual) : "unknown activation";
+    why = activation < simd::ACTIVATIONS ? complaint(spec, a, b, y, residual) : "unknown activation";
     if (!why.empty()) return nullptr;
     return o[0].dtype == F32 ? make_gemm<float>(spec, a, b, y, residual, activation, alpha)
                              : make_gemm<double>(spec, a, b, y, residual, activation, alpha);

@@ -8,7 +8,7 @@
 
 #include <algorithm>
 
-#include "vector.h"
+#include "vector_math.h"
 
 namespace shardwright {
 
@@ -21,9 +21,6 @@ template <class T> constexpr int WIDEST = PANEL_VECTORS * simd::LANES<T>;
 
 // So many rows of b stay in the second cache as a panel, and a tile's rows of a in the first.
 constexpr int64_t DEPTH = 384;
-
-// By number, as ACTIVATIONS in shardwright/kernels/kinds.py.
-enum Activation : int { NONE, RELU, GELU, GELU_TANH, SILU, TANH, SIGMOID, ACTIVATIONS };
 
 template <class T> struct Product {
     int64_t m, n, k;
@@ -38,7 +35,7 @@ template <class T> struct Product {
     const T* bias = nullptr;
     const T* residual = nullptr;
     int64_t residual_row = 0;
-    int activation = NONE;
+    int activation = simd::NONE;
     const T* packed = nullptr;  // b by `pack`, where it was
     int64_t panel = 0;          // how wide panels are; 0: by n
 };

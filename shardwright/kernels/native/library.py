@@ -24,7 +24,7 @@ import torch
 
 from shardwright.errors import ExecError
 from shardwright.ir.tensor_meta import DTYPES, overlaps
-from shardwright.kernels.kinds import BY_ID
+from shardwright.kernels.lowered import BY_ID
 from shardwright.kernels.native.build import built_library
 from shardwright.kernels.row import ABSENT
 

@@ -1,8 +1,6 @@
 // The kernels of gemm.h: packing, tiles of sums in registers, and the order in which they go.
 #include "gemm.h"
 
-#include "vector_math.h"
-
 namespace shardwright {
 namespace {
 
@@ -219,17 +217,9 @@ template <class T> void multiply(const Product<T>& p, const Part& part, T* works
 
 template <class T>
 void activate(int activation, T* c, int64_t c_row, int64_t rows, int64_t columns) {
-    auto all = [&](auto f) {
+    simd::with_activation(activation, [&](auto f) {
         for (int64_t i = 0; i < rows; i++) simd::map(columns, f, c + i * c_row, c + i * c_row);
-    };
-    switch (activation) {
-        case RELU: return all([](auto x) { return simd::relu(x); });
-        case GELU: return all([](auto x) { return simd::gelu(x); });
-        case GELU_TANH: return all([](auto x) { return simd::gelu_tanh(x); });
-        case SILU: return all([](auto x) { return simd::silu(x); });
-        case TANH: return all([](auto x) { return simd::tanh(x); });
-        case SIGMOID: return all([](auto x) { return simd::sigmoid(x); });
-    }
+    });
 }
 
 #define INSTANCES(T)                                                                               \

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "vector.h"
+#include "gemm.h"
 
 namespace shardwright::panels {
 
@@ -36,29 +36,12 @@ using simd::store;
 template <class T> using Vector = simd::Vec<T>;
 template <class T> constexpr int WIDTH = VECTORS * LANES<T>;
 
-// By their numbers in shardwright/kernels/kinds.py.
-enum Activation : int { NONE, RELU, GELU, GELU_TANH, SILU, TANH, SIGMOID };
-
-template <class T> inline T activate(T x, int activation) {
-    switch (activation) {
-        case RELU: return x < T(0) ? T(0) : x;
-        case GELU: return T(0.5) * x * (T(1) + std::erf(x * T(0.70710678118654752440)));
-        case GELU_TANH:
-            return T(0.5) * x *
-                   (T(1) + std::tanh(T(0.79788456080286535588) * (x + T(0.044715) * x * x * x)));
-        case SILU: return x / (T(1) + std::exp(-x));
-        case TANH: return std::tanh(x);
-        case SIGMOID: return T(1) / (T(1) + std::exp(-x));
-        default: return x;
-    }
-}
-
 // What happens to a product on its way to memory. `bias` holds whole panels.
 template <class T> struct Epilogue {
     const T* bias = nullptr;
     const T* residual = nullptr;
     int64_t residual_step = 0;  // from row to row
-    int activation = NONE;
+    int activation = simd::NONE;
 
     Epilogue at(int64_t row, int64_t column) const {
         Epilogue e = *this;
@@ -66,14 +49,15 @@ template <class T> struct Epilogue {
         if (residual) e.residual += row * residual_step + column;
         return e;
     }
-    bool plain() const { return !bias && !residual && activation == NONE; }
+    bool plain() const { return !bias && !residual && activation == simd::NONE; }
     Vector<T> apply(Vector<T> v, int lane, const T* from) const {
         if (bias) v += load(bias + lane);
         if (residual) v += load(from + lane);
-        if (activation == RELU) return v < T(0) ? Vector<T>{} : v;
-        if (activation != NONE)
-            for (int i = 0; i < LANES<T>; i++) v[i] = activate<T>(v[i], activation);
-        return v;
+        return activation == simd::RELU ? simd::relu(v) : v;
+    }
+    // Other activations, of rows that are written: a call before would cost sums their registers.
+    void activate_rows(T* y, int64_t y_step, int64_t rows, int64_t columns) const {
+        if (activation > simd::RELU) activate(activation, y, y_step, rows, columns);
     }
 };
 
@@ -132,6 +116,7 @@ void tile(const Rows<T>& rows, const T* panel, const Epilogue<T>& epilogue, T* y
     }
 #pragma GCC unroll 16
     for (int r = 0; r < R; r++) finish<T>(sum[r], epilogue, r, y + r * y_step, columns);
+    epilogue.activate_rows(y, y_step, R, columns);
 }
 
 template <class T>

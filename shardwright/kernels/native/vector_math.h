@@ -244,4 +244,19 @@ template <class V> SIMD V gelu_tanh_bwd(V dy, V x) {
     return dy * (s.value + x * (s.slope * (A + 3 * B * square)));
 }
 
+// What a product's `activation` means: the numbers of ACTIVATIONS in shardwright/kernels/row.py.
+enum Activation : int { NONE, RELU, GELU, GELU_TANH, SILU, TANH, SIGMOID, ACTIVATIONS };
+
+// f(the function of vectors of this number); nothing where it is NONE.
+template <class F> SIMD void with_activation(int activation, F f) {
+    switch (activation) {
+        case RELU: return f([](auto x) { return relu(x); });
+        case GELU: return f([](auto x) { return gelu(x); });
+        case GELU_TANH: return f([](auto x) { return gelu_tanh(x); });
+        case SILU: return f([](auto x) { return silu(x); });
+        case TANH: return f([](auto x) { return simd::tanh(x); });
+        case SIGMOID: return f([](auto x) { return sigmoid(x); });
+    }
+}
+
 }  // namespace shardwright::simd

@@ -155,6 +155,8 @@ int64_t gather(const T* m, int64_t m_step, int64_t channels, const panels::Epilo
                 panels::Epilogue<T> here = epilogue.at(at, c);
                 panels::store(y + at * y_step + c, here.apply(d[i * N + j], 0, here.residual));
             }
+        for (int i = 0; i < rows; i++)
+            epilogue.activate_rows(y + (pixel + i * pixels_a_row) * y_step + c, y_step, columns, L);
     }
     return channels;
 }

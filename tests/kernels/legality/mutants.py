@@ -20,7 +20,7 @@ import torch
 from shardwright.errors import ExecError, GraphError
 from shardwright.ir.operators import resolve
 from shardwright.ir.tensor_meta import DTYPES
-from shardwright.kernels.kinds import BY_ID, BY_NAME, KINDS
+from shardwright.kernels.lowered import BY_ID, BY_NAME, KINDS
 from shardwright.ops.catalog import ALLOWED
 from shardwright.torch_internals import schema_of
 from tests.kernels.legality import tasks

@@ -21,8 +21,14 @@ from shardwright.compiler.tasks import plan_task
 from shardwright.errors import ExecError
 from shardwright.ir.tensor_meta import contiguous_strides, itemsize, torch_dtype
 from shardwright.kernels.files import decode
-from shardwright.kernels.kinds import bind_torch, kind_of
-from shardwright.kernels.lowered import BaseView, LoweredGraph, LoweredOp, find_bases
+from shardwright.kernels.lowered import (
+    BaseView,
+    LoweredGraph,
+    LoweredOp,
+    bind_torch,
+    find_bases,
+    kind_of,
+)
 from shardwright.kernels.native.library import BoundCall, Library, NativeOperand, addresses, load
 from shardwright.kernels.row import ABSENT
 from shardwright.kernels.strides import extent

@@ -11,9 +11,16 @@ import torch
 from shardwright.errors import ExecError
 from shardwright.ir.tensor_meta import DTYPES, dtype_name
 from shardwright.kernels.files import check_calls
-from shardwright.kernels.kinds import BY_NAME, KINDS, bind_torch
-from shardwright.kernels.lowered import LoweredGraph, LoweredOp, ValueSpec
-from shardwright.kernels.row import ABSENT, present
+from shardwright.kernels.lowered import (
+    BY_NAME,
+    KINDS,
+    LoweredGraph,
+    LoweredOp,
+    ValueSpec,
+    bind_torch,
+)
+from shardwright.kernels.row import ABSENT
+from shardwright.kernels.torch_kernels import present
 from tests.kernels.kind_calls import CALLS, Operands
 
 
@@ -39,7 +46,7 @@ def graph_of(kind: str, attrs: Mapping[str, Any], ins: Operands, outs: Operands)
     }
     vids = [k if k in values else ABSENT for k in tensors]
     n = len(ins)
-    schema, blob = row.pack({**row.defaults, **attrs}) if row.schemas else (0, b"")
+    schema, blob = row.pack(attrs)
     op = LoweredOp(row.id, schema, blob, tuple(vids[:n]), tuple(vids[n:]), "call 0")
     return LoweredGraph("one", values, (op,), tuple(v for v in vids[:n] if v >= 0), ())
 
@@ -144,8 +151,8 @@ def odd_values(code: str, value: Any) -> Iterator[Any]:
 @each_kind
 def test_another_attribute_is_refused_or_done(kind: str) -> None:
     call, row = CALLS[kind], BY_NAME[kind]
-    attrs = {**row.defaults, **call.attrs}
-    for name, code in row.schema(1).fields.items() if row.schemas else ():
+    attrs = {**row.attrs.defaults, **call.attrs}
+    for name, code in row.attrs.codes.items():
         for value in odd_values(code, attrs[name]):
             given = {**attrs, name: value}
             if not complaint(kind, given, call.inputs, call.outputs):

@@ -13,7 +13,7 @@ import pytest
 from shardwright.compiler.executor import Executor
 from shardwright.compiler.tasks import plan_task
 from shardwright.kernels.files import decode
-from shardwright.kernels.kinds import BY_ID
+from shardwright.kernels.lowered import BY_ID
 from tests.compiler.running import assert_close
 from tests.kernels.legality.mutants import mutant
 from tests.kernels.legality.outcome import feed_of, outcome

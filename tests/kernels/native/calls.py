@@ -8,7 +8,7 @@ import torch
 
 from shardwright.errors import ExecError
 from shardwright.ir.tensor_meta import dtype_name
-from shardwright.kernels.kinds import BY_NAME
+from shardwright.kernels.lowered import BY_NAME
 from shardwright.kernels.native.build import find_compiler
 from shardwright.kernels.native.library import BoundCall, Library, NativeOperand, addresses, load
 
@@ -40,10 +40,9 @@ def native_bind(
 ) -> BoundCall | str:
     """Binds a kernel on tensors, each in a buffer of its own, in order; ``static`` are indices."""
     kind = BY_NAME[kind_name]
-    schema = 1 if kind.schemas else 0
-    blob = kind.schema(1).pack({**kind.defaults, **attrs}) if schema else b""
+    blob = kind.attrs.pack({**kind.attrs.defaults, **attrs})
     operands = [operand(t, i, i in static) for i, t in enumerate([*inputs, *outputs])]
-    return native_library().bind(kind.id, schema, blob, operands, len(inputs))
+    return native_library().bind(kind.id, 1, blob, operands, len(inputs))
 
 
 def native_call(

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from shardwright.errors import ExecError
-from shardwright.kernels.kinds import BY_NAME
+from shardwright.kernels.lowered import BY_NAME
 from shardwright.kernels.native import build, library
 from shardwright.kernels.native.library import BoundCall, NativeOperand, addresses
 from tests.kernels.native.calls import native_bind, native_call, native_library, operand
@@ -232,7 +232,7 @@ def test_static_contents_are_read_when_prepared_and_only_then() -> None:
 
 def gemm_chain(width: int) -> library.NativeProgram:
     """y = relu(x w) w, of buffers x, w, y and one between, which are 64 bytes into theirs."""
-    blob = BY_NAME["gemm"].schema(1)
+    blob = BY_NAME["gemm"].attrs
     bounds = []
     for source, target, activation in ((0, 3, 1), (3, 2, 0)):
         shape, strides = (width, width), (width, 1)

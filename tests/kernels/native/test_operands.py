@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from shardwright.kernels.kinds import BY_NAME, KINDS
+from shardwright.kernels.lowered import BY_NAME, KINDS
 from shardwright.kernels.native.library import BoundCall, NativeOperand
 from tests.kernels.kind_calls import CALLS, Operands
 from tests.kernels.native.calls import native_bind, native_library, operand
@@ -83,11 +83,8 @@ def test_another_number_of_operands_is_refused(kind: str) -> None:
         (operands, len(operands) + 1),
         (operands, -1),
     ):
-        blob = (
-            BY_NAME[kind].schema(1).pack({**BY_NAME[kind].defaults, **call.attrs})
-            if (BY_NAME[kind].schemas)
-            else b""
-        )
+        attrs = BY_NAME[kind].attrs
+        blob = attrs.pack({**attrs.defaults, **call.attrs})
         described: list[NativeOperand | None] = [operand(t, i) for i, t in enumerate(given)]
         found = native_library().bind(BY_NAME[kind].id, 1, blob, described, count)
         assert isinstance(found, str), (len(given), count)
