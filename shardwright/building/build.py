@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -22,6 +21,7 @@ from shardwright.building.segments import CommunicationSegment, ComputeSegment, 
 from shardwright.building.slots import Localized, LocalSlice, PhaseStage
 from shardwright.building.update import localize_step
 from shardwright.building.weights import NoContents, Originals, Rename, WeightSource, slice_of
+from shardwright.clusters.device import DeviceKind
 from shardwright.errors import PlanError
 from shardwright.ir import Builder, IRGraph, IRValue
 from shardwright.ir.operators import is_built_in
@@ -31,7 +31,6 @@ from shardwright.pipeline.check_tensors import are_parts, stored_wholes
 from shardwright.pipeline.fxtext import encode, encode_part
 from shardwright.pipeline.proof import restated
 from shardwright.pipeline.rules import MICROBATCH_PHASES
-from shardwright.pipeline.schema import DeviceKind
 from shardwright.planning.assemble import planned, step_of
 from shardwright.planning.plan import Plan, TrainingPlan, check_belongs
 from shardwright.planning.rules import batch_rows
@@ -46,7 +45,7 @@ def build(
     weights: str | Path | None = None,
     rename: Rename = None,
     *,
-    device_kind: Literal["cpu", "cuda", "npu"] = "cpu",
+    device_kind: DeviceKind = "cpu",
 ) -> pl.Pipeline:
     """Build and check the pipeline that runs ``graph`` according to ``plan``.
 
@@ -72,7 +71,7 @@ def written(
     graph: IRGraph,
     plan: Plan,
     source: WeightSource,
-    device_kind: Literal["cpu", "cuda", "npu"] = "cpu",
+    device_kind: DeviceKind = "cpu",
 ) -> pl.Pipeline:
     """The pipeline whose weights a source finds, not checked yet."""
     check_belongs(plan, graph)

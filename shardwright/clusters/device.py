@@ -14,7 +14,8 @@ import msgspec
 from shardwright.clusters.units import check_seconds
 from shardwright.errors import PlanError
 
-DeviceKind = Literal["cpu", "cuda", "npu"]
+DeviceKind = Literal["cpu", "npu", "cuda"]
+"""What a pipeline file names too; ``cuda`` extends the specification's two."""
 
 
 class DeviceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -2,8 +2,8 @@
 
 The members of a `Loopback` start their operations in turn; when the last one that gives
 something has arrived, `rounds.combine` says what all of them get. The bits are those of the
-transports between processes. What is handed on as it is (`_HANDED_ON`) is copied, as messages are:
-whoever gives a tensor may write to its memory when it has left.
+transports between processes. What is handed on as it is (`_hands_on`) is copied, as messages are:
+its giver may write to the tensor's memory when it has left.
 """
 
 from __future__ import annotations
@@ -24,9 +24,6 @@ from shardwright.comm.transport import (
     Transport,
 )
 from shardwright.comm.wire import conform
-
-_HANDED_ON = ("send", "broadcast", "reduce")
-"""Kinds whose giver is done before whoever gets something of the tensor has taken it."""
 
 
 class Loopback:
@@ -83,7 +80,7 @@ class LoopbackTransport(Transport):
 
     def start(self, membership: Membership, call: int, tensor: Tensor | None) -> PendingTransfer:
         """Join the operation."""
-        if tensor is not None and membership.operation.kind in _HANDED_ON:
+        if tensor is not None and _hands_on(membership.operation):
             tensor = tensor.clone()
         joined = self._loopback.join(membership, call, tensor)
         return _LoopbackTransfer(membership, joined, self._device)
@@ -130,3 +127,8 @@ class _LoopbackTransfer(PendingTransfer):
 
     def _spec(self) -> TensorSpec | None:
         return self._membership.operation.outputs[self._membership.member]
+
+
+def _hands_on(operation: Operation) -> bool:
+    """Whether a giver is done before others have taken what it gave: some give or get nothing."""
+    return None in (*operation.inputs, *operation.outputs)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from shardwright.clusters.device import DeviceKind
 from shardwright.compiler.passes.pipeline import prepare
 from shardwright.errors import ExecError, InputError
 from shardwright.ir import IRGraph, IRNode, IRValue
@@ -33,7 +34,7 @@ from shardwright.pipeline import Pipeline, SuperTask, TensorInfo, check
 from shardwright.pipeline.fxtext import decode
 from shardwright.pipeline.graphs import TaskGraphs, read_text
 from shardwright.pipeline.proof import restated
-from shardwright.pipeline.schema import DeviceKind, Metadata
+from shardwright.pipeline.schema import Metadata
 from shardwright.planning.row_dims import batches_of
 
 

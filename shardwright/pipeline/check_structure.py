@@ -12,6 +12,8 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from typing import NamedTuple
 
+from msgspec.structs import fields
+
 from shardwright.errors import PipelineError
 from shardwright.pipeline.connections import Connections
 from shardwright.pipeline.rules import (
@@ -48,7 +50,7 @@ def check_names(index: Connections) -> Finding:
     return None
 
 
-_OPTIONAL_FIELDS = ("device", "data", "data_blob", "group", "device_idx", "metadata", "phase")
+_OPTIONAL_FIELDS = tuple(field.name for field in fields(SuperTask) if not field.required)
 """Every field of a supertask that does not stand on all of them."""
 
 

@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 from itertools import chain
 from typing import TypeVar
 
-from msgspec.structs import replace
+from msgspec.structs import fields, replace
 
 from shardwright.errors import PipelineError
 from shardwright.ir import Builder
@@ -200,6 +200,11 @@ DTYPES = frozenset({"f64", "f32", "f16", "bf16", "f8", "bool", "i64", "i32", "i1
 DEVICE_KINDS = frozenset({"cpu", "npu"})
 """The specification's kinds of devices."""
 
+TASK_FIELDS = frozenset(
+    {"kind", "inputs", "outputs", "device", "data", "group", "device_idx", "metadata"}
+)
+"""The specification's fields of a supertask."""
+
 
 def to_plain(document: D) -> D:
     """The document in the plain format, checked. Raises PipelineError where it cannot say it all.
@@ -272,9 +277,9 @@ def _plain_tensor(info: TensorInfo) -> TensorInfo:
 
 def _plain_task(document: Document, name: str) -> SuperTask:
     task = document.supertasks[name]
-    if task.data_blob is None:
-        return task
-    return replace(task, data=document.data_of(name), data_blob=None)
+    data = task.data if task.data_blob is None else document.data_of(name)
+    extensions = {field.name for field in fields(task)} - TASK_FIELDS
+    return replace(task, data=data, **dict.fromkeys(extensions))
 
 
 def _strides(document: Document, error: PipelineError) -> str:

@@ -16,13 +16,14 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
+from shardwright.clusters.device import DeviceKind
 from shardwright.errors import ExecError, GraphError
 from shardwright.ir import IRGraph
 from shardwright.kernels.files import decode as decode_lowered
 from shardwright.kernels.lowered import BY_NAME, kind_of
 from shardwright.pipeline.fxtext import MadeTensor, decode, parse
 from shardwright.pipeline.proof import prove
-from shardwright.pipeline.schema import DeviceKind, Document, TensorInfo
+from shardwright.pipeline.schema import Document, TensorInfo
 from shardwright.pipeline.serialize import check_json
 
 

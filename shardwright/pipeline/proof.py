@@ -29,6 +29,7 @@ import torch
 from msgspec import json
 
 from shardwright.atomic import cache_folder
+from shardwright.clusters.device import DeviceKind
 from shardwright.errors import GraphError
 from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.inference import Inference
@@ -38,7 +39,7 @@ from shardwright.ir.values import Input
 from shardwright.ops.trusting import check_shapes
 from shardwright.pipeline.fxtext import FXNode, FXText, decode, encode, parse, place_of
 from shardwright.pipeline.rules import ONE_KIND
-from shardwright.pipeline.schema import DeviceKind, DType, TensorInfo
+from shardwright.pipeline.schema import DType, TensorInfo
 
 _Taken = tuple[tuple[int, ...], DType, tuple[int, ...] | None]
 Kind = tuple[tuple[int, ...], str, tuple[int, ...] | None]

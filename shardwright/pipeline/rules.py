@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from shardwright.clusters.device import DeviceKind
 from shardwright.errors import PipelineError
 from shardwright.ir.tensor_meta import COMPLEX, INTEGERS
-from shardwright.pipeline.schema import CommunicationKind, ComputeKind, DeviceKind, Phase
+from shardwright.pipeline.schema import CommunicationKind, ComputeKind, Phase
 
 RULES: dict[str, str] = {
     # the file

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from shardwright.clusters.device import DeviceKind
 from shardwright.ir.structure import Arguments, Tree
 from shardwright.ir.tensor_meta import itemsize
 
@@ -60,8 +61,6 @@ CommunicationKind = Literal[
     "broadcast",
 ]
 SuperTaskKind = Literal[ComputeKind, CommunicationKind, "input", "output"]
-DeviceKind = Literal["cpu", "npu", "cuda"]
-"""``cuda`` is an extension of the specification's two."""
 
 Phase = Literal["prepare", "forward", "backward", "backward_weight", "update"]
 """When a task of a training pipeline runs: ``prepare`` and ``update`` once a step, before and after

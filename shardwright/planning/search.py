@@ -47,16 +47,8 @@ from shardwright.planning.partitioners import by_metis
 from shardwright.planning.rules import DATA
 from shardwright.planning.shapes import PlacedShapes, Shape, shapes, variants
 from shardwright.planning.step import with_prepared
+from shardwright.schedules.make import SEARCHED
 
-SCHEDULES: tuple[tuple[str, int], ...] = (
-    ("1f1b", 1),
-    ("gpipe", 1),
-    ("zb-h1", 1),
-    ("interleaved", 2),
-    ("interleaved", 4),
-    ("zb-v", 2),
-)
-"""Kinds of schedules with their virtual stages a rank."""
 OTHERS = 4
 """How many plans are given beside the fastest."""
 # --- the search -----------------------------------------------------------------------------------
@@ -150,7 +142,7 @@ class PlanSearch:
             self.refused[shape] = f"zero=1 needs a mesh axis {DATA!r}"
             return
         zeros = [0] if not training or shape.shards == 1 else [0, 1] if zero is None else [zero]
-        schedules = self._schedules(shape.pipeline) if training else [SCHEDULES[0]]
+        schedules = self._schedules(shape.pipeline) if training else [SEARCHED[0]]
         for schedule, chunks in schedules:
             for number in zeros:
                 yield Setting(shape, schedule, chunks, number)
@@ -159,9 +151,9 @@ class PlanSearch:
         """Kinds of schedules to try, with their chunks."""
         kind, chunks = self.given.get("schedule"), self.given.get("chunks")
         if ranks == 1 and kind is None and chunks is None:
-            return [SCHEDULES[0]]
-        found = [one for one in SCHEDULES if kind in (None, one[0]) and chunks in (None, one[1])]
-        if chunks is not None and (kind or "interleaved", chunks) not in SCHEDULES:
+            return [SEARCHED[0]]
+        found = [one for one in SEARCHED if kind in (None, one[0]) and chunks in (None, one[1])]
+        if chunks is not None and (kind or "interleaved", chunks) not in SEARCHED:
             found.append((kind or "interleaved", chunks))
         return found
 

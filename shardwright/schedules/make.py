@@ -169,18 +169,26 @@ class _Kind(NamedTuple):
     other_chunks: bool
     """Whether another number of chunks can be asked for."""
     splits_backward: bool
+    searched: tuple[int, ...]
+    """Numbers of chunks that a search of plans tries."""
 
 
 _KINDS: dict[ScheduleKind, _Kind] = {
-    "gpipe": _Kind(gpipe, _in_rounds, 1, False, False),
-    "1f1b": _Kind(one_forward_one_backward, _in_rounds, 1, False, False),
-    "interleaved": _Kind(interleaved, _in_rounds, 2, True, False),
-    "zb-h1": _Kind(zb_h1, _in_rounds, 1, False, True),
-    "zb-v": _Kind(zb_v, _down_and_up, 2, False, True),
+    "1f1b": _Kind(one_forward_one_backward, _in_rounds, 1, False, False, (1,)),
+    "gpipe": _Kind(gpipe, _in_rounds, 1, False, False, (1,)),
+    "zb-h1": _Kind(zb_h1, _in_rounds, 1, False, True, (1,)),
+    "interleaved": _Kind(interleaved, _in_rounds, 2, True, False, (2, 4)),
+    "zb-v": _Kind(zb_v, _down_and_up, 2, False, True, (2,)),
 }
+"""In the order in which a search tries them: of equally fast ones the first is taken."""
 
 KINDS: tuple[ScheduleKind, ...] = get_args(ScheduleKind)
 """The kinds that `make_schedule` knows."""
+
+SEARCHED: tuple[tuple[str, int], ...] = tuple(
+    (kind, chunks) for kind, row in _KINDS.items() for chunks in row.searched
+)
+"""Kinds, with their virtual stages a rank, that a search of plans tries."""
 
 
 def make_schedule(

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import torch
 
 from shardwright.building import build
+from shardwright.clusters.device import DeviceKind
 from shardwright.compiler import lower
 from shardwright.errors import CaptureError, GraphError, InputError, PlanError
 from shardwright.ir import IRGraph
 from shardwright.pipeline import Pipeline
-from shardwright.pipeline.schema import DeviceKind
 from shardwright.planning import Plan, plan_beside
 from shardwright.runtime.training_runner import TrainingRunner
 from shardwright.tracing import capture_step, compile_ir

@@ -15,9 +15,9 @@ from typing import Any, Literal
 from torch.optim.lr_scheduler import LRScheduler
 
 from shardwright.clusters import Cluster
+from shardwright.clusters.device import DeviceKind
 from shardwright.costs import Profile
 from shardwright.launch.torchrun import is_torchrun
-from shardwright.pipeline.schema import DeviceKind
 from shardwright.planning import Plan
 from shardwright.tracing.rates import Factor, Rates
 from shardwright.training.data import Data, Loading

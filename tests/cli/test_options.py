@@ -10,9 +10,9 @@ from shardwright.cli import options
 from shardwright.cli.options import PlanOptions, parse_mesh
 from shardwright.cli.steps import Steps
 from shardwright.cli.userfiles import Example, UserFiles, UserTraining, plan_program
+from shardwright.clusters.device import DeviceKind
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
-from shardwright.pipeline.schema import DeviceKind
 from shardwright.planner import AUTO, POLICIES
 from shardwright.planning import Plan
 from shardwright.planning.options import RECOMPUTE

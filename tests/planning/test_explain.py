@@ -12,8 +12,9 @@ from shardwright.planner import POLICIES, plan
 from shardwright.planning import Plan
 from shardwright.planning.explain import Change, difference
 from shardwright.planning.plan import Alternative, Copy, Split, Terms
-from shardwright.planning.search import SCHEDULES, PlanSearch
+from shardwright.planning.search import PlanSearch
 from shardwright.planning.shapes import PlacedShapes
+from shardwright.schedules.make import SEARCHED
 from tests.graphs import language_model
 from tests.planning.projections import transformer
 from tests.planning.test_search import cluster
@@ -48,7 +49,7 @@ def test_the_others_are_the_fastest_whatever_tells_them_apart():
     others = [other.seconds for other in made.explanation.others]
     assert len(others) >= 3
     listed = [made.prediction.per_microbatch, *others]
-    for kind, chunks in SCHEDULES:
+    for kind, chunks in SEARCHED:
         given = {"microbatches": 8, "schedule": kind, "chunks": chunks, "zero": 0}
         graphs = PlacedShapes(graph, machines, Analytic(machines.device), 8)
         seconds = PlanSearch(graphs, machines, given).run()[0].seconds

@@ -17,8 +17,9 @@ from shardwright.planner import auto_plan, plan, write_plan
 from shardwright.planning.candidates import Setting
 from shardwright.planning.options import StepOptions
 from shardwright.planning.predict import forward_of, placed_costs, predict
-from shardwright.planning.search import SCHEDULES, PlanSearch
+from shardwright.planning.search import PlanSearch
 from shardwright.planning.shapes import PlacedShapes, Shape, shapes, variants
+from shardwright.schedules.make import SEARCHED
 from tests.graphs import language_model
 from tests.planning.projections import transformer
 from tests.steps import finish, image_step, language_step, trained
@@ -84,7 +85,7 @@ def orders(machines, microbatches, nodes):
     """All numbers of ranks with all schedules."""
     for ranks in range(1, len(machines.devices) + 1):
         slots = [(device,) for device in machines.devices[:ranks]]
-        for schedule, chunks in SCHEDULES if ranks > 1 else [("1f1b", 1)]:
+        for schedule, chunks in SEARCHED if ranks > 1 else [("1f1b", 1)]:
             if ranks * chunks <= nodes:
                 yield order_of(schedule, ranks, microbatches, chunks), slots
 
