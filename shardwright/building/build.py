@@ -29,7 +29,7 @@ from shardwright.ir.tensor_meta import is_dense, sent_strides
 from shardwright.pipeline.check_schedule import schedule_info
 from shardwright.pipeline.check_tensors import are_parts, stored_wholes
 from shardwright.pipeline.fxtext import encode, encode_part
-from shardwright.pipeline.proof import restated
+from shardwright.pipeline.graphs import restated
 from shardwright.pipeline.rules import MICROBATCH_PHASES
 from shardwright.planning.assemble import planned, step_of
 from shardwright.planning.plan import Plan, TrainingPlan, check_belongs

@@ -32,8 +32,7 @@ from shardwright.kernels.lowered import LoweredGraph, LoweredOp, ValueSpec, kind
 from shardwright.kernels.row import ABSENT
 from shardwright.pipeline import Pipeline, SuperTask, TensorInfo, check
 from shardwright.pipeline.fxtext import decode
-from shardwright.pipeline.graphs import TaskGraphs, read_text
-from shardwright.pipeline.proof import restated
+from shardwright.pipeline.graphs import TaskGraphs, read_text, restated
 from shardwright.pipeline.schema import Metadata
 from shardwright.planning.row_dims import batches_of
 

@@ -1,8 +1,8 @@
 """check: a pipeline is valid, or one PipelineError says where and why it is not.
 
 It reads only the document: no weights, no devices. Operators run on tensors without contents, those
-of each distinct graph once (`proof`). `CHECKS` is in order: later rules may rely on earlier ones.
-Time is linear in the size of the file.
+of each distinct graph once (`graphs.prove`). `CHECKS` is in order: later rules may rely on earlier
+ones. Time is linear in the size of the file.
 """
 
 from __future__ import annotations

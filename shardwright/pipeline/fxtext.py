@@ -14,7 +14,7 @@ here: they are the tensors that a supertask binds.
 Invariant: ``decode(encode(graph), inputs)`` computes what ``graph`` does, and encodes to
 the same text. The text holds no code; decoding calls no operator, and gives only operators that a
 file may call, with every argument of their schemas. Whether their results are what the text says,
-`proof` finds out.
+`graphs.prove` finds out.
 """
 
 from __future__ import annotations

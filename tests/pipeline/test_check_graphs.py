@@ -15,8 +15,7 @@ from shardwright.ir.inference import Inference
 from shardwright.ir.operators import allow_namespace
 from shardwright.pipeline import Document, SuperTask, check
 from shardwright.pipeline.fxtext import encode
-from shardwright.pipeline.graphs import TaskGraphs
-from shardwright.pipeline.proof import _inference, _prove
+from shardwright.pipeline.graphs import TaskGraphs, _inference, _prove
 from tests.pipeline.documents import Broken, cases, prove_broken, task, tensor, two_stages, value
 from tests.runtime.sketch import Sketch
 from tests.runtime.sketch import identity as give

@@ -10,7 +10,7 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.errors import PipelineError
-from shardwright.pipeline import proof
+from shardwright.pipeline import graphs
 
 LOAD = """
 import sys
@@ -65,7 +65,7 @@ def test_a_user_without_a_home_keeps_nothing(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("SHARDWRIGHT_KEEP_PROOFS", "1")
     for name in ("SHARDWRIGHT_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    assert proof._marks.__wrapped__() is None
+    assert graphs._marks.__wrapped__() is None
 
 
 def test_kept_proofs_are_of_these_sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ def test_kept_proofs_are_of_these_sources(monkeypatch: pytest.MonkeyPatch, tmp_p
     (tmp_path / "package" / "ops" / "rows").mkdir(parents=True)
     row = tmp_path / "package" / "ops" / "rows" / "views.py"
     row.write_text("# a row\n")
-    monkeypatch.setattr(proof, "__file__", str(tmp_path / "package" / "pipeline" / "proof.py"))
-    before = proof._marks.__wrapped__()
-    assert proof._marks.__wrapped__() == before
+    monkeypatch.setattr(graphs, "__file__", str(tmp_path / "package" / "pipeline" / "graphs.py"))
+    before = graphs._marks.__wrapped__()
+    assert graphs._marks.__wrapped__() == before
     row.write_text("# another row\n")
-    assert proof._marks.__wrapped__() != before
+    assert graphs._marks.__wrapped__() != before
