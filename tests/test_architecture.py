@@ -21,6 +21,7 @@ PACKAGE = ROOT / "shardwright"
 ORDER = (
     "version",
     "errors",
+    "devices",
     "atomic",
     "lazy",
     "torch_internals",

@@ -21,7 +21,7 @@ from shardwright.building.segments import CommunicationSegment, ComputeSegment, 
 from shardwright.building.slots import Localized, LocalSlice, PhaseStage
 from shardwright.building.update import localize_step
 from shardwright.building.weights import NoContents, Originals, Rename, WeightSource, slice_of
-from shardwright.clusters.device import DeviceKind
+from shardwright.devices import DeviceKind
 from shardwright.errors import PlanError
 from shardwright.ir import Builder, IRGraph, IRValue
 from shardwright.ir.operators import is_built_in

@@ -12,11 +12,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_type_hints
+from typing import Annotated, Any, Self, get_type_hints
 
 import typer
 
 from shardwright.atomic import check_writable
+from shardwright.devices import DeviceKind
 from shardwright.errors import InputError, PlanError
 
 DEVICES = 2
@@ -29,7 +30,6 @@ PARTITIONERS = ("metis", "memory", "pipedream")
 POLICIES = ("pipeline", "data", "tensor", "sequence", *PARTITIONERS, AUTO)
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
 RECOMPUTE = ("none", "full", "auto")
-DeviceKind = Literal["cpu", "npu", "cuda"]
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

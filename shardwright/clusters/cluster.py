@@ -35,7 +35,7 @@ import msgspec
 import yaml
 
 from shardwright.atomic import read_whole, replacing
-from shardwright.clusters.device import CPU_CORE, DEVICES, DeviceKind, DeviceModel
+from shardwright.clusters.device import CPU_CORE, DEVICES, DeviceModel
 from shardwright.clusters.links import (
     COLLECTIVES,
     ETHERNET,
@@ -49,6 +49,7 @@ from shardwright.clusters.links import (
 )
 from shardwright.clusters.mesh import Group, Mesh
 from shardwright.clusters.units import Quantity, parsed, written
+from shardwright.devices import DeviceKind
 from shardwright.errors import PlanError
 
 __all__ = ["ETHERNET", "GLOO", "SHARED", "Cluster", "DeviceModel", "Link", "Links"]

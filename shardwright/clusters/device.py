@@ -7,15 +7,12 @@ its library reaches in large matrix products, not the peak that a data sheet nam
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
 import msgspec
 
 from shardwright.clusters.units import check_seconds
+from shardwright.devices import DeviceKind
 from shardwright.errors import PlanError
-
-DeviceKind = Literal["cpu", "npu", "cuda"]
-"""What a pipeline file names too; ``cuda`` extends the specification's two."""
 
 
 class DeviceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import msgspec
 
-from shardwright.clusters.device import DeviceKind
 from shardwright.compiler.passes.pipeline import prepare
+from shardwright.devices import DEVICE_KINDS, DeviceKind
 from shardwright.errors import ExecError, InputError
 from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.execute import describe_node
@@ -173,7 +173,7 @@ def _lowered(pipeline: Pipeline) -> dict[str, str]:
             found[name] = pipeline.data_of(name)
         elif task.kind == "FX":
             slot = pipeline.devices[task.device or ""]
-            kind = "cuda" if slot.kind == "cuda" else "cpu"
+            kind = DEVICE_KINDS[slot.kind].kernels
             key = kind, graphs.key(name)
             if key not in known:
                 # Constants are a supertask's inputs: none may be added, none are known.

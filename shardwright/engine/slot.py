@@ -20,6 +20,7 @@ from shardwright.compiler.cuda_graphs import GraphMemory, Record
 from shardwright.compiler.memory.plan import ExecPlan
 from shardwright.compiler.slots import SharedArena
 from shardwright.compiler.tasks import FromZeros, TaskProgram, plan_task
+from shardwright.devices import DEVICE_KINDS
 from shardwright.engine.program import Relay, SlotProgram, slot_program
 from shardwright.engine.replacement import MemoryUse
 from shardwright.engine.walk import Does
@@ -350,12 +351,13 @@ def _whole_of(info: TensorInfo) -> StateOrigin | None:
 
 def torch_device(name: str, device: Device) -> torch.device:
     """The device that a slot names. Raises DeviceError where this machine lacks it."""
-    if device.kind == "cpu":
-        return torch.device("cpu")
-    if device.kind == "cuda":
+    kind = DEVICE_KINDS[device.kind].torch
+    if kind == "cpu":
+        return torch.device(kind)
+    if kind == "cuda":
         count = torch.cuda.device_count()
         if device.idx < count:
-            return torch.device("cuda", device.idx)
+            return torch.device(kind, device.idx)
         raise DeviceError(
             f"device slot {name!r} is cuda {device.idx}, but this machine has {count} CUDA "
             "devices; run it where they are, or change the slot's kind to cpu in the file"

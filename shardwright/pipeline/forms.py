@@ -197,10 +197,10 @@ D = TypeVar("D", bound=Document)
 DTYPES = frozenset({"f64", "f32", "f16", "bf16", "f8", "bool", "i64", "i32", "i16", "i8"})
 """The specification's dtypes; all others of `schema.DType` extend it."""
 
-DEVICE_KINDS = frozenset({"cpu", "npu"})
+SPECIFIED_DEVICE_KINDS = frozenset({"cpu", "npu"})
 """The specification's kinds of devices."""
 
-TASK_FIELDS = frozenset(
+SPECIFIED_TASK_FIELDS = frozenset(
     {"kind", "inputs", "outputs", "device", "data", "group", "device_idx", "metadata"}
 )
 """The specification's fields of a supertask."""
@@ -241,7 +241,7 @@ def _extensions(document: Document) -> Iterator[str]:
     if len(hosts) > 1:
         yield f"host (devices of {len(hosts)} hosts)"
     for name, device in document.devices.items():
-        if device.kind not in DEVICE_KINDS:
+        if device.kind not in SPECIFIED_DEVICE_KINDS:
             yield f"the device kind {device.kind!r} (of {name!r})"
             break
     fused = (name for name, device in document.devices.items() if device.pes is not None)
@@ -278,7 +278,7 @@ def _plain_tensor(info: TensorInfo) -> TensorInfo:
 def _plain_task(document: Document, name: str) -> SuperTask:
     task = document.supertasks[name]
     data = task.data if task.data_blob is None else document.data_of(name)
-    extensions = {field.name for field in fields(task)} - TASK_FIELDS
+    extensions = {field.name for field in fields(task)} - SPECIFIED_TASK_FIELDS
     return replace(task, data=data, **dict.fromkeys(extensions))
 
 

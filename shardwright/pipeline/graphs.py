@@ -36,7 +36,7 @@ import torch
 from msgspec import Struct
 
 from shardwright.atomic import cache_folder
-from shardwright.clusters.device import DeviceKind
+from shardwright.devices import DeviceKind
 from shardwright.errors import ExecError, GraphError
 from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.inference import Inference

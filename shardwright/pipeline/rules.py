@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from shardwright.clusters.device import DeviceKind
+from shardwright.devices import DeviceKind
 from shardwright.errors import PipelineError
 from shardwright.ir.tensor_meta import COMPLEX, INTEGERS
 from shardwright.pipeline.schema import CommunicationKind, ComputeKind, Phase

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from shardwright.clusters.device import DeviceKind
+from shardwright.devices import DeviceKind
 from shardwright.ir.structure import Arguments, Tree
 from shardwright.ir.tensor_meta import itemsize
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from shardwright.building import build
-from shardwright.clusters.device import DeviceKind
 from shardwright.compiler import lower
+from shardwright.devices import DeviceKind
 from shardwright.errors import CaptureError, GraphError, InputError, PlanError
 from shardwright.ir import IRGraph
 from shardwright.pipeline import Pipeline

@@ -15,8 +15,8 @@ from typing import Any, Literal
 from torch.optim.lr_scheduler import LRScheduler
 
 from shardwright.clusters import Cluster
-from shardwright.clusters.device import DeviceKind
 from shardwright.costs import Profile
+from shardwright.devices import DeviceKind
 from shardwright.launch.torchrun import is_torchrun
 from shardwright.planning import Plan
 from shardwright.tracing.rates import Factor, Rates

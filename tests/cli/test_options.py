@@ -10,7 +10,6 @@ from shardwright.cli import options
 from shardwright.cli.options import PlanOptions, parse_mesh
 from shardwright.cli.steps import Steps
 from shardwright.cli.userfiles import Example, UserFiles, UserTraining, plan_program
-from shardwright.clusters.device import DeviceKind
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.planner import AUTO, POLICIES
@@ -131,4 +130,4 @@ def test_a_mesh_that_does_not_read_is_refused(text: str) -> None:
 def test_help_names_what_there_is() -> None:
     assert (AUTO, tuple(POLICIES)) == (options.AUTO, options.POLICIES)
     assert (tuple(PARTITIONERS), tuple(RECOMPUTE)) == (options.PARTITIONERS, options.RECOMPUTE)
-    assert (options.SCHEDULES, options.DeviceKind) == (tuple(KINDS), DeviceKind)
+    assert tuple(KINDS) == options.SCHEDULES

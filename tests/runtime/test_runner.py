@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from shardwright.devices import DeviceKind
 from shardwright.errors import (
     DeviceError,
     InputError,
@@ -14,7 +15,6 @@ from shardwright.errors import (
     WeightError,
 )
 from shardwright.pipeline import Device, Pipeline
-from shardwright.pipeline.schema import DeviceKind
 from shardwright.runtime import Runner, run, verify
 from tests.runtime import operators  # noqa: F401  registers what the sketches call
 from tests.runtime.sketch import chain, chain_result
