@@ -30,7 +30,7 @@ from shardwright.ir.structure import Arguments, Tree, describe_arguments, flatte
 from shardwright.ir.values import IRValue
 from shardwright.tracing.boundary import TracedGraph, contents_of
 from shardwright.tracing.flat import FlatModel, check_wrapped
-from shardwright.tracing.tracer import trace_program
+from shardwright.tracing.tracer import one_at_a_time, trace_program
 
 
 def capture(
@@ -51,12 +51,13 @@ def capture(
 
     Raises CaptureError if the model cannot be captured, with the line and what to do.
     """
-    arguments, tensors = _take_apart(model, args, kwargs or {})
-    flat = FlatModel(model, arguments)
-    contents = contents_of(model)
-    program = trace_program(flat, tensors)
-    graph = TracedGraph(name or type(model).__name__, flat, program, contents).finish(2)
-    graph.training = model.training
+    with one_at_a_time():  # Another capture of this model may have other tensors in its place.
+        arguments, tensors = _take_apart(model, args, kwargs or {})
+        flat = FlatModel(model, arguments)
+        contents = contents_of(model)
+        program = trace_program(flat, tensors)
+        graph = TracedGraph(name or type(model).__name__, flat, program, contents).finish(2)
+        graph.training = model.training
     return graph
 
 

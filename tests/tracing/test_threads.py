@@ -184,6 +184,27 @@ def test_captures_of_two_threads_while_a_third_trains() -> None:
         assert {str(one.result()) for one in models} == {alone[1]}
 
 
+def test_a_model_is_captured_while_another_thread_captures_it() -> None:
+    """The second begins in the middle of the first, while a parameter is somewhere else."""
+    begun = threading.Event()
+
+    class Moving(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            parameters = self.layers[0]._parameters
+            weight = parameters.pop("weight")
+            begun.set()
+            time.sleep(0.2)
+            parameters["weight"] = weight
+            return super().forward(x)
+
+    model = Moving().eval()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(sw.capture, model, (X,))
+        assert begun.wait(10)
+        second = pool.submit(sw.capture, model, (X,))
+        assert str(first.result()) == str(second.result())
+
+
 def test_an_evaluation_is_recorded_in_the_middle_of_a_run_while_another_model_trains() -> None:
     step, model = plain_step()
     expected = losses()
