@@ -17,7 +17,7 @@ SEEDS ?= 0:200
 PROCESSES ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-fast test-gpu lint types types-of-torch format test-torch zoo bench experiments fuzz mutants source-mutants fuzz-files damaged-files docs clean
+.PHONY: help setup demo test test-all test-fast test-gpu lint types types-of-torch format test-torch zoo bench experiments fuzz mutants source-mutants fuzz-files damaged-files schema docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -103,6 +103,9 @@ fuzz-files: setup ## mutants of pipeline files, refused or legal: make fuzz-file
 
 damaged-files: setup ## mutants of plans, clusters, profiles, checkpoints and logs: make damaged-files N=300 SEED=0
 	$(BIN)/python -m tests.runtime.damaged --count $(or $(N),300) --seed $(or $(SEED),0)
+
+schema: setup ## write the file format's JSON Schema after a change of its types
+	$(BIN)/shardwright schema --output shardwright/pipeline/schema.json
 
 docs: setup ## run every example of README.md and docs/
 	$(BIN)/pytest tests/test_docs.py

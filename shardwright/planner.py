@@ -39,7 +39,7 @@ from shardwright.planning.plan import Assignment, Explanation, Plan, assignments
 from shardwright.planning.policy import Policy, by_policy, policy_name
 from shardwright.planning.predict import predict
 from shardwright.planning.rules import AXES, DATA, PIPELINE, batch_rows, whole_notes
-from shardwright.planning.search import PlanSearch
+from shardwright.planning.search import OTHERS, PlanSearch
 from shardwright.planning.shapes import PlacedShapes
 from shardwright.planning.step import check_one_backward, mixing_notes
 from shardwright.planning.step_graph import forward_view
@@ -56,7 +56,7 @@ CLOSE = 1.03
 """Candidates that are predicted to take up to this times the fastest are simulated: a prediction is
 rarely further off than a few percent (benchmarks/results/prediction.md)."""
 SIMULATED = 2
-"""So many at the most."""
+"""So many at the most, and the fastest one of METIS's stages."""
 
 
 def plan(
@@ -292,13 +292,17 @@ def _check_given(given: Mapping[str, Any]) -> None:
 def _reranked(
     search: PlanSearch, found: Sequence[Candidate], simulate: Simulate, refused: list[str]
 ) -> list[Candidate]:
-    """The candidates by simulation: the first few, where they are about as fast."""
+    """The candidates by simulation: the first few, and METIS's, that are about as fast."""
     close = [one for one in found[:SIMULATED] if one.seconds <= CLOSE * found[0].seconds]
+    rest = found[len(close) :]
+    branched = min(search.branched, key=lambda one: one.seconds, default=None)
+    if branched is not None and branched.seconds <= CLOSE * found[0].seconds:
+        close.append(branched)
     if not close[1:]:
         return [*found]
     ranked = [_simulated(search, one, simulate, refused) for one in close]
     ranked.sort(key=lambda one: one.simulated)
-    return [*ranked, *found[len(close) :]]
+    return [*ranked, *rest][: 1 + OTHERS]
 
 
 def _simulated(

@@ -134,3 +134,11 @@ def test_a_target_that_a_page_says_to_make_is_there_with_its_variables(words: st
 
 def test_pages_name_targets() -> None:
     assert {"demo", "test", "zoo", "bench"} <= {*MADE}
+
+
+@pytest.mark.parametrize(
+    "path",
+    re.findall(r"`(\w+(?:/\w+)*(?:/|\.py|\.cpp))`", (ROOT / "docs/architecture.md").read_text()),
+)
+def test_what_the_architecture_names_is_there(path: str) -> None:
+    assert ROOT.joinpath(path).exists() or ROOT.joinpath("shardwright", path).exists()

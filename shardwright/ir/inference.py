@@ -225,7 +225,11 @@ _CORRECTIONS = {
         "aten.threshold_backward.default",
     ),
     _element_by_element(2, 0): ("aten.rrelu_with_noise_backward.default",),
-    _as_argument(0): ("aten.native_batch_norm.default",),
+    _as_argument(0): (
+        "aten.group_norm.default",
+        "aten.native_batch_norm.default",
+        "aten.native_group_norm.default",
+    ),
     _as_argument(1): (
         "aten.native_batch_norm_backward.default",
         "aten.native_group_norm_backward.default",

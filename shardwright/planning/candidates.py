@@ -49,6 +49,8 @@ class Candidate:
         The stage of each node.
     memory
         Bytes of a slot.
+    partitioner
+        Which one made the stages; none where they are the search's own cut.
     simulated
         Seconds of the built plan for each batch of the captured size; 0 where it was not simulated,
         infinite where it cannot be built.
@@ -60,6 +62,7 @@ class Candidate:
     stages: Integers
     estimate: Estimate
     memory: int
+    partitioner: str = ""
     simulated: float = 0.0
 
     def __str__(self) -> str:
@@ -69,7 +72,8 @@ class Candidate:
         schedule = f", {options.schedule}{each}" if self.shape.pipeline > 1 else ""
         zero = ", optimizer state sharded" if options.zero else ""
         count = count_text(options.microbatches, "microbatch")
-        return f"{self.shape}{schedule}, {count}{zero}{_AGAIN[options.recompute]}"
+        by = f", stages by {self.partitioner}" if self.partitioner else ""
+        return f"{self.shape}{schedule}, {count}{zero}{_AGAIN[options.recompute]}{by}"
 
     @property
     def seconds(self) -> float:

@@ -70,6 +70,8 @@ class PlanSearch:
     too_many: dict[Setting, str] = field(default_factory=dict)
     """Settings of more virtual stages than can be, and why."""
     best: Candidate | None = None
+    branched: list[Candidate] = field(default_factory=list)
+    """The fastest with METIS's stages instead, where that is not predicted to be faster."""
     _cuts: dict[object, list[Integers]] = field(default_factory=dict)
     _tasks: dict[object, StageTasks] = field(default_factory=dict)
     _lines: dict[object, NodeLine] = field(default_factory=dict)
@@ -347,7 +349,7 @@ class PlanSearch:
         return order.most_held, memory / setting.chunks
 
     def _try_branches(self, found: Candidate) -> None:
-        """The candidate with METIS's stages, where they are predicted to be faster.
+        """The candidate with METIS's stages, among the others where it is predicted to be faster.
 
         Cuts are of a line in the order of the graph's nodes, in which branches stand one after
         another.
@@ -375,11 +377,17 @@ class PlanSearch:
         except PlanError:
             return
         at = np.array(with_prepared(view, stages), dtype=np.int64)
-        other = self._candidate(shape, options, found.placed, at)
-        if other.fits and other.seconds < found.seconds:
-            self.candidates.append(other)
-            if self.best is None or other.seconds < self.best.seconds:
-                self.best = other
+        if np.array_equal(at, found.stages):
+            return
+        other = replace(self._candidate(shape, options, found.placed, at), partitioner="METIS")
+        if not other.fits:
+            return
+        if other.seconds >= found.seconds:
+            self.branched.append(other)
+            return
+        self.candidates.append(other)
+        if self.best is None or other.seconds < self.best.seconds:
+            self.best = other
 
     # --- nothing fits -------------------------------------------------------------------------
 

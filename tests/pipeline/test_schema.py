@@ -14,9 +14,7 @@ from shardwright.pipeline import SuperTask, TensorInfo, json_schema, json_schema
 
 def test_the_json_schema_is_kept_beside_the_types() -> None:
     kept = Path(schema.__file__).with_name("schema.json")
-    assert kept.read_text() == json_schema_text(), (
-        "the format's types changed; write json_schema_text() to shardwright/pipeline/schema.json"
-    )
+    assert kept.read_text() == json_schema_text(), "the format's types changed: make schema"
 
 
 def test_the_json_schema_names_every_type_of_the_specification() -> None:
