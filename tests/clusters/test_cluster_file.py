@@ -153,7 +153,7 @@ def test_links_that_no_slot_needs_are_not_written():
         ("A100-80GB", "A100", "line 3, device: found 'A100', expected one of cpu-core, V100-32GB"),
         ("device: A100-80GB\n", "", "line 1: the key 'device' is missing: what each slot is"),
         ("A100-80GB", "[1]", "line 3, device: found a list, expected name, kind, memory"),
-        ("A100-80GB", "{name: x}", "line 3, device: the key 'kind' is missing: cpu, cuda, npu"),
+        ("A100-80GB", "{name: x}", "line 3, device: the key 'kind' is missing: cpu, npu, cuda"),
         ("A100-80GB", "{name: x, kind: tpu}", "line 3, device.kind: found 'tpu', expected one of"),
         ("A100-80GB", "{name: x, kind: cpu}", "device: the key 'memory' is missing: a device has"),
         ("devices_per_host: 8\n", "", "the key 'devices_per_host' is missing: how many slots"),

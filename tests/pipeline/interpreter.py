@@ -256,7 +256,7 @@ def lowered(task: dict[str, Any], inputs: Sequence[Tensor]) -> list[Tensor]:
             values[call["outputs"][0]] = x.as_strided(attrs["shape"], attrs["strides"], place)
             continue
         outs = [None if number == -1 else blank(number) for number in call["outputs"]]
-        row.torch({**row.defaults, **attrs}, given, outs)()
+        row.torch(attrs, given, outs)()
         values.update(zip(call["outputs"], outs, strict=True))
     return [values[number] for number in task["outputs"]]
 
