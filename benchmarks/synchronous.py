@@ -1,8 +1,8 @@
 """Generated stages by GPipe in one process: `python -m benchmarks.synchronous`.
 
 A GPT of 4 layers, hidden size 256, 16 sequences of 64, cut in two stages by `sw.codegen`: forward
-and backward through `SynchronousPipeline` in 4 microbatches, with one thread an operator, against
-the plain model on one thread and on two, in turn.
+and backward through `SynchronousPipeline` in 4 microbatches against the plain model, each with one
+thread an operator and with two, in turn.
 """
 
 from __future__ import annotations
@@ -66,15 +66,16 @@ def main() -> None:
                 "model, one thread": lambda: plain(1),
                 "model, two threads": lambda: plain(2),
                 "stages, one thread": lambda: piped(1),
+                "stages, two threads": lambda: piped(2),
             },
             rounds=rounds,
             warmup=2,
         )
     title = f"forward and backward, {STAGES} stages, {MICROBATCHES} microbatches"
     print_timings(title, timings, "model, one thread")
-    for baseline in ("model, one thread", "model, two threads"):
-        gain = 1 / timings.ratio("stages, one thread", baseline)
-        console.print(f"throughput over the {baseline}: {gain:.2f}")
+    for threads in ("one thread", "two threads"):
+        gain = 1 / timings.ratio(f"stages, {threads}", f"model, {threads}")
+        console.print(f"throughput over the model, {threads}: {gain:.2f}")
 
 
 def check(plain: Callable[[int], None], piped: Callable[[int], None], model: GPT) -> None:
