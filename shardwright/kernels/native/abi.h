@@ -17,7 +17,7 @@ namespace shardwright {
 
 constexpr int MAX_DIMS = 8;
 
-// The order of `DTYPES` in shardwright/ir/dtypes.py.
+// The order of `DTYPES` in shardwright/ir/tensor_meta.py.
 enum Dtype : int32_t {
     F64, F32, F16, BF16, F8, BOOL, I64, I32, I16, I8, U8, C64, C128, U16, U32, U64
 };
@@ -26,7 +26,7 @@ enum Flags : int32_t {
     STATIC = 1,  // contents never change between runs: a weight in inference. May be packed once.
 };
 
-// One operand of a call, laid out as the executor writes it (`_Operand` in library.py). None has a
+// One operand of a call, laid out as the executor writes it (`_CallOperand` in library.py). None has a
 // dimension of size 0: calls on such are refused there, for all kinds.
 struct Operand {
     int64_t offset;  // bytes from its buffer's base
@@ -129,7 +129,7 @@ struct Blas {
 };
 extern Blas blas;
 
-// Reads a blob field by field, in the layout's order (see shardwright/kernels/blobs.py).
+// Reads a blob field by field, in the layout's order (see shardwright/kernels/attributes.py).
 struct Reader {
     const uint8_t* at;
     const uint8_t* end;

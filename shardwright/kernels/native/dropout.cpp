@@ -1,4 +1,4 @@
-// Dropout by counters: exactly what shardwright/ir/dropout.py and philox.py compute.
+// Dropout by counters: exactly what shardwright/ir/dropout.py computes.
 //
 // Philox4x32-10 (Salmon et al., 2011) gives four words for a counter (block of four columns, row,
 // step, high word of the seed) and a key (low word of the seed, site). Eight counters, or as many
