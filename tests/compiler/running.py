@@ -72,6 +72,7 @@ def assert_same(
     inputs: Sequence[torch.Tensor],
     *,
     tolerance: float = 0.0,
+    absolute: float = 0.0,
     native: bool = False,
     **options: Any,
 ) -> None:
@@ -79,11 +80,13 @@ def assert_same(
     wanted, found = run_nodes(graph, inputs), run_plan(graph, inputs, native=native, **options)
     for made, expected in zip(found, wanted, strict=True):
         for a, b in zip(made, expected, strict=True):
-            assert_close(a, b, tolerance)
+            assert_close(a, b, tolerance, absolute)
 
 
-def assert_close(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) -> None:
-    """max|a - b| <= tolerance * max|b|, and NaN and infinities at the same places."""
+def assert_close(
+    found: torch.Tensor, wanted: torch.Tensor, tolerance: float, absolute: float = 0.0
+) -> None:
+    """max|a - b| <= tolerance * max|b| + absolute, NaN and infinities at the same places."""
     assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
     if tolerance == 0 or not wanted.is_floating_point():
         assert torch.equal(torch.nan_to_num(found), torch.nan_to_num(wanted))
@@ -93,4 +96,4 @@ def assert_close(found: torch.Tensor, wanted: torch.Tensor, tolerance: float) ->
         assert torch.equal(found.isfinite(), finite)
         error = (found - wanted)[finite].abs().max() if finite.any() else torch.tensor(0.0)
         largest = wanted[finite].abs().max() if finite.any() else torch.tensor(0.0)
-        assert error <= tolerance * largest, f"{error} of {largest}"
+        assert error <= tolerance * largest + absolute, f"{error} of {largest}"

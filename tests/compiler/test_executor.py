@@ -42,8 +42,10 @@ def test_a_plan_gives_what_torch_gives(drawn: RandomGraph):
 @settings(deadline=None, max_examples=30)
 @given(random_graphs())
 def test_native_calls_and_owned_outputs_change_nothing(drawn: RandomGraph):
-    # Gradients of norms may cancel to a hundred-thousandth of what they are summed of.
-    assert_same(drawn.graph, drawn.inputs, native=True, outputs="caller", tolerance=1e-9)
+    # Gradients of norms may cancel to nearly nothing: what they are summed of is of the order of 1.
+    assert_same(
+        drawn.graph, drawn.inputs, native=True, outputs="caller", tolerance=1e-9, absolute=1e-15
+    )
 
 
 @both
