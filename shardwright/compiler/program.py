@@ -94,7 +94,7 @@ def compile(
 
 
 def _takes_nothing(source: Source) -> bool:
-    """Whether a call of the program has no arguments, so that nothing is lacking to capture it."""
+    """Whether a call of the program has no arguments, so that nothing is needed to capture it."""
     try:
         arguments, _ = source.describe((), {})
     except InputError:

@@ -305,13 +305,13 @@ class Dimop:
                         f"{name!r} is not outermost in '{dim}'; only the first identifier of a "
                         "bracket may be split"
                     )
-        lacking = [t for t in annotation.outputs if t.dims is not None and name not in t.names()]
-        if factor.reduction == "" and lacking:
+        without = [t for t in annotation.outputs if t.dims is not None and name not in t.names()]
+        if factor.reduction == "" and without:
             return (
-                f"{name!r} is not in the output '{lacking[0]}'; an identifier that is summed over "
+                f"{name!r} is not in the output '{without[0]}'; an identifier that is summed over "
                 f"is written '{name}+', one that must stay whole '{name}^'"
             )
-        return self._added_twice(annotation, name, lacking)
+        return self._added_twice(annotation, name, without)
 
     def _added_twice(
         self, annotation: Annotation, name: str, partial: Sequence[TensorDims]

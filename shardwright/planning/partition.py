@@ -24,7 +24,7 @@ from shardwright.planning.options import check_cluster, check_count, check_graph
 from shardwright.planning.pipeline import check_stages, held_bytes
 from shardwright.planning.plan import Copy
 from shardwright.planning.postprocess import named
-from shardwright.planning.stages import MemoryLimit, lacking
+from shardwright.planning.stages import MemoryLimit, shortage_text
 from shardwright.planning.step_graph import forward_view
 from shardwright.planning.workload import Shares, Workload, workload_of
 
@@ -254,7 +254,7 @@ class Task:
             raise PlanError(
                 f"the best stages found do not fit in memory: slot "
                 f"{self._slot(sum(replicas[:fullest]))!r} would hold "
-                f"{lacking(self.limit.nbytes + beyond, self.limit.nbytes)}"
+                f"{shortage_text(self.limit.nbytes + beyond, self.limit.nbytes)}"
             )
 
 

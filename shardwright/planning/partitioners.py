@@ -55,9 +55,9 @@ from shardwright.planning.stages import (
     by_bytes,
     contiguous,
     cut_places,
-    lacking,
     range_tables,
     recut,
+    shortage_text,
     stages_between,
 )
 from shardwright.planning.workload import Workload
@@ -404,7 +404,7 @@ class _PipedreamSearch:
         return (
             f"no cut on {slots} slots fits in {limit.nbytes:.0f} bytes a slot: even the least full "
             f"leaves slot {search.fullest(nearest, places)!r} with "
-            f"{lacking(nearest.seconds, limit.nbytes)}"
+            f"{shortage_text(nearest.seconds, limit.nbytes)}"
         )
 
     def fullest(self, found: PipedreamCut, places: Sequence[int]) -> str:

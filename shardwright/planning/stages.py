@@ -352,15 +352,15 @@ class MemoryLimit:
         return (
             f"no cut in {stages} stages fits in memory: even the least full leaves stage {stage}"
             f"{f' on slot {self.names[stage]!r}' if self.names else ''} with "
-            f"{lacking(least, self.nbytes)}"
+            f"{shortage_text(least, self.nbytes)}"
         )
 
 
 REMEDY = "plan for more devices or smaller microbatches, or compute activations again (recompute=)"
 
 
-def lacking(least: float, room: float) -> str:
-    """So many bytes, how many lack, and what would do."""
+def shortage_text(least: float, room: float) -> str:
+    """How many bytes are needed, how many are missing, and what to do."""
     return (
         f"{least:.0f} bytes, {least - room:.0f} more than a slot's {room:.0f}; it would fit in "
         f"slots of {math.ceil(least)} bytes: give those, {REMEDY}"

@@ -16,12 +16,11 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from shardwright.ir.tensor_meta import count_text, format_bytes
+from shardwright.ir.tensor_meta import count_text, format_bytes, tensor_text
 from shardwright.pipeline.connections import connect
 from shardwright.pipeline.rules import FAMILY_OF
-from shardwright.pipeline.schema import Document, SuperTask
+from shardwright.pipeline.schema import Device, Document, SuperTask
 from shardwright.pipeline.text import format_slice, training_lines
-from shardwright.reporting.quantities import device_text, slots_text, type_of
 from shardwright.reporting.tables import (
     communication_groups,
     constants_of,
@@ -310,3 +309,25 @@ def _names_text(names: Sequence[str]) -> str:
     shown = ", ".join(names[:NAMES_SHOWN])
     rest = len(names) - NAMES_SHOWN
     return f"{shown} and {rest} more" if rest > 0 else shown
+
+
+# --- as text --------------------------------------------------------------------------------------
+
+
+def type_of(document: Document, name: str) -> str:
+    """The type of a document's tensor."""
+    info = document.tensors[name]
+    return tensor_text(info.dtype, info.shape)
+
+
+def device_text(device: Device) -> str:
+    """``cpu:0``, with the host in front where the file names one."""
+    place = f"{device.kind}:{device.idx}"
+    return f"{device.host}/{place}" if device.host else place
+
+
+def slots_text(slots: Sequence[str], order: Sequence[str]) -> str:
+    """Device slots; from four on, those that are neighbours in ``order`` as ``d0 … d3``."""
+    first = order.index(slots[0])
+    run = len(slots) > 3 and list(slots) == list(order[first : first + len(slots)])
+    return f"{slots[0]} … {slots[-1]}" if run else ", ".join(slots)

@@ -158,9 +158,9 @@ def check_updates(document: Document, trained: Document, shared: Mapping[str, st
     }
     expected = sorted(name for name, whole in theirs.items() if whole in changed)
     found = sorted(shared[name] for name in replaced if name in shared)
-    if lacking := [whole.name for name, whole in replaced.items() if name not in shared]:
+    if missing := [whole.name for name, whole in replaced.items() if name not in shared]:
         raise RunError(
-            f"the step {document.name!r} changes {lacking[0]!r}, which the one that is trained "
+            f"the step {document.name!r} changes {missing[0]!r}, which the one that is trained "
             "does not have: what it does depends on the shapes of its batch; give batches of "
             "one shape"
         )

@@ -79,9 +79,9 @@ def state_dict(source: TrainResult | TrainingRunner | str | Path) -> dict[str, T
         return {name: state[name] for name in state if not name.startswith(_STEPS_OWN)}
     path = find_checkpoint(source)
     stored, names = stored_in(path), read_manifest(path).model
-    if lacking := [name for name in names if name not in stored]:
+    if missing := [name for name in names if name not in stored]:
         raise WeightError(
-            f"the checkpoint {path} has no {lacking[0]!r}, of which it says that the model has it; "
+            f"the checkpoint {path} has no {missing[0]!r}, of which it says that the model has it; "
             "it is damaged: take another"
         )
     found = {name: torch.empty(stored[name].shape, dtype=stored[name].dtype) for name in names}

@@ -390,26 +390,16 @@ def prepared(document: Document) -> None:
     replaces["count"] = "loss"
 
 
-def cut_row(
-    what: str,
-    rule: str,
-    change: Callable[[Document], object],
-    task: str | None = None,
-    tensor: str | None = None,
-) -> Broken:
-    return Broken(what, rule, change, task, tensor, base=training_step)
-
-
 MICROBATCHES = cases(
-    cut_row("an unknown tensor", "microbatches", dim(q=0), tensor="q"),
-    cut_row("beyond the dimensions", "microbatches", dim(x=2), tensor="x"),
-    cut_row("uneven", "microbatches", microbatches(3), tensor="x"),
-    cut_row("of a scalar", "microbatches", dim(lr=0), tensor="lr"),
-    cut_row("the second one's rows", "microbatches", second_microbatch("inputs", "x"), tensor="x"),
-    cut_row("both readers", "microbatches", lr_in_the_forward, "d1.U.0", "lr@d1"),
-    cut_row("an output that is not cut", "microbatches", uncut("prediction"), "d1.F1.0", "y"),
-    cut_row("read elsewhere", "replaces", gradient_instead, tensor="g2'"),
-    cut_row("replaced by the preparation", "replaces", prepared, tensor="count"),
+    row("an unknown tensor", "microbatches", dim(q=0), tensor="q"),
+    row("beyond the dimensions", "microbatches", dim(x=2), tensor="x"),
+    row("uneven", "microbatches", microbatches(3), tensor="x"),
+    row("of a scalar", "microbatches", dim(lr=0), tensor="lr"),
+    row("the second one's rows", "microbatches", second_microbatch("inputs", "x"), tensor="x"),
+    row("both readers", "microbatches", lr_in_the_forward, "d1.U.0", "lr@d1"),
+    row("an output that is not cut", "microbatches", uncut("prediction"), "d1.F1.0", "y"),
+    row("read elsewhere", "replaces", gradient_instead, tensor="g2'"),
+    row("replaced by the preparation", "replaces", prepared, tensor="count"),
 )
 
 

@@ -72,7 +72,7 @@ def test_it_gives_the_memory_of_each_slot_item_by_item(made):
 
 
 def test_it_gives_a_reason_for_each_split():
-    """On links so fast that work is all that counts, a batch of eight is dealt out."""
+    """On links so fast that work is all that counts, a batch of eight is split over the devices."""
     graph = image_step(batch=8)
     made = plan(graph, cluster(2), "auto", microbatches=1)
     if made.assignments[0].mesh.ndim:
