@@ -59,7 +59,10 @@ def built_library() -> Path:
     """
     compiler = find_compiler()
     if compiler is None:
-        raise ExecError(f"no C++ compiler: $CXX names none, and PATH has no {COMPILERS}")
+        raise ExecError(
+            f"no C++ compiler: $CXX names none, and PATH has neither {' nor '.join(COMPILERS)}; "
+            "install one of them"
+        )
     try:
         base = [*compiler, *FLAGS, _version(compiler), _processor(), torch.__version__]
         library = cache_folder() / "native" / _digest(base, _files("*")) / "kernels.so"
@@ -106,7 +109,10 @@ def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         said = "\n".join((done.stderr or done.stdout).splitlines()[-LAST_LINES:])
-        raise ExecError(f"{shlex.join(command)} failed with code {done.returncode}:\n{said}")
+        raise ExecError(
+            f"{shlex.join(command)} failed with code {done.returncode}; name another compiler in "
+            f"$CXX if this one is not fit for it:\n{said}"
+        )
 
 
 def _files(pattern: str) -> list[Path]:

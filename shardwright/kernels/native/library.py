@@ -217,7 +217,7 @@ def load() -> Library | None:
     except (ExecError, OSError) as error:
         warnings.warn(
             f"shardwright runs without its native kernels, slower: {error}\n"
-            "Install a C++ compiler (g++), or set SHARDWRIGHT_NATIVE=0 to silence this.",
+            "SHARDWRIGHT_NATIVE=0 silences this.",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -93,6 +93,7 @@ def test_without_a_compiler_there_is_one_warning(
     monkeypatch.delenv("CXX", raising=False)
     said = load_twice(monkeypatch)
     assert "no C++ compiler" in said
+    assert "neither g++ nor clang++; install one" in said
     assert "SHARDWRIGHT_NATIVE=0" in said
 
 
@@ -109,6 +110,7 @@ def test_a_build_that_fails_is_told_in_the_compilers_words(
     said = load_twice(monkeypatch)
     assert "nowhere" in said
     assert "wrong.cpp" in said
+    assert "install" not in said  # There is a compiler.
     assert not list((tmp_path / "cache").rglob("*.so"))
     assert not list((tmp_path / "cache").rglob("*.tmp"))
 
