@@ -258,10 +258,12 @@ class Builder:
         )
 
     @contextmanager
-    def scope(self, path: str, cls: str) -> Iterator[None]:
-        """Nodes emitted inside belong to the module ``path`` of class ``cls``."""
+    def scope(
+        self, path: str, cls: str, arguments: tuple[tuple[str, Any], ...] | None = None
+    ) -> Iterator[None]:
+        """Nodes emitted inside belong to the module that `Scope` describes by these."""
         before = self._scopes
-        self._scopes = (*before, Scope(path, cls))
+        self._scopes = (*before, Scope(path, cls, arguments))
         try:
             yield
         finally:
@@ -325,7 +327,7 @@ def _under(prefix: str, name: str) -> str:
 def _scopes_under(prefix: str, scopes: tuple[Scope, ...]) -> tuple[Scope, ...]:
     if not prefix:
         return scopes
-    return tuple(Scope(_under(prefix, path), cls) for path, cls in scopes)
+    return tuple(scope._replace(path=_under(prefix, scope.path)) for scope in scopes)
 
 
 def _device_name(tensor: torch.Tensor) -> str:

@@ -312,7 +312,7 @@ def _quoted_unless(plain: re.Pattern[str], text: str) -> str:
 
 def format_scopes(scopes: Sequence[Scope]) -> str:
     """``layers.0:Block > layers.0.mlp:MLP``, or ``-`` for the root."""
-    parts = (f"{format_name(path)}:{_quoted_unless(PLAIN_CLASS, cls)}" for path, cls in scopes)
+    parts = (f"{format_name(s.path)}:{_quoted_unless(PLAIN_CLASS, s.cls)}" for s in scopes)
     return " > ".join(parts) or NO_SCOPE
 
 

@@ -55,10 +55,15 @@ SLOT = _Slot()
 
 
 class Scope(NamedTuple):
-    """A module on the way to a node: its path (``layers.0.mlp``) and its class's qualified name."""
+    """A module on the way to a node: its path (``layers.0.mlp``) and its class's qualified name.
+
+    ``arguments`` are those that its class's constructor takes, by name, for a layer of torch.nn
+    whose attributes say all of them; None for other modules.
+    """
 
     path: str
     cls: str
+    arguments: tuple[tuple[str, Any], ...] | None = None
 
 
 class Source(NamedTuple):

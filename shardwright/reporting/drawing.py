@@ -222,7 +222,7 @@ def _groups(graph: IRGraph, nodes: Iterable[IRNode], forward: set[int]) -> Itera
                 _ModuleBox(s.cls.rpartition(".")[2] or s.path, (s.path,)) for s in node.scopes
             )
             # Layers differ by their numbers, and dropouts by which mask they draw.
-            scopes = tuple((re.sub(r"\b\d+\b", "", path), cls) for path, cls in node.scopes)
+            scopes = tuple((re.sub(r"\b\d+\b", "", s.path), s.cls) for s in node.scopes)
             drops = {"seed": 0, "site": 0} if node.op == DROPOUT else {}
             same = replace(node, attrs={**node.attrs, **drops})
             yield _Group((node,), tuple(modules), (fingerprint(graph, same), scopes))

@@ -30,6 +30,7 @@ from shardwright.ir.structure import Arguments, Tree, describe_arguments, flatte
 from shardwright.ir.values import IRValue
 from shardwright.tracing.boundary import TracedGraph, contents_of
 from shardwright.tracing.flat import FlatModel, check_wrapped
+from shardwright.tracing.origins import constructor_arguments
 from shardwright.tracing.tracer import one_at_a_time, trace_program
 
 
@@ -204,7 +205,7 @@ class Model:
         assert graph.out_structure is not None
         tensors = flatten_call(graph.in_structure, example_args, example_kwargs)
         inputs = [examples.values[id(tensor)] for tensor in tensors]
-        with self.builder.scope(path, _class_name(layer)):
+        with self.builder.scope(path, _class_name(layer), constructor_arguments(layer)):
             outputs = self.builder.inline(
                 graph, inputs, prefix=path, stored=self._shared(graph, path)
             )

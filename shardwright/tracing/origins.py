@@ -12,10 +12,12 @@ for the settings: that is faster, and right.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
+from functools import cache
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx
@@ -122,4 +124,38 @@ class Scopes:
             name = f"{type(module).__module__}.{type(module).__qualname__}"
             for root in self._roots:
                 if around.startswith(root):
-                    yield Scope(around.removeprefix(root), name)
+                    yield Scope(around.removeprefix(root), name, constructor_arguments(module))
+
+
+_UNSAID = ("self", "device", "dtype", "inplace")
+"""Parameters of constructors that parameters tell, or that a functional graph does not know."""
+
+
+def constructor_arguments(module: nn.Module) -> tuple[tuple[str, Any], ...] | None:
+    """What a layer of torch.nn was made with, by its attributes of those names.
+
+    A bool says whether there is a parameter of that name. None for other modules, and for layers
+    that were given tensors.
+    """
+    if not type(module).__module__.startswith("torch.nn.modules."):
+        return None
+    found: dict[str, Any] = {}
+    for name in _parameter_names(type(module)):  # type: ignore[arg-type]
+        if name in module._parameters:
+            found[name] = module._parameters[name] is not None
+        elif (value := getattr(module, name, None)) is not None or hasattr(module, name):
+            if not _is_number(value):
+                return None
+            found[name] = tuple(value) if isinstance(value, list | tuple) else value
+    return tuple(found.items())
+
+
+@cache
+def _parameter_names(cls: type[nn.Module]) -> tuple[str, ...]:
+    return tuple(name for name in inspect.signature(cls).parameters if name not in _UNSAID)
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_number, value))
+    return value is None or isinstance(value, bool | int | float | str)

@@ -12,7 +12,7 @@ from torch import nn
 
 from shardwright.codegenerate.spelling.forms import words
 from shardwright.codegenerate.writing.layers import TorchLayer, find_layer
-from shardwright.ir import IRGraph, IRNode, Scope
+from shardwright.ir import IRGraph, IRNode
 from shardwright.tracing import capture
 from tests.codegenerate.spelling_samples import Spec, f, i
 
@@ -204,7 +204,7 @@ def test_a_weight_of_another_module_is_no_layer() -> None:
     graph = captured("nn.Linear(4, 6)", (ROWS,), training=False)
     for value in graph.stored():
         value.names = (value.names[0].replace("layer", "other"),)
-    scope = Scope("layer", "torch.nn.modules.linear.Linear")
+    scope = graph.nodes[0].scopes[0]
     names = {value.id: value.names[0] for value in graph.stored()}
     assert find_layer(graph, graph.nodes, scope, names, training=False) is None
 
@@ -216,7 +216,7 @@ def test_a_tied_weight_is_found_by_its_second_name() -> None:
     layer = find_layer(
         graph,
         graph.nodes,
-        Scope("layer", "torch.nn.modules.linear.Linear"),
+        graph.nodes[0].scopes[0],
         {weight.id: "wte.weight"},
         training=False,
     )

@@ -18,7 +18,7 @@ from shardwright.ir.structure import describe_arguments, describe_result
 
 N = 4
 NAMES = st.text('ab0._/-% "\\:,>#\n\u2028é', max_size=6)
-SCOPES = st.lists(st.builds(Scope, NAMES, NAMES), max_size=2).map(tuple)
+SCOPES = st.lists(st.builds(Scope, NAMES, NAMES, st.none()), max_size=2).map(tuple)
 SOURCES = st.none() | st.builds(Source, NAMES, st.integers(0, 10**6))
 
 

@@ -118,7 +118,8 @@ def test_scopes_nest_and_sources_stay():
     x = builder.emit("aten.relu.default", [x], scopes=(Scope("c", "C"),), source=Source("f", 1))
     x = builder.call("aten.relu.default", x)
     nodes = builder.finish(x).nodes
-    assert [node.scopes for node in nodes] == [(("a", "A"), ("a.b", "B")), (("c", "C"),), ()]
+    scopes = [(Scope("a", "A"), Scope("a.b", "B")), (Scope("c", "C"),), ()]
+    assert [node.scopes for node in nodes] == scopes
     assert [node.source for node in nodes] == [None, ("f", 1), None]
 
 
@@ -165,8 +166,8 @@ def test_a_graph_inlined_twice_keeps_two_sets_of_weights():
         name: (name,) for name in ("0.count", "0.fc.weight", "1.count", "1.fc.weight")
     }
     assert [node.scopes for node in graph.nodes if "linear" in node.op] == [
-        (("body", "my.Body"), ("0.fc", "torch.nn.Linear")),
-        (("1.fc", "torch.nn.Linear"),),
+        (Scope("body", "my.Body"), Scope("0.fc", "torch.nn.Linear")),
+        (Scope("1.fc", "torch.nn.Linear"),),
     ]
     assert len(graph.updates) == 2
     assert graph.output_names == ["output"]

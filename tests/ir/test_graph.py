@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shardwright.errors import GraphError
-from shardwright.ir import SLOT, Builder, Input, IRGraph, Source, compile_graph
+from shardwright.ir import SLOT, Builder, Input, IRGraph, Scope, Source, compile_graph
 from shardwright.ir.graph import (
     format_attribute,
     format_scopes,
@@ -137,7 +137,7 @@ def test_places_without_a_tensor_are_underscores():
 
 def test_odd_scopes_stand_in_quotes():
     assert format_scopes(()) == "-"
-    assert format_scopes((("", "M"), ("a:b", "<locals>.M > N"))) == (
+    assert format_scopes((Scope("", "M"), Scope("a:b", "<locals>.M > N"))) == (
         '"":M > "a:b":"<locals>.M > N"'
     )
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from shardwright.errors import CaptureError, GraphError, WeightError
-from shardwright.ir import Builder, IRValue
+from shardwright.ir import Builder, IRValue, Scope
 from shardwright.tracing import capture
 from shardwright.tracing.capture import Model, empty_weights
 
@@ -50,10 +50,11 @@ def test_layers_are_added_one_after_the_other():
     stored = {name: graph.tensors[value.id] for value in graph.stored() for name in value.names}
     assert stored.keys() == reference.state_dict().keys()
     assert all(stored[name] is tensor for name, tensor in reference.named_parameters())
+    linear = "torch.nn.modules.linear.Linear"
     assert [node.scopes for node in graph.nodes] == [
-        (("0", "torch.nn.modules.linear.Linear"),),
-        (("1", "torch.nn.modules.activation.GELU"),),
-        (("2", "torch.nn.modules.linear.Linear"),),
+        (Scope("0", linear, (("in_features", 8), ("out_features", 16), ("bias", True))),),
+        (Scope("1", "torch.nn.modules.activation.GELU", (("approximate", "none"),)),),
+        (Scope("2", linear, (("in_features", 16), ("out_features", 4), ("bias", True))),),
     ]
 
 

@@ -321,7 +321,7 @@ class _Layers:
             return None
         if any(self.graph.values[v].placements for node in nodes for v in node.inputs):
             return None  # a layer has whole parameters
-        scope = Scope(module.path, module.cls)
+        scope = Scope(module.path, module.cls, module.arguments)
         names = self._names(module)
         layer = find_layer(self.graph, nodes, scope, names, training=self.training)
         return layer if layer is not None and self._is_whole(layer, module, nodes) else None

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
+from typing import Any
 
 from shardwright.codegenerate.stages import StageProgram
 from shardwright.ir import IRGraph, IRNode, IRValue, Scope
@@ -20,8 +21,9 @@ from shardwright.ir import IRGraph, IRNode, IRValue, Scope
 class Module:
     """A module of one stage.
 
-    cls
-        Its class's qualified name, where it is called and the name is known.
+    cls, arguments
+        Its class's qualified name, where it is called and the name is known, and what its
+        constructor takes, as a `Scope` says it.
     called
         Whether nodes of the stage say that they lie in it.
     children
@@ -32,6 +34,7 @@ class Module:
 
     path: str = ""
     cls: str = ""
+    arguments: tuple[tuple[str, Any], ...] | None = None
     called: bool = False
     parent: Module | None = None
     children: dict[str, Module] = field(default_factory=dict)
@@ -200,7 +203,7 @@ def _chain(
         for name in relative.split("."):
             _make_room(module, name, last)
             module = module.child(name)
-        module.called, module.cls = True, scope.cls
+        module.called, module.cls, module.arguments = True, scope.cls, scope.arguments
         yield module
 
 
