@@ -60,7 +60,7 @@ def show(
     ] = False,
 ) -> None:
     """Show the contents of a pipeline file: devices, tasks, bytes, communication."""
-    from shardwright.engine.slot import task_plan
+    from shardwright.compiler.tasks import task_plan
     from shardwright.pipeline import Pipeline
     from shardwright.reporting import overview
 

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from shardwright.comm.transport import Membership, Transport
+from shardwright.compiler.tasks import compile_slot
 from shardwright.engine.board import Board, State
 from shardwright.engine.program import Entry, Relay, constants_of, is_training
-from shardwright.engine.slot import LoadedSlot, compile_slot
+from shardwright.engine.slot import LoadedSlot
 from shardwright.engine.slot_engine import SlotEngine
 from shardwright.errors import RunError, WorkerError
 from shardwright.launch.operators import load_operators

@@ -8,14 +8,12 @@ import pytest
 import torch
 
 import shardwright as sw
-from shardwright.compiler import cuda_graphs
+from shardwright.compiler import cuda_graphs, tasks
 from shardwright.compiler.cuda_graphs import GraphMemory, Record
 from shardwright.compiler.lowering import lower_graph
 from shardwright.compiler.slots import SharedArena
-from shardwright.compiler.tasks import TaskProgram, plan_task
-from shardwright.engine import slot as compiling
+from shardwright.compiler.tasks import TaskProgram, compile_tasks, plan_task
 from shardwright.engine.program import slot_program
-from shardwright.engine.slot import compile_tasks
 from shardwright.ir import Builder, IRGraph
 from shardwright.kernels.emitters import emit_graph
 from shardwright.pipeline import Device
@@ -189,7 +187,7 @@ def test_a_pipeline_that_is_recorded_trains(kind: str, monkeypatch: pytest.Monke
         stand_ins.append(StandIn())
         return stand_ins[-1].record
 
-    monkeypatch.setattr(compiling, "recorder", recorded)
+    monkeypatch.setattr(tasks, "recorder", recorded)
     pipeline = sw.lower(linear_step(kind, microbatches=4))
     assert_trains(pipeline, in_process=True)
     assert len(stand_ins) == len(pipeline.devices)

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from shardwright.compiler.tasks import compile_tasks
 from shardwright.engine.program import is_training, slot_program
 from shardwright.engine.replacement import MemoryUse, Replacements, find_replacements
-from shardwright.engine.slot import compile_tasks
 from shardwright.pipeline import Microbatches, Pipeline, TensorInfo, Training, check
 from shardwright.pipeline.check_schedule import schedule_info
 from shardwright.pipeline.connections import connect

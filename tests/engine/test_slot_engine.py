@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from shardwright.comm import Interval, Membership, PendingTransfer, Transport
+from shardwright.compiler.tasks import compile_slot
 from shardwright.engine.program import constants_of
-from shardwright.engine.slot import compile_slot
+from shardwright.engine.slot import torch_device
 from shardwright.engine.slot_engine import SlotEngine
+from shardwright.errors import DeviceError
 from shardwright.launch.protocol import Mailbox
-from shardwright.pipeline import Microbatches, Pipeline, TensorInfo, Training
+from shardwright.pipeline import Device, Microbatches, Pipeline, TensorInfo, Training
 from shardwright.pipeline.check_schedule import schedule_info
 from shardwright.schedules import make_schedule
 from tests.runtime.linear_step import WIDTH, linear_step
@@ -362,3 +364,11 @@ def test_where_it_was_when_a_step_fails() -> None:
     assert (worker.at.task, worker.at.stage, worker.at.microbatch) == ("F0.0", 0, 0)
     worker.reset()
     assert not worker.busy
+
+
+def test_devices() -> None:
+    assert torch_device("d0", Device("cpu", 3)) == torch.device("cpu")
+    with pytest.raises(DeviceError, match=r"'d0' is of kind 'npu'.*change the slot's kind to cpu"):
+        torch_device("d0", Device("npu", 0))
+    with pytest.raises(DeviceError, match=r"'d0' is cuda 99, but this machine has \d+ CUDA"):
+        torch_device("d0", Device("cuda", 99))

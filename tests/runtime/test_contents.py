@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from shardwright.compiler.tasks import compile_slot
 from shardwright.engine.program import constants_of
-from shardwright.engine.slot import compile_slot
 from shardwright.errors import WeightError
 from shardwright.pipeline import Pipeline, StateOrigin, TensorInfo
 from shardwright.runtime.contents import READ, WRITE, Contents, write

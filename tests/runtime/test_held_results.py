@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import shardwright as sw
-from shardwright.engine import slot as compiling
+from shardwright.compiler import tasks
 from shardwright.errors import WorkerError
 
 
@@ -34,7 +34,7 @@ def test_another_result_than_the_file_says_is_an_error(made: Tensor, said: str) 
     builder = sw.Builder("held")
     x = builder.input("x", (2,))
     graph = builder.finish([builder.call("aten.neg.default", x)])
-    held = compiling._held(lambda _: [made], graph, frozenset())
+    held = tasks._held(lambda _: [made], graph, frozenset())
     with pytest.raises(ValueError, match=rf"node 'n0' \(aten.neg.default\) made {said}"):
         held([torch.ones(2)])
 
@@ -43,6 +43,6 @@ def test_results_lie_as_the_file_says() -> None:
     builder = sw.Builder("held")
     x = builder.input("x", (2, 3))
     graph = builder.finish([builder.call("aten.neg.default", x)])
-    held = compiling._held(lambda tensors: [tensors[0].t().contiguous().t()], graph, frozenset())
+    held = tasks._held(lambda tensors: [tensors[0].t().contiguous().t()], graph, frozenset())
     (found,) = held([torch.rand(2, 3)])
     assert found.stride() == (3, 1)

@@ -10,12 +10,11 @@ import torch
 from shardwright.compiler import lower
 from shardwright.compiler.memory.plan import ARENA
 from shardwright.compiler.slots import SharedArena
-from shardwright.compiler.tasks import TaskProgram
+from shardwright.compiler.tasks import TaskProgram, compile_slot, compile_tasks, task_plan
 from shardwright.engine.program import constants_of, slot_program
-from shardwright.engine.slot import LoadedSlot, compile_slot, compile_tasks, task_plan, torch_device
-from shardwright.errors import DeviceError
+from shardwright.engine.slot import LoadedSlot
 from shardwright.ir import Builder, IRValue
-from shardwright.pipeline import Device, Pipeline
+from shardwright.pipeline import Pipeline
 from tests.runtime.linear_step import WIDTH, linear_step
 from tests.runtime.sketch import Sketch, chain, identity
 
@@ -44,14 +43,6 @@ def test_state_begins_with_zeros() -> None:
     pipeline.tensors["count"].value = None
     pipeline.tensors["count"].init = "zeros"
     assert slot_of(pipeline, "d0").constants["count"].tolist() == [0, 0]
-
-
-def test_devices() -> None:
-    assert torch_device("d0", Device("cpu", 3)) == torch.device("cpu")
-    with pytest.raises(DeviceError, match=r"'d0' is of kind 'npu'.*change the slot's kind to cpu"):
-        torch_device("d0", Device("npu", 0))
-    with pytest.raises(DeviceError, match=r"'d0' is cuda 99, but this machine has \d+ CUDA"):
-        torch_device("d0", Device("cuda", 99))
 
 
 CPU = torch.device("cpu")
