@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 
 from shardwright.autodiff.differentiate import add_into
 from shardwright.autodiff.needed import can_have_gradient
-from shardwright.autodiff.vjp import Read, Vjp, VjpCall, Vjps, ancestors, settings
+from shardwright.autodiff.vjp import Read, Vjp, VjpCall, Vjps, ancestors
 from shardwright.errors import GraphError
 from shardwright.ir import Builder, IRGraph, IRNode
+from shardwright.ir.inference import settings
 from shardwright.ir.operators import is_built_in, is_marker
 
 

@@ -25,6 +25,7 @@ import torch
 from shardwright.autodiff.record import record, simplify
 from shardwright.errors import GraphError
 from shardwright.ir import WITH_BACKWARD, Builder, IRGraph, IRNode, IRValue
+from shardwright.ir.inference import settings
 from shardwright.ir.operators import is_built_in, join_call, resolve
 from shardwright.ir.tensor_meta import TensorMeta
 from shardwright.torch_internals import FakeTensorMode, operator_of, schema_of
@@ -177,21 +178,6 @@ def _let_views_copy(graph: IRGraph) -> None:
     for node in graph.nodes:
         if node.op == "aten.view.default":
             node.op, node.attrs = "aten.reshape.default", {"shape": node.attrs["size"]}
-
-
-def settings() -> tuple[object, ...]:
-    """What, beside a call, torch chooses kernels by: above all those of attention."""
-    cuda = torch.backends.cuda
-    return (
-        torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
-        torch.backends.mkldnn.enabled,
-        torch.backends.cudnn.enabled,
-        cuda.flash_sdp_enabled(),
-        cuda.mem_efficient_sdp_enabled(),
-        cuda.math_sdp_enabled(),
-        cuda.cudnn_sdp_enabled(),
-    )
 
 
 def _is_here(device_kind: str) -> bool:

@@ -1,8 +1,9 @@
 """What an operator makes, without computing it: shapes, dtypes and strides.
 
 The operator runs on fake CPU tensors, which follow the kernels that the CPU chooses; strides on
-the meta device do not (convolutions in channels-last, attention). An answer is kept for the next
-call on tensors of the same kind, so a stack of equal layers costs what one of them costs.
+the meta device do not (convolutions in channels-last, attention). A process keeps an answer for the
+next call on tensors of the same kind, so a stack of equal layers costs what one of them costs, and
+a plan, a file and a pass over a captured graph cost nothing.
 
 Where fake kernels give other dtypes or strides than the CPU's kernels they are corrected: checks of
 files and the memory of plans rely on that. A test runs each such operator both ways, with arguments
@@ -19,7 +20,13 @@ from typing import Any
 import torch
 
 from shardwright.errors import GraphError
-from shardwright.ir.operators import flatten_results, join_call, operator_name, resolve
+from shardwright.ir.operators import (
+    flatten_results,
+    is_built_in,
+    join_call,
+    operator_name,
+    resolve,
+)
 from shardwright.ir.values import IRValue
 from shardwright.torch_internals import (
     FakeTensorMode,
@@ -30,8 +37,15 @@ from shardwright.torch_internals import (
     without_fake_failures,
 )
 
-_ANSWERS = 16384
-"""How many are kept: the calls of some dozen models."""
+Answer = tuple[torch.Tensor | None, ...]
+
+_MOST_KEPT = 16384
+"""The calls of some dozen models."""
+_kept: dict[object, Answer] = {}
+"""The last answers in this process, by device, settings of torch and call, the oldest first.
+
+Users' own operators are left out: they can be registered anew with another fake kernel.
+"""
 
 
 class Inference:
@@ -40,25 +54,24 @@ class Inference:
     def __init__(self, device: str = "cpu") -> None:
         self._device = device
         self._mode: FakeTensorMode | None = None
-        self._known: dict[object, tuple[torch.Tensor | None, ...]] = {}
+        self._of_users: dict[object, Answer] = {}
 
-    def outputs(
-        self, op: str, inputs: Sequence[IRValue], attrs: Mapping[str, Any]
-    ) -> tuple[torch.Tensor | None, ...]:
+    def outputs(self, op: str, inputs: Sequence[IRValue], attrs: Mapping[str, Any]) -> Answer:
         """Meta tensors like those that ``op`` makes, None where it returns no tensor.
 
         Raises GraphError where it cannot be told.
         """
-        key = (op, tuple(value.meta for value in inputs), repr(attrs))
-        if key not in self._known:
-            if len(self._known) >= _ANSWERS:
-                self._known.clear()
-            self._known[key] = self._run(op, inputs, attrs)
-        return self._known[key]
+        known = _kept if is_built_in(op) else self._of_users
+        metas = tuple(value.meta for value in inputs)
+        key = (self._device, settings(), op, metas, repr(attrs))
+        found = known.get(key)
+        if found is None:
+            found = known[key] = self._run(op, inputs, attrs)
+            while len(known) > _MOST_KEPT:
+                known.pop(next(iter(known)), None)
+        return found
 
-    def _run(
-        self, op: str, inputs: Sequence[IRValue], attrs: Mapping[str, Any]
-    ) -> tuple[torch.Tensor | None, ...]:
+    def _run(self, op: str, inputs: Sequence[IRValue], attrs: Mapping[str, Any]) -> Answer:
         overload = resolve(op)
         self._mode = self._mode or FakeTensorMode(allow_fallback_kernels=False)
         try:
@@ -84,6 +97,21 @@ class Inference:
         return tuple(
             _on_meta(item) if isinstance(item, torch.Tensor) else None for item in corrected
         )
+
+
+def settings() -> tuple[object, ...]:
+    """What, beside a call, torch chooses kernels by: above all those of attention."""
+    cuda = torch.backends.cuda
+    return (
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.backends.mkldnn.enabled,
+        torch.backends.cudnn.enabled,
+        cuda.flash_sdp_enabled(),
+        cuda.mem_efficient_sdp_enabled(),
+        cuda.math_sdp_enabled(),
+        cuda.cudnn_sdp_enabled(),
+    )
 
 
 def _updated(overload: OpOverload, args: Sequence[Any]) -> list[torch.Tensor]:

@@ -2,8 +2,9 @@ import pytest
 import torch
 
 from shardwright.errors import GraphError
-from shardwright.ir import Builder, IRValue
+from shardwright.ir import Builder, IRValue, inference
 from shardwright.ir.inference import Inference
+from shardwright.ir.operators import allow_namespace
 from shardwright.ir.values import Input
 
 
@@ -40,19 +41,43 @@ def test_shapes_and_strides_are_those_of_the_cpu(op, tensors, attributes):
 
 
 def test_one_answer_serves_every_call_of_its_kind(monkeypatch):
-    builder = Builder("g")
     asked = []
-    run = builder._inference._run
-    monkeypatch.setattr(
-        builder._inference, "_run", lambda *args: asked.append(args[0]) or run(*args)
-    )
-    x = builder.input("x", (2, 2))
-    for _ in range(3):
-        x = builder.call("aten.add.Tensor", x, 1)
-    assert len(asked) == 1
+    run = Inference._run
+    monkeypatch.setattr(Inference, "_run", lambda *args: asked.append(args[1]) or run(*args))
+    monkeypatch.setattr(inference, "_kept", {})
+    for _ in range(2):
+        builder = Builder("g")
+        x = builder.input("x", (2, 2))
+        for _ in range(3):
+            x = builder.call("aten.add.Tensor", x, 1)
+        assert len(asked) == 1
     x = builder.call("aten.add.Tensor", x, True)
     x = builder.call("aten.add.Tensor", builder.call("aten.t.default", x), 1)
     assert len(asked) == 4
+
+
+def test_what_torch_chooses_by_is_asked_again():
+    def made() -> str:
+        builder = Builder("g")
+        return builder.call("aten.mul.Tensor", builder.input("x", (2,), "i64"), 0.5).dtype
+
+    assert made() == "f32"
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert made() == "f64"
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_operators_of_users_are_asked_anew_for_every_graph():
+    allow_namespace("inference_tests")
+    for width in (3, 4):
+        with torch.library._scoped_library("inference_tests", "DEF") as library:
+            library.define("widened(Tensor x) -> Tensor")
+            library.impl("widened", lambda x, n=width: x.new_empty(len(x), n), "Meta")
+            builder = Builder("g")
+            made = builder.call("inference_tests.widened.default", builder.input("x", (2,)))
+            assert made.shape == (2, width)
 
 
 def test_settings_around_the_builder_do_not_matter():

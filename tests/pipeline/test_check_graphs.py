@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from shardwright.errors import PipelineError
-from shardwright.ir import Builder
+from shardwright.ir import Builder, inference
 from shardwright.ir.inference import Inference
 from shardwright.ir.operators import allow_namespace
 from shardwright.pipeline import Document, SuperTask, check
 from shardwright.pipeline.fxtext import encode
-from shardwright.pipeline.graphs import TaskGraphs, _inference, _prove
+from shardwright.pipeline.graphs import TaskGraphs, _prove
 from tests.pipeline.documents import Broken, cases, prove_broken, task, tensor, two_stages, value
 from tests.runtime.sketch import Sketch
 from tests.runtime.sketch import identity as give
@@ -187,7 +187,7 @@ def test_equal_graphs_are_proved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     document = two_stages()
     _prove.cache_clear()
-    _inference.cache_clear()
+    monkeypatch.setattr(inference, "_kept", {})
     calls.clear()
     check(document)
     check(document)
