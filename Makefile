@@ -41,8 +41,9 @@ demo: setup ## a real model, cut in two, run on two processes, compared with the
 test: setup ## lint, types and the tests that need no GPU
 	@$(MAKE) --no-print-directory --jobs=2 lint types types-of-torch
 	$(BIN)/pytest $(PARALLEL) -m 'not gpu and not processes and not exhaustive'
-	@# These watch processes by the clock: two at a time at most.
-	$(BIN)/pytest $(PARALLEL) --maxprocesses 2 -m 'processes and not gpu and not exhaustive'
+	@# These watch processes by the clock: two at a time at most. Other files are not even imported.
+	$(BIN)/pytest $(PARALLEL) --maxprocesses 2 -m 'processes and not gpu and not exhaustive' \
+		$$(grep -rl --include='test_*.py' 'mark\.processes' tests)
 
 test-all: test ## those, and the tests that try everything there is
 	$(BIN)/pytest $(PARALLEL) -m 'exhaustive and not gpu'

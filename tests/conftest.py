@@ -27,6 +27,14 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", "ignore:.*Triggered internally:UserWarning")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Hold files with tests of `processes` to the words by which `make test` finds them."""
+    for path in {item.path for item in items if item.get_closest_marker("processes")}:
+        assert path.name.startswith("test_"), path
+        assert "mark.processes" in path.read_text(), path
+
+
 def pytest_collection_finish() -> None:
     """Leave what there is before the first test out of searches for cycles, and search less.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from torch import nn
 
 import shardwright as sw
 from shardwright.lazy import SUPPLIED
+from tests.clean_process import printed_by
 
 RUN = "sw.run('low.json', torch.ones(2, 8), {}).sum().item()"
 
@@ -28,14 +27,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, *command: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *command], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
-
-
 @pytest.mark.parametrize(
     "imports",
     [
@@ -45,14 +36,15 @@ def run(folder: Path, *command: str) -> str:
     ],
 )
 def test_a_lowered_file_is_loaded_whatever_was_imported(folder: Path, imports: str) -> None:
-    assert "dfg" in run(folder, "-c", f"{imports}\nprint(Pipeline.load('low.json'))")
+    code = f"{imports}\nprint(Pipeline.load('low.json'))"
+    assert "dfg" in printed_by("python", "-c", code, folder=folder)
 
 
 @pytest.mark.parametrize("how", ["in_process=True", "in_process=False"])
 def test_a_lowered_file_runs_in_a_process_of_its_own(folder: Path, how: str) -> None:
     code = f"import torch, shardwright as sw\nif __name__ == '__main__': print({RUN.format(how)})"
     (folder / "script.py").write_text(code)
-    found = float(run(folder, "script.py"))
+    found = float(printed_by("python", "script.py", folder=folder))
     assert found == pytest.approx(float((folder / "expected").read_text()), rel=1e-5)
 
 
@@ -66,11 +58,11 @@ def test_a_lowered_file_runs_in_a_process_of_its_own(folder: Path, how: str) -> 
     ],
 )
 def test_a_command_takes_a_lowered_file(folder: Path, command: tuple[str, ...], said: str) -> None:
-    assert said in run(folder, "-m", "shardwright", *command)
+    assert said in printed_by("shardwright", *command, folder=folder)
 
 
 @pytest.mark.parametrize("what", SUPPLIED)
 def test_what_a_folder_supplies_is_there_in_every_process(folder: Path, what: str) -> None:
     """Nothing else of the package was imported."""
     code = f"from shardwright.lazy import supplied\nprint(supplied({what!r}))"
-    assert run(folder, "-c", code).strip()
+    assert printed_by("python", "-c", code, folder=folder).strip()

@@ -1,8 +1,6 @@
 """METIS's parts as stages, with weights of one's own."""
 
 import math
-import subprocess
-import sys
 import textwrap
 from random import Random
 
@@ -17,6 +15,7 @@ from shardwright.planning.partitioners import (
     metis_partition,
     partition_by_memory,
 )
+from tests.clean_process import printed_by
 from tests.graphs import language_model
 from tests.planning.projections import transformer
 from tests.planning.workloads import random_workload
@@ -183,10 +182,7 @@ def test_moves_of_single_nodes_are_told():
 
 def output_of(program: str) -> str:
     """What a Python program prints, down to the file descriptor."""
-    found = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
-    )
-    return found.stdout
+    return printed_by("python", "-c", textwrap.dedent(program))
 
 
 def test_what_c_code_prints_is_not_heard() -> None:

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -22,6 +20,7 @@ from shardwright.planning.plan import (
     read_plan,
     write_plan,
 )
+from tests.clean_process import printed_by
 from tests.graphs import language_model
 from tests.steps import language_step, trained
 
@@ -148,11 +147,8 @@ def test_a_file_has_a_line_a_field_and_a_line_an_assignment(tmp_path: Path) -> N
 
 def test_the_hash_of_a_graph_is_the_same_in_another_process() -> None:
     code = "from tests.planning.test_plan import *; print(interleaved().fingerprint)"
-    root = Path(__file__).parents[2]
-    found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True
-    )
-    assert found.stdout.strip() == interleaved().fingerprint
+    found = printed_by("python", "-c", code, folder=Path(__file__).parents[2])
+    assert found.strip() == interleaved().fingerprint
 
 
 def changed(folder: Path, made: Plan, **fields: object) -> Path:
