@@ -63,8 +63,7 @@ def operation(kind: str, size: int, tag: int, ranks: tuple[int, int] = (0, 1)) -
         tasks=("", ""),
         inputs=(given, None if kind == "send" else given),
         outputs=(None if kind == "send" else whole, whole),
-        reduce_op="sum" if kind == "all_reduce" else None,
-        dim=0 if kind == "all_gather" else None,
+        metadata={"all_reduce": {"reduce_op": "sum"}, "all_gather": {"dim": 0}}.get(kind, {}),
     )
 
 

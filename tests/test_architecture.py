@@ -21,6 +21,7 @@ PACKAGE = ROOT / "shardwright"
 ORDER = (
     "version",
     "errors",
+    "communication",
     "devices",
     "atomic",
     "lazy",

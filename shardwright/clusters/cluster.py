@@ -18,9 +18,9 @@ A cluster is a file in YAML:
     #  bandwidth: 1.7 TB/s, overhead: 5 us}
 
 Links may tell kinds of communication apart: ``start`` of a collective, ``send`` and ``collective``,
-or any of `KINDS` by its name, each with a latency and a bandwidth; those in `ROOTED` only by name,
-else they are not known. Invariant: what is written is read as the same; links that the slots need
-are never made up.
+or any of `KINDS` by its name, each with a latency and a bandwidth; those in `OPTIONAL` only by
+name, else they are not known. Invariant: what is written is read as the same; links that the slots
+need are never made up.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from shardwright.clusters.links import (
     GLOO,
     KINDS,
     LINKS,
-    ROOTED,
+    OPTIONAL,
     SHARED,
     Link,
     Links,
@@ -259,7 +259,9 @@ def _read_links(at: Branch) -> Links:
         return LINKS[at.text()]
     fields = at.fields(("latency", "bandwidth", "start", "collective", *KINDS))
     each: dict[str, Any] = {
-        kind: _read_link(at, fields, kind) for kind in KINDS if kind not in ROOTED or kind in fields
+        kind: _read_link(at, fields, kind)
+        for kind in KINDS
+        if kind not in OPTIONAL or kind in fields
     }
     start = fields["start"].number("seconds") if "start" in fields else 0.0
     try:
@@ -333,15 +335,15 @@ def _written_links(links: Links) -> str | dict[str, Any]:
     for name, known in LINKS.items():
         if known == links:
             return name
-    each = {kind: getattr(links, kind) for kind in ("send", *COLLECTIVES)}
-    told = {kind: link for kind in ROOTED if (link := getattr(links, kind)) is not None}
-    rooted: dict[str, Any] = {kind: _written_link(link) for kind, link in told.items()}
+    each: dict[str, Link] = {kind: getattr(links, kind) for kind in ("send", *COLLECTIVES)}
+    told = {kind: link for kind in OPTIONAL if (link := getattr(links, kind)) is not None}
+    optional: dict[str, Any] = {kind: _written_link(link) for kind, link in told.items()}
     start = {"start": written(links.start, "seconds")} if links.start else {}
     if len(set(each.values())) == 1:
-        return _written_link(links.send) | start | rooted
+        return _written_link(links.send) | start | optional
     if len({each[kind] for kind in COLLECTIVES}) == 1:
         each = {"send": links.send, "collective": links.all_gather}
-    return start | {kind: _written_link(link) for kind, link in each.items()} | rooted
+    return start | {kind: _written_link(link) for kind, link in each.items()} | optional
 
 
 def _written_link(link: Link) -> dict[str, str]:

@@ -7,7 +7,8 @@ A collective among ``n`` slots costs its start and then a number of messages aft
 each with a latency and an ``n``-th of the bytes (the alpha-beta model; Thakur, Rabenseifner and
 Gropp, 2005): ``n - 1`` of them, and twice as many for all_reduce, which is a reduce_scatter and an
 all_gather with one start, for broadcast, which scatters and gathers, and for reduce. Links that say
-nothing of the last two price a broadcast as one message and a reduce as an all_reduce.
+nothing of the last two price a broadcast as one message and a reduce as an all_reduce. How many,
+and what stands in for what, is in `shardwright.communication`.
 
 Invariant: no price is negative, more bytes or more slots never cost less, and what stays
 on a slot costs nothing.
@@ -15,42 +16,22 @@ on a slot costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, cast
 
 import msgspec
 
 from shardwright.clusters.units import check_seconds
+from shardwright.communication import COMMUNICATION, CommunicationKind
 from shardwright.errors import PlanError
 
-Kind = Literal[
-    "send",
-    "all_gather",
-    "reduce_scatter",
-    "all_reduce",
-    "all_to_all",
-    "broadcast",
-    "reduce",
-    "slice",
-]
-
-ROUNDS: Mapping[Kind, Callable[[int], int]] = {
-    "all_gather": lambda members: members - 1,
-    "reduce_scatter": lambda members: members - 1,
-    "all_reduce": lambda members: 2 * (members - 1),
-    "all_to_all": lambda members: members - 1,
-    "broadcast": lambda members: 2 * (members - 1),
-    "reduce": lambda members: 2 * (members - 1),
-}
-"""Messages after one another that a collective of so many members takes."""
-STAND_IN: Mapping[Kind, Kind] = {"broadcast": "send", "reduce": "all_reduce"}
-"""Kinds that links need not tell apart, and which price they have then."""
+Kind = Literal[CommunicationKind, "slice"]
+"""A ``slice`` is what each slot does by itself."""
 
 
-COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-ROOTED = ("broadcast", "reduce")
-KINDS = ("send", *COLLECTIVES, *ROOTED)
-"""The kinds of communication that a file may tell apart."""
+def messages(kind: Kind, members: int) -> int:
+    """Messages after one another that a collective of so many members takes."""
+    return COMMUNICATION[kind].passes * (members - 1)
 
 
 class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,7 +56,7 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Links(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The link as each kind of communication sees it; ``start`` of a collective is in seconds.
 
-    ``broadcast`` and ``reduce`` are None where nothing is known of them (`STAND_IN`).
+    Kinds that are None, or no field, have another's price: `CommunicationRow.priced_as`.
     """
 
     send: Link
@@ -108,19 +89,32 @@ class Links(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
         kind, link = self._priced(kind)
         if kind == "send":
             return link.seconds(nbytes)
-        return self.start + ROUNDS[kind](members) * link.seconds(nbytes / members)
+        return self.start + messages(kind, members) * link.seconds(nbytes / members)
 
     def moving(self, kind: Kind, members: int, nbytes: int) -> float:
         """What of these seconds the bytes take; what is left passes without any, too."""
         kind, link = self._priced(kind)
         if kind == "send":
             return nbytes / link.bandwidth
-        return ROUNDS[kind](members) * nbytes / members / link.bandwidth
+        return messages(kind, members) * nbytes / members / link.bandwidth
 
     def _priced(self, kind: Kind) -> tuple[Kind, Link]:
         """The kind that a kind is priced as, and its link."""
-        kind = STAND_IN.get(kind, kind) if getattr(self, kind) is None else kind
-        return kind, getattr(self, kind)
+        link = getattr(self, kind, None)
+        if link is not None:
+            return kind, link
+        priced_as = COMMUNICATION[kind].priced_as
+        assert priced_as is not None, f"links have no {kind}, and it has no other's price"
+        return self._priced(priced_as)
+
+
+_FIELDS = {f.name: f for f in msgspec.structs.fields(Links) if f.name in COMMUNICATION}
+KINDS: tuple[Kind, ...] = cast("tuple[Kind, ...]", tuple(_FIELDS))
+"""The kinds of communication that a file may tell apart, ``send`` first."""
+OPTIONAL = tuple(kind for kind in KINDS if _FIELDS[kind].default is None)
+"""Those that it need not."""
+COLLECTIVES = tuple(kind for kind in KINDS[1:] if kind not in OPTIONAL)
+"""Collectives that every file has a link for."""
 
 
 SHARED = Links.of(send=Link(36e-6, 7e9), collective=Link(5e-6, 4e9), start=55e-6)

@@ -48,7 +48,7 @@ def reduce(operation: Operation, tensors: Sequence[Tensor], out: Tensor | None =
     Into ``out`` where it is given, which may be the first of them.
     """
     dtype = tensors[0].dtype
-    name = operation.reduce_op or "sum"
+    name = operation.reduce_op
     if dtype.is_complex:
         parts = [torch.view_as_real(tensor.resolve_conj()) for tensor in tensors]
         into = None if out is None else torch.view_as_real(out)
@@ -91,51 +91,20 @@ def _folded(name: str, tensors: Sequence[Tensor], out: Tensor | None) -> Tensor:
 
 
 def pieces(operation: Operation, member: int, tensor: Tensor) -> list[Tensor]:
-    """What ``member`` gives to each member in a reduce_scatter or all_to_all."""
-    if operation.kind == "reduce_scatter":
-        assert operation.dim is not None
-        return list(tensor.split(shares(operation, operation.dim), operation.dim))
-    assert operation.src_dim is not None
-    return list(tensor.split(_sent_sizes(operation, member), operation.src_dim))
-
-
-def piece_shape(operation: Operation, sender: int, receiver: int) -> tuple[int, ...]:
-    """The shape of ``pieces(operation, sender, ...)[receiver]``."""
-    shape = list(operation.given(sender).shape)
-    if operation.kind == "reduce_scatter":
-        assert operation.dim is not None
-        shape[operation.dim] = shares(operation, operation.dim)[receiver]
-    else:
-        assert operation.src_dim is not None
-        shape[operation.src_dim] = _sent_sizes(operation, sender)[receiver]
-    return tuple(shape)
-
-
-def concatenate(operation: Operation, tensors: Sequence[Tensor]) -> Tensor:
-    """The members' tensors, in their order, joined as all_gather and all_to_all join them."""
-    dim = operation.dim if operation.kind == "all_gather" else operation.dst_dim
+    """What ``member`` gives to each member, cut along the operation's dimension."""
+    dim = operation.cut
     assert dim is not None
-    return torch.cat(list(tensors), dim)
+    return list(tensor.split([spec.shape[dim] for spec in operation.pieces[member]], dim))
 
 
-def shares(operation: Operation, dim: int) -> list[int]:
-    """The size along ``dim`` of what each member gets."""
-    return [operation.gotten(member).shape[dim] for member in range(operation.size)]
+def assemble(operation: Operation, tensors: Sequence[Tensor]) -> Tensor:
+    """What a member gets of the tensors given to it, in their members' order.
 
-
-def even_sizes(total: int, parts: int) -> list[int]:
-    """``total`` in ``parts`` sizes as equal as can be, larger ones first."""
-    quotient, rest = divmod(total, parts)
-    return [quotient + (part < rest) for part in range(parts)]
-
-
-def _sent_sizes(operation: Operation, sender: int) -> list[int]:
-    """How all_to_all cuts a sender's tensor along ``src_dim``.
-
-    The receivers' sizes say it, except where pieces are joined along the dimension they were cut
-    in: there each sender cuts as evenly as can be.
+    They are reduced or joined, or there is only one.
     """
-    assert operation.src_dim is not None
-    if operation.src_dim == operation.dst_dim:
-        return even_sizes(operation.given(sender).shape[operation.src_dim], operation.size)
-    return shares(operation, operation.src_dim)
+    if operation.row.reduces:
+        return reduce(operation, tensors)
+    if operation.join is not None:
+        return torch.cat(list(tensors), operation.join)
+    (only,) = tensors
+    return only

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardwright.comm.collectives import concatenate, narrow, piece_shape, pieces, widen
+from shardwright.comm.collectives import assemble, narrow, pieces, widen
 from shardwright.comm.transport import (
     Interval,
     Membership,
@@ -153,13 +153,8 @@ class _NcclCollective:
     def reduction(self) -> dist.ReduceOp.RedOpType:
         """The library's name of the reduction; the sum of bools is their maximum."""
         is_bool = self.operation.given(self.member).dtype == torch.bool
-        name = self.reduce_op
+        name = self.operation.reduce_op
         return _REDUCTIONS["max" if is_bool and name == "sum" else name]
-
-    @property
-    def reduce_op(self) -> str:
-        """The format's name of the reduction."""
-        return self.operation.reduce_op or "sum"
 
     def by_rank(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """One entry a member, put in the order of the group's ranks, which are sorted."""
@@ -207,15 +202,16 @@ def _reduce_scatter(collective: _NcclCollective, tensor: Tensor | None) -> Tenso
 
 
 def _all_gather(collective: _NcclCollective, tensor: Tensor | None) -> Tensor:
-    operation = collective.operation
+    operation, member = collective.operation, collective.member
     assert tensor is not None, "every member of an all_gather gives a tensor"
     parts = [
-        collective.blank(operation.given(i).shape, tensor.dtype) for i in range(operation.size)
+        collective.blank(operation.pieces[i][member].shape, tensor.dtype)
+        for i in range(operation.size)
     ]
     received = [flat_bytes(part) for part in collective.by_rank(parts)]
     given = flat_bytes(tensor.contiguous())
     _wait(dist.all_gather(received, given, collective.group, async_op=True))
-    return concatenate(operation, parts)
+    return assemble(operation, parts)
 
 
 def _all_to_all(collective: _NcclCollective, tensor: Tensor | None) -> Tensor:
@@ -223,13 +219,13 @@ def _all_to_all(collective: _NcclCollective, tensor: Tensor | None) -> Tensor:
     assert tensor is not None, "every member of an all_to_all gives a tensor"
     given = [part.contiguous() for part in _cut(collective, tensor)]
     parts = [
-        collective.blank(piece_shape(operation, i, member), tensor.dtype)
+        collective.blank(operation.pieces[i][member].shape, tensor.dtype)
         for i in range(operation.size)
     ]
     received = [flat_bytes(part) for part in collective.by_rank(parts)]
     sent = [flat_bytes(part) for part in collective.by_rank(given)]
     _wait(dist.all_to_all(received, sent, collective.group, async_op=True))
-    return concatenate(operation, parts)
+    return assemble(operation, parts)
 
 
 _KINDS: dict[str, Callable[[_NcclCollective, Tensor | None], Tensor]] = {
@@ -249,12 +245,12 @@ def _cut(collective: _NcclCollective, tensor: Tensor) -> list[Tensor]:
 def _widened(collective: _NcclCollective, tensor: Tensor | None) -> Tensor:
     """A copy to reduce in place, in a dtype that the library has."""
     assert tensor is not None, "every member of a reduction gives a tensor"
-    return widen(tensor, WIDER.get(tensor.dtype, tensor.dtype), collective.reduce_op)
+    return widen(tensor, WIDER.get(tensor.dtype, tensor.dtype), collective.operation.reduce_op)
 
 
 def _narrowed(collective: _NcclCollective, total: Tensor, like: Tensor | None) -> Tensor:
     assert like is not None, "every member of a reduction gives a tensor"
-    return narrow(total, like.dtype, collective.reduce_op)
+    return narrow(total, like.dtype, collective.operation.reduce_op)
 
 
 def _wait(work: dist.Work | None) -> None:

@@ -16,14 +16,15 @@ and a broadcasting root ``b (n-1)``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 from torch import Tensor
 
-from shardwright.comm.collectives import concatenate, even_sizes, piece_shape, pieces, reduce
+from shardwright.comm.collectives import assemble, pieces, reduce
 from shardwright.comm.transport import Operation, TensorSpec, contiguous_spec
+from shardwright.communication import even_sizes
 from shardwright.errors import WorkerError
 
 
@@ -43,14 +44,14 @@ class Round(msgspec.Struct, frozen=True):
 
 
 Exchange = Generator[Round, Mapping[int, Tensor], Tensor | None]
-_Received = Generator[Round, Mapping[int, Tensor], Tensor]
 
 
 def exchange(operation: Operation, member: int, tensor: Tensor | None) -> Exchange:
     """The rounds of one member; ``tensor`` is None where it gives nothing."""
-    if tensor is None:
-        return _receive(operation, member)
-    return _KINDS[operation.kind](operation, member, tensor)
+    if operation.kind == "all_reduce" and operation.size > 2:
+        assert tensor is not None, "every member of an all_reduce gives a tensor"
+        return _all_reduce(operation, member, tensor)
+    return exchange_at_once(operation, member, tensor)
 
 
 def combine(operation: Operation, inputs: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -83,100 +84,37 @@ def combine(operation: Operation, inputs: Sequence[Tensor | None]) -> list[Tenso
     return outputs
 
 
-def _receive(operation: Operation, member: int) -> Exchange:
-    """A member that gives nothing takes what the one that does sends: recv, broadcast."""
-    spec = operation.gotten(member)
-    if operation.kind == "send":
-        received = yield Round(incoming={0: spec})
-        return received[0]
-    assert operation.root is not None, "others that give nothing have a root"
-    received = yield Round(incoming={operation.root: spec.contiguous})
-    return received[operation.root]
-
-
-def _send(operation: Operation, member: int, tensor: Tensor) -> Exchange:
-    """As the receiver declares it, so that it need not be copied there."""
-    yield Round((Message(tensor, operation.gotten(1), (1,)),))
-    return None
-
-
-def _broadcast(operation: Operation, member: int, tensor: Tensor) -> Exchange:
-    """The same for all, whatever each declares."""
-    yield Round((_to_peers(operation, member, tensor),))
-    return tensor
-
-
-def _reduce(operation: Operation, member: int, tensor: Tensor) -> Exchange:
-    spec = plain(tensor)
-    if member != operation.root:
-        yield Round([Message(tensor, spec, (operation.root or 0,))])
-        return None
-    received = yield Round(incoming=dict.fromkeys(peers_of(operation, member), spec))
-    return reduce(operation, _ordered(received, member, tensor))
+def exchange_at_once(operation: Operation, member: int, tensor: Tensor | None) -> Exchange:
+    """One round, in which each member that gives something sends each other its piece of it."""
+    specs, givers = operation.pieces, operation.givers
+    gets = operation.outputs[member] is not None
+    own, outgoing = tensor, []
+    if tensor is not None:
+        peers = [peer for peer in operation.receivers if peer != member]
+        if operation.cut is not None:
+            parts = pieces(operation, member, tensor)
+            own, outgoing = parts[member], one_each(parts, peers)
+        elif peers:
+            outgoing = [Message(tensor, specs[member][0], peers)]
+    incoming = {peer: specs[peer][member] for peer in givers if gets and peer != member}
+    received = yield Round(outgoing, incoming)
+    return assemble(operation, _ordered(received, member, own, givers)) if gets else None
 
 
 def _all_reduce(operation: Operation, member: int, tensor: Tensor) -> Exchange:
-    """Reduce one part each and pass it on; two members reduce the whole, in one round."""
-    if operation.size == 2:
-        total = yield from reduce_whole(operation, member, tensor)
-        return total
+    """Reduce one part each and pass it on."""
     flat = tensor.reshape(-1)
     parts = list(flat.split(even_sizes(flat.numel(), operation.size)))
-    mine = yield from _reduce_parts(operation, member, parts)
-    incoming = {peer: plain(parts[peer]) for peer in peers_of(operation, member)}
-    received = yield Round([_to_peers(operation, member, mine)], incoming)
+    members, peers = range(operation.size), peers_of(operation, member)
+    received = yield Round(one_each(parts, peers), dict.fromkeys(peers, plain(parts[member])))
+    mine = reduce(operation, _ordered(received, member, parts[member], members))
+    incoming = {peer: plain(parts[peer]) for peer in peers}
+    received = yield Round([Message(mine, plain(mine), peers)], incoming)
     out = flat.new_empty(flat.shape)
-    for part, content in zip(
-        out.split([p.numel() for p in parts]), _ordered(received, member, mine), strict=True
-    ):
+    whole = _ordered(received, member, mine, members)
+    for part, content in zip(out.split([p.numel() for p in parts]), whole, strict=True):
         part.copy_(content)
     return out.view(tensor.shape)
-
-
-def reduce_whole(operation: Operation, member: int, tensor: Tensor) -> Exchange:
-    """The rounds of an all_reduce in which every member reduces what all give."""
-    incoming = dict.fromkeys(peers_of(operation, member), plain(tensor))
-    received = yield Round([_to_peers(operation, member, tensor)], incoming)
-    return reduce(operation, _ordered(received, member, tensor))
-
-
-def _reduce_scatter(operation: Operation, member: int, tensor: Tensor) -> Exchange:
-    total = yield from _reduce_parts(operation, member, pieces(operation, member, tensor))
-    return total
-
-
-def _reduce_parts(operation: Operation, member: int, parts: Sequence[Tensor]) -> _Received:
-    """Part ``i`` goes to member ``i``; this member reduces what it gets of its own part."""
-    peers = peers_of(operation, member)
-    received = yield Round(one_each(parts, peers), dict.fromkeys(peers, plain(parts[member])))
-    return reduce(operation, _ordered(received, member, parts[member]))
-
-
-def _all_gather(operation: Operation, member: int, tensor: Tensor) -> Exchange:
-    incoming = {peer: operation.given(peer).contiguous for peer in peers_of(operation, member)}
-    received = yield Round([_to_peers(operation, member, tensor)], incoming)
-    return concatenate(operation, _ordered(received, member, tensor))
-
-
-def _all_to_all(operation: Operation, member: int, tensor: Tensor) -> Exchange:
-    cut = pieces(operation, member, tensor)
-    peers = peers_of(operation, member)
-    incoming = {
-        peer: TensorSpec(piece_shape(operation, peer, member), tensor.dtype) for peer in peers
-    }
-    received = yield Round(one_each(cut, peers), incoming)
-    return concatenate(operation, _ordered(received, member, cut[member]))
-
-
-_KINDS: dict[str, Callable[[Operation, int, Tensor], Exchange]] = {
-    "send": _send,
-    "broadcast": _broadcast,
-    "reduce": _reduce,
-    "all_reduce": _all_reduce,
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "all_to_all": _all_to_all,
-}
 
 
 def peers_of(operation: Operation, member: int) -> list[int]:
@@ -184,19 +122,17 @@ def peers_of(operation: Operation, member: int) -> list[int]:
     return [peer for peer in range(operation.size) if peer != member]
 
 
-def _to_peers(operation: Operation, member: int, tensor: Tensor) -> Message:
-    """The same for every other member."""
-    return Message(tensor, plain(tensor), peers_of(operation, member))
-
-
 def one_each(parts: Sequence[Tensor], peers: Sequence[int]) -> list[Message]:
     """Part ``i`` for member ``i``."""
     return [Message(parts[peer], plain(parts[peer]), (peer,)) for peer in peers]
 
 
-def _ordered(received: Mapping[int, Tensor], member: int, own: Tensor) -> list[Tensor]:
-    """One tensor a member, in the members' order."""
-    return [own if i == member else received[i] for i in range(len(received) + 1)]
+def _ordered(
+    received: Mapping[int, Tensor], member: int, own: Tensor | None, givers: Iterable[int]
+) -> list[Tensor]:
+    """One tensor a member that gives, in the members' order."""
+    tensors = [own if giver == member else received[giver] for giver in givers]
+    return [tensor for tensor in tensors if tensor is not None]
 
 
 def plain(tensor: Tensor) -> TensorSpec:

@@ -24,14 +24,14 @@ import socket
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from shardwright.comm.arena import Arena, Block, Window
-from shardwright.comm.collectives import even_sizes, reduce
+from shardwright.comm.collectives import reduce
 from shardwright.comm.rounds import (
     Address,
     Endpoint,
@@ -41,12 +41,13 @@ from shardwright.comm.rounds import (
     Round,
     SendCompletion,
     exchange,
+    exchange_at_once,
     one_each,
     peers_of,
     plain,
-    reduce_whole,
 )
 from shardwright.comm.transport import Operation, TensorSpec
+from shardwright.communication import even_sizes
 from shardwright.errors import WorkerError
 
 _CLOSE_SECONDS = 5.0
@@ -293,12 +294,11 @@ def exchange_in_place(
     operation: Operation, member: int, tensor: Tensor | None, buffer: LendBuffer
 ) -> Exchange:
     """The rounds of one member that shares memory with all others."""
-    if tensor is None or operation.kind not in _KINDS:
+    if tensor is None or operation.kind not in IN_PLACE:
         return exchange(operation, member, tensor)
-    small, large = _KINDS[operation.kind]
     if operation.gotten(member).contiguous.nbytes < LARGE:
-        return small(operation, member, tensor)
-    return large(operation, member, tensor, buffer)
+        return exchange_at_once(operation, member, tensor)
+    return IN_PLACE[operation.kind](operation, member, tensor, buffer)
 
 
 def _all_gather(operation: Operation, member: int, tensor: Tensor, buffer: LendBuffer) -> Exchange:
@@ -311,9 +311,9 @@ def _all_gather(operation: Operation, member: int, tensor: Tensor, buffer: LendB
     else:
         received = yield Round(incoming={0: spec})
         whole = received[0]
-    assert operation.dim is not None
-    sizes = [operation.given(i).shape[operation.dim] for i in range(operation.size)]
-    whole.split(sizes, operation.dim)[member].copy_(tensor)
+    assert operation.join is not None
+    sizes = [operation.given(i).shape[operation.join] for i in range(operation.size)]
+    whole.split(sizes, operation.join)[member].copy_(tensor)
     yield _written(operation, member)
     return whole
 
@@ -349,10 +349,8 @@ def _written(operation: Operation, member: int) -> Round:
     return Round([Message(nothing, plain(nothing), peers)], dict.fromkeys(peers, plain(nothing)))
 
 
-_Small = Callable[[Operation, int, Tensor], Exchange]
-_Large = Callable[[Operation, int, Tensor, LendBuffer], Exchange]
-
-_KINDS: dict[str, tuple[_Small, _Large]] = {
-    "all_gather": (exchange, _all_gather),
-    "all_reduce": (reduce_whole, _all_reduce),
+IN_PLACE: Mapping[str, Callable[[Operation, int, Tensor, LendBuffer], Exchange]] = {
+    "all_gather": _all_gather,
+    "all_reduce": _all_reduce,
 }
+"""The kinds of communication whose large results members write in place, in two rounds."""

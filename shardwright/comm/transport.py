@@ -22,14 +22,15 @@ from __future__ import annotations
 import math
 import select
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from shardwright.communication import COMMUNICATION, CommunicationRow, even_sizes
 from shardwright.ir.tensor_meta import contiguous_strides, torch_dtype
 from shardwright.pipeline.schema import Document, SuperTask, TensorInfo
 
@@ -89,7 +90,7 @@ class Transport(ABC):
         """Cut the connections at once, so that those that wait for this member fail."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Operation:
     """A communication: who takes part, what each gives and gets, and how it is combined.
 
@@ -100,8 +101,8 @@ class Operation:
     ranks, tasks, inputs, outputs
         One entry a member. ``inputs[i]`` is None where member ``i`` gives nothing, ``outputs[i]``
         where it gets nothing.
-    reduce_op, dim, src_dim, dst_dim
-        The format's metadata, None where the kind has no such key.
+    metadata
+        The format's, as the kind says.
     root
         The member that ``src`` or ``dst`` names, None where the kind has neither.
     """
@@ -113,16 +114,67 @@ class Operation:
     tasks: tuple[str, ...]
     inputs: tuple[TensorSpec | None, ...]
     outputs: tuple[TensorSpec | None, ...]
-    reduce_op: str | None = None
-    dim: int | None = None
-    src_dim: int | None = None
-    dst_dim: int | None = None
+    metadata: Mapping[str, int | str] = field(default_factory=dict)
     root: int | None = None
 
     @property
     def size(self) -> int:
         """How many members."""
         return len(self.ranks)
+
+    @cached_property
+    def row(self) -> CommunicationRow:
+        """What its kind is."""
+        return COMMUNICATION[self.kind]
+
+    @property
+    def reduce_op(self) -> str:
+        """How it reduces."""
+        return str(self.metadata["reduce_op"])
+
+    @cached_property
+    def cut(self) -> int | None:
+        """The dimension along which what members give is cut, a piece for each member."""
+        return self._dim(self.row.cut)
+
+    @cached_property
+    def join(self) -> int | None:
+        """The dimension along which a member joins what it gets."""
+        return self._dim(self.row.join)
+
+    def _dim(self, key: str | None) -> int | None:
+        return None if key is None else int(self.metadata[key])
+
+    @cached_property
+    def givers(self) -> Sequence[int]:
+        """The members that give something."""
+        return [member for member, spec in enumerate(self.inputs) if spec is not None]
+
+    @cached_property
+    def receivers(self) -> Sequence[int]:
+        """The members that get something."""
+        return [member for member, spec in enumerate(self.outputs) if spec is not None]
+
+    @cached_property
+    def pieces(self) -> Mapping[int, Sequence[TensorSpec]]:
+        """By member that gives something, the piece that each member gets of it, on its way."""
+        return {giver: self._pieces(giver) for giver in self.givers}
+
+    def _pieces(self, giver: int) -> Sequence[TensorSpec]:
+        """Receivers' sizes say how a tensor is cut, except where pieces are joined along the
+        dimension they were cut in: there each giver cuts as evenly as can be.
+        """
+        if self.kind == "send":  # As the receiver declares it, so that it need not be copied there.
+            return (self.gotten(1),) * self.size
+        given, dim = self.given(giver), self.cut
+        if dim is None:
+            return (given.contiguous,) * self.size
+        if dim == self.join:
+            sizes = even_sizes(given.shape[dim], self.size)
+        else:
+            sizes = [self.gotten(member).shape[dim] for member in range(self.size)]
+        shapes = ((*given.shape[:dim], size, *given.shape[dim + 1 :]) for size in sizes)
+        return [contiguous_spec(shape, given.dtype) for shape in shapes]
 
     def given(self, member: int) -> TensorSpec:
         """What a member that has an input gives."""
@@ -173,8 +225,7 @@ def _operation(document: Document, group: str, tag: int, tasks: dict[str, SuperT
     members = list(ordered.values())
     slots = [task.device for task in members]
     metadata = members[0].metadata or {}
-    root = metadata.get("src", metadata.get("dst"))
-    dims = {key: cast("int | None", metadata.get(key)) for key in ("dim", "src_dim", "dst_dim")}
+    root = COMMUNICATION[members[0].kind].root
     return Operation(
         kind=members[0].kind,
         group=group,
@@ -183,9 +234,8 @@ def _operation(document: Document, group: str, tag: int, tasks: dict[str, SuperT
         tasks=tuple(ordered),
         inputs=tuple(_spec(document, task.inputs) for task in members),
         outputs=tuple(_spec(document, task.outputs) for task in members),
-        reduce_op=cast("str | None", metadata.get("reduce_op")),
-        root=slots.index(str(root)) if root is not None else None,
-        **dims,
+        metadata=metadata,
+        root=slots.index(str(metadata[root])) if root is not None else None,
     )
 
 

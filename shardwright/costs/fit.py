@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from shardwright.clusters import DeviceModel, Link, Links
-from shardwright.clusters.links import KINDS, ROOTED, ROUNDS, Kind
+from shardwright.clusters.links import KINDS, OPTIONAL, Kind, messages
 from shardwright.costs.roofline import Work, node_work, seconds
 from shardwright.errors import ProfileError
 from shardwright.ir import IRGraph, IRNode
@@ -109,7 +109,7 @@ def _to_three_digits(number: float) -> float:
 def fit_links(times: Sequence[LinkTime]) -> Links:
     """The links that explain the times best; each kind needs two sizes or more.
 
-    Those in `ROOTED` may be missing.
+    Those in `OPTIONAL` may be missing.
 
     Raises ProfileError where a kind was not measured, or a time is not positive.
     """
@@ -118,7 +118,7 @@ def fit_links(times: Sequence[LinkTime]) -> Links:
     for time in times:
         _check_time(time.seconds, f"{time.kind} of {time.nbytes} bytes")
     found_kinds = {time.kind for time in times}
-    kinds = [kind for kind in KINDS if kind in found_kinds or kind not in ROOTED]
+    kinds = [kind for kind in KINDS if kind in found_kinds or kind not in OPTIONAL]
     for kind in kinds:
         if len({time.nbytes for time in times if time.kind == kind}) < 2:
             raise ProfileError(f"{kind} was not measured with two sizes; measure all of {KINDS}")
@@ -142,7 +142,7 @@ def _row(time: LinkTime, kinds: Sequence[str]) -> np.ndarray:
     if time.kind == "send":
         row[at], row[at + 1] = 1, time.nbytes
         return row
-    rounds = ROUNDS[time.kind](time.members)
+    rounds = messages(time.kind, time.members)
     row[0], row[at], row[at + 1] = 1, rounds, rounds * time.nbytes / time.members
     return row
 

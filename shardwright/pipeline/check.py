@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from shardwright.communication import COMMUNICATION
 from shardwright.errors import PipelineError
 from shardwright.pipeline import check_graphs as graphs
 from shardwright.pipeline import check_groups as groups
@@ -19,7 +20,7 @@ from shardwright.pipeline import check_schedule as schedule
 from shardwright.pipeline import check_structure as structure
 from shardwright.pipeline import check_tensors as tensors
 from shardwright.pipeline.connections import Connections, connect
-from shardwright.pipeline.rules import COMMUNICATION, Finding, broken
+from shardwright.pipeline.rules import Finding, broken
 from shardwright.pipeline.schema import Document
 from shardwright.pipeline.serialize import reread
 

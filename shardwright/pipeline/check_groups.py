@@ -6,10 +6,11 @@ A group is one communication: its supertasks run at once, one on each device, in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from shardwright.communication import COMMUNICATION, CommunicationRow, even_sizes
 from shardwright.errors import PipelineError
 from shardwright.pipeline.connections import Connections
 from shardwright.pipeline.rules import MICROBATCH_PHASES, UNDEFINED, Finding, broken
@@ -45,10 +46,23 @@ class CommunicationGroup:
             for name in (*task.inputs, *task.outputs):
                 yield member, name, self.document.tensors[name]
 
-    def dim(self, key: str) -> int:
-        """A dimension of the group's metadata."""
-        assert self.members[0].metadata is not None
-        return int(self.members[0].metadata[key])
+    @property
+    def row(self) -> CommunicationRow:
+        """The members' kind."""
+        return COMMUNICATION[self.members[0].kind]
+
+    @property
+    def cut(self) -> int | None:
+        """The dimension along which inputs are cut."""
+        return self._dim(self.row.cut)
+
+    @property
+    def join(self) -> int | None:
+        """The dimension along which pieces are joined."""
+        return self._dim(self.row.join)
+
+    def _dim(self, key: str | None) -> int | None:
+        return None if key is None else int((self.members[0].metadata or {})[key])
 
     def broken(
         self, rule: str, message: str, member: int = 0, tensor: str | None = None
@@ -101,10 +115,10 @@ def check_members(index: Connections, group: CommunicationGroup) -> Finding:
     for i, device in enumerate(devices):
         if device in devices[:i]:
             return group.broken("group-members", f"two members are on device {device!r}", i)
-        for key in ("src", "dst"):
-            root = (group.members[i].metadata or {}).get(key, devices[0])
-            if root not in devices:
-                return group.broken("group-members", f"{key} {root!r} is no member's device", i)
+        key = COMMUNICATION[group.members[i].kind].root
+        root = devices[0] if key is None else (group.members[i].metadata or {})[key]
+        if root not in devices:
+            return group.broken("group-members", f"{key} {root!r} is no member's device", i)
     return None
 
 
@@ -151,8 +165,7 @@ def check_shapes(index: Connections, group: CommunicationGroup) -> Finding:
     """The tensors have the shapes that follow from the kind, larger pieces first."""
     if (found := _bad_dim(group)) is not None:
         return found
-    shapes, pieces = SHAPES[group.members[0].kind]
-    for side, expected in zip(("inputs", "outputs"), shapes(group), strict=True):
+    for side, expected in zip(("inputs", "outputs"), _shapes(group), strict=True):
         having = [(i, task) for i, task in enumerate(group.members) if getattr(task, side)]
         for (i, task), shape in zip(having, expected, strict=True):
             (name,) = getattr(task, side)
@@ -160,8 +173,9 @@ def check_shapes(index: Connections, group: CommunicationGroup) -> Finding:
             if any(want not in (-1, size) for size, want in zip(found_shape, shape, strict=True)):
                 sizes = ", ".join("any" if size == -1 else str(size) for size in shape)
                 return group.wrong_shape(i, name, f"[{sizes}]")
-    for side, key in pieces.items():
-        dim = group.dim(key)
+    for side, dim in (("outputs", group.cut), ("inputs", group.join)):
+        if dim is None:
+            continue
         names = [getattr(task, side)[0] for task in group.members]
         sizes_there = [group.document.tensors[name].shape[dim] for name in names]
         for i, (before, size) in enumerate(pairwise(sizes_there), start=1):
@@ -177,9 +191,9 @@ def _bad_dim(group: CommunicationGroup) -> Finding:
     for member, name, info in group.tensors():
         if len(info.shape) != ndim:
             return group.wrong_shape(member, name, f"of {ndim} dimensions, as the others are")
-    for key in ("dim", "src_dim", "dst_dim"):
-        if key in (group.members[0].metadata or {}) and group.dim(key) >= ndim:
-            message = f"{key} is {group.dim(key)}, but the tensors have {ndim} dimensions"
+    for key, dim in ((group.row.cut, group.cut), (group.row.join, group.join)):
+        if dim is not None and dim >= ndim:
+            message = f"{key} is {dim}, but the tensors have {ndim} dimensions"
             return group.broken("group-shape", message)
     return None
 
@@ -187,55 +201,32 @@ def _bad_dim(group: CommunicationGroup) -> Finding:
 # --- shapes, by kind -------------------------------------------------------------------------
 
 
-def _all_alike(group: CommunicationGroup) -> Shapes:
-    shape = group.inputs[0].shape
-    return [shape] * len(group.inputs), [shape] * len(group.outputs)
+def _shapes(group: CommunicationGroup) -> Shapes:
+    """The shape that each input must have, and each output.
 
-
-def _gathered(group: CommunicationGroup) -> Shapes:
-    dim = group.dim("dim")
-    inputs = [info.shape for info in group.inputs]
-    whole = _with(inputs[0], dim, sum(shape[dim] for shape in inputs))
-    return [_with(inputs[0], dim, -1)] * len(inputs), [whole] * len(inputs)
-
-
-def _scattered(group: CommunicationGroup) -> Shapes:
-    dim = group.dim("dim")
-    outputs = [info.shape for info in group.outputs]
-    whole = _with(group.inputs[0].shape, dim, sum(shape[dim] for shape in outputs))
-    return [whole] * len(outputs), [_with(whole, dim, -1)] * len(outputs)
-
-
-def _exchanged(group: CommunicationGroup) -> Shapes:
-    """Input i holds piece i of ``dst_dim`` and all of ``src_dim``; output i the mirror.
-
-    Along one dimension for both, each input is cut as evenly as can be.
+    All are the same but along two dimensions: that of ``cut`` is in an input as long as in all
+    outputs together, and that of ``join`` in an output as long as in all inputs together.
     """
-    src, dst = group.dim("src_dim"), group.dim("dst_dim")
+    cut, join = group.cut, group.join
+    given = made = group.inputs[0].shape
+    if cut is not None and cut == join:
+        return _shapes_along_one(group, cut)
+    if cut is not None:
+        size = sum(info.shape[cut] for info in group.outputs)
+        given, made = _with(given, cut, size), _with(made, cut, -1)
+    if join is not None:
+        size = sum(info.shape[join] for info in group.inputs)
+        given, made = _with(given, join, -1), _with(made, join, size)
+    return [given] * len(group.inputs), [made] * len(group.outputs)
+
+
+def _shapes_along_one(group: CommunicationGroup, dim: int) -> Shapes:
+    """Each input is cut as evenly as can be, and the pieces are joined along the same dimension."""
     first, count = group.inputs[0].shape, len(group.tasks)
-    if src == dst:
-        sizes = [info.shape[src] for info in group.inputs]
-        received = [sum(size // count + (i < size % count) for size in sizes) for i in range(count)]
-        return [_with(first, src, -1)] * count, [_with(first, src, size) for size in received]
-    src_size = sum(info.shape[src] for info in group.outputs)
-    dst_size = sum(info.shape[dst] for info in group.inputs)
-    inputs = _with(_with(first, src, src_size), dst, -1)
-    outputs = _with(_with(first, dst, dst_size), src, -1)
-    return [inputs] * count, [outputs] * count
+    pieces = [even_sizes(info.shape[dim], count) for info in group.inputs]
+    received = [sum(sizes) for sizes in zip(*pieces, strict=True)]
+    return [_with(first, dim, -1)] * count, [_with(first, dim, size) for size in received]
 
 
 def _with(shape: Shape, dim: int, size: int) -> Shape:
     return (*shape[:dim], size, *shape[dim + 1 :])
-
-
-SHAPES: dict[str, tuple[Callable[[CommunicationGroup], Shapes], dict[str, str]]] = {
-    "send": (_all_alike, {}),
-    "reduce": (_all_alike, {}),
-    "broadcast": (_all_alike, {}),
-    "all_reduce": (_all_alike, {}),
-    "all_gather": (_gathered, {"inputs": "dim"}),
-    "reduce_scatter": (_scattered, {"outputs": "dim"}),
-    "all_to_all": (_exchanged, {"outputs": "src_dim", "inputs": "dst_dim"}),
-}
-"""Of each kind the shapes that it expects, and the sides whose sizes along a dimension, named by
-its key, must not grow."""

@@ -14,15 +14,14 @@ from typing import NamedTuple
 
 from msgspec.structs import fields
 
+from shardwright.communication import COMMUNICATION, MetadataType
 from shardwright.errors import PipelineError
 from shardwright.pipeline.connections import Connections
 from shardwright.pipeline.rules import (
-    COMMUNICATION,
     FAMILIES,
     FAMILY_OF,
     REDUCE_OPS,
     Finding,
-    MetadataType,
     broken,
 )
 from shardwright.pipeline.schema import FORMAT_VERSION, Document, SuperTask
@@ -117,7 +116,7 @@ def check_counts(index: Connections, name: str, task: SuperTask) -> Finding:
     if (row := COMMUNICATION.get(task.kind)) is not None:
         assert task.metadata is not None
         is_root = row.root is not None and task.metadata[row.root] == task.device
-        inputs, outputs = row.root_tensors if is_root else row.tensors
+        inputs, outputs = row.counts(is_root=is_root)
     for side, names, expected in (
         ("inputs", task.inputs, inputs),
         ("outputs", task.outputs, outputs),

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, pairwise, product
 
+from shardwright.communication import COMMUNICATION
 from shardwright.errors import PipelineError
 from shardwright.ir.tensor_meta import overlaps
 from shardwright.pipeline.connections import Connections
-from shardwright.pipeline.rules import COMMUNICATION, COMPUTE_KINDS, Finding, broken
+from shardwright.pipeline.rules import COMPUTE_KINDS, Finding, broken
 from shardwright.pipeline.schema import ParamValue, Placements, SuperTask, TensorInfo
 
 

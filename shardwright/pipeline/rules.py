@@ -1,19 +1,20 @@
 """The rules of the format that types cannot say, as tables.
 
 `RULES` names each rule that `check` proves and says it in one line; a PipelineError carries the
-name. `FAMILIES` says which fields stand on a supertask, `COMMUNICATION` which metadata, inputs and
-outputs each kind of communication has. Nothing here reads a pipeline.
+name. `FAMILIES` says which fields stand on a supertask. Nothing here reads a pipeline; what a kind
+of communication has is in `shardwright.communication`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
+from shardwright.communication import CommunicationKind
 from shardwright.devices import DeviceKind
 from shardwright.errors import PipelineError
 from shardwright.ir.tensor_meta import COMPLEX, INTEGERS
-from shardwright.pipeline.schema import CommunicationKind, ComputeKind, Phase
+from shardwright.pipeline.schema import ComputeKind, Phase
 
 RULES: dict[str, str] = {
     # the file
@@ -170,30 +171,3 @@ UNDEFINED: dict[str, frozenset[str]] = {
     "min": COMPLEX,
 }
 """The dtypes of which a reduce_op is not defined."""
-
-MetadataType = Literal["reduce_op", "device", "dim"]
-
-
-@dataclass(frozen=True, slots=True)
-class CommunicationRule:
-    """One kind of communication: its metadata, and how many inputs and outputs a member has.
-
-    ``root`` is the metadata key that names the one device whose counts are ``root_tensors``.
-    """
-
-    metadata: dict[str, MetadataType]
-    tensors: tuple[int, int]
-    root: str | None = None
-    root_tensors: tuple[int, int] = (1, 1)
-
-
-COMMUNICATION: dict[str, CommunicationRule] = {
-    "send": CommunicationRule({}, (1, 0)),
-    "recv": CommunicationRule({}, (0, 1)),
-    "reduce": CommunicationRule({"reduce_op": "reduce_op", "dst": "device"}, (1, 0), root="dst"),
-    "all_gather": CommunicationRule({"dim": "dim"}, (1, 1)),
-    "all_reduce": CommunicationRule({"reduce_op": "reduce_op"}, (1, 1)),
-    "reduce_scatter": CommunicationRule({"reduce_op": "reduce_op", "dim": "dim"}, (1, 1)),
-    "all_to_all": CommunicationRule({"src_dim": "dim", "dst_dim": "dim"}, (1, 1)),
-    "broadcast": CommunicationRule({"src": "device"}, (0, 1), root="src"),
-}

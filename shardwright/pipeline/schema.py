@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from shardwright.communication import CommunicationKind
 from shardwright.devices import DeviceKind
 from shardwright.ir.structure import Arguments, Tree
 from shardwright.ir.tensor_meta import itemsize
@@ -50,16 +51,6 @@ DType = Literal[
 ParamfileFormat = Literal["safetensors", "torch.save", "torch.export"]
 
 ComputeKind = Literal["dfg", "FX"]
-CommunicationKind = Literal[
-    "send",
-    "recv",
-    "reduce",
-    "all_gather",
-    "all_reduce",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-]
 SuperTaskKind = Literal[ComputeKind, CommunicationKind, "input", "output"]
 
 Phase = Literal["prepare", "forward", "backward", "backward_weight", "update"]

@@ -17,9 +17,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import get_args
 
+from shardwright.communication import COMMUNICATION
 from shardwright.ir.tensor_meta import format_bytes
 from shardwright.pipeline.connections import Connections, connect
-from shardwright.pipeline.rules import COMMUNICATION, MICROBATCH_PHASES
+from shardwright.pipeline.rules import MICROBATCH_PHASES
 from shardwright.pipeline.schema import (
     Device,
     Document,

@@ -9,11 +9,12 @@ kind does, not believed of the file. Equal tasks (the layers of a stack) are loo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
+from shardwright.communication import COMMUNICATION, CommunicationRow
 from shardwright.errors import InputError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.pipeline import MetadataTensor, Pipeline, SuperTask
@@ -153,13 +154,12 @@ class _RowFollowing:
         outputs = [tensor for task in tasks for tensor in task.outputs]
         shapes = [self.pipeline.tensors[tensor].shape for tensor in (*sources, *outputs)]
         try:
-            made = _THROUGH[tasks[0].kind](
-                _RowExchange(
-                    [self.rows.get(tensor) for tensor in sources],
-                    shapes[: len(sources)],
-                    shapes[len(sources) :],
-                    cast(Mapping[str, int], tasks[0].metadata or {}),
-                )
+            made = _through_communication(
+                COMMUNICATION[tasks[0].kind],
+                [self.rows.get(tensor) for tensor in sources],
+                shapes[: len(sources)],
+                shapes[len(sources) :],
+                tasks[0].metadata or {},
             )
         except InputError:
             raise InputError(f"{tasks[0].kind} of {sources[0]!r} mixes the rows") from None
@@ -230,49 +230,27 @@ def _place(node: IRNode) -> str:
 # --- through communication ----------------------------------------------------------------------
 
 
-class _RowExchange(NamedTuple):
-    """A communication: the rows and shapes of what is given, the shapes of what is made."""
+def _through_communication(
+    row: CommunicationRow,
+    given: Sequence[_Found],
+    shapes: Sequence[tuple[int, ...]],
+    made: Sequence[tuple[int, ...]],
+    metadata: Mapping[str, Any],
+) -> list[_Found]:
+    """The rows of each output of a communication, whose inputs have rows and shapes.
 
-    given: Sequence[_Found]
-    shapes: Sequence[tuple[int, ...]]
-    made: Sequence[tuple[int, ...]]
-    options: Mapping[str, int]
-
-
-def _same(of: _RowExchange) -> list[_Found]:
-    """Everybody has the rows that all who give have."""
-    return [_only(of.given)] * len(of.made)
-
-
-def _gathered(of: _RowExchange) -> list[_Found]:
-    dim = of.options["dim"]
-    return [_joined(of.given, [shape[dim] for shape in of.shapes], dim)] * len(of.made)
-
-
-def _scattered(of: _RowExchange) -> list[_Found]:
-    dim = of.options["dim"]
-    return _parts(_only(of.given), [shape[dim] for shape in of.made], dim)
-
-
-def _exchanged(of: _RowExchange) -> list[_Found]:
-    source, target = of.options["src_dim"], of.options["dst_dim"]
-    lengths = [shape[source] for shape in of.made]
-    parts = [_parts(rows, lengths, source) for rows in of.given]
-    received = [[each[member] for each in parts] for member in range(len(of.made))]
-    return [_joined(rows, [shape[target] for shape in of.shapes], target) for rows in received]
-
-
-_THROUGH: Mapping[str, Callable[[_RowExchange], list[_Found]]] = {
-    "send": _same,
-    "recv": _same,
-    "broadcast": _same,
-    "reduce": _same,
-    "all_reduce": _same,
-    "all_gather": _gathered,
-    "reduce_scatter": _scattered,
-    "all_to_all": _exchanged,
-}
-"""The rows of each output of a kind of communication. Raises InputError where they are mixed."""
+    Raises InputError where they are mixed.
+    """
+    pieces = [[rows] * len(made) for rows in given]
+    if row.cut is not None:
+        dim = metadata[row.cut]
+        lengths = [shape[dim] for shape in made]
+        pieces = [_parts(rows, lengths, dim) for rows in given]
+    received = [list(rows) for rows in zip(*pieces, strict=True)]
+    if row.join is None:
+        return [_only(rows) for rows in received]
+    dim = metadata[row.join]
+    return [_joined(rows, [shape[dim] for shape in shapes], dim) for rows in received]
 
 
 def _parts(rows: _Found, lengths: Sequence[int], dim: int) -> list[_Found]:

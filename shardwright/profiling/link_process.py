@@ -23,7 +23,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from shardwright.clusters.links import ROOTED, ROUNDS, Kind
+from shardwright.clusters.links import KINDS, Kind
 from shardwright.comm import (
     Membership,
     Operation,
@@ -33,6 +33,7 @@ from shardwright.comm import (
     join_group,
     open_store,
 )
+from shardwright.communication import COMMUNICATION, MetadataType
 from shardwright.costs.fit import LinkTime
 
 ELEMENT = torch.float32
@@ -43,7 +44,6 @@ BELL_BYTES = 4096
 """As often may the bell have rung before it is quieted."""
 LEAVING = "leaving"
 """Under this key the ranks count who is done."""
-COLLECTIVES: tuple[Kind, ...] = tuple(ROUNDS)
 TOGETHER = 0
 """The tag of the operation in which all wait for each other."""
 
@@ -53,27 +53,27 @@ def operation(kind: str, ranks: Sequence[int], nbytes: int, tag: int, root: int 
 
     The member ``root`` has what a broadcast gives, and gets what is reduced.
     """
-    members = len(ranks)
+    members, row = len(ranks), COMMUNICATION[kind]
     elements = max(1, nbytes // (ELEMENT.itemsize * members)) * members
     whole, part = TensorSpec((elements,), ELEMENT), TensorSpec((elements // members,), ELEMENT)
-    given = part if kind == "all_gather" else whole
-    gotten = part if kind == "reduce_scatter" else whole
-    at_root = tuple(whole if member == root else None for member in range(members))
-    inputs = {"send": (given, None), "broadcast": at_root}.get(kind, (given,) * members)
-    outputs = {"send": (None, gotten), "reduce": at_root}.get(kind, (gotten,) * members)
+    given = part if row.join is not None and row.cut is None else whole
+    gotten = part if row.cut is not None and row.join is None else whole
+    kinds = ("send", "recv") if kind == "send" else (kind,) * members
+    counts = [
+        COMMUNICATION[each].counts(is_root=row.root is not None and member == root)
+        for member, each in enumerate(kinds)
+    ]
+    values: dict[MetadataType, int | str] = {"reduce_op": "sum", "dim": 0, "device": str(root)}
     return Operation(
         kind=kind,
         group=str(tag),
         tag=tag,
         ranks=tuple(ranks),
         tasks=("",) * members,
-        inputs=inputs,
-        outputs=outputs,
-        reduce_op="sum" if kind in ("all_reduce", "reduce_scatter", "reduce") else None,
-        dim=0 if kind in ("all_gather", "reduce_scatter") else None,
-        src_dim=0 if kind == "all_to_all" else None,
-        dst_dim=0 if kind == "all_to_all" else None,
-        root=root if kind in ROOTED else None,
+        inputs=tuple(given if inputs else None for inputs, _ in counts),
+        outputs=tuple(gotten if outputs else None for _, outputs in counts),
+        metadata={key: values[what] for key, what in row.metadata.items()},
+        root=None if row.root is None else root,
     )
 
 
@@ -91,9 +91,9 @@ def measured(size: int, sizes: Sequence[int]) -> list[tuple[Kind, list[Operation
             operation("send", ranks, nbytes, next(tags)) for ranks in ((0, 1), (1, 0))
         ]
         found.append(("send", there_and_back))
-        for kind in COLLECTIVES:
+        for kind in KINDS[1:]:
             for ranks in groups:
-                roots = (0, len(ranks) - 1) if kind in ROOTED else (0,)
+                roots = (0, len(ranks) - 1) if COMMUNICATION[kind].root is not None else (0,)
                 operations = [operation(kind, ranks, nbytes, next(tags), root) for root in roots]
                 found.append((kind, operations))
     return found

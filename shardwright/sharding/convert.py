@@ -34,6 +34,7 @@ import msgspec
 from shardwright.clusters.cluster import Cluster
 from shardwright.clusters.links import Kind, Links
 from shardwright.clusters.mesh import Group, Mesh
+from shardwright.communication import COMMUNICATION, CommunicationRow
 from shardwright.errors import PlanError
 from shardwright.sharding.layout import (
     Layout,
@@ -58,6 +59,7 @@ KINDS: Mapping[tuple[type, type], Kind] = {
     (Replicate, Shard): "slice",
 }
 """The collective from one placement to another. Nothing leads to ``Partial``."""
+_SLICE = CommunicationRow(cut="dim")
 
 
 class RedistributionStep(msgspec.Struct, frozen=True):
@@ -90,15 +92,13 @@ class RedistributionStep(msgspec.Struct, frozen=True):
     @property
     def metadata(self) -> dict[str, int | str]:
         """The keys of the pipeline format for this kind; for a slice its ``dim``."""
-        source, target = self.source, self.target
+        row = COMMUNICATION.get(self.kind, _SLICE)
         found: dict[str, int | str] = {}
-        if isinstance(source, Partial):
-            found["reduce_op"] = source.op
-        if isinstance(source, Shard) and isinstance(target, Shard):
-            return {"src_dim": target.dim, "dst_dim": source.dim}
-        for placement in (source, target):
-            if isinstance(placement, Shard):
-                found["dim"] = placement.dim
+        if isinstance(self.source, Partial):
+            found["reduce_op"] = self.source.op
+        for key, placement in ((row.cut, self.target), (row.join, self.source)):
+            if key is not None and isinstance(placement, Shard):
+                found[key] = placement.dim
         return found
 
     def __str__(self) -> str:

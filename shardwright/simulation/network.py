@@ -15,22 +15,19 @@ Invariant: nothing arrives before it was sent, and times are never negative.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
 from shardwright.clusters import Cluster, Links
 from shardwright.clusters.links import Kind
+from shardwright.comm.shared_memory import IN_PLACE
 from shardwright.comm.transport import Membership, Operation
 from shardwright.costs.roofline import worker_seconds
 from shardwright.simulation.memory import MessageBlock
 
 Wake = Callable[[float, str], None]
 """Tells a slot that something may be there for it at a time."""
-
-ROUNDS: Mapping[str, int] = {"all_gather": 2, "all_reduce": 2}
-"""After how many rounds of messages members that move bytes themselves have the result; others take
-one. In the second they tell one another that their parts are written (`comm.shared_memory`)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -96,11 +93,6 @@ class SimulatedExchange(ABC):
     def _kind(self) -> Kind:
         return cast("Kind", self.operation.kind)
 
-    @property
-    def givers(self) -> list[int]:
-        """The members that give something."""
-        return [member for member, spec in enumerate(self.operation.inputs) if spec is not None]
-
     @abstractmethod
     def start(self, part: SimulatedMember, now: float) -> float:
         """A member comes; the seconds that this keeps it busy."""
@@ -116,7 +108,7 @@ class SimulatedExchange(ABC):
 
     def _let_others_have_it(self, now: float) -> None:
         """Where one member gives, the others have it when it has left and travelled."""
-        giver = self.parts.get(self.givers[0])
+        giver = self.parts.get(self.operation.givers[0])
         if giver is not None:
             travels = self.links.seconds(self._kind, self.operation.size, 0)
             for other in self.parts.values():
@@ -125,13 +117,13 @@ class SimulatedExchange(ABC):
 
 
 class _Given(SimulatedExchange):
-    """One member gives, the others get, moved by the one that gives: send and broadcast."""
+    """One member gives, the others get, moved by the one that gives: a send, a broadcast."""
 
     def start(self, part: SimulatedMember, now: float) -> float:
         """The giver copies; whoever gets waits for the giver."""
         self.parts[part.member] = part
         busy = 0.0
-        if part.member in self.givers:
+        if part.member in self.operation.givers:
             busy = self.moving
             part.left_at = now + busy
             self._ready(part, now + busy)
@@ -160,7 +152,8 @@ class _Together(SimulatedExchange):
 
     @property
     def _rounds(self) -> int:
-        return ROUNDS.get(self.operation.kind, 1)
+        """In a second one, members tell one another that their parts are written."""
+        return 2 if self.operation.kind in IN_PLACE else 1
 
     @property
     def _share(self) -> float:
@@ -192,7 +185,7 @@ class _Beside(SimulatedExchange):
     def start(self, part: SimulatedMember, now: float) -> float:
         """Bytes move as soon as all that is needed is there, and the line is free."""
         self.parts[part.member] = part
-        if self.operation.kind in ("send", "broadcast"):
+        if len(self.operation.givers) == 1:
             self._given(part, now)
         elif len(self.parts) == self.operation.size:
             lines = [self.lines.get(slot, 0.0) for slot in self.slots]
@@ -203,7 +196,7 @@ class _Beside(SimulatedExchange):
         return 0.0
 
     def _given(self, part: SimulatedMember, now: float) -> None:
-        if part.member in self.givers:
+        if part.member in self.operation.givers:
             begin = max(now, self.lines.get(self.slots, 0.0))
             part.left_at = self.lines[self.slots] = begin + self.moving
             self._ready(part, now)
@@ -255,5 +248,5 @@ class Network:
         links = self._cluster.among(slots)
         if self._cluster.device.kind != "cpu":
             return _Beside(operation, slots, links, self.wake, lines=self._lines)
-        kind = _Given if operation.kind in ("send", "broadcast") else _Together
+        kind = _Given if len(operation.givers) == 1 else _Together
         return kind(operation, slots, links, self.wake)

@@ -203,16 +203,16 @@ class SimulatedTransfer(PendingTransfer):
         if self._membership.operation.kind == "send" and part.member == 0:
             return Interval(part.began, part.left_at)
         exchange = part.exchange
-        return Interval(min(exchange.parts[m].began for m in exchange.givers), self._end)
+        return Interval(min(exchange.parts[m].began for m in exchange.operation.givers), self._end)
 
     def _receive(self) -> SimulatedStorage | None:
         """What comes lies in the giver's block, or in memory of the slot's own."""
         exchange, block = self._part.exchange, self._part.block
-        alone = len(exchange.givers) == 1
+        alone = len(exchange.operation.givers) == 1
         storage, spec = self._given, self._membership.operation.outputs[self._membership.member]
         if spec is not None:
             if storage is None or not alone:
-                lent = exchange.parts[exchange.givers[0]].block if alone else None
+                lent = exchange.parts[exchange.operation.givers[0]].block if alone else None
                 ledger = self._transport.ledger
                 new = SimulatedStorage(spec.nbytes, "messages")
                 storage = new if lent is None else ledger.see(lent)

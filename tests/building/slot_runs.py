@@ -136,11 +136,7 @@ class SlotRun:
             tuple(m.device for m in members),
             tuple(specs),
             tuple(outs),
-            metadata.get("reduce_op"),
-            metadata.get("dim"),
-            metadata.get("src_dim"),
-            metadata.get("dst_dim"),
-            metadata.get("src", metadata.get("dst")),
+            metadata,
         )
         for member, tensor in zip(members, combine(operation, given), strict=True):
             if member.gets is not None:

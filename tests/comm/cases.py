@@ -120,12 +120,21 @@ def operation(case: Case, tag: int = 0) -> Operation:
         tasks=tuple(f"task{rank}" for rank in case.ranks),
         inputs=tuple(spec(tensor, case.strides) for tensor in inputs),
         outputs=tuple(spec(tensor, case.strides) for tensor in outputs),
-        reduce_op=case.reduce_op if case.kind in REDUCTIONS else None,
-        dim=case.dim if case.kind in ("all_gather", "reduce_scatter") else None,
-        src_dim=case.src_dim if case.kind == "all_to_all" else None,
-        dst_dim=case.dim if case.kind == "all_to_all" else None,
+        metadata=metadata(case),
         root=case.root if case.kind in ("broadcast", "reduce") else None,
     )
+
+
+def metadata(case: Case) -> dict[str, int | str]:
+    """What a file says of the case, except its root."""
+    found: dict[str, int | str] = {}
+    if case.kind in REDUCTIONS:
+        found["reduce_op"] = case.reduce_op
+    if case.kind in ("all_gather", "reduce_scatter"):
+        found["dim"] = case.dim
+    if case.kind == "all_to_all":
+        found |= {"src_dim": case.src_dim, "dst_dim": case.dim}
+    return found
 
 
 def spec(tensor: Tensor | None, strides: Shape | None) -> TensorSpec | None:

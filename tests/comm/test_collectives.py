@@ -5,8 +5,8 @@ import torch
 from hypothesis import given as draw
 from hypothesis import strategies as st
 
-from shardwright.comm.collectives import even_sizes
 from shardwright.comm.rounds import combine
+from shardwright.communication import even_sizes
 from shardwright.ir.tensor_meta import DTYPES, torch_dtype
 from shardwright.pipeline.rules import UNDEFINED
 from tests.comm.cases import KINDS, Case, given, operation, same, table, wanted

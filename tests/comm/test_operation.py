@@ -29,9 +29,10 @@ def test_metadata() -> None:
     found = {operation.group: operation for operation in operations(every_collective(3))}
     assert (found["reduce"].reduce_op, found["reduce"].root) == ("sum", 2)
     assert found["broadcast"].root == 2
-    assert (found["all_to_all"].src_dim, found["all_to_all"].dst_dim) == (0, 1)
-    assert found["reduce_scatter"].dim == 1
-    assert found["all_reduce"].dim is None
+    assert (found["all_to_all"].cut, found["all_to_all"].join) == (0, 1)
+    assert (found["reduce_scatter"].cut, found["reduce_scatter"].join) == (1, None)
+    assert (found["all_gather"].cut, found["all_gather"].join) == (None, 0)
+    assert (found["all_reduce"].cut, found["all_reduce"].join) == (None, None)
 
 
 def test_members_stand_by_device_idx_wherever_they_run() -> None:

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shardwright.communication import COMMUNICATION
 from shardwright.errors import PipelineError
 from shardwright.pipeline import Device, Document, SuperTask, TensorInfo, check
 from shardwright.pipeline.check_structure import check_deadlock
 from shardwright.pipeline.connections import connect
-from shardwright.pipeline.rules import COMMUNICATION, FAMILIES, FAMILY_OF
+from shardwright.pipeline.rules import FAMILIES, FAMILY_OF
 from shardwright.pipeline.schema import SuperTaskKind
 from tests.pipeline.documents import (
     COLLECTIVES,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from shardwright.clusters import Cluster
-from shardwright.clusters.links import KINDS, ROOTED
+from shardwright.clusters.links import KINDS, OPTIONAL
 from shardwright.comm.rounds import combine
 from shardwright.errors import DeviceError, ProfileError
 from shardwright.profiling import machine, profile_links
@@ -35,9 +35,9 @@ def test_every_kind_is_measured_among_two_and_among_all():
     tags = [o.tag for _, operations in found for o in operations]
     assert len(set(tags)) == len(tags)
     assert {kind: len(ops) for kind, ops in found} == dict.fromkeys(KINDS, 1) | dict.fromkeys(
-        ("send", *ROOTED), 2
+        ("send", *OPTIONAL), 2
     )
-    roots = {o.root for kind, operations in found for o in operations if kind in ROOTED}
+    roots = {o.root for kind, operations in found for o in operations if kind in OPTIONAL}
     assert roots == {0, 1, 2}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwright.comm.collectives import even_sizes
+from shardwright.communication import even_sizes
 from shardwright.ir import Builder
 from shardwright.ir.tensor_meta import dtype_name
 from shardwright.pipeline import (

@@ -89,7 +89,7 @@ def take(
                 TensorSpec(tuple(end - start for start, end in after[i]), torch.float64)
                 for i in ranks
             ),
-            **step.metadata,
+            metadata=step.metadata,
         )
         for i, tensor in zip(ranks, combine(operation, [tensors[i] for i in ranks]), strict=True):
             assert tensor is not None
