@@ -22,7 +22,7 @@ from shardwright.errors import GraphError
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
 from shardwright.ir.inference import as_kernels_make, memory_format_of
 from shardwright.ir.tensor_meta import TensorMeta, dtype_name
-from shardwright.ops.trusting import read_alike
+from shardwright.ir.trusting import read_alike
 from shardwright.torch_internals import (
     FakeTensorMode,
     OpOverload,

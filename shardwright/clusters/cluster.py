@@ -35,7 +35,7 @@ import msgspec
 import yaml
 
 from shardwright.atomic import read_whole, replacing
-from shardwright.clusters.device import CPU_CORE, DEVICES, DeviceModel
+from shardwright.clusters.device import CPU_CORE, DEVICES, FIGURES, DeviceModel
 from shardwright.clusters.links import (
     COLLECTIVES,
     ETHERNET,
@@ -174,13 +174,6 @@ def named_slots(devices: int, per_host: int) -> tuple[Group, ...]:
 MOST_SLOTS = 10**6
 """More than any cluster has; a number of hosts beyond that is a slip."""
 
-_DEVICE: Mapping[str, Quantity] = {
-    "memory": "bytes",
-    "flops": "operations a second",
-    "half_flops": "operations a second",
-    "bandwidth": "bytes a second",
-    "overhead": "seconds",
-}
 _LINK: Mapping[str, Quantity] = {"latency": "seconds", "bandwidth": "bytes a second"}
 
 
@@ -235,16 +228,16 @@ def _read_device(at: Branch) -> DeviceModel:
         if at.text() not in DEVICES:
             raise at.error(f"found {at.text()!r}, expected one of {', '.join(DEVICES)}, or fields")
         return DEVICES[at.text()]
-    fields = at.fields(("name", "kind", *_DEVICE))
+    fields = at.fields(("name", "kind", *FIGURES))
     kind = _needed(at, fields, "kind", ", ".join(get_args(DeviceKind)))
     if kind.text() not in get_args(DeviceKind):
         raise kind.error(
             f"found {kind.text()!r}, expected one of {', '.join(get_args(DeviceKind))}"
         )
-    for key in ("name", "memory", "flops", "bandwidth"):
-        _needed(at, fields, key, f"a device has name, kind, {', '.join(_DEVICE)}")
+    for key in (field.name for field in msgspec.structs.fields(DeviceModel) if field.required):
+        _needed(at, fields, key, f"a device has name, kind, {', '.join(FIGURES)}")
     numbers: dict[str, Any] = {
-        key: fields[key].number(unit) for key, unit in _DEVICE.items() if key in fields
+        key: fields[key].number(unit) for key, unit in FIGURES.items() if key in fields
     }
     try:
         return DeviceModel(fields["name"].text(), kind.text(), **numbers)  # type: ignore[arg-type]
@@ -325,9 +318,9 @@ def device_text(device: DeviceModel) -> str:
 def _written_device(device: DeviceModel) -> str | dict[str, str]:
     if DEVICES.get(device.name) == device:
         return device.name
-    numbers = {key: getattr(device, key) for key in _DEVICE}
+    numbers = {key: getattr(device, key) for key in FIGURES}
     return {"name": device.name, "kind": device.kind} | {
-        key: written(number, _DEVICE[key]) for key, number in numbers.items() if number is not None
+        key: written(number, FIGURES[key]) for key, number in numbers.items() if number is not None
     }
 
 

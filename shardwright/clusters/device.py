@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from shardwright.clusters.units import check_seconds
+from shardwright.clusters.units import Quantity, check_seconds
 from shardwright.devices import DeviceKind
 from shardwright.errors import PlanError
 
@@ -39,17 +39,32 @@ class DeviceModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     half_flops: float | None = None
 
     def __post_init__(self) -> None:
-        for field in ("memory", "flops", "bandwidth", "half_flops"):
-            number = getattr(self, field)
-            if number is not None and not number > 0:
-                raise PlanError(f"device {self.name!r}: {field} must be positive, found {number}")
-            if number is not None and field != "memory":
-                check_seconds(f"device {self.name!r}: what one of its {field} takes", 1 / number)
-        if not self.overhead >= 0:
-            raise PlanError(
-                f"device {self.name!r}: overhead must not be negative, found {self.overhead} s"
-            )
-        check_seconds(f"device {self.name!r}: overhead", self.overhead)
+        for name, quantity in FIGURES.items():
+            if (number := getattr(self, name)) is not None:
+                _check_figure(f"device {self.name!r}", name, quantity, number)
+
+
+FIGURES: Mapping[str, Quantity] = {
+    "memory": "bytes",
+    "flops": "operations a second",
+    "half_flops": "operations a second",
+    "bandwidth": "bytes a second",
+    "overhead": "seconds",
+}
+"""What a cluster file says of a device in numbers, in the order in which it is written."""
+
+
+def _check_figure(device: str, name: str, quantity: Quantity, number: float) -> None:
+    """Raise PlanError where no device has such a number."""
+    if quantity == "seconds":
+        if not number >= 0:
+            raise PlanError(f"{device}: {name} must not be negative, found {number} s")
+        check_seconds(f"{device}: {name}", number)
+        return
+    if not number > 0:
+        raise PlanError(f"{device}: {name} must be positive, found {number}")
+    if quantity != "bytes":
+        check_seconds(f"{device}: what one of its {name} takes", 1 / number)
 
 
 CPU_CORE = DeviceModel(

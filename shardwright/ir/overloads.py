@@ -3,8 +3,9 @@
 - torch counts the ``storage_offset`` of ``as_strided`` and its kin from the beginning of the memory
   that a tensor shares. In a graph it counts from the tensor's own first element: what is before
   it is another's, where a tensor is the rows of a microbatch or a slot of an arena.
-- Most operators look at the indices that they are given; those in `BOUNDS` read or write wherever
-  an index says. In a program these come from a forward; in a file they may be anything.
+- Most operators look at the indices that they are given; those with `IndexBounds` in `trusting`
+  read or write wherever an index says. In a program these come from a forward; in a file they may
+  be anything.
 - Operators that leave memory as they find it are run so that nothing of it is seen.
 - Fused SGD of 16-bit floats on the CPU (seen in torch 2.13) loads the second half of each vector
   from the wrong place: parameters of 16 elements or more get other values, and memory behind the
@@ -14,14 +15,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from shardwright.ir.operators import operator_name, signature
+from shardwright.ir.trusting import IndexBounds, trusted
 from shardwright.torch_internals import FakeTensor, OpOverload, assert_later
 
 BY_STRIDES = frozenset(
@@ -48,49 +49,6 @@ def callable_of(overload: OpOverload) -> Callable[..., Any]:
 
 # --- indices --------------------------------------------------------------------------------------
 
-Call = Mapping[str, Any]
-"""Arguments of a call by name."""
-
-
-class Bounds(NamedTuple):
-    """An argument that holds indices, the range that they are from, and one that is skipped."""
-
-    indices: str
-    low: int
-    end: Callable[[Call], int]
-    skipped: str | None = None
-
-
-def _cells(dims: int) -> Callable[[Call], int]:
-    return lambda call: math.prod(call["self"].shape[-dims:])
-
-
-def _classes(call: Call) -> int:
-    shape: Sequence[int] = call["self"].shape
-    return shape[1] if len(shape) > 1 else shape[0]
-
-
-BOUNDS: Mapping[str, Bounds] = {
-    **{
-        f"aten.{name}{dims}d{end}.default": Bounds("indices", 0, _cells(dims))
-        for name, end in (
-            ("max_pool", "_with_indices_backward"),
-            ("adaptive_max_pool", "_backward"),
-        )
-        for dims in (2, 3)
-    },
-    **{
-        f"aten.{name}.default": Bounds("target", 0, _classes, "ignore_index")
-        for name in ("nll_loss_backward", "nll_loss2d_backward")
-    },
-    "aten.embedding_dense_backward.default": Bounds(
-        "indices", 0, lambda call: call["num_weights"], "padding_idx"
-    ),
-    "aten.linalg_lu_solve.default": Bounds("pivots", 1, lambda call: call["LU"].shape[-1] + 1),
-    "aten.lu_unpack.default": Bounds("LU_pivots", 1, lambda call: call["LU_data"].shape[-2] + 1),
-}
-"""By the operator's name."""
-
 UNFILLED = frozenset(
     f"aten.{name}"
     for name in (
@@ -106,9 +64,10 @@ def _guarded(overload: OpOverload) -> Callable[..., Any]:
     name = operator_name(overload)
     if name in UNFILLED:
         return lambda *args, **kwargs: overload(*args, **kwargs).zero_()
-    if name not in BOUNDS:
+    row = trusted(overload)
+    if row is None or row.indices is None:
         return overload
-    bounds = BOUNDS[name]
+    bounds = row.indices
     names = [parameter.name for parameter in signature(overload).parameters]
 
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -118,7 +77,7 @@ def _guarded(overload: OpOverload) -> Callable[..., Any]:
     return checked
 
 
-def _check(name: str, bounds: Bounds, call: Call) -> None:
+def _check(name: str, bounds: IndexBounds, call: Mapping[str, Any]) -> None:
     """Raise IndexError where an index is outside; on a GPU the call after it fails instead."""
     indices, end = call[bounds.indices], bounds.end(call)
     if not indices.numel() or isinstance(indices, FakeTensor):  # Or nothing is computed.

@@ -15,12 +15,12 @@ from shardwright.ir import IRValue, resolve
 from shardwright.ir.inference import Inference
 from shardwright.ir.operators import check_written, split_call, substitute
 from shardwright.ir.tensor_meta import TensorMeta, dtype_name
+from shardwright.ir.trusting import check_shapes
 from shardwright.ir.values import Emitted, Input, from_json, to_json
 from shardwright.kernels.attributes import attributes
 from shardwright.kernels.row import KernelCall, KernelRow, Makes, NodeCall, OperandPlace, need
 from shardwright.kernels.torch_kernels import Attrs, Closure, Tensors, bind_operator, present
 from shardwright.ops.catalog import REFUSED, is_allowed
-from shardwright.ops.trusting import check_shapes
 from shardwright.torch_internals import schema_of
 
 # --- what calls make -----------------------------------------------------------------------------

@@ -95,8 +95,7 @@ NOT_ALIKE = "this call draws random numbers, or its result's size depends on the
 # An allow-list: what capture and differentiation emit (the rows, the operators below), this
 # package's own, and what the user registered. What torch has besides (sparse and nested tensors,
 # packed weights, raw storages, CTC, packed sequences) no file may call. Some of the operators here
-# trust their arguments: `trusting` holds the shapes of their tensors to what kernels read,
-# `ir.overloads` indices.
+# trust their arguments: `ir.trusting` says what must hold of these.
 
 _ELEMENTWISE = """
     __and__ __lshift__ __or__ __rshift__ __xor__ _conj _conj_physical _prelu_kernel absolute arccos

@@ -42,10 +42,10 @@ from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.inference import Inference
 from shardwright.ir.operators import listed_inputs
 from shardwright.ir.tensor_meta import TensorMeta, describe_dtype, strides_or_none, tensor_text
+from shardwright.ir.trusting import check_shapes
 from shardwright.ir.values import Input
 from shardwright.kernels.files import decode as decode_lowered
 from shardwright.kernels.lowered import BY_NAME, kind_of
-from shardwright.ops.trusting import check_shapes
 from shardwright.pipeline.fxtext import (
     FXNode,
     FXText,

@@ -20,8 +20,8 @@ from shardwright.ir.inference import Inference
 from shardwright.ir.operators import join_call, resolve, signature, split_call
 from shardwright.ir.overloads import callable_of
 from shardwright.ir.tensor_meta import TensorMeta, contiguous_strides, dtype_name
+from shardwright.ir.trusting import check_shapes
 from shardwright.ir.values import SLOT, IRValue
-from shardwright.ops.trusting import check_shapes
 from tests.ops.guarded import Guarded
 
 SHAPES = (

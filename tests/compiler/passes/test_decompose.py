@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 from shardwright.compiler.passes.decompose import Composites, decompose, is_composed
 from shardwright.ir import Builder, IRGraph
+from shardwright.kernels.lowered import KINDS
+from shardwright.kernels.row import KernelRow
 from tests.compiler.passes.rewritten import calls, captured, operators, rewritten
 from tests.rounding import BITS
 
@@ -178,3 +180,14 @@ def test_equal_layers_are_recorded_once() -> None:
     after = decompose(captured(layers, X), composites=composites)
     assert operators(after) == ["native_layer_norm", "_softmax"] * 5
     assert len(recorded) == 2
+
+
+@pytest.mark.parametrize("row", KINDS, ids=lambda row: row.name)
+def test_a_row_of_a_composed_operator_names_one_of_its_parts(row: KernelRow) -> None:
+    """The operator comes apart before rows are asked: a row that names no part would never run."""
+    named = [op for op in row.from_aten if op.startswith("aten.")]
+    composed = {op for op in named if is_composed(op)}
+    assert not composed or set(named) - composed, (
+        f"{', '.join(sorted(composed))} comes apart (`Composites`) before the row of {row.name} is "
+        "asked; name what it comes apart into, or give it a rule in `decompose.RULES`"
+    )

@@ -1,38 +1,37 @@
 """Calls whose kernels read and write as far as some argument says: what must hold of the others.
 
-Input: a call on values without contents. Kernels of backwards trust that what a forward has
-saved is as the forward makes it: `check_shapes` asks the forward, on fake tensors, and refuses a
-call on anything else. Strides, lists of an optimizer's step and halves of spectra are held to
-shapes. Indices, which only a run knows, are held to their bounds there (`ir.overloads`).
+`TRUSTED` has a row an operator. Kernels of backwards trust that what a forward has saved is as the
+forward makes it: `check_shapes` takes a call on values without contents, asks the forward, on fake
+tensors, and refuses a call on anything else. Strides, lists of an optimizer's step and halves of
+spectra are held to shapes. Indices, which only a run knows, are held to their bounds by
+`ir.overloads`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from shardwright.errors import GraphError
 from shardwright.ir.inference import Inference
-from shardwright.ir.operators import named_arguments, resolve, signature, split_call
+from shardwright.ir.operators import named_arguments, resolve
+from shardwright.ir.saved_tensors import Arguments, SavedTensors, need_flat, unlike
 from shardwright.ir.tensor_meta import contiguous_strides, strides_or_none, tensor_text, torch_dtype
 from shardwright.ir.values import IRValue
 from shardwright.torch_internals import OpOverload, operator_of, schema_of
-
-Arguments = Mapping[str, Any]
-"""A call's arguments by name: `IRValue`s, lists of them, and plain values."""
 
 
 def check_shapes(
     op: str, inputs: Sequence[IRValue], attrs: Mapping[str, Any], inference: Inference
 ) -> None:
     """Raise GraphError where a call is on tensors that its kernel would read or write beyond."""
-    rule = _RULES.get(op.split(".")[1]) if op.startswith("aten.") else None
-    if rule is None:
+    row = TRUSTED.get(op.split(".")[1]) if op.startswith("aten.") else None
+    if row is None or row.shapes is None:
         return
     try:
-        rule(named_arguments(resolve(op), inputs, dict(attrs)), inference)
+        row.shapes(named_arguments(resolve(op), inputs, dict(attrs)), inference)
     except _NOT_AS_CAPTURED as error:
         raise GraphError(
             f"has other arguments than capture gives {op}, which a kernel would trust: {error!r}"
@@ -45,90 +44,36 @@ _NOT_AS_CAPTURED = (ArithmeticError, AttributeError, LookupError, TypeError, Val
 
 def read_alike(overload: OpOverload) -> Sequence[str]:
     """The arguments that a kernel reads all in one memory order: that of the last one."""
-    rule = _RULES.get(operator_of(overload)) if overload.namespace == "aten" else None
-    return rule.alike if isinstance(rule, _Saved) else ()
+    row = trusted(overload)
+    return row.shapes.alike if row is not None and isinstance(row.shapes, SavedTensors) else ()
 
 
-@dataclass(frozen=True)
-class _Saved:
-    """A backward that trusts what its forward saved.
-
-    forward
-        The forward's name, and of each of its arguments the backward's name for it; what is not
-        among them has the value that ``given`` says, or its default.
-    results
-        The backward's names for what the forward makes, by place; None for what it does not read.
-    flat
-        Names of those whose kernels read their memory from the first element on.
-    alike
-        Names of those whose kernels read them so too, contiguous or with channels last, but all in
-        one way: that of the last one.
-    """
-
-    forward: str
-    arguments: Mapping[str, str]
-    results: Sequence[str | None]
-    flat: Sequence[str] = ()
-    given: Mapping[str, Callable[[Arguments], Any]] = field(default_factory=dict)
-    alike: Sequence[str] = ()
-
-    def __call__(self, call: Arguments, inference: Inference) -> None:
-        for name, made in zip(self.results, self._made(call, inference), strict=False):
-            found = call.get(name or "")
-            if isinstance(found, IRValue) and made is not None and found.shape != tuple(made.shape):
-                raise _unlike(name, found, made.shape)
-        for name in self.flat:
-            _need_flat(name, call[name])
-        _need_one_order([call[name] for name in self.alike])
-
-    def _made(self, call: Arguments, inference: Inference) -> Sequence[Any]:
-        overload = resolve(f"aten.{self.forward}")
-        values = {
-            p.name: self.given[p.name](call)
-            if p.name in self.given
-            else call[self.arguments[p.name]]
-            if p.name in self.arguments
-            else p.default
-            for p in signature(overload).parameters
-        }
-        inputs, attrs = split_call(
-            overload, (), values, is_tensor=lambda item: isinstance(item, IRValue)
-        )
-        return inference.outputs(f"aten.{self.forward}", inputs, attrs)
+def trusted(overload: OpOverload) -> TrustedArguments | None:
+    """What an operator trusts; None where it looks at its arguments itself."""
+    return TRUSTED.get(operator_of(overload)) if overload.namespace == "aten" else None
 
 
-def _unlike(name: str | None, found: IRValue, shape: Sequence[int]) -> GraphError:
-    return GraphError(
-        f"has {tensor_text(found.dtype, found.shape)} for the argument {name!r}; its kernel reads "
-        f"{list(shape)}"
-    )
+@dataclass(frozen=True, slots=True)
+class IndexBounds:
+    """An argument that holds indices, the range that they are from, and one that is skipped."""
+
+    indices: str
+    low: int
+    end: Callable[[Arguments], int]
+    skipped: str | None = None
 
 
-def _need_flat(name: str, value: Any) -> None:
-    if isinstance(value, IRValue) and strides_or_none(value.shape, value.strides) is not None:
-        raise GraphError(
-            f"has a tensor of strides {list(value.strides or ())} for the argument {name!r}; its "
-            "kernel reads contiguous memory"
-        )
+@dataclass(frozen=True, slots=True)
+class TrustedArguments:
+    """What must hold of an operator's arguments: of their shapes, and of indices among them."""
 
-
-def _need_one_order(values: Sequence[IRValue]) -> None:
-    """Raise GraphError where tensors of one shape are neither all contiguous nor channels last."""
-    for shape in {value.shape for value in values}:
-        rest = shape[2:]
-        last = (math.prod(shape[1:]), 1, *(step * shape[1] for step in contiguous_strides(rest)))
-        ways = (contiguous_strides(shape), last if rest else contiguous_strides(shape))
-        if 0 not in shape and not any(all(v.meta.same_order(way) for v in values) for way in ways):
-            found = " and ".join(str(list(value.strides or ways[0])) for value in values)
-            raise GraphError(
-                f"has tensors of the strides {found}; its kernel reads them contiguous, or all "
-                "with channels last"
-            )
+    shapes: Callable[[Arguments, Inference], None] | None = None
+    indices: IndexBounds | None = None
 
 
 def _need(value: Any, name: str, shape: Sequence[int]) -> None:
     if isinstance(value, IRValue) and value.shape != tuple(shape):
-        raise _unlike(name, value, shape)
+        raise unlike(name, value, shape)
 
 
 def _same(*names: str) -> dict[str, str]:
@@ -172,7 +117,7 @@ def _batch_norm_backward(call: Arguments, _: Inference) -> None:
         needed = name == "weight" or name.startswith("save" if trained else "running")
         if value is not None and (needed or math.prod(value.shape)):
             _need(value, name, channels)
-            _need_flat(name, value)
+            need_flat(name, value)
         elif value is None and needed and name != "weight":
             raise GraphError(f"has no {name!r}, which its kernel reads")
 
@@ -196,10 +141,10 @@ def _attention_mask(call: Arguments, inference: Inference) -> None:
     if len(shape) != 4 or any(
         size not in (1, want) for size, want in zip(shape, wanted, strict=True)
     ):
-        raise _unlike("attn_mask", mask, wanted)
+        raise unlike("attn_mask", mask, wanted)
 
 
-_ATTENTION = _Saved(
+_ATTENTION = SavedTensors(
     "_scaled_dot_product_flash_attention_for_cpu.default",
     _same("query", "key", "value", "dropout_p", "is_causal", "attn_mask", "scale"),
     ("out", "logsumexp"),
@@ -264,7 +209,7 @@ def _scaled(call: Arguments, _: Inference) -> None:
 
 _OF_DISTANCES = str(schema_of(resolve("aten._cdist_backward.default")).arguments[0].name)
 """``grad``, and in torch 2.15 ``grad_output``."""
-_DISTANCES = _Saved(
+_DISTANCES = SavedTensors(
     "_cdist_forward.default",
     _same("x1", "x2", "p"),
     (_OF_DISTANCES,),
@@ -362,24 +307,19 @@ def _number(name: str) -> Callable[[Arguments], int]:
     return lambda call: call[name] if isinstance(call.get(name), int) else 0
 
 
-_RULES: dict[str, Callable[[Arguments, Inference], None]] = {
+def _cells(dims: int) -> IndexBounds:
+    """Indices of the elements of the last dimensions."""
+    return IndexBounds("indices", 0, lambda call: math.prod(call["self"].shape[-dims:]))
+
+
+def _classes(call: Arguments) -> int:
+    shape: Sequence[int] = call["self"].shape
+    return shape[1] if len(shape) > 1 else shape[0]
+
+
+_SHAPES: dict[str, Callable[[Arguments, Inference], None]] = {
     **{
-        f"max_pool{n}d_with_indices_backward": _Saved(
-            f"max_pool{n}d_with_indices.default", _POOL, ("grad_output", "indices")
-        )
-        for n in (2, 3)
-    },
-    **{
-        f"adaptive_max_pool{n}d_backward": _Saved(
-            f"adaptive_max_pool{n}d.default",
-            _same("self"),
-            ("grad_output", "indices"),
-            given={"output_size": _last(n)},
-        )
-        for n in (2, 3)
-    },
-    **{
-        f"_adaptive_avg_pool{n}d_backward": _Saved(
+        f"_adaptive_avg_pool{n}d_backward": SavedTensors(
             f"_adaptive_avg_pool{n}d.default",
             _same("self"),
             ("grad_output",),
@@ -388,32 +328,28 @@ _RULES: dict[str, Callable[[Arguments, Inference], None]] = {
         for n in (2, 3)
     },
     **{
-        f"grid_sampler_{n}d_backward": _Saved(
+        f"grid_sampler_{n}d_backward": SavedTensors(
             f"grid_sampler_{n}d.default",
             _same("input", "grid", "interpolation_mode", "padding_mode", "align_corners"),
             ("grad_output",),
         )
         for n in (2, 3)
     },
-    **{
-        f"{name}_backward": _Saved(f"{name}_forward.default", _NLL, ("grad_output", "total_weight"))
-        for name in ("nll_loss", "nll_loss2d")
-    },
-    "native_layer_norm_backward": _Saved(
+    "native_layer_norm_backward": SavedTensors(
         "native_layer_norm.default",
         _same("input", "normalized_shape", "weight", "bias"),
         ("grad_out", "mean", "rstd"),
         ("mean", "rstd"),
         {"eps": lambda _: 1e-5},
     ),
-    "_fused_rms_norm_backward": _Saved(
+    "_fused_rms_norm_backward": SavedTensors(
         "_fused_rms_norm.default",
         _same("input", "normalized_shape", "weight"),
         ("grad_out", "rstd"),
         ("rstd",),
         {"eps": lambda _: 1e-5},
     ),
-    "native_group_norm_backward": _Saved(
+    "native_group_norm_backward": SavedTensors(
         "native_group_norm.default",
         _same("input", "weight", "N", "C", "HxW", "group"),
         ("grad_out", "mean", "rstd"),
@@ -421,7 +357,7 @@ _RULES: dict[str, Callable[[Arguments, Inference], None]] = {
         {"bias": lambda _: None, "eps": lambda _: 1e-5},
         ("grad_out", "input"),
     ),
-    "convolution_backward": _Saved(
+    "convolution_backward": SavedTensors(
         "convolution.default",
         _same(
             *("input", "weight", "stride", "padding", "dilation", "transposed", "output_padding"),
@@ -431,12 +367,12 @@ _RULES: dict[str, Callable[[Arguments, Inference], None]] = {
         given={"bias": lambda _: None},
     ),
     "_cdist_backward": _distances_backward,
-    "_weight_norm_interface_backward": _Saved(
+    "_weight_norm_interface_backward": SavedTensors(
         "_weight_norm_interface.default",
         {"v": "saved_v", "g": "saved_g", "dim": "dim"},
         ("grad_w", "saved_norms"),
     ),
-    "glu_backward": _Saved("glu.default", _same("self", "dim"), ("grad_output",)),
+    "glu_backward": SavedTensors("glu.default", _same("self", "dim"), ("grad_output",)),
     **dict.fromkeys(
         (
             *("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm"),
@@ -448,7 +384,6 @@ _RULES: dict[str, Callable[[Arguments, Inference], None]] = {
     "native_batch_norm_backward": _batch_norm_backward,
     "_softmax_backward_data": _alike("grad_output", "output"),
     "_log_softmax_backward_data": _alike("grad_output", "output"),
-    "embedding_dense_backward": _embedding_dense_backward,
     "_scaled_dot_product_flash_attention_for_cpu": _attention_mask,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
     "_foreach_copy": _copied,
@@ -472,5 +407,46 @@ _RULES: dict[str, Callable[[Arguments, Inference], None]] = {
         name: _pieces(_number("sections"))
         for name in ("tensor_split", "hsplit", "vsplit", "dsplit")
     },
+}
+"""Of operators that trust shapes alone."""
+
+TRUSTED: Mapping[str, TrustedArguments] = {
+    **{name: TrustedArguments(rule) for name, rule in _SHAPES.items()},
+    **{
+        f"max_pool{n}d_with_indices_backward": TrustedArguments(
+            SavedTensors(f"max_pool{n}d_with_indices.default", _POOL, ("grad_output", "indices")),
+            _cells(n),
+        )
+        for n in (2, 3)
+    },
+    **{
+        f"adaptive_max_pool{n}d_backward": TrustedArguments(
+            SavedTensors(
+                f"adaptive_max_pool{n}d.default",
+                _same("self"),
+                ("grad_output", "indices"),
+                given={"output_size": _last(n)},
+            ),
+            _cells(n),
+        )
+        for n in (2, 3)
+    },
+    **{
+        f"{name}_backward": TrustedArguments(
+            SavedTensors(f"{name}_forward.default", _NLL, ("grad_output", "total_weight")),
+            IndexBounds("target", 0, _classes, "ignore_index"),
+        )
+        for name in ("nll_loss", "nll_loss2d")
+    },
+    "embedding_dense_backward": TrustedArguments(
+        _embedding_dense_backward,
+        IndexBounds("indices", 0, lambda call: call["num_weights"], "padding_idx"),
+    ),
+    "linalg_lu_solve": TrustedArguments(
+        indices=IndexBounds("pivots", 1, lambda call: call["LU"].shape[-1] + 1)
+    ),
+    "lu_unpack": TrustedArguments(
+        indices=IndexBounds("LU_pivots", 1, lambda call: call["LU_data"].shape[-2] + 1)
+    ),
 }
 """By the operator's name: what must hold of its arguments."""
