@@ -209,15 +209,16 @@ class NodeWriter:
         builder = self.slots[device].builder
         if part is not None:
             return part.emit(builder, operands, scopes=node.scopes, source=node.source)
+        results = (None if v is None else self.graph.values[v] for v in node.results)
         values = [
-            builder.value(value.name, value.shape, value.dtype, strides=value.strides)
-            for value in (self.graph.values[value_id] for value_id in node.outputs)
+            value and builder.value(value.name, value.shape, value.dtype, strides=value.strides)
+            for value in results
         ]
         inputs = [operand for operand in operands if operand is not None]
         builder.emit(
             node.op, inputs, node.attrs, outputs=values, scopes=node.scopes, source=node.source
         )
-        return values
+        return [value for value in values if value is not None]
 
     def _settled(self, node: IRNode, assignment: Assignment) -> Assignment:
         """The assignment without the axes along which there are no terms to go on with."""

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 from ruff.__main__ import find_ruff_bin
 
 from shardwright.atomic import replacing
-from shardwright.codegenerate.splitting.stages import split_stages
-from shardwright.codegenerate.stages import EndNames, StageProgram, cut, partition_numbers
+from shardwright.codegenerate.splitting.stages import cut, split_stages
+from shardwright.codegenerate.stages import EndNames, StageProgram, partition_numbers
 from shardwright.codegenerate.writing.file import file_text
 from shardwright.codegenerate.writing.names import WIDTH, read_again
 from shardwright.errors import CodegenError

@@ -178,6 +178,8 @@ class Layout(msgspec.Struct, frozen=True):
         Replicate along axes of one slot, and no unit where a cut is even: layouts that give every
         slot the same have the same normal form, unless the tensor is empty.
         """
+        if not (self.placements or mesh.sizes):
+            return self
         self.check(mesh, shape)
         return Layout(normal_form(self.placements, mesh.sizes, shape))
 

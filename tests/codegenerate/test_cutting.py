@@ -5,7 +5,8 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from shardwright.codegenerate.stages import cut, partition_numbers
+from shardwright.codegenerate.splitting.stages import cut
+from shardwright.codegenerate.stages import partition_numbers
 from shardwright.errors import CodegenError
 from tests.codegenerate.program_runs import ProgramRun, check_program, same
 from tests.graphs import language_model

@@ -13,11 +13,13 @@ drops those that are not needed.
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -70,6 +72,12 @@ def listed(texts: Sequence[str], *, brackets: bool = False) -> str:
     if brackets:
         return f"[{', '.join(texts)}]"
     return f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"
+
+
+@lru_cache(maxsize=1 << 12)
+def without_parentheses(text: str) -> str:
+    """An expression without those that it does not need; equal layers have equal expressions."""
+    return ast.unparse(ast.parse(text, mode="eval"))
 
 
 # --- calls ----------------------------------------------------------------------------------------

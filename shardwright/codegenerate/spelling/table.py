@@ -8,7 +8,6 @@ expand their operands first, which a graph holds as a call of its own: they have
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from functools import cache
 from keyword import iskeyword
@@ -31,6 +30,7 @@ from shardwright.codegenerate.spelling.forms import (
     method,
     prefix,
     text_of,
+    without_parentheses,
     words,
 )
 from shardwright.ir import SLOT, IRGraph, IRNode
@@ -478,7 +478,7 @@ def spell(graph: IRGraph, node: IRNode, operands: Mapping[int, str], mode: Mode)
     if found is None:
         found = function(_overload(call.op), _BY_SCHEMA)(call)
         assert found is not None
-    return ast.unparse(ast.parse(found, mode="eval"))
+    return without_parentheses(found)
 
 
 @cache

@@ -250,12 +250,17 @@ class StageHoldings(Holdings):
     # --- what comes from elsewhere --------------------------------------------------------------
 
     def _load(self, value: IRValue, mesh: Mesh, layout: Layout) -> PlacedValue:
+        known = self.held.get(value.id)
+        if known and value.id in self.graph.updates and known[0].mesh != mesh:
+            return self._bring(value, known[0], mesh, layout)  # one partition changes it
         if value.role not in ("input", "param"):
             return super()._load(value, mesh, layout)
         held = [holding for holding in self.held.get(value.id, ()) if holding.mesh == mesh]
         if not held:
             first = self._loaded_as(value, mesh, layout).normal(mesh, value.shape)
             held = [super()._load(value, mesh, first)]
+        if held[0].layout == layout:
+            return held[0]
         return self._bring(value, held[0], mesh, layout)
 
     def _loaded_as(self, value: IRValue, mesh: Mesh, layout: Layout) -> Layout:
@@ -269,11 +274,13 @@ class StageHoldings(Holdings):
         """A slice with its contents; without placements where it is all of what is stored."""
         made = super()._new_slice(value, slot, ranges)
         made.persistent = value.persistent
-        if value.placements is None and ranges == whole(value.shape):
+        all_of_it = ranges == whole(value.shape)
+        if value.placements is None and all_of_it:
             made.placements = None
-        if made.is_stored and value.id in self.graph.tensors:
+        tensor = self.graph.tensors.get(value.id)
+        if made.is_stored and tensor is not None:
             taken = tuple(slice(start, end) for start, end in ranges)
-            slot.builder.graph.tensors[made.id] = self.graph.tensors[value.id][taken]
+            slot.builder.graph.tensors[made.id] = tensor if all_of_it else tensor[taken]
         return made
 
     def _bring(
@@ -368,7 +375,7 @@ class StageWriter(NodeWriter):
     def _settled(self, node: IRNode, assignment: Assignment) -> Assignment:
         """The assignment without the axes along which a gradient would go through a maximum."""
         assignment = super()._settled(node, assignment)
-        if self.holdings.differentiable.isdisjoint(node.outputs):
+        if not any(assignment.splits) or self.holdings.differentiable.isdisjoint(node.outputs):
             return assignment
         bound = dimop_of(self.graph, node)
         splits = tuple(

@@ -1,4 +1,4 @@
-"""Partitions whose work is split over the slots of a mesh: a stage a slot.
+"""Partitions on the slots of their meshes: a stage a slot, one where nothing is split.
 
 Nodes are written on slots as building localizes them for a pipeline file, with collectives as nodes
 that keep gradients right (`holdings`). The collectives of a partition's stages are the same, in one
@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
 
 from shardwright.building.holdings import PlacedValue
-from shardwright.building.localize import Ends
 from shardwright.building.slots import SlotGraph
 from shardwright.clusters import Cluster, Mesh
 from shardwright.codegenerate.splitting.collectives import (
@@ -33,11 +32,15 @@ from shardwright.codegenerate.splitting.collectives import (
 )
 from shardwright.codegenerate.stages import (
     EndNames,
+    Placed,
     Port,
     PortNames,
     Stage,
     StageProgram,
+    check_order,
+    live,
     partition_numbers,
+    together,
 )
 from shardwright.errors import CodegenError
 from shardwright.ir import Builder, IRGraph, IRNode
@@ -150,11 +153,15 @@ def _draws(node: IRNode) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SlotEnds:
-    """What enters and leaves a slot: local values and ports' names, and new contents."""
+    """What enters and leaves a slot: local values and ports' names, and new contents.
+
+    ``stored`` are its stored values, in the model's order.
+    """
 
     entering: Mapping[int, str]
     leaving: Mapping[str, int]
     updates: Mapping[int, int]
+    stored: Sequence[int]
 
     @property
     def needed(self) -> set[int]:
@@ -174,14 +181,14 @@ def slot_stage(
     nodes = _fused(graph, [node for node in graph.nodes if node.id in live], ends.needed)
     outputs = sorted(ends.leaving.items())
     read = {value_id for node in nodes for value_id in node.inputs}
-    read |= ends.needed
+    read |= {*ends.needed, *ends.updates}
     inputs = sorted((port, local) for local, port in ends.entering.items() if local in read)
     builder, mapping = Builder(name), dict[int, int]()
     for _, local in inputs:
         mapping[local] = builder.copy_value(graph, graph.values[local]).id
-    for value in graph.stored():
-        if value.id in read:
-            mapping[value.id] = builder.copy_value(graph, value).id
+    for local in ends.stored:
+        if local in read:
+            mapping[local] = builder.copy_value(graph, graph.values[local]).id
     for node in nodes:
         builder.copy_node(graph, node, mapping)
     made = builder.finish(
@@ -224,13 +231,13 @@ def _named_apart(
     graph: IRGraph, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[str, Ranges, tuple[int, ...]]]:
     """Give slices names by which they stand in a stage; gives what they are slices of."""
-    counts = Counter(value.names[0] for value in graph.stored())
-    numbers: Counter[str] = Counter()
+    counts = Counter(value.names for value in graph.stored())
+    numbers: Counter[tuple[str, ...]] = Counter()
     found: dict[str, tuple[str, Ranges, tuple[int, ...]]] = {}
     for value in graph.stored():
-        leading = value.names[0]
-        suffix = f"_{numbers[leading]}" if counts[leading] > 1 else ""
-        numbers[leading] += 1
+        names = value.names
+        suffix = f"_{numbers[names]}" if counts[names] > 1 else ""
+        numbers[names] += 1
         if value.placements is not None:
             origin = value.placements
             found |= {name + suffix: (name, origin, shapes[name]) for name in value.names}
@@ -284,6 +291,24 @@ def _spans(slots: Sequence[Ranges]) -> str:
     return " ".join(map(format_ranges, slots))
 
 
+def cut(
+    graph: IRGraph,
+    numbers: Sequence[int],
+    *,
+    training: bool,
+    notes: Sequence[str] = (),
+    ends: EndNames | None = None,
+) -> StageProgram:
+    """The program of a graph whose nodes are of these partitions, each of one slot.
+
+    Raises CodegenError where a partition needs what a later one makes.
+    """
+    assigned = [Assignment.on("d0")] * len(graph.nodes)
+    return split_stages(
+        graph, assigned, Cluster.of(1), stages=numbers, training=training, notes=notes, ends=ends
+    )
+
+
 def split_stages(
     graph: IRGraph,
     assigned: Sequence[Assignment],
@@ -292,19 +317,23 @@ def split_stages(
     stages: Sequence[int] = (),
     training: bool = False,
     notes: Sequence[str] = (),
+    ends: EndNames | None = None,
 ) -> StageProgram:
     """The program of a graph whose nodes are assigned to these meshes.
 
     ``stages`` is the stage of each node, where they are numbered; else a partition is what one
-    mesh does, or as much of it as can be done before it needs another's. Raises PlanError where a
-    node cannot be split so, and CodegenError where gradients cannot go as it would be split.
+    mesh does, or as much of it as can be done before it needs another's. ``ends`` are the graph's
+    own names where not given. Raises PlanError where a node cannot be split so, and CodegenError
+    where gradients cannot go as it would be split, or where a partition needs what a later one
+    makes.
     """
     numbers = list(stages) or partition_numbers(graph, [a.mesh for a in assigned])
-    return _Splitting(graph, assigned, numbers, cluster).program(training, notes)
+    partitioned = _Partitioned(graph, assigned, numbers, cluster, ends or EndNames.of(graph))
+    return partitioned.program(training, notes)
 
 
-class _Splitting:
-    """One graph, split; `program` gives it."""
+class _Partitioned:
+    """One graph on the slots of its partitions; `program` gives it."""
 
     def __init__(
         self,
@@ -312,51 +341,72 @@ class _Splitting:
         assigned: Sequence[Assignment],
         numbers: Sequence[int],
         cluster: Cluster,
+        ends: EndNames,
     ) -> None:
         self.graph = graph
-        self.meshes = _meshes(assigned, numbers)
+        placed = live(graph, numbers)
+        together(graph, placed)
+        check_order(graph, placed)
+        by_node = {node.id: own for node, own in zip(graph.nodes, assigned, strict=True)}
+        self.meshes = _meshes([(found.number, by_node[found.node.id].mesh) for found in placed])
+        self.is_split = any(mesh.devices[1:] for mesh in self.meshes.values())
         inference = Inference()
         devices = [device for mesh in self.meshes.values() for device in mesh.devices]
         slots = {device: SlotGraph.empty(device, inference) for device in devices}
         self.holdings = StageHoldings(graph, slots, _renamed(cluster, self.meshes))
-        self._write(assigned, numbers)
+        self._write(placed, by_node)
         self.leaving = {value_id: self._output(value_id) for value_id in _made(graph)}
+        self.updates = dict(self._updates())
         self.leaving |= self.holdings.leaving
-        self.updates = Ends(graph, self.holdings).updates()
-        self.names = PortNames(graph, EndNames.of(graph))
+        self.names = PortNames(graph, ends)
         self.names.add(set(self.leaving))
         self.shapes = whole_shapes(graph)
 
-    def _write(self, assigned: Sequence[Assignment], numbers: Sequence[int]) -> None:
+    def _write(self, placed: Sequence[Placed], assigned: Mapping[int, Assignment]) -> None:
         """Write the nodes, partition after partition."""
         writer = StageWriter(self.graph, self.holdings.slots, self.holdings)
-        for at in sorted(range(len(numbers)), key=numbers.__getitem__):
-            mesh, splits = self.meshes[numbers[at]], assigned[at].splits
-            alike = assigned[at].mesh.sizes == mesh.sizes
-            writer.add(
-                self.graph.nodes[at], Assignment(mesh, splits if alike else (None,) * mesh.ndim)
-            )
+        for found in sorted(placed, key=lambda found: found.number):
+            mesh, own = self.meshes[found.number], assigned[found.node.id]
+            splits = own.splits if own.mesh.sizes == mesh.sizes else (None,) * mesh.ndim
+            writer.add(found.node, Assignment(mesh, splits))
 
     def _output(self, value_id: int) -> PlacedValue:
         """An output of the graph as it leaves the partition that makes it."""
         holdings = self.holdings
-        held = holdings.held.get(value_id, ())
-        if not held:
-            last = self.meshes[max(self.meshes)]
-            return holdings.fetch(value_id, last, Layout.replicated(last))
-        mesh = held[0].mesh
-        wanted = end_layout(held[0].layout, mesh)
-        return holdings.leave(self.graph.values[value_id], held[0], mesh, wanted)
+        held = holdings.held.get(value_id) or [self._loaded(value_id)]
+        wanted = end_layout(held[0].layout, held[0].mesh)
+        return holdings.leave(self.graph.values[value_id], held[0], held[0].mesh, wanted)
+
+    def _loaded(self, value_id: int, like: int | None = None) -> PlacedValue:
+        """A stored value that no node reads: where another value is, or in the first partition."""
+        held = self.holdings.held.get(value_id if like is None else like)
+        mesh = held[0].mesh if held else next(iter(self.meshes.values()))
+        return self.holdings.fetch(value_id, mesh, Layout.replicated(mesh))
+
+    def _updates(self) -> Iterator[tuple[tuple[str, int], int]]:
+        """The new contents of each slot's stored values that change."""
+        for old, new in self.graph.updates.items():
+            if old not in self.holdings.held:
+                self._loaded(old, new)
+            mesh = self.holdings.held[old][0].mesh
+            for held in [one for one in self.holdings.held[old] if one.mesh == mesh]:
+                made = self.holdings.fetch(new, mesh, held.layout)
+                for device, local in held.local.items():
+                    if self.holdings.slots[device].value(local).is_stored:
+                        yield (device, local), made.local[device]
 
     def program(self, training: bool, notes: Sequence[str]) -> StageProgram:
         """The stages, with names for what enters and leaves them."""
         graph, names = self.graph, self.names.found
         partitions = tuple(
-            tuple(self._stages(place, mesh))
-            for place, (_, mesh) in enumerate(sorted(self.meshes.items()))
+            tuple(self._stages(place, mesh)) for place, mesh in enumerate(self.meshes.values())
         )
         check_ties(partitions)
-        drawn = [note for slots in partitions for note in draw_notes(slots, training=training)]
+        drawn = (
+            [note for slots in partitions for note in draw_notes(slots, training=training)]
+            if self.is_split
+            else []
+        )
         return StageProgram(
             name=graph.name,
             partitions=partitions,
@@ -373,7 +423,7 @@ class _Splitting:
         for index, device in enumerate(mesh.devices):
             slot = self.holdings.slots[device]
             stage = slot_stage(f"Stage{number}", slot, ends[device], live[device], self.shapes)
-            yield replace(stage, index=index, mesh=mesh)
+            yield replace(stage, index=index, mesh=mesh) if self.is_split else stage
 
     def _ends(self, device: str) -> SlotEnds:
         """What enters and leaves a slot, by the names of ports."""
@@ -387,8 +437,13 @@ class _Splitting:
         for value_id, holding in self.leaving.items():
             if device in holding.local:
                 leaving[self._name(value_id, holding, device)] = holding.local[device]
-        updates = {old.value: new.value for old, new in self.updates if old.device == device}
-        return SlotEnds(entering, leaving, updates)
+        updates = {old: new for (own, old), new in self.updates.items() if own == device}
+        loaded = sorted(
+            (value_id, local)
+            for (value_id, own, _), local in self.holdings.loaded.items()
+            if own == device and self.graph.values[value_id].is_stored
+        )
+        return SlotEnds(entering, leaving, updates, [local for _, local in loaded])
 
     def _name(self, value_id: int, holding: PlacedValue, device: str) -> str:
         """A port's name: of a slice with its ranges."""
@@ -407,13 +462,13 @@ def _made(graph: IRGraph) -> Iterator[int]:
 # --- meshes ---------------------------------------------------------------------------------------
 
 
-def _meshes(assigned: Sequence[Assignment], numbers: Sequence[int]) -> dict[int, Mesh]:
-    """The mesh of each partition, of slots that no other has."""
-    found: dict[int, dict[Mesh, int]] = {}
-    for assignment, number in zip(assigned, numbers, strict=True):
-        counts = found.setdefault(number, {})
-        counts[assignment.mesh] = counts.get(assignment.mesh, 0) + 1
-    largest = {number: max(counts, key=counts.__getitem__) for number, counts in found.items()}
+def _meshes(placed: Iterable[tuple[int, Mesh]]) -> dict[int, Mesh]:
+    """The mesh of each partition, in order, of slots that no other has."""
+    found: dict[int, Counter[Mesh]] = {}
+    for number, mesh in placed:
+        found.setdefault(number, Counter())[mesh] += 1
+    largest = {number: counts.most_common(1)[0][0] for number, counts in found.items()}
+    largest = largest or {0: Assignment.on("d0").mesh}
     return {
         number: msgspec.structs.replace(
             mesh, devices=tuple(_device(number, device) for device in mesh.devices)
