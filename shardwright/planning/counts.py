@@ -21,9 +21,9 @@ from shardwright.ir import Builder, IRGraph, IRNode, IRValue
 from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.ops.call import Writer
 from shardwright.ops.catalog import dimop_of
+from shardwright.ops.independence import identifier_at
 from shardwright.ops.rows.reductions import MEAN, SUM
 from shardwright.ops.rows.views import RESHAPED
-from shardwright.planning.follow import identifier_at
 
 LABELLED = frozenset(
     f"aten.{name}.default" for name in ("cross_entropy_loss", "nll_loss_nd", "nll_loss")

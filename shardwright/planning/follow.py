@@ -23,9 +23,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from shardwright.ir import IRGraph, IRNode, IRValue
-from shardwright.ir.repeats import fingerprint
 from shardwright.ops.bound import BoundDimop, Flow
-from shardwright.ops.catalog import dimop_of
+from shardwright.ops.independence import Annotations, identifier_at
 from shardwright.planning.plan import Split, Terms
 
 
@@ -50,28 +49,6 @@ class SplitChoice(NamedTuple):
 
 Seed = Callable[["SplitPropagation", IRNode, BoundDimop], str | None]
 """Names the identifier by which a node begins a split, None where it does not."""
-
-
-@dataclass(slots=True)
-class Annotations:
-    """What the nodes of a graph are by dimension annotations, looked up once for equal nodes."""
-
-    graph: IRGraph
-    nodes: dict[int, IRNode] = field(init=False)
-    _by_node: dict[int, BoundDimop | None] = field(default_factory=dict)
-    _by_kind: dict[object, BoundDimop | None] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.nodes = self.graph.node_by_id()
-
-    def of(self, node: IRNode) -> BoundDimop | None:
-        """The annotation of a node for its shapes; None where it has none."""
-        if node.id not in self._by_node:
-            kind = fingerprint(self.graph, node)
-            if kind not in self._by_kind:
-                self._by_kind[kind] = dimop_of(self.graph, node)
-            self._by_node[node.id] = self._by_kind[kind]
-        return self._by_node[node.id]
 
 
 @dataclass(slots=True)
@@ -415,15 +392,6 @@ def _shards(node: IRNode, flow: Flow) -> list[tuple[int, int]]:
         for value_id, carry in zip(node.outputs, flow.outputs, strict=True)
         if carry.kind == "shard" and carry.dim is not None
     ]
-
-
-def identifier_at(bound: BoundDimop, idx: int, dim: int) -> str | None:
-    """The identifier by which dimension ``dim`` of input ``idx`` can be split, None where none."""
-    for identifier in bound.identifiers:
-        carry = bound.flow(identifier).inputs[idx]
-        if carry.kind == "shard" and carry.dim == dim:
-            return identifier
-    return None
 
 
 def identifier_made_at(bound: BoundDimop, dim: int) -> str | None:

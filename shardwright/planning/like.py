@@ -21,8 +21,9 @@ from shardwright.ir import IRGraph, IRNode, IRValue
 from shardwright.ir.graph import is_step
 from shardwright.ops.bound import BoundDimop, Carry
 from shardwright.ops.catalog import dimop_of
+from shardwright.ops.independence import Annotations
 from shardwright.planning.assemble import make_plan, shards_of, step_of
-from shardwright.planning.follow import Annotations, SplitPropagation
+from shardwright.planning.follow import SplitPropagation
 from shardwright.planning.fusions import find_fusions
 from shardwright.planning.mesh_plan import stage_work
 from shardwright.planning.options import StepOptions

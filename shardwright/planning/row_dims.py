@@ -16,24 +16,12 @@ from typing import Any, NamedTuple
 
 from shardwright.communication import COMMUNICATION, CommunicationRow
 from shardwright.errors import InputError
-from shardwright.ir import IRGraph, IRNode
+from shardwright.ir import IRGraph
+from shardwright.ops.independence import Annotations, Rows, follow_rows
 from shardwright.pipeline import MetadataTensor, Pipeline, SuperTask
 from shardwright.pipeline.connections import Connections
 from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.pipeline.schema import BatchRows, MetadataTensors
-from shardwright.planning.follow import Annotations, identifier_at
-
-
-class _TaskRows(NamedTuple):
-    """A tensor has rows ``start`` to ``stop`` of the batch along ``dim``, each as long."""
-
-    dim: int
-    start: int
-    stop: int
-
-
-_Found = _TaskRows | None
-"""None of a tensor that has no rows: the same for any batch."""
 
 
 def batches_of(pipeline: Pipeline) -> tuple[BatchRows, ...]:
@@ -67,13 +55,13 @@ class _RowFollowing:
 
     pipeline: Pipeline
     size: int
-    rows: dict[str, _Found] = field(default_factory=dict)
+    rows: dict[str, Rows | None] = field(default_factory=dict)
     """By tensor, once it is made; constants have none."""
     done: set[str] = field(default_factory=set)
     """Groups whose communication is done."""
     graphs: TaskGraphs = field(init=False)
     connections: Connections = field(init=False)
-    known: dict[Hashable, list[_Found]] = field(default_factory=dict)
+    known: dict[Hashable, list[Rows | None]] = field(default_factory=dict)
     """The rows of a task's outputs, by its graph and the rows of its inputs."""
     annotations: dict[Hashable, Annotations] = field(default_factory=dict)
 
@@ -85,7 +73,7 @@ class _RowFollowing:
         """The dimension of each output's rows."""
         pieces = self.pipeline.metadata.tensor_slices
         for name, piece in pieces.inputs.items():
-            self.rows[name] = _TaskRows(0, *piece.placements[0]) if piece.origin in inputs else None
+            self.rows[name] = Rows(0, *piece.placements[0]) if piece.origin in inputs else None
         queues = [deque(names) for names in self.connections.order.values()]
         while any(queues):
             before = sum(map(len, queues))
@@ -100,7 +88,7 @@ class _RowFollowing:
         return self._outputs()
 
     def _outputs(self) -> dict[str, int]:
-        found: dict[str, _Found] = {}
+        found: dict[str, Rows | None] = {}
         metadata = self.pipeline.metadata
         for name, piece in metadata.tensor_slices.outputs.items():
             rows, whole = self.rows[name], metadata.tensors.outputs[piece.origin].shape
@@ -108,7 +96,7 @@ class _RowFollowing:
             if rows is not None and whole[rows.dim] % self.size == 0:
                 unit = whole[rows.dim] // self.size
                 placed = piece.placements[rows.dim] == (rows.start * unit, rows.stop * unit)
-            dim = None if rows is None else _TaskRows(rows.dim, 0, self.size)
+            dim = None if rows is None else Rows(rows.dim, 0, self.size)
             if placed is False or found.setdefault(piece.origin, dim) != dim:
                 raise InputError(f"the output {piece.origin!r} mixes the rows of the batch")
         return {name: rows.dim for name, rows in found.items() if rows is not None}
@@ -143,9 +131,7 @@ class _RowFollowing:
             graph = self.graphs.of(name)
             if id(graph) not in self.annotations:
                 self.annotations[id(graph)] = Annotations(graph)
-            self.known[key] = _through_graph(
-                graph, given, self.annotations[id(graph)], graph.outputs
-            )
+            self.known[key] = follow_rows(graph, given, self.annotations[id(graph)], graph.outputs)
         self.rows.update(zip(task.outputs, self.known[key], strict=True))
 
     def _communicate(self, names: Sequence[str]) -> None:
@@ -171,9 +157,9 @@ def _row_dims_of_graph(
 ) -> dict[str, int]:
     """As `row_dims`, from the graph that a pipeline was built from in this process."""
     given, made = _by_place(originals.inputs), _by_place(originals.outputs)
-    rows = [_TaskRows(0, 0, size) if name in inputs else None for name in given]
+    rows = [Rows(0, 0, size) if name in inputs else None for name in given]
     ends = [*graph.outputs, *graph.updates.values()]
-    found = _through_graph(graph, rows, Annotations(graph), ends)
+    found = follow_rows(graph, rows, Annotations(graph), ends)
     for old, changed in zip(graph.updates, found[len(made) :], strict=True):
         if changed is not None:
             raise InputError(f"the buffer {graph.values[old].name!r} is made from all rows")
@@ -184,59 +170,16 @@ def _by_place(originals: Mapping[str, MetadataTensor]) -> list[str]:
     return sorted(originals, key=lambda name: originals[name].idx)
 
 
-# --- through a graph ----------------------------------------------------------------------------
-
-
-def _through_graph(
-    graph: IRGraph, given: Sequence[_Found], annotations: Annotations, ends: Sequence[int]
-) -> list[_Found]:
-    """The rows of what a graph makes. Raises InputError where an operator mixes them."""
-    rows = {v: r for v, r in zip(graph.inputs, given, strict=True) if r is not None}
-    for node in graph.nodes:
-        read = {i: rows[value] for i, value in enumerate(node.inputs) if value in rows}
-        if read:
-            rows |= _through_node(annotations, node, read)
-    return [rows.get(value_id) for value_id in ends]
-
-
-def _through_node(
-    annotations: Annotations, node: IRNode, read: Mapping[int, _TaskRows]
-) -> dict[int, _TaskRows]:
-    """The rows in what a node makes. Raises InputError where it mixes them."""
-    bound = annotations.of(node)
-    if bound is None:
-        raise InputError(f"{_place(node)} has no dimension annotation, so it may mix the rows")
-    (start, stop), *others = {(rows.start, rows.stop) for rows in read.values()}
-    if stop - start == 1:
-        raise InputError(f"{_place(node)} has one row on a device, of which nothing is known")
-    names = {identifier_at(bound, i, rows.dim) for i, rows in read.items()}
-    name = names.pop()
-    if others or names or name is None or bound.length(name) % (stop - start):
-        raise InputError(f"{_place(node)} mixes the rows of the batch")
-    flow = bound.flow(name)
-    agree = all(
-        (flow.inputs[i].kind, flow.inputs[i].dim) == ("shard", rows.dim) for i, rows in read.items()
-    )
-    if not agree or any(carry.kind != "shard" for carry in flow.outputs):
-        raise InputError(f"{_place(node)} mixes the rows of the batch")
-    made = zip(node.outputs, flow.outputs, strict=True)
-    return {v: _TaskRows(carry.dim, start, stop) for v, carry in made if carry.dim is not None}
-
-
-def _place(node: IRNode) -> str:
-    return f"{node.op.split('.')[1]}{f' in {node.scope}' if node.scope else ''}"
-
-
 # --- through communication ----------------------------------------------------------------------
 
 
 def _through_communication(
     row: CommunicationRow,
-    given: Sequence[_Found],
+    given: Sequence[Rows | None],
     shapes: Sequence[tuple[int, ...]],
     made: Sequence[tuple[int, ...]],
     metadata: Mapping[str, Any],
-) -> list[_Found]:
+) -> list[Rows | None]:
     """The rows of each output of a communication, whose inputs have rows and shapes.
 
     Raises InputError where they are mixed.
@@ -253,7 +196,7 @@ def _through_communication(
     return [_joined(rows, [shape[dim] for shape in shapes], dim) for rows in received]
 
 
-def _parts(rows: _Found, lengths: Sequence[int], dim: int) -> list[_Found]:
+def _parts(rows: Rows | None, lengths: Sequence[int], dim: int) -> list[Rows | None]:
     """The rows of the pieces of a tensor that is cut along a dimension."""
     if rows is None or rows.dim != dim:
         return [rows] * len(lengths)
@@ -261,10 +204,10 @@ def _parts(rows: _Found, lengths: Sequence[int], dim: int) -> list[_Found]:
     if rest or any(length % unit or not length for length in lengths):
         raise InputError("pieces are no rows")
     ends = accumulate((length // unit for length in lengths), initial=rows.start)
-    return [_TaskRows(dim, start, stop) for start, stop in pairwise(ends)]
+    return [Rows(dim, start, stop) for start, stop in pairwise(ends)]
 
 
-def _joined(parts: Sequence[_Found], lengths: Sequence[int], dim: int) -> _Found:
+def _joined(parts: Sequence[Rows | None], lengths: Sequence[int], dim: int) -> Rows | None:
     """The rows of a tensor that is joined from pieces along a dimension."""
     present = [rows for rows in parts if rows is not None]
     if len(present) < len(parts) or (len({*parts}) == 1 and present[0].dim != dim):
@@ -273,10 +216,10 @@ def _joined(parts: Sequence[_Found], lengths: Sequence[int], dim: int) -> _Found
     consecutive = all(one.stop == following.start for one, following in pairwise(present))
     if len(sizes) > 1 or not consecutive or any(rows.dim != dim for rows in present):
         raise InputError("pieces are not joined as rows")
-    return _TaskRows(dim, present[0].start, present[-1].stop)
+    return Rows(dim, present[0].start, present[-1].stop)
 
 
-def _only(rows: Sequence[_Found]) -> _Found:
+def _only(rows: Sequence[Rows | None]) -> Rows | None:
     if len({*rows}) > 1:
         raise InputError("rows differ")
     return rows[0]

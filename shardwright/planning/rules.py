@@ -28,13 +28,12 @@ from shardwright.errors import PlanError
 from shardwright.ir import IRGraph, IRNode
 from shardwright.ops.bound import BoundDimop, Carry
 from shardwright.ops.catalog import dimop_of
+from shardwright.ops.independence import Annotations, identifier_at
 from shardwright.planning.follow import (
-    Annotations,
     Seed,
     Sharded,
     SplitPropagation,
     follow,
-    identifier_at,
 )
 from shardwright.planning.fusions import Fusion, find_fusions
 from shardwright.planning.plan import Split, Terms

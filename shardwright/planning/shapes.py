@@ -19,7 +19,7 @@ from shardwright.costs.placed import Forward, PlacedCosts
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
 from shardwright.ir.graph import is_step
-from shardwright.planning.follow import Annotations
+from shardwright.ops.independence import Annotations
 from shardwright.planning.plan import fingerprint_graph
 from shardwright.planning.predict import forward_of_step, placed_costs
 from shardwright.planning.rules import (
