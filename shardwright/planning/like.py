@@ -1,8 +1,8 @@
-"""A plan for another graph of a training step's model, on the same slots.
+"""A plan for another graph of the same model, on the slots of one that is planned.
 
-Input: the graph (an evaluation, or the same step for batches of another shape), the step's graph
-and the step's plan. Output: a plan in which what reads a parameter runs where the step has the
-parameter, split as the step splits it. Invariant: nodes stand in stages that never go back,
+Input: the graph (an evaluation, a call or step of other shapes), the planned graph, a model or a
+training step, and its plan. Output: a plan in which what reads a parameter runs where the planned
+graph has the parameter, split as it is there. Invariant: nodes stand in stages that never go back,
 so that what flows between them flows one way.
 """
 
@@ -12,6 +12,8 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import msgspec
 
@@ -22,7 +24,7 @@ from shardwright.ir.graph import is_step
 from shardwright.ops.bound import BoundDimop, Carry
 from shardwright.ops.catalog import dimop_of
 from shardwright.ops.independence import Annotations
-from shardwright.planning.assemble import make_plan, shards_of, step_of
+from shardwright.planning.assemble import make_plan, planned, shards_of, step_of
 from shardwright.planning.follow import SplitPropagation
 from shardwright.planning.fusions import find_fusions
 from shardwright.planning.mesh_plan import stage_work
@@ -34,33 +36,38 @@ from shardwright.planning.plan import (
     Split,
     Terms,
     TrainingPlan,
+    check_belongs,
     fingerprint_graph,
     input_texts,
 )
 from shardwright.planning.rules import compatible, whole_notes
-from shardwright.planning.step import PreparedStep, as_step, check_one_backward, with_prepared
+from shardwright.planning.step import as_step, check_one_backward, with_prepared
 from shardwright.planning.unfuse import unfuse
 
 
-def plan_beside(graph: IRGraph, step_graph: IRGraph, plan: Plan, microbatches: int = 1) -> Plan:
-    """The plan of ``graph``, a forward or a step, on the slots of a planned training step.
+def plan_beside(graph: IRGraph, first: IRGraph, plan: Plan, microbatches: int = 1) -> Plan:
+    """The plan of ``graph``, a forward or a step, on the slots of ``plan``, which is of ``first``.
 
     A step has the schedule of that one, with so many microbatches of its own. Raises PlanError
-    where ``plan`` is of no training step, or the graph cannot be cut or split that way.
+    where ``plan`` is of another graph, or of no training step though this is one, or where the
+    graph cannot be cut or split that way.
     """
-    if plan.training is None:
-        raise PlanError(f"the plan for {plan.graph!r} is of no training step")
-    unfused = _taken_apart(graph, step_graph, plan)
+    check_belongs(plan, first)
+    base = _planned(first, plan)
+    unfused = _taken_apart(graph, first, plan)
     apart = unfuse(graph, unfused)
     if not is_step(graph):
-        made, stages = _beside(apart, step_graph, plan)
+        made, stages = _beside(apart, base, plan)
         _check_used(graph, made)
-        made = msgspec.structs.replace(made, stages=tuple(stages))
+        ordered = bool(plan.stages) or plan.training is not None or stages != [*base.stages]
+        made = msgspec.structs.replace(made, stages=tuple(stages) if ordered else ())
+    elif plan.training is None:
+        raise PlanError(f"the plan for {plan.graph!r} is of no training step")
     else:
         check_one_backward(graph)
         step = as_step(apart, microbatches, shards_of(plan))
         work = measure_work(step, step.view, microbatches)
-        made, stages = _beside(step.view, step_graph, plan, len(step.prepare), work)
+        made, stages = _beside(step.view, base, plan, len(step.prepare), work)
         training = _in_time(plan.training, microbatches, stages, work)
         made = msgspec.structs.replace(made, training=training)
     return msgspec.structs.replace(
@@ -68,24 +75,40 @@ def plan_beside(graph: IRGraph, step_graph: IRGraph, plan: Plan, microbatches: i
     )
 
 
+class _PlannedGraph(NamedTuple):
+    """A planned graph: the stages of its leading nodes, of which the first ``prepared`` run once
+    a step."""
+
+    graph: IRGraph
+    stages: Sequence[int]
+    prepared: int = 0
+
+
+def _planned(graph: IRGraph, plan: Plan) -> _PlannedGraph:
+    """The graph whose nodes a plan assigns; a model's stages are its runs of nodes on one mesh."""
+    if plan.training is not None:
+        step = step_of(graph, plan)
+        return _PlannedGraph(step.graph, plan.training.stages, len(step.prepare))
+    meshes = [plan.assignments[index].mesh for index in plan.nodes]
+    changes = (here != before for before, here in pairwise(meshes))
+    runs = tuple(accumulate(changes, initial=0)) if meshes else ()
+    return _PlannedGraph(planned(graph, plan), plan.stages or runs)
+
+
 def _beside(
     graph: IRGraph,
-    step_graph: IRGraph,
+    base: _PlannedGraph,
     plan: Plan,
     prepared: int = 0,
     work: Sequence[int] | None = None,
 ) -> tuple[Plan, list[int]]:
     """The plan of a forward, and the stage of each node; the first ``prepared`` run once a step."""
-    assert plan.training is not None
-    meshes = {
-        stage: plan.assignments[plan.nodes[i]].mesh for i, stage in enumerate(plan.training.stages)
-    }
-    step = step_of(step_graph, plan)
-    stages = _stages(graph, step, plan.training, meshes, prepared)
+    meshes = {stage: plan.assignments[plan.nodes[i]].mesh for i, stage in enumerate(base.stages)}
+    stages = _stages(graph, base, meshes, prepared)
     if prepared:
         stages = with_prepared(graph, stages[prepared:])
     there = [meshes[stage] for stage in stages]
-    splits = splits_beside(graph, there, step.graph, plan)
+    splits = splits_beside(graph, there, base.graph, plan)
     assigned = [Assignment(mesh, split) for mesh, split in zip(there, splits, strict=True)]
     notes = whole_notes(graph, splits)
     return make_plan(graph, plan.policy, plan.devices, assigned, notes, work=work), stages
@@ -104,7 +127,7 @@ def _check_used(graph: IRGraph, plan: Plan) -> None:
             raise PlanError(
                 f"nothing in the graph {graph.name!r} with the inputs "
                 f"{', '.join(input_texts(graph))} can be split in {size} along the mesh axis "
-                f"{axis!r}, as the training step is; give batches of {size} samples or more"
+                f"{axis!r}, as the planned one is; give batches of {size} samples or more"
             )
 
 
@@ -138,32 +161,28 @@ def _taken_apart(graph: IRGraph, step_graph: IRGraph, plan: Plan) -> tuple[int, 
     )
 
 
-def _homes(step: PreparedStep, training: TrainingPlan) -> dict[Part, set[int]]:
+def _homes(base: _PlannedGraph) -> dict[Part, set[int]]:
     """The stages that read each stored value, or each part of a fused one."""
     homes: dict[Part, set[int]] = {}
-    for node, stage in zip(step.graph.nodes, training.stages, strict=False):
+    for node, stage in zip(base.graph.nodes, base.stages, strict=False):
         for value_id in node.inputs:
-            for part in parts_of(step.graph.values[value_id]):
+            for part in parts_of(base.graph.values[value_id]):
                 homes.setdefault(part, set()).add(stage)
     return homes
 
 
 def _stages(
-    graph: IRGraph,
-    step: PreparedStep,
-    training: TrainingPlan,
-    meshes: Mapping[int, Mesh],
-    prepared: int,
+    graph: IRGraph, base: _PlannedGraph, meshes: Mapping[int, Mesh], prepared: int
 ) -> list[int]:
     """The stage of each node: the first on slots with its parameters, not before what it reads.
 
-    Where the nodes behind the ``prepared`` ones are those of the step, each is where it is there.
+    Where the nodes behind the ``prepared`` ones are those of the planned graph, each is where it is
+    there.
     """
-    homes = _homes(step, training)
-    first_there = len(step.prepare)
-    there = training.stages[first_there:]
-    nodes = step.graph.nodes[first_there : len(training.stages)]
-    same = node_keys(graph, graph.nodes[prepared:]) == node_keys(step.graph, nodes)
+    homes = _homes(base)
+    there = base.stages[base.prepared :]
+    nodes = base.graph.nodes[base.prepared : len(base.stages)]
+    same = node_keys(graph, graph.nodes[prepared:]) == node_keys(base.graph, nodes)
     wanted = [0] * prepared + (list(there) if same else [0] * (len(graph.nodes) - prepared))
     made: dict[int, int] = {}
     found = []

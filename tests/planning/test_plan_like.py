@@ -110,6 +110,8 @@ def test_a_tied_head_where_the_pipeline_comes_back(
 def test_a_plan_of_no_training_step() -> None:
     step, evaluation = captured()
     with pytest.raises(PlanError, match="of no training step"):
+        plan_beside(step, evaluation, plan(evaluation, 2))
+    with pytest.raises(PlanError, match="was made for the graph"):
         plan_beside(evaluation, step, plan(evaluation, 2))
 
 
