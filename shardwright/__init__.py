@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     )
     from shardwright.ir import Builder, IRGraph, IRNode, IRValue
     from shardwright.ops import Dimop, infer_annotation, register_op
-    from shardwright.pipeline import Pipeline
+    from shardwright.pipeline import Bundle, Pipeline
     from shardwright.pipeline.check import check
     from shardwright.planner import plan
     from shardwright.planning import (
@@ -83,12 +83,14 @@ if TYPE_CHECKING:
     from shardwright.simulation import simulate
     from shardwright.tracing import CaptureWarning, Model, capture, compile_ir, get_ir, is_tracing
     from shardwright.tracing.capture import empty_weights
+    from shardwright.tracing.program_set import ProgramSet
     from shardwright.training import TrainResult, state_dict, train
 
 __all__ = [
     "Analytic",
     "AnnotationError",
     "Builder",
+    "Bundle",
     "CaptureError",
     "CaptureWarning",
     "Cluster",
@@ -116,6 +118,7 @@ __all__ = [
     "PlanError",
     "Profile",
     "ProfileError",
+    "ProgramSet",
     "Replaying",
     "RunError",
     "Runner",

@@ -44,6 +44,7 @@ from shardwright.planning.shapes import PlacedShapes
 from shardwright.planning.step import check_one_backward, mixing_notes
 from shardwright.planning.step_graph import forward_view
 from shardwright.simulation.simulate import simulate
+from shardwright.tracing.program_set import ProgramSet
 
 __all__ = ["POLICIES", "plan"]
 
@@ -60,7 +61,7 @@ SIMULATED = 2
 
 
 def plan(
-    graph: IRGraph,
+    graph: IRGraph | ProgramSet,
     devices: int | Cluster | None = None,
     policy: str | Policy = "pipeline",
     *,
@@ -75,6 +76,8 @@ def plan(
 ) -> Plan:
     """Plan which devices run each node and which dimensions are split over them.
 
+    graph
+        A model's or a training step's; of a `ProgramSet` the first is planned, for `build`.
     devices
         A number of devices, which are processes of one host; or a `Cluster`.
     policy
@@ -118,6 +121,7 @@ def plan(
         "zero": zero,
     }
     given = {name: value for name, value in options.items() if value is not None}
+    graph = graph.first if isinstance(graph, ProgramSet) else graph
     made = _made(graph, devices, policy, mesh, profile, given)
     if not isinstance(devices, Cluster):
         return msgspec.structs.replace(made, cluster=Cluster((made.devices,)))

@@ -73,6 +73,7 @@ PUBLIC_NAMES = {
     ),
     *("AnnotationError", "Dimop", "infer_annotation", "register_op"),
     *("Builder", "IRGraph", "IRNode", "IRValue", "Model"),
+    *("Bundle", "ProgramSet"),
     *("Pipeline", "Plan", "Runner", "Session", "Timeline", "TimelineChart", "TrainingRunner"),
     *("ShardwrightError", "GraphError", "CaptureError", "PlanError", "PipelineError"),
     *("ScheduleError", "WeightError", "InputError", "VerifyError"),

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import overload
 
 import msgspec
 
@@ -24,6 +25,7 @@ from shardwright.building.weights import NoContents, Originals, Rename, WeightSo
 from shardwright.devices import DeviceKind
 from shardwright.errors import PlanError
 from shardwright.ir import Builder, IRGraph, IRValue
+from shardwright.ir.dynamic import Sizes
 from shardwright.ir.operators import is_built_in
 from shardwright.ir.tensor_meta import is_dense, sent_strides
 from shardwright.pipeline.check_schedule import schedule_info
@@ -32,13 +34,16 @@ from shardwright.pipeline.fxtext import encode, encode_part
 from shardwright.pipeline.graphs import restated
 from shardwright.pipeline.rules import MICROBATCH_PHASES
 from shardwright.planning.assemble import planned, step_of
+from shardwright.planning.like import plan_beside
 from shardwright.planning.plan import Plan, TrainingPlan, check_belongs
 from shardwright.planning.rules import batch_rows
 from shardwright.schedules import Schedule, make_schedule
+from shardwright.tracing.program_set import ProgramSet
 
 FORMAT_VERSION = 1
 
 
+@overload
 def build(
     graph: IRGraph,
     plan: Plan,
@@ -46,7 +51,28 @@ def build(
     rename: Rename = None,
     *,
     device_kind: DeviceKind = "cpu",
-) -> pl.Pipeline:
+) -> pl.Pipeline: ...
+
+
+@overload
+def build(
+    graph: ProgramSet,
+    plan: Plan,
+    weights: str | Path | None = None,
+    rename: Rename = None,
+    *,
+    device_kind: DeviceKind = "cpu",
+) -> pl.Bundle: ...
+
+
+def build(
+    graph: IRGraph | ProgramSet,
+    plan: Plan,
+    weights: str | Path | None = None,
+    rename: Rename = None,
+    *,
+    device_kind: DeviceKind = "cpu",
+) -> pl.Pipeline | pl.Bundle:
     """Build and check the pipeline that runs ``graph`` according to ``plan``.
 
     weights
@@ -58,13 +84,35 @@ def build(
     device_kind
         The kind of every device, ``cpu`` or ``cuda``. A training step is differentiated for it.
 
+    Of a `ProgramSet` it is a `Bundle`: a pipeline for each of its graphs and, once there is a call
+    for others, for these. All have their parameters where ``plan`` puts those of the first graph.
+
     Raises PlanError if the plan is for another graph, WeightError, PipelineError, and GraphError if
     an operator of a training step has no gradient or the graph is invalid (`IRGraph.check`).
     """
+    if isinstance(graph, ProgramSet):
+        return _bundle(graph, plan, weights, rename, device_kind)
     graph.check()
     pipeline = written(graph, plan, WeightSource(graph, weights, rename), device_kind)
     pl.check(pipeline)
     return pipeline
+
+
+def _bundle(
+    programs: ProgramSet,
+    plan: Plan,
+    weights: str | Path | None,
+    rename: Rename,
+    device_kind: DeviceKind,
+) -> pl.Bundle:
+    def grow(sizes: Sizes) -> pl.Pipeline:
+        graph = programs.at(**sizes)
+        beside = plan if graph is programs.first else plan_beside(graph, programs.first, plan)
+        return build(graph, beside, weights, rename, device_kind=device_kind)
+
+    names = [*programs.shapes.sizes]
+    made = {key: grow(dict(zip(names, key, strict=True))) for key in programs.graphs}
+    return pl.Bundle(programs.shapes, made, grow)
 
 
 def written(

@@ -17,6 +17,7 @@ from shardwright.cli.options import (
     Modules,
     NpuAsCpu,
     PipelineFile,
+    PipelineOrBundle,
     PipelineOutput,
     Target,
     TraceFile,
@@ -32,25 +33,28 @@ if TYPE_CHECKING:
 
 
 def check(
-    file: PipelineFile,
+    file: PipelineOrBundle,
     weights: Annotated[
         bool, typer.Option("--weights", help="Check the parameter files too.")
     ] = False,
 ) -> None:
     """Check a pipeline file against every rule of the format."""
     from shardwright.cli.steps import Steps
-    from shardwright.pipeline import Pipeline
+    from shardwright.pipeline import Bundle
+    from shardwright.pipeline.bundle import load_either
     from shardwright.reporting import headline
 
     with Steps(Console(stderr=True)).step("check"):
-        pipeline = Pipeline.load(file)
-        if weights:
+        found = load_either(file)
+        pipelines = [*found.pipelines.values()] if isinstance(found, Bundle) else [found]
+        for pipeline in pipelines if weights else ():
             pipeline.weights.check(pipeline.tensors)
-    Console().print("OK:", headline(pipeline))
+    for pipeline in pipelines:
+        Console().print("OK:", headline(pipeline))
 
 
 def show(
-    file: PipelineFile,
+    file: PipelineOrBundle,
     task: Annotated[str | None, typer.Option(help="Print this task's graph instead.")] = None,
     schedule: Annotated[
         bool, typer.Option("--schedule", help="Print the schedule of a training step instead.")
@@ -61,14 +65,18 @@ def show(
 ) -> None:
     """Show the contents of a pipeline file: devices, tasks, bytes, communication."""
     from shardwright.compiler.tasks import task_plan
-    from shardwright.pipeline import Pipeline
+    from shardwright.pipeline import Bundle
+    from shardwright.pipeline.bundle import first_of, load_either
     from shardwright.reporting import overview
 
     if schedule and (task is not None or memory):
         raise InputError("--schedule shows the whole file; leave --task and --memory out")
     if memory and task is None:
         raise InputError("--memory shows one task's; name a lowered one with --task")
-    pipeline = Pipeline.load(file)
+    found = load_either(file)
+    pipeline = first_of(found)
+    if isinstance(found, Bundle):
+        typer.echo(f"{found}\nthe first pipeline:")
     if schedule:
         typer.echo(schedule_text(pipeline, Console().width))
     elif task is None:
@@ -106,7 +114,7 @@ def graph_text(pipeline: Pipeline, task: str) -> str:
 
 
 def run(
-    file: PipelineFile,
+    file: PipelineOrBundle,
     options: WorkerOptions,
     inputs: Annotated[
         Path | None, typer.Option(help="Safetensors file with the inputs by name.")
@@ -133,7 +141,8 @@ def run(
         read_inputs,
     )
     from shardwright.ir.tensor_meta import seconds_text
-    from shardwright.pipeline import Pipeline, write_paramfile
+    from shardwright.pipeline import write_paramfile
+    from shardwright.pipeline.bundle import first_of, load_either
     from shardwright.reporting import TimelineChart, slot_table, task_table
     from shardwright.runtime import Runner
 
@@ -142,9 +151,10 @@ def run(
     is_rank_zero = os.environ.get("RANK", "0") == "0"
     steps = Steps(Console(stderr=True), quiet=not is_rank_zero)
     with steps.step("load"):
-        pipeline = Pipeline.load(file, weights_in=weights)
-        tensors = random_inputs(pipeline, seed) if inputs is None else read_inputs(inputs)
-        call = as_call(pipeline, tensors)
+        pipeline = load_either(file, weights_in=weights)
+        first = first_of(pipeline)
+        tensors = random_inputs(first, seed) if inputs is None else read_inputs(inputs)
+        call = as_call(first, tensors)
     with steps.step("start"):
         runner = Runner(
             pipeline,
@@ -176,7 +186,7 @@ def run(
 
 
 def verify(
-    file: PipelineFile,
+    file: PipelineOrBundle,
     target: Target,
     options: WorkerOptions,
     tolerance: Annotated[
@@ -190,7 +200,7 @@ def verify(
     os.environ.setdefault("MKL_CBWR", "AUTO")
     from shardwright.cli.steps import Steps
     from shardwright.cli.userfiles import UserFiles
-    from shardwright.pipeline import Pipeline
+    from shardwright.pipeline.bundle import load_either
     from shardwright.runtime import verify as verify_pipeline
     from shardwright.runtime.verify import other_weights
 
@@ -198,7 +208,7 @@ def verify(
     steps = Steps(console)
     with steps.step("make the model"):
         example = UserFiles().example(target)
-    pipeline = Pipeline.load(file, weights_in=weights)
+    pipeline = load_either(file, weights_in=weights)
     # A model with random weights has other ones each time it is made.
     if others := other_weights(pipeline, example.model):
         example.model.load_state_dict(others, strict=False)
@@ -285,23 +295,24 @@ def simulate(
     console.print(simulation_table(found), "", simulated_memory_table(found), sep="\n")
 
 
-def lower(file: PipelineFile, output: PipelineOutput, modules: Modules = None) -> None:
+def lower(file: PipelineOrBundle, output: PipelineOutput, modules: Modules = None) -> None:
     """Lower the tasks of a pipeline file from operators to kernel calls."""
     from shardwright.cli.steps import Steps
     from shardwright.compiler import lower as lower_pipeline
     from shardwright.launch.operators import load_operators
-    from shardwright.pipeline import Pipeline
+    from shardwright.pipeline.bundle import first_of, load_either
     from shardwright.reporting import device_table, headline
 
     steps = Steps(Console(stderr=True))
     with steps.step("load"):
-        pipeline = Pipeline.load(file)
-        load_operators(pipeline, modules or ())
+        pipeline = load_either(file)
+        load_operators(first_of(pipeline), modules or ())
     with steps.step("lower"):
         lowered = lower_pipeline(pipeline)
     with steps.step("save"):
         lowered.save(output)
-    Console().print(headline(lowered), device_table(lowered), sep="\n")
+    first = first_of(lowered)
+    Console().print(headline(first), device_table(first), sep="\n")
 
 
 def schema(

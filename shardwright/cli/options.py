@@ -30,6 +30,7 @@ PARTITIONERS = ("metis", "memory", "pipedream")
 POLICIES = ("pipeline", "data", "tensor", "sequence", *PARTITIONERS, AUTO)
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
 RECOMPUTE = ("none", "full", "auto")
+BUNDLE_INDEX = "bundle.json"
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -71,7 +72,8 @@ def writable(path: Path | None) -> Path | None:
 
     Of torchrun's ranks the first writes, maybe on another host. Raises InputError.
     """
-    if path is not None and os.environ.get("RANK", "0") == "0":
+    is_bundle = path is not None and (path / BUNDLE_INDEX).is_file()
+    if path is not None and not is_bundle and os.environ.get("RANK", "0") == "0":
         try:
             check_writable(path)
         except OSError as error:
@@ -91,6 +93,9 @@ Target = Annotated[
     ),
 ]
 PipelineFile = Annotated[Path, typer.Argument(metavar="FILE", help="A pipeline file.")]
+PipelineOrBundle = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A pipeline file, or a bundle's folder.")
+]
 PipelineOutput = Annotated[
     Path,
     typer.Option("--output", "-o", callback=writable, help="The pipeline file to write."),
@@ -243,3 +248,74 @@ def parse_mesh(text: str) -> dict[str, int]:
             )
         sizes[axis] = int(size)
     return sizes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicOptions:
+    """Which sizes of a model's inputs vary; the arguments of `capture`."""
+
+    dynamic: Annotated[
+        str | None,
+        typer.Option(
+            metavar="INPUT.DIM=SIZE,…",
+            help="Sizes that vary: x.0=batch,x.1=length; writes a bundle, a folder.",
+        ),
+    ] = None
+    buckets: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SIZE=N,N,…",
+            help="Values that a size is padded to; powers of two by default. May be repeated.",
+        ),
+    ] = None
+    sizes: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SIZE=N,SIZE=N",
+            help="Sizes to build a pipeline for, beside the example's. May be repeated.",
+        ),
+    ] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `capture`; none where no size varies. Raises InputError."""
+        if self.dynamic is None:
+            if self.buckets or self.sizes:
+                raise InputError("--buckets and --sizes are of sizes that vary; give --dynamic")
+            return {}
+        named: dict[str, dict[int, str]] = {}
+        for place, name in _pairs(self.dynamic, "--dynamic", "x.0=batch,x.1=length"):
+            tensor, _, dim = place.rpartition(".")
+            if not tensor or not dim.isdecimal():
+                raise InputError(
+                    f"--dynamic names {place!r}; expected an input and a dimension of it, x.0"
+                )
+            named.setdefault(tensor, {})[int(dim)] = name
+        buckets = {}
+        for text in self.buckets or ():
+            name, _, numbers = text.partition("=")
+            buckets[name] = tuple(
+                _number(n, "--buckets", "batch=1,4,16") for n in numbers.split(",")
+            )
+        return {"dynamic": named, "buckets": buckets}
+
+    def wanted(self) -> list[dict[str, int]]:
+        """The sizes to build pipelines for. Raises InputError."""
+        form = "batch=4,length=128"
+        return [
+            {name: _number(n, "--sizes", form) for name, n in _pairs(text, "--sizes", form)}
+            for text in self.sizes or ()
+        ]
+
+
+def _pairs(text: str, option: str, form: str) -> list[tuple[str, str]]:
+    """The names and values of ``name=value,name=value``. Raises InputError."""
+    pairs = [entry.strip().partition("=") for entry in text.split(",")]
+    if wrong := next((name for name, _, value in pairs if not name or not value), None):
+        raise InputError(f"{option} {text!r} is wrong at {wrong!r}; expected {form}")
+    return [(name, value) for name, _, value in pairs]
+
+
+def _number(text: str, option: str, form: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise InputError(f"{option} has {text!r}; expected numbers from 1 up, {form}")
+    return int(text)

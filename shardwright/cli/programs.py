@@ -12,6 +12,7 @@ from rich.console import Console
 from shardwright.cli.options import (
     AUTO,
     PARTITIONERS,
+    DynamicOptions,
     Microbatches,
     PipelineOutput,
     PlanFile,
@@ -32,6 +33,7 @@ def build(
     target: Target,
     output: PipelineOutput,
     options: PlanOptions,
+    dynamic: DynamicOptions,
     plan: PlanFile = None,
     weights: Annotated[
         Path | None,
@@ -42,20 +44,32 @@ def build(
         bool, typer.Option("--plain", help="Write the specification's keys only.")
     ] = False,
 ) -> None:
-    """Capture a model or a training step, split it, and write a pipeline file."""
+    """Capture a model or a training step, split it, and write a pipeline file or a bundle."""
     from shardwright.building import build as build_pipeline
     from shardwright.cli.steps import Steps
-    from shardwright.cli.userfiles import UserFiles, plan_program
+    from shardwright.cli.userfiles import UserFiles, plan_program, plan_programs
     from shardwright.reporting import device_table, headline
 
     steps, files = Steps(Console(stderr=True)), UserFiles()
     with steps.step("make the program"):
         program = files.either(target)
-    graph, found = plan_program(program, files, options, steps, plan)
-    with steps.step("build"):
-        pipeline = build_pipeline(graph, found, weights, device_kind=device_kind)
-    with steps.step("save"):
-        pipeline.save(output, plain=plain)
+    if varying := dynamic.arguments():
+        wanted = dynamic.wanted()
+        programs, found = plan_programs(program, varying, files, options, steps, plan)
+        with steps.step("build"):
+            bundle = build_pipeline(programs, found, weights, device_kind=device_kind)
+            for sizes in wanted:
+                bundle.at(**programs.shapes.rounded(sizes))
+        with steps.step("save"):
+            bundle.save(output, plain=plain)
+        pipeline = bundle.first
+        typer.echo(str(bundle))
+    else:
+        graph, found = plan_program(program, files, options, steps, plan)
+        with steps.step("build"):
+            pipeline = build_pipeline(graph, found, weights, device_kind=device_kind)
+        with steps.step("save"):
+            pipeline.save(output, plain=plain)
     Console().print(headline(pipeline), device_table(pipeline), sep="\n")
 
 

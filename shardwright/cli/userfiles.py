@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -20,12 +20,13 @@ import torch
 
 from shardwright.cli.options import DEVICES, SplitOptions
 from shardwright.cli.steps import Steps
-from shardwright.errors import CaptureError, PlanError, ShardwrightError
+from shardwright.errors import CaptureError, InputError, PlanError, ShardwrightError
 from shardwright.ir import IRGraph
 from shardwright.planner import plan
 from shardwright.planning import Plan, Policy
 from shardwright.planning.plan import check_belongs
 from shardwright.tracing import capture
+from shardwright.tracing.program_set import ProgramSet
 from shardwright.training import program as training_program
 from shardwright.training.data import Loading
 from shardwright.training.program import check_alone, program_with
@@ -218,13 +219,7 @@ def plan_program(
 
     Raises CaptureError, PlanError, InputError.
     """
-    found, wanted = None, {}
-    if plan_file is not None:
-        found = load_plan(plan_file, options)
-    else:
-        wanted = options.arguments(files.policy)
-        if "mesh" not in wanted:
-            wanted.setdefault("devices", DEVICES)
+    found, wanted = _asked(files, options, plan_file)
     if isinstance(program, UserTraining):
         with steps.step("capture and plan"):
             first = Loading(program.data, seed=0).first()
@@ -232,11 +227,47 @@ def plan_program(
             return step.graph, made
     with steps.step("capture"):
         graph = capture(*program)
+    return graph, _planned(graph, found, wanted, steps)
+
+
+def plan_programs(
+    program: Example | UserTraining,
+    dynamic: Mapping[str, Any],
+    files: UserFiles,
+    options: SplitOptions,
+    steps: Steps,
+    plan_file: Path | None = None,
+) -> tuple[ProgramSet, Plan]:
+    """As `plan_program`, of a model whose sizes vary as arguments of `capture` say."""
+    found, wanted = _asked(files, options, plan_file)
+    if isinstance(program, UserTraining):
+        raise InputError(
+            "train makes a program for each shape of a step's batches; leave --dynamic out"
+        )
+    with steps.step("capture"):
+        programs = capture(*program, **dynamic)
+    return programs, _planned(programs.first, found, wanted, steps)
+
+
+def _asked(
+    files: UserFiles, options: SplitOptions, plan_file: Path | None
+) -> tuple[Plan | None, dict[str, Any]]:
+    """The plan that a file has, or else the arguments of `plan` that options give."""
+    if plan_file is not None:
+        return load_plan(plan_file, options), {}
+    wanted = options.arguments(files.policy)
+    if "mesh" not in wanted:
+        wanted.setdefault("devices", DEVICES)
+    return None, wanted
+
+
+def _planned(graph: IRGraph, found: Plan | None, wanted: Mapping[str, Any], steps: Steps) -> Plan:
+    """The plan of a model's graph, which one that was ``found`` belongs to."""
     with steps.step("plan"):
         if found is None:
-            return graph, plan(graph, **wanted)
+            return plan(graph, **wanted)
         check_belongs(found, graph)
-        return graph, found
+        return found
 
 
 def load_plan(path: Path, options: SplitOptions) -> Plan:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from itertools import count
 from pathlib import Path
+from typing import overload
 
 import msgspec
 
@@ -30,7 +31,7 @@ from shardwright.kernels.emitters import emit_graph
 from shardwright.kernels.files import encode
 from shardwright.kernels.lowered import LoweredGraph, LoweredOp, ValueSpec, kind_of
 from shardwright.kernels.row import ABSENT
-from shardwright.pipeline import Pipeline, SuperTask, TensorInfo, check
+from shardwright.pipeline import Bundle, Pipeline, SuperTask, TensorInfo, check
 from shardwright.pipeline.fxtext import decode
 from shardwright.pipeline.graphs import TaskGraphs, read_text, restated
 from shardwright.pipeline.schema import Metadata
@@ -123,13 +124,30 @@ def _filled(node: IRNode, emitted: Emitted) -> tuple[int, int, bytes]:
 # --- pipelines -----------------------------------------------------------------------------------
 
 
-@without_collection()
-def lower(pipeline: Pipeline | str | Path) -> Pipeline:
+@overload
+def lower(pipeline: Pipeline | str | Path) -> Pipeline: ...
+
+
+@overload
+def lower(pipeline: Bundle) -> Bundle: ...
+
+
+def lower(pipeline: Pipeline | Bundle | str | Path) -> Pipeline | Bundle:
     """The pipeline, given as an object or a file, with its tasks lowered to kernel calls.
 
-    Tasks that are lowered already stay as they are. Raises PipelineError if the pipeline is
-    invalid, ExecError if a graph cannot be lowered, InputError if the argument is no pipeline.
+    Tasks that are lowered already stay as they are. Of a bundle all pipelines are lowered, and
+    those that it makes later. Raises PipelineError if the pipeline is invalid, ExecError if a graph
+    cannot be lowered, InputError if the argument is no pipeline.
     """
+    if isinstance(pipeline, Bundle):
+        bundle = pipeline
+        lowered = {key: _lower_pipeline(each) for key, each in bundle.pipelines.items()}
+        return Bundle(bundle.shapes, lowered, lambda sizes: _lower_pipeline(bundle.at(**sizes)))
+    return _lower_pipeline(pipeline)
+
+
+@without_collection()
+def _lower_pipeline(pipeline: Pipeline | str | Path) -> Pipeline:
     pipeline = _checked(pipeline)
     texts = _lowered(pipeline)
     shared = [text for text, count in Counter(texts.values()).items() if count > 1]

@@ -254,11 +254,15 @@ def run_graph(graph: IRGraph, args: Sequence[Any], kwargs: dict[str, Any]) -> An
     named = zip(graph.inputs, leaves(graph.in_structure), tensors, strict=True)
     for value_id, leaf, tensor in named:
         check_input(graph.values[value_id], leaf.name, tensor)
+    return rebuild(graph.out_structure, run_flat(graph, tensors))
+
+
+def run_flat(graph: IRGraph, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The graph's outputs, then its updates' new values, of inputs in order. Raises WeightError."""
     device = tensors[0].device if tensors else torch.device("cpu")
     program = compile_graph(graph, device)
     stored = [_contents(graph, value_id, device) for value_id in program.arguments[len(tensors) :]]
-    results = program([*tensors, *stored])
-    return rebuild(graph.out_structure, results)
+    return program([*tensors, *stored])
 
 
 def check_input(value: IRValue, name: str, tensor: torch.Tensor) -> None:

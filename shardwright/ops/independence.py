@@ -82,13 +82,13 @@ def _through_node(
     names = {identifier_at(bound, i, rows.dim) for i, rows in read.items()}
     name = names.pop()
     if others or names or name is None or bound.length(name) % (stop - start):
-        raise InputError(f"{_place(node)} mixes the rows of the batch")
+        raise InputError(f"{_place(node)} mixes the rows")
     flow = bound.flow(name)
     agree = all(
         (flow.inputs[i].kind, flow.inputs[i].dim) == ("shard", rows.dim) for i, rows in read.items()
     )
     if not agree or any(carry.kind != "shard" for carry in flow.outputs):
-        raise InputError(f"{_place(node)} mixes the rows of the batch")
+        raise InputError(f"{_place(node)} mixes the rows")
     made = zip(node.outputs, flow.outputs, strict=True)
     return {v: Rows(carry.dim, start, stop) for v, carry in made if carry.dim is not None}
 

@@ -1,5 +1,6 @@
 """The pipeline file: its types, its rules, its weights, and the object that holds them."""
 
+from shardwright.pipeline.bundle import Bundle
 from shardwright.pipeline.check import check
 from shardwright.pipeline.paramfiles import find_weights, open_paramfile, write_paramfile
 from shardwright.pipeline.pipeline import Origin, Pipeline
@@ -26,6 +27,7 @@ from shardwright.pipeline.schema import (
 from shardwright.pipeline.weights import Weights
 
 __all__ = [
+    "Bundle",
     "Device",
     "Document",
     "Metadata",

@@ -12,6 +12,7 @@ before the file that names them.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -113,18 +114,28 @@ class Pipeline(Document, dict=True):
         path = Path(path)
         if not path.parent.is_dir():
             raise broken("file", f"the directory {path.parent} does not exist; make it first")
-        stored = _StoredTensors(self, path)
-        document = msgspec.structs.replace(self, tensors=stored.tensors)
-        data = serialize.write(to_plain(document) if plain else document)
+        stem = path.name.removesuffix(".json").removesuffix(".pipeline")
+        contents = StoredContents(path.with_name(stem))
         with replacing(path) as temporary:
-            temporary.write_bytes(data)
-            for format, contents in stored.contents.items():
-                write_paramfile(stored.files[format], contents, format)
-        self.tensors = stored.tensors
+            tensors = self.write(temporary, contents, plain=plain)
+            contents.write()
+        self.tensors = tensors
         folders = self.weights.folders
         self.weights = Weights(
             path.parent, folders=None if folders is None else [path.parent, *folders]
         )
+
+    def write(
+        self, path: Path, contents: StoredContents, *, plain: bool = False
+    ) -> dict[str, TensorInfo]:
+        """Write the file, and note in ``contents`` what has to be stored beside it.
+
+        Returns the tensors as the file names them.
+        """
+        tensors = contents.stored(self)
+        document = msgspec.structs.replace(self, tensors=tensors)
+        path.write_bytes(serialize.write(to_plain(document) if plain else document))
+        return tensors
 
     # --- reading the object -----------------------------------------------------------------
 
@@ -141,64 +152,80 @@ class Pipeline(Document, dict=True):
         return format_pipeline(self)
 
 
-class _StoredTensors:
-    """A pipeline's tensors as a file at ``path`` names them, and what to write beside it.
+class StoredContents:
+    """The weights in memory of one or several pipelines, and the parameter files they go to.
 
-    tensors
-        The pipeline's, with paths from the new file.
-    files, contents
-        The parameter file to write of each format, and its tensors by name.
+    Files begin with ``stem``, a path in their directory. A tensor is stored once, whichever
+    pipelines and names it is stored for.
     """
 
-    def __init__(self, pipeline: Pipeline, path: Path) -> None:
-        self.weights = pipeline.weights
-        self.directory = path.parent.resolve()
-        self.contents: dict[ParamfileFormat, dict[str, torch.Tensor]] = {}
-        self.names: dict[tuple[str, str], str] = {}
-        self.files = self._free_files(pipeline, path)
-        self.tensors = {name: self._stored(info) for name, info in pipeline.tensors.items()}
+    def __init__(self, stem: Path) -> None:
+        self._stem = stem
+        self._directory = stem.parent.resolve()
+        self._contents: dict[ParamfileFormat, dict[str, torch.Tensor]] = {}
+        self._names: dict[int, str] = {}
+        self._files: dict[ParamfileFormat, Path] | None = None
 
-    def _free_files(self, pipeline: Pipeline, path: Path) -> dict[ParamfileFormat, Path]:
-        """Files that no constant is still to be read from."""
+    def stored(self, pipeline: Pipeline) -> dict[str, TensorInfo]:
+        """A pipeline's tensors as a file in the directory names them."""
         values = [info.value for info in pipeline.tensors.values() if info.value is not None]
-        needed = {
-            self.weights.locate(value.path).resolve()
-            for value in values
-            if self.weights.held(value) is None
+        if self._files is None:
+            self._files = self._free_files(pipeline.weights, values)
+        return {
+            name: self._stored(pipeline.weights, info) for name, info in pipeline.tensors.items()
         }
-        stem = path.name.removesuffix(".json").removesuffix(".pipeline")
-        name, k = f"{stem}.weights", 0
+
+    def write(self) -> None:
+        """Write the parameter files."""
+        for format, contents in self._contents.items():
+            assert self._files is not None
+            write_paramfile(self._files[format], contents, format)
+
+    def _free_files(
+        self, weights: Weights, values: Sequence[ParamValue]
+    ) -> dict[ParamfileFormat, Path]:
+        """Files that no constant is still to be read from."""
+        needed = {
+            weights.locate(value.path).resolve() for value in values if weights.held(value) is None
+        }
+        name, k = f"{self._stem.name}.weights", 0
         while True:
             ends = _SUFFIXES.items()
-            files = {format: self.directory / f"{name}{end}" for format, end in ends}
+            files = {format: self._directory / f"{name}{end}" for format, end in ends}
             if needed.isdisjoint(files.values()):
                 return files
-            name, k = f"{stem}.weights.{k + 1}", k + 1
+            name, k = f"{self._stem.name}.weights.{k + 1}", k + 1
 
-    def _stored(self, info: TensorInfo) -> TensorInfo:
+    def _stored(self, weights: Weights, info: TensorInfo) -> TensorInfo:
         if info.value is None:
             return info
-        held = self.weights.held(info.value)
-        changes = self._relative(info.value) if held is None else self._written(info.value, held)
+        held = weights.held(info.value)
+        changes = (
+            self._relative(weights, info.value) if held is None else self._written(info.value, held)
+        )
         return msgspec.structs.replace(info, value=msgspec.structs.replace(info.value, **changes))
 
-    def _relative(self, value: ParamValue) -> dict[str, Any]:
+    def _relative(self, weights: Weights, value: ParamValue) -> dict[str, Any]:
         """The path from the new file; symbolic links count where ``..`` would step over them."""
-        file = self.weights.locate(value.path)
+        file = weights.locate(value.path)
         place = file.parent.resolve() / file.name
-        return {"path": Path(os.path.relpath(place, self.directory)).as_posix()}
+        return {"path": Path(os.path.relpath(place, self._directory)).as_posix()}
 
     def _written(self, value: ParamValue, tensor: torch.Tensor) -> dict[str, Any]:
-        key = (value.path, value.name)
+        assert self._files is not None
         format = format_for(tensor)
-        if key not in self.names:
-            contents = self.contents.setdefault(format, {})
+        if id(tensor) not in self._names:
+            contents = self._contents.setdefault(format, {})
             name, k = value.name, 1
             while name in contents:
                 name, k = f"{value.name}__{k}", k + 1
-            self.names[key] = name
+            self._names[id(tensor)] = name
             contents[name] = tensor
-        return {"path": self.files[format].name, "format": format, "name": self.names[key]}
+        return {
+            "path": self._files[format].name,
+            "format": format,
+            "name": self._names[id(tensor)],
+        }
 
 
 _SUFFIXES: dict[ParamfileFormat, str] = {"safetensors": ".safetensors", "torch.save": ".pt"}

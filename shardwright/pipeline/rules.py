@@ -24,6 +24,7 @@ RULES: dict[str, str] = {
     "type": "every field has the type and the name that the format gives it",
     "version": "the format version is one that this shardwright reads",
     "plain": "a file that is written in the plain format needs no optional key",
+    "bundle": "the pipelines of a bundle are one model's, for the sizes that its index names",
     # supertasks and devices
     "names": "names of devices, tensors, supertasks, groups and blobs are not empty",
     "device-unique": "idx is unique among the devices of a host and kind; so are a device's pes",

@@ -1,7 +1,7 @@
 """Which outputs of a pipeline have the rows of its batch, if every operator keeps rows apart.
 
-Input: a pipeline and the inputs whose dimension 0 is the batch; output: which dimension of each
-output has the rows, so that row i of it is made from row i of the inputs alone. That is followed
+Input: a pipeline and the dimension of each input that has the rows; output: which dimension of each
+output has them, so that row i of it is made from row i of the inputs alone. That is followed
 task by task, through the graphs by dimension annotations and through communication by what each
 kind does, not believed of the file. Equal tasks (the layers of a stack) are looked at once.
 """
@@ -9,7 +9,7 @@ kind does, not believed of the file. Equal tasks (the layers of a stack) are loo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -32,14 +32,15 @@ def batches_of(pipeline: Pipeline) -> tuple[BatchRows, ...]:
     for size in sizes:
         batched = tuple(name for name, whole in inputs.items() if whole.shape[:1] == (size,))
         try:
-            found.append(BatchRows(batched, row_dims(pipeline, batched, size)))
+            dims = row_dims(pipeline, dict.fromkeys(batched, 0), size)
+            found.append(BatchRows(batched, dims))
         except InputError:
             continue
     return tuple(found)
 
 
-def row_dims(pipeline: Pipeline, inputs: Collection[str], size: int) -> dict[str, int]:
-    """Along which dimension each output has the ``size`` rows of these inputs.
+def row_dims(pipeline: Pipeline, inputs: Mapping[str, int], size: int) -> dict[str, int]:
+    """Along which dimension each output has the ``size`` rows that inputs have along these.
 
     An output without rows is not there; one may have several elements a row, next to each other.
     Raises InputError where something mixes the rows, or does not tell.
@@ -69,11 +70,12 @@ class _RowFollowing:
         self.graphs = TaskGraphs(self.pipeline)
         self.connections = self.pipeline.connections
 
-    def run(self, inputs: Collection[str]) -> dict[str, int]:
+    def run(self, inputs: Mapping[str, int]) -> dict[str, int]:
         """The dimension of each output's rows."""
         pieces = self.pipeline.metadata.tensor_slices
         for name, piece in pieces.inputs.items():
-            self.rows[name] = Rows(0, *piece.placements[0]) if piece.origin in inputs else None
+            dim = inputs.get(piece.origin)
+            self.rows[name] = None if dim is None else Rows(dim, *piece.placements[dim])
         queues = [deque(names) for names in self.connections.order.values()]
         while any(queues):
             before = sum(map(len, queues))
@@ -153,11 +155,11 @@ class _RowFollowing:
 
 
 def _row_dims_of_graph(
-    graph: IRGraph, originals: MetadataTensors, inputs: Collection[str], size: int
+    graph: IRGraph, originals: MetadataTensors, inputs: Mapping[str, int], size: int
 ) -> dict[str, int]:
     """As `row_dims`, from the graph that a pipeline was built from in this process."""
     given, made = _by_place(originals.inputs), _by_place(originals.outputs)
-    rows = [Rows(0, 0, size) if name in inputs else None for name in given]
+    rows = [Rows(inputs[name], 0, size) if name in inputs else None for name in given]
     ends = [*graph.outputs, *graph.updates.values()]
     found = follow_rows(graph, rows, Annotations(graph), ends)
     for old, changed in zip(graph.updates, found[len(made) :], strict=True):

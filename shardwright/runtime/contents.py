@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from shardwright.engine.generator import Slices, part_of
-from shardwright.engine.program import constants_of
+from shardwright.engine.program import constants_of, is_training
 from shardwright.engine.slot import LoadedSlot, wholes_of
 from shardwright.errors import RunError, WeightError
 from shardwright.ir.tensor_meta import torch_dtype
@@ -142,13 +142,21 @@ def shared_constants(document: Document, trained: Document) -> dict[str, str]:
 
 
 def check_updates(document: Document, trained: Document, shared: Mapping[str, str]) -> None:
-    """Raise RunError where a step would change some copies of a state and leave others.
+    """Raise RunError where a program would change some copies of a state and leave others.
 
-    ``document`` is another step on the state of ``trained``; ``shared`` says which constant of that
-    each of its constants is.
+    ``document`` is another program on the state of ``trained``; ``shared`` says which constant of
+    that each of its constants is. Where ``trained`` is of a model, what it does not change itself
+    may lie packed on the slots, so no other program may change it.
     """
     if document.training is None:
         return
+    if not is_training(trained):
+        kept = set(shared.values()).difference(trained.replaces.values())
+        if other := [old for old in document.replaces.values() if shared.get(old) in kept]:
+            raise RunError(
+                f"the program {document.name!r} changes {other[0]!r} for these sizes, which it "
+                "leaves for those of the first one; build a pipeline for them by itself"
+            )
     replaced = wholes_of(document, document.training.replaces.values())
     changed = {whole.name for whole in replaced.values()}
     theirs = {

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from msgspec.structs import replace
 
-from shardwright.engine.generator import Slices
+from shardwright.engine.generator import Generator, Slices
 from shardwright.engine.program import is_training
 from shardwright.engine.slot import torch_device
 from shardwright.engine.timeline import Timeline
@@ -34,20 +34,35 @@ from shardwright.launch.protocol import EngineOptions
 from shardwright.launch.torchrun import TorchrunRank, is_torchrun, outputs_on_first_slot
 from shardwright.launch.worker import Reply
 from shardwright.pipeline import Device, Pipeline, check
+from shardwright.runtime.contents import check_updates, shared_constants
 
 T = TypeVar("T")
 
 
+class LoadedProgram(NamedTuple):
+    """A pipeline on the slots: its number, and what cuts and joins for it."""
+
+    number: int
+    generator: Generator
+    pipeline: object
+    """What was given; kept, as it may be known by its id."""
+
+
 class Driver:
-    """A pipeline on a backend; a context manager.
+    """A pipeline on a backend, and others on the same slots; a context manager.
 
     ``in_flight`` is how many calls may be under way at once.
     """
 
-    def __init__(self, pipeline: Pipeline, backend: Backend, in_flight: int) -> None:
+    def __init__(self, pipeline: Pipeline, start: Start, backend: Backend, in_flight: int) -> None:
         self.pipeline = pipeline
+        self._start = start
+        self._slot = start.slot_of(pipeline)
+        self._generator = Generator(pipeline, self._slot if is_training(pipeline) else None)
         self._backend = backend
         self._in_flight = in_flight
+        self._loaded: dict[object, LoadedProgram] = {}
+        self._loading = threading.Lock()
         self._under_way: deque[Future[Any]] = deque()
         self._beginning = threading.Lock()
         self._lock = threading.Lock()
@@ -89,6 +104,25 @@ class Driver:
         traceback: TracebackType | None,
     ) -> None:
         self._close(abort=kind is not None)
+
+    def _program(self, key: object, read: Callable[[], Pipeline], given: object) -> LoadedProgram:
+        """The program of a key: the pipeline that ``read`` gives, loaded at its first use.
+
+        Its constants are the first pipeline's where they have the same names and placements. Raises
+        what ``read`` raises, and RunError where it changes other state than the first.
+        """
+        with self._loading:
+            if key not in self._loaded:
+                prepared = self._start.arranged(read())
+                shared = shared_constants(prepared, self.pipeline)
+                check_updates(prepared, self.pipeline, shared)
+                others = {k: info for k, info in prepared.tensors.items() if k not in shared}
+                prepared.weights.check(others)
+                number, loaded = self._ask(lambda: self._backend.load(prepared, shared))
+                loaded.result()
+                slot = self._slot if is_training(prepared) else None
+                self._loaded[key] = LoadedProgram(number, Generator(prepared, slot), given)
+            return self._loaded[key]
 
     def _ask(self, ask: Callable[[], T]) -> T:
         """Ask something of the backend; one thread at a time, so that all slots hear one order."""

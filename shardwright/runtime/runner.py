@@ -8,7 +8,8 @@
 It checks the pipeline, loads it onto its device slots once and keeps it there between calls. Calls
 take what the original model takes and give what it gives; several may be under way at once, and
 finish in the order they began. A call may have fewer rows than the pipeline was captured with where
-its operators keep rows apart (`row_padding`).
+its operators keep rows apart (`row_padding`). Of a `Bundle` each call runs the pipeline for its
+sizes; all of them are on the same slots, and share their constants.
 """
 
 from __future__ import annotations
@@ -22,21 +23,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from shardwright.engine.generator import Generator
 from shardwright.engine.program import is_training
-from shardwright.errors import InputError, RunError
+from shardwright.errors import InputError, PipelineError, RunError
+from shardwright.ir.dynamic import DynamicShapes, Sizes, sizes_text
 from shardwright.launch.backend import Finish
 from shardwright.launch.protocol import EngineOptions
-from shardwright.pipeline import Pipeline
+from shardwright.pipeline import Bundle, Pipeline
+from shardwright.pipeline.bundle import is_bundle
+from shardwright.pipeline.rules import broken
 from shardwright.planning.row_dims import row_dims as followed
-from shardwright.runtime.driver import Driver, Start, checked
+from shardwright.runtime.driver import Driver, LoadedProgram, Start, checked
 
 
 class Runner(Driver):
     """Runs a pipeline on persistent workers; a context manager, called like the original model.
 
     pipeline
-        A `Pipeline` or the path of its file.
+        A `Pipeline` or the path of its file; or a `Bundle` or its folder.
     in_process
         Run all devices in this process and thread instead of one process per device, even if they
         are on several hosts. Under torchrun (RANK and WORLD_SIZE in the environment) this process
@@ -60,7 +63,7 @@ class Runner(Driver):
 
     def __init__(
         self,
-        pipeline: Pipeline | str | Path,
+        pipeline: Pipeline | Bundle | str | Path,
         *,
         in_process: bool = False,
         timeout: float = 60.0,
@@ -71,7 +74,10 @@ class Runner(Driver):
         npu_as_cpu: bool = False,
     ) -> None:
         start = Start(in_process=in_process, modules=modules, npu_as_cpu=npu_as_cpu)
-        self._read = checked(pipeline, modules)
+        if not isinstance(pipeline, Pipeline | Bundle) and is_bundle(Path(pipeline)):
+            pipeline = Bundle.load(pipeline)
+        self._bundle = pipeline if isinstance(pipeline, Bundle) else None
+        self._read = checked(pipeline.first if isinstance(pipeline, Bundle) else pipeline, modules)
         prepared = start.arranged(self._read)
         if is_training(prepared):
             raise RunError(
@@ -79,9 +85,12 @@ class Runner(Driver):
                 "TrainingRunner in Python"
             )
         backend = start(prepared, EngineOptions(threads, trace), timeout)
-        super().__init__(prepared, backend, in_flight or 2 * len(prepared.devices))
-        self._generator = Generator(prepared)
+        super().__init__(prepared, start, backend, in_flight or 2 * len(prepared.devices))
         self._row_dims: dict[frozenset[str], dict[str, int]] = {}
+        if self._bundle is not None:
+            sizes = next(self._bundle.sizes())
+            check_padding(self._read, self._bundle.shapes, sizes)
+            self._loaded[tuple(sizes.values())] = LoadedProgram(0, self._generator, self._bundle)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call and wait for its result. Raises InputError, or RunError and its kinds."""
@@ -94,11 +103,32 @@ class Runner(Driver):
         match those of the original model.
         """
         whole = self._generator.name(args, kwargs)
+        if self._bundle is not None:
+            return self._submit_to(self._bundle, whole)
         join: Finish = self._generator.join
         if not self._generator.has_shapes(whole):
             whole, join = self._padded(whole)
         inputs = self._generator.cut_named(whole)
         return self._begin(lambda: self._backend.run_step(inputs, join))
+
+    def _submit_to(self, bundle: Bundle, whole: dict[str, Tensor]) -> Future[Any]:
+        """Start a call on the program for its sizes. Raises InputError."""
+        shapes = bundle.shapes
+        sizes = shapes.of({name: tensor.shape for name, tensor in whole.items()})
+        made = bundle.fitting(sizes)
+
+        def read() -> Pipeline:
+            pipeline = checked(bundle.at(**made), self._start.modules, weights=False)
+            check_padding(pipeline, shapes, made)
+            return pipeline
+
+        number, generator, _ = self._program(tuple(made.values()), read, bundle)
+        inputs = generator.cut_named(shapes.pad(whole, made))
+
+        def join(outputs: dict[str, Tensor]) -> Any:
+            return generator.fold(shapes.cut(generator.join_named(outputs), sizes, made))
+
+        return self._begin(lambda: self._backend.run_step(inputs, join, program=number))
 
     def _padded(self, whole: dict[str, Tensor]) -> tuple[dict[str, Tensor], Finish]:
         """A call of fewer rows as one of all, and what cuts its result. Raises InputError."""
@@ -138,7 +168,7 @@ class Runner(Driver):
 
 
 def run(
-    pipeline: Pipeline | str | Path,
+    pipeline: Pipeline | Bundle | str | Path,
     *args: Any,
     in_process: bool = False,
     timeout: float = 60.0,
@@ -232,11 +262,38 @@ def row_dims(pipeline: Pipeline, batch: ShortBatch) -> dict[str, int]:
 def _row_dims(pipeline: Pipeline, batch: ShortBatch) -> dict[str, int]:
     said = pipeline.metadata.rows
     if not said or all(task.kind != "dfg" for task in pipeline.supertasks.values()):
-        return followed(pipeline, batch.inputs, batch.size)
+        return followed(pipeline, dict.fromkeys(batch.inputs, 0), batch.size)
     for rows in said:
         if batch.inputs == {*rows.inputs}:
             return rows.outputs
     raise InputError(
         f"the inputs with fewer rows are {', '.join(sorted(batch.inputs))}, those whose rows are "
         f"independent {' or '.join(', '.join(rows.inputs) for rows in said)}"
+    )
+
+
+def check_padding(pipeline: Pipeline, shapes: DynamicShapes, sizes: Sizes) -> None:
+    """Raise PipelineError where a bundle pads along rows that a pipeline of its files mixes.
+
+    A lowered pipeline does not tell; its index says it.
+    """
+    if any(task.kind == "dfg" for task in pipeline.supertasks.values()):
+        return
+    for name, size in shapes.sizes.items():
+        if size.padding != "rows" or sizes[name] == 1:
+            continue
+        try:
+            dims = {tensor: dim for tensor, (dim,) in size.inputs.items()}
+            found = {n: (dim,) for n, dim in followed(pipeline, dims, sizes[name]).items()}
+        except (InputError, ValueError) as error:
+            raise _wrong_padding(name, sizes, str(error)) from None
+        if found != size.outputs:
+            raise _wrong_padding(name, sizes, "outputs have them in other dimensions")
+
+
+def _wrong_padding(name: str, sizes: Sizes, why: str) -> PipelineError:
+    return broken(
+        "bundle",
+        f"the bundle pads along the {name}, whose rows its pipeline for {sizes_text(sizes)} does "
+        f"not keep apart: {why}; build it again",
     )

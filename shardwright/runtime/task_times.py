@@ -79,7 +79,7 @@ def profile_tasks(
     prepared = checked(pipeline, modules)
     start = Start(in_process=in_process, modules=modules)
     backend = start(prepared, EngineOptions(threads), timeout)
-    with Driver(prepared, backend, 1) as driver:
+    with Driver(prepared, start, backend, 1) as driver:
         return times_on(driver, n_iter, together=not in_process)
 
 

@@ -25,15 +25,8 @@ from shardwright.engine.program import default_lookahead, is_training
 from shardwright.errors import RunError
 from shardwright.launch.protocol import EngineOptions
 from shardwright.pipeline import Pipeline
-from shardwright.runtime.contents import (
-    READ,
-    WRITE,
-    Contents,
-    Parts,
-    check_updates,
-    shared_constants,
-)
-from shardwright.runtime.driver import Driver, Start, checked
+from shardwright.runtime.contents import READ, WRITE, Contents, Parts
+from shardwright.runtime.driver import Driver, LoadedProgram, Start, checked
 
 
 class TrainingRunner(Driver):
@@ -86,17 +79,14 @@ class TrainingRunner(Driver):
                 f"lookahead={lookahead} and in_flight={in_flight}; actions begun early are counted "
                 "from 0, steps under way from 1"
             )
-        self._start = Start(in_process=in_process, modules=modules, npu_as_cpu=npu_as_cpu)
-        prepared = self._start.arranged(checked(pipeline, modules))
+        start = Start(in_process=in_process, modules=modules, npu_as_cpu=npu_as_cpu)
+        prepared = start.arranged(checked(pipeline, modules))
         if not is_training(prepared):
             raise RunError("the pipeline is of a model, not of a training step; use Runner")
         early = default_lookahead(prepared) if lookahead is None else lookahead
-        backend = self._start(prepared, EngineOptions(threads, trace, early), timeout)
-        super().__init__(prepared, backend, in_flight)
-        self._slot = self._start.slot_of(prepared)
-        self._generator = Generator(prepared, self._slot)
+        backend = start(prepared, EngineOptions(threads, trace, early), timeout)
+        super().__init__(prepared, start, backend, in_flight)
         self._contents = Contents(prepared)
-        self._loaded: dict[int | str, tuple[Pipeline, int, Generator]] = {}
         self._broken: BaseException | None = None
 
     # --- steps ------------------------------------------------------------------------------
@@ -123,7 +113,8 @@ class TrainingRunner(Driver):
         this pipeline with the same names and placements. As in `evaluate`, it is loaded once.
         Raises RunError if it changes state that this pipeline does not have, and InputError.
         """
-        return self._submit(*self._load(pipeline, training=True), args, kwargs)
+        program = self._load(pipeline, training=True)
+        return self._submit(program.number, program.generator, args, kwargs)
 
     def _submit(
         self, number: int, generator: Generator, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -164,30 +155,22 @@ class TrainingRunner(Driver):
 
         Raises InputError, and RunError naming a constant of which a device holds another slice.
         """
-        number, generator = self._load(pipeline, training=False)
-        inputs = generator.cut(args, kwargs)
-        run, join = self._backend.run_step, generator.join
-        return self._ask(lambda: run(inputs, join, program=number)).result()
+        program = self._load(pipeline, training=False)
+        inputs = program.generator.cut(args, kwargs)
+        run, join = self._backend.run_step, program.generator.join
+        return self._ask(lambda: run(inputs, join, program=program.number)).result()
 
-    def _load(self, pipeline: Pipeline | str | Path, *, training: bool) -> tuple[int, Generator]:
-        """A pipeline's number, and what cuts and joins for it; loaded at its first use."""
-        key = id(pipeline) if isinstance(pipeline, Pipeline) else str(pipeline)
-        if key not in self._loaded:
-            read = checked(pipeline, self._start.modules, weights=False)
-            if is_training(read) and not training:
+    def _load(self, pipeline: Pipeline | str | Path, *, training: bool) -> LoadedProgram:
+        """The program of a pipeline."""
+
+        def read() -> Pipeline:
+            found = checked(pipeline, self._start.modules, weights=False)
+            if is_training(found) and not training:
                 raise RunError("the pipeline is of a training step; evaluate one of the model")
-            prepared = self._start.arranged(read)
-            shared = shared_constants(prepared, self.pipeline)
-            check_updates(prepared, self.pipeline, shared)
-            others = {k: info for k, info in prepared.tensors.items() if k not in shared}
-            prepared.weights.check(others)
-            number, loaded = self._ask(lambda: self._backend.load(prepared, shared))
-            loaded.result()
-            kept = pipeline if isinstance(pipeline, Pipeline) else prepared
-            made = Generator(prepared, self._slot)
-            self._loaded[key] = (kept, number, made)
-        _, number, generator = self._loaded[key]
-        return number, generator
+            return found
+
+        key = id(pipeline) if isinstance(pipeline, Pipeline) else str(pipeline)
+        return self._program(key, read, pipeline)
 
     # --- state ------------------------------------------------------------------------------
 

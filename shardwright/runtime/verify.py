@@ -27,7 +27,8 @@ from torch.overrides import TorchFunctionMode
 from shardwright.errors import VerifyError
 from shardwright.ir import IRGraph
 from shardwright.ir.structure import Tree, describe_result, leaves
-from shardwright.pipeline import Pipeline
+from shardwright.pipeline import Bundle, Pipeline
+from shardwright.pipeline.bundle import first_of
 from shardwright.profiling.clock import computing_threads
 from shardwright.runtime.contents import Contents
 from shardwright.runtime.runner import Runner
@@ -76,7 +77,7 @@ class Report:
 
 
 def verify(
-    pipeline: Pipeline | str | Path,
+    pipeline: Pipeline | Bundle | str | Path,
     model: Callable[..., Any] | IRGraph,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
@@ -88,7 +89,7 @@ def verify(
     modules: Sequence[str] = (),
     npu_as_cpu: bool = False,
 ) -> Report:
-    """Compare a pipeline with a model on one call.
+    """Compare a pipeline, or the one of a bundle for the call's sizes, with a model on one call.
 
     With ``tolerance`` 0 every output must be bitwise equal (NaN equals NaN); otherwise
     ``max|a - b| <= tolerance * max|b|`` for each, where ``b`` is the model's output. Raises
@@ -133,14 +134,14 @@ def verify(
     return report
 
 
-def other_weights(pipeline: Pipeline | str | Path, model: object) -> dict[str, Tensor]:
+def other_weights(pipeline: Pipeline | Bundle | str | Path, model: object) -> dict[str, Tensor]:
     """The file's parameters and buffers that are not the model's of the same name.
 
     Of the same shape and dtype, that is: what is stored under another name is not compared.
     """
     if not isinstance(model, torch.nn.Module):
         return {}
-    document = pipeline if isinstance(pipeline, Pipeline) else Pipeline.load(pipeline)
+    document = first_of(pipeline)
     named = Contents(document)
     stored = document.weights.load(document.tensors)
     found = {
@@ -157,7 +158,7 @@ def other_weights(pipeline: Pipeline | str | Path, model: object) -> dict[str, T
     }
 
 
-def _about_weights(pipeline: Pipeline | str | Path, model: object) -> str:
+def _about_weights(pipeline: Pipeline | Bundle | str | Path, model: object) -> str:
     """What there is to say where outputs differ since weights do."""
     names = list(other_weights(pipeline, model))
     if not names:

@@ -16,7 +16,8 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, overload
 
 import torch
 from torch import nn
@@ -31,7 +32,30 @@ from shardwright.ir.values import IRValue
 from shardwright.tracing.boundary import TracedGraph, contents_of
 from shardwright.tracing.flat import FlatModel, check_wrapped
 from shardwright.tracing.origins import constructor_arguments
+from shardwright.tracing.program_set import Dynamic, ProgramSet
 from shardwright.tracing.tracer import one_at_a_time, trace_program
+
+
+@overload
+def capture(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    name: str | None = None,
+) -> IRGraph: ...
+
+
+@overload
+def capture(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    name: str | None = None,
+    dynamic: Dynamic,
+    buckets: Mapping[str, Sequence[int]] | None = None,
+) -> ProgramSet: ...
 
 
 def capture(
@@ -40,7 +64,9 @@ def capture(
     kwargs: Mapping[str, Any] | None = None,
     *,
     name: str | None = None,
-) -> IRGraph:
+    dynamic: Dynamic | None = None,
+    buckets: Mapping[str, Sequence[int]] | None = None,
+) -> IRGraph | ProgramSet:
     """Capture the graph of ``model(*args, **kwargs)`` for tensors of these shapes and dtypes.
 
     The contents of tensors are not read. Shapes, strings, numbers and None become part of the
@@ -50,14 +76,32 @@ def capture(
     A model created under `empty_weights` is captured without contents. ``name`` names the graph,
     by default after the model's class.
 
+    With ``dynamic`` the result is a `ProgramSet`, which has a graph for each combination of sizes.
+    ``dynamic`` names the dimensions of inputs that vary, ``{"x": {0: "batch", 1: "length"}}``, or
+    has further calls of other sizes, tuples of positional or dicts of keyword arguments. Sizes are
+    padded up to those in ``buckets``, by name; to powers of two by default.
+
     Raises CaptureError if the model cannot be captured, with the line and what to do.
     """
+    if dynamic is None and buckets is None:
+        return _captured(model, args, kwargs, name)
+    if dynamic is None:
+        raise CaptureError("buckets are of sizes that vary; name these with dynamic=")
+    arguments, tensors = _take_apart(model, args, kwargs or {})
+    make = partial(_captured, name=name)
+    return ProgramSet(make, model, arguments, tensors, dynamic, buckets)
+
+
+def _captured(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None, name: str | None
+) -> IRGraph:
+    """The graph of one call."""
     with one_at_a_time():  # Another capture of this model may have other tensors in its place.
         arguments, tensors = _take_apart(model, args, kwargs or {})
         flat = FlatModel(model, arguments)
         contents = contents_of(model)
         program = trace_program(flat, tensors)
-        graph = TracedGraph(name or type(model).__name__, flat, program, contents).finish(2)
+        graph = TracedGraph(name or type(model).__name__, flat, program, contents).finish(3)
         graph.training = model.training
     return graph
 

@@ -23,6 +23,7 @@ from shardwright.planning import Plan, plan_beside
 from shardwright.runtime.training_runner import TrainingRunner
 from shardwright.tracing import capture_step, compile_ir
 from shardwright.tracing.closures import Closure, find_closure, unchanged
+from shardwright.tracing.program_set import share_names
 from shardwright.training.data import Batch, Data, Loading
 from shardwright.training.logs import means
 from shardwright.training.program import TrainingProgram, batch_size, first_microbatch, say_batched
@@ -266,33 +267,3 @@ def _eval_mode(closure: Closure) -> Iterator[None]:
     finally:
         for module, training in zip(modules, modes, strict=True):
             module.training = training
-
-
-# --- names of shared state ------------------------------------------------------------------------
-
-
-def share_names(graph: IRGraph, trained: IRGraph) -> IRGraph:
-    """``graph``, its stored values named as in ``trained`` where they are the same tensors.
-
-    States without a tensor yet, as an optimizer's before its first step, keep their names.
-    """
-    known = {id(tensor): trained.values[value].names for value, tensor in trained.tensors.items()}
-    taken = {name for value in (*trained.stored(), *graph.stored()) for name in value.names}
-    theirs = {name for value in trained.stored() for name in value.names}
-    for value in graph.stored():
-        tensor = graph.tensors.get(value.id)
-        if tensor is None:
-            continue
-        if id(tensor) in known:
-            value.names = known[id(tensor)]
-        elif not theirs.isdisjoint(value.names):
-            value.names = tuple(_free(name, taken) for name in value.names)
-    return graph
-
-
-def _free(name: str, taken: set[str]) -> str:
-    number = 1
-    while f"{name}__{number}" in taken:
-        number += 1
-    taken.add(f"{name}__{number}")
-    return f"{name}__{number}"

@@ -159,7 +159,7 @@ def test_a_lowered_file_whose_rows_are_mixed_takes_all_of_them(tmp_path: Path) -
 def test_a_split_file_whose_rows_are_mixed_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.json"
     built(Mixing("mean"), torch.randn(ROWS, 8), mesh={"data": 2}).save(path)
-    with pytest.raises(InputError, match=r"has 4 rows.*mixes the rows of the batch.*give 6 rows"):
+    with pytest.raises(InputError, match=r"has 4 rows.*mixes the rows.*give 6 rows"):
         sw.run(path, torch.randn(4, 8), in_process=True)
 
 

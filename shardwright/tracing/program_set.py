@@ -1,0 +1,450 @@
+"""A model's graphs for inputs whose sizes vary.
+
+    dynamic = {"tokens": {0: "batch", 1: "length"}, "mask": {0: "batch", 1: "length"}}
+    programs = sw.capture(model, (tokens, mask), dynamic=dynamic)
+
+Each graph has fixed sizes; there is one for each combination that was asked for. A size is padded
+up to a bucket where that is proved, or was tried, to change nothing:
+
+rows
+    Dimension annotations say that every operator keeps the rows of this dimension apart, and no
+    buffer is made from them.
+mask
+    An input with ``mask`` in its name has this dimension. The model was run on a part of the
+    example, and on that part padded to all of it, with zeros in the mask and twice with other
+    content elsewhere: outputs are the same where both have some.
+
+Any other size has a graph of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardwright.errors import CaptureError, InputError
+from shardwright.ir.dynamic import DynamicShapes, DynamicSize, Sizes, padded, sizes_text
+from shardwright.ir.execute import run_flat
+from shardwright.ir.graph import IRGraph
+from shardwright.ir.operators import is_random
+from shardwright.ir.structure import (
+    Arguments,
+    flatten_call,
+    leaves,
+    rebuild,
+    rebuild_call,
+)
+from shardwright.ops.independence import Annotations, Rows, follow_rows
+
+Dynamic = Mapping[str, Mapping[int, Any] | Sequence[Any]] | Sequence[Any]
+"""Names of sizes by input and dimension; or other calls, the sizes that differ in them varying."""
+Tensors = Mapping[str, torch.Tensor]
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+"""How far an output may differ by rounding, of its largest value; that of halves is `OF_HALVES`."""
+OF_HALVES = 2e-2
+LARGEST_BUCKET = 1 << 40
+"""A `torch.export.Dim` with no largest size has a number above this."""
+
+
+class ProgramSet:
+    """The graphs of a model for inputs of varying sizes; `capture` with ``dynamic`` makes it.
+
+    model
+        It stays as it was at the first capture: the same parameters, in the same mode.
+    shapes
+        Which sizes vary, and how they are padded.
+    graphs
+        By the sizes, in the order of ``shapes.sizes``.
+    first
+        The graph that a plan is made for; its sizes are the example's, rounded up.
+    """
+
+    def __init__(
+        self,
+        capture: Callable[..., IRGraph],
+        model: nn.Module,
+        arguments: Arguments,
+        example: Sequence[torch.Tensor],
+        dynamic: Dynamic,
+        buckets: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        self.model = model
+        self._capture = capture
+        self._arguments = arguments
+        names = [leaf.name for leaf in leaves(arguments)]
+        self._example: Tensors = dict(zip(names, example, strict=True))
+        named = DynamicShapes(
+            _with_buckets(_named_sizes(self._arguments, self._example, dynamic), dynamic, buckets),
+            tuple(name for name in names if "mask" in name.lower()),
+        )
+        probe = _Probe(self._captured, named, self._example)
+        self.shapes = probe.run()
+        made = self.shapes.rounded(probe.sizes)
+        self.first = probe.graph(made)
+        self.graphs: dict[tuple[int, ...], IRGraph] = {_key(made): self.first}
+        for key, graph in probe.graphs.items():
+            sizes = dict(zip(named.sizes, key, strict=True))
+            if key not in self.graphs and sizes == self.shapes.rounded(sizes):
+                self._keep(key, graph)
+
+    @property
+    def name(self) -> str:
+        """The first graph's."""
+        return self.first.name
+
+    def at(self, **sizes: int) -> IRGraph:
+        """The graph for exactly these sizes, captured where there is none. Raises CaptureError."""
+        key = tuple(sizes[name] for name in self.shapes.sizes)
+        if key not in self.graphs:
+            self._keep(key, self._captured(self.shapes, sizes))
+        return self.graphs[key]
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the graph for a call's sizes, as the model would; see `IRGraph.run`."""
+        tensors = dict(zip(self._example, flatten_call(self._arguments, args, kwargs), strict=True))
+        sizes = self.shapes.of(_shapes(tensors))
+        made = self.shapes.rounded(sizes)
+        graph = self.at(**made)
+        outputs = self.shapes.cut(_outputs(graph, self.shapes.pad(tensors, made)), sizes, made)
+        assert graph.out_structure is not None
+        return rebuild(graph.out_structure, [*outputs.values()])
+
+    def _captured(self, shapes: DynamicShapes, sizes: Sizes) -> IRGraph:
+        """The graph of the example with these sizes. Raises CaptureError."""
+        tensors = resized(self._example, shapes, sizes)
+        call = rebuild_call(self._arguments, [*tensors.values()])
+        return self._capture(self.model, call.args, call.kwargs)
+
+    def _keep(self, key: tuple[int, ...], graph: IRGraph) -> None:
+        """Add a graph, its stored values named as in the first. Raises CaptureError."""
+        _check_same_model(graph, self.first)
+        sizes = dict(zip(self.shapes.sizes, key, strict=True))
+        for name, size in self.shapes.sizes.items():
+            if size.padding == "rows" and sizes[name] > 1:
+                _check_rows(graph, name, size, sizes)
+        self.graphs[key] = share_names(graph, self.first)
+
+    def __str__(self) -> str:
+        lines = [f"programs of {self.name}", *str(self.shapes).split("\n")]
+        for key, graph in self.graphs.items():
+            sizes = dict(zip(self.shapes.sizes, key, strict=True))
+            lines.append(f"{sizes_text(sizes)}: {len(graph.nodes)} nodes")
+        return "\n  ".join(lines)
+
+
+def resized(tensors: Tensors, shapes: DynamicShapes, sizes: Sizes) -> dict[str, torch.Tensor]:
+    """Tensors like these with other sizes: cut, or with copies of their last slices behind them."""
+    found = dict(tensors)
+    for name, size in shapes.sizes.items():
+        for tensor, dims in size.inputs.items():
+            for dim in dims:
+                part = found[tensor].narrow(dim, 0, min(sizes[name], found[tensor].shape[dim]))
+                found[tensor] = padded(part, dim, sizes[name]).contiguous()
+    return found
+
+
+def _check_same_model(graph: IRGraph, first: IRGraph) -> None:
+    """Raise CaptureError where the model is not what it was when ``first`` was captured."""
+    if graph.training != first.training:
+        mode = "train" if first.training else "eval"
+        raise CaptureError(
+            f"the model was in {mode} mode for its other sizes; call {mode}() before"
+        )
+    held = {
+        name: first.tensors.get(value.id)
+        for value in first.stored()
+        for name in value.names
+        if value.role in ("param", "buffer")
+    }
+    for value in graph.stored():
+        tensor, name = graph.tensors.get(value.id), value.names[0]
+        if value.role in ("param", "buffer") and held.get(name, tensor) is not tensor:
+            raise CaptureError(
+                f"{name!r} is another tensor than when the model was captured for its other "
+                "sizes; capture it for all of them again"
+            )
+
+
+def _check_rows(graph: IRGraph, name: str, size: DynamicSize, sizes: Sizes) -> None:
+    """Raise CaptureError where the model mixes rows for these sizes, and not for others."""
+    try:
+        why = "" if row_outputs(graph, size, sizes[name]) == size.outputs else "outputs have others"
+    except InputError as error:
+        why = str(error)
+    if why:
+        raise CaptureError(
+            f"for {sizes_text(sizes)} the model mixes the rows of {name!r}, which it keeps apart "
+            f"for the sizes of the example: {why}; capture these sizes by themselves"
+        )
+
+
+def row_outputs(graph: IRGraph, size: DynamicSize, rows: int) -> dict[str, tuple[int, ...]]:
+    """The dimension of each output with the rows of a size. Raises InputError where they mix."""
+    assert graph.in_structure is not None
+    names = [leaf.name for leaf in leaves(graph.in_structure)]
+    if several := [tensor for tensor, dims in size.inputs.items() if len(dims) > 1]:
+        raise InputError(f"{several[0]!r} has it in several dimensions")
+    given = [Rows(size.inputs[n][0], 0, rows) if n in size.inputs else None for n in names]
+    ends = [*graph.outputs, *graph.updates.values()]
+    found = follow_rows(graph, given, Annotations(graph), ends)
+    for old, changed in zip(graph.updates, found[len(graph.outputs) :], strict=True):
+        if changed is not None:
+            raise InputError(f"the buffer {graph.values[old].name!r} is made from all rows")
+    made = zip(graph.output_names, found, strict=False)
+    return {name: (its.dim,) for name, its in made if its is not None}
+
+
+def _key(sizes: Sizes) -> tuple[int, ...]:
+    return tuple(sizes.values())
+
+
+def _shapes(tensors: Tensors) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _outputs(graph: IRGraph, tensors: Tensors) -> dict[str, torch.Tensor]:
+    """The outputs of a graph by name."""
+    with torch.no_grad():
+        results = run_flat(graph, [*tensors.values()])
+    return dict(zip(graph.output_names, results, strict=False))
+
+
+# --- names of stored values -----------------------------------------------------------------------
+
+
+def share_names(graph: IRGraph, first: IRGraph) -> IRGraph:
+    """``graph``, its stored values named as in ``first`` where they are the same tensors.
+
+    States without a tensor yet, as an optimizer's before its first step, keep their names.
+    """
+    known = {id(tensor): first.values[value].names for value, tensor in first.tensors.items()}
+    taken = {name for value in (*first.stored(), *graph.stored()) for name in value.names}
+    theirs = {name for value in first.stored() for name in value.names}
+    for value in graph.stored():
+        tensor = graph.tensors.get(value.id)
+        if tensor is None:
+            continue
+        if id(tensor) in known:
+            value.names = known[id(tensor)]
+        elif not theirs.isdisjoint(value.names):
+            value.names = tuple(_free(name, taken) for name in value.names)
+    return graph
+
+
+def _free(name: str, taken: set[str]) -> str:
+    number = 1
+    while f"{name}__{number}" in taken:
+        number += 1
+    taken.add(f"{name}__{number}")
+    return f"{name}__{number}"
+
+
+# --- which sizes vary -----------------------------------------------------------------------------
+
+
+def _named_sizes(
+    arguments: Arguments, tensors: Tensors, dynamic: Dynamic
+) -> dict[str, dict[str, tuple[int, ...]]]:
+    """The dimensions of inputs that have each size. Raises CaptureError."""
+    found: dict[str, dict[str, tuple[int, ...]]] = {}
+    places = (
+        _of_names(tensors, dynamic)
+        if isinstance(dynamic, Mapping)
+        else _of_calls(arguments, tensors, dynamic)
+    )
+    for name, tensor, dim in places:
+        dims = found.setdefault(name, {})
+        dims[tensor] = (*dims.get(tensor, ()), dim)
+    if not found:
+        raise CaptureError(
+            'no size varies; name some, as in dynamic={"x": {0: "batch"}}, or give calls of other '
+            "sizes, dynamic=[(x2,)]"
+        )
+    return found
+
+
+def _of_names(
+    tensors: Tensors, dynamic: Mapping[str, Mapping[int, Any] | Sequence[Any]]
+) -> Iterator[tuple[str, str, int]]:
+    """Name, input and dimension of each size that is named."""
+    for tensor, dims in dynamic.items():
+        if tensor not in tensors:
+            raise CaptureError(
+                f"dynamic names the input {tensor!r}; the inputs are {', '.join(tensors)}"
+            )
+        ndim = tensors[tensor].ndim
+        pairs = dims.items() if isinstance(dims, Mapping) else enumerate(dims)
+        for dim, name in pairs:
+            if name is None:
+                continue
+            text = name if isinstance(name, str) else getattr(name, "__name__", "")
+            if not re.fullmatch(r"[\w.-]+", text):
+                raise CaptureError(
+                    f"dynamic names dimension {dim} of {tensor!r} {name!r}; a name is a word, or a "
+                    "torch.export.Dim"
+                )
+            if type(dim) is not int or not -ndim <= dim < ndim:
+                raise CaptureError(f"{tensor!r} has {ndim} dimensions, and dynamic names {dim!r}")
+            yield text, tensor, dim % ndim
+
+
+def _of_calls(
+    arguments: Arguments, tensors: Tensors, calls: Sequence[Any]
+) -> Iterator[tuple[str, str, int]]:
+    """Name, input and dimension of each size that differs in one of several calls."""
+    examples = [list(tensors.values())]
+    for call in calls:
+        args = () if isinstance(call, dict) else call if isinstance(call, tuple) else (call,)
+        try:
+            examples.append(flatten_call(arguments, args, call if isinstance(call, dict) else {}))
+        except InputError as error:
+            raise CaptureError(f"a call of dynamic is not like the first: {error}") from None
+    names: dict[tuple[int, ...], str] = {}
+    for tensor, found in zip(tensors, zip(*examples, strict=True), strict=True):
+        if len({each.ndim for each in found}) > 1:
+            raise CaptureError(f"{tensor!r} has not as many dimensions in each call of dynamic")
+        for dim, sizes in enumerate(zip(*(each.shape for each in found), strict=True)):
+            if len({*sizes}) > 1:
+                yield names.setdefault(sizes, f"{tensor}_{dim}"), tensor, dim
+
+
+def _with_buckets(
+    named: Mapping[str, dict[str, tuple[int, ...]]],
+    dynamic: Dynamic,
+    buckets: Mapping[str, Sequence[int]] | None,
+) -> dict[str, DynamicSize]:
+    """The sizes with the buckets that are given for them. Raises CaptureError."""
+    given = _limits(dynamic) | {name: tuple(sizes) for name, sizes in (buckets or {}).items()}
+    for name, sizes in given.items():
+        if name not in named:
+            raise CaptureError(f"buckets names {name!r}; the sizes are {', '.join(named)}")
+        if not all(type(size) is int and size > 0 for size in sizes):
+            raise CaptureError(f"the buckets of {name!r} are {sizes}; give numbers from 1 up")
+    return {
+        name: DynamicSize(inputs, buckets=tuple(sorted({*given.get(name, ())})))
+        for name, inputs in named.items()
+    }
+
+
+def _limits(dynamic: Dynamic) -> dict[str, tuple[int, ...]]:
+    """Powers of two up to the largest size of each `torch.export.Dim` that has one."""
+    found = {}
+    for dims in dynamic.values() if isinstance(dynamic, Mapping) else ():
+        for dim in dims.values() if isinstance(dims, Mapping) else dims:
+            most = getattr(dim, "max", None)
+            if type(most) is int and most < min(LARGEST_BUCKET, sys.maxsize):
+                powers = (1 << power for power in range(most.bit_length()))
+                found[dim.__name__] = (*powers, most)
+    return found
+
+
+# --- which sizes may be padded --------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Probe:
+    """Finds how each size of a model may be padded; ``run`` gives the shapes with that.
+
+    ``capture`` gives the graph for sizes; all that were captured are kept.
+    """
+
+    capture: Callable[[DynamicShapes, Sizes], IRGraph]
+    shapes: DynamicShapes
+    example: Tensors
+    graphs: dict[tuple[int, ...], IRGraph] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> Sizes:
+        """The example's. Raises CaptureError."""
+        try:
+            return self.shapes.of(_shapes(self.example))
+        except InputError as error:
+            raise CaptureError(f"the example: {error}") from None
+
+    def run(self) -> DynamicShapes:
+        several = {name: max(2, size) for name, size in self.sizes.items()}
+        graph = self.graph(several)
+        found = {
+            name: self._probed(name, size, graph, several[name])
+            for name, size in self.shapes.sizes.items()
+        }
+        return DynamicShapes(found, self.shapes.masks)
+
+    def graph(self, sizes: Sizes) -> IRGraph:
+        """The graph for sizes."""
+        if _key(sizes) not in self.graphs:
+            self.graphs[_key(sizes)] = self.capture(self.shapes, sizes)
+        return self.graphs[_key(sizes)]
+
+    def _probed(self, name: str, size: DynamicSize, graph: IRGraph, rows: int) -> DynamicSize:
+        """A size with how it is padded, or why it is not."""
+        try:
+            outputs = row_outputs(graph, size, rows)
+            return DynamicSize(size.inputs, outputs, "rows", buckets=size.buckets)
+        except InputError as error:
+            why = str(error)
+        if any(mask in size.inputs for mask in self.shapes.masks):
+            try:
+                outputs = self._masked(name, size)
+                return DynamicSize(size.inputs, outputs, "mask", buckets=size.buckets)
+            except InputError as error:
+                why += f", and {error}"
+        return DynamicSize(size.inputs, reason=why, buckets=size.buckets)
+
+    def _masked(self, name: str, size: DynamicSize) -> dict[str, tuple[int, ...]]:
+        """The dimensions of outputs that have a size, which masks pad. Raises InputError."""
+        whole = self.sizes
+        if whole[name] < 2:
+            raise InputError("an example of one says nothing of the mask")
+        part = {**whole, name: max(1, 2 * whole[name] // 3)}
+        graph, shorter = self.graph(whole), self.graph(part)
+        if graph.updates or any(is_random(node) for node in graph.nodes):
+            raise InputError("the mask is not tried: the model changes buffers, or draws numbers")
+        if any(tensor.is_meta for tensor in graph.tensors.values()):
+            raise InputError("the mask is not tried: the model's weights have no contents")
+        cut = resized(self.example, self.shapes, part)
+        expected = _outputs(shorter, cut)
+        masked = DynamicShapes({name: DynamicSize(size.inputs, padding="mask")}, self.shapes.masks)
+        copies = masked.pad(cut, {name: whole[name]})
+        own = {n: copies[n] if n in self.shapes.masks else t for n, t in self.example.items()}
+        dims = _longer(_outputs(graph, copies), expected, whole[name], part[name])
+        for filled in (copies, own):
+            _check_equal(_outputs(graph, filled), expected, dims)
+        return {output: found for output, found in dims.items() if found}
+
+
+def _longer(found: Tensors, expected: Tensors, whole: int, part: int) -> dict[str, tuple[int, ...]]:
+    """The dimensions in which outputs are longer, as ``whole`` is to ``part``."""
+    dims: dict[str, tuple[int, ...]] = {}
+    for name, other in expected.items():
+        pairs = [*enumerate(zip(found[name].shape, other.shape, strict=True))]
+        dims[name] = tuple(dim for dim, (a, b) in pairs if a != b)
+        differing = [(a, b) for _, (a, b) in pairs if a != b]
+        if wrong := [(a, b) for a, b in differing if a * part != b * whole]:
+            raise InputError(
+                f"the output {name!r} has a dimension of {wrong[0][0]} for {whole} and "
+                f"{wrong[0][1]} for {part}"
+            )
+    return dims
+
+
+def _check_equal(found: Tensors, expected: Tensors, dims: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise InputError where outputs differ in what both have."""
+    for name, other in expected.items():
+        made = found[name]
+        for dim in dims[name]:
+            made = made.narrow(dim, 0, other.shape[dim])
+        if made.is_floating_point():
+            bound = TOLERANCE.get(made.dtype, OF_HALVES) * float(other.abs().max())
+            same = bool(((made - other).abs() <= bound).all())
+        else:
+            same = torch.equal(made, other)
+        if not same:
+            raise InputError(f"the output {name!r} is another one where the mask leaves a part out")
