@@ -40,7 +40,7 @@ def storage_of(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _copy_pairs(tensors: Sequence[Tensor]) -> list[Tensor]:
+def copy_pairs(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Copy each even one to the next; one that lies in memory to be written to is cloned first."""
     news, olds = tensors[::2], tensors[1::2]
     written = {storage_of(old) for old in olds}
@@ -66,7 +66,7 @@ def _stack(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 MOVES: Mapping[Does, Run] = {
-    "copy": _copy_pairs,
+    "copy": copy_pairs,
     "zero": _set_to_zero,
     "stack": _stack,
 }
@@ -172,9 +172,9 @@ class ValueOps:
         """The value in memory of its own."""
         return value.clone()
 
-    def replace(self, old: Any, new: Any) -> Any:
-        """What a constant is behind a call that replaces it.
+    def replace(self, pairs: Sequence[tuple[Any, Any]]) -> None:
+        """Give constants new contents, behind a call: pairs of a new value and a constant.
 
-        A copy: the caller of an in-process run may write to the tensors it gets.
+        They keep their memory, which other programs know.
         """
-        return new.clone()
+        copy_pairs([value for pair in pairs for value in pair])

@@ -113,7 +113,7 @@ class SlotEngine:
         self._board = board or Board.private()
         self._ops = ops or ValueOps(slot.device)
         self._clock = clock
-        self._owns = shares or self.program.is_step
+        self._owns = shares or self.program.is_step or bool(self.program.replaced)
         self._serial = transport.in_order or bool(self.program.replaced)
         self._last_given = last_given([*self.program.instructions])
         self._storages = {k: self._ops.storage(value) for k, value in slot.constants.items()}
@@ -351,9 +351,6 @@ class SlotEngine:
             self._let_leave()
             if any(posted.run is run for posted in self._posted):
                 return False
-        for new, old in self.program.replaced.items():
-            constants = self.slot.constants
-            constants[old] = self._ops.replace(constants[old], run.spaces[-2][new])
         outputs = {name: run.spaces[-2][name] for name in self.program.outputs}
         if self._owns:
             storages = self._storages.values()
@@ -361,6 +358,9 @@ class SlotEngine:
                 name: self._ops.own(value) if self._ops.storage(value) in storages else value
                 for name, value in outputs.items()
             }
+        if replaced := self.program.replaced:
+            constants, made = self.slot.constants, run.spaces[-2]
+            self._ops.replace([(made[new], constants[old]) for new, old in replaced.items()])
         for space in run.spaces[:-1]:
             space.clear()
         self._finished.append(Finished(run.step, outputs, self._events.pop(run.step, [])))

@@ -276,9 +276,8 @@ class StorageOps(ValueOps):
         """What is given out is no part of the slot."""
         return value
 
-    def replace(self, old: Any, new: Any) -> Any:
+    def replace(self, pairs: Sequence[tuple[Any, Any]]) -> None:
         """A constant keeps its memory."""
-        return old
 
 
 class SimulatedSlot:

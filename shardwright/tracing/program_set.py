@@ -10,11 +10,12 @@ rows
     Dimension annotations say that every operator keeps the rows of this dimension apart, and no
     buffer is made from them.
 mask
-    An input with ``mask`` in its name has this dimension. The model was run on a part of the
-    example, and on that part padded to all of it, with zeros in the mask and twice with other
-    content elsewhere: outputs are the same where both have some.
+    An input with ``mask`` in its name has this dimension.
 
-Any other size has a graph of its own.
+Either was tried: the model was run on a part of the example, and on that part padded to all of it,
+of a mask twice, with other content in what it leaves out. Outputs are the same where both have
+some; a model that computes with the number of its rows gives others. So is each further graph,
+against the first. Any other size has a graph of its own.
 """
 
 from __future__ import annotations
@@ -29,7 +30,14 @@ import torch
 from torch import nn
 
 from shardwright.errors import CaptureError, InputError
-from shardwright.ir.dynamic import DynamicShapes, DynamicSize, Sizes, padded, sizes_text
+from shardwright.ir.dynamic import (
+    DynamicShapes,
+    DynamicSize,
+    Padding,
+    Sizes,
+    padded,
+    sizes_text,
+)
 from shardwright.ir.execute import run_flat
 from shardwright.ir.graph import IRGraph
 from shardwright.ir.operators import is_random
@@ -86,13 +94,10 @@ class ProgramSet:
         )
         probe = _Probe(self._captured, named, self._example)
         self.shapes = probe.run()
-        made = self.shapes.rounded(probe.sizes)
+        self._asked = probe.sizes
+        self._made = made = self.shapes.rounded(self._asked)
         self.first = probe.graph(made)
         self.graphs: dict[tuple[int, ...], IRGraph] = {_key(made): self.first}
-        for key, graph in probe.graphs.items():
-            sizes = dict(zip(named.sizes, key, strict=True))
-            if key not in self.graphs and sizes == self.shapes.rounded(sizes):
-                self._keep(key, graph)
 
     @property
     def name(self) -> str:
@@ -112,7 +117,7 @@ class ProgramSet:
         sizes = self.shapes.of(_shapes(tensors))
         made = self.shapes.rounded(sizes)
         graph = self.at(**made)
-        outputs = self.shapes.cut(_outputs(graph, self.shapes.pad(tensors, made)), sizes, made)
+        outputs = self.shapes.cut(run_named(graph, self.shapes.pad(tensors, made)), sizes, made)
         assert graph.out_structure is not None
         return rebuild(graph.out_structure, [*outputs.values()])
 
@@ -126,10 +131,33 @@ class ProgramSet:
         """Add a graph, its stored values named as in the first. Raises CaptureError."""
         _check_same_model(graph, self.first)
         sizes = dict(zip(self.shapes.sizes, key, strict=True))
-        for name, size in self.shapes.sizes.items():
-            if size.padding == "rows" and sizes[name] > 1:
-                _check_rows(graph, name, size, sizes)
+        try:
+            self._check_padding(graph, sizes)
+        except InputError as error:
+            raise CaptureError(
+                f"for {sizes_text(sizes)} the model does not keep apart what it keeps apart for "
+                f"the sizes of the example: {error}; capture these sizes by themselves"
+            ) from None
         self.graphs[key] = share_names(graph, self.first)
+
+    def _check_padding(self, graph: IRGraph, sizes: Sizes) -> None:
+        """Raise InputError where a graph cannot be padded as the first can."""
+        rules = self.shapes.sizes
+        for name, size in rules.items():
+            if size.padding != "rows" or sizes[name] == 1:
+                continue
+            if row_outputs(graph, size, sizes[name]) != size.outputs:
+                raise InputError(f"the rows of {name} are in other dimensions of outputs")
+        exact = [name for name, size in rules.items() if size.padding is None]
+        if any(sizes[n] != self._made[n] for n in exact) or len(exact) == len(rules):
+            return  # Nothing that was captured has the same sizes, but for those that are padded.
+        asked = {name: min(sizes[name], self._asked[name]) for name in sizes}
+        call = resized(self._example, self.shapes, asked)
+        found, expected = (
+            self.shapes.cut(run_named(each, self.shapes.pad(call, made)), asked, made)
+            for each, made in ((graph, sizes), (self.first, self._made))
+        )
+        _check_equal(found, expected, {})
 
     def __str__(self) -> str:
         lines = [f"programs of {self.name}", *str(self.shapes).split("\n")]
@@ -172,19 +200,6 @@ def _check_same_model(graph: IRGraph, first: IRGraph) -> None:
             )
 
 
-def _check_rows(graph: IRGraph, name: str, size: DynamicSize, sizes: Sizes) -> None:
-    """Raise CaptureError where the model mixes rows for these sizes, and not for others."""
-    try:
-        why = "" if row_outputs(graph, size, sizes[name]) == size.outputs else "outputs have others"
-    except InputError as error:
-        why = str(error)
-    if why:
-        raise CaptureError(
-            f"for {sizes_text(sizes)} the model mixes the rows of {name!r}, which it keeps apart "
-            f"for the sizes of the example: {why}; capture these sizes by themselves"
-        )
-
-
 def row_outputs(graph: IRGraph, size: DynamicSize, rows: int) -> dict[str, tuple[int, ...]]:
     """The dimension of each output with the rows of a size. Raises InputError where they mix."""
     assert graph.in_structure is not None
@@ -209,7 +224,7 @@ def _shapes(tensors: Tensors) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-def _outputs(graph: IRGraph, tensors: Tensors) -> dict[str, torch.Tensor]:
+def run_named(graph: IRGraph, tensors: Tensors) -> dict[str, torch.Tensor]:
     """The outputs of a graph by name."""
     with torch.no_grad():
         results = run_flat(graph, [*tensors.values()])
@@ -385,39 +400,59 @@ class _Probe:
 
     def _probed(self, name: str, size: DynamicSize, graph: IRGraph, rows: int) -> DynamicSize:
         """A size with how it is padded, or why it is not."""
-        try:
-            outputs = row_outputs(graph, size, rows)
-            return DynamicSize(size.inputs, outputs, "rows", buckets=size.buckets)
-        except InputError as error:
-            why = str(error)
-        if any(mask in size.inputs for mask in self.shapes.masks):
+        paddings: tuple[Padding, ...] = ("rows", "mask")
+        reasons: list[str] = []
+        for padding in paddings:
             try:
-                outputs = self._masked(name, size)
-                return DynamicSize(size.inputs, outputs, "mask", buckets=size.buckets)
+                proved = row_outputs(graph, size, rows) if padding == "rows" else None
+                outputs = self._tried(name, size, padding, proved)
+                return DynamicSize(size.inputs, outputs, padding, buckets=size.buckets)
             except InputError as error:
-                why += f", and {error}"
-        return DynamicSize(size.inputs, reason=why, buckets=size.buckets)
+                reasons.append(str(error))
+        return DynamicSize(
+            size.inputs, reason="; ".join(dict.fromkeys(reasons)), buckets=size.buckets
+        )
 
-    def _masked(self, name: str, size: DynamicSize) -> dict[str, tuple[int, ...]]:
-        """The dimensions of outputs that have a size, which masks pad. Raises InputError."""
-        whole = self.sizes
-        if whole[name] < 2:
-            raise InputError("an example of one says nothing of the mask")
+    def _tried(
+        self,
+        name: str,
+        size: DynamicSize,
+        padding: Padding,
+        proved: dict[str, tuple[int, ...]] | None,
+    ) -> dict[str, tuple[int, ...]]:
+        """The dimensions of outputs that a part of the example and all of it differ in.
+
+        Raises InputError where their contents differ too, or the dimensions are not those that are
+        ``proved``.
+        """
+        if padding == "mask" and not any(mask in size.inputs for mask in self.shapes.masks):
+            raise InputError("no input is a mask of it")
+        whole = {each: max(2, count) for each, count in self.sizes.items()}
         part = {**whole, name: max(1, 2 * whole[name] // 3)}
         graph, shorter = self.graph(whole), self.graph(part)
-        if graph.updates or any(is_random(node) for node in graph.nodes):
-            raise InputError("the mask is not tried: the model changes buffers, or draws numbers")
-        if any(tensor.is_meta for tensor in graph.tensors.values()):
-            raise InputError("the mask is not tried: the model's weights have no contents")
+        check_runs(graph)
         cut = resized(self.example, self.shapes, part)
-        expected = _outputs(shorter, cut)
-        masked = DynamicShapes({name: DynamicSize(size.inputs, padding="mask")}, self.shapes.masks)
-        copies = masked.pad(cut, {name: whole[name]})
-        own = {n: copies[n] if n in self.shapes.masks else t for n, t in self.example.items()}
-        dims = _longer(_outputs(graph, copies), expected, whole[name], part[name])
-        for filled in (copies, own):
-            _check_equal(_outputs(graph, filled), expected, dims)
-        return {output: found for output, found in dims.items() if found}
+        all_of_it = resized(self.example, self.shapes, whole)
+        expected = run_named(shorter, cut)
+        tried = DynamicShapes({name: DynamicSize(size.inputs, padding=padding)}, self.shapes.masks)
+        copies = tried.pad(cut, {name: whole[name]})
+        found = run_named(graph, copies)
+        dims = _longer(found, expected, whole[name], part[name])
+        if proved is not None and dims != {n: proved.get(n, ()) for n in dims}:
+            raise InputError("outputs have the rows in other dimensions than annotations say")
+        _check_equal(found, expected, dims)
+        if padding == "mask":
+            masks = {n: t for n, t in copies.items() if n in self.shapes.masks}
+            _check_equal(run_named(graph, all_of_it | masks), expected, dims)
+        return {output: those for output, those in dims.items() if those}
+
+
+def check_runs(graph: IRGraph) -> None:
+    """Raise InputError where a graph gives not the same each time, or cannot be run here."""
+    if any(is_random(node) for node in graph.nodes):
+        raise InputError("it was not tried, as the model draws numbers (in train mode, dropout)")
+    if any(tensor.is_meta for tensor in graph.tensors.values()):
+        raise InputError("it was not tried, as the model's weights have no contents")
 
 
 def _longer(found: Tensors, expected: Tensors, whole: int, part: int) -> dict[str, tuple[int, ...]]:
@@ -439,7 +474,7 @@ def _check_equal(found: Tensors, expected: Tensors, dims: Mapping[str, tuple[int
     """Raise InputError where outputs differ in what both have."""
     for name, other in expected.items():
         made = found[name]
-        for dim in dims[name]:
+        for dim in dims.get(name, ()):
             made = made.narrow(dim, 0, other.shape[dim])
         if made.is_floating_point():
             bound = TOLERANCE.get(made.dtype, OF_HALVES) * float(other.abs().max())
@@ -447,4 +482,4 @@ def _check_equal(found: Tensors, expected: Tensors, dims: Mapping[str, tuple[int
         else:
             same = torch.equal(made, other)
         if not same:
-            raise InputError(f"the output {name!r} is another one where the mask leaves a part out")
+            raise InputError(f"the output {name!r} is another one when padded")

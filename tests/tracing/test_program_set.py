@@ -97,7 +97,7 @@ def test_a_length_is_padded_where_the_mask_leaves_it_out(causal: bool) -> None:
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (Pooled(right=False), "mixes the rows, and the output 'output' is another one where"),
+        (Pooled(right=False), "mixes the rows; the output 'output' is another one when padded"),
         (Pooled(right=True), ""),
     ],
 )
@@ -110,6 +110,54 @@ def test_a_mask_is_tried_against_the_shorter_call(model: nn.Module, reason: str)
     for length in (10, 13):
         call = tokens(2, length)
         torch.testing.assert_close(programs.run(*call), model(*call))
+
+
+class Sized(nn.Module):
+    """Every row by itself, and the number of rows in a value."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.shape[0]
+        if self.how == "number":
+            return x / rows
+        if self.how == "constant":
+            return x * torch.tensor([1.0, float(rows)] * 4)
+        return x + torch.arange(rows, 0.0, -1.0)[:, None]
+
+
+@pytest.mark.parametrize("how", ["number", "constant", "positions from the end"])
+def test_a_model_that_computes_with_its_sizes_is_not_padded(how: str) -> None:
+    """No operator mixes rows there, and yet a row depends on how many there are."""
+    model = Sized(how)
+    programs = capture(model, (torch.randn(6, 8),), dynamic={"x": BATCH})
+    assert padding(programs) == {"batch": None}
+    for rows in (5, 6, 7):
+        x = torch.randn(rows, 8)
+        assert torch.equal(programs.run(x), model(x))
+
+
+def test_a_model_that_computes_with_larger_sizes_alone() -> None:
+    class Scaled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x / max(8, x.shape[0])
+
+    programs = capture(Scaled(), (torch.randn(3, 8),), dynamic={"x": BATCH})
+    assert padding(programs) == {"batch": "rows"}
+    programs.run(torch.randn(5, 8))
+    with pytest.raises(CaptureError, match=r"for batch=16 .*: the output 'output' is another one"):
+        programs.run(torch.randn(9, 8))
+
+
+def test_dropout_in_train_mode_is_not_padded() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout())
+    programs = capture(model, (torch.randn(6, 8),), dynamic={"input": BATCH})
+    assert "dropout in 1 has no dim" in programs.shapes.sizes["batch"].reason
+    assert padding(capture(model.eval(), (torch.randn(6, 8),), dynamic={"input": BATCH})) == {
+        "batch": "rows"
+    }
 
 
 class Mixing(nn.Module):
@@ -206,8 +254,8 @@ def test_weights_without_contents_are_not_tried() -> None:
     with empty_weights():
         model = Attention().eval()
     programs = capture(model, tokens(3, 10), dynamic=TOKENS)
-    assert padding(programs) == {"batch": "rows", "length": None}
-    assert "weights have no contents" in programs.shapes.sizes["length"].reason
+    assert padding(programs) == {"batch": None, "length": None}
+    assert "weights have no contents" in programs.shapes.sizes["batch"].reason
 
 
 def test_text() -> None:
@@ -274,5 +322,5 @@ def test_a_model_that_mixes_rows_of_some_sizes_alone() -> None:
             return x - x.mean(0) if x.shape[0] > 4 else x * 2
 
     programs = capture(Sometimes(), (torch.randn(3, 8),), dynamic={"x": BATCH})
-    with pytest.raises(CaptureError, match=r"for batch=8 the model mixes the rows of 'batch'"):
+    with pytest.raises(CaptureError, match=r"for batch=8 .* not keep apart .*: mean mixes the"):
         programs.run(torch.randn(5, 8))
