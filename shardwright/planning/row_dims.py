@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from shardwright.communication import COMMUNICATION, CommunicationRow
 from shardwright.errors import InputError

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from shardwright.runtime import Runner
-from shardwright.runtime.driver import Driver
+from shardwright.runtime.driver import Driver, Start
 from tests.runtime.drivers import ROOT
 from tests.runtime.sketch import chain, chain_result
 
@@ -33,7 +33,7 @@ def test_no_more_calls_are_under_way_than_in_flight_whoever_begins_them() -> Non
 
     with ThreadPoolExecutor(16) as pool:
         backend = type("Nothing", (), {"close": lambda self, abort: None})()
-        driver = Driver(chain(1), backend, 2)
+        driver = Driver(chain(1), Start(in_process=True), backend, 2)
         with ThreadPoolExecutor(8) as callers:
             for _ in range(40):
                 callers.submit(driver._begin, lambda: pool.submit(work))
