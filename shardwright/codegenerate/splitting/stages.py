@@ -355,8 +355,8 @@ class _Partitioned:
         slots = {device: SlotGraph.empty(device, inference) for device in devices}
         self.holdings = StageHoldings(graph, slots, _renamed(cluster, self.meshes))
         self._write(placed, by_node)
+        self.updates = dict(self._updates())  # before outputs: one that changes is where it changes
         self.leaving = {value_id: self._output(value_id) for value_id in _made(graph)}
-        self.updates = dict(self._updates())
         self.leaving |= self.holdings.leaving
         self.names = PortNames(graph, ends)
         self.names.add(set(self.leaving))
