@@ -126,6 +126,10 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         )
 
+    def __repr__(self) -> str:
+        hosts, slots = len(self.hosts), len(self.devices)
+        return f"Cluster(hosts={hosts}, slots={slots}, device={self.device.name!r})"
+
     @property
     def devices(self) -> tuple[str, ...]:
         """All devices, host by host."""

@@ -52,7 +52,7 @@ class NodeList(list[T]):
         return self
 
 
-@dataclass(slots=True, weakref_slot=True)
+@dataclass(slots=True, weakref_slot=True, repr=False)
 class IRGraph:
     """Values and nodes in execution order.
 
@@ -191,6 +191,12 @@ class IRGraph:
         stored value has no contents, GraphError where a node is before one that it needs.
         """
         return run_graph(self, args, kwargs)
+
+    def __repr__(self) -> str:
+        return (
+            f"IRGraph(name={self.name!r}, inputs={len(self.inputs)}, nodes={len(self.nodes)}, "
+            f"outputs={len(self.outputs)})"
+        )
 
     def __str__(self) -> str:
         return format_graph(self)

@@ -148,6 +148,12 @@ class Pipeline(Document, dict=True):
         """The supertasks that a device runs, in order. Raises KeyError for an unknown device."""
         return self.connections.order[device]
 
+    def __repr__(self) -> str:
+        return (
+            f"Pipeline(devices={len(self.devices)}, supertasks={len(self.supertasks)}, "
+            f"tensors={len(self.tensors)})"
+        )
+
     def __str__(self) -> str:
         return format_pipeline(self)
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import closing
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -65,6 +65,11 @@ class _StepUnderWay:
     batch: Batch
     rates: dict[str, float]
     outcome: Future[Any]
+    ended: list[float] = field(default_factory=list)
+    """When it ended, as soon as that is noted; the run may ask for the outcome later."""
+
+    def __post_init__(self) -> None:
+        self.outcome.add_done_callback(lambda _: self.ended.append(time.monotonic()))
 
 
 class TrainLoop:
@@ -282,7 +287,7 @@ class TrainLoop:
     def _finish(self, step: _StepUnderWay) -> StepReport | None:
         """Wait for a step; what to report of it, on the rank that reports."""
         outcome = step.outcome.result()
-        now = time.monotonic()
+        now = step.ended[0] if step.ended else time.monotonic()
         seconds, self._finished_at = now - self._finished_at, now
         self._result.steps = step.position.step
         if not self._is_rank_zero:

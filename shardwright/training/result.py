@@ -20,7 +20,7 @@ _STEPS_OWN = ("optimizer.", "grad.")
 """How names of state begin that is not the model's."""
 
 
-@dataclass
+@dataclass(repr=False)
 class TrainResult:
     """The result of `train`. Under torchrun, only rank 0 has reports.
 
@@ -42,6 +42,13 @@ class TrainResult:
     reports: list[StepReport] = field(default_factory=list)
     model: dict[str, Tensor] = field(default_factory=dict)
     state: dict[str, Tensor] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        said = f"steps={self.steps}, "
+        if self.reports:
+            said += f"first_loss={self.losses[0]:.6g}, last_loss={self.losses[-1]:.6g}, "
+            said += f"seconds={sum(self.seconds):.3g}, evaluations={len(self.evaluations)}, "
+        return f"TrainResult({said}plan={self.plan.policy!r}, slots={len(self.plan.devices)})"
 
     @property
     def losses(self) -> list[float]:

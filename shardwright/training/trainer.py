@@ -106,7 +106,8 @@ def train(
         How often lost workers are replaced, from the last checkpoint on.
     log, tensorboard, quiet
         A file of JSON lines, a directory for TensorBoard, and whether to show nothing. Progress
-        goes to the error stream: a line for each phase before the first step, then steps.
+        goes to the error stream: a line for each phase before the first step and each note of the
+        plan, then steps.
     trace
         A file for a Chrome trace of all devices in each step, in the format of `simulate`. It grows
         with the number of steps.
@@ -160,6 +161,8 @@ def train(
     first = loading.first()
     display.note(f"capturing the step with a batch of {shape_text(first)}")
     program, plan = program_with(step_fn, first, asked, plan=plan, seed=seed, note=display.note)
+    for text in plan.notes:
+        display.note(f"note: {text}")
     builder = ProgramBuilder(program.graph, plan, device_kind, lower)
     evaluation = None
     if evaluate is not None and eval_data is not None:

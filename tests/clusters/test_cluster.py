@@ -74,3 +74,8 @@ def test_a_cluster_is_a_plain_value():
 def test_what_cannot_be_is_refused(build, message):
     with pytest.raises(PlanError, match=message):
         build()
+
+
+def test_the_representation_is_a_line():
+    cluster = Cluster.of(64, 8)
+    assert repr(cluster) == str(cluster) == "Cluster(hosts=8, slots=64, device='cpu-core')"

@@ -26,6 +26,14 @@ def test_values_and_nodes_share_one_count_of_ids():
     assert graph.node_by_id() == {2: node}
 
 
+def test_the_representation_is_a_line():
+    graph = IRGraph("g")
+    x = graph.new_value("x", (2,), "f32", role="input")
+    graph.inputs.append(x.id)
+    graph.emit("aten.relu.default", [x.id], [graph.new_value("y", (2,), "f32").id])
+    assert repr(graph) == "IRGraph(name='g', inputs=1, nodes=1, outputs=0)"
+
+
 def test_a_name_that_is_taken_gets_the_smallest_free_number():
     graph = IRGraph("g")
     wanted = ["x", "x", "x__2", "x", "x", "x__1", ""]

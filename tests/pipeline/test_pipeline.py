@@ -38,6 +38,12 @@ def values(pipeline: Pipeline) -> dict[str, torch.Tensor]:
     return dict(zip(NAMES, (loaded["w1"], loaded["w2"], loaded["w3"]), strict=True))
 
 
+def test_the_representation_is_a_line() -> None:
+    pipeline = built()
+    counts = len(pipeline.devices), len(pipeline.supertasks), len(pipeline.tensors)
+    assert repr(pipeline) == "Pipeline(devices={}, supertasks={}, tensors={})".format(*counts)
+
+
 def assert_right(pipeline: Pipeline) -> None:
     for name, tensor in contents().items():
         assert torch.equal(values(pipeline)[name], tensor)

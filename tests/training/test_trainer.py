@@ -314,6 +314,34 @@ def test_a_line_is_said_for_each_phase_before_the_first_step(
             assert said[len(phases)].startswith("step 1  epoch 0  loss")
 
 
+def test_notes_of_the_plan_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Linear(16, 4))
+    program = trained(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    options = {"mesh": {"pipeline": 2}, "microbatches": 2}
+    result = train(program.step, rows(1), epochs=1, in_process=True, **options)
+    assert result.plan.notes
+    said = capsys.readouterr().err.splitlines()
+    for note in result.plan.notes:
+        assert f"note: {note}" in said
+
+
+def test_a_result_is_a_line() -> None:
+    program = perceptron()
+    result = quietly(
+        program,
+        rows(3),
+        epochs=1,
+        mesh={"pipeline": 2},
+        evaluate=program.evaluate,
+        eval_data=rows(1),
+    )
+    found = repr(result)
+    first, last = (f"{loss:.6g}" for loss in (result.losses[0], result.losses[-1]))
+    assert found.startswith(f"TrainResult(steps=3, first_loss={first}, last_loss={last}, seconds=")
+    assert found.endswith(f"evaluations=1, plan={result.plan.policy!r}, slots=2)")
+
+
 def test_more_than_a_loss() -> None:
     base = perceptron()
 

@@ -47,6 +47,19 @@ class Disturbed:
             yield batch
 
 
+def test_a_step_lasts_until_it_ends_not_until_it_is_asked_for() -> None:
+    def data(epoch: int):
+        first, *others, last = rows(4)
+        yield from (first, *others)
+        time.sleep(PAUSE)
+        yield last
+
+    result = train(perceptron().step, data, epochs=1, quiet=True, **OPTIONS)
+    # The third step begins when the last batch has been read: until then the second has ended.
+    second, third = result.seconds[1:3]
+    assert second < PAUSE / 2 < third
+
+
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
