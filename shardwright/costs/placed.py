@@ -122,6 +122,46 @@ class Stored(NamedTuple):
     state: Floats
 
 
+class Moved(NamedTuple):
+    """Communication of activations and their gradients, a row for each node that gives to it.
+
+    number
+        Rows with the same number are one communication where their givers are in one stage.
+    node, work
+        Before which node's pass it is done.
+    giver, sums
+        A node that has made what is sent. Terms of a sum are added in its stage, wherever the
+        ``node`` is: between stages sums are sent.
+    seconds, sent, storage
+        How long it takes, the bytes that a member sends from, and what comes of it.
+    """
+
+    number: Integers
+    node: Integers
+    work: Integers
+    giver: Integers
+    sums: Bools
+    seconds: Floats
+    sent: Floats
+    storage: Integers
+
+    def in_stages(self, stages: Integers) -> Moved:
+        """Each communication once in each stage that does it, before a node of that stage."""
+        at = np.where(self.sums, stages[self.giver], stages[self.node])
+        rows = first_of_each(at, self.number)
+        node = np.where(at == stages[self.node], self.node, self.giver)
+        return Moved(
+            self.number[rows],
+            node[rows],
+            self.work[rows],
+            self.giver[rows],
+            self.sums[rows],
+            self.seconds[rows],
+            self.sent[rows],
+            self.storage[rows],
+        )
+
+
 class Reduction(NamedTuple):
     """A communication of a parameter's gradient once a step: for the first node that reads it."""
 
@@ -138,10 +178,8 @@ class PlacedCosts:
         What the inner axes split of each node.
     seconds
         A row for each node: forward, backward, weight gradients; without communication.
-    lines
-        Seconds of the communication before a node's forward, and before its backward.
-    moves
-        How many communications these are.
+    moved
+        Communication before forwards and backwards.
     storage, node, work
         Which storages are made or read, by which node, in which of its passes.
     size, maker
@@ -149,18 +187,12 @@ class PlacedCosts:
     again
         Nodes that are done again where only what crosses blocks is kept, and, of each storage,
         whether it is then made again.
-    brought
-        Rows of (storage, node): what forward communication makes, and in whose stage that is: of
-        terms of a sum that of the node that makes them, for sums are sent, else of the reader.
-    buffers
-        Bytes that forward communication sends from, in rows of (node, bytes).
     """
 
     source: Forward
     splits: Sequence[Choices]
     seconds: Floats
-    lines: Floats
-    moves: Integers
+    moved: Moved
     storage: Integers
     node: Integers
     work: Integers
@@ -168,8 +200,6 @@ class PlacedCosts:
     maker: Integers
     again: Bools
     redone: Bools
-    brought: Integers
-    buffers: Floats
     passed: Passed
     stored: Stored
     inputs: Floats
@@ -186,6 +216,14 @@ class PlacedCosts:
         for renewal in self.renewals:
             found[renewal.node] += renewal.seconds
         return np.asarray(found)
+
+    @cached_property
+    def lines(self) -> Floats:
+        """Seconds of the communication before each node's forward, and before its backward."""
+        moved = self.moved.in_stages(np.zeros(len(self.seconds), dtype=np.int64))
+        found = np.zeros((len(self.seconds), 2))
+        np.add.at(found, (moved.node, (moved.work == BACKWARD) * 1), moved.seconds)
+        return found
 
     def kept_rows(self, *, again: bool) -> Integers:
         """The rows in which backwards read what forwards made, and is not done ``again``."""
@@ -205,6 +243,13 @@ class PlacedCosts:
         for reduction in self.reductions:
             found[reduction.node] += reduction.seconds
         return found
+
+
+def first_of_each(groups: Integers, numbers: Integers) -> Integers:
+    """The first row of each number in each group."""
+    key = groups * (int(numbers.max(initial=0)) + 1) + numbers
+    _, first = np.unique(key, return_index=True)
+    return np.asarray(first, dtype=np.int64)
 
 
 # --- what a backward reads of its forward ---------------------------------------------------------

@@ -15,13 +15,19 @@ import msgspec
 import numpy as np
 
 from shardwright.clusters import Cluster, DeviceModel
-from shardwright.costs.placed import BACKWARD, FORWARD, Floats, Integers, PlacedCosts
+from shardwright.costs.placed import (
+    BACKWARD,
+    FORWARD,
+    Floats,
+    Integers,
+    PlacedCosts,
+    first_of_each,
+)
 from shardwright.costs.roofline import STATE_PASSES, UPDATE_PASSES, worker_seconds
 from shardwright.costs.stage import (
     Sent,
     StageTasks,
     added,
-    first_of_each,
     input_bytes,
     stage_tasks,
     traffic,

@@ -25,6 +25,7 @@ from shardwright.costs.placed import (
     Floats,
     Integers,
     PlacedCosts,
+    first_of_each,
 )
 
 COLUMN = np.array([0, 0, 1, 1, 2])
@@ -108,7 +109,9 @@ def stage_tasks(
         readers = placed.inputs[:, 1].astype(np.int64)
         read |= placed.again[readers] & (again[at[readers]] > 0)
     kept += input_bytes(placed.inputs[read], at, count)
-    brought, which = placed.brought[:, 0], at[placed.brought[:, 1]]
+    moved = placed.moved.in_stages(at)
+    moves_in = at[moved.node]
+    brought = np.flatnonzero(moved.work == FORWARD)
     of_node = np.full(len(at), -1)
     last = WEIGHT if apart else BACKWARD
     rows = np.flatnonzero(line.work == last)
@@ -130,15 +133,15 @@ def stage_tasks(
         most=np.maximum.reduceat(inside, starts) if len(starts) else inside,
         behind=behind,
         kept=kept,
-        brought=added(which, placed.size[brought], count),
-        buffers=_one_of_each_size(placed.buffers, at, count),
+        brought=added(moves_in[brought], placed.size[moved.storage[brought]], count),
+        buffers=_one_of_each_size(moves_in, moved.sent, count),
         of_node=of_node,
     )
 
 
-def _one_of_each_size(rows: Floats, stages: Integers, count: int) -> Floats:
+def _one_of_each_size(stages: Integers, nbytes: Floats, count: int) -> Floats:
     """Bytes of a buffer of each size, by stage."""
-    found = np.unique(np.stack([stages[rows[:, 0].astype(np.int64)], rows[:, 1]]), axis=1)
+    found = np.unique(np.stack([stages, nbytes]), axis=1)
     return added(found[0].astype(np.int64), found[1], count)
 
 
@@ -152,13 +155,6 @@ def input_bytes(rows: Floats, groups: Integers, count: int) -> Floats:
 def added(groups: Integers, numbers: Floats, count: int) -> Floats:
     """The sum of the numbers of each group."""
     return np.bincount(groups, weights=numbers, minlength=count).astype(np.float64)
-
-
-def first_of_each(groups: Integers, numbers: Integers) -> Integers:
-    """The first row of each number in each group."""
-    key = groups * (int(numbers.max(initial=0)) + 1) + numbers
-    _, first = np.unique(key, return_index=True)
-    return np.asarray(first, dtype=np.int64)
 
 
 # --- when things are done -------------------------------------------------------------------------
@@ -225,13 +221,13 @@ class _PassOrder:
             seconds = seconds * np.where(work == AGAIN, again[stage], 1.0)
         if not apart:
             seconds = seconds + np.where(work == BACKWARD, placed.seconds[node, 2], 0.0)
-        column = (work == BACKWARD).astype(np.int64)
-        moving = (work == FORWARD) | (work == BACKWARD)
-        lines = np.where(moving, placed.lines[node, column], 0.0)
-        moves = np.where(moving, placed.moves[node, column], 0)
         changes = _changes(stage) | _changes(group)
         place = np.full((len(times), count), -1)
         place[work, node] = np.arange(len(node))
+        moved = placed.moved.in_stages(stages)
+        before = place[moved.work, moved.node]
+        lines = added(before, moved.seconds, len(node))
+        moves = np.bincount(before, minlength=len(node))
         passes = np.cumsum(changes) - 1
         pass_starts = np.flatnonzero(changes)
         return cls(

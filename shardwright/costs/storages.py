@@ -30,6 +30,7 @@ from shardwright.costs.placed import (
     Floats,
     Forward,
     Integers,
+    Moved,
     Passed,
     PlacedCosts,
     Reduction,
@@ -69,8 +70,8 @@ class _Listing:
     rows: list[tuple[int, int, int]] = field(default_factory=list)
     sizes: list[float] = field(default_factory=list)
     makers: list[int] = field(default_factory=list)
-    brought: list[tuple[int, int]] = field(default_factory=list)
-    buffers: list[tuple[int, float]] = field(default_factory=list)
+    moved: list[tuple[float, ...]] = field(default_factory=list)
+    """Rows of `Moved`."""
     stored: list[tuple[int, int, float, float, float]] = field(default_factory=list)
     inputs: dict[tuple[int, int], list[float]] = field(default_factory=dict)
     """Bytes of an input of the graph at a node, and whether its backward reads it."""
@@ -81,16 +82,14 @@ class _Listing:
     """The storage of what a node saves beside its outputs."""
     terms: dict[int, dict[Placements, int]] = field(default_factory=dict)
     """The storages of what gradients of a value are made of."""
+    givers: dict[tuple[int, Placements], list[int]] = field(default_factory=dict)
+    """The nodes that give to a value's gradient in a layout."""
     prices: dict[tuple[int, LargestPart], NodeCost] = field(default_factory=dict)
     seconds: Floats = field(init=False)
-    lines: Floats = field(init=False)
-    moves: Integers = field(init=False)
 
     def run(self, reasons: Sequence[str]) -> PlacedCosts:
         source, nodes = self.source, self.source.view.nodes
         self.seconds = np.array([self._price(i) for i in range(len(nodes))]).reshape(-1, 3)
-        self.lines = np.zeros((len(nodes), 2))
-        self.moves = np.zeros((len(nodes), 2), dtype=np.int64)
         forward, backward = self._moves("forward"), self._moves("backward")
         for i, node in enumerate(nodes):
             if i not in source.prepare:
@@ -109,8 +108,7 @@ class _Listing:
             source=source,
             splits=[self._strategy(i).splits for i in range(len(nodes))],
             seconds=self.seconds,
-            lines=self.lines,
-            moves=self.moves,
+            moved=self._moved(),
             storage=np.concatenate([storage, storage[rows]]),
             node=np.concatenate([node, node[rows]]),
             work=np.concatenate([work, np.full(len(rows), AGAIN)]),
@@ -118,8 +116,6 @@ class _Listing:
             maker=maker,
             again=again,
             redone=redone,
-            brought=_columns(self.brought, 2).T,
-            buffers=np.array(self.buffers, dtype=np.float64).reshape(-1, 2),
             passed=self._passed(),
             stored=self._stored(),
             inputs=np.array(
@@ -208,21 +204,24 @@ class _Listing:
         gradient = float(nbytes if value_id in source.trained else 0)
         self.stored.append((number, position, nbytes, gradient, state))
 
-    def _move(self, move: Move, source: int | None, work: int) -> int | None:
+    def _move(self, move: Move, source: int | None, work: int, givers: Sequence[int]) -> int | None:
         """The storage of what a move brings: a slice lies where the whole does."""
         if source is None:
             return None
         self.rows.append((source, move.position, work))
         if move.step.kind == "slice":
             return source
-        self._communicate(move, work, self.sizes[source])
-        return self._new(move.position, self._nbytes(move), work)
+        made = self._new(move.position, self._nbytes(move), work)
+        takes = move.step.seconds, self.sizes[source], made
+        for giver in givers:
+            sums = isinstance(move.step.source, Partial)
+            self.moved.append((made, move.position, work, giver, sums, *takes))
+        return made
 
-    def _communicate(self, move: Move, work: int, nbytes: float) -> None:
-        column = int(work == BACKWARD)
-        self.lines[move.position, column] += move.step.seconds
-        self.moves[move.position, column] += 1
-        self.buffers.append((move.position, nbytes))
+    def _moved(self) -> Moved:
+        columns = np.array(self.moved, dtype=np.float64).reshape(-1, 8).T
+        number, node, work, giver, sums, *_, made = columns.astype(np.int64)
+        return Moved(number, node, work, giver, sums > 0, columns[5], columns[6], made)
 
     # --- forward ------------------------------------------------------------------------------
 
@@ -230,13 +229,10 @@ class _Listing:
         chosen = self._strategy(i)
         for move in moves:
             held = self._held(move.value, move.step.before.placements, i)
-            found = self._move(move, held, FORWARD)
+            givers = [self.source.outline.makers.get(move.value, i)]
+            found = self._move(move, held, FORWARD, givers)
             if found is not None:
                 self.at[move.value, self.which[i], move.step.after.placements] = found
-                if found != held:
-                    sums = isinstance(move.step.source, Partial)
-                    maker = self.source.outline.makers[move.value]
-                    self.brought.append((found, maker if sums else i))
         for value_id, read in zip(node.inputs, chosen.reads, strict=True):
             if read is not None and (storage := self._held(value_id, read, i)) is not None:
                 self.rows.append((storage, i, FORWARD))
@@ -310,9 +306,11 @@ class _Listing:
             before, after = move.step.before.placements, move.step.after.placements
             if move.value == value_id and before in at:
                 ends.pop(at[before], None)
-                found = self._move(move, at[before], BACKWARD)
+                givers = self.givers[value_id, before]
+                found = self._move(move, at[before], BACKWARD, givers)
                 assert found is not None
                 at[after] = found
+                self.givers.setdefault((value_id, after), []).extend(givers)
                 ends[found] = None
         first, *others = ends
         if not others:
@@ -322,6 +320,7 @@ class _Listing:
 
     def _add(self, i: int, value_id: int, layout: Placements, storage: int) -> None:
         """Add to a gradient what lies alike."""
+        self.givers.setdefault((value_id, layout), []).append(i)
         terms = self.terms.setdefault(value_id, {})
         if layout not in terms:
             terms[layout] = storage
@@ -387,7 +386,8 @@ class _Listing:
         forward = work == FORWARD
         leaves = block[node] != block[maker[storage]]
         kept[storage[forward & leaves]] = True
-        kept[[number for number, _ in self.brought]] = True
+        moved = self._moved()
+        kept[moved.storage[moved.work == FORWARD]] = True
         fixed = [
             i
             for i, one in enumerate(source.view.nodes)

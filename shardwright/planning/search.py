@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 
 from shardwright.clusters import Cluster
-from shardwright.costs.placed import Floats, Integers, PlacedCosts
+from shardwright.costs.placed import Floats, Integers, PlacedCosts, first_of_each
 from shardwright.costs.predict import (
     estimate,
     least_memory,
     left_for_activations,
     update_seconds,
 )
-from shardwright.costs.stage import StageTasks, first_of_each, least_seconds, stage_tasks
+from shardwright.costs.stage import StageTasks, least_seconds, stage_tasks
 from shardwright.costs.step_time import Laid, Order, order_of
 from shardwright.errors import PlanError
 from shardwright.planning.candidates import (
