@@ -52,7 +52,7 @@ test-fast: setup ## the tests that need nothing but torch
 	$(BIN)/pytest $(PARALLEL) -m 'not gpu and not processes and not workers and not zoo and not exhaustive'
 
 test-torch: ## the fast tests and the demo on another torch, in .venv-torch-VERSION: make test-torch TORCH=2.14.1
-	TORCH_ANY_BUILD=1 $(MAKE) VENV=.venv-torch-$(TORCH) TORCH=$(TORCH) demo test-fast
+	TORCH_ANY_BUILD=1 $(MAKE) VENV=.venv-torch-$(TORCH) TORCH=$(TORCH) demo types-of-torch test-fast
 
 test-gpu: setup ## the tests that need a GPU
 	$(BIN)/pytest -m gpu

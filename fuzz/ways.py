@@ -127,6 +127,35 @@ def worker_processes(case: Case) -> None:
     verified(pipeline, case, case.tolerance, in_process=False, timeout=30)
 
 
+def other_sizes(case: Case) -> None:
+    """A bundle, called with fewer rows, as many, and more: padded, or by programs of their own."""
+    rows, ports = case.facts["rows"], _ports(case)
+    dynamic = {name: {0: "rows"} for name, t in ports.items() if t.dim() and len(t) == rows}
+    model = case.model()
+    args, kwargs = copy.deepcopy(case.call)
+    programs = sw.capture(model, args, kwargs, dynamic=dynamic)
+    bundle = sw.build(programs, sw.plan(programs, mesh=case.chance.choice(MESHES)))
+    with sw.Runner(bundle, in_process=True) as runner:
+        reference = case.model()
+        for count in (rows - 1, rows, rows + 1):
+            args, kwargs = pytree.tree_map_only(
+                Tensor, lambda t, count=count: _with_rows(t, rows, count), case.call
+            )
+            try:
+                with torch.no_grad():
+                    expected = reference(*copy.deepcopy(args), **copy.deepcopy(kwargs))
+            except Exception:  # the program is of these rows alone
+                return
+            equal(f"output of {count} rows", runner(*args, **kwargs), expected, case.tolerance)
+
+
+def _with_rows(tensor: Tensor, rows: int, count: int) -> Tensor:
+    """A tensor of so many rows with others; one that has not as many stays."""
+    if not tensor.dim() or len(tensor) != rows:
+        return tensor
+    return tensor[[k % rows for k in range(count)]]
+
+
 # --- training ---
 
 
@@ -295,6 +324,7 @@ WAYS: dict[str, Way] = {
     "train in a fresh process": Way(kept_step, _learns_steadily, 0.2),
     "dropout": Way(dropped, _draws, 1.0),
     "train on workers": Way(training_processes, _learns, 0.02),
+    "other sizes": Way(other_sizes, _any, 0.3),
 }
 
 

@@ -123,6 +123,8 @@ LEFT_OUT = {
     "aten.index_fill.int_Tensor",
 }
 """Operators without defined contents, or without a derivative here."""
+if torch.__version__ < "2.13":
+    LEFT_OUT |= {"aten.nextafter.default", "aten.aminmax.default"}  # torch 2.9 has none of these
 ROWS = [*BEYOND, *(case for case in CASES if case.op not in LEFT_OUT)]
 each_row = pytest.mark.parametrize("case", ROWS, ids=lambda case: case.op)
 
