@@ -31,6 +31,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.distributed_c10d import Store, _get_default_store
 from torch.nn.modules.transformer import _detect_is_causal_mask
 from torch.nn.utils import clip_grad_norm_
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, SequentialLR
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -72,6 +73,7 @@ __all__ = [
     "overload_of",
     "preload_compiler",
     "registering_module",
+    "schedulers_in",
     "schema_of",
     "set_backward_class",
     "set_versions",
@@ -413,6 +415,14 @@ def has_gradient_hooks(parameter: torch.Tensor) -> bool:
 def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
     """Whether an optimizer has hooks of its own around its step."""
     return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
+def schedulers_in(scheduler: LRScheduler) -> Iterator[LRScheduler]:
+    """A scheduler, and those that a SequentialLR or ChainedScheduler in it steps."""
+    yield scheduler
+    if isinstance(scheduler, (SequentialLR, ChainedScheduler)):
+        for inner in scheduler._schedulers:
+            yield from schedulers_in(inner)
 
 
 def versions_in(state: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -36,6 +36,7 @@ from shardwright.torch_internals import (
     operator_of,
     overload_of,
     registering_module,
+    schedulers_in,
     schema_of,
     set_backward_class,
     set_versions,
@@ -287,6 +288,14 @@ def test_hooks_are_seen():
     assert has_backward_hooks(layer)
     assert has_gradient_hooks(weight)
     assert has_step_hooks(optimizer)
+
+
+def test_a_scheduler_of_schedulers_holds_them():
+    optimizer = torch.optim.SGD([torch.ones(1)], 0.1)
+    first, second = (torch.optim.lr_scheduler.StepLR(optimizer, 2) for _ in range(2))
+    chained = torch.optim.lr_scheduler.ChainedScheduler([second])
+    whole = torch.optim.lr_scheduler.SequentialLR(optimizer, [first, chained], [3])
+    assert [*schedulers_in(whole)] == [whole, first, chained, second]
 
 
 def test_state_dicts_say_versions():

@@ -94,7 +94,8 @@ class TrainingRunner(Driver):
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """Run one step and return the result of the program's step function.
 
-        Takes whole batches, and the learning rate as ``lr``. Raises InputError, RunError.
+        Takes whole batches, and the learning rate as ``lr``. Other hyper-parameters are those that
+        the step was captured with. Raises InputError, RunError.
         """
         return self.submit(*args, **kwargs).result()
 

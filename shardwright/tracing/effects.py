@@ -116,9 +116,9 @@ def _group(
             f"the optimizer {name!r} is differentiable=True; a graph's step is not differentiated, "
             "so leave that out"
         )
-    row = OPTIMIZERS[op]
-    attrs = {key: _plain(options[key]) for key in row.hyper_parameters}
-    group = OptimizerGroup(optimizer, name, index, op, attrs, row.state(options))
+    attrs = hyper_parameters(op, options)
+    state_names = OPTIMIZERS[op].state(options)
+    group = OptimizerGroup(optimizer, name, index, op, attrs, state_names)
     if attrs.get("dampening"):
         _check_dampening(group)
     return group
@@ -133,6 +133,57 @@ def _check_dampening(group: OptimizerGroup) -> None:
                 "step follows another rule than the later ones; take one step with it before, or "
                 "use dampening=0"
             )
+
+
+def hyper_parameters(op: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a marker holds of a parameter group's options: constants of the graph."""
+    return {key: _plain(options[key]) for key in OPTIMIZERS[op].hyper_parameters}
+
+
+class OptionsBefore:
+    """Copies of the options of optimizers, by name, to tell what a step sets of them."""
+
+    def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
+        self._optimizers = optimizers
+        self._before = {
+            name: [dict(group) for group in optimizer.param_groups]
+            for name, optimizer in optimizers.items()
+        }
+
+    def changed(self, *names: str) -> str | None:
+        """The first option of these optimizers that is another now, as an error says it."""
+        for name in names:
+            now, before = self._optimizers[name].param_groups, self._before[name]
+            if len(now) != len(before):
+                return f"the step adds parameter groups to {name!r}: add them before the step"
+            for index, (group, options) in enumerate(zip(now, before, strict=True)):
+                if changed := _changed(name, index, group, options):
+                    return changed
+        return None
+
+
+def _changed(
+    name: str, index: int, group: Mapping[str, Any], before: Mapping[str, Any]
+) -> str | None:
+    if _differs(group["lr"], before["lr"]):
+        return (
+            f"the step sets the learning rate of {name!r}, which is an input of the graph: "
+            "give it for each step from outside, or use a torch.optim.lr_scheduler"
+        )
+    keys = {key for row in OPTIMIZERS.values() for key in row.hyper_parameters}
+    for key in sorted(keys & before.keys()):
+        if _differs(group[key], before[key]):
+            return (
+                f"the step sets {key!r} of parameter group {index} of {name!r} from "
+                f"{before[key]} to {group[key]}, and the graph holds it as a constant: leave it "
+                "as it is"
+            )
+    return None
+
+
+def _differs(value: Any, before: Any) -> bool:
+    """Whether an option is another; of tensors whether it is another tensor."""
+    return value is not before and (isinstance(value, torch.Tensor) or value != before)
 
 
 def _plain(value: Any) -> Any:

@@ -3,6 +3,9 @@
 The user's optimizer never steps in a run, the workers do it; but its groups and schedulers live on
 here, step for step, and give the rates that the graph takes as inputs. A rate is read before the
 step that uses it, and the schedulers step after, as in a loop written by hand.
+
+Invariant: no step runs with other hyper-parameters than the optimizer's groups say. Only the rate
+may change; of the others, which are constants of the graph, a change is an InputError.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from shardwright.errors import InputError, WeightError
-from shardwright.tracing.step import Rate
+from shardwright.tracing.step import Rate, momentum_cycle
 
 
 class _SchedulerState(msgspec.Struct):
@@ -27,6 +30,7 @@ class _SchedulerState(msgspec.Struct):
     first: dict[str, float]
     rates: dict[str, float]
     schedulers: list[dict[str, Any]]
+    changed: dict[str, dict[str, Any]] = {}
 
 
 Factor = Callable[[int], float]
@@ -73,8 +77,27 @@ class Rates:
         return current if self._factor is None else {k: v * factor for k, v in self._first.items()}
 
     def inputs(self) -> dict[str, Tensor]:
-        """The rates of the next step as the graph takes them: f64 without dimensions."""
+        """The rates of the next step as the graph takes them: f64 without dimensions.
+
+        Raises InputError where there is a `change`.
+        """
+        if change := self.change():
+            raise InputError(change)
         return {name: torch.tensor(rate, dtype=torch.float64) for name, rate in self.values.items()}
+
+    def change(self) -> str | None:
+        """The first hyper-parameter that is no longer that of the graph, as an error says it."""
+        for rate in self._rates:
+            for name, found in rate.changed().items():
+                return _CHANGE.format(
+                    step=self._step + 1,
+                    name=name,
+                    group=rate.group,
+                    optimizer=type(rate.optimizer).__name__,
+                    found=found,
+                    expected=rate.constants[name],
+                )
+        return None
 
     def advance(self) -> None:
         """A step is done, or on its way: let the schedulers step."""
@@ -94,6 +117,7 @@ class Rates:
             "first": dict(self._first),
             "rates": {rate.input: rate.value for rate in self._rates},
             "schedulers": [scheduler.state_dict() for scheduler in self._schedulers],
+            "changed": {rate.input: rate.changed() for rate in self._rates},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -112,6 +136,9 @@ class Rates:
         for rate in self._rates:
             if rate.input in state["rates"]:
                 rate.optimizer.param_groups[rate.group]["lr"] = state["rates"][rate.input]
+            # What had changed by then has changed here too, so that the next step is refused again.
+            changed = state.get("changed", {}).get(rate.input, {})
+            rate.optimizer.param_groups[rate.group].update(changed)
         for scheduler, content in zip(self._schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(content)
 
@@ -143,6 +170,20 @@ class Rates:
                     f"the {type(scheduler).__name__} belongs to an optimizer that the step does "
                     "not use; make it with the optimizer that step_fn steps"
                 )
+            if cycle := momentum_cycle(scheduler):
+                raise InputError(
+                    f"{cycle}, and a captured step follows only the learning rate: make the "
+                    "scheduler with cycle_momentum=False"
+                )
+
+
+_CHANGE = (
+    "before step {step}: {name!r} of parameter group {group} of the {optimizer} is {found}, and "
+    "the step was captured with {expected}; of an optimizer's hyper-parameters only the learning "
+    "rate may change in a run. Leave {name!r} as it is (cycle_momentum=False in OneCycleLR and "
+    "CyclicLR), or end the run before the change with steps= and checkpoint=, and resume with the "
+    "new value"
+)
 
 
 def _is_like(found: Any, known: Any) -> bool:

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.overrides import TorchFunctionMode
 
+from shardwright.errors import CaptureError
 from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.ir.values import IRValue
 from shardwright.torch_internals import (
@@ -32,7 +33,14 @@ from shardwright.torch_internals import (
 )
 from shardwright.tracing.active import LiveGraph, tracing
 from shardwright.tracing.closures import Closure
-from shardwright.tracing.effects import EFFECT, Effect, EffectEmitter, OptimizerGroup, groups_of
+from shardwright.tracing.effects import (
+    EFFECT,
+    Effect,
+    EffectEmitter,
+    OptimizerGroup,
+    OptionsBefore,
+    groups_of,
+)
 from shardwright.tracing.origins import refuse_here
 from shardwright.tracing.step_model import StepModel, StepParameters
 
@@ -52,10 +60,7 @@ class Recorder:
         self._closure = closure
         self._differentiates = self._updates = False
         self._groups: dict[int, list[OptimizerGroup]] = {}
-        self._rates = {
-            id(optimizer): [group["lr"] for group in optimizer.param_groups]
-            for optimizer in closure.optimizers.values()
-        }
+        self._options = OptionsBefore(closure.optimizers)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -68,6 +73,8 @@ class Recorder:
             stack.enter_context(Replacing(self._functions(), self.parameters.stand_in))
             yield
         self.parameters.end()
+        if changed := self._options.changed(*self._closure.optimizers):
+            raise CaptureError(changed)
 
     @property
     def idle_optimizers(self) -> list[str]:
@@ -219,13 +226,8 @@ class Recorder:
 
     def _groups_of(self, name: str, optimizer: Optimizer) -> list[OptimizerGroup]:
         """The optimizer's groups, the same objects each time."""
-        for group, before in zip(optimizer.param_groups, self._rates[id(optimizer)], strict=True):
-            rate = group["lr"]
-            if rate is not before and (isinstance(rate, torch.Tensor) or rate != before):
-                raise refuse_here(
-                    f"the step sets the learning rate of {name!r}, which is an input of the graph: "
-                    "give it for each step from outside, or use a torch.optim.lr_scheduler"
-                )
+        if changed := self._options.changed(name):
+            raise refuse_here(changed)
         if id(optimizer) not in self._groups:
             self._groups[id(optimizer)] = groups_of(name, optimizer)
         return self._groups[id(optimizer)]

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR
 
 from shardwright.errors import CaptureError, InputError
 from shardwright.ir.graph import IRGraph, live_values
@@ -33,10 +33,11 @@ from shardwright.ir.structure import (
     with_keyword,
 )
 from shardwright.ir.values import IRValue
+from shardwright.torch_internals import schedulers_in
 from shardwright.tracing.boundary import TracedGraph
 from shardwright.tracing.closures import find_closure, unchanged
 from shardwright.tracing.dropout import philox_dropout
-from shardwright.tracing.effects import EffectEmitter
+from shardwright.tracing.effects import EffectEmitter, hyper_parameters
 from shardwright.tracing.failures import CaptureWarning, line_before
 from shardwright.tracing.flat import FlatModel
 from shardwright.tracing.recorder import Recorder
@@ -46,16 +47,27 @@ from shardwright.tracing.tracer import TracedProgram, one_at_a_time, trace_progr
 
 @dataclass(frozen=True)
 class Rate:
-    """A learning rate that the graph reads: ``input`` is its name among the graph's inputs."""
+    """A learning rate that the graph reads, and the constants beside it.
+
+    ``input`` is its name among the graph's inputs. ``marker`` is the group's step in the graph, and
+    ``constants`` are the hyper-parameters that the graph holds.
+    """
 
     input: str
     optimizer: Optimizer
     group: int
+    marker: str
+    constants: Mapping[str, Any]
 
     @property
     def value(self) -> float:
         """The rate that the optimizer has now."""
         return float(self.optimizer.param_groups[self.group]["lr"])
+
+    def changed(self) -> dict[str, Any]:
+        """The optimizer's hyper-parameters that are no longer those of the graph."""
+        now = hyper_parameters(self.marker, self.optimizer.param_groups[self.group])
+        return {name: now[name] for name, value in self.constants.items() if now[name] != value}
 
 
 @dataclass(frozen=True)
@@ -97,7 +109,11 @@ def compile_ir(
 
     Raises CaptureError if the step cannot be captured, with the line and what to do.
     """
-    return capture_step(step_fn, example_inputs, example_kwargs, name=name, seed=seed).graph
+    captured = capture_step(step_fn, example_inputs, example_kwargs, name=name, seed=seed)
+    for scheduler in captured.schedulers:
+        if cycle := momentum_cycle(scheduler):
+            warnings.warn(_CYCLES.format(cycle=cycle), CaptureWarning, stacklevel=2)
+    return captured.graph
 
 
 def capture_step(
@@ -121,8 +137,26 @@ def capture_step(
     graph = philox_dropout(step.finish(stacklevel=3), seed)
     if recorder.idle_optimizers and not updates_parameters(graph):
         raise CaptureError(_NO_STEP.format(names=", ".join(recorder.idle_optimizers)))
-    rates = (Rate(name, group.optimizer, group.index) for name, group, _ in step.effects.rates)
+    rates = (
+        Rate(name, group.optimizer, group.index, group.op, group.attrs)
+        for name, group, _ in step.effects.rates
+    )
     return CapturedStep(graph, recorder.model.originals, tuple(rates), tuple(recorder.scheduled))
+
+
+def momentum_cycle(scheduler: LRScheduler) -> str | None:
+    """What a scheduler changes beside the learning rate, in words; None if it is known of none."""
+    for each in schedulers_in(scheduler):
+        if isinstance(each, (OneCycleLR, CyclicLR)) and each.cycle_momentum:
+            name = "betas[0]" if each.use_beta1 else "momentum"
+            for index, group in enumerate(each.optimizer.param_groups):
+                low, high = group["base_momentum"], group["max_momentum"]
+                if low != high:
+                    return (
+                        f"the {type(each).__name__} moves {name} of parameter group {index} "
+                        f"between {low} and {high} (cycle_momentum=True, which is torch's default)"
+                    )
+    return None
 
 
 def updates_parameters(graph: IRGraph) -> bool:
@@ -135,6 +169,10 @@ _NO_STEP = (
     "call that was recorded: a graph does at every step what this call did, so nothing would be "
     "trained; call optimizer.step() in every call of the step function, and let microbatches= add "
     "up gradients in place of a count of calls"
+)
+_CYCLES = (
+    "{cycle}, and the graph holds it as a constant: of what a scheduler changes, only the learning "
+    "rate is an input; make the scheduler with cycle_momentum=False, or run the step by sw.compile"
 )
 _CHANGES = (
     "the step changes {name!r}, which is no tensor, while it is recorded: the graph does at every "

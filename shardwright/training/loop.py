@@ -219,6 +219,8 @@ class TrainLoop:
             while len(under_way) >= PREFETCH_DEPTH:
                 self._report(self._finish(under_way.popleft()))
             under_way.append(self._begin(session, batch, bucket, position))
+            # The step after a change of hyper-parameters is refused: this is the last one to save.
+            last = last or self._rates.change() is not None
             if last or self._pauses_after(position.step):
                 while len(under_way) > 1:
                     self._report(self._finish(under_way.popleft()))

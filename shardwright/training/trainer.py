@@ -95,7 +95,7 @@ def train(
     scheduler
         A torch scheduler of the optimizer, stepped once per step, or a function from the step (0
         on) to a factor of the optimizer's learning rate. Schedulers that step_fn steps need not be
-        given.
+        given. Only learning rates may change: OneCycleLR and CyclicLR need cycle_momentum=False.
     epochs, steps
         Number of passes over the data, or of steps in total; whichever ends first.
     checkpoint, checkpoint_every, resume
@@ -161,6 +161,7 @@ def train(
     first = loading.first()
     display.note(f"capturing the step with a batch of {shape_text(first)}")
     program, plan = program_with(step_fn, first, asked, plan=plan, seed=seed, note=display.note)
+    rates = Rates(program.captured.rates, scheduler, program.captured.schedulers)
     for text in plan.notes:
         display.note(f"note: {text}")
     builder = ProgramBuilder(program.graph, plan, device_kind, lower)
@@ -178,7 +179,7 @@ def train(
         loading=loading,
         program=program,
         buckets=buckets,
-        rates=Rates(program.captured.rates, scheduler, program.captured.schedulers),
+        rates=rates,
         evaluation=evaluation,
         result=TrainResult(plan, buckets.first.pipeline),
         display=display,

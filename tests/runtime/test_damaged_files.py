@@ -131,7 +131,7 @@ def test_rates_of_another_kind(kept: Path, state: Any) -> None:
 def test_a_scheduler_of_another_state() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-    rates = Rates([Rate("lr", optimizer, 0)], scheduler)
+    rates = Rates([Rate("lr", optimizer, 0, "sgd_step", {})], scheduler)
     state = rates.state_dict()
     rates.load_state_dict(state)
     state["schedulers"][0]["gamma"] = "much"

@@ -64,6 +64,11 @@ def rate(model: nn.Module, optimizer: Any, loss: torch.Tensor) -> None:
     optimizer.param_groups[0]["lr"] = 1.0
 
 
+def decay(model: nn.Module, optimizer: Any, loss: torch.Tensor) -> None:
+    loss.backward()
+    optimizer.param_groups[0]["weight_decay"] = 0.5
+
+
 def optimizer_made_inside(model: nn.Module, optimizer: Any, loss: torch.Tensor) -> None:
     loss.backward()
     torch.optim.SGD(model.parameters()).step()
@@ -94,6 +99,7 @@ REFUSED: list[tuple[Callable[..., Any], str]] = [
     (text, "return the tensor from the step"),
     (branch, "branches on the contents"),
     (rate, "sets the learning rate of 'optimizer'"),
+    (decay, r"sets 'weight_decay' of parameter group 0 of 'optimizer' from 0.* to 0.5"),
     (lambda m, o, loss: torch.ones(()).backward(), "does not depend on a parameter"),
     (lambda m, o, loss: (loss * torch.ones(2)).backward(), r"of shape \[2\]"),
     (lambda m, o, loss: (loss * torch.ones((), requires_grad=True)).backward(), "is no parameter"),
@@ -112,8 +118,49 @@ def test_refusals_name_the_line(body: Callable[..., Any], message: str) -> None:
     assert re.search(message, found)
     where = re.match(rf"{re.escape(__file__)}:(\d+) `", found)
     assert where is not None
-    first = body.__code__.co_firstlineno if body is not rate else step_of.__code__.co_firstlineno
+    named = body if body not in (rate, decay) else step_of
+    first = named.__code__.co_firstlineno
     assert 0 <= int(where[1]) - first < (1 if body.__name__ == "<lambda>" else 20)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda groups: groups[0].update(lr=0.5), "sets the learning rate of 'optimizer'"),
+        (lambda groups: groups[0].update(momentum=0.5), "sets 'momentum' .* from 0 to 0.5"),
+        (lambda groups: groups.append({**groups[0]}), "adds parameter groups to 'optimizer'"),
+    ],
+)
+def test_options_set_behind_the_update(change: Callable[..., Any], message: str) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+        change(optimizer.param_groups)
+
+    assert re.search(message, refusal(step))
+
+
+@pytest.mark.parametrize("cycles", [True, False])
+def test_a_momentum_that_a_scheduler_in_the_step_cycles(cycles: bool) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.1, total_steps=9, cycle_momentum=cycles
+    )
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+        scheduler.step()
+
+    message = r"OneCycleLR moves betas\[0\] .* make the scheduler with cycle_momentum=False"
+    with pytest.warns(CaptureWarning, match=message) if cycles else contextlib.nullcontext():
+        compile_ir(step, X)
 
 
 def plain(model: nn.Module, optimizer: Any, loss: torch.Tensor) -> torch.Tensor:

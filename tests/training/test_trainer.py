@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.optim.lr_scheduler import LinearLR
+from torch.optim.lr_scheduler import CyclicLR, LinearLR, LRScheduler, OneCycleLR
 
 from shardwright.errors import InputError, RunError
 from shardwright.runtime import TrainingRunner
@@ -118,6 +118,107 @@ def test_rates_follow_a_scheduler() -> None:
         perceptron(), rows(6), epochs=1, scheduler=lambda step: 0.1 + 0.9 * min(step, 4) / 4
     )
     assert_close(by_function.losses, found.losses)
+
+
+SCHEDULES = {
+    "one cycle": lambda optimizer, **more: OneCycleLR(optimizer, 0.1, total_steps=10, **more),
+    "cyclic": lambda optimizer, **more: CyclicLR(optimizer, 0.01, 0.1, step_size_up=2, **more),
+}
+OPTIMIZERS = {
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, 0.01),
+    "Adam": lambda parameters: torch.optim.Adam(parameters, 0.01),
+    "SGD": lambda parameters: torch.optim.SGD(parameters, 0.01, momentum=0.9),
+}
+
+
+def scheduled(optimizer: str, schedule: str, *, inside: bool, **more) -> Trained:
+    """A program with a scheduler, which the step itself steps if it is ``inside``."""
+    model = perceptron().model
+    found = trained(model, OPTIMIZERS[optimizer](model.parameters()))
+    found.scheduler = SCHEDULES[schedule](found.optimizer, **more)
+    if inside:
+        update, scheduler, found.scheduler = found.step, found.scheduler, None
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = update(x, y)
+            scheduler.step()
+            return loss
+
+        found.step = step
+    return found
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_schedulers_that_would_cycle_momentum(optimizer, schedule, inside) -> None:
+    """The default is refused before the first step; without it losses are those of a loop."""
+    cycling = scheduled(optimizer, schedule, inside=inside)
+    before = copy.deepcopy(cycling.model.state_dict())
+    for options in (MESHES[1], MESHES[2]):
+        with pytest.raises(InputError, match=r"moves .* with cycle_momentum=False"):
+            quietly(cycling, rows(6), scheduler=cycling.scheduler, epochs=1, **options)
+        program, reference = (
+            scheduled(optimizer, schedule, inside=inside, cycle_momentum=False) for _ in range(2)
+        )
+        found = quietly(program, rows(6), scheduler=program.scheduler, epochs=1, **options)
+        assert_close(found.losses, reference.loop(rows(6)))
+    for name, tensor in cycling.model.state_dict().items():
+        assert torch.equal(tensor, before[name])
+
+
+class DecayAfter(LRScheduler):
+    """Sets the weight decay to 0.5 behind a step."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        self.steps = steps
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float]:
+        if self.last_epoch == self.steps:
+            self.optimizer.param_groups[0]["weight_decay"] = 0.5
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+
+@pytest.mark.parametrize("options", [MESHES[1], MESHES[2]], ids=str)
+def test_a_weight_decay_that_changes_in_a_run(options, tmp_path: Path) -> None:
+    """It is an error before the step; a run that resumes with the new value goes on as a loop."""
+    reference = perceptron()
+    reference.scheduler = DecayAfter(reference.optimizer, 4)
+    expected = reference.loop(rows(6))
+    program = perceptron()
+    changes = DecayAfter(program.optimizer, 4)
+    kept = {"checkpoint": tmp_path, "log": tmp_path / "log.jsonl", **options}
+    message = r"before step 5: 'weight_decay' .* is 0.5, .* with 0.01"
+    with pytest.raises(InputError, match=message):
+        quietly(program, rows(6), scheduler=changes, epochs=1, **kept)
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 4
+    same = perceptron()
+    changes = DecayAfter(same.optimizer, 4)
+    with pytest.raises(InputError, match=message):
+        quietly(same, rows(6), scheduler=changes, epochs=1, resume=True, **kept)
+    assert (tmp_path / "step_000004").is_dir()
+    assert_alike(state_dict(tmp_path), state_dict(quietly(perceptron(), rows(4), epochs=1)))
+    again = perceptron()
+    again.optimizer.param_groups[0]["weight_decay"] = 0.5
+    resumed = quietly(
+        again, rows(6), scheduler=DecayAfter(again.optimizer, 4), epochs=1, resume=True, **kept
+    )
+    assert_close(resumed.losses, expected[4:])
+    assert_alike(resumed.state_dict(), reference.model.state_dict())
+
+
+def test_a_weight_decay_that_the_data_changes() -> None:
+    program = perceptron()
+
+    def batches(epoch: int):
+        for number, batch in enumerate(rows(6)):
+            if number == 3:
+                program.optimizer.param_groups[0]["weight_decay"] = 0.5
+            yield batch
+
+    with pytest.raises(InputError, match=r"before step [34]: 'weight_decay'"):
+        quietly(program, batches, epochs=1)
 
 
 @pytest.mark.parametrize("options", [{}, MESHES[3], MESHES[4]], ids=str)
