@@ -65,6 +65,10 @@ def _draws(op: str) -> bool:
     return torch.Tag.nondeterministic_seeded in resolve(op).tags
 
 
+MERGES = ("aten.reshape.default", "aten.view.default", "aten.flatten.using_ints")
+"""Operators that may merge dimensions, and compute nothing."""
+
+
 def is_marker(op: str) -> bool:
     """Whether ``op`` names no torch operator but a step that lowering expands."""
     return "." not in op

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from shardwright.errors import InputError
 from shardwright.ir import IRGraph, IRNode
+from shardwright.ir.operators import MERGES
 from shardwright.ir.repeats import fingerprint
 from shardwright.ops.bound import BoundDimop
 from shardwright.ops.catalog import dimop_of
@@ -82,15 +83,22 @@ def _through_node(
     names = {identifier_at(bound, i, rows.dim) for i, rows in read.items()}
     name = names.pop()
     if others or names or name is None or bound.length(name) % (stop - start):
-        raise InputError(f"{_place(node)} mixes the rows")
+        raise _mixing(node)
     flow = bound.flow(name)
     agree = all(
         (flow.inputs[i].kind, flow.inputs[i].dim) == ("shard", rows.dim) for i, rows in read.items()
     )
     if not agree or any(carry.kind != "shard" for carry in flow.outputs):
-        raise InputError(f"{_place(node)} mixes the rows")
+        raise _mixing(node)
     made = zip(node.outputs, flow.outputs, strict=True)
     return {v: Rows(carry.dim, start, stop) for v, carry in made if carry.dim is not None}
+
+
+def _mixing(node: IRNode) -> InputError:
+    """The error for a node behind which there are no rows."""
+    if node.op in MERGES:
+        return InputError(f"{_place(node)} reshapes the rows so that they cannot be followed")
+    return InputError(f"{_place(node)} mixes the rows")
 
 
 def _place(node: IRNode) -> str:

@@ -26,6 +26,7 @@ from functools import cached_property
 from shardwright.errors import PlanError
 from shardwright.ir import Builder, IRGraph, IRNode, IRValue
 from shardwright.ir.graph import forward_nodes
+from shardwright.ir.operators import MERGES
 from shardwright.ir.tensor_meta import torch_dtype
 from shardwright.ops.call import Writer
 from shardwright.planning.counts import Counts, is_mean_loss
@@ -313,8 +314,11 @@ def mixing_notes(forward: IRGraph, microbatches: int, shards: int) -> list[str]:
     if shards * microbatches == 1:
         return []
     walk, alone = _MixingWalk(follow_batch(forward, 1)), batch_rows(forward) == 1
-    mixing = [n for n in forward.nodes if walk.mixes(n) or (alone and normalizes_batch(n))]
+    found = [n for n in forward.nodes if walk.mixes(n) or (alone and normalizes_batch(n))]
+    mixing = [node for node in found if node.op not in MERGES]
     notes = []
+    if reshaping := [node for node in found if node.op in MERGES]:
+        notes.append(f"reshape a batch so that its rows cannot be followed: {_listed(reshaping)}")
     if microbatches > 1 and mixing:
         notes.append(f"mix the rows of a batch, so have each microbatch's alone: {_listed(mixing)}")
     norms = [node for node in mixing if has_shards(forward, node, batch_rows(forward), shards)]

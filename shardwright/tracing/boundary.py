@@ -27,6 +27,7 @@ from shardwright.tracing.functionalize import Functionalizer
 from shardwright.tracing.memory import Owner, TensorView
 from shardwright.tracing.origins import Scopes
 from shardwright.tracing.tracer import TracedProgram
+from shardwright.tracing.unmerge import unmerge_linear
 
 
 @dataclass(eq=False)
@@ -117,6 +118,7 @@ class TracedGraph:
         needed = [value.id for value in outputs] + [*updates, *updates.values()]
         remove_dead_code(self.builder.graph, needed)
         self.functionalizer.backwards.check()
+        unmerge_linear(self.builder.graph, needed)
         return self.builder.finish(
             outputs, in_structure=self.arguments(), out_structure=result, updates=updates
         )

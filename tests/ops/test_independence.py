@@ -24,5 +24,7 @@ def test_along_either_dimension() -> None:
     notes = Annotations(graph)
     found = follow_rows(graph, [Rows(0, 0, 4), None], notes, graph.outputs)
     assert found == [Rows(1, 0, 4), Rows(0, 0, 4), Rows(0, 0, 4), None, Rows(0, 0, 4)]
-    with pytest.raises(InputError, match="mixes the rows"):
+    with pytest.raises(
+        InputError, match="flatten reshapes the rows so that they cannot be followed"
+    ):
         follow_rows(graph, [Rows(1, 0, 6), None], notes, graph.outputs)

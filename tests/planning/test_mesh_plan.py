@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 import torch
+from torch import nn
 
 from shardwright.building import build
 from shardwright.clusters import CPU_CORE, GLOO, Cluster, DeviceModel
@@ -18,6 +19,7 @@ from shardwright.planning.partitioners import PARTITIONERS
 from shardwright.planning.pipeline import measure_training
 from shardwright.planning.plan import assignments
 from shardwright.planning.step_graph import forward_view
+from shardwright.tracing import compile_ir
 from tests.building.test_training_steps import check, compiled
 from tests.graphs import language_model, tokens
 from tests.planning.projections import transformer
@@ -139,6 +141,26 @@ def test_operators_that_mix_the_batch_are_named():
     made = plan(image_step(), 2, microbatches=2)
     assert made.notes == ("mix the rows of a batch, so have each microbatch's alone: batch_norm",)
     assert plan(image_step(), 2).notes == ()
+
+
+def test_a_reshape_through_which_no_batch_is_followed_is_named():
+    class Merging(nn.Module):
+        def forward(self, x):
+            rows = x.transpose(0, 1).reshape(-1, 8).relu()
+            return rows.view(6, 4, 8).transpose(0, 1)
+
+    model = nn.Sequential(nn.Linear(8, 8), Merging(), nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    made = plan(compile_ir(step, torch.randn(4, 6, 8)), 2, microbatches=2)
+    assert made.notes == ("reshape a batch so that its rows cannot be followed: reshape in 1",)
 
 
 def test_batch_norm_is_split_along_data_with_statistics_of_its_own():

@@ -170,7 +170,7 @@ def test_a_split_file_whose_rows_are_mixed_is_refused(tmp_path: Path) -> None:
         ("mean", "mean mixes the rows"),
         ("cumsum", "cumsum mixes the rows"),
         ("matmul", "matmul mixes the rows"),
-        ("view", "view mixes the rows"),
+        ("view", "view reshapes the rows so that they cannot be followed"),
     ],
 )
 def test_what_mixes_the_rows_is_named(kind: str, operator: str) -> None:
