@@ -26,9 +26,11 @@ from torch.overrides import TorchFunctionMode
 
 from shardwright.errors import VerifyError
 from shardwright.ir import IRGraph
+from shardwright.ir.operators import is_random
 from shardwright.ir.structure import Tree, describe_result, leaves
 from shardwright.pipeline import Bundle, Pipeline
 from shardwright.pipeline.bundle import first_of
+from shardwright.pipeline.graphs import TaskGraphs
 from shardwright.profiling.clock import computing_threads
 from shardwright.runtime.contents import Contents
 from shardwright.runtime.runner import Runner
@@ -124,7 +126,7 @@ def verify(
         )
     )
     if not report.equal:
-        advice = _about_weights(pipeline, model)
+        advice = _about_weights(pipeline, model) + _about_random_numbers(pipeline)
         if not advice and tolerance == 0:
             advice = remedy(report.relative, rounding())
         raise VerifyError(
@@ -167,6 +169,20 @@ def _about_weights(pipeline: Pipeline | Bundle | str | Path, model: object) -> s
     return (
         f"\nthe file's weights are not the model's ({names[0]!r}{more}): it was built from other "
         "ones; load those into the model, or seed what makes it (torch.manual_seed)"
+    )
+
+
+def _about_random_numbers(pipeline: Pipeline | Bundle | str | Path) -> str:
+    """What there is to say where outputs differ since operators draw random numbers."""
+    document = first_of(pipeline)
+    graphs = TaskGraphs(document)
+    tasks = [name for name, task in document.supertasks.items() if task.kind == "FX"]
+    drawing = [node.op for name in tasks for node in graphs.of(name).nodes if is_random(node)]
+    if not drawing:
+        return ""
+    return (
+        f"\nthe pipeline draws random numbers ({drawing[0]}), which differ in each run: the model "
+        "was in train mode; call model.eval() before capture"
     )
 
 

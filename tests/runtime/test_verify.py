@@ -209,3 +209,13 @@ def test_other_weights_than_the_files_are_named() -> None:
         verify(pipeline, other, (X,))
     other.load_state_dict(model.state_dict())
     assert other_weights(pipeline, other) == {}
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_random_numbers_of_a_model_in_train_mode_are_named(trains: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)).train(trains)
+    graph = sw.capture(model, (X,))
+    pipeline = sw.build(graph, sw.plan(graph, devices=1))
+    message = r"draws random numbers \(aten.dropout.default\).* call model.eval\(\) before capture"
+    with pytest.raises(VerifyError, match=message if trains else r"differs by[^\n]*$"):
+        verify(pipeline, lambda x: model(x) * 2, (X,))
