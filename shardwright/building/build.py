@@ -111,7 +111,7 @@ def _bundle(
         return build(graph, beside, weights, rename, device_kind=device_kind)
 
     names = [*programs.shapes.sizes]
-    made = {key: grow(dict(zip(names, key, strict=True))) for key in programs.graphs}
+    made = {key: grow(dict(zip(names, key, strict=True))) for key in [*programs.graphs]}
     return pl.Bundle(programs.shapes, made, grow)
 
 

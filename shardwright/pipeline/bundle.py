@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Self
@@ -73,6 +74,7 @@ class Bundle:
         self.shapes = shapes
         self.pipelines = dict(pipelines)
         self._grow = grow
+        self._growing = threading.Lock()
 
     @property
     def first(self) -> Pipeline:
@@ -97,7 +99,9 @@ class Bundle:
                     f"there is no program for {sizes_text(sizes)}; those there are: {known}. Build "
                     "one for it (at), before the bundle is saved"
                 )
-            self.pipelines[key] = self._grow(sizes)
+            with self._growing:
+                if key not in self.pipelines:
+                    self.pipelines[key] = self._grow(sizes)
         return self.pipelines[key]
 
     def fitting(self, sizes: Sizes) -> Sizes:
@@ -121,12 +125,13 @@ class Bundle:
 
     def sizes(self) -> Iterator[Sizes]:
         """The sizes of each pipeline."""
-        return (dict(zip(self.shapes.sizes, key, strict=True)) for key in self.pipelines)
+        return (dict(zip(self.shapes.sizes, key, strict=True)) for key in [*self.pipelines])
 
     def check(self) -> None:
         """Check every pipeline, and that all are of one model. Raises PipelineError."""
-        for sizes, pipeline in zip(self.sizes(), self.pipelines.values(), strict=True):
+        for key, pipeline in [*self.pipelines.items()]:
             check(pipeline)
+            sizes = dict(zip(self.shapes.sizes, key, strict=True))
             _check_alike(self.shapes, sizes, pipeline, self.first)
 
     # --- files ------------------------------------------------------------------------------
@@ -135,18 +140,20 @@ class Bundle:
         """Check the bundle and write it as a folder, in the place of another bundle or of nothing.
 
         With ``plain`` the pipeline files have only the specification's keys. The object stays as it
-        is. Raises WriteError, PipelineError where another thing than a bundle is at ``path``, or
-        what this one reads its weights from, and the errors of `Pipeline.save`.
+        is; the folder has the pipelines that there are when it begins. Raises WriteError,
+        PipelineError where another thing than a bundle is at ``path``, or what this one reads its
+        weights from, and the errors of `Pipeline.save`.
         """
-        self.check()
+        now = Bundle(self.shapes, self.pipelines)
+        now.check()
         path = Path(path)
-        _check_place(path, self.pipelines.values())
+        _check_place(path, now.pipelines.values())
         temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")
-        members = [BundleMember(f"{sizes_text(s)}.pipeline.json", s) for s in self.sizes()]
+        members = [BundleMember(f"{sizes_text(s)}.pipeline.json", s) for s in now.sizes()]
         try:
             temporary.mkdir()
             contents = StoredContents(temporary / "bundle")
-            for member, pipeline in zip(members, self.pipelines.values(), strict=True):
+            for member, pipeline in zip(members, now.pipelines.values(), strict=True):
                 pipeline.write(temporary / member.file, contents, plain=plain)
             contents.write()
             index = BundleIndex(BUNDLE_VERSION, self.shapes, tuple(members))

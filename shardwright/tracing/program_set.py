@@ -12,16 +12,19 @@ rows
 mask
     An input with ``mask`` in its name has this dimension.
 
-Either was tried: the model was run on a part of the example, and on that part padded to all of it,
-of a mask twice, with other content in what it leaves out. Outputs are the same where both have
-some; a model that computes with the number of its rows gives others. So is each further graph,
-against the first. Any other size has a graph of its own.
+Either was tried: the model was run on parts of the example, one of size 1 among them, and on each
+part padded to all of it, of a mask twice, with other content in what it leaves out. Outputs and
+changed buffers are the same where both have some; a model that computes with the number of its rows
+gives others. So is each further graph, against the first. Any other size has a graph of its own.
+Inputs that are the same all along a size get other contents for that: copies of theirs would pad
+without a difference.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,7 +32,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardwright.errors import CaptureError, InputError
+from shardwright.errors import CaptureError, InputError, WeightError
 from shardwright.ir.dynamic import (
     DynamicShapes,
     DynamicSize,
@@ -85,6 +88,7 @@ class ProgramSet:
     ) -> None:
         self.model = model
         self._capture = capture
+        self._growing = threading.Lock()
         self._arguments = arguments
         names = [leaf.name for leaf in leaves(arguments)]
         self._example: Tensors = dict(zip(names, example, strict=True))
@@ -94,6 +98,7 @@ class ProgramSet:
         )
         probe = _Probe(self._captured, named, self._example)
         self.shapes = probe.run()
+        self._trial = probe.trial
         self._asked = probe.sizes
         self._made = made = self.shapes.rounded(self._asked)
         self.first = probe.graph(made)
@@ -107,8 +112,9 @@ class ProgramSet:
     def at(self, **sizes: int) -> IRGraph:
         """The graph for exactly these sizes, captured where there is none. Raises CaptureError."""
         key = tuple(sizes[name] for name in self.shapes.sizes)
-        if key not in self.graphs:
-            self._keep(key, self._captured(self.shapes, sizes))
+        with self._growing:
+            if key not in self.graphs:
+                self._keep(key, self._captured(self.shapes, sizes))
         return self.graphs[key]
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -152,11 +158,12 @@ class ProgramSet:
         if any(sizes[n] != self._made[n] for n in exact) or len(exact) == len(rules):
             return  # Nothing that was captured has the same sizes, but for those that are padded.
         asked = {name: min(sizes[name], self._asked[name]) for name in sizes}
-        call = resized(self._example, self.shapes, asked)
+        call = resized(self._trial, self.shapes, asked)
         found, expected = (
             self.shapes.cut(run_named(each, self.shapes.pad(call, made)), asked, made)
             for each, made in ((graph, sizes), (self.first, self._made))
         )
+        _check_structure(graph, self.first)
         _check_equal(found, expected, {})
 
     def __str__(self) -> str:
@@ -225,10 +232,11 @@ def _shapes(tensors: Tensors) -> dict[str, tuple[int, ...]]:
 
 
 def run_named(graph: IRGraph, tensors: Tensors) -> dict[str, torch.Tensor]:
-    """The outputs of a graph by name."""
+    """The outputs of a graph by name, then what it makes of buffers."""
     with torch.no_grad():
         results = run_flat(graph, [*tensors.values()])
-    return dict(zip(graph.output_names, results, strict=False))
+    changed = [f"buffer {graph.values[old].name}" for old in graph.updates]
+    return dict(zip([*graph.output_names, *changed], results, strict=True))
 
 
 # --- names of stored values -----------------------------------------------------------------------
@@ -367,13 +375,15 @@ def _limits(dynamic: Dynamic) -> dict[str, tuple[int, ...]]:
 class _Probe:
     """Finds how each size of a model may be padded; ``run`` gives the shapes with that.
 
-    ``capture`` gives the graph for sizes; all that were captured are kept.
+    ``capture`` gives the graph for sizes; all that were captured are kept. ``trial`` is what the
+    model is tried on: the example with at least two of each size.
     """
 
     capture: Callable[[DynamicShapes, Sizes], IRGraph]
     shapes: DynamicShapes
     example: Tensors
     graphs: dict[tuple[int, ...], IRGraph] = field(default_factory=dict)
+    trial: Tensors = field(init=False)
 
     @property
     def sizes(self) -> Sizes:
@@ -386,6 +396,7 @@ class _Probe:
     def run(self) -> DynamicShapes:
         several = {name: max(2, size) for name, size in self.sizes.items()}
         graph = self.graph(several)
+        self.trial = self._distinct(graph, resized(self.example, self.shapes, several))
         found = {
             name: self._probed(name, size, graph, several[name])
             for name, size in self.shapes.sizes.items()
@@ -397,6 +408,20 @@ class _Probe:
         if _key(sizes) not in self.graphs:
             self.graphs[_key(sizes)] = self.capture(self.shapes, sizes)
         return self.graphs[_key(sizes)]
+
+    def _distinct(self, graph: IRGraph, tensors: Tensors) -> Tensors:
+        """These, with other contents where one but a mask is the same all along a size."""
+        dims: dict[str, tuple[int, ...]] = {}
+        for size in self.shapes.sizes.values():
+            for name in size.inputs.keys() - {*self.shapes.masks}:
+                dims[name] = (*dims.get(name, ()), *size.inputs[name])
+        even = [n for n in tensors if n in dims and any(_is_even(tensors[n], [d]) for d in dims[n])]
+        numbers = [name for name in even if tensors[name].is_floating_point()]
+        for names in (even, numbers):
+            made = {**tensors, **{name: _other_contents(tensors[name]) for name in names}}
+            if names and _runs(graph, made):
+                return made
+        return tensors
 
     def _probed(self, name: str, size: DynamicSize, graph: IRGraph, rows: int) -> DynamicSize:
         """A size with how it is padded, or why it is not."""
@@ -428,23 +453,54 @@ class _Probe:
         if padding == "mask" and not any(mask in size.inputs for mask in self.shapes.masks):
             raise InputError("no input is a mask of it")
         whole = {each: max(2, count) for each, count in self.sizes.items()}
-        part = {**whole, name: max(1, 2 * whole[name] // 3)}
-        graph, shorter = self.graph(whole), self.graph(part)
+        graph = self.graph(whole)
         check_runs(graph)
-        cut = resized(self.example, self.shapes, part)
-        all_of_it = resized(self.example, self.shapes, whole)
-        expected = run_named(shorter, cut)
+        others = [name for name in size.inputs if name not in self.shapes.masks]
+        if others and all(_is_even(self.trial[n], size.inputs[n]) for n in others):
+            raise InputError("it was not tried, as the example is the same all along it")
         tried = DynamicShapes({name: DynamicSize(size.inputs, padding=padding)}, self.shapes.masks)
-        copies = tried.pad(cut, {name: whole[name]})
-        found = run_named(graph, copies)
-        dims = _longer(found, expected, whole[name], part[name])
-        if proved is not None and dims != {n: proved.get(n, ()) for n in dims}:
-            raise InputError("outputs have the rows in other dimensions than annotations say")
-        _check_equal(found, expected, dims)
-        if padding == "mask":
-            masks = {n: t for n, t in copies.items() if n in self.shapes.masks}
-            _check_equal(run_named(graph, all_of_it | masks), expected, dims)
+        dims: dict[str, tuple[int, ...]] = {}
+        for count in dict.fromkeys((max(1, 2 * whole[name] // 3), 1)):
+            part = {**whole, name: count}
+            shorter = self.graph(part)
+            _check_structure(graph, shorter)
+            cut = resized(self.trial, self.shapes, part)
+            expected = run_named(shorter, cut)
+            copies = tried.pad(cut, {name: whole[name]})
+            found = run_named(graph, copies)
+            dims = _longer(found, expected, whole[name], count)
+            if proved is not None and dims != {n: proved.get(n, ()) for n in dims}:
+                raise InputError("outputs have the rows in other dimensions than annotations say")
+            _check_equal(found, expected, dims)
+            if padding == "mask":
+                masks = {n: t for n, t in copies.items() if n in self.shapes.masks}
+                _check_equal(run_named(graph, {**self.trial, **masks}), expected, dims)
         return {output: those for output, those in dims.items() if those}
+
+
+def _is_even(tensor: torch.Tensor, dims: Sequence[int]) -> bool:
+    """Whether all slices of a tensor along each of these dimensions are the same."""
+    return all(torch.equal(tensor, tensor.narrow(d, 0, 1).expand_as(tensor)) for d in dims)
+
+
+def _other_contents(tensor: torch.Tensor) -> torch.Tensor:
+    """Drawn numbers of the kind and about the range of a tensor's; integers from 0 up."""
+    draw = torch.Generator().manual_seed(0)
+    most = max(1, float(tensor.abs().max())) if tensor.dtype != torch.bool else 1
+    if tensor.is_floating_point():
+        added = torch.rand(tensor.shape, generator=draw) * most
+        return tensor + added.to(tensor.device, tensor.dtype)
+    drawn = torch.randint(0, int(most) + 1, tensor.shape, generator=draw)
+    return drawn.to(tensor.device, tensor.dtype)
+
+
+def _runs(graph: IRGraph, tensors: Tensors) -> bool:
+    """Whether a graph takes these contents: an index may be out of range."""
+    try:
+        run_named(graph, tensors)
+    except (IndexError, RuntimeError, WeightError):
+        return False
+    return True
 
 
 def check_runs(graph: IRGraph) -> None:
@@ -455,10 +511,22 @@ def check_runs(graph: IRGraph) -> None:
         raise InputError("it was not tried, as the model's weights have no contents")
 
 
+def _check_structure(graph: IRGraph, other: IRGraph) -> None:
+    """Raise InputError where two graphs give results of other structure or other constants."""
+    if graph.out_structure != other.out_structure:
+        raise InputError("the result has other Python values for other sizes")
+    if {graph.values[v].name for v in graph.updates} != {
+        other.values[v].name for v in other.updates
+    }:
+        raise InputError("it changes other buffers for other sizes")
+
+
 def _longer(found: Tensors, expected: Tensors, whole: int, part: int) -> dict[str, tuple[int, ...]]:
     """The dimensions in which outputs are longer, as ``whole`` is to ``part``."""
     dims: dict[str, tuple[int, ...]] = {}
     for name, other in expected.items():
+        if found[name].ndim != other.ndim:
+            raise InputError(f"the output {name!r} has more dimensions for {whole} than for {part}")
         pairs = [*enumerate(zip(found[name].shape, other.shape, strict=True))]
         dims[name] = tuple(dim for dim, (a, b) in pairs if a != b)
         differing = [(a, b) for _, (a, b) in pairs if a != b]
@@ -476,7 +544,9 @@ def _check_equal(found: Tensors, expected: Tensors, dims: Mapping[str, tuple[int
         made = found[name]
         for dim in dims.get(name, ()):
             made = made.narrow(dim, 0, other.shape[dim])
-        if made.is_floating_point():
+        if made.shape != other.shape:
+            raise InputError(f"the output {name!r} has another shape when padded")
+        if other.numel() and made.is_floating_point():
             bound = TOLERANCE.get(made.dtype, OF_HALVES) * float(other.abs().max())
             same = bool(((made - other).abs() <= bound).all())
         else:

@@ -151,3 +151,17 @@ def test_verify_takes_a_bundle_or_its_folder(tmp_path: Path) -> None:
     net.head.weight.data.mul_(2)
     with pytest.raises(sw.VerifyError, match="the file's weights are not the model's"):
         sw.verify(tmp_path / "net", net, tokens(3, 6), tolerance=1e-5)
+
+
+def test_a_bundle_is_saved_while_a_runner_adds_pipelines(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
+    programs = sw.capture(model, (torch.randn(4, 8),), dynamic={"input": {0: "batch"}})
+    bundle = sw.build(programs, sw.plan(programs, devices=2))
+    calls = [torch.randn(rows, 8) for rows in (4, 1, 5, 9, 17, 33)]
+    expected = [model(x) for x in calls]
+    with ThreadPoolExecutor() as pool, sw.Runner(bundle, in_process=True) as runner:
+        found = pool.submit(lambda: [runner(x) for x in calls])
+        while not found.done():
+            bundle.save(tmp_path / "bundle")
+    torch.testing.assert_close(found.result(), expected)
+    sw.Bundle.load(tmp_path / "bundle").check()

@@ -1,6 +1,6 @@
 """Graphs of a model for sizes that vary, each held against the model itself."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -324,3 +324,100 @@ def test_a_model_that_mixes_rows_of_some_sizes_alone() -> None:
     programs = capture(Sometimes(), (torch.randn(3, 8),), dynamic={"x": BATCH})
     with pytest.raises(CaptureError, match=r"for batch=8 .* not keep apart .*: mean mixes the"):
         programs.run(torch.randn(5, 8))
+
+
+class Scored(nn.Module):
+    """Attention with a mask of another meaning than 1 for what is attended."""
+
+    def __init__(self, meaning: str) -> None:
+        super().__init__()
+        self.meaning = meaning
+        self.embed = nn.Embedding(50, 16)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        x = self.embed(ids)
+        scores = x @ x.transpose(1, 2) / 4
+        if self.meaning == "additive":
+            scores = scores + mask[:, None]
+        elif self.meaning == "ignored":
+            scores = scores.masked_fill(mask[:, None].bool(), -torch.inf)
+        return scores.softmax(-1) @ x
+
+
+@pytest.mark.parametrize("meaning", ["additive", "ignored", "unused"])
+@pytest.mark.parametrize("example", [torch.zeros, torch.ones])
+def test_an_example_that_is_the_same_everywhere(
+    meaning: str, example: Callable[..., Tensor]
+) -> None:
+    """Attention over copies of one token gives that token; so the trial takes other ones."""
+    model = Scored(meaning)
+    args = (example(2, 6, dtype=torch.int64), torch.zeros(2, 6))
+    dynamic = {"ids": ("batch", "length"), "mask": ("batch", "length")}
+    programs = capture(model, args, dynamic=dynamic)
+    assert padding(programs) == {"batch": "rows", "length": None}
+    call = (torch.randint(0, 50, (2, 5)), torch.zeros(2, 5))
+    torch.testing.assert_close(programs.run(*call), model(*call))
+
+
+def test_an_example_that_nothing_can_be_tried_on() -> None:
+    model = nn.Embedding(1, 8)
+    programs = capture(model, (torch.zeros(4, dtype=torch.int64),), dynamic={"input": BATCH})
+    assert "the same all along it" in programs.shapes.sizes["batch"].reason
+
+
+class Varied(nn.Module):
+    """Models whose result depends on the number of rows in ways of their own."""
+
+    seen: Tensor
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.register_buffer("seen", torch.ones(()))
+
+    def forward(self, x: Tensor) -> object:
+        rows = x.shape[0]
+        if self.how == "of zeros":
+            return x / rows
+        if self.how == "counter":
+            y = x * self.seen
+            self.seen += rows
+            return y
+        if self.how == "empty":
+            return x * 2, x[:, :0]
+        if self.how == "number":
+            return {"y": x * 2, "rows": rows}
+        if self.how == "one row":
+            return (x * 2).squeeze(0)
+        return x * 2 if rows > 1 else x * 3
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("of zeros", "is another one when padded"),
+        ("counter", "'buffer seen' is another one"),
+        ("number", "other Python values"),
+        ("one row", "more dimensions for 4 than for 1"),
+        ("other of one row", "is another one when padded"),
+        ("empty", ""),
+    ],
+)
+def test_what_padding_would_change(how: str, reason: str) -> None:
+    programs = capture(
+        Varied(how), (torch.zeros(4, 8),), dynamic={"x": BATCH}, buckets={"batch": (4,)}
+    )
+    size = programs.shapes.sizes["batch"]
+    assert (size.padding == "rows") == (not reason)
+    assert reason in size.reason
+    for rows in (1, 3, 4):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(programs.run(x), Varied(how)(x), rtol=0, atol=0)
+
+
+def test_example_of_one_row_of_a_model_that_drops_it() -> None:
+    model = Varied("one row")
+    programs = capture(model, (torch.zeros(1, 8),), dynamic={"x": BATCH})
+    for rows in (1, 2, 3):
+        x = torch.randn(rows, 8)
+        assert torch.equal(programs.run(x), model(x))  # type: ignore[arg-type]
