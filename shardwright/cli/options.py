@@ -289,7 +289,8 @@ class DynamicOptions:
                 raise InputError(
                     f"--dynamic names {place!r}; expected an input and a dimension of it, x.0"
                 )
-            named.setdefault(tensor, {})[int(dim)] = name
+            if named.setdefault(tensor, {}).setdefault(int(dim), name) != name:
+                raise InputError(f"--dynamic gives {place!r} two names; a dimension has one size")
         buckets = {}
         for text in self.buckets or ():
             name, _, numbers = text.partition("=")

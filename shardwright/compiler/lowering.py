@@ -142,7 +142,12 @@ def lower(pipeline: Pipeline | Bundle | str | Path) -> Pipeline | Bundle:
     if isinstance(pipeline, Bundle):
         bundle = pipeline
         lowered = {key: _lower_pipeline(each) for key, each in [*bundle.pipelines.items()]}
-        return Bundle(bundle.shapes, lowered, lambda sizes: _lower_pipeline(bundle.at(**sizes)))
+        return Bundle(
+            bundle.shapes,
+            lowered,
+            lambda sizes: _lower_pipeline(bundle.at(**sizes)),
+            bundle.files,
+        )
     return _lower_pipeline(pipeline)
 
 

@@ -26,7 +26,7 @@ from uuid import uuid4
 import msgspec
 
 from shardwright.atomic import read_whole
-from shardwright.errors import InputError, WriteError
+from shardwright.errors import InputError, WeightError, WriteError
 from shardwright.ir.dynamic import DynamicShapes, Sizes, sizes_text
 from shardwright.pipeline.check import check
 from shardwright.pipeline.pipeline import Pipeline, StoredContents
@@ -37,6 +37,8 @@ BUNDLE_VERSION = 1
 
 Grow = Callable[[Sizes], Pipeline]
 """Makes the pipeline for sizes that there is none for yet."""
+FileMark = tuple[int, ...]
+"""Device, inode, size and time of a file: another one in its place has another mark."""
 
 
 class BundleMember(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -63,6 +65,8 @@ class Bundle:
         At least one; the first has the weights that the others share.
     grow
         Makes further ones; there is none where the bundle was loaded from a folder.
+    files
+        What its folder and parameter files were when it was loaded.
     """
 
     def __init__(
@@ -70,10 +74,12 @@ class Bundle:
         shapes: DynamicShapes,
         pipelines: Mapping[tuple[int, ...], Pipeline],
         grow: Grow | None = None,
+        files: Mapping[Path, FileMark | None] | None = None,
     ) -> None:
         self.shapes = shapes
         self.pipelines = dict(pipelines)
         self._grow = grow
+        self.files = dict(files or {})
         self._growing = threading.Lock()
 
     @property
@@ -134,6 +140,15 @@ class Bundle:
             sizes = dict(zip(self.shapes.sizes, key, strict=True))
             _check_alike(self.shapes, sizes, pipeline, self.first)
 
+    def check_unchanged(self) -> None:
+        """Raise WeightError where other files are in the place of those that were loaded."""
+        for path, mark in self.files.items():
+            if _mark(path) != mark:
+                raise WeightError(
+                    f"{path} was replaced after the bundle was loaded, so that the weights there "
+                    "may be of another model; load the bundle again"
+                )
+
     # --- files ------------------------------------------------------------------------------
 
     def save(self, path: str | Path, *, plain: bool = False) -> None:
@@ -171,6 +186,7 @@ class Bundle:
         Parameter files are those beside the pipelines, as in `Pipeline.load`.
         """
         path = Path(path)
+        files = {path / INDEX: _mark(path / INDEX)}
         try:
             index = msgspec.json.decode(read_whole(path / INDEX), type=BundleIndex)
         except OSError as error:
@@ -186,7 +202,10 @@ class Bundle:
         }
         if len(pipelines) < len(index.members):
             raise broken("bundle", f"{path / INDEX} names two pipelines for the same sizes")
-        made = cls(index.shapes, pipelines)
+        for pipeline in pipelines.values():
+            files.update((file, _mark(file)) for file in _parameter_files(pipeline))
+        made = cls(index.shapes, pipelines, files=files)
+        made.check_unchanged()
         for sizes, pipeline in zip(made.sizes(), pipelines.values(), strict=True):
             _check_alike(made.shapes, sizes, pipeline, made.first)
         return made
@@ -196,6 +215,22 @@ class Bundle:
         lines += str(self.shapes).split("\n")
         lines += [sizes_text(sizes) for sizes in self.sizes()]
         return "\n  ".join(lines)
+
+
+def _mark(path: Path) -> FileMark | None:
+    """What a file is now; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _parameter_files(pipeline: Pipeline) -> set[Path]:
+    """The files that a pipeline reads contents from."""
+    stored = (info.value for info in pipeline.tensors.values() if info.value is not None)
+    names = {value.path for value in stored if pipeline.weights.held(value) is None}
+    return {pipeline.weights.locate(name).resolve() for name in names}
 
 
 def is_bundle(path: Path) -> bool:
@@ -224,14 +259,12 @@ def _check_place(path: Path, pipelines: Iterable[Pipeline]) -> None:
             "file", f"{path} holds something else than a bundle; give another folder, or remove it"
         )
     for pipeline in pipelines:
-        for info in pipeline.tensors.values():
-            if info.value is None or pipeline.weights.held(info.value) is not None:
-                continue
-            if pipeline.weights.locate(info.value.path).resolve().parent == path.resolve():
+        for file in _parameter_files(pipeline):
+            if file.parent == path.resolve():
                 raise broken(
                     "file",
-                    f"the bundle reads {info.value.path} in {path}, which would be replaced; save "
-                    "it in another folder",
+                    f"the bundle reads {file.name} in {path}, which would be replaced; save it in "
+                    "another folder",
                 )
 
 

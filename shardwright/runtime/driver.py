@@ -105,11 +105,18 @@ class Driver:
     ) -> None:
         self._close(abort=kind is not None)
 
-    def _program(self, key: object, read: Callable[[], Pipeline], given: object) -> LoadedProgram:
+    def _program(
+        self,
+        key: object,
+        read: Callable[[], Pipeline],
+        given: object,
+        check_files: Callable[[], None] = lambda: None,
+    ) -> LoadedProgram:
         """The program of a key: the pipeline that ``read`` gives, loaded at its first use.
 
-        Its constants are the first pipeline's where they have the same names and placements. Raises
-        what ``read`` raises, and RunError where it changes other state than the first.
+        Its constants are the first pipeline's where they have the same names and placements.
+        ``check_files`` raises where what the slots have read of files is not what was given. Raises
+        what both raise, and RunError where it changes other state than the first.
         """
         with self._loading:
             if key not in self._loaded:
@@ -120,6 +127,7 @@ class Driver:
                 prepared.weights.check(others)
                 number, loaded = self._ask(lambda: self._backend.load(prepared, shared))
                 loaded.result()
+                check_files()
                 slot = self._slot if is_training(prepared) else None
                 self._loaded[key] = LoadedProgram(number, Generator(prepared, slot), given)
             return self._loaded[key]

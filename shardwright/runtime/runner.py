@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from shardwright.engine.program import is_training
-from shardwright.errors import InputError, PipelineError, RunError
+from shardwright.errors import InputError, PipelineError, RunError, WeightError
 from shardwright.ir.dynamic import DynamicShapes, Sizes, sizes_text
 from shardwright.launch.backend import Finish
 from shardwright.launch.protocol import EngineOptions
@@ -91,6 +91,11 @@ class Runner(Driver):
             sizes = next(self._bundle.sizes())
             check_padding(self._read, self._bundle.shapes, sizes)
             self._loaded[tuple(sizes.values())] = LoadedProgram(0, self._generator, self._bundle)
+            try:
+                self._bundle.check_unchanged()  # Workers have read the files meanwhile.
+            except WeightError:
+                self._close(abort=True)
+                raise
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call and wait for its result. Raises InputError, or RunError and its kinds."""
@@ -122,7 +127,9 @@ class Runner(Driver):
             check_padding(pipeline, shapes, made)
             return pipeline
 
-        number, generator, _ = self._program(tuple(made.values()), read, bundle)
+        number, generator, _ = self._program(
+            tuple(made.values()), read, bundle, bundle.check_unchanged
+        )
         inputs = generator.cut_named(shapes.pad(whole, made))
 
         def join(outputs: dict[str, Tensor]) -> Any:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import shardwright as sw
-from shardwright.errors import InputError, RunError
+from shardwright.errors import InputError, RunError, WeightError
 
 TOKENS = {"ids": ("batch", "length"), "attention_mask": ("batch", "length")}
 
@@ -165,3 +165,35 @@ def test_a_bundle_is_saved_while_a_runner_adds_pipelines(tmp_path: Path) -> None
             bundle.save(tmp_path / "bundle")
     torch.testing.assert_close(found.result(), expected)
     sw.Bundle.load(tmp_path / "bundle").check()
+
+
+class Shifted(nn.Module):
+    """Adds a constant that each size has of its own."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale, self.linear = scale, nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.shape[0]
+        return self.linear(x) + torch.tensor([[self.scale * rows * row] for row in range(rows)])
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+def test_a_folder_that_is_replaced_under_its_runner(tmp_path: Path, in_process: bool) -> None:
+    """What was read before still runs; what would be read of the other model does not."""
+    first, second = Shifted(1.0).eval(), Shifted(5.0).eval()
+    bundles = []
+    for model in (first, second):
+        programs = sw.capture(model, (torch.randn(4, 8),), dynamic={"x": {0: "batch"}})
+        bundles.append(sw.build(programs, sw.plan(programs, devices=1)))
+        bundles[-1].at(batch=3)
+    bundles[0].save(tmp_path / "bundle")
+    x = torch.randn(4, 8)
+    with sw.Runner(tmp_path / "bundle", in_process=in_process) as runner:
+        bundles[1].save(tmp_path / "bundle")
+        for _ in range(2):
+            torch.testing.assert_close(runner(x), first(x))
+            with pytest.raises(WeightError, match="was replaced after the bundle was loaded"):
+                runner(x[:3])
+    torch.testing.assert_close(sw.run(tmp_path / "bundle", x[:3], in_process=True), second(x[:3]))

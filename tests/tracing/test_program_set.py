@@ -344,6 +344,21 @@ class Scored(nn.Module):
         return scores.softmax(-1) @ x
 
 
+class Predicted(Scored):
+    """The largest of logits that attention changes little."""
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        return (self.embed(ids) + super().forward(ids, mask) * 1e-3).argmax(-1)
+
+
+def test_outputs_of_integers_are_tried_before_they_are_rounded() -> None:
+    args = (torch.arange(12).reshape(2, 6), torch.zeros(2, 6))
+    dynamic = {"ids": ("batch", "length"), "mask": ("batch", "length")}
+    programs = capture(Predicted("additive"), args, dynamic=dynamic)
+    assert padding(programs) == {"batch": "rows", "length": None}
+    assert "before an output of integers" in programs.shapes.sizes["length"].reason
+
+
 @pytest.mark.parametrize("meaning", ["additive", "ignored", "unused"])
 @pytest.mark.parametrize("example", [torch.zeros, torch.ones])
 def test_an_example_that_is_the_same_everywhere(
@@ -421,3 +436,9 @@ def test_example_of_one_row_of_a_model_that_drops_it() -> None:
     for rows in (1, 2, 3):
         x = torch.randn(rows, 8)
         assert torch.equal(programs.run(x), model(x))  # type: ignore[arg-type]
+
+
+def test_sizes_that_no_memory_has() -> None:
+    programs = capture(Mlp().eval(), (torch.randn(4, 8),), dynamic={"x": BATCH})
+    with pytest.raises(CaptureError, match=r"inputs of batch=\d+ cannot be made"):
+        programs.at(batch=1 << 50)
