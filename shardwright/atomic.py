@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import stat
@@ -11,6 +12,11 @@ from pathlib import Path
 from uuid import uuid4
 
 from shardwright.errors import WriteError
+
+_WORKING_FOLDER = -100
+"""AT_FDCWD of Linux's fcntl.h: relative paths are from the working directory."""
+_EXCHANGE = 2
+"""RENAME_EXCHANGE of Linux's fs.h."""
 
 
 @contextmanager
@@ -32,6 +38,17 @@ def replacing(path: Path) -> Iterator[Path]:
         raise WriteError(error.errno, error.strerror or str(error), str(path)) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def exchange(path: Path, other: Path) -> bool:
+    """Let two paths change places, so that neither is ever missing; whether the system can."""
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
+    if renameat2 is None:
+        return False
+    done: int = renameat2(
+        _WORKING_FOLDER, os.fsencode(path), _WORKING_FOLDER, os.fsencode(other), _EXCHANGE
+    )
+    return done == 0
 
 
 def read_whole(path: Path, most: int = 1 << 30) -> bytes:

@@ -25,7 +25,7 @@ from uuid import uuid4
 
 import msgspec
 
-from shardwright.atomic import read_whole
+from shardwright.atomic import exchange, read_whole
 from shardwright.errors import InputError, WeightError, WriteError
 from shardwright.ir.dynamic import DynamicShapes, Sizes, sizes_text
 from shardwright.pipeline.check import check
@@ -161,7 +161,7 @@ class Bundle:
         """
         now = Bundle(self.shapes, self.pipelines)
         now.check()
-        path = Path(path)
+        path = Path(path).resolve()  # The folder that a link names, not the link, is replaced.
         _check_place(path, now.pipelines.values())
         temporary = path.with_name(f".{path.name}.{uuid4().hex[:8]}.tmp")
         members = [BundleMember(f"{sizes_text(s)}.pipeline.json", s) for s in now.sizes()]
@@ -186,7 +186,8 @@ class Bundle:
         Parameter files are those beside the pipelines, as in `Pipeline.load`.
         """
         path = Path(path)
-        files = {path / INDEX: _mark(path / INDEX)}
+        index_file = (path / INDEX).absolute()  # A link may name another folder later.
+        files = {index_file: _mark(index_file)}
         try:
             index = msgspec.json.decode(read_whole(path / INDEX), type=BundleIndex)
         except OSError as error:
@@ -230,7 +231,7 @@ def _parameter_files(pipeline: Pipeline) -> set[Path]:
     """The files that a pipeline reads contents from."""
     stored = (info.value for info in pipeline.tensors.values() if info.value is not None)
     names = {value.path for value in stored if pipeline.weights.held(value) is None}
-    return {pipeline.weights.locate(name).resolve() for name in names}
+    return {pipeline.weights.locate(name).absolute() for name in names}
 
 
 def is_bundle(path: Path) -> bool:
@@ -260,7 +261,7 @@ def _check_place(path: Path, pipelines: Iterable[Pipeline]) -> None:
         )
     for pipeline in pipelines:
         for file in _parameter_files(pipeline):
-            if file.parent == path.resolve():
+            if file.resolve().parent == path.resolve():
                 raise broken(
                     "file",
                     f"the bundle reads {file.name} in {path}, which would be replaced; save it in "
@@ -269,17 +270,18 @@ def _check_place(path: Path, pipelines: Iterable[Pipeline]) -> None:
 
 
 def _put(made: Path, path: Path) -> None:
-    """Rename a folder, in the place of the one that is there."""
-    old = path.with_name(f".{path.name}.{uuid4().hex[:8]}.old")
-    if path.is_dir():
-        path.rename(old)
-    try:
+    """Rename a folder, in the place of the one that is there, which is then at ``made``."""
+    if not path.is_dir():
         made.rename(path)
-    except OSError:
-        if old.is_dir():
+    elif not exchange(made, path):
+        old = path.with_name(f".{path.name}.{uuid4().hex[:8]}.old")
+        path.rename(old)
+        try:
+            made.rename(path)
+        except OSError:
             old.rename(path)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+            raise
+        old.rename(made)
 
 
 def _check_index(index: BundleIndex, path: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import shardwright as sw
-from shardwright.errors import InputError, PipelineError
+from shardwright.errors import InputError, PipelineError, WeightError
 from shardwright.pipeline import Bundle
 from shardwright.pipeline.bundle import INDEX, first_of, load_either
 
@@ -112,6 +113,36 @@ def test_saving_again(folder: Path) -> None:
     with sw.Runner(folder, in_process=True) as runner:
         torch.testing.assert_close(runner(x), model(x))
     assert [path.name for path in folder.parent.iterdir()] == ["net"], "nothing is left beside it"
+
+
+def test_a_folder_is_there_all_the_time_while_it_is_replaced(tmp_path: Path) -> None:
+    _, bundle = made()
+    place = tmp_path / "place"
+    bundle.save(place)
+    (tmp_path / "link").symlink_to(place)
+    with ThreadPoolExecutor() as pool:
+        saves = pool.submit(lambda: [bundle.save(tmp_path / "link") for _ in range(20)])
+        while not saves.done():
+            assert (place / INDEX).is_file()
+    saves.result()
+    assert (tmp_path / "link").is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "place"]
+
+
+def test_a_link_that_names_another_folder_later(tmp_path: Path) -> None:
+    """Versions in folders of their own, and a link to the one that is used."""
+    for version in ("first", "second"):
+        _, bundle = made(1)
+        bundle.at(batch=4, length=16)
+        bundle.save(tmp_path / version)
+    link = tmp_path / "current"
+    link.symlink_to("first")
+    with sw.Runner(link, in_process=True) as runner:
+        runner(torch.randn(3, 5, 8))
+        link.unlink()
+        link.symlink_to("second")
+        with pytest.raises(WeightError, match="load the bundle again"):
+            runner(torch.randn(3, 13, 8))
 
 
 def test_what_reads_its_weights_there_is_saved_elsewhere(folder: Path) -> None:
