@@ -181,9 +181,10 @@ class Bundle:
 
     @classmethod
     def load(cls, path: str | Path, *, weights_in: str | Path | None = None) -> Self:
-        """Load and check a folder that `save` wrote. Raises PipelineError.
+        """Load and check a folder that `save` wrote.
 
-        Parameter files are those beside the pipelines, as in `Pipeline.load`.
+        Raises PipelineError, and WeightError where the folder is replaced meanwhile. Parameter
+        files are those beside the pipelines, as in `Pipeline.load`.
         """
         path = Path(path)
         index_file = (path / INDEX).absolute()  # A link may name another folder later.
