@@ -71,10 +71,12 @@ def test_what_torch_chooses_by_is_asked_again():
 
 def test_operators_of_users_are_asked_anew_for_every_graph():
     allow_namespace("inference_tests")
-    for width in (3, 4):
-        with torch.library._scoped_library("inference_tests", "DEF") as library:
-            library.define("widened(Tensor x) -> Tensor")
-            library.impl("widened", lambda x, n=width: x.new_empty(len(x), n), "Meta")
+    widths: list[int] = []
+    with torch.library._scoped_library("inference_tests", "DEF") as library:
+        library.define("widened(Tensor x) -> Tensor")
+        library.impl("widened", lambda x: x.new_empty(len(x), widths[-1]), "Meta")
+        for width in (3, 4):
+            widths.append(width)
             builder = Builder("g")
             made = builder.call("inference_tests.widened.default", builder.input("x", (2,)))
             assert made.shape == (2, width)
