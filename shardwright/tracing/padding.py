@@ -144,7 +144,8 @@ def _is_even(tensor: torch.Tensor, dims: Sequence[int]) -> bool:
 def _other_contents(tensor: torch.Tensor) -> torch.Tensor:
     """Drawn numbers of the kind and about the range of a tensor's; integers from 0 up."""
     draw = torch.Generator().manual_seed(0)
-    most = max(1, float(tensor.abs().max())) if tensor.dtype != torch.bool else 1
+    has_size = tensor.numel() and tensor.dtype != torch.bool
+    most = max(1, float(tensor.abs().max())) if has_size else 1
     if tensor.is_floating_point():
         added = torch.rand(tensor.shape, generator=draw) * most
         return tensor + added.to(tensor.device, tensor.dtype)

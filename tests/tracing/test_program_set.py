@@ -442,3 +442,14 @@ def test_sizes_that_no_memory_has() -> None:
     programs = capture(Mlp().eval(), (torch.randn(4, 8),), dynamic={"x": BATCH})
     with pytest.raises(CaptureError, match=r"inputs of batch=\d+ cannot be made"):
         programs.at(batch=1 << 50)
+
+
+def test_an_input_without_elements() -> None:
+    class Joined(nn.Module):
+        def forward(self, x: Tensor, none: Tensor) -> Tensor:
+            return torch.cat([x, none], 1) * 2
+
+    model, none = Joined(), torch.randn(6, 0)
+    programs = capture(model, (torch.randn(6, 8), none), dynamic={"x": BATCH, "none": BATCH})
+    x = torch.randn(5, 8)
+    assert torch.equal(programs.run(x, none[:5]), model(x, none[:5]))
