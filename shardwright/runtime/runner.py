@@ -84,12 +84,13 @@ class Runner(Driver):
                 "the pipeline is of a training step, not of a model; use `shardwright train`, or "
                 "TrainingRunner in Python"
             )
+        sizes = next(self._bundle.sizes()) if self._bundle is not None else {}
+        if self._bundle is not None:
+            check_padding(self._read, self._bundle.shapes, sizes)
         backend = start(prepared, EngineOptions(threads, trace), timeout)
         super().__init__(prepared, start, backend, in_flight or 2 * len(prepared.devices))
         self._row_dims: dict[frozenset[str], dict[str, int]] = {}
         if self._bundle is not None:
-            sizes = next(self._bundle.sizes())
-            check_padding(self._read, self._bundle.shapes, sizes)
             self._loaded[tuple(sizes.values())] = LoadedProgram(0, self._generator, self._bundle)
             try:
                 self._bundle.check_unchanged()  # Workers have read the files meanwhile.

@@ -15,6 +15,7 @@ import shardwright as sw
 from shardwright.errors import InputError, PipelineError, WeightError
 from shardwright.pipeline import Bundle
 from shardwright.pipeline.bundle import INDEX, first_of, load_either
+from shardwright.runtime.driver import Start
 
 
 class Net(nn.Module):
@@ -219,7 +220,9 @@ def test_a_folder_without_what_it_names(folder: Path, tmp_path: Path) -> None:
         Bundle.load(folder)
 
 
-def test_rows_that_a_pipeline_mixes_are_not_padded(tmp_path: Path) -> None:
+def test_rows_that_a_pipeline_mixes_are_not_padded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What an index says of padding is proved of the pipelines, not believed."""
 
     class Mean(nn.Module):
@@ -231,5 +234,10 @@ def test_rows_that_a_pipeline_mixes_are_not_padded(tmp_path: Path) -> None:
     shapes = json.loads((tmp_path / "mean" / INDEX).read_text())["shapes"]
     shapes["sizes"]["batch"] |= {"padding": "rows", "outputs": {"output": [0]}}
     changed(tmp_path / "mean", shapes=shapes)
+
+    def start(*_: object) -> None:
+        raise AssertionError("no worker is started for a bundle that is refused")
+
+    monkeypatch.setattr(Start, "__call__", start)
     with pytest.raises(PipelineError, match=r"pads along the batch, .* not keep apart: mean mixes"):
-        sw.Runner(tmp_path / "mean", in_process=True)
+        sw.Runner(tmp_path / "mean")
