@@ -12,6 +12,7 @@ in every memory order.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -41,6 +42,7 @@ Answer = tuple[torch.Tensor | None, ...]
 
 _MOST_KEPT = 16384
 """The calls of some dozen models."""
+_keeping = threading.Lock()
 _kept: dict[object, Answer] = {}
 """The last answers in this process, by device, settings of torch and call, the oldest first.
 
@@ -66,9 +68,11 @@ class Inference:
         key = (self._device, settings(), op, metas, repr(attrs))
         found = known.get(key)
         if found is None:
-            found = known[key] = self._run(op, inputs, attrs)
-            while len(known) > _MOST_KEPT:
-                known.pop(next(iter(known)), None)
+            found = self._run(op, inputs, attrs)
+            with _keeping:  # Another thread's answer must not come while the oldest is looked up.
+                known[key] = found
+                while len(known) > _MOST_KEPT:
+                    del known[next(iter(known))]
         return found
 
     def _run(self, op: str, inputs: Sequence[IRValue], attrs: Mapping[str, Any]) -> Answer:
