@@ -171,7 +171,7 @@ def check_runs(graph: IRGraph) -> None:
 
 
 def check_structure(graph: IRGraph, other: IRGraph) -> None:
-    """Raise InputError where two graphs give results of other structure or other constants."""
+    """Raise InputError where two graphs give other structures, or change other buffers."""
     if graph.out_structure != other.out_structure:
         raise InputError("the result has other Python values for other sizes")
     if {graph.values[v].name for v in graph.updates} != {

@@ -12,6 +12,7 @@ from shardwright.cli.steps import Steps
 from shardwright.cli.userfiles import Example, UserFiles, UserTraining, plan_program
 from shardwright.errors import PlanError
 from shardwright.ir import IRGraph
+from shardwright.pipeline.bundle import INDEX
 from shardwright.planner import AUTO, POLICIES
 from shardwright.planning import Plan
 from shardwright.planning.options import RECOMPUTE
@@ -131,3 +132,4 @@ def test_help_names_what_there_is() -> None:
     assert (AUTO, tuple(POLICIES)) == (options.AUTO, options.POLICIES)
     assert (tuple(PARTITIONERS), tuple(RECOMPUTE)) == (options.PARTITIONERS, options.RECOMPUTE)
     assert tuple(KINDS) == options.SCHEDULES
+    assert options.BUNDLE_INDEX == INDEX

@@ -182,7 +182,7 @@ class DecayAfter(LRScheduler):
 
 @pytest.mark.parametrize("options", [MESHES[1], MESHES[2]], ids=str)
 def test_a_weight_decay_that_changes_in_a_run(options, tmp_path: Path) -> None:
-    """It is an error before the step; a run that resumes with the new value goes on as a loop."""
+    """It is an error before the step; a run resumed with the new value trains as a loop does."""
     reference = perceptron()
     reference.scheduler = DecayAfter(reference.optimizer, 4)
     expected = reference.loop(rows(6))
