@@ -43,6 +43,32 @@ def printed_by(*command: str, folder: Path | None = None) -> str:
     return done.stdout
 
 
+RANKS = """
+import os, runpy, socket, sys
+
+root, *program = sys.argv[1:]
+sys.path.insert(0, root)
+with socket.create_server(("127.0.0.1", 0)) as free:
+    port = free.getsockname()[1]
+os.environ.update(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+ranks = []
+while len(ranks) < 2 and (not ranks or ranks[-1]):
+    os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(len(ranks))
+    ranks.append(os.fork())
+if ranks[-1]:
+    sys.exit(any([os.waitpid(rank, 0)[1] for rank in ranks]))
+sys.argv = program
+runpy.run_path(program[0], run_name="__main__")
+"""
+
+
+def two_ranks(script: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a script, which may import the tests, as torchrun runs two ranks: by their variables."""
+    path = folder / "script.py"
+    path.write_text(script)
+    return run_cleanly("python", "-c", RANKS, str(ROOT), str(path), *arguments, folder=folder)
+
+
 def _environment() -> dict[str, str]:
     return {name: os.environ[name] for name in BESIDE_PATH if name in os.environ} | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from shardwright.cli.app import app
+from tests.clean_process import two_ranks
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -117,16 +118,9 @@ def test_train_says_what_is_wrong_in_one_line(folder: Path) -> None:
 def test_train_under_torchrun(folder: Path) -> None:
     """Each rank reads its own rows of the batches."""
     assert invoke("--steps", 3, "--log", "one.jsonl", "--quiet").exit_code == 0
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         "-m", "shardwright", "train", "cli_training.py:make", "--steps", "3", "--mesh", "data=2",
-         "--log-file", "two.jsonl", "--quiet"],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )  # fmt: skip
+    words = "train cli_training.py:make --steps 3 --mesh data=2 --log-file two.jsonl --quiet"
+    command = "from shardwright.__main__ import main\nmain()\n"
+    done = two_ranks(command, folder, *words.split())
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Training") == 1, "rank 0 alone says how it went"
     assert losses(folder / "two.jsonl") == pytest.approx(losses(folder / "one.jsonl"), rel=1e-6)

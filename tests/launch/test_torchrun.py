@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ from shardwright.errors import LaunchError
 from shardwright.launch.torchrun import outputs_on_first_slot, relays, relays_of
 from shardwright.pipeline import check
 from shardwright.runtime import Runner, run
+from tests.clean_process import two_ranks
 from tests.runtime.linear_step import WIDTH, linear_step
 from tests.runtime.sketch import (
     chain,
@@ -22,7 +20,6 @@ from tests.runtime.sketch import (
     every_collective_result,
 )
 
-ROOT = Path(__file__).parents[2]
 X = torch.ones(3, 4)
 
 
@@ -154,23 +151,9 @@ sys.stdout.write("as it should be\\n")
 """
 
 
-def torchrun(tmp_path: Path, script: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
-    path = tmp_path / "script.py"
-    path.write_text(script)
-    return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
-         str(ranks), str(path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )  # fmt: skip
-
-
 @pytest.mark.processes
 def test_two_ranks_alone_then_within_a_programs_group(tmp_path: Path) -> None:
-    done = torchrun(tmp_path, SCRIPT + OWN_GROUP)
+    done = two_ranks(SCRIPT + OWN_GROUP, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("as it should be") == 4
 
@@ -200,7 +183,7 @@ run(lambda: os._exit(0), 60)
 
 @pytest.mark.processes
 def test_a_rank_hangs_then_ends(tmp_path: Path) -> None:
-    done = torchrun(tmp_path, GONE)
+    done = two_ranks(GONE, tmp_path)
     said = [line for line in done.stdout.splitlines() if "rank 0 says:" in line]
     assert done.returncode == 0, done.stderr
     assert "terminate called" not in done.stderr

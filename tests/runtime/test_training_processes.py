@@ -14,8 +14,8 @@ from torch import Tensor
 from shardwright.errors import RunError, WorkerError
 from shardwright.launch.local import LocalProcesses
 from shardwright.runtime.training_runner import TrainingRunner
+from tests.clean_process import two_ranks
 from tests.launch.test_local import wait_until
-from tests.launch.test_torchrun import torchrun
 from tests.runtime import operators, own_workers
 from tests.runtime.linear_step import ROWS, WIDTH, LinearModel, batches, linear_step, weight
 from tests.runtime.test_training_runner import LR, assert_close, assert_trains, evaluation, model_of
@@ -181,7 +181,7 @@ assert not threads_of_gloo()
 
 
 def test_ranks_that_read_their_own_rows(tmp_path: Path) -> None:
-    done = torchrun(tmp_path, SCRIPT)
+    done = two_ranks(SCRIPT, tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(line for line in done.stdout.splitlines() if "rows" in line) == [
         "data: rows 0 ((0, 2), (4, 6)) ((0, 2), (4, 6))",
@@ -212,7 +212,7 @@ except WorkerError as error:
 
 
 def test_a_rank_that_ends(tmp_path: Path) -> None:
-    done = torchrun(tmp_path, GONE)
+    done = two_ranks(GONE, tmp_path)
     said = [line for line in done.stdout.splitlines() if "rank 0 says:" in line]
     assert said, done.stderr
     assert "rank 1 is gone" in said[0]

@@ -16,6 +16,7 @@ import torch
 from shardwright.errors import WorkerError
 from shardwright.launch import local, spawn
 from shardwright.training import state_dict, train
+from tests.clean_process import two_ranks
 from tests.runtime.own_workers import workers
 from tests.runtime.programs import perceptron, rows, some_short
 
@@ -231,12 +232,13 @@ result = train(
 """
 
 
-def torchrun(folder: Path, *arguments: str, restarts: int = 0) -> subprocess.CompletedProcess[str]:
+def torchrun(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Two ranks of which one is killed, and both are started again."""
     script = folder / "script.py"
     script.write_text(SCRIPT)
     return subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         "--max-restarts", str(restarts), str(script), str(folder), *arguments],
+         "--max-restarts", "2", str(script), str(folder), "fault"],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -247,7 +249,7 @@ def torchrun(folder: Path, *arguments: str, restarts: int = 0) -> subprocess.Com
 
 @pytest.mark.parametrize("fault", [False, True], ids=["undisturbed", "a rank is killed"])
 def test_under_torchrun(fault: bool, tmp_path: Path, expected_short: list[float]) -> None:
-    done = torchrun(tmp_path, *["fault"] * fault, restarts=2)
+    done = torchrun(tmp_path) if fault else two_ranks(SCRIPT, tmp_path, str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "killed").exists() == fault
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
