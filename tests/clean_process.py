@@ -26,14 +26,25 @@ SECONDS = 100
 """How long a command may take."""
 
 
-def run_cleanly(*command: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run_cleanly(
+    *command: str, folder: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run a command of the Python that runs the tests; ``python`` and ``shardwright`` are its."""
     folder = folder or Path.cwd()
+    environment = _environment() | variables
     if command[0] in ("python", "shardwright"):
-        return _server(os.getpid()).run(command, folder)
+        return _server(os.getpid()).run(command, folder, environment)
     return subprocess.run(
-        command, cwd=folder, env=_environment(), capture_output=True, text=True, timeout=SECONDS
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS
     )
+
+
+def run_program(
+    program: str, *arguments: str, folder: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the text of a program, which may import the tests."""
+    command = ("python", "-c", program, *arguments)
+    return run_cleanly(*command, folder=folder, PYTHONPATH=str(ROOT), **variables)
 
 
 def printed_by(*command: str, folder: Path | None = None) -> str:
@@ -46,8 +57,6 @@ def printed_by(*command: str, folder: Path | None = None) -> str:
 RANKS = """
 import os, runpy, socket, sys
 
-root, *program = sys.argv[1:]
-sys.path.insert(0, root)
 with socket.create_server(("127.0.0.1", 0)) as free:
     port = free.getsockname()[1]
 os.environ.update(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
@@ -57,8 +66,8 @@ while len(ranks) < 2 and (not ranks or ranks[-1]):
     ranks.append(os.fork())
 if ranks[-1]:
     sys.exit(any([os.waitpid(rank, 0)[1] for rank in ranks]))
-sys.argv = program
-runpy.run_path(program[0], run_name="__main__")
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
@@ -66,7 +75,7 @@ def two_ranks(script: str, folder: Path, *arguments: str) -> subprocess.Complete
     """Run a script, which may import the tests, as torchrun runs two ranks: by their variables."""
     path = folder / "script.py"
     path.write_text(script)
-    return run_cleanly("python", "-c", RANKS, str(ROOT), str(path), *arguments, folder=folder)
+    return run_program(RANKS, str(path), *arguments, folder=folder)
 
 
 def _environment() -> dict[str, str]:
@@ -89,13 +98,15 @@ class ForkServer:
             process_group=0,
         )
 
-    def run(self, command: tuple[str, ...], folder: Path) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, command: tuple[str, ...], folder: Path, environment: dict[str, str]
+    ) -> subprocess.CompletedProcess[str]:
         """Run ``python`` with its arguments, or a script beside it."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         with tempfile.TemporaryDirectory() as name, self._limited():
             said = [Path(name, stream) for stream in ("stdout", "stderr")]
-            request = [command, str(folder), _environment(), *map(str, said)]
+            request = [command, str(folder), environment, *map(str, said)]
             self.process.stdin.write(f"{json.dumps(request)}\n")
             self.process.stdin.flush()
             status = self.process.stdout.readline()
@@ -143,6 +154,8 @@ def _enter(folder: str, environment: dict[str, str], stdout: str, stderr: str) -
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    if "PYTHONPATH" in environment:
+        sys.path[1:1] = environment["PYTHONPATH"].split(os.pathsep)
     for number, path in enumerate((os.devnull, stdout, stderr)):
         opened = os.open(path, os.O_RDWR | os.O_CREAT)
         os.dup2(opened, number)

@@ -1,10 +1,7 @@
 """The commands, run in this process; processes of workers are started where a test says so."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -158,10 +155,7 @@ def test_run_draws_and_writes_the_timeline(built: Path, folder: Path) -> None:
 def test_run_on_processes_as_a_program(built: Path, folder: Path) -> None:
     save_file({"input": torch.ones(3, 8)}, folder / "in.safetensors")
     options = ["--inputs", "in.safetensors", "--output", "out.safetensors"]
-    command = [sys.executable, "-m", "shardwright", "run", str(built), *options]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=90)
-    assert done.returncode == 0, done.stderr.decode()
+    printed_by("shardwright", "run", str(built), *options, folder=folder)
     found = load_file(folder / "out.safetensors")["output"]
     assert torch.equal(found, expected_output(torch.ones(3, 8)))
 

@@ -28,9 +28,9 @@ from shardwright.launch import spawn
 from shardwright.launch.local import LocalProcesses, position_of, stall_error
 from shardwright.pipeline import Pipeline
 from shardwright.runtime import Runner, run, verify
+from tests.clean_process import run_program
 from tests.engine.test_slot_engine import counting
 from tests.runtime import operators, own_workers
-from tests.runtime.drivers import run_at_once
 from tests.runtime.sketch import (
     chain,
     chain_result,
@@ -285,9 +285,8 @@ with Runner(sleepy(), modules=SLEEPER) as runner:
 
 def test_the_driver_is_interrupted_or_killed() -> None:
     """A script without a main guard; its workers end with it."""
-    signals = ("SIGINT", "SIGKILL")
-    drivers = run_at_once([INTERRUPTED.format(signal=sent) for sent in signals])
-    for sent, driver in zip(signals, drivers, strict=True):
+    for sent in ("SIGINT", "SIGKILL"):
+        driver = run_program(INTERRUPTED.format(signal=sent))
         assert ("KeyboardInterrupt" in driver.stderr) == (sent == "SIGINT")
         pids = [int(pid) for pid in driver.stdout.split()]
         assert len(pids) == 2

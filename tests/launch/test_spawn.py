@@ -17,8 +17,8 @@ import torch
 from shardwright.errors import LaunchError
 from shardwright.launch import spawn
 from shardwright.runtime import Runner
+from tests.clean_process import ROOT, run_program
 from tests.launch.test_local import wait_until
-from tests.runtime.drivers import ROOT, run_at_once
 from tests.runtime.own_workers import children, fork_servers, workers
 from tests.runtime.sketch import chain, chain_result
 
@@ -80,7 +80,8 @@ print(sorted({*sys.modules} - before))
 
 
 def test_a_server_has_imported_what_torch_needs_for_custom_operators() -> None:
-    (done,) = run_at_once([FIRST_CALL])
+    command = [sys.executable, "-c", FIRST_CALL]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "[]", done.stderr
 
 
@@ -189,9 +190,8 @@ runner.close()
 
 
 def test_nothing_outlives_a_driver() -> None:
-    cases = [(False, False), (True, False), (True, True)]
-    programs = [DRIVER.format(killed=killed, forks=forks) for killed, forks in cases]
-    for driver in run_at_once(programs, "-W", "error"):
+    for killed in (False, True):
+        driver = run_program(DRIVER.format(killed=killed, forks=False))
         assert driver.stderr == ""
         pids = [int(pid) for pid in driver.stdout.split()[:3]]
         assert len(pids) == 3
@@ -224,16 +224,10 @@ def count(path):
         with open(path, "a") as file:
             file.write(str(len(workers())))
 
-def variables_that_are_no_text(path):
-    os.environb[b"ODD"] = b"\\xff\\xfe"
-    count(path)
-
-def closed_outputs(path):
+def odd(path):
+    os.environb[b"NO_TEXT"] = b"\\xff\\xfe"
     os.close(1)
     os.close(2)
-    count(path)
-
-def ignored_children(path):
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     count(path)
     count(path)
@@ -247,9 +241,9 @@ def fork(path):
     count(path)
 
 pids = []
-for odd in (variables_that_are_no_text, closed_outputs, ignored_children, fork):
+for drive in (odd, fork):
     if not (pid := os.fork()):
-        odd(Path(sys.argv[1], odd.__name__))
+        drive(Path(sys.argv[1], drive.__name__))
         sys.exit()
     pids.append(pid)
 sys.exit(max(os.waitpid(pid, 0)[1] for pid in pids) != 0)
@@ -258,20 +252,11 @@ sys.exit(max(os.waitpid(pid, 0)[1] for pid in pids) != 0)
 
 @pytest.mark.timeout(300)
 def test_odd_drivers(tmp_path: Path) -> None:
-    """Each is a fork of one Python that has started no worker yet."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", COUNTING, str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    """One with a variable that is no text, closed outputs and ignored children, and a fork."""
+    done = run_program(COUNTING, str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
-        "variables_that_are_no_text": "2",
-        "closed_outputs": "2",
-        "ignored_children": "22",
+        "odd": "22",
         "fork": "222",
     }
 

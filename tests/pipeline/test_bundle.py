@@ -1,8 +1,6 @@
 """Bundles: several pipelines as one folder, written whole, read whole or refused."""
 
 import json
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from shardwright.errors import InputError, PipelineError, WeightError
 from shardwright.pipeline import Bundle
 from shardwright.pipeline.bundle import INDEX, first_of, load_either
 from shardwright.runtime.driver import Start
+from tests.clean_process import run_program
 
 
 class Net(nn.Module):
@@ -71,13 +70,7 @@ def test_what_one_process_writes_another_runs(folder: Path) -> None:
         "with sw.Runner(sys.argv[2], in_process=True) as runner:\n"
         "    torch.save(runner(x), sys.argv[1])\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(folder.parent / "x.pt"), str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = run_program(code, str(folder.parent / "x.pt"), str(folder))
     assert done.returncode == 0, done.stderr
     torch.testing.assert_close(torch.load(folder.parent / "x.pt"), model(x))
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +12,7 @@ import torch
 
 from shardwright.runtime import Runner
 from shardwright.runtime.driver import Driver, Start
-from tests.runtime.drivers import ROOT
+from tests.clean_process import run_program
 from tests.runtime.sketch import chain, chain_result
 
 
@@ -88,12 +86,5 @@ print("whole")
 
 @pytest.mark.processes
 def test_a_runner_says_that_it_is_in_a_fork_of_its_process() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORKED],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run_program(FORKED)
     assert done.stdout.split() == ["refused"] * 4 + ["whole"], done.stderr

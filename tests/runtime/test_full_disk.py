@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.runtime.drivers import ROOT
+from tests.clean_process import run_program
 
 LIMITED = """
 import os, resource, signal, torch
@@ -57,15 +55,7 @@ print("left", sorted(str(p) for p in Path().rglob("*")), sep="|")
 
 
 def test_a_file_that_has_no_room(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run_program(LIMITED, folder=tmp_path)
     said = dict(line.split("|", 1) for line in done.stdout.splitlines())
     assert done.returncode == 0, done.stderr
     assert "kept/step_000001.tmp cannot be written: " in said["checkpoint"]
@@ -98,15 +88,7 @@ print(os.listdir("kept"), workers())
 
 @pytest.mark.processes
 def test_a_worker_that_has_no_room(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IN_WORKERS],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run_program(IN_WORKERS, folder=tmp_path)
     error, left = done.stdout.splitlines()
     assert "rank " in error
     assert error.endswith("kept/step_000002.tmp cannot be written: No space left on device")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runtime.drivers import ROOT
+from tests.clean_process import ROOT, run_cleanly
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -69,13 +69,12 @@ main()
 GUARDED = 'if __name__ == "__main__":\n    run()\n'
 
 SCRIPTS = {
-    "without a guard": REGISTERED + "run()\nrun()\n",
-    "with a guard": REGISTERED + GUARDED,
-    "an operator of torch": OF_TORCH + "run()\n",
-    "registered where it is run": WITHIN,
-    "several": REGISTERED
+    "an operator of torch, without a guard": OF_TORCH + "run()\nrun()\n",
+    "several, with a guard": REGISTERED
     + REGISTERED.replace("twice_it", "thrice_it")
-    + "twice_it = lambda x, f=twice_it: thrice_it(f(x)) / 2\nrun()\n",
+    + "twice_it = lambda x, f=twice_it: thrice_it(f(x)) / 2\n"
+    + GUARDED,
+    "registered where it is run": WITHIN,
 }
 
 
@@ -95,9 +94,9 @@ def run(folder: Path, *command: str, script: str) -> subprocess.CompletedProcess
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_workers_know_the_operators_of_the_script(name: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(HEAD + SCRIPTS[name])
-    done = run(tmp_path, "script.py", "--fast", script="")
+    done = run_cleanly("python", "script.py", "--fast", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    runs = 2 if name in ("without a guard", "registered where it is run") else 1
+    runs = 1 if "with a guard" in name else 2
     assert done.stdout.split() == ["True"] * runs
     reads = (tmp_path / "reads").read_text().splitlines()
     assert reads[0] == "__main__ ['--fast']"
@@ -126,6 +125,6 @@ def test_what_is_no_file_is_one_clear_error(tmp_path: Path) -> None:
 def test_a_script_that_a_worker_cannot_read_is_one_clear_error(tmp_path: Path) -> None:
     broken = 'if __name__ != "__main__":\n    raise KeyError("no")\n'
     (tmp_path / "script.py").write_text(HEAD + broken + REGISTERED + "run()\n")
-    done = run(tmp_path, "script.py", script="")
+    done = run_cleanly("python", "script.py", folder=tmp_path)
     said = done.stderr.splitlines()[-1]
     assert "script.py registers operators, and cannot be read by a worker: KeyError: 'no'" in said
