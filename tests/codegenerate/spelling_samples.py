@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from shardwright.codegenerate.spelling.forms import Mode
-from shardwright.codegenerate.spelling.table import is_typed, spell
+from shardwright.codegenerate.spelling.table import spell
+from shardwright.codegenerate.writing.file import MYPY
 from shardwright.ir import Builder, IRGraph, IRNode
 from shardwright.ir.tensor_meta import torch_dtype
 
@@ -122,6 +123,7 @@ def _specs(value: Any) -> Iterator[Spec]:
 def class_text(name: str, calls: Iterable[tuple[str, int, bool]]) -> str:
     """A module with a method ``call_k`` for each ``(expression, operands, gives one)``."""
     lines = [
+        MYPY,
         "import torch",
         "import torch.nn.functional as F",
         "from torch import Tensor, nn",
@@ -134,10 +136,7 @@ def class_text(name: str, calls: Iterable[tuple[str, int, bool]]) -> str:
         names = "".join(f", {letter}: Tensor" for letter in ascii_lowercase[:count])
         kind = "Tensor" if one else "tuple[Tensor, ...]"
         lines.append(f"    def call_{k}(self{names}) -> {kind}:")
-        if is_typed(expression):
-            lines.append(f"        return {expression}")
-        else:
-            lines += [f"        result: {kind} = {expression}", "        return result"]
+        lines.append(f"        return {expression}")
     return "\n".join(lines) + "\n"
 
 

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 
 from shardwright.codegenerate.writing.names import (
     IMPORTED,
-    ClassNames,
-    Variables,
     class_stem,
     identifier,
     item_name,
     stem,
+    unused_class,
 )
 
 
@@ -66,16 +65,6 @@ def test_a_module_in_a_loop_is_called_as_its_class(name: str, expected: str) -> 
 
 
 def test_the_second_class_of_a_name_gets_a_number() -> None:
-    names = ClassNames(["Stage0"])
-    assert [names.take("Block") for _ in range(3)] == ["Block", "Block2", "Block3"]
-    assert names.take("Stage0") == "Stage0_2"
-    assert names.take("Conv2") == "Conv2"
-    assert names.take("Conv2") == "Conv2_2"
-
-
-def test_a_variable_is_used_again_once_it_is_free() -> None:
-    variables = Variables()
-    first, second = variables.take("x"), variables.take("x")
-    assert (first, second) == ("x", "x_1")
-    variables.free(first)
-    assert variables.take("x") == "x"
+    wanted, taken = ["Block", "Block", "Block", "Stage0", "Conv2", "Conv2"], {"Stage0"}
+    expected = ["Block", "Block2", "Block3", "Stage0_2", "Conv2", "Conv2_2"]
+    assert [unused_class(name, taken) for name in wanted] == expected

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwright.codegenerate.spelling.forms import Mode
-from shardwright.codegenerate.spelling.table import is_typed, spell
+from shardwright.codegenerate.spelling.table import spell
 from shardwright.codegenerate.writing.file import module_of
 from shardwright.errors import GraphError
 from shardwright.ir import DROPOUT, Builder, IRGraph, IRValue
@@ -130,11 +130,6 @@ def test_markers_have_no_text() -> None:
     builder.emit("Backward", [x])
     with pytest.raises(GraphError, match="marker"):
         spell(builder.graph, builder.graph.nodes[0], {x.id: X}, EVAL)
-
-
-def test_overloads_names_are_not_typed() -> None:
-    assert is_typed("F.relu(x)")
-    assert not is_typed("torch.ops.aten.copy.default(x, y)")
 
 
 def test_modules_of_operators() -> None:

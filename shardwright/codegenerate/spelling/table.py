@@ -463,8 +463,6 @@ ROWS: dict[str, Row] = {
 # --- one call -------------------------------------------------------------------------------------
 
 _BY_SCHEMA = Style(brackets=True, by_schema=True)
-_UNTYPED = ("torch.ops.", "torch.linalg.", "torch.special.", "torch.tensordot(")
-"""What mypy knows to give anything."""
 
 
 def spell(graph: IRGraph, node: IRNode, operands: Mapping[int, str], mode: Mode) -> str:
@@ -488,8 +486,3 @@ def _overload(op: str) -> str:
     for name in op.split("."):
         found = f'getattr({found}, "{name}")' if iskeyword(name) else f"{found}.{name}"
     return found
-
-
-def is_typed(text: str) -> bool:
-    """Whether mypy knows the expression to be a tensor; what overloads give can be anything."""
-    return not any(name in text for name in _UNTYPED)

@@ -10,27 +10,29 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwright.codegenerate.spelling.forms import Mode, listed, quoted
-from shardwright.codegenerate.spelling.table import is_typed, spell
+from shardwright.codegenerate.spelling.table import spell
 from shardwright.codegenerate.writing.names import (
     PASTED,
-    ClassNames,
+    RESERVED,
     NamedStep,
     identifier,
+    unused_class,
     wanted_names,
 )
-from shardwright.codegenerate.writing.statements import INDENT, Body, ForwardSteps, Step, write_body
+from shardwright.codegenerate.writing.statements import (
+    INDENT,
+    Body,
+    Comment,
+    ForwardSteps,
+    Step,
+    write_body,
+)
 from shardwright.ir import SLOT, Input, IRGraph, IRNode
 from shardwright.ir.operators import resolve, signature
 from shardwright.ir.with_backward import backward_graph
 
 MODULE = "nn.Module"
 DICTIONARY = "nn.ModuleDict"
-
-
-class Comment(str):
-    """A line that says where the next one came from."""
-
-    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +114,10 @@ class Classes:
     reserved: Sequence[str] = ()
     backwards: dict[str, str] = field(default_factory=dict)
     _known: dict[object, Defined] = field(default_factory=dict)
-    _names: ClassNames = field(init=False)
+    _names: set[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._names = ClassNames(self.reserved)
+        self._names = {*self.reserved, *RESERVED}
 
     def define(self, text: ClassText, name: str | None = None, slot: str | None = None) -> str:
         """The name of a class with this text: that of an equal one, or a new one.
@@ -127,7 +129,7 @@ class Classes:
         if key not in self._known:
             taken = name is not None and any(one.name == name for one in self._known.values())
             own = slot if taken and slot is not None else name
-            found = Defined(own or self._names.take(text.stem), text, name is not None)
+            found = Defined(own or unused_class(text.stem, self._names), text, name is not None)
             self._known[key] = found
         return self._known[key].name
 
@@ -135,7 +137,7 @@ class Classes:
         """The name of the function with a text, made of ``stem`` where it is new."""
         if text not in self.backwards:
             bare = identifier(stem.rpartition(".")[2])
-            self.backwards[text] = self._names.take(f"{bare}_backward")
+            self.backwards[text] = unused_class(f"{bare}_backward", self._names)
         return self.backwards[text]
 
     def defined(self) -> list[Defined]:
@@ -146,13 +148,9 @@ class Classes:
 def forward_lines(body: Body) -> tuple[str, ...]:
     """A forward as lines of a class."""
     arguments = ", ".join(("self", *(f"{name}: Tensor" for name in body.arguments)))
-    lines = [f"def forward({arguments}) -> {result_type(len(body.results))}:"]
+    first = f"def forward({arguments}) -> {result_type(len(body.results))}:"
     margin = " " * (INDENT - 4)
-    for line in body.lines:
-        if line.comment:
-            lines.append(Comment(f"{margin}{line.comment}"))
-        lines += [f"{margin}{part}" for part in line.text.split("\n")]
-    return tuple(lines)
+    return first, *(type(line)(f"{margin}{line}") for line in body.lines)
 
 
 def result_type(count: int) -> str:
@@ -195,8 +193,8 @@ def _function(name: str, graph: IRGraph) -> Iterator[str]:
     taken = ", ".join(f"{argument}: Tensor" for argument in body.arguments)
     yield f"def {name}({taken}) -> tuple[Tensor, ...]:"
     for line in body.lines[:-1]:
-        yield f"    {line.text}"
-    given = body.lines[-1].text.removeprefix("return ")
+        yield f"    {line}"
+    given = body.lines[-1].removeprefix("return ")
     yield f"    return ({given},)" if len(graph.outputs) == 1 else f"    return {given}"
     yield ""
 
@@ -225,7 +223,6 @@ def _work(graph: IRGraph) -> ForwardSteps:
                 ),
             ),
             is_tuple=not signature(resolve(node.op)).returns_one,
-            typed=is_typed,
         )
 
     return ForwardSteps(

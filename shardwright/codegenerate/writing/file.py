@@ -242,7 +242,11 @@ def _header(program: StageProgram) -> str:
     ]
     for note in program.notes:
         lines += ["", *_paragraph(described(note))]
-    return "\n".join([*lines, '"""', "", "from __future__ import annotations"])
+    return "\n".join([*lines, '"""', "", MYPY, "from __future__ import annotations"])
+
+
+MYPY = '# mypy: disable-error-code="no-any-return"'
+"""To mypy the call of a module gives anything, which a forward may return."""
 
 
 def _paragraph(text: str) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from shardwright.codegenerate.spelling.forms import Mode, quoted
-from shardwright.codegenerate.spelling.table import is_typed, spell
+from shardwright.codegenerate.spelling.table import spell
 from shardwright.codegenerate.splitting.collectives import is_collective, spell_collective
 from shardwright.codegenerate.stages import Stage, StageProgram
 from shardwright.codegenerate.writing.calls import Calls, Item, ModuleCall, keeps_its_place
@@ -153,7 +153,6 @@ class ModuleForward:
             reserved=frozenset(
                 {"self", *(("i",) if loops else ()), *(loop.item for loop in loops)}
             ),
-            large=self._large(),
             verbose=verbose,
         )
 
@@ -179,7 +178,6 @@ class ModuleForward:
             write=write,
             is_tuple=not is_marker(node.op) and not signature(resolve(node.op)).returns_one,
             stays=keeps_its_place(node),
-            typed=is_typed,
             source=node.source,
         )
 
@@ -192,16 +190,8 @@ class ModuleForward:
             write=lambda operands: f"{callee}({', '.join(operands[v] for v in reads)})",
             is_tuple=len(makes) > 1,
             stays=source is None or any(map(keeps_its_place, call.nodes)),
-            typed=lambda expression: False,
             source=source,
         )
-
-    def _large(self) -> frozenset[int]:
-        """Values made here that are at least a quarter of the largest."""
-        made = {v for item in self.items for v in self._makes(item) if v is not None}
-        sizes = {value_id: self.graph.values[value_id].nbytes for value_id in made}
-        most = max(sizes.values(), default=0)
-        return frozenset(value_id for value_id, size in sizes.items() if 4 * size >= most)
 
     def _device(self, operands: Mapping[int, str]) -> str | None:
         """An expression for the device that the module runs on: that of its first argument."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import itertools
 import linecache
 import re
 import sys
@@ -305,39 +306,17 @@ def item_name(class_name: str) -> str:
     return identifier(words[-1].lower() if words else "module")
 
 
-class ClassNames:
-    """Hands out names of classes, the second of a name with a 2."""
-
-    def __init__(self, taken: Iterable[str]) -> None:
-        self._taken = {*taken, *RESERVED}
-
-    def take(self, wanted: str) -> str:
-        """``wanted``, or the first free ``wanted2``, ``wanted3``, …."""
-        name, number = wanted, 2
-        separator = "_" if wanted[-1].isdigit() else ""
-        while name in self._taken:
-            name, number = f"{wanted}{separator}{number}", number + 1
-        self._taken.add(name)
-        return name
+def unused(wanted: str, taken: set[str], separator: str = "_", first: int = 1) -> str:
+    """``wanted``, or the first ``wanted_1``, ``wanted_2``, … that is not taken; it is then."""
+    numbered = (f"{wanted}{separator}{number}" for number in itertools.count(first))
+    name = next(name for name in itertools.chain([wanted], numbered) if name not in taken)
+    taken.add(name)
+    return name
 
 
-class Variables:
-    """The variables of one function, and which are in use."""
-
-    def __init__(self, reserved: Iterable[str] = ()) -> None:
-        self._held = set(reserved)
-
-    def take(self, wanted: str) -> str:
-        """``wanted``, or the first ``wanted_1``, ``wanted_2``, … that nothing uses now."""
-        name, number = wanted, 1
-        while name in self._held:
-            name, number = f"{wanted}_{number}", number + 1
-        self._held.add(name)
-        return name
-
-    def free(self, name: str) -> None:
-        """Say that nothing needs what ``name`` holds."""
-        self._held.discard(name)
+def unused_class(wanted: str, taken: set[str]) -> str:
+    """``Block``, the second of that name ``Block2``."""
+    return unused(wanted, taken, "_" if wanted[-1].isdigit() else "", 2)
 
 
 PLAIN = {"bool": "mask", "i64": "index", "i32": "index"}

@@ -3,28 +3,26 @@
 A step is an operator's call, a call of a module, or a loop over modules. An expression that is read
 once, in the same statement of the program, is nested there if that fits the width. A variable
 stands for one value at a time and is used again once that is not needed; a comment names the
-program's line where it differs from the one before; what is large and no longer read is deleted.
+program's line where it differs from the one before.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from shardwright.codegenerate.writing.names import (
     WIDTH,
-    Variables,
     source_comment,
     statement_start,
+    unused,
 )
 from shardwright.ir.values import Source
 
 INDENT = 8
 """Spaces before a statement of a method."""
-FREED_BEFORE = 20
-"""Statements that must follow for names to be deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +36,6 @@ class Step:
         needs a part.
     stays
         Whether it is a statement of its own, in its place: it draws random numbers.
-    typed
-        Whether a type checker knows that it gives tensors, if what it reads are.
     """
 
     reads: tuple[int, ...]
@@ -47,7 +43,6 @@ class Step:
     write: Callable[[Mapping[int, str]], str]
     is_tuple: bool = False
     stays: bool = False
-    typed: Callable[[str], bool] = lambda expression: True
     source: Source | None = None
 
     @property
@@ -96,8 +91,6 @@ class ForwardSteps:
         Wanted names by value id, and names that no value gets.
     pinned
         Values whose names stay theirs to the end.
-    large
-        Values that are worth deleting.
     verbose
         Whether each step is a statement of its own.
     """
@@ -109,31 +102,22 @@ class ForwardSteps:
     stored: Mapping[int, str]
     names: Mapping[int, str]
     pinned: frozenset[int] = frozenset()
-    large: frozenset[int] = frozenset()
     reserved: frozenset[str] = frozenset()
     verbose: bool = False
 
 
-@dataclass(slots=True)
-class StatementLine:
-    """A statement: its text, the comment above it, and the names that it reads and writes.
+class Comment(str):
+    """A line that says where the next one came from."""
 
-    ``large`` are those of them that stand for tensors worth deleting.
-    """
-
-    text: str
-    comment: str = ""
-    reads: frozenset[str] = frozenset()
-    writes: tuple[str, ...] = ()
-    large: frozenset[str] = frozenset()
+    __slots__ = ()
 
 
 class Body(NamedTuple):
-    """A forward: the names of its arguments and of what it gives, and its statements."""
+    """A forward: the names of its arguments and of what it gives, and its lines."""
 
     arguments: tuple[str, ...]
     results: tuple[str, ...]
-    lines: list[StatementLine]
+    lines: list[str]
 
 
 class _Nested(NamedTuple):
@@ -141,7 +125,6 @@ class _Nested(NamedTuple):
 
     expression: str
     holds: tuple[int, ...]
-    typed: bool
 
 
 def write_body(steps: ForwardSteps) -> Body:
@@ -164,11 +147,11 @@ class _BodyWriter:
                 self.reader.setdefault(value_id, at)
         self.held = _HeldNames(work, self.uses)
         self.nested: dict[int, _Nested] = {}
-        self.statements = _LineWriter()
+        self.lines: list[str] = []
+        self.place: tuple[str, int] | None = None
 
     def write(self) -> Body:
         arguments = tuple(self.held.take(value_id) for value_id in self.work.arguments)
-        self.statements.declare(arguments)
         for value_id in self.work.arguments:
             self.held.release(value_id)
         for at, step in enumerate(self.work.steps):
@@ -177,9 +160,15 @@ class _BodyWriter:
             else:
                 self._step(at, step)
         self._update()
-        results = self._return()
-        kept = {*arguments} if self.work.pinned else set()
-        return Body(arguments, results, list(_with_deletions(self.statements.lines, kept)))
+        return Body(arguments, self._return(), self.lines)
+
+    def _add(self, text: str, source: Source | None = None) -> None:
+        """Write a statement that does what the program does there."""
+        place = statement_start(source) if source else None
+        if source is not None and place != self.place:
+            self.lines.append(Comment(source_comment(source, INDENT)))
+        self.place = place
+        self.lines += text.split("\n")
 
     # --- steps ------------------------------------------------------------------------------
 
@@ -192,7 +181,7 @@ class _BodyWriter:
             written = self._compose(step)
         for value_id in step.reads:
             self.nested.pop(value_id, None)
-        if self._nests(at, step, written):
+        if self._nests(at, step):
             self.nested[step.made[0]] = written
         else:
             self._assign(step, written)
@@ -200,94 +189,56 @@ class _BodyWriter:
     def _compose(self, step: Step) -> _Nested:
         operands: dict[int, str] = {}
         holds: list[int] = []
-        typed = True
         for value_id in step.reads:
             if value_id in self.nested:
-                inner = self.nested[value_id]
-                operands[value_id] = inner.expression
-                holds += inner.holds
-                typed &= inner.typed
+                operands[value_id], inner = self.nested[value_id]
+                holds += inner
             else:
                 operands[value_id] = self.held.expression(value_id)
-                typed &= operands[value_id] not in self.statements.untyped
                 holds.append(value_id)
-        expression = step.expression(operands)
-        typed |= expression.startswith(("torch.", "F."))
-        return _Nested(expression, tuple(holds), typed and step.typed(expression))
+        return _Nested(step.expression(operands), tuple(holds))
 
     def _fits(self, step: Step, written: _Nested) -> bool:
         if not any(value_id in self.nested for value_id in step.reads):
             return True
         target = sum(len(self.work.names[value_id]) + 4 for value_id in step.made)
-        target += 0 if written.typed else len(": Tensor")
         return INDENT + target + len(written.expression) <= WIDTH
 
-    def _nests(self, at: int, step: Step, written: _Nested) -> bool:
+    def _nests(self, at: int, step: Step) -> bool:
         """Whether the step becomes part of the statement that reads what it makes."""
         if self.work.verbose or step.stays or len(step.made) != 1 or self.uses[step.made[0]] != 1:
             return False
-        (value_id,) = step.made
-        steps, reader = self.work.steps, self.reader[value_id]
+        steps, reader = self.work.steps, self.reader[step.made[0]]
         if reader == len(steps):
-            ends = self.work.results == (value_id,) and not self.work.updates  # they come before
-            return ends and at == len(steps) - 1 and written.typed
+            ends = self.work.results == step.made and not self.work.updates  # they come before
+            return ends and at == len(steps) - 1
         other = steps[reader]
         return isinstance(other, Step) and _same_place(step.source, other.source)
 
     def _assign(self, step: Step, written: _Nested) -> None:
-        reads = self.held.names(written.holds)
-        large = self.held.names(self.work.large.intersection(written.holds))
         for value_id in written.holds:
             self.held.count(value_id)
-        made = step.made
-        if step.is_tuple and len(made) > 1:
-            target = ", ".join("_" if v is None else self.held.take(v) for v in step.makes)
-        else:
-            target = ", ".join(self.held.take(value_id) for value_id in made)
-        writes = tuple(self.held[value_id] for value_id in made)
-        new = [name for name in writes if self.statements.is_new(name)]
-        annotated = len(writes) == 1 and not written.typed
-        if annotated:
-            self.statements.annotate(writes[0])
-        target += ": Tensor" if annotated and new else ""
-        text = f"{target} = {written.expression}" if target else written.expression
-        large |= self.held.names(self.work.large.intersection(made))
-        line = StatementLine(text, reads=reads, writes=writes, large=large)
-        self.statements.add(line, step.source)
-        self.statements.declare(new, None if annotated else line)
-        if len(writes) > 1 and not written.typed:
-            self.statements.doubt(writes)
-        for value_id in made:
+        targets = step.makes if step.is_tuple and len(step.made) > 1 else step.made
+        target = ", ".join("_" if v is None else self.held.take(v) for v in targets)
+        self._add(f"{target} = {written.expression}" if target else written.expression, step.source)
+        for value_id in step.made:
             self.held.release(value_id)
 
     def _loop(self, loop: Loop) -> None:
         others = [v for at, v in enumerate(loop.reads) if at != loop.carried]
         names = [self.held.expression(value_id) for value_id in loop.reads]
-        reads = self.held.names(others)
         if self.held.is_read_last(loop.first):
             name = self.held.pass_on(loop.first, loop.last)
-            self.statements.annotate(name)
         else:
-            name = self._begin_loop(loop, names[loop.carried])
+            name = self.held.take(loop.last)
+            self._add(f"{name} = {names[loop.carried]}")
         for value_id in (loop.first, *others):
             self.held.count(value_id)
         names[loop.carried] = name
-        call = f"{name} = {loop.callee}({', '.join(names)})"
-        text = f"for {loop.item} in {loop.over}:\n    {call}"
-        self.statements.add(StatementLine(text, reads=reads | {name}, writes=(name,)))
-        self.held.release(loop.last)
-
-    def _begin_loop(self, loop: Loop, first: str) -> str:
-        """Give what a loop begins with a variable of its own; its name."""
-        reads = self.held.names([loop.first])
-        name = self.held.take(loop.last)
-        annotation = ": Tensor" if self.statements.is_new(name) else ""
-        self.statements.annotate(name)
-        self.statements.declare([name])
-        self.statements.add(
-            StatementLine(f"{name}{annotation} = {first}", reads=reads, writes=(name,))
+        self._add(
+            f"for {loop.item} in {loop.over}:\n    {name} = {loop.callee}({', '.join(names)})"
         )
-        return name
+        self.held.release(loop.last)
 
     # --- the end ----------------------------------------------------------------------------
 
@@ -295,39 +246,24 @@ class _BodyWriter:
         """New contents of buffers; those that move to others are kept first."""
         if not self.work.updates:
             return
-        text, reads = "with torch.no_grad():", frozenset[str]()
+        text = "with torch.no_grad():"
         if len(self.work.updates) > 1:
             for _, value_id in self.work.updates:
                 if value_id not in self.held:
                     old = self.held.expression(value_id)
-                    name = self.held.take(value_id, "kept")
-                    self.statements.add(StatementLine(f"{name} = {old}", writes=(name,)))
+                    self._add(f"{self.held.take(value_id, 'kept')} = {old}")
         for buffer, value_id in self.work.updates:
             text += f"\n    {buffer}.copy_({self.held.expression(value_id)})"
-            reads |= self.held.names([value_id])
-        self.statements.add(StatementLine(text, reads=reads))
+        self._add(text)
 
     def _return(self) -> tuple[str, ...]:
         """The return; gives the names of what is returned."""
         results = self.work.results
-        if not results:
-            self.statements.add(StatementLine("return ()"))
-            return ()
         if len(results) == 1 and results[0] in self.nested:
-            (written,) = self.nested.values()
-            step = self.work.steps[-1]
-            source = step.source if isinstance(step, Step) else None
-            line = StatementLine(
-                f"return {written.expression}", reads=self.held.names(written.holds)
-            )
-            self.statements.add(line, source)
+            self._add(f"return {self.nested[results[0]].expression}", self.maker[results[0]].source)
             return (self.work.names[results[0]],)
         names = tuple(self.held.expression(value_id) for value_id in results)
-        self.statements.add(
-            StatementLine(f"return {', '.join(names)}", reads=self.held.names(results))
-        )
-        if len(names) == 1 and names[0] in self.statements.untyped:
-            self.statements.annotate(names[0])
+        self._add(f"return {', '.join(names) or '()'}")
         return names
 
 
@@ -346,26 +282,19 @@ class _HeldNames:
     def __init__(self, work: ForwardSteps, reads: Mapping[int, int]) -> None:
         self._work = work
         self._left = Counter(reads)
-        self._variables = Variables(work.reserved)
+        self._taken = set(work.reserved)
         self._names: dict[int, str] = {}
 
     def __contains__(self, value_id: int) -> bool:
         return value_id in self._names
 
-    def __getitem__(self, value_id: int) -> str:
-        return self._names[value_id]
-
     def expression(self, value_id: int) -> str:
         """How a value is read."""
         return self._names[value_id] if value_id in self._names else self._work.stored[value_id]
 
-    def names(self, value_ids: Iterable[int]) -> frozenset[str]:
-        """The variables of those that have one."""
-        return frozenset(self._names[value_id] for value_id in value_ids if value_id in self)
-
     def take(self, value_id: int, wanted: str | None = None) -> str:
         """A variable for a value, of the ``wanted`` name or of the one that it would have."""
-        name = self._variables.take(wanted or self._work.names[value_id])
+        name = unused(wanted or self._work.names[value_id], self._taken)
         self._names[value_id] = name
         return name
 
@@ -387,85 +316,4 @@ class _HeldNames:
     def release(self, value_id: int) -> None:
         """Give a name back that nothing reads any more."""
         if value_id in self and not self._left[value_id] and value_id not in self._work.pinned:
-            self._variables.free(self._names[value_id])
-
-
-class _LineWriter:
-    """The lines so far, and what is known of the types of the variables that they write.
-
-    ``untyped`` are variables that a type checker takes for Any.
-    """
-
-    def __init__(self) -> None:
-        self.lines: list[StatementLine] = []
-        self.untyped: set[str] = set()
-        self._first: dict[str, StatementLine | None] = {}
-        """The line that writes a variable first; None where it is known to be a tensor."""
-        self._place: tuple[str, int] | None = None
-
-    def add(self, line: StatementLine, source: Source | None = None) -> None:
-        """Write a line that does what the program does there."""
-        place = statement_start(source) if source else None
-        if source is not None and place != self._place:
-            line.comment = source_comment(source, INDENT)
-        self._place = place
-        self.lines.append(line)
-
-    def is_new(self, name: str) -> bool:
-        """Whether no line writes a variable yet."""
-        return name not in self._first
-
-    def declare(self, names: Iterable[str], line: StatementLine | None = None) -> None:
-        """New variables are written first by a line, or known to be tensors."""
-        self._first.update(dict.fromkeys(names, line))
-
-    def doubt(self, names: Iterable[str]) -> None:
-        """A type checker takes variables for Any that nothing says to be tensors."""
-        self.untyped.update(name for name in names if self._first[name] is not None)
-
-    def annotate(self, name: str) -> None:
-        """Say where a variable is first written that it is a tensor: mypy would take it for Any."""
-        line = self._first.get(name)
-        if line is None:
-            return
-        if line.text.startswith(f"{name} = "):
-            line.text = f"{name}: Tensor{line.text.removeprefix(name)}"
-        else:
-            at = next(at for at, other in enumerate(self.lines) if other is line)
-            self.lines.insert(at, StatementLine(f"{name}: Tensor", line.comment))
-            line.comment = ""
-        self._first[name] = None
-        self.untyped.discard(name)
-
-
-# --- deletions ------------------------------------------------------------------------------------
-
-
-def _with_deletions(lines: Sequence[StatementLine], kept: set[str]) -> Iterable[StatementLine]:
-    """The lines, with names deleted that nothing reads for long: their tensors may be large."""
-    dead: list[str] = []
-    for at, (line, idle) in enumerate(zip(lines, _idle_after(lines), strict=True)):
-        yield line
-        dead = [name for name in dead if name not in line.writes and name not in line.reads]
-        dead += [name for name in idle if name not in kept and name not in dead]
-        ahead = len(lines) - at - 1
-        if dead and ahead >= FREED_BEFORE and lines[at + 1].comment:
-            yield StatementLine(f"del {', '.join(dead)}")
-            dead = []
-
-
-def _idle_after(lines: Sequence[StatementLine]) -> list[list[str]]:
-    """Of each line the large names that nothing reads, or that are written first and not soon."""
-    found: list[list[str]] = []
-    read: set[str] = set()
-    """Names that are read next, and not written."""
-    written: dict[str, int] = {}
-    """Where names are written next."""
-    for at in reversed(range(len(lines))):
-        line, soon = lines[at], at + 1 + FREED_BEFORE
-        large = sorted(line.large - read)
-        found.append([name for name in large if written.get(name, soon) >= soon])
-        read.difference_update(line.writes)
-        read |= line.reads
-        written.update(dict.fromkeys(line.writes, at))
-    return found[::-1]
+            self._taken.discard(self._names[value_id])
