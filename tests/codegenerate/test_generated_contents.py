@@ -16,22 +16,17 @@ def evaluated(text: str) -> Tensor:
 
 
 def bits(tensor: Tensor) -> bytes:
-    """What a tensor holds; one NaN is as good as another."""
-    tensor = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    tensor = tensor.double() if tensor.is_floating_point() else tensor
-    tensor = tensor.masked_fill(tensor.isnan(), 0.5) if tensor.is_floating_point() else tensor
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return tensor.resolve_conj().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 CASES = {
     "torch.zeros(3, 4)": torch.zeros(3, 4),
     "torch.ones(2, dtype=torch.float64)": torch.ones(2, dtype=torch.float64),
-    "torch.full((2, 3), 0.5, dtype=torch.float32)": torch.full((2, 3), 0.5),
-    'torch.full((2,), float("-inf"), dtype=torch.float32)': torch.full((2,), -torch.inf),
+    "torch.full((2, 3), 0.5)": torch.full((2, 3), 0.5),
+    'torch.full((2,), float("-inf"))': torch.full((2,), -torch.inf),
     "torch.arange(512).reshape(1, 512)": torch.arange(512).expand(1, -1),
     "torch.arange(4, 9)": torch.arange(4, 9),
     "torch.arange(0, 12, 3)": torch.arange(0, 12, 3),
-    "torch.arange(6).expand(3, 6).clone()": torch.arange(6).expand(3, 6),
     "torch.tril(torch.ones(8, 8, dtype=torch.bool)).reshape(1, 1, 8, 8)": torch.ones(
         1, 1, 8, 8, dtype=torch.bool
     ).tril(),
@@ -39,6 +34,7 @@ CASES = {
     "1.0 / 10000.0 ** (torch.arange(0, 16, 2).float() / 16)": 1.0
     / (10000.0 ** (torch.arange(0, 16, 2, dtype=torch.int64).float() / 16)),
     "torch.tensor([0.1, 2.5], dtype=torch.float32)": torch.tensor([0.1, 2.5]),
+    'torch.tensor([float("nan"), -0.0], dtype=torch.float32)': torch.tensor([torch.nan, -0.0]),
     "torch.tensor(3, dtype=torch.int64)": torch.tensor(3),
     "torch.tensor([True, False, True], dtype=torch.bool)": torch.tensor([True, False, True]),
 }
@@ -54,6 +50,8 @@ INTEGERS = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
 INTEGERS += [torch.uint16, torch.uint32, torch.uint64]
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 FLOATS += [torch.float8_e4m3fn, torch.float8_e5m2]
+NUMBERS = st.floats(width=32, allow_nan=False)
+"""One NaN is as good as another, and only one of them has a text."""
 
 
 def assert_made_again(tensor: Tensor) -> None:
@@ -64,7 +62,7 @@ def assert_made_again(tensor: Tensor) -> None:
     assert bits(made) == bits(tensor)
 
 
-@given(st.lists(st.floats(width=32), min_size=1, max_size=8), st.sampled_from(FLOATS))
+@given(st.lists(NUMBERS, min_size=1, max_size=8), st.sampled_from(FLOATS))
 def test_whatever_is_given_makes_the_tensor_bit_for_bit(
     numbers: list[float], dtype: torch.dtype
 ) -> None:
@@ -82,7 +80,7 @@ def test_integers_of_every_width(data: st.DataObject, dtype: torch.dtype) -> Non
 
 
 @given(
-    st.lists(st.tuples(st.floats(width=32), st.floats(width=32)), min_size=1, max_size=5),
+    st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=5),
     st.sampled_from([torch.complex64, torch.complex128]),
 )
 def test_complex_numbers(numbers: list[tuple[float, float]], dtype: torch.dtype) -> None:
@@ -109,9 +107,8 @@ def test_numbers_at_the_ends_of_their_range(tensor: Tensor) -> None:
     assert_made_again(tensor)
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf", "ignore:.*quantiz", "ignore:.*deprecated")
+@pytest.mark.filterwarnings("ignore:.*quantiz", "ignore:.*deprecated")
 def test_what_no_form_makes_has_no_text() -> None:
-    assert contents(torch.zeros(3, dtype=torch.complex32)) is None
     assert contents(torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8)) is None
 
 
