@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import ast
 import subprocess
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ruff.__main__ import find_ruff_bin
 
@@ -247,8 +247,7 @@ def program_of_plan(graph: IRGraph, plan: Plan) -> StageProgram:
         return _split_program(graph, plan)
     if plan.training is not None:
         forward = forward_of(graph, plan)
-        mode = _captured_in_training(forward.graph, otherwise=True)
-        return cut(forward.graph, forward.stages, training=mode, ends=forward.ends)
+        return cut(forward.graph, forward.stages, training=True, ends=forward.ends)
     whole = planned(graph, plan)
     assigned = list(assignments(plan, len(whole.nodes)))
     places = [_place(assignment) for assignment in assigned]
@@ -256,7 +255,7 @@ def program_of_plan(graph: IRGraph, plan: Plan) -> StageProgram:
     return cut(
         whole,
         numbers,
-        training=_captured_in_training(graph),
+        training=graph.training is True,
         notes=_whole_notes(whole, places, assigned, numbers),
     )
 
@@ -283,7 +282,7 @@ def _split_program(graph: IRGraph, plan: Plan) -> StageProgram:
         list(assignments(plan, len(whole.nodes))),
         cluster_of(plan),
         stages=plan.stages,
-        training=_captured_in_training(graph),
+        training=graph.training is True,
         notes=plan.notes,
     )
 
@@ -308,43 +307,3 @@ def _whole_notes(
         for node, place, assignment, number in rows
         if place is None
     ]
-
-
-# --- the mode of the model -----------------------------------------------------------------------
-
-Attributes = Mapping[str, Any]
-
-_FLAGS: dict[str, Callable[[Attributes], bool | None]] = {
-    "aten.dropout.default": lambda attrs: attrs["train"],
-    "aten.feature_dropout.default": lambda attrs: attrs["train"],
-    "aten.alpha_dropout.default": lambda attrs: attrs["train"],
-    "aten.feature_alpha_dropout.default": lambda attrs: attrs["train"],
-    "aten.native_dropout.default": lambda attrs: attrs["train"],
-    "aten.batch_norm.default": lambda attrs: attrs["training"],
-    "aten.instance_norm.default": lambda attrs: attrs["use_input_stats"] or None,
-    "aten._native_batch_norm_legit_functional.default": lambda attrs: attrs["training"],
-    "aten.rrelu.default": lambda attrs: attrs["training"],
-    "aten.scaled_dot_product_attention.default": lambda attrs: attrs["dropout_p"] > 0 or None,
-}
-"""What a call says of the mode; None where it says nothing."""
-
-_LAYERS = "torch.nn.modules."
-
-
-def _captured_in_training(graph: IRGraph, *, otherwise: bool = False) -> bool:
-    """Whether a graph is that of a model in training mode; ``otherwise`` where nothing says so.
-
-    Where no capture says it, it follows from operators that do one thing in training and another in
-    evaluation: layers of torch.nn first, then calls of functions, whose flag most models set to it.
-    """
-    if graph.training is not None:
-        return graph.training
-    said = [(node, flag) for node in graph.nodes if (flag := _flag(node)) is not None]
-    layers = [flag for node, flag in said if node.scope_class.startswith(_LAYERS)]
-    flags = layers or [flag for _, flag in said]
-    return any(flags) if flags else otherwise
-
-
-def _flag(node: IRNode) -> bool | None:
-    found = _FLAGS.get(node.op)
-    return None if found is None else found(node.attrs)
